@@ -140,14 +140,14 @@ def test_new_state_is_put_back_and_a_capture_without_it_is_refused_then(
     for mine, other in zip(model.parameters(), eager.parameters(), strict=True):
         assert torch.equal(ours.state[mine]["exp_avg"], theirs.state[other]["exp_avg"])
     with pytest.raises(
-        asc.GraphError, match=r"'optimizer.*' was not there yet when 'step' was captured; capture"
+        asc.GraphError, match=r"'optimizer.*' did not exist yet when 'step' was captured; capture"
     ):
         schedule(u, i)
     again = asc.schedule(asc.capture(step_of(model, ours), u, i), HERE)
     assert torch.equal(again(u, i)["result"], step_of(eager, theirs)(u, i))
     ours.state.clear()
     with pytest.raises(
-        asc.GraphError, match=r"'optimizer.*', which was there when 'step' was captured, is gone"
+        asc.GraphError, match=r"'optimizer.*' no longer exists, as it did when 'step' was captured"
     ):
         again(u, i)
 

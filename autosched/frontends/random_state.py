@@ -1,4 +1,4 @@
-"""Capture seeding of torch's random number generator as operators.
+"""Capture seeds and states of torch's random number generator as operators.
 
 ``torch.manual_seed``, ``get_rng_state``, ``set_rng_state`` and functions that use them, such as
 ``fork_rng``, access the generator through one variable of ``torch.random``. During a capture it
@@ -14,10 +14,11 @@ from typing import Any
 import torch
 
 from autosched.errors import CaptureError
-from autosched.frontends.exclusive import is_capturing
+from autosched.frontends.capture_lock import is_capturing
+from autosched.frontends.origins import traced_at
 from autosched.graph.effects import effects_of
 
-__all__ = ["SPELLED", "seeds_written_down", "settled"]
+__all__ = ["FUNCTIONS", "random_nodes", "tracing_random_state"]
 
 _DEFAULT = torch.default_generator
 _STATE_BYTES = _DEFAULT.get_state().numel()
@@ -32,7 +33,8 @@ _OPS = torch.ops.autosched
 _GET = _OPS.get_rng_state.default
 _SET = _OPS.set_rng_state.default
 _SEED = _OPS.manual_seed.default
-SPELLED: dict[Any, Callable[..., Any]] = {
+# The functions that tasks of these operators call.
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
     _GET: torch.get_rng_state,
     _SET: torch.set_rng_state,
     _SEED: torch.manual_seed,
@@ -54,8 +56,8 @@ def _seed(seed: int) -> None:
     return
 
 
-class _StandIn:
-    """Replaces torch's generator: by operators in the thread that captures, by the generator in others."""
+class _Generator:
+    """Replaces torch's generator: by operators in the thread that captures, not in others."""
 
     def get_state(self) -> torch.Tensor:
         return _GET() if is_capturing() else _DEFAULT.get_state()
@@ -75,14 +77,16 @@ class _StandIn:
     def seed(self) -> int:
         if is_capturing():
             raise CaptureError(
-                "torch.seed() is another seed in each call, and a graph would ask once; set a number"
+                "torch.seed() returns another seed in each call, and a graph would contain the "
+                "first one; pass a number to torch.manual_seed"
             )
         return _DEFAULT.seed()
 
     def initial_seed(self) -> int:
         if is_capturing():
             raise CaptureError(
-                "torch.initial_seed() is asked, which a graph would do once; pass the seed"
+                "torch.initial_seed() is called, whose result would be a constant of the graph; "
+                "pass the seed as an argument"
             )
         return _DEFAULT.initial_seed()
 
@@ -91,44 +95,43 @@ class _StandIn:
 
 
 @contextlib.contextmanager
-def seeds_written_down() -> Iterator[None]:
+def tracing_random_state() -> Iterator[None]:
     """Trace operations on torch's generator instead of executing them."""
     home: Any = torch.random
-    home.default_generator = _StandIn()
+    home.default_generator = _Generator()
     try:
         yield
     finally:
         home.default_generator = _DEFAULT
 
 
-def settled(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """Remove operations without effect, and return the nodes that draw or seed, whose order and device matter.
+def random_nodes(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """Return the nodes that draw or seed, whose order and device matter, if any sets a state.
 
-    Raises CaptureError where there are accelerators: their generators are not supported.
+    Removes operations without effect. Raises CaptureError where there are accelerators: their
+    generators are not supported.
     """
-    states = [node for node in graph.nodes if node.target in SPELLED]
+    states = [node for node in graph.nodes if node.target in FUNCTIONS]
     draws = [node for node in graph.nodes if node not in states and _draws(node)]
-    if not draws and not any(_sets_anew(node) for node in states):
+    if not draws and not any(_changes_state(node) for node in states):
         for node in reversed(states):  # activation checkpoints without dropout
             if not node.users:
                 graph.erase_node(node)
         states = [node for node in states if node.users]
     if states and torch.accelerator.is_available():
-        file, line = (states[0].meta.get("custom") or {}).get("where", ("", 0))
-        where = f"\n    at {file}:{line}" if file else ""
         raise CaptureError(
-            f"the step calls torch.{SPELLED[states[0].target].__name__}, which also concerns the generators of "
-            f"accelerators, and only that of the CPU is followed; do it outside of the step{where}"
+            f"the step calls torch.{FUNCTIONS[states[0].target].__name__}, which also changes the "
+            "generators of accelerators, but only the generator of the CPU is supported; call it "
+            f"outside of the step{traced_at(states[0])}"
         )
     return {*states, *draws} if states else set()
 
 
-def _sets_anew(node: torch.fx.Node) -> bool:
-    """Whether a node sets the generator to another state."""
+def _changes_state(node: torch.fx.Node) -> bool:
+    """Whether a node sets the generator to another state than one that it had in the step."""
     before = node.args[0] if node.args else None
-    return node.target is _SEED or (
-        node.target is _SET and getattr(before, "target", None) is not _GET
-    )
+    sets = node.target is _SET and getattr(before, "target", None) is not _GET
+    return node.target is _SEED or sets
 
 
 def _draws(node: torch.fx.Node) -> bool:

@@ -20,20 +20,20 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from autosched.frontends.exclusive import is_capturing
-from autosched.frontends.reach import is_installed
+from autosched.frontends.capture_lock import is_capturing
+from autosched.frontends.reachability import is_installed
 
-__all__ = ["Call", "calls_noted", "warn_of"]
+__all__ = ["Call", "observing_calls", "warn_of_calls"]
 
-_TIMES = "time time_ns perf_counter perf_counter_ns monotonic monotonic_ns process_time process_time_ns sleep"
+_CLOCKS = "time perf_counter monotonic process_time"
 _FUNCTIONS: tuple[tuple[Any, str], ...] = (
     *((builtins, name) for name in ("print", "input", "open")),
     (io, "open"),
-    *((time, name) for name in _TIMES.split()),
+    *((time, f"{name}{ending}") for name in _CLOCKS.split() for ending in ("", "_ns")),
+    (time, "sleep"),
     *((os, name) for name in ("urandom", "write", "system")),
-    *(
-        (random, name) for name in ("_urandom",) if hasattr(random, name)
-    ),  # that of SystemRandom, and secrets
+    # Of SystemRandom, and of secrets.
+    *((random, name) for name in ("_urandom",) if hasattr(random, name)),
     (logging.Logger, "handle"),
 )
 _WARNED: dict[Any, Any] = {}  # so that Python's filter "default" shows each line once
@@ -48,52 +48,50 @@ class Call(NamedTuple):
 
 
 @contextlib.contextmanager
-def calls_noted() -> Iterator[list[Call]]:
-    """Record such calls by the user's code in this capture, and execute them."""
+def observing_calls() -> Iterator[list[Call]]:
+    """Collect such calls by the user's code in this capture, and execute them."""
     found: list[Call] = []
-    own = [(home, name, getattr(home, name)) for home, name in _FUNCTIONS]
-    for home, name, fn in own:
-        setattr(home, name, _noting(fn, found))
+    original = [(home, name, getattr(home, name)) for home, name in _FUNCTIONS]
+    for home, name, fn in original:
+        setattr(home, name, _observed(fn, found))
     try:
         yield found
     finally:
-        for home, name, fn in own:
+        for home, name, fn in original:
             setattr(home, name, fn)
 
 
-def _noting(fn: Callable[..., Any], found: list[Call]) -> Callable[..., Any]:
+def _observed(fn: Callable[..., Any], found: list[Call]) -> Callable[..., Any]:
+    is_builtin = fn.__module__ in ("builtins", "_io", "io")
+    name = fn.__qualname__ if is_builtin else f"{fn.__module__}.{fn.__qualname__}"
+
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if is_capturing() and (where := _user()) is not None:
-            name = (
-                fn.__qualname__
-                if fn.__module__ in ("builtins", "_io", "io")
-                else f"{fn.__module__}.{fn.__qualname__}"
-            )
-            found.append(Call(name, *where))
+        if is_capturing() and (line := _users_line()) is not None:
+            found.append(Call(name, *line))
         return fn(*args, **kwargs)
 
     return call
 
 
-def _user() -> tuple[str, int] | None:
+def _users_line() -> tuple[str, int] | None:
     """Return the user's line that led to a call directly or through the standard library only."""
     frame = sys._getframe(2)
-    while (
-        frame.f_back is not None
-        and frame.f_globals.get("__name__", "").partition(".")[0] in sys.stdlib_module_names
-    ):
+    while frame.f_back is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in sys.stdlib_module_names:
+            break
         frame = frame.f_back
-    library = is_installed(frame.f_globals.get("__name__"))
-    return None if library else (frame.f_code.co_filename, frame.f_lineno)
+    if is_installed(frame.f_globals.get("__name__")):
+        return None
+    return frame.f_code.co_filename, frame.f_lineno
 
 
-def warn_of(calls: Iterable[Call], step: str) -> None:
+def warn_of_calls(calls: Iterable[Call], step: str) -> None:
     """Warn of each line that makes such a call."""
     for (file, line), name in {(call.file, call.line): call.name for call in calls}.items():
         warnings.warn_explicit(
-            f"{name} is called when {step!r} is captured, and not when its graph runs; do it outside of the step, and "
-            f"pass what it gives as a tensor",
+            f"{name} is called when {step!r} is captured, and not when its graph runs; call it "
+            "outside of the step, and pass its result as a tensor",
             RuntimeWarning,
             file,
             line,
