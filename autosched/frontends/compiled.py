@@ -10,7 +10,6 @@ import functools
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from types import TracebackType
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -93,30 +92,9 @@ def compile(
     if not isinstance(maxsize, int) or isinstance(maxsize, bool) or maxsize < 1:
         raise ScheduleError(f"maxsize must be 1 or more, got {maxsize!r}")
     check_granularity(granularity)
-    coarsen = functools.partial(_coarsened, granularity, machine, costs, options.get("place"))
-    make = functools.partial(schedule, machine=machine, policy=policy, **options)
-    return Compiled(fn, make, costs, maxsize, coarsen)
-
-
-def _coarsened(
-    granularity: Granularity,
-    machine: Machine | None,
-    costs: Costs | None,
-    place: Mapping[str, str] | None,
-    graph: Captured,
-    examples: Mapping[str, Any],
-) -> list[Captured]:
-    """Return the captured graphs to choose from, the first one at a granularity.
-
-    Their tasks have places; tasks in different places are not merged.
-    """
-    unmerged = [coarse(graph, "op", examples)] if granularity != "module" else []
-    if granularity == "op":
-        return unmerged
-    machine = Machine.local() if machine is None else machine
-    device = machine.device((*machine.accelerators, machine.host)[0])
-    pinned = cast(Captured, graph.pinned(place=place))
-    return [coarse(pinned, granularity, examples, costs, device), *unmerged]
+    return Compiled(
+        fn, maxsize, granularity, costs, {"machine": machine, "policy": policy, **options}
+    )
 
 
 class Compiled:
@@ -128,16 +106,16 @@ class Compiled:
     def __init__(
         self,
         fn: Callable[..., Any],
-        make: Callable[..., Schedule],
-        costs: Costs | None,
         maxsize: int,
-        coarsen: Callable[[Captured, Mapping[str, Any]], list[Captured]],
+        granularity: Granularity,
+        costs: Costs | None,
+        options: Mapping[str, Any],
     ):
         self.fn = fn
-        self.make = make
-        self.costs = costs
         self.maxsize = maxsize
-        self.coarsen = coarsen
+        self._granularity = granularity
+        self._costs = costs
+        self._options = options  # of schedule
         self._cache: OrderedDict[Hashable, _Entry] = OrderedDict()  # least recently used first
         self._hits = 0
         self._misses = 0
@@ -199,10 +177,24 @@ class Compiled:
         operators = captured(self.fn, args, kwargs)
         examples = operators.examples
         operators.examples = {}  # or this batch would live as long as the schedule
-        costs = {"costs": self.costs} if self.costs is not None else {"examples": examples}
-        graphs = self.coarsen(operators, examples)
-        made = [(graph, self.make(graph, **costs)) for graph in graphs]
+        costs = {"costs": self._costs} if self._costs is not None else {"examples": examples}
+        graphs = self._candidates(operators, examples)
+        made = [(graph, schedule(graph, **self._options, **costs)) for graph in graphs]
         return min(made, key=lambda pair: pair[1].makespan)
+
+    def _candidates(self, graph: Captured, examples: Mapping[str, Any]) -> list[Captured]:
+        """Return the graphs to choose from, the first one at the granularity.
+
+        Its tasks have places; tasks in different places are not merged.
+        """
+        granularity = self._granularity
+        operators = [coarse(graph, "op", examples)] if granularity != "module" else []
+        if granularity == "op":
+            return operators
+        machine = self._options["machine"] or Machine.local()
+        device = machine.device((*machine.accelerators, machine.host)[0])
+        pinned = cast(Captured, graph.pinned(place=self._options.get("place")))
+        return [coarse(pinned, granularity, examples, self._costs, device), *operators]
 
     def _explain(self, key: Hashable, state: State) -> None:
         """Report why a call needs a recapture: to the logger, and the third time as a warning."""
@@ -238,12 +230,7 @@ class Compiled:
     def __enter__(self) -> Compiled:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -20,7 +20,7 @@ import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -37,7 +37,6 @@ from autosched.scheduling.schedule import Schedule
 
 __all__ = ["TorchBackend", "default"]
 
-Entry = TypeVar("Entry")
 Planned = tuple[AotGraph, Schedule]
 
 _MOST_CACHED = 8  # schedules of one graph, for as many shapes
@@ -72,7 +71,19 @@ class TorchBackend:
         self._options: dict[str, Any] = {"policy": policy, "check": check}
         self._runners: weakref.WeakValueDictionary[int, _Runner] = weakref.WeakValueDictionary()
         self._numbers = itertools.count()
-        self._check(machine, policy, costs, backend, check)
+        # Errors that would later prevent schedules are raised now.
+        if not isinstance(backend, str) and backend is not None and not callable(backend):
+            raise ScheduleError(
+                f"backend must be a name, or a function that makes one, got {shown(backend)}"
+            )
+        schedule(
+            Graph(),
+            Machine.emulated(gpus=0) if machine is None else machine,
+            policy="auto" if callable(policy) else policy,
+            costs=_restricted(costs, Graph()) if isinstance(costs, Costs) else costs,
+            backend=backend if isinstance(backend, str) else None,
+            check=check,
+        )
 
     def __call__(
         self,
@@ -108,28 +119,13 @@ class TorchBackend:
         A graph has none before its first call, and then one for each shape; those of deleted
         functions are not included.
         """
-        runners = sorted(self._runners.items())
-        return tuple(made for _, runner in runners for made in runner.schedules())
+        runners = list(self._runners.values())
+        return tuple(made for runner in runners for made in runner.schedules())
 
     def reset(self) -> None:
         """Close all schedules; ``torch._dynamo.reset()`` calls this. Later calls make new ones."""
-        for _, runner in sorted(self._runners.items()):
+        for runner in list(self._runners.values()):
             runner.reset()
-
-    def _check(self, machine: Any, policy: Any, costs: Any, backend: Any, check: Any) -> None:
-        """Raise errors now that would later prevent schedules."""
-        if not isinstance(backend, str) and backend is not None and not callable(backend):
-            raise ScheduleError(
-                f"backend must be a name, or a function that makes one, got {shown(backend)}"
-            )
-        schedule(
-            Graph(),
-            Machine.emulated(gpus=0) if machine is None else machine,
-            policy="auto" if callable(policy) else policy,
-            costs=_restricted(costs, Graph()) if isinstance(costs, Costs) else costs,
-            backend=backend if isinstance(backend, str) else None,
-            check=check,
-        )
 
     def _with(self, options: Mapping[str, Any]) -> TorchBackend:
         known = list(inspect.signature(TorchBackend).parameters)
@@ -182,25 +178,23 @@ class _Runner:
             raise cause from None
 
     def _find(self, arguments: Sequence[Any]) -> Planned | None:
-        """Return the schedule for such arguments, with its graph; None if there cannot be one."""
+        """Return the graph for such arguments and its schedule; None if there cannot be one."""
         key = tuple(map(_properties, arguments))
         if key not in self._cache:
-            self._cache[key] = self._made(arguments)
+            try:
+                self._cache[key] = self.plan(arguments)
+            except Exception as error:
+                self._cache[key] = None
+                self._warn(error)
             while len(self._cache) > _MOST_CACHED:
                 self._cache.popitem(last=False)  # not closed: another thread may be in it
         self._cache.move_to_end(key)
         return self._cache[key]
 
-    def _made(self, arguments: Sequence[Any]) -> Planned | None:
-        try:
-            return self.plan(arguments)
-        except Exception as error:
-            ours = isinstance(error, AutoschedError)
-            self._warn(f"{error}" if ours else f"{type(error).__name__}: {error}")
-            return None
-
-    def _warn(self, why: str) -> None:
+    def _warn(self, error: Exception) -> None:
         """Warn, once, of a graph that runs without a schedule."""
+        ours = isinstance(error, AutoschedError)
+        why = f"{error}" if ours else f"{type(error).__name__}: {error}"
         if not self._warned:
             message = f"torch.compile's {self.phase} graph runs without a schedule: {why}"
             warnings.warn(message, stacklevel=2)
@@ -229,13 +223,11 @@ def _properties(argument: Any) -> Hashable:
 
 def _restricted(costs: Costs, graph: Graph) -> Costs:
     """Return costs without entries that this graph does not have."""
-
-    def known(table: Mapping[str, Entry]) -> dict[str, Entry]:
-        return {name: entry for name, entry in table.items() if name in graph.names}
-
-    return dataclasses.replace(
-        costs, seconds=known(costs.seconds), nbytes=known(costs.nbytes), work=known(costs.work)
-    )
+    tables: dict[str, Any] = {
+        field: {name: entry for name, entry in getattr(costs, field).items() if name in graph.names}
+        for field in ("seconds", "nbytes", "work")
+    }
+    return dataclasses.replace(costs, **tables)
 
 
 default = TorchBackend()  # for the name "autosched"

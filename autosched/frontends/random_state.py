@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -56,41 +56,45 @@ def _seed(seed: int) -> None:
     return
 
 
+def _set_state(state: torch.Tensor) -> torch.Generator:
+    _SET(state)
+    return _DEFAULT
+
+
+def _manual_seed(seed: int) -> torch.Generator:
+    _SEED(int(seed) - 2**64 if seed >= 2**63 else int(seed))
+    return _DEFAULT
+
+
+def _refuse_seed() -> NoReturn:
+    raise CaptureError(
+        "torch.seed() returns another seed in each call, and a graph would contain the first one; "
+        "pass a number to torch.manual_seed"
+    )
+
+
+def _refuse_initial_seed() -> NoReturn:
+    raise CaptureError(
+        "torch.initial_seed() is called, whose result would be a constant of the graph; pass the "
+        "seed as an argument"
+    )
+
+
+_TRACED: dict[str, Callable[..., Any]] = {
+    "get_state": _GET,
+    "set_state": _set_state,
+    "manual_seed": _manual_seed,
+    "seed": _refuse_seed,
+    "initial_seed": _refuse_initial_seed,
+}
+
+
 class _Generator:
     """Replaces torch's generator: by operators in the thread that captures, not in others."""
 
-    def get_state(self) -> torch.Tensor:
-        return _GET() if is_capturing() else _DEFAULT.get_state()
-
-    def set_state(self, state: torch.Tensor) -> torch.Generator:
-        if not is_capturing():
-            return _DEFAULT.set_state(state)
-        _SET(state)
-        return _DEFAULT
-
-    def manual_seed(self, seed: int) -> torch.Generator:
-        if not is_capturing():
-            return _DEFAULT.manual_seed(seed)
-        _SEED(int(seed) - 2**64 if seed >= 2**63 else int(seed))
-        return _DEFAULT
-
-    def seed(self) -> int:
-        if is_capturing():
-            raise CaptureError(
-                "torch.seed() returns another seed in each call, and a graph would contain the "
-                "first one; pass a number to torch.manual_seed"
-            )
-        return _DEFAULT.seed()
-
-    def initial_seed(self) -> int:
-        if is_capturing():
-            raise CaptureError(
-                "torch.initial_seed() is called, whose result would be a constant of the graph; "
-                "pass the seed as an argument"
-            )
-        return _DEFAULT.initial_seed()
-
     def __getattr__(self, name: str) -> Any:
+        if name in _TRACED and is_capturing():
+            return _TRACED[name]
         return getattr(_DEFAULT, name)
 
 

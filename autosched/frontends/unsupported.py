@@ -97,10 +97,9 @@ def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
         if torch.nn.parameter.is_lazy(tensor):
             raise CaptureError(f"{name!r} has no shape yet; call the lazy module once before")
-        kind: Any = None if tensor.layout is torch.strided else tensor.layout
-        kind = "quantized" if tensor.is_quantized else kind
+        kind: Any = tensor.layout if not tensor.is_quantized else "quantized"
         kind = "nested" if tensor.is_nested else kind
-        if kind is not None:
+        if kind is not torch.strided:
             raise CaptureError(
                 f"{name!r} is a {kind} tensor, and only dense ones can be captured; convert it"
             )

@@ -91,7 +91,7 @@ def test_arguments_that_fit_no_parameter_are_refused(u: Tensor, i: Tensor) -> No
     schedule = asc.schedule(graph, HERE)
     assert torch.equal(schedule(u, i)["result"], schedule(u, i, 2.0)["result"])
     with pytest.raises(
-        asc.GraphError, match=r"'scale' is 3.0, and was 2.0 when 'Item' was captured"
+        asc.GraphError, match=r"'scale' is 3.0, but it was 2.0 when 'Item' was captured"
     ):
         schedule(u, i, scale=3.0)
     with pytest.raises(asc.GraphError, match=r"'scale' is 3.0, and was 2.0"):
