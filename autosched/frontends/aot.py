@@ -82,7 +82,7 @@ def run_unscheduled(module: torch.fx.GraphModule, arguments: list[Any]) -> Seque
 
 
 class AotGraph(Graph):
-    """A forward or backward graph, and how AOTAutograd calls it: with a list, for a list."""
+    """A forward or backward graph, called with a list for a list."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -107,7 +107,7 @@ def convert(
     names: Sequence[str],
     host: str,
 ) -> AotGraph:
-    """Return a graph of AOTAutograd as a graph of autosched, for arguments of these shapes.
+    """Convert a graph of AOTAutograd, for arguments of these shapes.
 
     Numbers among them become constants. ``names`` are those of what Dynamo traced; ``host`` is the
     device of tensors on the CPU. Raises CaptureError, with the user's line, for what a graph cannot
@@ -168,7 +168,7 @@ class _Builder:
             return self.graph.input(name)
 
     def _return(self, node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]) -> None:
-        """Declare the outputs, each under one name, even if it is returned several times."""
+        """Declare the outputs, each under one name."""
         labels: dict[str, str] = {}
         for item, description in _results(node):
             value = values[item] if isinstance(item, torch.fx.Node) else item
@@ -188,7 +188,7 @@ class _Builder:
         return self.host if device.type == "cpu" else str(device)
 
     def _on(self, node: torch.fx.Node, bound: bool) -> contextlib.AbstractContextManager[None]:
-        """Place tasks that are added on a node's device, if it requires that device."""
+        """Place tasks on a node's device, if ``bound``."""
         return self.graph.on(self._home(node)) if bound else contextlib.nullcontext()
 
 
@@ -202,7 +202,7 @@ _FUNCTIONAL = frozenset(
 
 
 def _add(operators: Operators, node: torch.fx.Node) -> None:
-    """Add the task of a node, unless its result is a number that depends on shapes alone."""
+    """Add the task of a node, unless its result is a number."""
     if isinstance(node.meta["val"], (bool, int, float)):
         operators.values[node] = node.meta["val"]
     elif isinstance(node.target, HigherOrderOperator):
@@ -238,7 +238,7 @@ def _returned_together(output: torch.fx.Node) -> set[int]:
 
 
 def _with_shapes(module: torch.fx.GraphModule, arguments: Sequence[Any]) -> list[torch.fx.Node]:
-    """Return copies of a graph's nodes with fake tensors for these arguments, as ``val``.
+    """Return copies of a graph's nodes with fake tensors as ``val``.
 
     Results that share memory share it there too.
     """
@@ -266,7 +266,7 @@ class _Shapes(torch.fx.Interpreter):
 
 @contextlib.contextmanager
 def _naming(node: torch.fx.Node) -> Iterator[None]:
-    """Add to an error the node, and the user's line, at which it was raised."""
+    """Add to an error the node and the user's line."""
     try:
         yield
     except Exception as error:
@@ -279,7 +279,7 @@ def _naming(node: torch.fx.Node) -> Iterator[None]:
 
 
 def _variable(node: torch.fx.Node) -> str:
-    """Return the name of a placeholder of Dynamo: a parameter's path, or a variable's name."""
+    """Return the parameter's path or variable of a placeholder of Dynamo."""
     source = getattr(node, "_dynamo_source", None)
     name = getattr(source, "name", "")
     return _path(str(name() if callable(name) else name)) or node.name

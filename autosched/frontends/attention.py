@@ -70,7 +70,7 @@ def fast_paths() -> Iterator[None]:
 
 
 def _is_captured() -> bool:
-    """Whether this thread captures; the stack of modes is local to a thread."""
+    """Whether this thread captures: each has its own stack of modes."""
     modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     return any(type(mode).__module__.startswith("autosched.") for mode in modes)
 
@@ -92,7 +92,7 @@ def _encoded(
     src_key_padding_mask: Tensor | None = None,
     is_causal: bool | None = None,
 ) -> Tensor:
-    """Run an encoder, as a single node where it may use nested tensors."""
+    """Run an encoder, as one node where it uses nested tensors."""
     padding = src_key_padding_mask
     nested = getattr(encoder, "use_nested_tensor", False)
     first = encoder.layers[0]
@@ -139,7 +139,8 @@ def _whole(
         named = dict(zip(names, held, strict=True))
         given = {"src_key_padding_mask": padding, "is_causal": is_causal}
         with torch.no_grad():
-            return torch.func.functional_call(twin, named, (src,), given).contiguous()  # type: ignore[no-any-return]
+            result: Tensor = torch.func.functional_call(twin, named, (src,), given)
+            return result.contiguous()
 
     mode = get_proxy_mode()
     assert mode is not None

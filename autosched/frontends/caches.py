@@ -1,4 +1,4 @@
-"""Find tensors that get into a capture, or out of it, through caches.
+"""Find tensors that enter or leave a capture through caches.
 
 ``functools.lru_cache``, ``cache`` and ``cached_property`` retain what a capture computes, which has
 no data, and return to a capture what was computed before it. They may be cleared, because what they
@@ -39,10 +39,10 @@ class MadeTensors:
         self._refs += map(weakref.ref, fakes)
 
     def remove(self, retained: Iterable[Any] = ()) -> list[str]:
-        """Remove the tensors from caches and other containers; return the names of the others.
+        """Remove the tensors from caches and other containers.
 
-        Tensors in ``retained`` may remain where they are. Searching referrers visits all objects,
-        so steps that often suffice come first.
+        Return the names of the others. Tensors in ``retained`` may remain where they are. Searching
+        referrers visits all objects, so steps that often suffice come first.
 
         1. Collect young garbage. Collection is paused during a capture, so its garbage is young.
         2. If no container holds a tensor, stop: torch holds some in C++, where no call finds them.
@@ -52,31 +52,31 @@ class MadeTensors:
         """
         known = {id(item) for item in retained}
         self._refs = [ref for ref in self._refs if id(ref()) not in known]
-        if self._left():
+        if self._alive():
             gc.collect(1)
-        left = self._left()
-        if not _holders(left):
+        alive = self._alive()
+        if not _holders(alive):
             self._refs = []
             return []
-        if len(left) <= _MOST and clear_caches_of(*left):
-            left = self._left()
-        if left:
-            del left
+        if len(alive) <= _MOST and clear_caches_of(*alive):
+            alive = self._alive()
+        if alive:
+            del alive
             gc.collect()
-            left = self._left()
-            if left and clear_caches_of(*left):
-                del left
-                left = self._left()
-        names = list(_removed(left))
+            alive = self._alive()
+            if alive and clear_caches_of(*alive):
+                del alive
+                alive = self._alive()
+        names = list(_removed(alive))
         self._refs = []
         return names
 
-    def _left(self) -> list[torch.Tensor]:
+    def _alive(self) -> list[torch.Tensor]:
         return [tensor for ref in self._refs if (tensor := ref()) is not None]
 
 
 def clear_caches_of(*tensors: torch.Tensor) -> bool:
-    """Clear the caches that hold any of these tensors; return whether there were any."""
+    """Clear the caches that hold these tensors; return whether any did."""
     found = list(_caches(tensors))
     for clear in found:
         clear()
@@ -84,7 +84,7 @@ def clear_caches_of(*tensors: torch.Tensor) -> bool:
 
 
 def _caches(tensors: Sequence[torch.Tensor]) -> Iterator[Callable[[], Any]]:
-    """Yield functions that clear the caches that hold tensors, also in lists, dicts and objects."""
+    """Yield functions that clear caches that hold tensors, also within objects."""
     seen: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
     held: list[Any] = list(tensors)
     own = {id(tensors), id(seen), id(held)}
@@ -106,7 +106,7 @@ def _caches(tensors: Sequence[torch.Tensor]) -> Iterator[Callable[[], Any]]:
 
 
 def _properties(item: Any, seen: dict[int, Any]) -> Iterator[Callable[[], Any]]:
-    """Yield functions that delete those cached properties of an object whose values were seen."""
+    """Yield functions that delete cached properties whose values were seen."""
     for name, value in list(getattr(item, "__dict__", {}).items()):
         kind = getattr(type(item), name, None)
         if id(value) in seen and isinstance(kind, functools.cached_property):
@@ -122,18 +122,18 @@ def _is_globals(item: Any) -> bool:
     return isinstance(item, dict) and "__name__" in item and "__spec__" in item
 
 
-def _holders(left: list[torch.Tensor]) -> list[Any]:
-    """Return the objects that hold any of these tensors, except the list itself and frames."""
-    if not left:
+def _holders(alive: list[torch.Tensor]) -> list[Any]:
+    """Return the objects that hold any of these tensors, except frames."""
+    if not alive:
         return []
-    found = gc.get_referrers(*left)
-    return [item for item in found if item is not left and not isinstance(item, FrameType)]
+    found = gc.get_referrers(*alive)
+    return [item for item in found if item is not alive and not isinstance(item, FrameType)]
 
 
-def _removed(left: list[torch.Tensor]) -> Iterator[str]:
-    """Remove tensors from the lists and dicts that hold them; yield the names of these."""
-    known = {id(tensor) for tensor in left}
-    for holder in _holders(left):
+def _removed(alive: list[torch.Tensor]) -> Iterator[str]:
+    """Remove tensors from lists and dicts; yield the names of these."""
+    known = {id(tensor) for tensor in alive}
+    for holder in _holders(alive):
         if type(holder) in (dict, OrderedDict, defaultdict):
             for key in [key for key, item in holder.items() if id(item) in known]:
                 if owner := _owner(holder):
@@ -148,7 +148,7 @@ def _removed(left: list[torch.Tensor]) -> Iterator[str]:
 
 
 def _owner(attributes: dict[Any, Any]) -> str:
-    """Return the name of the object with these attributes; "" for a dict without an owner."""
+    """Return the name of the object with these attributes, or ""."""
     if _is_globals(attributes):
         return f"module {attributes['__name__']!r}"
     for owner in gc.get_referrers(attributes):

@@ -51,7 +51,7 @@ __all__ = ["Captured", "capture", "captured"]
 def capture(
     fn: Callable[..., Any], /, *args: Any, granularity: Granularity = "op", **kwargs: Any
 ) -> Captured:
-    """Return as a graph what ``fn(*args, **kwargs)`` does, without executing it on data.
+    """Return ``fn(*args, **kwargs)`` as a graph, without executing it on data.
 
     ``fn`` is a function of tensors, an ``nn.Module``, or a step that calls ``backward()`` and
     ``optimizer.step()``; modules and optimizers are found among its arguments and in its closure.
@@ -82,7 +82,7 @@ def capture(
 
 
 def captured(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
-    """Like ``capture``, with a task for each operator, also those of marked functions."""
+    """Like ``capture``, with a task for each operator of marked functions."""
     check_modes()
     with capturing():
         graph = Captured(fn, args, kwargs)
@@ -96,7 +96,7 @@ def captured(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
 
 
 class _Builder:
-    """Converts the nodes of a trace to inputs, tasks and outputs of a captured graph."""
+    """Converts the nodes of a trace to inputs, tasks and outputs."""
 
     def __init__(self, graph: Captured, traced: Trace):
         self.graph = graph
@@ -136,7 +136,7 @@ class _Builder:
         warn_of_calls(self.traced.calls, graph.name)
 
     def _input(self, name: str) -> Value:
-        """Add an input on the device of the present tensor; one on the CPU, on the host."""
+        """Add an input on the device of the present tensor."""
         device = str(self.graph.examples[name].device)
         with self.graph.on(device) if device != "cpu" else contextlib.nullcontext():
             return self.graph.input(name)
@@ -157,7 +157,7 @@ class _Builder:
         return self.graph.constant(item)
 
     def _places(self, nodes: Sequence[torch.fx.Node]) -> dict[torch.fx.Node, Place]:
-        """Return the places at which the values of nodes were held, or will be."""
+        """Return the places of nodes' values before or after the step."""
         held = {name: place for name, (place, _) in self.graph.state.places().items()}
         inputs = [node for node in nodes if node.op == "placeholder"]
         given = zip(inputs, self.graph.examples, strict=True)

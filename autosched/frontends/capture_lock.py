@@ -23,7 +23,7 @@ def is_capturing() -> bool:
 
 
 def check_not_capturing(what: str) -> None:
-    """Raise CaptureError if ``what`` is called by a function that is being captured."""
+    """Raise CaptureError if a function is being captured that calls ``what``."""
     if is_capturing():
         raise CaptureError(
             f"{what} is called in a function that is being captured; call the function itself there"

@@ -26,7 +26,7 @@ _AGAIN = "; capture it again, or use autosched.compile, which recaptures by itse
 
 @dataclass(frozen=True)
 class Output:
-    """A placeholder for a tensor in the function's result: the output of this name."""
+    """A placeholder for a tensor in the function's result."""
 
     name: str
 
@@ -59,8 +59,8 @@ class Captured(Graph):
         self.held = frozenset(held)  # the inputs that modules and optimizers hold
         for name in given.keys() & held.keys():
             raise CaptureError(
-                f"two inputs would have the name {name!r}: an argument, and a tensor of a module or "
-                "optimizer; rename the argument"
+                f"two inputs would have the name {name!r}: an argument, and a tensor of a module "
+                "or optimizer; rename the argument"
             )
         self.examples: Mapping[str, Any] = {**held, **given}
         # Arguments that are not tensors, by their paths.
@@ -74,7 +74,7 @@ class Captured(Graph):
         self.switched: list[tuple[dict[str, Any], str, Any]] = []
 
     def feed(self, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the inputs of a run: tensors among the arguments, and present state.
+        """Return the inputs of a run: arguments and present state.
 
         Raises GraphError if a number among the arguments differs from that of the capture.
         """
@@ -94,7 +94,7 @@ class Captured(Graph):
     def completed(
         self, args: Sequence[Any], inputs: dict[str, Any]
     ) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], Any] | None]:
-        """Return the inputs of a run, completed by present state if none is given, and ``finish``.
+        """Return the inputs of a run with present state, and ``finish``.
 
         Raises GraphError if modules or optimizers hold other tensors than during the capture.
         """
@@ -127,7 +127,7 @@ class Captured(Graph):
 
 
 def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
-    """Return the signature of a function or module; None for a builtin without one."""
+    """Return a function's signature; None for a builtin without one."""
     try:
         return inspect.signature(fn.forward if isinstance(fn, torch.nn.Module) else fn)
     except ValueError:
@@ -137,7 +137,7 @@ def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
 def arguments_of(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, torch.Tensor]:
-    """Return the tensors among a call's arguments, by the names of the parameters."""
+    """Return the tensors among a call's arguments, by name."""
     return _tensors(_named_leaves(fn, args, kwargs))
 
 
@@ -148,7 +148,7 @@ def _tensors(named: Sequence[tuple[str, Any]]) -> dict[str, torch.Tensor]:
 def _named_leaves(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[tuple[str, Any]]:
-    """Return the leaves of a call's arguments, by the names of the parameters."""
+    """Return the leaves of a call's arguments, by parameter and path."""
     named: dict[str, Any] = {**{f"arg{i}": item for i, item in enumerate(args)}, **kwargs}
     if (signature := signature_of(fn)) is not None:
         try:

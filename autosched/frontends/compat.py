@@ -24,7 +24,7 @@ _BACKWARD = "autograd_backward"
 
 @contextlib.contextmanager
 def marking_backward_nodes() -> Iterator[None]:
-    """Let ``make_fx`` mark the nodes of backward, with the number of the forward node of each.
+    """Let ``make_fx`` mark nodes of backward, with their forward nodes' numbers.
 
     Later versions have ``torch.compiler._patch_engine_backward`` for it.
     """

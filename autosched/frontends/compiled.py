@@ -41,7 +41,7 @@ _WARNED = 3
 
 
 class _Entry(NamedTuple):
-    """A cached capture: its graph and schedule, and the guard that recognizes its calls."""
+    """A cached capture: graph, schedule, and guard of its calls."""
 
     graph: Captured
     schedule: Schedule
@@ -67,7 +67,7 @@ def compile(
     granularity: Granularity = "op",
     **options: Any,
 ) -> Compiled:
-    """Return a function that does what ``fn`` does, on a machine, by a schedule.
+    """Return a function that runs ``fn`` on a machine, by a schedule.
 
     ``fn`` is what ``capture`` takes: a function of tensors, a module, or a training step. The first
     call captures and schedules, and so does one that needs a recapture; the ``maxsize`` most
@@ -139,7 +139,7 @@ class Compiled:
             return self._find(args, kwargs)[0].schedule
 
     def _find(self, args: Any, kwargs: Mapping[str, Any]) -> tuple[_Entry, dict[str, torch.Tensor]]:
-        """Return the cache entry for a call, and the tensors of the call by name.
+        """Return the cache entry for a call, and its tensors by name.
 
         1. Return the first entry whose guard recognizes the call.
         2. Otherwise compute the key of the call, and look it up in the cache.
@@ -197,7 +197,7 @@ class Compiled:
         return [coarse(pinned, granularity, examples, self._costs, device), *operators]
 
     def _explain(self, key: Hashable, state: State) -> None:
-        """Report why a call needs a recapture: to the logger, and the third time as a warning."""
+        """Log why a call needs a recapture; the third time, warn."""
         if not self._cache:
             return
         found = changes(next(reversed(self._cache)), key)

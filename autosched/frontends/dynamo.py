@@ -114,7 +114,7 @@ class TorchBackend:
         return Machine.local() if self._machine is None else self._machine
 
     def schedules(self) -> tuple[Schedule, ...]:
-        """Return the schedules in use, in the order in which torch compiled the graphs.
+        """Return the schedules in use, in the order of compilation.
 
         A graph has none before its first call, and then one for each shape; those of deleted
         functions are not included.
@@ -137,7 +137,7 @@ class TorchBackend:
         return TorchBackend(**options)
 
     def _schedule(self, graph: AotGraph, examples: Mapping[str, Any]) -> Schedule:
-        """Schedule a graph with its outputs on the devices where torch has them."""
+        """Schedule a graph with its outputs on the devices of torch."""
         given = self._costs
         costs = estimate(graph, examples).costs if given is None else _restricted(given, graph)
         backend = self._backend() if callable(self._backend) else self._backend
@@ -147,7 +147,7 @@ class TorchBackend:
 
 
 class _Runner:
-    """Calls one graph of AOTAutograd, by a schedule for each set of shapes of its arguments."""
+    """Calls a graph of AOTAutograd, by a schedule for each shape."""
 
     def __init__(
         self, module: torch.fx.GraphModule, phase: str, plan: Callable[[Sequence[Any]], Planned]
@@ -178,7 +178,7 @@ class _Runner:
             raise cause from None
 
     def _find(self, arguments: Sequence[Any]) -> Planned | None:
-        """Return the graph for such arguments and its schedule; None if there cannot be one."""
+        """Return the graph and schedule for such arguments, or None."""
         key = tuple(map(_properties, arguments))
         if key not in self._cache:
             try:

@@ -75,7 +75,7 @@ class _ValuesOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _is_folded_if_traced(one: Any, other: Any) -> bool:
-    """Whether tracing would use one matrix product, and an eager call one for each batch item."""
+    """Whether only tracing would use one matrix product for the batch."""
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         return False
     batched = one.dim() == other.dim() == 3 and len(other) == 1 and len(one) > 1

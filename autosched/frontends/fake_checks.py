@@ -34,7 +34,7 @@ class FakeChecks:
         self.lines: list[tuple[str, int]] = []
 
     def answer(self) -> bool:
-        """Store the line of the caller, and return the result of the test."""
+        """Store the caller's line, and return the result of the test."""
         frame = sys._getframe(2)
         if frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "autosched"):
             return True

@@ -34,7 +34,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Arguments:
-    """The arguments of a call, divided into tensors, other objects, and a key for the rest."""
+    """The arguments of a call: tensors, other objects, and a key."""
 
     def __init__(self, args: Any, kwargs: Mapping[str, Any]):
         self.tensors: list[torch.Tensor] = []
@@ -56,7 +56,7 @@ class Arguments:
 
 
 class Guard:
-    """Recognizes quickly a call that can use an earlier capture: all objects are identical."""
+    """Recognizes quickly, by identity, a call that can use a capture."""
 
     def __init__(self, state: State, reach: Reach, arguments: Arguments, given: Tensors):
         self._unchanged = reach.unchanged()
@@ -75,7 +75,7 @@ class Guard:
         ]
 
     def inputs(self, arguments: Arguments) -> Tensors | None:
-        """Return the tensors of a call by name; None if the guard fails."""
+        """Return a call's tensors by name; None if the guard fails."""
         if (
             len(self._names) != len(arguments.tensors)  # one came twice, and would have to again
             or arguments.key != self._key

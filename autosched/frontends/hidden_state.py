@@ -41,7 +41,7 @@ _UNLIKELY_SEED = 0x5EED_0F_A_C0DE
 
 
 class HiddenStates:
-    """The states of those ``items`` that have one, and of the global random number generators.
+    """The states of ``items`` and of the global random number generators.
 
     >>> numbers = iter([1, 2])
     >>> states = HiddenStates([numbers, "else"])
@@ -55,11 +55,11 @@ class HiddenStates:
         self._before = [(item, _state(item)) for item in found]
 
     def changed(self) -> Any:
-        """Return the first item with another state now; None if there is none."""
+        """Return the first item with another state now, or None."""
         return next((item for item, before in self._before if _state(item) != before), None)
 
     def name_of(self, item: Any) -> str | None:
-        """Return the name of a global random number generator; None for another object."""
+        """Return the name of a global random number generator, or None."""
         return next((name for name, known in _GLOBAL.items() if known is item), None)
 
     def restore(self) -> None:
@@ -99,7 +99,7 @@ def _prepared(item: Any) -> Iterator[Callable[[], Any]]:
 
 
 def _is_stateful(item: Any) -> bool:
-    """Whether an object may return something else each time, depending on hidden state."""
+    """Whether an object has hidden state, and may return different things."""
     if isinstance(item, _STATEFUL):
         return not isinstance(item, random.SystemRandom)
     kind = type(item)
@@ -107,7 +107,7 @@ def _is_stateful(item: Any) -> bool:
 
 
 def _state(item: Any, depth: int = 0) -> Hashable:
-    """Return a value that remains equal while nothing is taken from an object."""
+    """Return a value that is equal until an object is consumed."""
     match item:
         case torch.Generator():
             with _on_real_tensors():  # its state is a tensor with data
@@ -161,7 +161,7 @@ def _reduced(item: Any) -> Any:
 
 
 def _part(part: Any, depth: int) -> Hashable:
-    """Return a value that identifies a part of an iterator; its size, if it may be recreated."""
+    """Return a value for a part of an iterator; the size of one that may be recreated."""
     match part:
         case tuple():
             return tuple(_part(item, depth + 1) for item in part) if depth < _DEPTH else len(part)

@@ -40,7 +40,7 @@ _WARNED: dict[Any, Any] = {}  # so that Python's filter "default" shows each lin
 
 
 class Call(NamedTuple):
-    """A call of a Python function, and the user's line that led to it."""
+    """A call of a Python function by a line of the user."""
 
     name: str
     file: str
@@ -49,7 +49,7 @@ class Call(NamedTuple):
 
 @contextlib.contextmanager
 def observing_calls() -> Iterator[list[Call]]:
-    """Collect such calls by the user's code in this capture, and execute them."""
+    """Collect calls by the user's code in this capture."""
     found: list[Call] = []
     original = [(home, name, getattr(home, name)) for home, name in _FUNCTIONS]
     for home, name, fn in original:
@@ -75,7 +75,7 @@ def _observed(fn: Callable[..., Any], found: list[Call]) -> Callable[..., Any]:
 
 
 def _users_line() -> tuple[str, int] | None:
-    """Return the user's line that led to a call directly or through the standard library only."""
+    """Return the line of the caller, through the standard library only."""
     frame = sys._getframe(2)
     while frame.f_back is not None:
         if frame.f_globals.get("__name__", "").partition(".")[0] not in sys.stdlib_module_names:

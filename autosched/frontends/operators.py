@@ -160,7 +160,7 @@ def _as_if_recording(op: Any) -> Callable[..., Any]:
 
 
 def _checking_layout(op: Callable[..., Any], node: torch.fx.Node) -> Callable[..., Any]:
-    """Return an operator that raises for a tensor with other strides than the captured one."""
+    """Return an operator that raises for a tensor with other strides."""
     target: Any = node.target
     fake = _fake(node.args[0])  # type: ignore[arg-type]
     names = (argument.name for argument in target._schema.arguments)
@@ -197,12 +197,12 @@ def _layout(tensor: torch.Tensor) -> list[tuple[int, int]]:
 
 
 def _same(named: torch.device, device: torch.device) -> bool:
-    """Whether a name means a device; without a number it means all of its kind."""
+    """Whether a name, which may have no number, means a device."""
     return named.type == device.type and named.index in (None, device.index)
 
 
 def _fake(node: torch.fx.Node) -> Any:
-    """Return the fake tensor of a node; a random number generator is returned as it is."""
+    """Return the fake tensor, or the random number generator, of a node."""
     if "val" in node.meta:
         return node.meta["val"]
     return getattr(node.graph.owning_module, str(node.target))
@@ -229,7 +229,7 @@ def storages(node: torch.fx.Node) -> set[int]:
 
 
 def _names(val: Any, label: str) -> Any:
-    """Return ``outputs=`` for a node's results: None for a single one, no name for nothing."""
+    """Return ``outputs=`` for a node's results; None for a single one."""
     if val is None:
         return ()
     return _nested(val, label) if isinstance(val, (tuple, list)) else None

@@ -40,10 +40,10 @@ def annotating_origins(
     on_tensor: Callable[[torch.Tensor], None],
     on_result: Callable[[Any], None],
 ) -> Iterator[None]:
-    """Let ``make_fx`` store the origins of what it traces; ``modules`` are roots by name.
+    """Let ``make_fx`` store the origins of what it traces.
 
-    One name may be empty. ``on_tensor`` is called for each tensor with data that torch is given,
-    and may raise; ``on_result`` is called with the results of torch functions.
+    ``modules`` are roots by name; one name may be empty. ``on_tensor`` is called for each tensor
+    with data that torch is given, and may raise; ``on_result``, with the results of torch.
     """
     paths = {
         id(part): ".".join(filter(None, (key, path)))
@@ -115,7 +115,7 @@ def _calling(
 def origins_of(
     nodes: Iterable[torch.fx.Node], default: tuple[str, int], owner: Mapping[torch.fx.Node, str]
 ) -> dict[torch.fx.Node, Origin]:
-    """Return the origin of each node; that of a backward node is that of its forward node.
+    """Return the origin of each node; for backward, of its forward node.
 
     An operator that updates one parameter alone belongs to the module of that parameter.
     ``default`` is the line for nodes without annotation, ``owner`` is the parameter that a node
@@ -143,7 +143,7 @@ def origins_of(
 
 
 def traced_at(node: torch.fx.Node) -> str:
-    """Return the last line of an error message: where a node was traced; "" if unknown."""
+    """Return the line where a node was traced, for an error message."""
     file, line = (node.meta.get("custom") or {}).get("where", ("", 0))
     return f"\n    at {file}:{line}" if file else ""
 

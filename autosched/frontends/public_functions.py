@@ -21,7 +21,7 @@ __all__ = ["public_function"]
 def public_function(
     target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Callable[..., Any]:
-    """Return a function that does the same as an operator for such (fake) arguments.
+    """Return a function that calls an operator for such (fake) arguments.
 
     1. Candidates are the public functions with the operator's name.
     2. Call each on the fake arguments, under a mode that allows one call of this operator, with
@@ -97,7 +97,7 @@ def _bound(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two trees have identical tensors and equal other leaves of the same types."""
+    """Whether two trees have identical tensors and equal other leaves."""
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
     if isinstance(one, (tuple, list)):

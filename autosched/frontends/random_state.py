@@ -22,13 +22,13 @@ __all__ = ["FUNCTIONS", "random_nodes", "tracing_random_state"]
 
 _DEFAULT = torch.default_generator
 _STATE_BYTES = _DEFAULT.get_state().numel()
-_LIBRARY = torch.library.Library("autosched", "DEF")  # type: ignore[no-untyped-call]
+_LIBRARY: Any = torch.library.Library("autosched", "DEF")  # type: ignore[no-untyped-call]
 for _schema in (
     "get_rng_state() -> Tensor",
     "set_rng_state(Tensor state) -> ()",
     "manual_seed(int seed) -> ()",
 ):
-    _LIBRARY.define(_schema, tags=(torch.Tag.nondeterministic_seeded,))  # type: ignore[no-untyped-call]
+    _LIBRARY.define(_schema, tags=(torch.Tag.nondeterministic_seeded,))
 _OPS = torch.ops.autosched
 _GET = _OPS.get_rng_state.default
 _SET = _OPS.set_rng_state.default
@@ -90,7 +90,7 @@ _TRACED: dict[str, Callable[..., Any]] = {
 
 
 class _Generator:
-    """Replaces torch's generator: by operators in the thread that captures, not in others."""
+    """Replaces torch's generator by operators in the thread that captures."""
 
     def __getattr__(self, name: str) -> Any:
         if name in _TRACED and is_capturing():
@@ -110,7 +110,7 @@ def tracing_random_state() -> Iterator[None]:
 
 
 def random_nodes(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """Return the nodes that draw or seed, whose order and device matter, if any sets a state.
+    """Return the nodes that draw or seed, if any sets a state.
 
     Removes operations without effect. Raises CaptureError where there are accelerators: their
     generators are not supported.
@@ -132,11 +132,12 @@ def random_nodes(graph: torch.fx.Graph) -> set[torch.fx.Node]:
 
 
 def _changes_state(node: torch.fx.Node) -> bool:
-    """Whether a node sets the generator to another state than one that it had in the step."""
+    """Whether a node sets the generator to a new state."""
     before = node.args[0] if node.args else None
     sets = node.target is _SET and getattr(before, "target", None) is not _GET
     return node.target is _SEED or sets
 
 
 def _draws(node: torch.fx.Node) -> bool:
-    return node.op == "call_function" and effects_of(node.target, node.args, node.kwargs).random  # type: ignore[arg-type]
+    target: Any = node.target
+    return node.op == "call_function" and effects_of(target, node.args, node.kwargs).random

@@ -199,7 +199,7 @@ class Reach:
 
     @_visit.register(CustomOpDef | torch._ops.OpOverload | torch._ops.OpOverloadPacket)
     def _operator(self, item: Any) -> Iterable[Any]:
-        """Return the functions of a custom operator, given by its definition or its callable."""
+        """Return the functions of a custom operator."""
         if isinstance(item, torch._ops.OpOverload):
             item = OPDEFS.get(item._schema.name)
         elif isinstance(item, torch._ops.OpOverloadPacket):
@@ -240,7 +240,7 @@ class Reach:
 
     @_visit.register(torch.optim.Optimizer)
     def _optimizer(self, item: torch.optim.Optimizer) -> Iterable[Any]:
-        """Note an optimizer; return what can be read through it, without its state."""
+        """Note an optimizer; return its attributes, without its state."""
         self.key.append(id(item))
         self.containers += [item.__dict__, item.state, *item.state.values()]
         yield from (value for name, value in item.__dict__.items() if name != "state")
@@ -329,7 +329,7 @@ class Reach:
             yield attributes[name]
 
     def _classes(self, kind: type) -> Iterator[Any]:
-        """Yield attributes of a user's class and its bases that code mentions or Python calls."""
+        """Yield attributes of classes that code mentions or Python calls."""
         self.key.append(id(kind))
         for base in kind.__mro__:
             if _is_known(base.__module__) or id(base) in self._classes_read:
@@ -345,12 +345,12 @@ class Reach:
 
 
 def is_value(item: Any) -> bool:
-    """Whether an object is identified by its value, such as a number or a string."""
+    """Whether an object is a value, such as a number or string."""
     return item is None or (isinstance(item, _VALUES) and not isinstance(item, enum.Enum))
 
 
 def value_key(item: Any) -> Hashable:
-    """Return a value as part of a key, in which 1 differs from True, and 0.0 from -0.0."""
+    """Return a value's key: 1 differs from True, and 0.0 from -0.0."""
     return type(item), repr(item) if isinstance(item, (float, complex)) else item
 
 
@@ -369,7 +369,7 @@ def _views(container: Any) -> tuple[Iterable[Any], ...]:
 
 @functools.lru_cache(maxsize=10_000)
 def _names(code: CodeType, written: bool) -> tuple[list[str], list[str], list[str]]:
-    """Return the globals that code uses, names and strings that may name attributes, and imports.
+    """Return the globals, attributes (also strings) and imports that code names.
 
     Code within the code belongs to it. Without ``written``, names that are only stored are left
     out.
@@ -404,7 +404,7 @@ def _slots(kind: type) -> Iterator[str]:
 
 
 def _is_called_implicitly(name: str, item: Any) -> bool:
-    """Whether Python or torch calls a class's function without its name in the code.
+    """Whether Python or torch calls a class's function implicitly.
 
     Those that dataclasses make do not count.
     """
@@ -416,7 +416,7 @@ def _is_called_implicitly(name: str, item: Any) -> bool:
 
 
 def _is_known(module: Any) -> bool:
-    """Whether a module belongs to a library whose code reads nothing that changes."""
+    """Whether a module is of a library that reads nothing variable."""
     return not isinstance(module, str) or _is_library(module.partition(".")[0])
 
 
@@ -434,7 +434,7 @@ def _is_library(name: str) -> bool:
 
 @functools.cache
 def is_installed(module: Any) -> bool:
-    """Whether a module belongs to any library; its globals are assumed not to change."""
+    """Whether a module is of a library, whose globals are constant."""
     if _is_known(module):
         return True
     packages = ("site-packages", "dist-packages")

@@ -19,7 +19,7 @@ _MOST = 3  # changes that are named
 
 
 def changes(before: Any, after: Any) -> list[tuple[str, str]]:
-    """Return the first few differences between the keys of two calls; at least one.
+    """Return the first few differences between two keys; at least one.
 
     >>> tensors = (("x", "x", None),)
     >>> keys = [(tensors, (), ("lr", (float, rate)), "{}", ()) for rate in ("0.1", "0.2")]
@@ -92,7 +92,7 @@ def _of_properties(old: Any, new: Any) -> list[str]:
 
 
 def _of_values(before: Sequence[Hashable], after: Sequence[Hashable]) -> Iterator[tuple[str, str]]:
-    """Yield the changes of values that code can read; names precede them in the keys."""
+    """Yield the changes of values; names precede them in the keys."""
     name = ""
     for old, new in zip_longest(before, after):
         if old != new:
@@ -106,7 +106,7 @@ def _of_values(before: Sequence[Hashable], after: Sequence[Hashable]) -> Iterato
 
 
 def _name(item: Any) -> str | None:
-    """Return a name, if this is one: ``Reach`` marks names by a subclass of ``str``."""
+    """Return a name, which ``Reach`` marks by a subclass, or None."""
     if isinstance(item, str):
         return item
     is_marked = _is_value(item) and issubclass(item[0], str) and item[0] is not str
@@ -114,7 +114,7 @@ def _name(item: Any) -> str | None:
 
 
 def _is_value(item: Any) -> bool:
-    """Whether this is the key of a value: its type, and the value or its text."""
+    """Whether this is a key that ``value_key`` returned."""
     is_pair = isinstance(item, tuple) and len(item) == 2
     return is_pair and isinstance(item[0], type) and not isinstance(item[1], tuple)
 

@@ -74,7 +74,7 @@ class SideEffects:
         self._cells = [(cell, cell.cell_contents) for cell in cells]
 
     def name_of(self, wanted: Any) -> str | None:
-        """Return the name of an object that was reached; None if it was not."""
+        """Return the name of an object that was reached, or None."""
         for cell, item in self._cells:
             if item is wanted:
                 return self._variable(cell)
@@ -103,7 +103,7 @@ class SideEffects:
         return next(self._changes(), None)
 
     def switched(self) -> list[tuple[dict[str, Any], str, Any]]:
-        """Return changed flags: the attributes of an object, the name of one, and its new value.
+        """Return changed flags: an object's attributes, a name, the new value.
 
         A number may change with each step; a flag can be set after each run of the graph.
         """
@@ -133,7 +133,7 @@ class SideEffects:
                     yield f"{self._slot(table, key)} is {_shown(table.get(key))}"
 
     def _is_known(self, attributes: dict[Any, Any], key: Any) -> bool:
-        """Whether an attribute is a module's tensor, which is state, or internal to torch."""
+        """Whether an attribute is state or internal to torch."""
         owner = self._owners.get(id(attributes))
         if isinstance(owner, torch.nn.Module) and isinstance(attributes.get(key), torch.Tensor):
             return True
@@ -163,7 +163,7 @@ def _same(now: Any, before: Any) -> bool:
 
 
 def _is_switched(now: Any, before: Any) -> bool:
-    """Whether a flag has another value now; before, it may have been a tensor."""
+    """Whether a flag, or tensor, is another flag now."""
     flags = (bool, str, NoneType)
     was_flag = isinstance(before, (*flags, torch.Tensor))
     return isinstance(now, flags) and was_flag and not _same(now, before)
@@ -180,7 +180,7 @@ class _Properties(NamedTuple):
 
 
 class TensorProperties:
-    """Properties of tensors that no operator changes, and the history that autograd recorded."""
+    """Properties of tensors that no operator changes, and their autograd history."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]):
         self.tensors = tensors

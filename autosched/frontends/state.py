@@ -39,7 +39,7 @@ class State:
 
     @classmethod
     def of(cls, fn: Any, arguments: Iterable[Any]) -> State:
-        """Find the modules and optimizers in a function, its closure and its arguments."""
+        """Find modules and optimizers in a function, its closure and arguments."""
         found = shared_state(fn, arguments)
         parts = [item for item in found if isinstance(item, torch.nn.Module)]
         inner = {id(part) for module in parts for part in module.modules() if part is not module}
@@ -78,24 +78,24 @@ class State:
             if parameter.grad is not None:
                 found[f"{name}.grad"] = (("grad", name), parameter.grad)
         for key, optimizer in self.optimizers.items():
-            for name, what, item in self._moments(optimizer):
+            for name, field, item in self._moments(optimizer):
                 if isinstance(item, torch.Tensor):
-                    found[f"{key}.{name}.{what}"] = (("moment", key, name, what), item)
+                    found[f"{key}.{name}.{field}"] = (("moment", key, name, field), item)
             for number, group in enumerate(optimizer.param_groups):
-                for what, item in group.items():
+                for field, item in group.items():
                     if isinstance(item, torch.Tensor):
-                        place = ("setting", key, str(number), what)
-                        found[_setting(key, number, what)] = (place, item)
+                        place = ("setting", key, str(number), field)
+                        found[_setting(key, number, field)] = (place, item)
         return found
 
     def _moments(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, str, Any]]:
         """Yield a parameter's name, the kind of moment, and its value."""
         for parameter, held in optimizer.state.items():
-            for what, item in held.items():
-                yield self.names[id(parameter)], what, item
+            for field, item in held.items():
+                yield self.names[id(parameter)], field, item
 
     def _attributes(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """Yield the attributes of each module, with the key of its root and its path there."""
+        """Yield each module's root, path and attributes."""
         for key, root in self.modules.items():
             for path, module in root.named_modules():
                 yield key, path, module.__dict__
@@ -107,9 +107,9 @@ class State:
     def numbers(self) -> dict[str, Any]:
         """Return, by name, the non-tensor state of optimizers."""
         return {
-            f"{key}.{name}.{what}": item
+            f"{key}.{name}.{field}": item
             for key, optimizer in self.optimizers.items()
-            for name, what, item in self._moments(optimizer)
+            for name, field, item in self._moments(optimizer)
             if not isinstance(item, torch.Tensor)
         }
 
@@ -127,10 +127,10 @@ class State:
                 self.modules[key].get_submodule(owner)._buffers[leaf] = tensor
             case ("attribute", key, path, name):
                 self.modules[key].get_submodule(path).__dict__[name] = tensor
-            case ("moment", key, name, what):
-                self.optimizers[key].state[self.parameters[name]][what] = tensor
-            case ("setting", key, number, what):
-                self.optimizers[key].param_groups[int(number)][what] = tensor
+            case ("moment", key, name, field):
+                self.optimizers[key].state[self.parameters[name]][field] = tensor
+            case ("setting", key, number, field):
+                self.optimizers[key].param_groups[int(number)][field] = tensor
 
     # ---- replaced tensors
 
@@ -148,7 +148,7 @@ class State:
 
     @contextlib.contextmanager
     def replaced_by(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[State]:
-        """Replace the tensors of modules and optimizers by others of the same names temporarily.
+        """Replace the tensors of modules and optimizers temporarily, by name.
 
         Yield their state then.
         """
@@ -181,16 +181,19 @@ class State:
         groups = optimizer.param_groups
         state = optimizer.state
         new_groups = [
-            {what: tensors.get(_setting(key, number, what), item) for what, item in group.items()}
+            {
+                field: tensors.get(_setting(key, number, field), item)
+                for field, item in group.items()
+            }
             | {"params": [tensors[self.names[id(item)]] for item in group["params"]]}
             for number, group in enumerate(groups)
         ]
         new_state = type(state)(dict)
         for parameter, held in state.items():
             new_state[tensors[self.names[id(parameter)]]] = dict(held)
-        for name, what, item in self._moments(optimizer):
+        for name, field, item in self._moments(optimizer):
             if isinstance(item, torch.Tensor):
-                new_state[tensors[name]][what] = tensors[f"{key}.{name}.{what}"]
+                new_state[tensors[name]][field] = tensors[f"{key}.{name}.{field}"]
         optimizer.param_groups = new_groups
         optimizer.state = new_state
         try:
@@ -215,12 +218,12 @@ def _restoring_attributes(root: torch.nn.Module) -> Iterator[None]:
             attributes.update(old)
 
 
-def _setting(key: str, group: int, what: str) -> str:
-    return f"{key}.{what}" if group == 0 else f"{key}.group{group}.{what}"
+def _setting(key: str, group: int, field: str) -> str:
+    return f"{key}.{field}" if group == 0 else f"{key}.group{group}.{field}"
 
 
 def hooks_of(tensor: torch.Tensor) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return the hooks called with a gradient of a tensor, and those after it is accumulated."""
+    """Return the hooks before and after a gradient is accumulated."""
     hooks = tensor._backward_hooks
     after = getattr(tensor, "_post_accumulate_grad_hooks", None)
     return tuple(hooks.values()) if hooks else (), tuple(after.values()) if after else ()
@@ -231,7 +234,7 @@ def _joined(*names: str) -> str:
 
 
 def _named(items: Sequence[Any], word: str, alone: str) -> dict[str, Any]:
-    """Name objects: a single one ``alone``, several by a word and a number."""
+    """Name objects: one ``alone``, several by a word and a number."""
     if len(items) == 1:
         return {alone: items[0]}
     return {f"{word}{i}": item for i, item in enumerate(items)}

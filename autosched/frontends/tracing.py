@@ -1,4 +1,4 @@
-"""Trace a call of a function, module or training step to a graph of ATen operators.
+"""Trace a call of a function or step to ATen operators.
 
 The function runs once on fake tensors, which have shapes and no data, while ``make_fx`` records the
 operators of forward, backward and optimizer. Changes that a graph cannot make raise CaptureError,
@@ -121,7 +121,7 @@ class _Tracer:
         self.outside: torch.Tensor | None = None  # the last tensor with data
 
     def trace(self) -> Trace:
-        """Trace the function, again if an attempt failed for a reason that is removed.
+        """Trace the function, again if the reason of failure is removed.
 
         That is a cache that returned what was computed before, or a path for real tensors that
         cannot be captured, where another one for fake tensors exists.
@@ -164,7 +164,7 @@ class _Tracer:
             found.module = make_fx(step, tracing_mode="fake")(inputs)
 
     def _step(self, fakes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Run the function on fake tensors; return the tensors of its result and new state."""
+        """Run the function; return the tensors of its result and state."""
         twins = dict(zip(map(id, self.examples.values()), fakes, strict=True))
         args, kwargs = transform(lambda leaf: twins.get(id(leaf), leaf), self.arguments)
         before = dict(zip(self.examples, fakes, strict=True))
@@ -201,7 +201,8 @@ class _Tracer:
                 return Output(name)
             if not is_value(leaf) and not isinstance(leaf, _CONSTANTS):
                 raise CaptureError(
-                    f"a {type(leaf).__name__} is returned; return tensors, in tuples, lists or dicts"
+                    f"a {type(leaf).__name__} is returned; return tensors, in tuples, lists or "
+                    "dicts"
                 )
             return leaf
 

@@ -38,42 +38,53 @@ __all__ = [
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _LIBRARIES = (_TORCH, f"{Path(__file__).parents[1]}{os.sep}", contextlib.__file__)
 
+_NO_DATA = (
+    "Python reads elements of a tensor, and a graph has no data: keep them in tensors "
+    "(torch.where, index_select), return them, or do this outside of the step"
+)
+_DEVICES = "put the model and its inputs on one device, with data; the schedule places the tasks"
+_OWN_TASKS = "pass such tensors to tasks of your own, by Graph.add"
+
 # Advice by words in torch's message, in the name of its error, or in the names of its files in the
-# traceback.
-_ADVICE = (
-    (("optim/lbfgs.py",), "LBFGS reads the elements of tensors to choose its steps; use another optimizer"),
-    (("optim/radam.py",), "RAdam reads its step counter; pass capturable=True, or use another optimizer"),
-    (("grad_scaler.py",), "GradScaler tests whether gradients are finite; use bfloat16, which needs no scaling"),
-    (("swa_utils.py",), "AveragedModel reads a counter that is a tensor; update it outside of the step"),
-    (("clip_grad.py",), "leave out error_if_nonfinite"),
-    (("data-dependent", "DataDependent", "DynamicOutputShape", "data is not allocated yet", "got SymInt", "SymFloat",
-      "FakeTensor.__format__"),
-     "Python reads elements of a tensor, and a graph has no data: keep them in tensors (torch.where, index_select), "
-     "return them, or do this outside of the step"),
-    ((".numpy() is not supported",), "NumPy cannot be captured: use torch's functions, or do this outside of the step"),
-    (("FakeTensorDeviceMismatch", "FakeTensor Device Propagation"),  # before torch 2.12 it has no name of its own
-     "put the model and its inputs on one device, with data; the schedule decides where tasks run"),
-    (("dynamo-optimized",), "leave out torch.compile; autosched compiles the function itself"),
-    (("UnsupportedFakeTensor", "UnsupportedOperator"), "pass such tensors to tasks of your own, by Graph.add"),
-    (("convert all Tensors to FakeTensors",), "a tensor from outside: pass it as an argument, or hold it in a module"),
-)  # fmt: skip
+# traceback. The first that is found counts.
+_ADVICE = {
+    "optim/lbfgs.py": "LBFGS reads the elements of tensors; use another optimizer",
+    "optim/radam.py": "RAdam reads its step counter; use capturable=True, or another optimizer",
+    "grad_scaler.py": "GradScaler tests whether gradients are finite; use bfloat16 without it",
+    "swa_utils.py": "AveragedModel reads a tensor, its counter; update it outside of the step",
+    "clip_grad.py": "leave out error_if_nonfinite",
+    "data-dependent": _NO_DATA,
+    "DataDependent": _NO_DATA,
+    "DynamicOutputShape": _NO_DATA,
+    "data is not allocated yet": _NO_DATA,
+    "got SymInt": _NO_DATA,
+    "SymFloat": _NO_DATA,
+    "FakeTensor.__format__": _NO_DATA,
+    ".numpy() is not supported": "NumPy cannot be captured; use torch's functions instead",
+    "FakeTensorDeviceMismatch": _DEVICES,
+    "FakeTensor Device Propagation": _DEVICES,  # before torch 2.12 it has no name of its own
+    "dynamo-optimized": "leave out torch.compile; autosched compiles the function itself",
+    "UnsupportedFakeTensor": _OWN_TASKS,
+    "UnsupportedOperator": _OWN_TASKS,
+    "convert all Tensors to FakeTensors": "pass tensors as arguments, or hold them in a module",
+}
 
 
 def definition_of(fn: Any) -> tuple[str, int]:
-    """Return the file and line where a function, or a module's class, is defined."""
+    """Return the file and line of a function or module's class."""
     code = inspect.unwrap(fn.forward if isinstance(fn, torch.nn.Module) else fn)
     code = getattr(getattr(code, "__func__", code), "__code__", None)
     return (code.co_filename, code.co_firstlineno) if code is not None else ("<unknown>", 0)
 
 
 def reason_of(error: Exception) -> str:
-    """Return the first line of an error, with its class if it is not our own."""
+    """Return the first line of an error, with its class."""
     first = str(error).strip().partition("\n")[0]
     return first if isinstance(error, CaptureError) else f"{type(error).__name__}: {first}"
 
 
 def failure_message(fn: Any, error: Exception) -> str:
-    """Return the reason why a function cannot be captured, the line, and an alternative."""
+    """Return why a function cannot be captured, its line, and an alternative."""
     frames = traceback.extract_tb(error.__traceback__)
     users = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
     if users:
@@ -86,10 +97,8 @@ def failure_message(fn: Any, error: Exception) -> str:
         return message
     names = (frame.filename for frame in frames if frame.filename.startswith(_TORCH))
     clues = " ".join((f"{type(error).__name__}: {error}", *(Path(n).as_posix() for n in names)))
-    for words, advice in _ADVICE:
-        if any(word in clues for word in words):
-            return f"{message}\n    {advice}"
-    return message
+    advice = next((advice for word, advice in _ADVICE.items() if word in clues), None)
+    return message if advice is None else f"{message}\n    {advice}"
 
 
 def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
@@ -106,7 +115,7 @@ def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def check_modes() -> None:
-    """Raise CaptureError if a user's mode is active, which tasks would not see, or see twice."""
+    """Raise CaptureError if a user's mode is active outside of tasks."""
     function_modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     for mode in (*function_modes, *_get_current_dispatch_mode_stack()):
         if type(mode).__module__.partition(".")[0] not in ("torch", "autosched"):

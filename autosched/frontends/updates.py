@@ -90,7 +90,7 @@ class Updates:
     # ---- counters of steps
 
     def _step_counters(self) -> set[Node]:
-        """Return the step counters on the CPU that are not used together with other tensors."""
+        """Return step counters on the CPU that other tensors do not use."""
         steps = [root for root, place in self._places.items() if place[-1] == "step"]
         found = set(filter(_is_number, steps))
         touched = map(self._touched, self._steps)
@@ -122,10 +122,7 @@ class Updates:
         return [list(own) for own in found.values() if len(own) > 1]
 
     def _is_gradient(self, root: Node) -> bool:
-        """Whether a tensor that an update uses was computed before, or is a gradient.
-
-        It must not be written along with others.
-        """
+        """Whether an update's tensor was computed before, and is written alone."""
         computed = root.op == "call_function" and root not in self._updates
         is_grad = self._places.get(root, ("",))[0] == "grad"
         return (computed or is_grad) and root not in self._fused
