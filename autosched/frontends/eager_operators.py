@@ -44,7 +44,7 @@ class EagerOperators(TorchFunctionMode):
         kwargs = kwargs or {}
         name = str(getattr(fn, "__name__", "")).removeprefix("linalg_")
         if name in _VALUES_ONLY:
-            with _ValuesOnly():
+            with _ValuesOnly():  # type: ignore[no-untyped-call]
                 return fn(*args, **kwargs)
         if name in ("matmul", "__matmul__", "__rmatmul__") and len(args) == 2 and not kwargs:
             one, other = args if name != "__rmatmul__" else args[::-1]
@@ -61,9 +61,6 @@ class EagerOperators(TorchFunctionMode):
 
 class _ValuesOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Requests no vectors where autograd does not record."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

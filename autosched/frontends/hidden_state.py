@@ -125,19 +125,14 @@ def _state(item: Any, depth: int = 0) -> Hashable:
         case queue.Queue() | queue.SimpleQueue():
             return item.qsize()
         case io.IOBase():
-            return _position_in(item)
+            with contextlib.suppress(OSError, ValueError):  # closed, or being read line by line
+                return item.tell()
+            return -1
         case ContextVar():
             return id(item.get(None))
         case GeneratorType():
             return _of_generator(item, depth)
     return type(item), _part(_reduced(item), depth) if depth < _DEPTH else None
-
-
-def _position_in(file: io.IOBase) -> int:
-    try:
-        return file.tell()
-    except (OSError, ValueError):  # closed; or its lines are being read one by one
-        return -1
 
 
 def _of_generator(item: GeneratorType[Any, Any, Any], depth: int) -> Hashable:

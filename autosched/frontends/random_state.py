@@ -23,12 +23,14 @@ __all__ = ["FUNCTIONS", "random_nodes", "tracing_random_state"]
 _DEFAULT = torch.default_generator
 _STATE_BYTES = _DEFAULT.get_state().numel()
 _LIBRARY: Any = torch.library.Library("autosched", "DEF")  # type: ignore[no-untyped-call]
-for _schema in (
-    "get_rng_state() -> Tensor",
-    "set_rng_state(Tensor state) -> ()",
-    "manual_seed(int seed) -> ()",
-):
+_OPERATORS: dict[str, Callable[..., Any]] = {  # their schemas, and what they do on fake tensors
+    "get_rng_state() -> Tensor": lambda: torch.empty(_STATE_BYTES, dtype=torch.uint8),
+    "set_rng_state(Tensor state) -> ()": lambda state: None,
+    "manual_seed(int seed) -> ()": lambda seed: None,
+}
+for _schema, _fake in _OPERATORS.items():
     _LIBRARY.define(_schema, tags=(torch.Tag.nondeterministic_seeded,))
+    torch.library.register_fake(f"autosched::{_schema.partition('(')[0]}", _fake)
 _OPS = torch.ops.autosched
 _GET = _OPS.get_rng_state.default
 _SET = _OPS.set_rng_state.default
@@ -39,21 +41,6 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     _SET: torch.set_rng_state,
     _SEED: torch.manual_seed,
 }
-
-
-@torch.library.register_fake("autosched::get_rng_state")  # type: ignore[untyped-decorator]
-def _get() -> torch.Tensor:
-    return torch.empty(_STATE_BYTES, dtype=torch.uint8)
-
-
-@torch.library.register_fake("autosched::set_rng_state")  # type: ignore[untyped-decorator]
-def _set(state: torch.Tensor) -> None:
-    return
-
-
-@torch.library.register_fake("autosched::manual_seed")  # type: ignore[untyped-decorator]
-def _seed(seed: int) -> None:
-    return
 
 
 def _set_state(state: torch.Tensor) -> torch.Generator:

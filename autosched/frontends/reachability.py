@@ -56,6 +56,7 @@ _NOT_FOLLOWED = frozenset(
 )
 _LIBRARIES = frozenset(("torch", "autosched", "numpy"))
 _PYTHON = f"{Path(functools.__file__).parent}{os.sep}"  # where Python's own modules are
+_WRAPPED = "func args keywords __self__ __func__ fget fset".split()
 _OPERATOR_FUNCTIONS = (
     "_init_fn _backend_fns _abstract_fn _setup_context_fn _backward_fn _torch_dispatch_fns"
 ).split()
@@ -181,17 +182,10 @@ class Reach:
         if not _is_known(type(item).__module__):
             yield from self._object(item)
 
-    @_visit.register(functools.partial | functools.partialmethod)
-    def _partial(self, item: Any) -> Iterable[Any]:
-        return [item.func, item.args, item.keywords]
-
-    @_visit.register(staticmethod | classmethod | MethodType)
-    def _method(self, item: Any) -> Iterable[Any]:
-        return [getattr(item, "__self__", None), item.__func__]
-
-    @_visit.register(functools.cached_property | property)
-    def _property(self, item: Any) -> Iterable[Any]:
-        return [getattr(item, name, None) for name in ("func", "fget", "fset")]
+    @_visit.register(functools.partial | functools.partialmethod | functools.cached_property)
+    @_visit.register(staticmethod | classmethod | MethodType | property)
+    def _wrapper(self, item: Any) -> Iterable[Any]:
+        return [getattr(item, name, None) for name in _WRAPPED]
 
     @_visit.register(weakref.ref)
     def _reference(self, item: Any) -> Iterable[Any]:
