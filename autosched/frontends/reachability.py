@@ -119,9 +119,8 @@ class Reach:
         lookups = [(read, read()) for read in (self._entries, self._attributes)]
         contents = self.contents
         values = [read() for read in contents]
-        alive = self.found()  # so that no id is used again
 
-        def check(_alive: Any = alive) -> bool:
+        def check() -> bool:  # refers to ``self``, which holds all objects: no id is used again
             try:
                 return (
                     not any(empty)
