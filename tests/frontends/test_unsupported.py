@@ -71,11 +71,19 @@ FUNCTIONS: list[tuple[Callable[[Tensor], Any], str, str]] = [
         "x + OUTSIDE",
     ),
     (lambda x: torch.from_numpy(x.numpy() + 1), "NumPy cannot be captured", "x.numpy()"),
-    (lambda x: torch.as_tensor(numpy.maximum(x, 0)), "NumPy cannot be captured", "numpy.maximum(x, 0)"),
+    (
+        lambda x: torch.as_tensor(numpy.maximum(x, 0)),
+        "NumPy cannot be captured",
+        "numpy.maximum(x, 0)",
+    ),
     (counts, "global 'COUNT' is 1 after the step", "test_unsupported.py"),
     (lambda x: x * random.random(), "Python's random", "test_unsupported.py"),
     (lambda x: x * float(numpy.random.rand()), "NumPy's random", "test_unsupported.py"),
-    (lambda x: x.to_sparse() @ x, "returns a tensor of layout torch.sparse_coo", "test_unsupported.py"),
+    (
+        lambda x: x.to_sparse() @ x,
+        "returns a tensor of layout torch.sparse_coo",
+        "test_unsupported.py",
+    ),
     (lambda x: torch.nested.nested_tensor([x, x[:1]]).sum(), "tasks of your own", "nested_tensor"),
     (
         gives_other_memory,
@@ -444,7 +452,8 @@ def test_a_hook_for_when_a_gradient_is_there_is_refused() -> None:
     model = mlp()
     model[0].weight.register_post_accumulate_grad_hook(lambda parameter: None)
     with pytest.raises(
-        asc.CaptureError, match=r"'0\.weight' has a hook that runs after its gradient is accumulated"
+        asc.CaptureError,
+        match=r"'0\.weight' has a hook that runs after its gradient is accumulated",
     ):
         asc.capture(model, X)
 
