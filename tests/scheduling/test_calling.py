@@ -94,7 +94,7 @@ def test_arguments_that_fit_no_parameter_are_refused(u: Tensor, i: Tensor) -> No
         asc.GraphError, match=r"'scale' is 3.0, but it was 2.0 when 'Item' was captured"
     ):
         schedule(u, i, scale=3.0)
-    with pytest.raises(asc.GraphError, match=r"'scale' is 3.0, and was 2.0"):
+    with pytest.raises(asc.GraphError, match=r"'scale' is 3.0, but it was 2.0"):
         graph.feed(u, i, 3.0)
     with pytest.raises(asc.AutoschedError, match=r"misses input 'i'|cannot be called like that"):
         schedule(u)
