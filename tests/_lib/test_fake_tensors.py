@@ -124,7 +124,7 @@ def test_an_operator_whose_fake_kernel_is_wrong_about_strides_is_refused_where_t
 
     run = asc.compile(fn, asc.Machine.emulated(gpus=1), backend="host")
     with pytest.raises(
-        asc.TaskError, match=r"its argument has strides \(1, 2\); it had \(3, 1\) when"
+        asc.TaskError, match=r"its argument has strides \(1, 2\), but had \(3, 1\) when"
     ):
         run(torch.ones(2, 3))
 
