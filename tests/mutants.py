@@ -487,16 +487,16 @@ MUTANTS = (
     Mutant(
         "a guard does not look at tensors",
         "autosched/frontends/guards.py",
-        "            or list(map(_looks, self._held.values())) != self._looks\n",
+        "            or list(map(_properties, self._held.values())) != self._properties\n",
         "",
         "tests/frontends/test_guards.py::test_what_is_baked_in_is_guarded",
     ),
     Mutant(
         "an operator is called by what returns something else",
-        "autosched/frontends/spelling.py",
+        "autosched/frontends/public_functions.py",
         "if once.done and _same(result, once.result):",
         "if once.done:",
-        "tests/frontends/test_spelling.py::test_an_operator_is_spelled_as_people_do",
+        "tests/frontends/test_public_functions.py::test_an_operator_is_spelled_as_people_do",
     ),
     Mutant(
         "tensors that a step leaves in attributes are forgotten",

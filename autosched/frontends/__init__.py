@@ -1,29 +1,32 @@
 """Capture PyTorch code as graphs; compile functions.
 
-capture       a function, module or training step as a graph of ATen operators
-state         the tensors of modules and optimizers
-operators     nodes of a traced graph as tasks
-spelling      the Python function that calls an ATen operator
-origins       module, phase and source line of an operator
-updates       which parameters an optimizer's operators update
-granularity   how many operators become one task
-compiled      functions that are captured and scheduled when they are called
-guards        whether a call can use an earlier capture
-changes       why a call cannot use an earlier capture
-reach         the non-tensor objects that a function can read
-dynamo        the backend for ``torch.compile``
-aot           graphs of Dynamo and AOTAutograd as graphs of autosched
-described     names and source lines that Dynamo and AOTAutograd report
-refusals      errors for code that cannot be captured
-surroundings  changes that a step makes to objects outside its arguments
-kept          properties of tensors that a step must not change
-drawn         iterators, generators and files that a step consumes
-calls         time, files, print: calls that a graph does not repeat
-asking        code that behaves differently with fake tensors
-attention     fused attention kernels in a capture
-caches        caches that a capture must not read or fill
-seeds         seeding of torch's generator as operators
-faithful      functions that choose other operators while they are traced
-older         functions of newer torch versions for older ones
-exclusive     one capture at a time
+capture           a function, module or training step as a graph of ATen operators
+captured          captured graphs, called with a function's arguments
+tracing           a call on fake tensors as nodes of ATen operators
+operators         nodes as tasks
+public_functions  the Python function that calls an ATen operator
+origins           module, phase and source line of an operator
+state             the tensors of modules and optimizers
+updates           which parameters an optimizer's operators update
+granularity       how many operators become one task
+
+compiled          functions that are captured and scheduled when they are called
+guards            whether a call can use an earlier capture
+reachability      the non-tensor objects that a function can read
+recaptures        why a call cannot use an earlier capture
+
+dynamo            the backend for ``torch.compile``
+aot               graphs of Dynamo and AOTAutograd as graphs of autosched
+
+unsupported       errors for code that cannot be captured
+side_effects      changes of objects outside of a function's arguments
+hidden_state      iterators, generators and files that a step consumes
+host_calls        time, files, print: calls that a graph does not repeat
+caches            caches that hold tensors of a capture, or tensors for it
+random_state      seeds of torch's generator as operators
+eager_operators   functions that choose other operators while they are traced
+attention         fused attention kernels in a capture
+fake_checks       code that behaves differently with fake tensors
+compat            functions of newer torch versions for older ones
+capture_lock      one capture at a time
 """

@@ -16,6 +16,7 @@ import contextlib
 import copy
 import itertools
 import operator
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -30,16 +31,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from autosched._lib.allowed import WORDS
 from autosched._lib.tree import flatten
 from autosched.errors import CaptureError
-from autosched.frontends.described import called, named, origin_of, where_of
-from autosched.frontends.operators import Operators, storages, usual_device
+from autosched.frontends.operators import Operators, common_device, storages
+from autosched.frontends.unsupported import reason_of
 from autosched.graph.graph import Graph, Value
+from autosched.graph.task import Origin
 
-__all__ = ["Traced", "run_as_given", "split", "traced"]
+__all__ = ["AotGraph", "convert", "run_unscheduled", "split"]
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
-Compile = Callable[
-    [torch.fx.GraphModule, str, Sequence[str]], Boxed
-]  # of a module, its phase, the names of inputs
+# Compiles a module, given its phase and the names of the inputs.
+Compile = Callable[[torch.fx.GraphModule, str, Sequence[str]], Boxed]
 
 
 def split(
@@ -47,11 +48,10 @@ def split(
 ) -> Callable[..., Any]:
     """Return a function that runs what Dynamo traced.
 
-    ``compile`` is given the graphs that AOTAutograd makes of it.
-
-    The graphs are those of ``backend="aot_eager"``, so that results can be equal to the last bit.
+    ``compile`` is given the graphs that AOTAutograd makes of it. They are those of
+    ``backend="aot_eager"``, so that results can be equal to the last bit.
     """
-    names = [called(node) for node in module.graph.nodes if node.op == "placeholder"]
+    names = [_variable(node) for node in module.graph.nodes if node.op == "placeholder"]
 
     def compiler(phase: str) -> Callable[..., Boxed]:
         def compiled(part: torch.fx.GraphModule, _: Sequence[Any]) -> Boxed:
@@ -75,22 +75,21 @@ def split(
     return run
 
 
-def run_as_given(module: torch.fx.GraphModule, arguments: list[Any]) -> Sequence[Any]:
+def run_unscheduled(module: torch.fx.GraphModule, arguments: list[Any]) -> Sequence[Any]:
     """Run a graph as ``backend="aot_eager"`` does."""
     run: Boxed = boxed_nop(module, [])
     return run(arguments)
 
 
-class Traced(Graph):
-    """A forward or backward graph, and how AOTAutograd calls it: with a list, for a list."""
+class AotGraph(Graph):
+    """A forward or backward graph, called with a list for a list."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.given: dict[str, int] = {}  # inputs, by the position of their argument
         self.homes: dict[str, str] = {}  # the devices of outputs
-        self.returned: list[
-            tuple[str, Any]
-        ] = []  # an output's name; or None, and a non-tensor result
+        # An output's name; or "", and a result that is not a tensor.
+        self.returned: list[tuple[str, Any]] = []
 
     def feed(self, arguments: Sequence[Any]) -> dict[str, Any]:
         """Return the inputs of a run."""
@@ -101,26 +100,26 @@ class Traced(Graph):
         return [outputs[name] if name else item for name, item in self.returned]
 
 
-def traced(
+def convert(
     module: torch.fx.GraphModule,
     arguments: Sequence[Any],
     phase: str,
     names: Sequence[str],
     host: str,
-) -> Traced:
-    """Return a graph of AOTAutograd as a graph of autosched, for arguments of these shapes.
+) -> AotGraph:
+    """Convert a graph of AOTAutograd, for arguments of these shapes.
 
-    Numbers among them become constants.
-
-    ``names`` are those of what Dynamo traced; ``host`` is where tensors on the CPU are. Raises
-    CaptureError, with the user's line, for what a graph cannot express.
+    Numbers among them become constants. ``names`` are those of what Dynamo traced; ``host`` is the
+    device of tensors on the CPU. Raises CaptureError, with the user's line, for what a graph cannot
+    express.
     """
-    graph = Traced(phase)
+    graph = AotGraph(phase)
     _Builder(graph, module, names, host).build(arguments)
     for name, position in graph.given.items():
         if arguments[position].is_inference() and graph.last_version(graph.value(name).index):
             raise CaptureError(
-                f"{name!r} is a tensor of inference mode and written, which no other thread may"
+                f"{name!r} is a tensor of inference mode and written, which other threads cannot "
+                "do; use torch.no_grad() instead"
             )
     return graph
 
@@ -129,7 +128,7 @@ class _Builder:
     """Converts nodes to inputs, tasks and outputs."""
 
     def __init__(
-        self, graph: Traced, module: torch.fx.GraphModule, names: Sequence[str], host: str
+        self, graph: AotGraph, module: torch.fx.GraphModule, names: Sequence[str], host: str
     ):
         self.graph = graph
         self.module = module
@@ -137,9 +136,10 @@ class _Builder:
         self.host = host
 
     def build(self, arguments: Sequence[Any]) -> None:
-        nodes = _shaped(self.module, arguments)
-        where = {node: origin_of(node, self.graph.name) for node in nodes}
-        operators = Operators(self.graph, where, usual_device(filter(torch.is_tensor, arguments)))
+        nodes = _with_shapes(self.module, arguments)
+        origins = {node: _origin(node, self.graph.name) for node in nodes}
+        device = common_device(filter(torch.is_tensor, arguments))
+        operators = Operators(self.graph, origins, device)
         together = _returned_together(nodes[-1])
         positions = itertools.count()
         for node in nodes:
@@ -147,11 +147,10 @@ class _Builder:
                 operators.values[node] = self._input(node, next(positions))
             elif node.op == "get_attr":
                 held = operator.attrgetter(str(node.target))(self.module)
-                operators.values[node] = (
-                    self.graph.constant(held) if isinstance(held, torch.Tensor) else held
-                )
+                is_tensor = isinstance(held, torch.Tensor)
+                operators.values[node] = self.graph.constant(held) if is_tensor else held
             elif node.op == "call_function":
-                with _told(node), self._at(node, not together.isdisjoint(storages(node))):
+                with _naming(node), self._on(node, not together.isdisjoint(storages(node))):
                     _add(operators, node)
         self._return(nodes[-1], operators.values)
 
@@ -162,14 +161,14 @@ class _Builder:
         """
         if not isinstance(node.meta["val"], torch.Tensor):
             return node.meta["val"]
-        name = named(node.meta.get("desc"), self.names) or node.name
+        name = _described(node.meta.get("desc"), self.names) or node.name
         name = self.graph.fresh(f"{name}_" if name in WORDS else name)
         self.graph.given[name] = position
-        with self._at(node, node.meta["val"].device.type != "cpu"):
+        with self._on(node, node.meta["val"].device.type != "cpu"):
             return self.graph.input(name)
 
     def _return(self, node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]) -> None:
-        """Declare the outputs, each under one name, even if it is returned several times."""
+        """Declare the outputs, each under one name."""
         labels: dict[str, str] = {}
         for item, description in _results(node):
             value = values[item] if isinstance(item, torch.fx.Node) else item
@@ -177,37 +176,33 @@ class _Builder:
                 self.graph.returned.append(("", value))
                 continue
             if value.name not in labels:
-                labels[value.name] = label = named(description, self.names) or value.name
+                labels[value.name] = label = _described(description, self.names) or value.name
                 self.graph.output(**{label: value})
                 self.graph.homes[label] = self._home(item)
             self.graph.returned.append((labels[value.name], None))
 
     def _home(self, node: torch.fx.Node) -> str:
         """Return the device on which torch has a node's result."""
-        device = next(
-            leaf.device for leaf in flatten(node.meta["val"]) if isinstance(leaf, torch.Tensor)
-        )
+        tensors = (item for item in flatten(node.meta["val"]) if isinstance(item, torch.Tensor))
+        device = next(tensors).device
         return self.host if device.type == "cpu" else str(device)
 
-    def _at(self, node: torch.fx.Node, bound: bool) -> contextlib.AbstractContextManager[None]:
-        """Place tasks that are added on a node's device, if it requires that device."""
+    def _on(self, node: torch.fx.Node, bound: bool) -> contextlib.AbstractContextManager[None]:
+        """Place tasks on a node's device, if ``bound``."""
         return self.graph.on(self._home(node)) if bound else contextlib.nullcontext()
 
 
-# Operators of operators that leave their arguments as they are and make new memory.
+# Higher-order operators that do not change their arguments, and return new memory.
 _FUNCTIONAL = frozenset(
     (
-        "auto_functionalized",
-        "auto_functionalized_v2",
-        "cond",
-        "run_and_save_rng_state",
-        "run_with_rng_state",
+        *("auto_functionalized", "auto_functionalized_v2", "cond"),
+        *("run_and_save_rng_state", "run_with_rng_state"),
     )
 )
 
 
 def _add(operators: Operators, node: torch.fx.Node) -> None:
-    """Add the task of a node, unless its result is a number that depends on shapes alone."""
+    """Add the task of a node, unless its result is a number."""
     if isinstance(node.meta["val"], (bool, int, float)):
         operators.values[node] = node.meta["val"]
     elif isinstance(node.target, HigherOrderOperator):
@@ -215,7 +210,7 @@ def _add(operators: Operators, node: torch.fx.Node) -> None:
     elif isinstance(node.target, OpOverload) or node.target is operator.getitem:
         operators.add(node)
     else:
-        raise CaptureError("is no operator")
+        raise CaptureError("is not an operator")
 
 
 def _results(output: torch.fx.Node) -> list[tuple[Any, Any]]:
@@ -229,12 +224,12 @@ def _returned_together(output: torch.fx.Node) -> set[int]:
 
     Only results that the user sees count: copies would not share it.
     """
-    seen = [
-        item
-        for item, what in _results(output)
-        if not type(what).__name__.startswith("SavedForBackwards")
-    ]
-    nodes = dict.fromkeys(item for item in seen if isinstance(item, torch.fx.Node))
+    nodes = {
+        item: None
+        for item, description in _results(output)
+        if not type(description).__name__.startswith("SavedForBackwards")
+        and isinstance(item, torch.fx.Node)
+    }
     counts = Counter(storage for node in nodes for storage in storages(node))
     return {storage for storage, count in counts.items() if count > 1}
 
@@ -242,20 +237,18 @@ def _returned_together(output: torch.fx.Node) -> set[int]:
 # ---- shapes
 
 
-def _shaped(module: torch.fx.GraphModule, arguments: Sequence[Any]) -> list[torch.fx.Node]:
-    """Return copies of a graph's nodes with fake tensors for these arguments, as ``val``.
+def _with_shapes(module: torch.fx.GraphModule, arguments: Sequence[Any]) -> list[torch.fx.Node]:
+    """Return copies of a graph's nodes with fake tensors as ``val``.
 
     Results that share memory share it there too.
     """
     shapes = _Shapes(module, garbage_collect_values=False, graph=copy.deepcopy(module.graph))
     shapes.extra_traceback = False
-    with (
-        torch.no_grad(),
-        torch.random.fork_rng(devices=[]),
-        FakeTensorMode(allow_non_fake_inputs=True) as mode,
-    ):
+    fakes = FakeTensorMode(allow_non_fake_inputs=True)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), fakes:
         twins = [
-            mode.from_tensor(item) if isinstance(item, torch.Tensor) else item for item in arguments
+            fakes.from_tensor(item) if isinstance(item, torch.Tensor) else item
+            for item in arguments
         ]
         shapes.run(*twins, enable_io_processing=False)
     return list(shapes.graph.nodes)
@@ -264,21 +257,73 @@ def _shaped(module: torch.fx.GraphModule, arguments: Sequence[Any]) -> list[torc
 class _Shapes(torch.fx.Interpreter):
     def run_node(self, n: torch.fx.Node) -> Any:
         """Run a node, and store its result."""
-        with _told(n):
+        with _naming(n):
             if isinstance(n.target, HigherOrderOperator) and str(n.target) not in _FUNCTIONAL:
-                raise CaptureError("is not known to do no more than to return tensors")
+                raise CaptureError("is not known to return new tensors and have no other effect")
             n.meta["val"] = found = super().run_node(n)
         return found
 
 
 @contextlib.contextmanager
-def _told(node: torch.fx.Node) -> Iterator[None]:
-    """Add to an error the node, and the user's line, at which it was raised."""
+def _naming(node: torch.fx.Node) -> Iterator[None]:
+    """Add to an error the node and the user's line."""
     try:
         yield
     except Exception as error:
-        first = str(error).strip().partition("\n")[0]
-        said = first if isinstance(error, CaptureError) else f"{type(error).__name__}: {first}"
-        file, line = where_of(node)
+        file, line = _line(node)
         where = f"\n    at {file}:{line}" if line else ""
-        raise CaptureError(f"{node.target} {said}{where}") from error
+        raise CaptureError(f"{node.target} {reason_of(error)}{where}") from error
+
+
+# ---- names and source lines
+
+
+def _variable(node: torch.fx.Node) -> str:
+    """Return the parameter's path or variable of a placeholder of Dynamo."""
+    source = getattr(node, "_dynamo_source", None)
+    name = getattr(source, "name", "")
+    return _path(str(name() if callable(name) else name)) or node.name
+
+
+def _described(description: Any, names: Sequence[str]) -> str:
+    """Return the name that a description of AOTAutograd refers to, or "".
+
+    That is the name of an input, or of its gradient.
+    """
+    if (source := getattr(description, "grad_of", None)) is not None:
+        name = _described(source, names)
+        return f"{name}.grad" if name else ""
+    if type(description).__name__ == "PlainAOTInput" and description.idx < len(names):
+        return names[int(description.idx)]
+    return str(getattr(description, "target", ""))
+
+
+def _origin(node: torch.fx.Node, phase: str) -> Origin:
+    """Return the user's line, the module and the phase.
+
+    The line and module of a backward node are those of its forward node.
+    """
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    module = _path([path for path, _ in stack.values()][-1]) if stack else ""
+    return Origin(_line(node), module, "backward" if phase == "backward" else "forward")
+
+
+def _line(node: torch.fx.Node) -> tuple[str, int]:
+    """Return the innermost user's line that was traced."""
+    lines = re.findall(r'File "(.+?)", line (\d+)', node.meta.get("stack_trace") or "")
+    return (lines[-1][0], int(lines[-1][1])) if lines else ("<unknown>", 0)
+
+
+def _path(source: str) -> str:
+    """Return the path in an expression of Dynamo.
+
+    There ``fn`` is the name of a module of torch's own.
+
+    >>> _path("L['self']._modules['fc1']._parameters['weight']"), _path("L['x']")
+    ('fc1.weight', 'x')
+    """
+    internal = ("_modules", "_parameters", "_buffers")
+    words = [word for word in re.findall(r"\w+", source) if word not in internal]
+    for root in (("L", "G"), ("self", "fn")):
+        words = words[1:] if words and words[0] in root else words
+    return ".".join(words)

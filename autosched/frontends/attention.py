@@ -32,32 +32,31 @@ from autosched.errors import CaptureError
 
 __all__ = ["fast_paths"]
 
-_OF_CAPTURES = (
-    "autosched.",
-    "torch.fx.experimental.proxy_tensor",
-)  # modules of the modes that captures enter
-_PLAIN = (Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl)  # type: ignore[attr-defined]
+# Modules of the modes that captures enter.
+_OF_CAPTURES = ("autosched.", "torch.fx.experimental.proxy_tensor")
+_NOT_OVERRIDDEN = (
+    Tensor.__torch_function__.__func__,  # type: ignore[attr-defined]
+    torch._C._disabled_torch_function_impl,
+)
 
 
 @contextlib.contextmanager
 def fast_paths() -> Iterator[None]:
     """Let modules choose the same path in captures as outside. Other threads are not affected."""
     encode = nn.TransformerEncoder.forward
-    asks = torch.overrides.has_torch_function
-    traces = activation._is_make_fx_tracing
+    has_override = torch.overrides.has_torch_function
+    is_traced = activation._is_make_fx_tracing
 
     def forward(self: nn.TransformerEncoder, *args: Any, **kwargs: Any) -> Tensor:
-        return (
-            _encoded(encode, self, *args, **kwargs)
-            if _is_captured()
-            else encode(self, *args, **kwargs)
-        )
+        if _is_captured():
+            return _encoded(encode, self, *args, **kwargs)
+        return encode(self, *args, **kwargs)
 
     def has_torch_function(arguments: Any) -> bool:
-        return _is_overridden(arguments) if _is_captured() else asks(arguments)
+        return _is_overridden(arguments) if _is_captured() else has_override(arguments)
 
     def is_make_fx_tracing() -> bool:
-        return False if _is_captured() else bool(traces())  # type: ignore[no-untyped-call]
+        return not _is_captured() and bool(is_traced())  # type: ignore[no-untyped-call]
 
     nn.TransformerEncoder.forward = forward  # type: ignore[method-assign]
     torch.overrides.has_torch_function = has_torch_function  # type: ignore[assignment]
@@ -66,23 +65,23 @@ def fast_paths() -> Iterator[None]:
         yield
     finally:
         nn.TransformerEncoder.forward = encode  # type: ignore[method-assign]
-        torch.overrides.has_torch_function = asks
-        activation._is_make_fx_tracing = traces
+        torch.overrides.has_torch_function = has_override
+        activation._is_make_fx_tracing = is_traced
 
 
 def _is_captured() -> bool:
-    """Whether this thread captures; the stack of modes is local to a thread."""
+    """Whether this thread captures: each has its own stack of modes."""
     modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     return any(type(mode).__module__.startswith("autosched.") for mode in modes)
 
 
 def _is_overridden(arguments: Any) -> bool:
-    """Whether torch functions are overridden for these arguments by something other than a capture."""
+    """Whether something other than a capture overrides torch functions for these arguments."""
     modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     if any(not type(mode).__module__.startswith(_OF_CAPTURES) for mode in modes):
         return True
     own = [type(item).__torch_function__ for item in arguments if isinstance(item, Tensor)]
-    return any(getattr(method, "__func__", method) not in _PLAIN for method in own)
+    return any(getattr(method, "__func__", method) not in _NOT_OVERRIDDEN for method in own)
 
 
 def _encoded(
@@ -93,21 +92,22 @@ def _encoded(
     src_key_padding_mask: Tensor | None = None,
     is_causal: bool | None = None,
 ) -> Tensor:
-    """Run an encoder, as a single node where it may use nested tensors."""
+    """Run an encoder, as one node where it uses nested tensors."""
+    padding = src_key_padding_mask
     nested = getattr(encoder, "use_nested_tensor", False)
-    asks = torch.backends.mha.get_fastpath_enabled() and nested and not encoder.layers[0].training
-    asks = asks and src.dim() == 3 and src_key_padding_mask is not None
+    first = encoder.layers[0]
     if (
-        asks
-        and mask is None
-        and not torch.is_autocast_enabled()
-        and not _is_recorded(encoder.layers[0], src)
+        torch.backends.mha.get_fastpath_enabled()
+        and nested
+        and not first.training
+        and src.dim() == 3
+        and padding is not None
     ):
-        assert src_key_padding_mask is not None
-        return _whole(encoder, src, src_key_padding_mask, is_causal)
-    encoder.use_nested_tensor = nested and not asks  # for no mask does it use them
+        if mask is None and not torch.is_autocast_enabled() and not _is_recorded(first, src):
+            return _whole(encoder, src, padding, is_causal)
+        encoder.use_nested_tensor = False  # or it would read the padding mask
     try:
-        return encode(encoder, src, mask, src_key_padding_mask, is_causal)
+        return encode(encoder, src, mask, padding, is_causal)
     finally:
         encoder.use_nested_tensor = nested
 
@@ -115,9 +115,8 @@ def _encoded(
 def _is_recorded(module: nn.Module, src: Tensor) -> bool:
     """Whether autograd records the operators of a module."""
     tensors = [src, *module.parameters()]
-    return _is_overridden(tensors) or (
-        torch.is_grad_enabled() and any(item.requires_grad for item in tensors)
-    )
+    recorded = torch.is_grad_enabled() and any(item.requires_grad for item in tensors)
+    return recorded or _is_overridden(tensors)
 
 
 def _whole(
@@ -126,23 +125,13 @@ def _whole(
     """Add a node that calls an encoder unchanged."""
     if _is_recorded(encoder, src):
         raise CaptureError(
-            "TransformerEncoder goes on with nested tensors where the first layer is frozen, and others require "
-            "gradients; make it with enable_nested_tensor=False"
+            "TransformerEncoder uses nested tensors if parameters of its first layer require no "
+            "gradients, also where others do, which a graph cannot express; create it with "
+            "enable_nested_tensor=False"
         )
     tensors = {**dict(encoder.named_parameters()), **dict(encoder.named_buffers())}
     names = tuple(tensors)
-    try:
-        with _disable_current_modes(), torch._C.DisableTorchFunction():
-            blanks: dict[int, Any] = {
-                id(item): nn.Parameter(torch.empty(0), False) for item in encoder.parameters()
-            }
-            blanks |= {id(item): torch.empty(0) for item in encoder.buffers()}
-            twin = copy.deepcopy(encoder, blanks)
-    except Exception as error:
-        raise CaptureError(
-            f"TransformerEncoder looks at its padding mask, so that its call stays one task, and cannot be copied for "
-            f"that ({type(error).__name__}: {error}); make it with enable_nested_tensor=False"
-        ) from error
+    twin = _copy_without_data(encoder)
 
     def transformer_encoder(src: Tensor, padding: Tensor, *held: Tensor) -> Tensor:
         if isinstance(src, FakeTensor):
@@ -150,7 +139,8 @@ def _whole(
         named = dict(zip(names, held, strict=True))
         given = {"src_key_padding_mask": padding, "is_causal": is_causal}
         with torch.no_grad():
-            return torch.func.functional_call(twin, named, (src,), given).contiguous()  # type: ignore[no-any-return]
+            result: Tensor = torch.func.functional_call(twin, named, (src,), given)
+            return result.contiguous()
 
     mode = get_proxy_mode()
     assert mode is not None
@@ -158,5 +148,20 @@ def _whole(
     arguments = tuple(tracer.unwrap_proxy(item) for item in (src, padding, *tensors.values()))
     node = tracer.create_proxy("call_function", transformer_encoder, arguments, {})
     with disable_proxy_modes_tracing():
-        made = src.new_empty(src.shape)
-    return track_tensor_tree(made, node, constant=None, tracer=tracer)
+        result = src.new_empty(src.shape)
+    return track_tensor_tree(result, node, constant=None, tracer=tracer)
+
+
+def _copy_without_data(encoder: nn.TransformerEncoder) -> nn.TransformerEncoder:
+    try:
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            empty: dict[int, Any] = {id(item): torch.empty(0) for item in encoder.buffers()}
+            for item in encoder.parameters():
+                empty[id(item)] = nn.Parameter(torch.empty(0), False)
+            return copy.deepcopy(encoder, empty)
+    except Exception as error:
+        raise CaptureError(
+            "TransformerEncoder reads its padding mask, so its whole call must be one task, but "
+            f"the module cannot be copied ({type(error).__name__}: {error}); create it with "
+            "enable_nested_tensor=False"
+        ) from error

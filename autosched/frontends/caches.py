@@ -1,7 +1,7 @@
-"""Find tensors that cross the border of a capture through caches.
+"""Find tensors that enter or leave a capture through caches.
 
-``functools.lru_cache``, ``cache`` and ``cached_property`` keep what a capture computes, which has
-no data, and return to a capture what was computed before it. They may be emptied, because what they
+``functools.lru_cache``, ``cache`` and ``cached_property`` retain what a capture computes, which has
+no data, and return to a capture what was computed before it. They may be cleared, because what they
 contained is then computed again. Knows no graph.
 """
 
@@ -20,131 +20,136 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from autosched._lib.tree import flatten
 
-__all__ = ["Made", "emptied_caches_of"]
+__all__ = ["MadeTensors", "clear_caches_of"]
 
 _LRU = type(functools.lru_cache(lambda: None))
 _DEPTH = 4  # of lists, dicts and objects in a cache
-_MANY = 50  # things whose holders are looked for: each is compared with all that there is
+_MOST = 50  # objects whose referrers are searched: each is compared with all objects
 
 
-class Made:
-    """The tensors that torch made in a capture."""
+class MadeTensors:
+    """The fake tensors that torch made in a capture."""
 
     def __init__(self) -> None:
         self._refs: list[weakref.ref[Any]] = []
 
-    def note(self, result: Any) -> None:
+    def add(self, result: Any) -> None:
         """Store the fake tensors in a result of torch."""
-        self._refs += [
-            weakref.ref(leaf) for leaf in flatten(result) if isinstance(leaf, FakeTensor)
-        ]
+        fakes = [leaf for leaf in flatten(result) if isinstance(leaf, FakeTensor)]
+        self._refs += map(weakref.ref, fakes)
 
-    def removed(self, kept: Iterable[Any] = ()) -> list[str]:
-        """Empty the caches that hold such a tensor, remove it from other containers, and return the names of these.
+    def remove(self, retained: Iterable[Any] = ()) -> list[str]:
+        """Remove the tensors from caches and other containers.
 
-        Tensors in ``kept`` may remain where they are.
+        Return the names of the others. Tensors in ``retained`` may remain where they are. Searching
+        referrers visits all objects, so steps that often suffice come first.
+
+        1. Collect young garbage. Collection is paused during a capture, so its garbage is young.
+        2. If no container holds a tensor, stop: torch holds some in C++, where no call finds them.
+        3. Clear the caches that hold tensors.
+        4. Collect all garbage, and clear caches again.
+        5. Remove what remains from lists and dicts.
         """
-        known = {id(item) for item in kept}
+        known = {id(item) for item in retained}
         self._refs = [ref for ref in self._refs if id(ref()) not in known]
-        # Most of what is left is garbage in cycles. Garbage collection is paused during a capture, so this garbage is
-        # young, and collecting the young generations is cheap; looking for holders visits all objects there are.
-        if self._left():
+        if self._alive():
             gc.collect(1)
-        left = self._left()
-        if not _holders(left):  # but for what torch holds in C++, which no later call finds
+        alive = self._alive()
+        if not _holders(alive):
             self._refs = []
             return []
-        if len(left) <= _MANY and emptied_caches_of(*left):
-            left = self._left()
-        if left:
-            del left
+        if len(alive) <= _MOST and clear_caches_of(*alive):
+            alive = self._alive()
+        if alive:
+            del alive
             gc.collect()
-            left = self._left()
-            if left and emptied_caches_of(*left):
-                del left
-                left = self._left()
-        places = list(_removed(left))
+            alive = self._alive()
+            if alive and clear_caches_of(*alive):
+                del alive
+                alive = self._alive()
+        names = list(_removed(alive))
         self._refs = []
-        return places
+        return names
 
-    def _left(self) -> list[torch.Tensor]:
+    def _alive(self) -> list[torch.Tensor]:
         return [tensor for ref in self._refs if (tensor := ref()) is not None]
 
 
-def emptied_caches_of(*tensors: torch.Tensor) -> bool:
-    """Empty the caches that hold any of these tensors; return whether there were any."""
+def clear_caches_of(*tensors: torch.Tensor) -> bool:
+    """Clear the caches that hold these tensors; return whether any did."""
     found = list(_caches(tensors))
-    for empty in found:
-        empty()
+    for clear in found:
+        clear()
     return bool(found)
 
 
 def _caches(tensors: Sequence[torch.Tensor]) -> Iterator[Callable[[], Any]]:
-    """Yield functions that empty the caches that hold tensors, also in lists, dicts and objects."""
+    """Yield functions that clear caches that hold tensors, also within objects."""
     seen: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
     held: list[Any] = list(tensors)
     own = {id(tensors), id(seen), id(held)}
     for _ in range(_DEPTH):
-        if not 0 < len(held) <= _MANY:
+        if not 0 < len(held) <= _MOST:
             return
-        found = {
-            id(item): item
-            for item in gc.get_referrers(*held)
-            if id(item) not in own and id(item) not in seen
-        }
-        del held[:]
-        for item in found.values():
+        # Without our own containers, which would be in a reference cycle.
+        known = own | seen.keys()
+        found = [item for item in gc.get_referrers(*held) if id(item) not in known]
+        held.clear()
+        for item in found:
             if isinstance(item, _LRU):
                 yield item.cache_clear
-            elif not isinstance(
-                item, (FrameType, GeneratorType, ModuleType, type)
-            ) and not _is_module_dict(item):
+            elif not _is_namespace(item):
                 yield from _properties(item, seen)
                 held.append(item)
+        del found
         seen |= {id(item): item for item in held}
 
 
 def _properties(item: Any, seen: dict[int, Any]) -> Iterator[Callable[[], Any]]:
-    """Yield functions that delete those cached properties of an object whose values were seen."""
+    """Yield functions that delete cached properties whose values were seen."""
     for name, value in list(getattr(item, "__dict__", {}).items()):
-        if id(value) in seen and isinstance(
-            getattr(type(item), name, None), functools.cached_property
-        ):
+        kind = getattr(type(item), name, None)
+        if id(value) in seen and isinstance(kind, functools.cached_property):
             yield functools.partial(item.__dict__.pop, name, None)
 
 
-def _is_module_dict(item: Any) -> bool:
+def _is_namespace(item: Any) -> bool:
+    """Whether an object holds the variables of code."""
+    return isinstance(item, (FrameType, GeneratorType, ModuleType, type)) or _is_globals(item)
+
+
+def _is_globals(item: Any) -> bool:
     return isinstance(item, dict) and "__name__" in item and "__spec__" in item
 
 
-def _holders(left: list[torch.Tensor]) -> list[Any]:
-    """Return the objects that hold any of these tensors, but for the list itself and for frames."""
-    if not left:
+def _holders(alive: list[torch.Tensor]) -> list[Any]:
+    """Return the objects that hold any of these tensors, except frames."""
+    if not alive:
         return []
-    found = gc.get_referrers(*left)
-    return [item for item in found if item is not left and not isinstance(item, FrameType)]
+    found = gc.get_referrers(*alive)
+    return [item for item in found if item is not alive and not isinstance(item, FrameType)]
 
 
-def _removed(left: list[torch.Tensor]) -> Iterator[str]:
-    """Take tensors out of the lists and dicts that hold them; yield what these are."""
-    known = {id(tensor) for tensor in left}
-    for holder in _holders(left):
+def _removed(alive: list[torch.Tensor]) -> Iterator[str]:
+    """Remove tensors from lists and dicts; yield the names of these."""
+    known = {id(tensor) for tensor in alive}
+    for holder in _holders(alive):
         if type(holder) in (dict, OrderedDict, defaultdict):
             for key in [key for key, item in holder.items() if id(item) in known]:
-                owner = _owner(holder)
-                if owner:
-                    holder[key] = None  # so that code that asks for it finds nothing there
+                if owner := _owner(holder):
+                    holder[key] = None  # code may expect the attribute
+                    yield f"{key!r} of {owner}"
                 else:
                     del holder[key]
-                yield f"{key!r} of {owner}" if owner else f"{_variable(holder)}[{key!r}]"
+                    yield f"{_variable(holder)}[{key!r}]"
         elif type(holder) is list:
             holder[:] = [item for item in holder if id(item) not in known]
             yield _variable(holder)
 
 
 def _owner(attributes: dict[Any, Any]) -> str:
-    """Return the object with these attributes; None for a dict that is not an object's."""
-    if _is_module_dict(attributes):
+    """Return the name of the object with these attributes, or ""."""
+    if _is_globals(attributes):
         return f"module {attributes['__name__']!r}"
     for owner in gc.get_referrers(attributes):
         if not isinstance(owner, FrameType) and getattr(owner, "__dict__", None) is attributes:
@@ -155,7 +160,7 @@ def _owner(attributes: dict[Any, Any]) -> str:
 def _variable(holder: Any) -> str:
     """Return the name of a list or dict in its module."""
     for owner in gc.get_referrers(holder):
-        if isinstance(owner, dict) and _is_module_dict(owner):
+        if _is_globals(owner):
             name = next((key for key, item in owner.items() if item is holder), "?")
             return f"{owner['__name__']}.{name}"
     return f"a {type(holder).__name__}"

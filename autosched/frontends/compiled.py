@@ -10,7 +10,6 @@ import functools
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from types import TracebackType
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -20,12 +19,13 @@ from autosched._lib.logs import LOG
 from autosched.coarsening.grouping import Granularity, check_granularity
 from autosched.costs.costs import Costs
 from autosched.errors import ScheduleError, shown
-from autosched.frontends.capture import Captured, arguments_of, captured
-from autosched.frontends.changes import changes, remedy
-from autosched.frontends.exclusive import check_not_capturing
+from autosched.frontends.capture import captured
+from autosched.frontends.capture_lock import check_not_capturing
+from autosched.frontends.captured import Captured, arguments_of
 from autosched.frontends.granularity import coarse
-from autosched.frontends.guards import Guard, Shape, kind_of
-from autosched.frontends.reach import Reach
+from autosched.frontends.guards import Arguments, Guard, capture_key
+from autosched.frontends.reachability import Reach
+from autosched.frontends.recaptures import changes, remedy
 from autosched.frontends.state import State
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
@@ -36,11 +36,12 @@ from autosched.scheduling.schedule import Schedule
 __all__ = ["CacheInfo", "Compiled", "compile"]
 
 
-_WARNED = 3  # captures: a step has one before its optimizer has state, and one after
+# The capture that warns: a step has one before its optimizer has state, and one after.
+_WARNED = 3
 
 
-class _Kind(NamedTuple):
-    """The captured graph and schedule for calls that share a capture, and the guard that recognizes them."""
+class _Entry(NamedTuple):
+    """A cached capture: graph, schedule, and guard of its calls."""
 
     graph: Captured
     schedule: Schedule
@@ -48,7 +49,7 @@ class _Kind(NamedTuple):
 
 
 class CacheInfo(NamedTuple):
-    """Numbers of cache hits and misses, and of kept captures."""
+    """Numbers of cache hits and misses, and of cached captures."""
 
     hits: int
     misses: int
@@ -66,15 +67,15 @@ def compile(
     granularity: Granularity = "op",
     **options: Any,
 ) -> Compiled:
-    """Return a function that does what ``fn`` does, on a machine, by a schedule.
+    """Return a function that runs ``fn`` on a machine, by a schedule.
 
     ``fn`` is what ``capture`` takes: a function of tensors, a module, or a training step. The first
-    call of each kind captures and schedules; the ``maxsize`` most recently used captures are kept.
-    ``costs`` default to an estimate; ``granularity`` is that of ``capture``, except that ``"auto"``
-    merges only where that is predicted to be no slower; ``options`` are those of ``schedule``. The
-    third capture warns of what changed; the logger ``autosched`` reports each recapture. Autograd
-    does not record the function: gradients are computed inside it, and if a gradient would be lost,
-    GradientError is raised.
+    call captures and schedules, and so does one that needs a recapture; the ``maxsize`` most
+    recently used captures are cached. ``costs`` default to an estimate; ``granularity`` is that of
+    ``capture``, except that ``"auto"`` merges only where that is predicted to be no slower;
+    ``options`` are those of ``schedule``. The third capture warns of what changed; the logger
+    ``autosched`` reports each recapture. Autograd does not record the function: gradients are
+    computed inside it, and if a gradient would be lost, GradientError is raised.
 
     >>> model = torch.nn.Linear(3, 2)
     >>> run = compile(model, Machine.emulated(gpus=1), backend="host")
@@ -86,38 +87,14 @@ def compile(
         raise ScheduleError(f"{fn!r} is compiled already; compile the function itself, {fn.fn!r}")
     if not callable(fn) or isinstance(fn, Graph | Schedule):
         hint = "; autosched.schedule(graph, machine) takes a graph" if isinstance(fn, Graph) else ""
-        raise ScheduleError(
-            f"compile takes a function of tensors, a module or a training step, got {shown(fn)}{hint}"
-        )
+        kinds = "a function of tensors, a module or a training step"
+        raise ScheduleError(f"compile takes {kinds}, got {shown(fn)}{hint}")
     if not isinstance(maxsize, int) or isinstance(maxsize, bool) or maxsize < 1:
         raise ScheduleError(f"maxsize must be 1 or more, got {maxsize!r}")
     check_granularity(granularity)
-    coarsen = functools.partial(_coarsened, granularity, machine, costs, options.get("place"))
-    make = functools.partial(schedule, machine=machine, policy=policy, **options)
-    return Compiled(fn, make, costs, maxsize, coarsen)
-
-
-def _coarsened(
-    granularity: Granularity,
-    machine: Machine | None,
-    costs: Costs | None,
-    place: Mapping[str, str] | None,
-    graph: Captured,
-    examples: Mapping[str, Any],
-) -> list[Captured]:
-    """Return the captured graphs to choose from, the first one at a granularity.
-
-    Their tasks have places; tasks in different places are not merged.
-    """
-    plain = [coarse(graph, "op", examples)] if granularity != "module" else []
-    if granularity == "op":
-        return plain
-    machine = Machine.local() if machine is None else machine
-    device = machine.device((*machine.accelerators, machine.host)[0])
-    return [
-        coarse(cast(Captured, graph.pinned(place=place)), granularity, examples, costs, device),
-        *plain,
-    ]
+    return Compiled(
+        fn, maxsize, granularity, costs, {"machine": machine, "policy": policy, **options}
+    )
 
 
 class Compiled:
@@ -129,20 +106,20 @@ class Compiled:
     def __init__(
         self,
         fn: Callable[..., Any],
-        make: Callable[..., Schedule],
-        costs: Costs | None,
         maxsize: int,
-        coarsen: Callable[[Captured, Mapping[str, Any]], list[Captured]],
+        granularity: Granularity,
+        costs: Costs | None,
+        options: Mapping[str, Any],
     ):
         self.fn = fn
-        self.make = make
-        self.costs = costs
         self.maxsize = maxsize
-        self.coarsen = coarsen
-        self._kept: OrderedDict[Hashable, _Kind] = OrderedDict()  # that used last, last
+        self._granularity = granularity
+        self._costs = costs
+        self._options = options  # of schedule
+        self._cache: OrderedDict[Hashable, _Entry] = OrderedDict()  # least recently used first
         self._hits = 0
         self._misses = 0
-        self._guard = rlock()
+        self._lock = rlock()
         functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -151,93 +128,109 @@ class Compiled:
         Raises CaptureError for what a graph cannot express, and the errors of a schedule's call.
         """
         check_not_capturing("a compiled function")
-        with self._guard:
-            kind, inputs = self._of(args, kwargs)
-            return kind.graph.finish(kind.schedule(**inputs))
+        with self._lock:
+            entry, inputs = self._find(args, kwargs)
+            return entry.graph.finish(entry.schedule(**inputs))
 
     def schedule(self, /, *args: Any, **kwargs: Any) -> Schedule:
         """Return the schedule of calls like this one."""
         check_not_capturing("a compiled function's schedule")
-        with self._guard:
-            return self._of(args, kwargs)[0].schedule
+        with self._lock:
+            return self._find(args, kwargs)[0].schedule
 
-    def _of(self, args: Any, kwargs: Mapping[str, Any]) -> tuple[_Kind, dict[str, torch.Tensor]]:
-        """Return the kind of a call, and the tensors of the call by name."""
-        shape = Shape(args, kwargs)
-        for key, kind in reversed(self._kept.items()):
-            inputs = kind.guard.inputs(shape)
+    def _find(self, args: Any, kwargs: Mapping[str, Any]) -> tuple[_Entry, dict[str, torch.Tensor]]:
+        """Return the cache entry for a call, and its tensors by name.
+
+        1. Return the first entry whose guard recognizes the call.
+        2. Otherwise compute the key of the call, and look it up in the cache.
+        3. If there is no such entry, capture the function and schedule the graph. Of several
+           granularities, use the one with the shortest predicted makespan.
+        4. Store a new guard, which recognizes the objects of this call.
+        """
+        arguments = Arguments(args, kwargs)
+        for key, entry in reversed(self._cache.items()):
+            inputs = entry.guard.inputs(arguments)
             if inputs is not None:
                 self._hits += 1
-                self._kept.move_to_end(key)
-                return kind, inputs
-        return self._anew(shape, args, kwargs)
-
-    def _anew(
-        self, shape: Shape, args: Any, kwargs: Mapping[str, Any]
-    ) -> tuple[_Kind, dict[str, torch.Tensor]]:
-        """Like ``_of``, but compare everything."""
+                self._cache.move_to_end(key)
+                return entry, inputs
         given = arguments_of(self.fn, args, kwargs)
         state = State.of(self.fn, [*args, *kwargs.values()])
-        reach = Reach([self.fn, *shape.others])
-        key = kind_of(state, reach, shape, given)
-        guard = Guard(state, reach, shape, given)
-        known = self._kept.pop(key, None)
-        if known is None:
-            self._misses += 1
-            self._tell(key, state)
-            operators = captured(self.fn, args, kwargs)
-            examples = operators.examples  # or this batch would live as long as the schedule
-            operators.examples = {}
-            costs = {"costs": self.costs} if self.costs is not None else {"examples": examples}
-            made = [
-                (graph, self.make(graph, **costs)) for graph in self.coarsen(operators, examples)
-            ]
-            known = _Kind(*min(made, key=lambda pair: pair[1].makespan), guard)
-        else:
+        reach = Reach([self.fn, *arguments.others])
+        key = capture_key(state, reach, arguments, given)
+        guard = Guard(state, reach, arguments, given)
+        known = self._cache.pop(key, None)
+        if known is not None:
             self._hits += 1
-        self._kept[key] = kind = known._replace(guard=guard)
-        while len(self._kept) > self.maxsize:
-            self._kept.popitem(last=False)[1].schedule.close()
-        return kind, {**state.tensors(), **given}
+            entry = known._replace(guard=guard)
+        else:
+            self._misses += 1
+            self._explain(key, state)
+            entry = _Entry(*self._captured(args, kwargs), guard)
+        self._cache[key] = entry
+        while len(self._cache) > self.maxsize:
+            self._cache.popitem(last=False)[1].schedule.close()
+        return entry, {**state.tensors(), **given}
 
-    def _tell(self, key: Hashable, state: State) -> None:
-        """Report why a call is captured again: to the logger, and the third time as a warning."""
-        if not self._kept:
+    def _captured(self, args: Any, kwargs: Mapping[str, Any]) -> tuple[Captured, Schedule]:
+        """Capture the function, and return the best graph with its schedule."""
+        operators = captured(self.fn, args, kwargs)
+        examples = operators.examples
+        operators.examples = {}  # or this batch would live as long as the schedule
+        costs = {"costs": self._costs} if self._costs is not None else {"examples": examples}
+        graphs = self._candidates(operators, examples)
+        made = [(graph, schedule(graph, **self._options, **costs)) for graph in graphs]
+        return min(made, key=lambda pair: pair[1].makespan)
+
+    def _candidates(self, graph: Captured, examples: Mapping[str, Any]) -> list[Captured]:
+        """Return the graphs to choose from, the first one at the granularity.
+
+        Its tasks have places; tasks in different places are not merged.
+        """
+        granularity = self._granularity
+        operators = [coarse(graph, "op", examples)] if granularity != "module" else []
+        if granularity == "op":
+            return operators
+        machine = self._options["machine"] or Machine.local()
+        device = machine.device((*machine.accelerators, machine.host)[0])
+        pinned = cast(Captured, graph.pinned(place=self._options.get("place")))
+        return [coarse(pinned, granularity, examples, self._costs, device), *operators]
+
+    def _explain(self, key: Hashable, state: State) -> None:
+        """Log why a call needs a recapture; the third time, warn."""
+        if not self._cache:
             return
-        found = changes(next(reversed(self._kept)), key)
-        groups = [
-            group for optimizer in state.optimizers.values() for group in optimizer.param_groups
-        ]
-        settings = frozenset(name for group in groups for name in group)
+        found = changes(next(reversed(self._cache)), key)
         name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
-        why = f"{name!r} is captured for the {_ordinal(self._misses)} time: " + ", ".join(
-            f"{what}: {how}" if what else how for what, how in found
-        )
+        described = ", ".join(f"{what}: {how}" if what else how for what, how in found)
+        why = f"{name!r} is captured for the {_ordinal(self._misses)} time: {described}"
         LOG.info("%s", why)
         if self._misses == _WARNED:
+            optimizers = state.optimizers.values()
+            groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+            settings = frozenset(name for group in groups for name in group)
             advice = remedy([what for what, _ in found], settings)
-            message = f"{why} since the last call; {advice}. Later captures are told to the logger 'autosched' alone"
-            warnings.warn(message, RuntimeWarning, stacklevel=5)
+            warnings.warn(
+                f"{why} since the last call; {advice}. Only the logger 'autosched' reports later "
+                "captures",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
     def cache_info(self) -> CacheInfo:
         """Return the numbers of cache hits and misses."""
-        return CacheInfo(self._hits, self._misses, self.maxsize, len(self._kept))
+        return CacheInfo(self._hits, self._misses, self.maxsize, len(self._cache))
 
     def close(self) -> None:
         """Close all schedules, and drop them."""
-        with self._guard:
-            while self._kept:
-                self._kept.popitem()[1].schedule.close()
+        with self._lock:
+            while self._cache:
+                self._cache.popitem()[1].schedule.close()
 
     def __enter__(self) -> Compiled:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -20,7 +20,7 @@ import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -28,7 +28,7 @@ from autosched._lib.forks import rlock
 from autosched.costs.costs import Costs
 from autosched.costs.estimate import estimate
 from autosched.errors import AutoschedError, ScheduleError, TaskError, listed, shown
-from autosched.frontends.aot import Traced, run_as_given, split, traced
+from autosched.frontends.aot import AotGraph, convert, run_unscheduled, split
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.policies import Policy
@@ -37,10 +37,9 @@ from autosched.scheduling.schedule import Schedule
 
 __all__ = ["TorchBackend", "default"]
 
-Entry = TypeVar("Entry")
-Planned = tuple[Traced, Schedule]
+Planned = tuple[AotGraph, Schedule]
 
-_MOST_KEPT = 8  # schedules of one graph, for as many shapes
+_MOST_CACHED = 8  # schedules of one graph, for as many shapes
 
 
 class TorchBackend:
@@ -72,7 +71,19 @@ class TorchBackend:
         self._options: dict[str, Any] = {"policy": policy, "check": check}
         self._runners: weakref.WeakValueDictionary[int, _Runner] = weakref.WeakValueDictionary()
         self._numbers = itertools.count()
-        self._check(machine, policy, costs, backend, check)
+        # Errors that would later prevent schedules are raised now.
+        if not isinstance(backend, str) and backend is not None and not callable(backend):
+            raise ScheduleError(
+                f"backend must be a name, or a function that makes one, got {shown(backend)}"
+            )
+        schedule(
+            Graph(),
+            Machine.emulated(gpus=0) if machine is None else machine,
+            policy="auto" if callable(policy) else policy,
+            costs=_restricted(costs, Graph()) if isinstance(costs, Costs) else costs,
+            backend=backend if isinstance(backend, str) else None,
+            check=check,
+        )
 
     def __call__(
         self,
@@ -88,7 +99,7 @@ class TorchBackend:
             part: torch.fx.GraphModule, phase: str, names: Sequence[str]
         ) -> Callable[..., Any]:
             def plan(arguments: Sequence[Any]) -> Planned:
-                graph = traced(part, arguments, phase, names, chosen.machine.host)
+                graph = convert(part, arguments, phase, names, chosen.machine.host)
                 return graph, chosen._schedule(graph, graph.feed(arguments))
 
             runner = _Runner(part, phase, plan)
@@ -108,28 +119,13 @@ class TorchBackend:
         A graph has none before its first call, and then one for each shape. Schedules of functions
         that no longer exist are not included.
         """
-        runners = sorted(self._runners.items())
-        return tuple(made for _, runner in runners for made in runner.schedules())
+        runners = list(self._runners.values())
+        return tuple(made for runner in runners for made in runner.schedules())
 
     def reset(self) -> None:
         """Close all schedules; ``torch._dynamo.reset()`` calls this. Later calls make new ones."""
-        for _, runner in sorted(self._runners.items()):
+        for runner in list(self._runners.values()):
             runner.reset()
-
-    def _check(self, machine: Any, policy: Any, costs: Any, backend: Any, check: Any) -> None:
-        """Raise errors now that would later prevent schedules."""
-        if not isinstance(backend, str) and backend is not None and not callable(backend):
-            raise ScheduleError(
-                f"backend must be a name, or a function that makes one, got {shown(backend)}"
-            )
-        schedule(
-            Graph(),
-            Machine.emulated(gpus=0) if machine is None else machine,
-            policy="auto" if callable(policy) else policy,
-            costs=_restricted(costs, Graph()) if isinstance(costs, Costs) else costs,
-            backend=backend if isinstance(backend, str) else None,
-            check=check,
-        )
 
     def _with(self, options: Mapping[str, Any]) -> TorchBackend:
         known = list(inspect.signature(TorchBackend).parameters)
@@ -140,13 +136,10 @@ class TorchBackend:
                 )
         return TorchBackend(**options)
 
-    def _schedule(self, graph: Traced, examples: Mapping[str, Any]) -> Schedule:
-        """Schedule a graph with its outputs on the devices where torch has them."""
-        costs = (
-            estimate(graph, examples).costs
-            if self._costs is None
-            else _restricted(self._costs, graph)
-        )
+    def _schedule(self, graph: AotGraph, examples: Mapping[str, Any]) -> Schedule:
+        """Schedule a graph with its outputs on the devices of torch."""
+        given = self._costs
+        costs = estimate(graph, examples).costs if given is None else _restricted(given, graph)
         backend = self._backend() if callable(self._backend) else self._backend
         return schedule(
             graph, self.machine, costs=costs, outputs=graph.homes, backend=backend, **self._options
@@ -154,7 +147,7 @@ class TorchBackend:
 
 
 class _Runner:
-    """Calls one graph of AOTAutograd, by a schedule for each set of shapes of its arguments."""
+    """Calls a graph of AOTAutograd, by a schedule for each shape."""
 
     def __init__(
         self, module: torch.fx.GraphModule, phase: str, plan: Callable[[Sequence[Any]], Planned]
@@ -162,21 +155,21 @@ class _Runner:
         self.module = module
         self.phase = phase
         self.plan = plan
-        self._kept: OrderedDict[Hashable, Planned | None] = OrderedDict()
-        self._told = False
-        self._guard = rlock()
+        self._cache: OrderedDict[Hashable, Planned | None] = OrderedDict()
+        self._warned = False
+        self._lock = rlock()
 
     def __call__(self, arguments: list[Any]) -> Sequence[Any]:
         """Run the graph. Raises the errors of its operators."""
-        with self._guard:
-            found = self._found(arguments)
+        with self._lock:
+            found = self._find(arguments)
         if found is None:
-            return run_as_given(self.module, arguments)
+            return run_unscheduled(self.module, arguments)
         graph, made = found
         inputs = graph.feed(arguments)
         arguments.clear()  # the caller has no other use for them
         try:
-            with torch.no_grad():  # AOTAutograd has seen to gradients
+            with torch.no_grad():  # AOTAutograd computes the gradients
                 return graph.finish(made(**inputs))
         except TaskError as error:
             cause = error.__cause__
@@ -184,71 +177,57 @@ class _Runner:
             cause.add_note(str(error))
             raise cause from None
 
-    def _found(self, arguments: Sequence[Any]) -> Planned | None:
-        """Return the schedule for such arguments, with its graph; None if there cannot be one."""
-        key = tuple(map(_look, arguments))
-        if key not in self._kept:
-            self._kept[key] = self._made(arguments)
-            while len(self._kept) > _MOST_KEPT:
-                self._kept.popitem(last=False)  # not closed: another thread may be in it
-        self._kept.move_to_end(key)
-        return self._kept[key]
+    def _find(self, arguments: Sequence[Any]) -> Planned | None:
+        """Return the graph and schedule for such arguments, or None."""
+        key = tuple(map(_properties, arguments))
+        if key not in self._cache:
+            try:
+                self._cache[key] = self.plan(arguments)
+            except Exception as error:
+                self._cache[key] = None
+                self._warn(error)
+            while len(self._cache) > _MOST_CACHED:
+                self._cache.popitem(last=False)  # not closed: another thread may be in it
+        self._cache.move_to_end(key)
+        return self._cache[key]
 
-    def _made(self, arguments: Sequence[Any]) -> Planned | None:
-        try:
-            return self.plan(arguments)
-        except Exception as error:
-            self._tell(
-                f"{error}"
-                if isinstance(error, AutoschedError)
-                else f"{type(error).__name__}: {error}"
-            )
-            return None
-
-    def _tell(self, why: str) -> None:
+    def _warn(self, error: Exception) -> None:
         """Warn, once, of a graph that runs without a schedule."""
-        if not self._told:
-            warnings.warn(
-                f"torch.compile's {self.phase} graph runs as it is, unscheduled: {why}",
-                stacklevel=2,
-            )
-        self._told = True
+        ours = isinstance(error, AutoschedError)
+        why = f"{error}" if ours else f"{type(error).__name__}: {error}"
+        if not self._warned:
+            message = f"torch.compile's {self.phase} graph runs without a schedule: {why}"
+            warnings.warn(message, stacklevel=2)
+        self._warned = True
 
     def schedules(self) -> list[Schedule]:
         """Return the existing schedules."""
-        with self._guard:
-            return [found[1] for found in self._kept.values() if found is not None]
+        with self._lock:
+            return [found[1] for found in self._cache.values() if found is not None]
 
     def reset(self) -> None:
         """Close all schedules."""
-        with self._guard:
+        with self._lock:
             for made in self.schedules():
                 made.close()
-            self._kept.clear()
+            self._cache.clear()
 
 
-def _look(argument: Any) -> Hashable:
+def _properties(argument: Any) -> Hashable:
     """Return the properties of an argument that a trace depends on."""
-    if isinstance(argument, torch.Tensor):
-        return (
-            argument.shape,
-            argument.stride(),
-            argument.dtype,
-            argument.device,
-            argument.is_inference(),
-        )
-    return type(argument), argument
+    if not isinstance(argument, torch.Tensor):
+        return type(argument), argument
+    shape = (argument.shape, argument.stride())
+    return *shape, argument.dtype, argument.device, argument.is_inference()
 
 
 def _restricted(costs: Costs, graph: Graph) -> Costs:
     """Return costs without entries that this graph does not have."""
-
-    def known(table: Mapping[str, Entry]) -> dict[str, Entry]:
-        return {name: entry for name, entry in table.items() if name in graph.names}
-
-    return dataclasses.replace(
-        costs, seconds=known(costs.seconds), nbytes=known(costs.nbytes), work=known(costs.work)
-    )
+    tables: dict[str, Any] = {
+        field: {name: entry for name, entry in getattr(costs, field).items() if name in graph.names}
+        for field in ("seconds", "nbytes", "work")
+    }
+    return dataclasses.replace(costs, **tables)
 
 
 default = TorchBackend()  # for the name "autosched"

@@ -1,11 +1,17 @@
 """Guards: whether a call can use an earlier capture.
 
 A capture makes constants of all values that are not tensors: numbers among the arguments, in
-closures and globals, attributes of modules and of objects, settings of optimizers. ``Reach`` walks
-over those that the code of a function, and the code that it calls, mentions by name. The result is
-a key, which is equal for calls that can share a capture, and the containers that were visited. A
-``Guard`` then only compares these: if each container holds the identical objects, nothing has
-changed. That is one loop in C. Knows no graph.
+closures and globals, attributes of modules and of objects, settings of optimizers. Calls are
+compared in two ways:
+
+1. ``capture_key`` returns everything that a capture depends on: values that code can read
+   (``Reach``), properties of tensors, and torch's settings. It is equal for calls that can share a
+   capture, and slow.
+2. A ``Guard`` recognizes such a call quickly. It only tests whether the containers that ``Reach``
+   visited hold the identical objects, which is one loop in C, and compares tensors and settings. If
+   it fails, the key decides: an object may have been replaced by an equal one.
+
+Knows no graph.
 """
 
 from __future__ import annotations
@@ -19,16 +25,16 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _device as default_device
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from autosched.frontends.reach import Reach, is_plain, told
+from autosched.frontends.reachability import Reach, is_value, value_key
 from autosched.frontends.state import State, hooks_of
 
-__all__ = ["Guard", "Shape", "Watch", "kind_of"]
+__all__ = ["Arguments", "Guard", "Watch", "capture_key"]
 
 Tensors = dict[str, torch.Tensor]
 
 
-class Shape:
-    """The arguments of a call, divided into tensors, other objects, and a key for the rest."""
+class Arguments:
+    """The arguments of a call: tensors, other objects, and a key."""
 
     def __init__(self, args: Any, kwargs: Mapping[str, Any]):
         self.tensors: list[torch.Tensor] = []
@@ -38,68 +44,68 @@ class Shape:
     def _of(self, tree: Any) -> Any:
         if isinstance(tree, torch.Tensor):
             self.tensors.append(tree)
-            return _looks(tree)
+            return _properties(tree)
         if isinstance(tree, (tuple, list)):
             return type(tree), tuple([self._of(item) for item in tree])
         if isinstance(tree, dict):
             return type(tree), *tree, tuple([self._of(item) for item in tree.values()])
-        if is_plain(tree):
-            return told(tree)
+        if is_value(tree):
+            return value_key(tree)
         self.others.append(tree)
         return type(tree)
 
 
 class Guard:
-    """Recognizes quickly a call that can use an earlier capture: all objects are identical, and look as they did."""
+    """Recognizes quickly, by identity, a call that can use a capture."""
 
-    def __init__(self, state: State, reach: Reach, shape: Shape, given: Tensors):
-        held = state.tensors()
-        self._unchanged, self._settings = reach.unchanged(), _settings()
-        self._key = shape.key
-        self._others = shape.others
+    def __init__(self, state: State, reach: Reach, arguments: Arguments, given: Tensors):
+        self._unchanged = reach.unchanged()
+        self._settings = _settings()
+        self._key = arguments.key
+        self._others = arguments.others
         self._names = [
-            name for tensor in shape.tensors for name, item in given.items() if item is tensor
+            name for tensor in arguments.tensors for name, item in given.items() if item is tensor
         ]
-        grads = {f"{name}.grad": parameter for name, parameter in state.parameters.items()}
-        self._held = {name: tensor for name, tensor in held.items() if name not in grads}
-        self._looks = list(map(_looks, self._held.values()))
+        parameters = {f"{name}.grad": parameter for name, parameter in state.parameters.items()}
+        held = state.tensors()
+        self._held = {name: tensor for name, tensor in held.items() if name not in parameters}
+        self._properties = list(map(_properties, self._held.values()))
         self._grads = [
-            (name, parameter, _looks(parameter.grad)) for name, parameter in grads.items()
+            (name, parameter, _properties(parameter.grad)) for name, parameter in parameters.items()
         ]
 
-    def inputs(self, shape: Shape) -> Tensors | None:
-        """Return the tensors of a call by name; None if the guard fails."""
+    def inputs(self, arguments: Arguments) -> Tensors | None:
+        """Return a call's tensors by name; None if the guard fails."""
         if (
-            len(self._names) != len(shape.tensors)  # one came twice, and would have to again
-            or shape.key != self._key
-            or not all(map(is_, shape.others, self._others))
+            len(self._names) != len(arguments.tensors)  # one came twice, and would have to again
+            or arguments.key != self._key
+            or not all(map(is_, arguments.others, self._others))
             or _settings() != self._settings
             or not self._unchanged()
-            or list(map(_looks, self._held.values())) != self._looks
+            or list(map(_properties, self._held.values())) != self._properties
         ):
             return None
-        found = {**self._held, **dict(zip(self._names, shape.tensors, strict=True))}
-        for name, parameter, looks in self._grads:
+        found = {**self._held, **dict(zip(self._names, arguments.tensors, strict=True))}
+        for name, parameter, before in self._grads:
             grad = parameter.grad
-            if _looks(grad) != looks:
+            if _properties(grad) != before:
                 return None
             if grad is not None:
                 found[name] = grad
         return found if len(set(map(id, found.values()))) == len(found) else None
 
 
-def kind_of(state: State, reach: Reach, shape: Shape, given: Tensors) -> Hashable:
+def capture_key(state: State, reach: Reach, arguments: Arguments, given: Tensors) -> Hashable:
     """Return everything that a capture of a call depends on.
 
     ``given`` are the tensors among its arguments, by name.
     """
     first: dict[int, str] = {}
-    tensors = {**state.tensors(), **given}
-    looks = [
-        (name, first.setdefault(id(tensor), name), _looks(tensor))
-        for name, tensor in tensors.items()
-    ]
-    return tuple(looks), shape.key, tuple(reach.key), repr(state.numbers()), _settings()
+    tensors = tuple(
+        (name, first.setdefault(id(tensor), name), _properties(tensor))
+        for name, tensor in {**state.tensors(), **given}.items()
+    )
+    return tensors, arguments.key, tuple(reach.key), repr(state.numbers()), _settings()
 
 
 def _settings() -> Hashable:
@@ -124,22 +130,18 @@ def _settings() -> Hashable:
     )
 
 
-def _looks(tensor: torch.Tensor | None) -> Hashable:
+def _properties(tensor: torch.Tensor | None) -> Hashable:
     """Return the properties of a tensor that a capture depends on."""
     if tensor is None:
         return None
+    kind = type(tensor)
     try:
-        own = (
-            type(tensor),
-            tensor.shape,
-            tensor.stride(),
-            tensor.dtype,
-            tensor.device,
-            tensor.requires_grad,
-        )
-    except (RuntimeError, ValueError):  # sparse, nested, lazy: capture says so
-        return type(tensor), id(tensor)
-    return own, tensor.requires_grad and hooks_of(tensor)
+        requires_grad = tensor.requires_grad
+        shape = tensor.shape
+        own = (kind, shape, tensor.stride(), tensor.dtype, tensor.device, requires_grad)
+    except (RuntimeError, ValueError):  # sparse, nested, lazy: a capture raises an error
+        return kind, id(tensor)
+    return own, requires_grad and hooks_of(tensor)
 
 
 class Watch:
@@ -157,18 +159,18 @@ class Watch:
 
     def __init__(self, *roots: Any):
         self.roots = roots
-        self.key, self._unchanged = self._look()
+        self.key, self._unchanged = self._read()
 
     def holds(self) -> bool:
-        """Return whether nothing has changed. Fast if all containers hold the identical objects."""
+        """Return whether nothing has changed. Fast if containers hold the identical objects."""
         if self.key[1] == _settings() and self._unchanged():
             return True
-        key, unchanged = self._look()
+        key, unchanged = self._read()
         if key != self.key:
             return False
         self._unchanged = unchanged
         return True
 
-    def _look(self) -> tuple[tuple[Hashable, Hashable], Callable[[], bool]]:
+    def _read(self) -> tuple[tuple[Hashable, Hashable], Callable[[], bool]]:
         reach = Reach(self.roots)
         return (tuple(reach.key), _settings()), reach.unchanged()

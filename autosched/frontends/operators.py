@@ -14,58 +14,57 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from autosched._lib.tree import flatten
-from autosched.frontends.seeds import SPELLED
-from autosched.frontends.spelling import spelled
+from autosched.frontends.public_functions import public_function
+from autosched.frontends.random_state import FUNCTIONS
 from autosched.graph.effects import COUNTS_IN_MEMORY, effects_of, function_name
 from autosched.graph.graph import HOST, Graph, Value
 from autosched.graph.task import Here, Origin
 
-__all__ = ["Operators", "storages", "usual_device"]
+__all__ = ["Operators", "common_device", "storages"]
 
 
 class Operators:
     """Adds tasks to a graph, node by node.
 
-    ``values`` are the values of nodes, at first those of the placeholders.
+    ``values`` are the values of nodes, at first those of the placeholders. ``device`` is the one
+    whose name in an argument means the device of the task.
     """
 
     def __init__(
         self,
         graph: Graph,
         origins: Mapping[torch.fx.Node, Origin],
-        usual: torch.device | None,
+        device: torch.device | None,
         on_host: Set[torch.fx.Node] = frozenset(),
     ):
         self.graph = graph
         self.origins = origins
-        self.usual = usual
+        self.device = device
         self.on_host = on_host
         self.values: dict[torch.fx.Node, Any] = {}
-        self.impure: list[str] = []  # the last task that has effects beside tensors
+        self.impure: tuple[str, ...] = ()  # the last task that has effects other than on tensors
 
     def add(self, node: torch.fx.Node, random: bool = False) -> None:
         """Add the task of a node that calls an operator.
 
-        ``random``: it may draw, whatever its schema says.
-        """
-        self.values[node] = self._call(node, random)
-
-    def _call(self, node: torch.fx.Node, random: bool) -> Any:
-        """Add the task of a node, unless it only selects one of several results.
-
-        Return its values.
+        ``random``: it may draw random numbers, whatever its schema says.
         """
         first = node.args[0] if node.args else None
         source: Any = self.values[first] if isinstance(first, torch.fx.Node) else None
         if node.target is operator.getitem and isinstance(source, (tuple, list)):
-            return operator.getitem(source, *node.args[1:])
-        if str(node.target).startswith("profiler."):
-            return None
-        if node.target in _SAME:
-            return source
+            self.values[node] = operator.getitem(source, *node.args[1:])
+        elif str(node.target).startswith("profiler."):
+            self.values[node] = None
+        elif node.target in _IDENTITIES:
+            self.values[node] = source
+        else:
+            self.values[node] = self._task(node, random)
+
+    def _task(self, node: torch.fx.Node, random: bool) -> Any:
+        """Add a task; return its values."""
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.values.__getitem__)
-        args = _needed(node.target, _plain(args))
-        kwargs = _plain(kwargs)
+        args = _used(node.target, _as_tuples(args))
+        kwargs = _as_tuples(kwargs)
         origin = self.origins[node]
         phase = origin.phase if origin.phase != "forward" else ""
         label = self.graph.fresh(".".join(filter(None, (origin.module, phase, _label(node)))))
@@ -74,38 +73,34 @@ class Operators:
         facts: dict[str, Any] = {"on": HOST} if node in self.on_host else {}
         if random:
             facts["random"] = True
-        named = kwargs.get("device")
-        if isinstance(named, torch.device) and self.usual is not None and _same(named, self.usual):
-            kwargs["device"] = Here(named)
-        elif isinstance(named, torch.device):
-            facts["on"] = HOST if named.type == "cpu" else str(named)
+        device = kwargs.get("device")
+        if isinstance(device, torch.device):
+            if self.device is not None and _same(device, self.device):
+                kwargs["device"] = Here(device)
+            else:
+                facts["on"] = HOST if device.type == "cpu" else str(device)
         if not effects.in_place:
             facts["outputs"] = _names(node.meta.get("val"), label)
-            facts["aliases"] = self._shared(node)
+            facts["aliases"] = self._aliased(node)
         if node.is_impure() and not effects.writes and not effects.random and not random:
-            facts["after"] = tuple(self.impure)
-            self.impure = [label]
-        if _label(node) in _ASK_FOR_GRAD_MODE:
-            facts["by"] = _as_if_recording(node.target)
-        elif node.target in SPELLED:
-            facts |= {"by": SPELLED[node.target], "seconds": _SEEDING}
-        else:
-            facts["by"] = spelled(node.target, *torch.fx.map_arg((node.args, node.kwargs), _fake))
-        if _raw_label(node) in COUNTS_IN_MEMORY:
-            facts["by"] = _laid_out_alike(facts["by"], node)
+            facts["after"] = self.impure
+            self.impure = (label,)
+        facts["by"] = _callable_for(node)
+        if node.target in FUNCTIONS:
+            facts["seconds"] = _SEEDING
         return self.graph.record(node.target, args, kwargs, name=label, origin=origin, **facts)
 
-    def _shared(self, node: torch.fx.Node) -> Value | None:
+    def _aliased(self, node: torch.fx.Node) -> Value | None:
         """Return the argument whose memory a node's results share."""
-        made = storages(node)
+        found = storages(node)
         for argument in node.all_input_nodes:
             value = self.values[argument]
-            if isinstance(value, Value) and made & storages(argument):
+            if isinstance(value, Value) and found & storages(argument):
                 return value
         return None
 
 
-def usual_device(tensors: Iterable[torch.Tensor]) -> torch.device | None:
+def common_device(tensors: Iterable[torch.Tensor]) -> torch.device | None:
     """Return the device of all tensors except CPU tensors of one number.
 
     None if there are several.
@@ -118,12 +113,11 @@ def usual_device(tensors: Iterable[torch.Tensor]) -> torch.device | None:
 
 _SEEDING = 5e-6  # seconds that the state of a generator takes
 
-
 # No operation, because autograd does not record across tasks anyway.
-_SAME = frozenset((torch.ops.aten.detach.default, torch.ops.aten.alias.default))
+_IDENTITIES = frozenset((torch.ops.aten.detach.default, torch.ops.aten.alias.default))
 
-# Kernels that do less where autograd does not record: the workspace for backward would be missing.
-_ASK_FOR_GRAD_MODE = frozenset(("mkldnn_rnn_layer",))
+# Kernels that compute the workspace for backward only where autograd records.
+_NEED_GRAD_MODE = frozenset(("mkldnn_rnn_layer",))
 
 # Backward of batch norms is given the running statistics, which it reads in evaluation only: (their
 # positions, position of the flag for training). Otherwise backward would have to come before the
@@ -136,12 +130,23 @@ _STATISTICS: Mapping[str, tuple[tuple[int, int], int | None]] = {
 }
 
 
-def _needed(target: Any, args: Any) -> Any:
+def _used(target: Any, args: Any) -> Any:
     """Return arguments without those that an operator ignores."""
-    places, training = _STATISTICS.get(function_name(target), ((), None))
-    if not places or (training is not None and args[training] is not True):
+    positions, training = _STATISTICS.get(function_name(target), ((), None))
+    if training is not None and args[training] is not True:
         return args
-    return tuple(None if i in places else item for i, item in enumerate(args))
+    return tuple(None if i in positions else item for i, item in enumerate(args))
+
+
+def _callable_for(node: torch.fx.Node) -> Callable[..., Any]:
+    """Return the function that the task of a node calls."""
+    target: Any = node.target
+    if _label(node) in _NEED_GRAD_MODE:
+        return _as_if_recording(target)
+    if target in FUNCTIONS:
+        return FUNCTIONS[target]
+    found = public_function(target, *torch.fx.map_arg((node.args, node.kwargs), _fake))
+    return _checking_layout(found, node) if _raw_label(node) in COUNTS_IN_MEMORY else found
 
 
 def _as_if_recording(op: Any) -> Callable[..., Any]:
@@ -154,27 +159,31 @@ def _as_if_recording(op: Any) -> Callable[..., Any]:
     return call
 
 
-def _laid_out_alike(op: Callable[..., Any], node: torch.fx.Node) -> Callable[..., Any]:
-    """Return an operator that raises for a tensor with other strides than the captured one."""
+def _checking_layout(op: Callable[..., Any], node: torch.fx.Node) -> Callable[..., Any]:
+    """Return an operator that raises for a tensor with other strides."""
+    target: Any = node.target
     fake = _fake(node.args[0])  # type: ignore[arg-type]
-    absolute = _offset(node) is not None
-    was = tuple(fake.stride())
+    names = (argument.name for argument in target._schema.arguments)
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    is_absolute = given.get("storage_offset") is not None  # default: that of the tensor
+    captured = tuple(fake.stride())
     offset = fake.storage_offset()
-    strides = _that_matter(fake)
+    layout = _layout(fake)
 
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if isinstance(tensor, FakeTensor):
             return op(tensor, *args, **kwargs)
-        if _that_matter(tensor) != strides:
+        if _layout(tensor) != layout:
             raise ValueError(
-                f"as_strided counts in memory, and its argument has strides {tuple(tensor.stride())}; it had "
-                f"{was} when this was captured; call contiguous() before, or leave as_strided out"
+                f"as_strided addresses memory, and its argument has strides "
+                f"{tuple(tensor.stride())}, but had {captured} when this was captured; call "
+                "contiguous() before, or use another function than as_strided"
             )
-        if absolute and tensor.storage_offset() != offset:
+        if is_absolute and tensor.storage_offset() != offset:
             raise ValueError(
-                f"as_strided counts from the beginning of memory, and its argument begins at element "
-                f"{tensor.storage_offset()}; it began at {offset} when this was captured; leave storage_offset out, "
-                f"or pass clones instead of slices"
+                "as_strided with a storage_offset counts from the beginning of memory, and its "
+                f"argument begins at element {tensor.storage_offset()}, but began at {offset} when "
+                "this was captured; leave storage_offset out, or pass clones instead of slices"
             )
         return op(tensor, *args, **kwargs)
 
@@ -182,52 +191,35 @@ def _laid_out_alike(op: Callable[..., Any], node: torch.fx.Node) -> Callable[...
     return call
 
 
-def _that_matter(tensor: torch.Tensor) -> list[tuple[int, int]]:
+def _layout(tensor: torch.Tensor) -> list[tuple[int, int]]:
     """Return sizes and strides of the dimensions with more than one element."""
     return [(n, stride) for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if n > 1]
 
 
-def _offset(node: torch.fx.Node) -> Any:
-    """Return the storage offset that a node passes to ``as_strided``.
-
-    None for that of its argument.
-    """
-    target: Any = node.target
-    names = (argument.name for argument in target._schema.arguments)
-    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    return given.get("storage_offset")
-
-
-def _same(named: torch.device, usual: torch.device) -> bool:
-    """Whether a named device is the usual one.
-
-    A device without a number stands for all of its kind.
-    """
-    return named.type == usual.type and named.index in (None, usual.index)
+def _same(named: torch.device, device: torch.device) -> bool:
+    """Whether a name, which may have no number, means a device."""
+    return named.type == device.type and named.index in (None, device.index)
 
 
 def _fake(node: torch.fx.Node) -> Any:
-    """Return the fake tensor of a node; a random number generator is returned as it is."""
-    return (
-        node.meta["val"]
-        if "val" in node.meta
-        else getattr(node.graph.owning_module, str(node.target))
-    )
+    """Return the fake tensor, or the random number generator, of a node."""
+    if "val" in node.meta:
+        return node.meta["val"]
+    return getattr(node.graph.owning_module, str(node.target))
 
 
-def _plain(tree: Any) -> Any:
-    """Return a tree of arguments in Python's own lists and dicts.
+def _as_tuples(tree: Any) -> Any:
+    """Return a tree of arguments in Python's own types.
 
     Lists of numbers become tuples, which are immutable.
     """
-    if isinstance(tree, (tuple, list)):
-        items = [_plain(item) for item in tree]
-        return (
-            items
-            if isinstance(tree, list) and any(isinstance(item, Value) for item in items)
-            else tuple(items)
-        )
-    return {key: _plain(item) for key, item in tree.items()} if isinstance(tree, dict) else tree
+    if isinstance(tree, dict):
+        return {key: _as_tuples(item) for key, item in tree.items()}
+    if not isinstance(tree, (tuple, list)):
+        return tree
+    items = [_as_tuples(item) for item in tree]
+    has_values = any(isinstance(item, Value) for item in items)
+    return items if isinstance(tree, list) and has_values else tuple(items)
 
 
 def storages(node: torch.fx.Node) -> set[int]:
@@ -237,15 +229,15 @@ def storages(node: torch.fx.Node) -> set[int]:
 
 
 def _names(val: Any, label: str) -> Any:
-    """Return ``outputs=`` for a node's results: None for a single one, no name for nothing."""
+    """Return ``outputs=`` for a node's results; None for a single one."""
     if val is None:
         return ()
-    return _named(val, label) if isinstance(val, (tuple, list)) else None
+    return _nested(val, label) if isinstance(val, (tuple, list)) else None
 
 
-def _named(val: Any, label: str) -> Any:
+def _nested(val: Any, label: str) -> Any:
     if isinstance(val, (tuple, list)):
-        return tuple(_named(item, f"{label}.{i}") for i, item in enumerate(val))
+        return tuple(_nested(item, f"{label}.{i}") for i, item in enumerate(val))
     return label
 
 

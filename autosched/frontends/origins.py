@@ -1,7 +1,6 @@
 """Find the module, phase and source line of traced operators.
 
-torch records them while it traces, as far as hooks allow; they are then read from the nodes. Knows
-no graph of autosched.
+torch stores them in nodes while it traces, as far as hooks allow. Knows no graph of autosched.
 """
 
 from __future__ import annotations
@@ -27,25 +26,25 @@ from torch.optim.optimizer import (
 from torch.overrides import TorchFunctionMode
 
 from autosched._lib.tree import flatten
-from autosched.frontends.exclusive import is_capturing
-from autosched.frontends.older import backward_noted, generators_traced
+from autosched.frontends.capture_lock import is_capturing
+from autosched.frontends.compat import marking_backward_nodes, tracing_generators
 from autosched.graph.effects import function_name
 from autosched.graph.marked import CAPTURE
 from autosched.graph.task import Origin
 
-__all__ = ["origins", "written_down"]
+__all__ = ["annotating_origins", "origins_of", "traced_at"]
 
 
 @contextlib.contextmanager
-def written_down(
+def annotating_origins(
     modules: Mapping[str, torch.nn.Module],
-    refuse: Callable[[torch.Tensor], None],
-    note: Callable[[Any], None],
+    on_tensor: Callable[[torch.Tensor], None],
+    on_result: Callable[[Any], None],
 ) -> Iterator[None]:
-    """Let ``make_fx`` record the origins of what it traces; ``modules`` are roots by name.
+    """Let ``make_fx`` store the origins of what it traces.
 
-    One name may be empty. ``refuse`` is called for each tensor with data that torch is given, and
-    may raise; ``note`` is called with the results of torch functions.
+    ``modules`` are roots by name; one name may be empty. ``on_tensor`` is called for each tensor
+    with data that torch is given, and may raise; ``on_result``, with the results of torch.
     """
     paths = {
         id(part): ".".join(filter(None, (key, path)))
@@ -56,10 +55,16 @@ def written_down(
     count = itertools.count(1)
 
     def enter(facts: dict[str, Any]) -> None:
-        if not is_capturing():  # a module or an optimizer that another thread calls
-            return
-        inside.append(contextlib.ExitStack())
-        inside[-1].enter_context(annotate(facts))
+        if is_capturing():  # not a module or an optimizer that another thread calls
+            inside.append(contextlib.ExitStack())
+            inside[-1].enter_context(annotate(facts))
+
+    def leave(*_: Any) -> None:
+        if is_capturing():
+            inside.pop().close()
+
+    def enter_module(module: torch.nn.Module, _: Any) -> None:
+        enter({"module": paths.get(id(module), ""), "call": next(count)})
 
     @contextlib.contextmanager
     def around(fn: Callable[..., Any]) -> Iterator[None]:
@@ -67,10 +72,6 @@ def written_down(
         line = (code.co_filename, code.co_firstlineno) if code is not None else None
         with _calling(None), annotate({"whole": (function_name(fn), next(count), line)}):
             yield
-
-    def leave(*_: Any) -> None:
-        if is_capturing():
-            inside.pop().close()
 
     # torch restores the trace's state in a callback at the end of a backward pass. One that fails
     # leaves this flag set, and no later pass would queue the callback.
@@ -81,12 +82,10 @@ def written_down(
             stack.enter_context(torch.compiler._non_strict_tracing_context())
             stack.enter_context(torch.compiler._patch_engine_backward())
         else:
-            stack.enter_context(backward_noted())
-            stack.enter_context(generators_traced())
+            stack.enter_context(marking_backward_nodes())
+            stack.enter_context(tracing_generators())
         for handle in (
-            register_module_forward_pre_hook(
-                lambda module, _: enter({"module": paths.get(id(module), ""), "call": next(count)})
-            ),
+            register_module_forward_pre_hook(enter_module),
             register_module_forward_hook(leave, always_call=True),
             register_optimizer_step_pre_hook(lambda *_: enter({"phase": "optimizer"})),
             register_optimizer_step_post_hook(leave),
@@ -94,7 +93,7 @@ def written_down(
             stack.callback(handle.remove)
         stack.enter_context(_calling(around))
         try:
-            with _Lines(refuse, note):
+            with _Lines(on_tensor, on_result):
                 yield
         finally:
             while inside:  # an error left some open
@@ -105,7 +104,7 @@ def written_down(
 def _calling(
     around: Callable[[Any], contextlib.AbstractContextManager[None]] | None,
 ) -> Iterator[None]:
-    """Record calls of marked functions with this name for a while."""
+    """Enter ``around`` for calls of marked functions."""
     before = CAPTURE.around
     CAPTURE.around = around
     try:
@@ -114,13 +113,13 @@ def _calling(
         CAPTURE.around = before
 
 
-def origins(
+def origins_of(
     nodes: Iterable[torch.fx.Node], default: tuple[str, int], owner: Mapping[torch.fx.Node, str]
 ) -> dict[torch.fx.Node, Origin]:
-    """Return the origin of each node; that of a backward node is that of its forward node.
+    """Return the origin of each node; for backward, of its forward node.
 
     An operator that updates one parameter alone belongs to the module of that parameter.
-    ``default`` is the line for nodes without a record, ``owner`` is the parameter that a node
+    ``default`` is the line for nodes without annotation, ``owner`` is the parameter that a node
     updates.
     """
     found: dict[torch.fx.Node, Origin] = {}
@@ -161,34 +160,37 @@ _METADATA = {
 }
 
 
-class _Lines(TorchFunctionMode):
-    """Records the user's line of each call of torch."""
+def traced_at(node: torch.fx.Node) -> str:
+    """Return the line where a node was traced, for an error message."""
+    file, line = (node.meta.get("custom") or {}).get("where", ("", 0))
+    return f"\n    at {file}:{line}" if file else ""
 
-    def __init__(self, refuse: Callable[[torch.Tensor], None], note: Callable[[Any], None]):
+
+class _Lines(TorchFunctionMode):
+    """Annotates nodes with the user's line of each call of torch."""
+
+    def __init__(self, on_tensor: Callable[[torch.Tensor], None], on_result: Callable[[Any], None]):
         super().__init__()
-        self.refuse = refuse
-        self.note = note
+        self.on_tensor = on_tensor
+        self.on_result = on_result
 
     def __torch_function__(self, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        metadata = fn in _METADATA
-        for item in args[:1] if metadata else flatten((args, kwargs)):
-            if (
-                isinstance(item, torch.Tensor)
-                and not isinstance(item, FakeTensor)
-                and not is_functorch_wrapped_tensor(item)
-            ):
-                self.refuse(item)
-        if metadata:
+        is_metadata = fn in _METADATA
+        for item in args[:1] if is_metadata else flatten((args, kwargs)):
+            has_data = isinstance(item, torch.Tensor) and not isinstance(item, FakeTensor)
+            if has_data and not is_functorch_wrapped_tensor(item):
+                self.on_tensor(item)
+        if is_metadata:
             return fn(*args, **(kwargs or {}))
         frame = sys._getframe(1)
-        while frame.f_back is not None and _is_library(frame.f_globals.get("__name__", "")):
+        while frame.f_back is not None and _is_internal(frame.f_globals.get("__name__", "")):
             frame = frame.f_back
         with annotate({"where": (frame.f_code.co_filename, frame.f_lineno)}):
             result = fn(*args, **(kwargs or {}))
-        self.note(result)
+        self.on_result(result)
         return result
 
 
 @functools.cache
-def _is_library(module: str) -> bool:
+def _is_internal(module: str) -> bool:
     return module.partition(".")[0] in ("torch", "autosched", "contextlib")

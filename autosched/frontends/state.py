@@ -1,10 +1,10 @@
 """Find the tensors of modules and optimizers that a function uses.
 
-Each has a name and a place, which says where it is held: ``("parameter", name)``, ``("grad",
+Each has a name and a place, the path of its container: ``("parameter", name)``, ``("grad",
 parameter)``, ``("buffer", root, name)``, ``("attribute", root, module, name)``, ``("moment",
 optimizer, parameter, key)``; ``("setting", optimizer, group, key)`` for a learning rate that is a
 tensor. Tensors in attributes of modules are state, as buffers are: they are inputs of the graph,
-and outputs where a step leaves new ones. Knows no graph.
+and outputs where a step stores new ones. Knows no graph.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn.utils import stateless
 
 from autosched.graph.effects import shared_state
 
-__all__ = ["State", "hooks_of"]
+__all__ = ["Place", "State", "hooks_of"]
 
 Place = tuple[str, ...]
 
@@ -39,23 +39,23 @@ class State:
 
     @classmethod
     def of(cls, fn: Any, arguments: Iterable[Any]) -> State:
-        """Find the modules and optimizers that a function can use: itself, in its closure, and among its arguments."""
+        """Find modules and optimizers in a function, its closure and arguments."""
         found = shared_state(fn, arguments)
         parts = [item for item in found if isinstance(item, torch.nn.Module)]
         inner = {id(part) for module in parts for part in module.modules() if part is not module}
-        modules = _called([module for module in parts if id(module) not in inner], "module", "")
+        modules = _named([module for module in parts if id(module) not in inner], "module", "")
         steps = [item for item in found if isinstance(item, torch.optim.Optimizer)]
-        optimizers = _called(steps, "optimizer", "optimizer")
+        optimizers = _named(steps, "optimizer", "optimizer")
         parameters: dict[str, torch.Tensor] = {}
         for key, module in modules.items():
-            parameters.update(
-                (_joined(key, name), parameter) for name, parameter in module.named_parameters()
-            )
+            for name, parameter in module.named_parameters():
+                parameters[_joined(key, name)] = parameter
         known = set(map(id, parameters.values()))
         for key, optimizer in optimizers.items():
-            for i, parameter in enumerate(_optimized(optimizer)):
-                if id(parameter) not in known:
-                    parameters[_joined(key, f"param{i}")] = parameter
+            groups = optimizer.param_groups
+            for i, item in enumerate(item for group in groups for item in group["params"]):
+                if id(item) not in known:
+                    parameters[_joined(key, f"param{i}")] = item
         return cls(modules, optimizers, parameters)
 
     # ---- present tensors
@@ -73,31 +73,29 @@ class State:
             for name, item in attributes.items():
                 if isinstance(item, torch.Tensor) and id(item) not in known:
                     known.add(id(item))
-                    found[_joined(key, _joined(path, name))] = (
-                        ("attribute", key, path, name),
-                        item,
-                    )
+                    found[_joined(key, path, name)] = (("attribute", key, path, name), item)
         for name, parameter in self.parameters.items():
             if parameter.grad is not None:
                 found[f"{name}.grad"] = (("grad", name), parameter.grad)
-        return found | dict(self._places_in_optimizers())
-
-    def _places_in_optimizers(self) -> Iterator[tuple[str, tuple[Place, torch.Tensor]]]:
-        """Yield by name the tensors that optimizers hold, each with its place."""
         for key, optimizer in self.optimizers.items():
-            for parameter, held in optimizer.state.items():
-                name = self.names[id(parameter)]
-                for what, item in held.items():
-                    if isinstance(item, torch.Tensor):
-                        yield f"{key}.{name}.{what}", (("moment", key, name, what), item)
+            for name, field, item in self._moments(optimizer):
+                if isinstance(item, torch.Tensor):
+                    found[f"{key}.{name}.{field}"] = (("moment", key, name, field), item)
             for number, group in enumerate(optimizer.param_groups):
-                for what, item in group.items():
+                for field, item in group.items():
                     if isinstance(item, torch.Tensor):
-                        place = ("setting", key, str(number), what)
-                        yield _setting(key, number, what), (place, item)
+                        place = ("setting", key, str(number), field)
+                        found[_setting(key, number, field)] = (place, item)
+        return found
+
+    def _moments(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, str, Any]]:
+        """Yield a parameter's name, the kind of moment, and its value."""
+        for parameter, held in optimizer.state.items():
+            for field, item in held.items():
+                yield self.names[id(parameter)], field, item
 
     def _attributes(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """Yield the attributes of each module, with the key of its root and its path there."""
+        """Yield each module's root, path and attributes."""
         for key, root in self.modules.items():
             for path, module in root.named_modules():
                 yield key, path, module.__dict__
@@ -109,10 +107,9 @@ class State:
     def numbers(self) -> dict[str, Any]:
         """Return, by name, the non-tensor state of optimizers."""
         return {
-            f"{key}.{self.names[id(parameter)]}.{what}": item
+            f"{key}.{name}.{field}": item
             for key, optimizer in self.optimizers.items()
-            for parameter, held in optimizer.state.items()
-            for what, item in held.items()
+            for name, field, item in self._moments(optimizer)
             if not isinstance(item, torch.Tensor)
         }
 
@@ -120,26 +117,26 @@ class State:
         """Put a tensor in a place; None empties it."""
         match place:
             case ("grad", name):
-                # As autograd leaves it: no view, whose base ``module.double()`` would leave as it
-                # is.
-                self.parameters[name].grad = (
-                    tensor.detach() if tensor is not None and tensor._is_view() else tensor
-                )
+                # As autograd leaves it: not a view, whose base ``module.double()`` would not
+                # convert.
+                if tensor is not None and tensor._is_view():
+                    tensor = tensor.detach()
+                self.parameters[name].grad = tensor
             case ("buffer", key, path):
                 owner, _, leaf = path.rpartition(".")
                 self.modules[key].get_submodule(owner)._buffers[leaf] = tensor
             case ("attribute", key, path, name):
                 self.modules[key].get_submodule(path).__dict__[name] = tensor
-            case ("moment", key, name, what):
-                self.optimizers[key].state[self.parameters[name]][what] = tensor
-            case ("setting", key, number, what):
-                self.optimizers[key].param_groups[int(number)][what] = tensor
+            case ("moment", key, name, field):
+                self.optimizers[key].state[self.parameters[name]][field] = tensor
+            case ("setting", key, number, field):
+                self.optimizers[key].param_groups[int(number)][field] = tensor
 
     # ---- replaced tensors
 
     @contextlib.contextmanager
-    def put_aside(self) -> Iterator[None]:
-        """Remove the gradients for a while, because they are separate inputs."""
+    def without_gradients(self) -> Iterator[None]:
+        """Remove the gradients temporarily, because they are separate inputs."""
         grads = {name: parameter.grad for name, parameter in self.parameters.items()}
         for parameter in self.parameters.values():
             parameter.grad = None
@@ -150,69 +147,65 @@ class State:
                 parameter.grad = grads[name]
 
     @contextlib.contextmanager
-    def acting_on(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[State]:
-        """Replace the tensors of modules and optimizers by others of the same names for a while.
+    def replaced_by(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[State]:
+        """Replace the tensors of modules and optimizers temporarily, by name.
 
         Yield their state then.
         """
         with contextlib.ExitStack() as stack:
             for module in self.modules.values():
-                stack.enter_context(_with_its_attributes(module))
+                stack.enter_context(_restoring_attributes(module))
             names = {id(tensor): name for name, (_, tensor) in self.places().items()}
             for _, _, attributes in self._attributes():
-                held = {
-                    name: item
-                    for name, item in attributes.items()
-                    if isinstance(item, torch.Tensor)
-                }
-                attributes.update({name: tensors[names[id(item)]] for name, item in held.items()})
+                for name, item in list(attributes.items()):
+                    if isinstance(item, torch.Tensor):
+                        attributes[name] = tensors[names[id(item)]]
             for key, module in self.modules.items():
                 own = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
                 twins = {name: tensors[_joined(key, name)] for name in own}
-                stack.enter_context(
-                    stateless._reparametrize_module(module, twins, tie_weights=True)
-                )
+                swap = stateless._reparametrize_module(module, twins, tie_weights=True)
+                stack.enter_context(swap)
             parameters = {name: tensors[name] for name in self.parameters}
             for name, parameter in parameters.items():
                 parameter.grad = tensors.get(f"{name}.grad")
                 for hook in hooks_of(self.parameters[name])[0]:
                     parameter.register_hook(hook)  # type: ignore[no-untyped-call]
             for key, optimizer in self.optimizers.items():
-                stack.enter_context(self._optimizing(key, optimizer, tensors))
+                stack.enter_context(self._replaced_in(key, optimizer, tensors))
             yield State(self.modules, self.optimizers, parameters)
 
     @contextlib.contextmanager
-    def _optimizing(
+    def _replaced_in(
         self, key: str, optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]
     ) -> Iterator[None]:
         groups = optimizer.param_groups
-        kept = optimizer.state
-
-        def twin(parameter: torch.Tensor) -> torch.Tensor:
-            return tensors[self.names[id(parameter)]]
-
-        optimizer.param_groups = [
-            {what: tensors.get(_setting(key, number, what), item) for what, item in group.items()}
-            | {"params": list(map(twin, group["params"]))}
+        state = optimizer.state
+        new_groups = [
+            {
+                field: tensors.get(_setting(key, number, field), item)
+                for field, item in group.items()
+            }
+            | {"params": [tensors[self.names[id(item)]] for item in group["params"]]}
             for number, group in enumerate(groups)
         ]
-        optimizer.state = type(kept)(dict)
-        for parameter, held in kept.items():
-            name = self.names[id(parameter)]
-            optimizer.state[twin(parameter)] = {
-                what: tensors[f"{key}.{name}.{what}"] if isinstance(item, torch.Tensor) else item
-                for what, item in held.items()
-            }
+        new_state = type(state)(dict)
+        for parameter, held in state.items():
+            new_state[tensors[self.names[id(parameter)]]] = dict(held)
+        for name, field, item in self._moments(optimizer):
+            if isinstance(item, torch.Tensor):
+                new_state[tensors[name]][field] = tensors[f"{key}.{name}.{field}"]
+        optimizer.param_groups = new_groups
+        optimizer.state = new_state
         try:
             yield
         finally:
             optimizer.param_groups = groups
-            optimizer.state = kept
+            optimizer.state = state
 
 
 @contextlib.contextmanager
-def _with_its_attributes(root: torch.nn.Module) -> Iterator[None]:
-    """Restore the attributes of modules.
+def _restoring_attributes(root: torch.nn.Module) -> Iterator[None]:
+    """Restore the attributes of modules afterwards.
 
     A recurrent module has a list of its weights, which it creates again for others.
     """
@@ -225,33 +218,23 @@ def _with_its_attributes(root: torch.nn.Module) -> Iterator[None]:
             attributes.update(old)
 
 
-def _setting(key: str, group: int, what: str) -> str:
-    return f"{key}.{what}" if group == 0 else f"{key}.group{group}.{what}"
+def _setting(key: str, group: int, field: str) -> str:
+    return f"{key}.{field}" if group == 0 else f"{key}.group{group}.{field}"
 
 
-def hooks_of(tensor: torch.Tensor) -> tuple[tuple[Any, ...], ...]:
-    """Return the hooks that are called with a gradient of this tensor, and those called after it is accumulated."""
-    before = tensor._backward_hooks
+def hooks_of(tensor: torch.Tensor) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return the hooks before and after a gradient is accumulated."""
+    hooks = tensor._backward_hooks
     after = getattr(tensor, "_post_accumulate_grad_hooks", None)
-    return (
-        (tuple((before or {}).values()), tuple((after or {}).values()))
-        if before or after
-        else ((), ())
-    )
+    return tuple(hooks.values()) if hooks else (), tuple(after.values()) if after else ()
 
 
-def _joined(key: str, name: str) -> str:
-    return f"{key}.{name}" if key else name
+def _joined(*names: str) -> str:
+    return ".".join(filter(None, names))
 
 
-def _optimized(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _called(items: Sequence[Any], word: str, alone: str) -> dict[str, Any]:
-    """Name objects: a single one by a word, several by a word and a number."""
-    return (
-        {alone: items[0]}
-        if len(items) == 1
-        else {f"{word}{i}": item for i, item in enumerate(items)}
-    )
+def _named(items: Sequence[Any], word: str, alone: str) -> dict[str, Any]:
+    """Name objects: one ``alone``, several by a word and a number."""
+    if len(items) == 1:
+        return {alone: items[0]}
+    return {f"{word}{i}": item for i, item in enumerate(items)}

@@ -1,10 +1,10 @@
 """Find the parameters that an optimizer's operators update, and choose devices.
 
-A parameter, its moments and its gradient are kept on one device, so an update runs where the
-gradient is computed. Parameters that one fused operator updates together are not kept together,
-because that would move the whole backward pass to one device. The step counters of an optimizer are
-on the host, where torch has them, and so are the Python numbers computed from them. Reads the nodes
-of a traced step; knows no graph of autosched.
+A parameter, its moments and its gradient are on one device, so an update runs where the gradient is
+computed. Parameters that one fused operator updates together are an exception, because that would
+move the whole backward pass to one device. The step counters of an optimizer are on the host, where
+torch has them, and so are the Python numbers computed from them. Reads the nodes of a traced step;
+knows no graph of autosched.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import torch
 from torch.fx import Node
 
 from autosched._lib.tree import flatten
+from autosched.frontends.state import Place
 from autosched.graph.effects import effects_of
 
 __all__ = ["Updates"]
-
-Place = tuple[str, ...]
 
 _OF_PARAMETERS = ("parameter", "grad", "moment")
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -38,10 +37,8 @@ class Updates:
 
     def __init__(self, nodes: Sequence[Node], places: Mapping[Node, Place]):
         self._root: dict[Node, Node] = {}  # an in-place operator returns its argument
-        self._written = {node: self._writes(node) for node in nodes}
-        self._with_others = {
-            root for written in self._written.values() if len(written) > 1 for root in written
-        }
+        together = [written for node in nodes if len(written := self._writes(node)) > 1]
+        self._fused = {root for written in together for root in written}
         self._places = {
             self._of(node): place for node, place in places.items() if place[0] in _OF_PARAMETERS
         }
@@ -49,18 +46,15 @@ class Updates:
             node for node in nodes if (node.meta.get("custom") or {}).get("phase") == "optimizer"
         ]
         self._updates = set(self._steps)
-        self._counters = self._counting()
-        owners = self._owned()
-        mixed = {
-            _parameter(place) for root, place in self._places.items() if root in self._with_others
-        }
+        self._counters = self._step_counters()
+        mixed = {_parameter(place) for root, place in self._places.items() if root in self._fused}
         self.owner = {
             node: names[0]
-            for node, names in owners.items()
+            for node, names in self._owners().items()
             if len(names) == 1 and names[0] not in mixed
         }
         self.on_host = {*filter(_is_python, nodes), *filter(self._counts, self._steps)}
-        for node in reversed(self._steps):  # constants, to count with
+        for node in reversed(self._steps):  # constants of the arithmetic of counters
             constant = all(item.op == "get_attr" for item in node.all_input_nodes)
             if constant and node.users and node.users.keys() <= self.on_host:
                 self.on_host.add(node)
@@ -81,7 +75,7 @@ class Updates:
     def _touched(self, node: Node) -> list[Node]:
         return [self._of(item) for item in (*node.all_input_nodes, node)]
 
-    def _owned(self) -> dict[Node, tuple[str, ...]]:
+    def _owners(self) -> dict[Node, tuple[str, ...]]:
         found: dict[Node, tuple[str, ...]] = {
             root: (_parameter(place),) for root, place in self._places.items()
         }
@@ -95,11 +89,10 @@ class Updates:
 
     # ---- counters of steps
 
-    def _counting(self) -> set[Node]:
-        """Return the counters of steps that are on the CPU, except those used together with other tensors."""
-        found = {
-            root for root, place in self._places.items() if place[-1] == "step" and _is_number(root)
-        }
+    def _step_counters(self) -> set[Node]:
+        """Return step counters on the CPU that other tensors do not use."""
+        steps = [root for root, place in self._places.items() if place[-1] == "step"]
+        found = set(filter(_is_number, steps))
         touched = map(self._touched, self._steps)
         return found.difference(*(items for items in touched if not all(map(_is_number, items))))
 
@@ -109,11 +102,11 @@ class Updates:
 
     # ---- tensors on one device
 
-    def bonds(self) -> list[list[Node]]:
-        """Return, for each parameter, the tensors that belong on one device: itself, its moments, and its gradient.
+    def groups(self) -> list[list[Node]]:
+        """Return, for each parameter, the tensors that belong on one device.
 
-        The gradient only if the parameter has an update of its own, and no operator writes it along
-        with others.
+        Itself, its moments, and its gradient. The gradient only if the parameter has an update of
+        its own, and no operator writes it along with others.
         """
         found: dict[str, dict[Node, None]] = {}
         for root, place in self._places.items():
@@ -123,20 +116,16 @@ class Updates:
             if name in found:
                 own = found[name]
                 shape = _shape(next(iter(own)))
-                gradients = [
-                    item
-                    for item in self._touched(node)
-                    if self._is_gradient(item) and _shape(item) == shape
-                ]
-                own.update(dict.fromkeys(gradients))
+                for item in self._touched(node):
+                    if self._is_gradient(item) and _shape(item) == shape:
+                        own[item] = None
         return [list(own) for own in found.values() if len(own) > 1]
 
     def _is_gradient(self, root: Node) -> bool:
-        """Whether a tensor that an update uses existed before, and is written separately if at all."""
-        made = root.op == "call_function" and root not in self._updates
-        return (
-            made or self._places.get(root, ("",))[0] == "grad"
-        ) and root not in self._with_others
+        """Whether an update's tensor was computed before, and is written alone."""
+        computed = root.op == "call_function" and root not in self._updates
+        is_grad = self._places.get(root, ("",))[0] == "grad"
+        return (computed or is_grad) and root not in self._fused
 
 
 def _parameter(place: Place) -> str:

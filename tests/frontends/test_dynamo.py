@@ -534,11 +534,9 @@ def test_what_cannot_be_scheduled_runs_as_it_is_with_one_warning_that_names_the_
         warnings.simplefilter("always")
         y = [run(x) for _ in range(2)][-1]
     told = [str(item.message) for item in warned if "torch.compile" in str(item.message)]
-    assert told == [
-        "torch.compile's forward graph runs as it is, unscheduled: no such policy today"
-    ]
+    assert told == ["torch.compile's forward graph runs without a schedule: no such policy today"]
     with pytest.warns(
-        UserWarning, match="backward graph runs as it is, unscheduled: no such policy today"
+        UserWarning, match="backward graph runs without a schedule: no such policy today"
     ):
         y.sum().backward()
     assert torch.equal(x.grad, x.detach().cos())

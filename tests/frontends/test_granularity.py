@@ -559,7 +559,7 @@ def test_parameters_of_the_name_that_capture_takes_are_named() -> None:
         return x * granularity
 
     with pytest.raises(
-        asc.CaptureError, match=r"fn' has a parameter 'granularity', a word that capture takes"
+        asc.CaptureError, match=r"fn' has a parameter 'granularity', which is also one of capture"
     ):
         asc.capture(fn, torch.ones(1))
     assert asc.capture(lambda x: fn(x, granularity=3), torch.ones(1)).tasks[0].args[1] == 3

@@ -109,7 +109,7 @@ def eval_mode(run: Any, number: int) -> None:
         ),
         (by_global, change_global, "first: 2.0 -> 3.0"),
         (nn.Dropout(0.0), eval_mode, "p: 0.35 -> 0.45"),
-        (by_argument, grad_mode, "a setting of torch's, such as no_grad or autocast: "),
+        (by_argument, grad_mode, "a setting of torch, such as no_grad or autocast: "),
     ],
 )
 def test_what_changed_is_named(

@@ -91,10 +91,10 @@ def test_arguments_that_fit_no_parameter_are_refused(u: Tensor, i: Tensor) -> No
     schedule = asc.schedule(graph, HERE)
     assert torch.equal(schedule(u, i)["result"], schedule(u, i, 2.0)["result"])
     with pytest.raises(
-        asc.GraphError, match=r"'scale' is 3.0, and was 2.0 when 'Item' was captured"
+        asc.GraphError, match=r"'scale' is 3.0, but it was 2.0 when 'Item' was captured"
     ):
         schedule(u, i, scale=3.0)
-    with pytest.raises(asc.GraphError, match=r"'scale' is 3.0, and was 2.0"):
+    with pytest.raises(asc.GraphError, match=r"'scale' is 3.0, but it was 2.0"):
         graph.feed(u, i, 3.0)
     with pytest.raises(asc.AutoschedError, match=r"misses input 'i'|cannot be called like that"):
         schedule(u)
@@ -140,14 +140,14 @@ def test_new_state_is_put_back_and_a_capture_without_it_is_refused_then(
     for mine, other in zip(model.parameters(), eager.parameters(), strict=True):
         assert torch.equal(ours.state[mine]["exp_avg"], theirs.state[other]["exp_avg"])
     with pytest.raises(
-        asc.GraphError, match=r"'optimizer.*' was not there yet when 'step' was captured; capture"
+        asc.GraphError, match=r"'optimizer.*' did not exist yet when 'step' was captured; capture"
     ):
         schedule(u, i)
     again = asc.schedule(asc.capture(step_of(model, ours), u, i), HERE)
     assert torch.equal(again(u, i)["result"], step_of(eager, theirs)(u, i))
     ours.state.clear()
     with pytest.raises(
-        asc.GraphError, match=r"'optimizer.*', which was there when 'step' was captured, is gone"
+        asc.GraphError, match=r"'optimizer.*' no longer exists, as it did when 'step' was captured"
     ):
         again(u, i)
 

@@ -1,8 +1,7 @@
-"""Find the Python function that calls an ATen operator.
+"""Find the public torch function that calls an ATen operator.
 
 ``torch.ops.aten.mm.default(x, w)`` is ``torch.mm(x, w)``, which is easier to read and a microsecond
-faster. A candidate is not trusted but tested: it is called on fake tensors, and must dispatch this
-operator alone, with the same arguments. Knows no graph.
+faster. Knows no graph.
 """
 
 from __future__ import annotations
@@ -16,17 +15,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autosched._lib.tree import flatten
 
-__all__ = ["spelled"]
+__all__ = ["public_function"]
 
 
-def spelled(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return a function that does the same as an operator for such (fake) arguments, or the operator if there is none.
+def public_function(
+    target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Return a function that calls an operator for such (fake) arguments.
+
+    1. Candidates are the public functions with the operator's name.
+    2. Call each on the fake arguments, under a mode that allows one call of this operator, with
+       the same arguments, and raises for everything else.
+    3. Return the first candidate that makes this call and returns its result; if there is none,
+       the operator.
 
     >>> from torch._subclasses.fake_tensor import FakeTensorMode
     >>> with FakeTensorMode():
     ...     x = torch.ones(2, 2)
-    >>> spelled(torch.ops.aten.mm.default, (x, x), {}).__name__, spelled(torch.ops.aten.t.default, (x,), {}).__name__
-    ('mm', 't')
+    >>> public_function(torch.ops.aten.mm.default, (x, x), {}).__name__
+    'mm'
     """
     own: Callable[..., Any] = target
     known = isinstance(target, torch._ops.OpOverload) and target.namespace == "aten"
@@ -37,7 +44,7 @@ def spelled(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call
         try:
             with torch.no_grad(), once:
                 result = candidate(*args, **kwargs)
-        except Exception:  # torch says in many ways that it takes no such arguments
+        except Exception:  # torch has many errors for invalid arguments
             continue
         if once.done and _same(result, once.result):
             return candidate
@@ -51,8 +58,8 @@ def _candidates(
     name = target._schema.name.partition("::")[2]
     if name.startswith("_"):
         return
-    homes = [torch.Tensor] if args and isinstance(args[0], torch.Tensor) else []
-    for home in (*homes, torch, torch.nn.functional):
+    methods = [torch.Tensor] if args and isinstance(args[0], torch.Tensor) else []
+    for home in (*methods, torch, torch.nn.functional):
         if callable(found := getattr(home, name, None)):
             yield found
 
@@ -72,34 +79,30 @@ class _Once(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.namespace == "prim":  # which asks fake tensors for their device
+        if func.namespace == "prim":  # which queries the device of a fake tensor
             return func(*args, **kwargs)
-        if (
-            self.done
-            or func is not self.target
-            or not _same(_bound(func, args, kwargs), self.wanted)
-        ):
+        expected = func is self.target and _same(_bound(func, args, kwargs), self.wanted)
+        if self.done or not expected:
             raise RuntimeError("another call")
-        self.done, self.result = True, args[0] if func._schema.is_mutable else func(*args, **kwargs)
+        self.done = True
+        self.result = args[0] if func._schema.is_mutable else func(*args, **kwargs)
         return self.result
 
 
 def _bound(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return all arguments of a call by name."""
     known = target._schema.arguments
-    given = dict(zip((argument.name for argument in known), args, strict=False))
-    return {argument.name: argument.default_value for argument in known} | given | dict(kwargs)
+    defaults = {argument.name: argument.default_value for argument in known}
+    return {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
 
 
 def _same(one: Any, other: Any) -> bool:
+    """Whether two trees have identical tensors and equal other leaves."""
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
     if isinstance(one, (tuple, list)):
-        return (
-            isinstance(other, (tuple, list))
-            and len(one) == len(other)
-            and all(map(_same, one, other))
-        )
+        known = isinstance(other, (tuple, list)) and len(one) == len(other)
+        return known and all(map(_same, one, other))
     if isinstance(one, torch.Tensor):
         return one is other
     return type(one) is type(other) and bool(one == other)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import autosched as asc
-from autosched.frontends.drawn import Drawn
+from autosched.frontends.hidden_state import HiddenStates
 
 NUMBERS = [1.0, 2.0, 3.0]
 
@@ -112,8 +112,8 @@ def test_random_numbers_are_put_back() -> None:
         lambda: numpy.random.RandomState(0),
     ):
         rng, twin = make(), make()
-        drawn = Drawn([rng])
+        states = HiddenStates([rng])
         rng.uniform(0, 1)
-        assert drawn.moved() is rng
-        drawn.restore()
+        assert states.changed() is rng
+        states.restore()
         assert rng.uniform(0, 1) == twin.uniform(0, 1)

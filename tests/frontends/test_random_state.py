@@ -138,11 +138,11 @@ def test_attention_without_dropout_can_be_under_a_checkpoint() -> None:
 @pytest.mark.parametrize(
     ("step", "said"),
     [
-        (lambda x: x + torch.seed(), r"torch\.seed\(\) is another seed in each call"),
-        (lambda x: x + torch.initial_seed(), r"torch\.initial_seed\(\) is asked"),
+        (lambda x: x + torch.seed(), r"torch\.seed\(\) returns another seed in each call"),
+        (lambda x: x + torch.initial_seed(), r"torch\.initial_seed\(\) is called"),
         (
             lambda x: x + torch.randn(3, generator=torch.Generator().manual_seed(0)),
-            "torch.Generator that it makes itself",
+            "the step creates a torch.Generator",
         ),
     ],
 )
@@ -155,7 +155,7 @@ def test_where_there_are_accelerators_seeds_are_refused(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     with pytest.raises(
         asc.CaptureError,
-        match=r"calls torch\.manual_seed, which also concerns .*\n    at .*test_seeds",
+        match=r"calls torch\.manual_seed, which also changes .*\n    at .*test_random_state",
     ):
         asc.capture(seeds, torch.zeros(3))
 

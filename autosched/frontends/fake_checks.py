@@ -16,57 +16,57 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from autosched.frontends.exclusive import is_capturing
+from autosched.frontends.capture_lock import is_capturing
 
-__all__ = ["Asked", "answered", "warn_of_asking"]
+__all__ = ["FakeChecks", "observing_fake_checks", "warn_of_fake_check"]
 
 _WARNED: dict[Any, Any] = {}  # so that Python's filter "default" shows it once for each step
 
 
-class Asked:
+class FakeChecks:
     """The lines that tested for fake tensors in a capture.
 
-    ``told`` is whether the test returns the truth.
+    The test is False, as it would be in an eager call, unless ``truthful``.
     """
 
     def __init__(self) -> None:
-        self.told = False
+        self.truthful = False
         self.lines: list[tuple[str, int]] = []
 
     def answer(self) -> bool:
-        """Store the line of the caller, and return the result of the test."""
+        """Store the caller's line, and return the result of the test."""
         frame = sys._getframe(2)
         if frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "autosched"):
             return True
         self.lines.append((frame.f_code.co_filename, frame.f_lineno))
-        return self.told
+        return self.truthful
 
 
 @contextlib.contextmanager
-def answered(asked: Asked) -> Iterator[None]:
-    """Let ``asked`` decide ``isinstance(tensor, torch._subclasses.FakeTensor)`` in a capture."""
+def observing_fake_checks(checks: FakeChecks) -> Iterator[None]:
+    """Let ``checks`` answer ``isinstance(tensor, torch._subclasses.FakeTensor)`` in a capture."""
 
     class Kind(type(FakeTensor)):  # type: ignore[misc]
         def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, FakeTensor) and (not is_capturing() or asked.answer())
+            return isinstance(instance, FakeTensor) and (not is_capturing() or checks.answer())
 
         def __subclasscheck__(cls, subclass: type) -> bool:
             return issubclass(subclass, FakeTensor)
 
-    stand_in = Kind("FakeTensor", (FakeTensor,), {})
     package: Any = torch._subclasses
-    package.FakeTensor = stand_in
+    package.FakeTensor = Kind("FakeTensor", (FakeTensor,), {})
     try:
         yield
     finally:
         package.FakeTensor = FakeTensor
 
 
-def warn_of_asking(asked: tuple[str, int], why: str, step: tuple[str, int]) -> None:
+def warn_of_fake_check(check: tuple[str, int], why: str, step: tuple[str, int]) -> None:
     """Warn that a step was captured differently from an eager call. ``why`` is the reason."""
     warnings.warn_explicit(
-        f"{asked[0]}:{asked[1]} asks whether a tensor is a fake one, and code goes another way then than eagerly: "
-        f"results may differ in the last bits (of a mask that masks nothing; leave it out). The eager way {why}",
+        f"{check[0]}:{check[1]} checks whether a tensor is a fake one, and then runs other code "
+        "than in an eager call: results may differ in the last bits (leave out a mask that masks "
+        f"nothing). The code of the eager call {why}",
         RuntimeWarning,
         *step,
         registry=_WARNED,

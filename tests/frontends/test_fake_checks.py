@@ -47,7 +47,7 @@ def test_what_would_look_at_data_otherwise_is_told_of() -> None:
     with (
         pytest.warns(
             RuntimeWarning,
-            match=r"test_asking.*asks whether a tensor .*\n    at .*: if not isinstance",
+            match=r"test_fake_checks.*checks whether a tensor .*\n    at .*: if not isinstance",
         ),
         asc.compile(step, asc.Machine.emulated(gpus=1), backend="host") as run,
     ):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn, optim
 
 import autosched as asc
-from autosched.frontends.exclusive import is_capturing
+from autosched.frontends.capture_lock import is_capturing
 from tests.models import mlp
 
 MACHINE = asc.Machine.emulated(gpus=1)
@@ -124,7 +124,7 @@ def test_a_compiled_function_in_a_captured_one_is_refused() -> None:
         for call in (outer, lambda x: asc.capture(lambda y: asc.capture(torch.sin, y), x)):
             with pytest.raises(
                 asc.CaptureError,
-                match="is called in a function that is being captured; call the plain",
+                match="is called in a function that is being captured; call the function itself",
             ):
                 call(X)
         assert torch.equal(inner(X), X.sin())

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import autosched as asc
-from autosched.frontends.spelling import spelled
+from autosched.frontends.public_functions import public_function
 from tests.frontends.test_capture import OPTIMIZERS, stepper
 from tests.models import KINDS
 
@@ -52,15 +52,15 @@ A, B, ROW = fakes((2, 3), (3, 4), (3,))
 def test_an_operator_is_spelled_as_people_do(
     target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], expected: Any
 ) -> None:
-    assert spelled(target, args, kwargs) is expected
+    assert public_function(target, args, kwargs) is expected
 
 
 def test_spelling_changes_and_draws_nothing() -> None:
     before = torch.get_rng_state()
     (x,) = fakes((2, 3))
-    spelled(aten.t_.default, (x,), {})
-    spelled(aten.bernoulli_.float, (x, 0.5), {})
-    spelled(aten.bernoulli.default, (x,), {})
+    public_function(aten.t_.default, (x,), {})
+    public_function(aten.bernoulli_.float, (x, 0.5), {})
+    public_function(aten.bernoulli.default, (x,), {})
     assert x.shape == (2, 3)
     assert torch.equal(torch.get_rng_state(), before)
 

@@ -1,0 +1,444 @@
+"""Find the non-tensor objects that a function can read.
+
+Follows the names that the function's code, and the code that it calls, mention. Does not see
+objects that are reached by computed names or through ``vars``, inside objects of libraries, in
+lists and dicts of more than a thousand items, and in comparisons of dataclasses. Knows neither
+guards nor graphs.
+"""
+
+from __future__ import annotations
+
+import dis
+import enum
+import functools
+import os
+import sys
+import weakref
+from array import array
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from itertools import chain
+from operator import is_
+from pathlib import Path
+from types import (
+    CellType,
+    CodeType,
+    FunctionType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
+from typing import Any
+
+import numpy
+import torch
+from torch._library.custom_ops import OPDEFS, CustomOpDef
+from torch.nn.modules import module as of_modules
+from torch.optim import optimizer as of_optimizers
+
+from autosched.frontends.state import hooks_of
+
+__all__ = ["Reach", "is_installed", "is_value", "value_key"]
+
+_MOST_ITEMS = 1000  # of a list or dict; longer ones are data
+_MOST_BYTES = 65_536  # of an array, likewise
+_VALUES = (
+    *(bool, int, float, complex, str, bytes),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+)
+# Methods that torch calls without a name in the user's code, and special methods whose calls are
+# visible elsewhere or do not matter. Other special methods, such as __add__, Python calls.
+_CALLED_BY_TORCH = frozenset("forward backward setup_context".split())
+_NOT_FOLLOWED = frozenset(
+    "__init__ __new__ __post_init__ __init_subclass__ __del__ __repr__ __reduce__".split()
+)
+_LIBRARIES = frozenset(("torch", "autosched", "numpy"))
+_PYTHON = f"{Path(functools.__file__).parent}{os.sep}"  # where Python's own modules are
+_WRAPPED = "func args keywords __self__ __func__ fget fset".split()
+_OPERATOR_FUNCTIONS = (
+    "_init_fn _backend_fns _abstract_fn _setup_context_fn _backward_fn _torch_dispatch_fns"
+).split()
+_EMPTY_CELL = CellType()
+_END = (object(),)  # between containers, so that an item that moves to the next one is seen
+_ABSENT = object()
+_GLOBAL_HOOKS = [
+    item
+    for module in (of_modules, of_optimizers)
+    for name, item in vars(module).items()
+    if name.startswith("_global_") and isinstance(item, dict)
+]
+
+
+class _Name(str):
+    """The name under which the next object was found."""
+
+
+class Reach:
+    """The non-tensor values that a call can read.
+
+    ``key`` has their present values, and ``unchanged`` tests whether they remain. ``written``:
+    include values that code only writes.
+
+    1. Start with the roots, torch's global hooks, and custom operators that code mentions.
+    2. Visit each object once. Its kind determines what ``key`` contains of it, what ``unchanged``
+       compares, and which objects can be read through it: all items of a container, but only
+       those attributes and globals that some code mentions by name.
+    3. Each function adds the names in its code to ``mentioned``, and so may make objects readable
+       that were passed over before. Repeat from 1 until no name is new.
+    """
+
+    def __init__(self, roots: Iterable[Any], written: bool = False):
+        self.roots = [*roots, *_GLOBAL_HOOKS]
+        self.written = written
+        self.mentioned: set[str] = set()
+        before = -1
+        while before != len(self.mentioned):
+            before = len(self.mentioned)
+            self.key: list[Hashable] = []
+            # What ``unchanged`` compares: all items of containers; single items, by namespace and
+            # name; attributes of functions, cells and objects with slots; classes of objects; and
+            # contents of objects that are neither items nor attributes.
+            self.containers: list[Any] = []
+            self.entries: list[tuple[Mapping[str, Any], str]] = []
+            self.attributes: list[tuple[Any, str]] = []
+            self.objects: list[Any] = []
+            self.contents: list[Callable[[], Any]] = []
+            self._seen: dict[int, tuple[int, Any]] = {}
+            self._classes_read: set[int] = set()
+            self._walk()
+
+    def unchanged(self) -> Callable[[], bool]:
+        """Return a function that tests whether the identical objects are still there."""
+        empty = [item for item in self.containers if not item]
+        views = [view for item in self.containers if item for view in (*_views(item), _END)]
+        items = list(chain.from_iterable(views))
+        classes = list(map(type, self.objects))
+        objects = self.objects
+        lookups = [(read, read()) for read in (self._entries, self._attributes)]
+        contents = self.contents
+        values = [read() for read in contents]
+
+        def check() -> bool:  # refers to ``self``, which holds all objects: no id is used again
+            try:
+                return (
+                    not any(empty)
+                    and all(map(is_, chain.from_iterable(views), items))
+                    and all(all(map(is_, read(), before)) for read, before in lookups)
+                    and all(map(is_, map(type, objects), classes))
+                    and [read() for read in contents] == values
+                )
+            except ValueError:  # the cell is empty
+                return False
+
+        return check
+
+    def _entries(self) -> list[Any]:
+        return [items.get(name, _ABSENT) for items, name in self.entries]
+
+    def _attributes(self) -> list[Any]:
+        return [getattr(item, name, _ABSENT) for item, name in self.attributes]
+
+    def found(self) -> list[Any]:
+        """Return all objects that were found."""
+        return [item for _, item in self._seen.values()]
+
+    def _walk(self) -> None:
+        operators = [(name.split("::"), item) for name, item in list(OPDEFS.items())]
+        used = [item for names, item in operators if self.mentioned.issuperset(names)]
+        pending = [*self.roots, *used][::-1]
+        visit = self._visit
+        while pending:
+            item = pending.pop()
+            if is_value(item):
+                self.key.append(value_key(item))
+                if type(item) is str and item.isidentifier():
+                    self.mentioned.add(item)  # for getattr
+            elif id(item) in self._seen:
+                self.key.append(self._seen[id(item)][0])
+            else:
+                self._seen[id(item)] = len(self._seen), item
+                pending += list(visit(item))[::-1]
+
+    # ---- one method for each kind of object: note it, and return what can be read through it
+
+    @functools.singledispatchmethod
+    def _visit(self, item: Any) -> Iterable[Any]:
+        return self._other(item)
+
+    def _other(self, item: Any) -> Iterable[Any]:
+        """Note an object of no kind below."""
+        return self._identity(item) if _is_opaque(item) else self._object(item)
+
+    def _identity(self, item: Any) -> Iterable[Any]:
+        self.key.append(id(item))
+        return ()
+
+    @_visit.register(list | tuple | set | frozenset | dict | deque | MappingProxyType)
+    def _collection(self, item: Any) -> Iterable[Any]:
+        yield from self._container(item)
+        if not _is_known(type(item).__module__):
+            yield from self._object(item)
+
+    @_visit.register(functools.partial | functools.partialmethod | functools.cached_property)
+    @_visit.register(staticmethod | classmethod | MethodType | property)
+    def _wrapper(self, item: Any) -> Iterable[Any]:
+        return [getattr(item, name, None) for name in _WRAPPED]
+
+    @_visit.register(weakref.ref)
+    def _reference(self, item: Any) -> Iterable[Any]:
+        return [item()]
+
+    @_visit.register(CustomOpDef | torch._ops.OpOverload | torch._ops.OpOverloadPacket)
+    def _operator(self, item: Any) -> Iterable[Any]:
+        """Return the functions of a custom operator."""
+        if isinstance(item, torch._ops.OpOverload):
+            item = OPDEFS.get(item._schema.name)
+        elif isinstance(item, torch._ops.OpOverloadPacket):
+            item = OPDEFS.get(item._qualified_op_name)
+        return [getattr(item, name, None) for name in _OPERATOR_FUNCTIONS]
+
+    @_visit.register(ContextVar)
+    def _context_variable(self, item: ContextVar[Any]) -> Iterable[Any]:
+        def content() -> Hashable:
+            found = item.get(None)
+            return value_key(found) if is_value(found) else id(found)
+
+        self.key.append(id(item))
+        self.contents.append(content)
+        return [item.get(None)]
+
+    @_visit.register(bytearray | array | numpy.ndarray)
+    def _array(self, item: Any) -> Iterable[Any]:
+        nbytes = getattr(item, "nbytes", None) or len(item) * getattr(item, "itemsize", 1)
+        if nbytes > _MOST_BYTES:
+            return self._other(item)
+        self.key.append((type(item), _data(item)))
+        self.contents.append(lambda: _data(item))
+        return ()
+
+    @_visit.register(torch.Tensor)
+    def _tensor(self, item: torch.Tensor) -> Iterable[Any]:
+        # Its other properties are compared elsewhere.
+        self.key.append(id(item) if isinstance(item, torch.nn.Parameter) else torch.Tensor)
+        return hooks_of(item)
+
+    @_visit.register(torch.nn.Module)
+    def _module(self, item: torch.nn.Module) -> Iterable[Any]:
+        self.key.append(id(item))
+        self.objects.append(item)
+        yield from self._container(item.__dict__)
+        yield from self._classes(type(item))
+
+    @_visit.register(torch.optim.Optimizer)
+    def _optimizer(self, item: torch.optim.Optimizer) -> Iterable[Any]:
+        """Note an optimizer; return its attributes, without its state."""
+        self.key.append(id(item))
+        self.containers += [item.__dict__, item.state, *item.state.values()]
+        yield from (value for name, value in item.__dict__.items() if name != "state")
+        yield from self._classes(type(item))
+
+    @_visit.register(type)
+    def _class(self, item: type) -> Iterable[Any]:
+        if is_installed(item.__module__):
+            return self._identity(item)
+        return chain(self._classes(item), self._classes(type(item)))
+
+    @_visit.register(ModuleType)
+    def _python_module(self, item: ModuleType) -> Iterable[Any]:
+        self.key.append(id(item))
+        if is_installed(item.__name__):
+            return ()
+        self.containers.append(vars(item).keys())
+        return self._mentioned(vars(item))
+
+    @_visit.register(FunctionType)
+    def _function(self, fn: FunctionType) -> Iterable[Any]:
+        if _is_known(fn.__module__):
+            yield from self._object(fn)
+            return
+        self.key.append(fn.__code__)
+        names, mentioned, imports = _names(fn.__code__, self.written)
+        self.mentioned.update(mentioned)
+        for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+            if cell != _EMPTY_CELL:
+                self.attributes.append((cell, "cell_contents"))
+                yield _Name(name)
+                yield cell.cell_contents
+        self.attributes += [(fn, "__code__"), (fn, "__defaults__"), (fn, "__kwdefaults__")]
+        yield fn.__defaults__
+        yield fn.__kwdefaults__
+        if {"environ", "getenv"}.intersection((*names, *mentioned)):
+            yield os.environ._data  # type: ignore[attr-defined]
+        if is_installed(fn.__module__):
+            return
+        self.containers.append(fn.__dict__.keys())
+        yield from self._mentioned(fn.__dict__)
+        for name in names:
+            self.entries.append((fn.__globals__, name))
+            yield _Name(name)
+            yield fn.__globals__.get(name)
+        package = fn.__globals__.get("__package__")
+        for name in imports:
+            relative = f"{package}.{name}" if name else f"{package}"
+            yield sys.modules.get(name) or sys.modules.get(relative)
+
+    # ---- what several kinds have
+
+    def _container(self, item: Any) -> Iterator[Any]:
+        """Note a container; yield its items."""
+        self.key.append((type(item), len(item)))
+        if len(item) > _MOST_ITEMS:
+            self.key.append(id(item))
+            return
+        if not isinstance(item, (tuple, frozenset)):
+            self.containers.append(item)
+        if isinstance(item, Mapping):
+            for name, value in item.items():
+                yield _Name(name) if type(name) is str else name
+                yield value
+        else:
+            yield from item
+
+    def _object(self, item: Any) -> Iterator[Any]:
+        """Yield an object's attributes that code mentions, and those of its classes."""
+        self.objects.append(item)
+        held = getattr(item, "__dict__", {})
+        self.containers.append(held.keys())
+        yield from self._mentioned(held)
+        for name in sorted(self.mentioned.intersection(_slots(type(item)))):
+            self.attributes.append((item, name))
+            yield _Name(name)
+            yield getattr(item, name, None)
+        yield held.get("__wrapped__")
+        yield from self._classes(type(item))
+
+    def _mentioned(self, attributes: Mapping[str, Any]) -> Iterator[Any]:
+        """Yield the attributes that code mentions."""
+        for name in sorted(self.mentioned & attributes.keys()):
+            self.entries.append((attributes, name))
+            yield _Name(name)
+            yield attributes[name]
+
+    def _classes(self, kind: type) -> Iterator[Any]:
+        """Yield attributes of classes that code mentions or Python calls."""
+        self.key.append(id(kind))
+        for base in kind.__mro__:
+            if _is_known(base.__module__) or id(base) in self._classes_read:
+                continue
+            self._classes_read.add(id(base))
+            if not is_installed(base.__module__):
+                self.containers.append(vars(base).keys())
+            for name, item in list(vars(base).items()):
+                if name in self.mentioned or _is_called_implicitly(name, item):
+                    self.entries.append((vars(base), name))
+                    yield _Name(name)
+                    yield item
+
+
+def is_value(item: Any) -> bool:
+    """Whether an object is a value, such as a number or string."""
+    return item is None or (isinstance(item, _VALUES) and not isinstance(item, enum.Enum))
+
+
+def value_key(item: Any) -> Hashable:
+    """Return a value's key: 1 differs from True, and 0.0 from -0.0."""
+    return type(item), repr(item) if isinstance(item, (float, complex)) else item
+
+
+def _data(item: Any) -> Hashable:
+    """Return the contents of an array of numbers."""
+    if isinstance(item, numpy.ndarray):
+        return item.shape, str(item.dtype), item.tobytes()
+    return bytes(item)
+
+
+def _views(container: Any) -> tuple[Iterable[Any], ...]:
+    """Return views of a container that show its present items."""
+    is_mapping = isinstance(container, Mapping)
+    return (container.keys(), container.values()) if is_mapping else (container,)
+
+
+@functools.lru_cache(maxsize=10_000)
+def _names(code: CodeType, written: bool) -> tuple[list[str], list[str], list[str]]:
+    """Return the globals, attributes (also strings) and imports that code names.
+
+    Code within the code belongs to it. Without ``written``, names that are only stored are left
+    out.
+    """
+    kinds = ("GLOBAL", "NAME", "ATTR", "METHOD", "FROM", "IMPORT")
+    found = {kind: dict[str, None]() for kind in kinds}
+    codes = [code]
+    while codes:
+        inner = codes.pop()
+        for item in inner.co_consts:
+            if isinstance(item, CodeType):
+                codes.append(item)
+            elif isinstance(item, str) and item.isidentifier():
+                found["ATTR"][item] = None
+        for instruction in dis.get_instructions(inner):
+            action, _, kind = instruction.opname.partition("_")
+            if (kind, action) == ("NAME", "IMPORT"):
+                found["IMPORT"][instruction.argval] = None
+            elif kind in found and (written or action in ("LOAD", "IMPORT")):
+                found[kind][instruction.argval] = None
+    attributes = [*found["ATTR"], *found["METHOD"], *found["FROM"]]
+    return [*found["GLOBAL"], *found["NAME"]], attributes, [*found["IMPORT"]]
+
+
+def _slots(kind: type) -> Iterator[str]:
+    """Yield the slots of a user's class and its bases."""
+    for base in kind.__mro__:
+        if not _is_known(base.__module__):
+            for name, item in vars(base).items():
+                if isinstance(item, MemberDescriptorType):
+                    yield name
+
+
+def _is_called_implicitly(name: str, item: Any) -> bool:
+    """Whether Python or torch calls a class's function implicitly.
+
+    Those that dataclasses make do not count.
+    """
+    item = getattr(item, "__func__", item)  # of a static method
+    if not isinstance(item, FunctionType) or item.__code__.co_filename == "<string>":
+        return False
+    is_special = name[:2] == name[-2:] == "__" and name not in _NOT_FOLLOWED
+    return name in _CALLED_BY_TORCH or is_special
+
+
+def _is_known(module: Any) -> bool:
+    """Whether a module is of a library that reads nothing variable."""
+    return not isinstance(module, str) or _is_library(module.partition(".")[0])
+
+
+@functools.cache
+def _is_library(name: str) -> bool:
+    """Whether a top-level module is such a library.
+
+    A user's file may have the name of a Python module.
+    """
+    if name not in sys.stdlib_module_names:
+        return name in _LIBRARIES
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
+    return not file.endswith(".py") or file.startswith(_PYTHON)
+
+
+@functools.cache
+def is_installed(module: Any) -> bool:
+    """Whether a module is of a library, whose globals are constant."""
+    if _is_known(module):
+        return True
+    packages = ("site-packages", "dist-packages")
+    folders = [folder for folder in sys.path if Path(folder).name in packages]
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is not None and any(Path(file).is_relative_to(folder) for folder in folders)
+
+
+def _is_opaque(item: Any) -> bool:
+    """Whether an object is identified by its identity, whatever it contains."""
+    of_library = type(item).__module__.partition(".")[0] in _LIBRARIES
+    if of_library or isinstance(item, (type, ModuleType, enum.Enum)):
+        return True
+    return not hasattr(item, "__dict__") and not any(_slots(type(item)))

@@ -1,0 +1,272 @@
+"""Trace a call of a function or step to ATen operators.
+
+The function runs once on fake tensors, which have shapes and no data, while ``make_fx`` records the
+operators of forward, backward and optimizer. Changes that a graph cannot make raise CaptureError,
+and all changes are undone. Knows no tasks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from autosched._lib.fake_tensors import Fakes
+from autosched._lib.gc_pause import without_collecting
+from autosched._lib.quiet import quiet
+from autosched._lib.tree import flatten, transform
+from autosched.errors import CaptureError
+from autosched.frontends.attention import fast_paths
+from autosched.frontends.caches import MadeTensors, clear_caches_of
+from autosched.frontends.captured import Captured, Output
+from autosched.frontends.eager_operators import EagerOperators
+from autosched.frontends.fake_checks import FakeChecks, observing_fake_checks, warn_of_fake_check
+from autosched.frontends.hidden_state import HiddenStates
+from autosched.frontends.host_calls import Call, observing_calls
+from autosched.frontends.origins import annotating_origins
+from autosched.frontends.random_state import tracing_random_state
+from autosched.frontends.reachability import is_value
+from autosched.frontends.side_effects import SideEffects, TensorProperties
+from autosched.frontends.state import Place, State
+from autosched.frontends.unsupported import definition_of, failure_message
+
+__all__ = ["Trace", "generator_id", "trace"]
+
+_CONSTANTS = (enum.Enum, type, torch.nn.Module, torch.optim.Optimizer, torch.Generator)
+
+
+@dataclass
+class Trace:
+    """The operators of a call, and what the call returned and changed.
+
+    The placeholders of ``module`` are the examples of the capture, in their order.
+    """
+
+    module: torch.fx.GraphModule = field(init=False)
+    outputs: dict[str, Place] = field(default_factory=dict)  # with the places of new state
+    returned: Any = None
+    gone: tuple[Place, ...] = ()  # places of gradients that are empty afterwards
+    switched: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)
+    differentiable: list[str] = field(default_factory=list)  # outputs that require grad
+    rewritten: list[str] = field(default_factory=list)  # inputs with another autograd history
+    generators: set[int] = field(default_factory=set)  # ids of those that existed before
+    calls: list[Call] = field(default_factory=list)  # of the host, which a graph does not repeat
+
+
+def generator_id(generator: Any) -> int:
+    """Return torch's id of a generator, which can have several Python objects."""
+    return int(generator._cdata)
+
+
+@without_collecting()
+def trace(graph: Captured, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Trace:
+    """Return the trace of a call. Raises CaptureError for what a graph cannot express.
+
+    1. Replace the tensors of arguments, modules and optimizers by fake tensors.
+    2. Run the function, while ``make_fx`` records operators and their origins.
+    3. Raise for changes of anything but tensors, compared with the objects before the call.
+    4. Undo all changes; remove fake tensors from caches, and raise if other containers have some.
+    """
+    made = MadeTensors()
+    try:
+        with graph.state.without_gradients(), torch.autograd.set_multithreading_enabled(False):
+            found = _Tracer(graph, args, kwargs, made).trace()
+    except BaseException as error:
+        # Frames hold tensors, too, which the step has not stored anywhere.
+        for failed in _chain(error):
+            traceback.clear_frames(failed.__traceback__)
+        made.remove()
+        raise
+    nodes = found.module.graph.nodes
+    if places := made.remove(leaf for node in nodes for leaf in flatten(node.meta.get("val"))):
+        left = CaptureError(
+            f"a tensor of the step is left in {places[0]}, which a graph cannot do; keep it in a "
+            "buffer of a module, return it, or store it outside of the step"
+        )
+        raise CaptureError(failure_message(graph.fn, left))
+    return found
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, and those that it was raised from or during."""
+    pending: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while pending:
+        found = pending.pop()
+        if found is not None and id(found) not in seen:
+            seen.add(id(found))
+            yield found
+            pending += [found.__cause__, found.__context__]
+
+
+class _Tracer:
+    """Runs a function on fake tensors."""
+
+    def __init__(
+        self, graph: Captured, args: Sequence[Any], kwargs: Mapping[str, Any], made: MadeTensors
+    ):
+        self.fn = graph.fn
+        self.arguments = (list(args), dict(kwargs))
+        self.state = graph.state
+        self.examples = graph.examples
+        self.made = made
+        self.found = Trace()
+        self.effects: SideEffects | None = None  # while the function runs
+        self.outside: torch.Tensor | None = None  # the last tensor with data
+
+    def trace(self) -> Trace:
+        """Trace the function, again if the reason of failure is removed.
+
+        That is a cache that returned what was computed before, or a path for real tensors that
+        cannot be captured, where another one for fake tensors exists.
+        """
+        checks = FakeChecks()
+        why = ""
+        while True:
+            try:
+                self._attempt(checks)
+            except Exception as error:
+                if self.outside is not None and clear_caches_of(self.outside):
+                    continue
+                message = failure_message(self.fn, error)
+                if not checks.lines or checks.truthful:
+                    raise CaptureError(message) from error
+                checks.truthful = True
+                why = message.partition(" ")[2]
+            else:
+                if why:
+                    warn_of_fake_check(checks.lines[-1], why, definition_of(self.fn))
+                return self.found
+
+    def _attempt(self, checks: FakeChecks) -> None:
+        self.outside = None
+        self.found = found = Trace()
+
+        def step(fakes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            return self._step(fakes)  # ``make_fx`` does not accept a method
+
+        with (
+            quiet(),
+            observing_fake_checks(checks),
+            observing_calls() as found.calls,
+            tracing_random_state(),
+            annotating_origins(self.state.modules, self._refuse, self.made.add),
+            fast_paths(),
+        ):
+            fakes = Fakes()
+            inputs = [fakes.from_tensor(item) for item in self.examples.values()]
+            found.module = make_fx(step, tracing_mode="fake")(inputs)
+
+    def _step(self, fakes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Run the function; return the tensors of its result and state."""
+        twins = dict(zip(map(id, self.examples.values()), fakes, strict=True))
+        args, kwargs = transform(lambda leaf: twins.get(id(leaf), leaf), self.arguments)
+        before = dict(zip(self.examples, fakes, strict=True))
+        numbers = self.state.numbers()
+        with (
+            self.state.replaced_by(before) as state,
+            self._checking_changes(before, (args, kwargs)),
+            EagerOperators(),
+        ):
+            result = self.fn(*args, **kwargs)
+            found = self._results(result)
+            for name, item in state.numbers().items():
+                if item is not None and item != numbers.get(name):
+                    raise CaptureError(
+                        f"{name!r} is {item!r} after the step, but a graph changes tensors only; "
+                        "use an optimizer that keeps it in a tensor"
+                    )
+            found += self._new_state(before, state)
+        pairs = zip(self.found.outputs, found, strict=True)
+        self.found.differentiable = [
+            name for name, item in pairs if isinstance(item, torch.Tensor) and item.requires_grad
+        ]
+        return found
+
+    def _results(self, result: Any) -> list[Any]:
+        """Return the tensors in the function's result, and store its structure."""
+        found: list[Any] = []
+
+        def output(leaf: Any) -> Any:
+            if isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
+                name = "result" if leaf is result else f"result.{len(found)}"
+                self.found.outputs[name] = ()
+                found.append(leaf)
+                return Output(name)
+            if not is_value(leaf) and not isinstance(leaf, _CONSTANTS):
+                raise CaptureError(
+                    f"a {type(leaf).__name__} is returned; return tensors, in tuples, lists or "
+                    "dicts"
+                )
+            return leaf
+
+        self.found.returned = transform(output, result)
+        return found
+
+    def _new_state(self, before: Mapping[str, Any], state: State) -> list[torch.Tensor]:
+        """Return the tensors that the step stored in modules and optimizers."""
+        found: list[torch.Tensor] = []
+        places = state.places()
+        for name, (place, tensor) in places.items():
+            if tensor is not before.get(name):
+                self.found.outputs[name] = place
+                found.append(tensor)
+        grads = {f"{name}.grad": ("grad", name) for name in self.state.parameters}
+        gone = [place for name, place in grads.items() if name in before and name not in places]
+        self.found.gone = tuple(gone)
+        return found
+
+    @contextlib.contextmanager
+    def _checking_changes(self, before: Mapping[str, torch.Tensor], given: Any) -> Iterator[None]:
+        """Raise CaptureError for changes that a graph cannot make, and undo them."""
+        self.effects = effects = SideEffects([self.fn, given], self.state.modules)
+        properties = TensorProperties(before)
+        hidden = HiddenStates(effects.found)
+        generators = [item for item in effects.found if isinstance(item, torch.Generator)]
+        self.found.generators = set(map(generator_id, [torch.default_generator, *generators]))
+        try:
+            yield
+            properties.check([before[name] for name in self.state.parameters])
+            if (change := effects.first()) is not None:
+                raise CaptureError(
+                    f"{change} after the step, but a graph changes only tensors in modules and "
+                    "optimizers, and flags; keep it in a buffer, return it, or change it outside "
+                    "of the step, as learning rate schedulers do"
+                )
+            if (item := hidden.changed()) is not None:
+                name = hidden.name_of(item) or effects.name_of(item) or "an object"
+                raise CaptureError(
+                    f"{name}, a {type(item).__name__}, is not as it was after the step: a graph "
+                    "would take values from it, or change it, only once; do this outside of the "
+                    "step, and pass the values as tensors"
+                )
+            self.found.switched = effects.switched()
+            self.found.rewritten = properties.rewritten()
+        finally:
+            hidden.restore()
+            self.effects = None
+            effects.undo()
+
+    def _refuse(self, tensor: torch.Tensor) -> None:
+        """Raise CaptureError for a tensor that has data, and has a name."""
+        if self.effects is None:
+            return
+        self.outside = tensor
+        name = self.effects.name_of(tensor)
+        parameter = self.state.names.get(id(tensor))
+        if parameter is not None:
+            raise CaptureError(
+                f"{name or 'a tensor'} is parameter {parameter!r}; get it from the module within "
+                "the step"
+            )
+        if name is not None:
+            raise CaptureError(
+                f"{name} is a tensor from outside; pass it as an argument, or make it a module's "
+                "buffer"
+            )
