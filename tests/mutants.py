@@ -592,8 +592,8 @@ MUTANTS = (
     Mutant(
         "copies into a device do not queue in plans",
         "autosched/policies/base/kernels.py",
-        "                    end = max(end, in_free)\n",
-        "                    end = max(end, 0.0)\n",
+        "start = max(start, in_free[p])",
+        "start = max(start, 0.0)",
         PROMISED,
     ),
     Mutant(
@@ -619,7 +619,7 @@ MUTANTS = (
     ),
     Mutant(
         "a graph turned round keeps the numbers of its groups",
-        "autosched/policies/base/tables.py",
+        "autosched/problem.py",
         "group=n - 1 - self.group[::-1]",
         "group=self.group",
         f"{LISTING}::test_turned_round_a_graph_has_the_same_groups",

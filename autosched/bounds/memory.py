@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autosched.bounds.tables import Array, Tables, links
+from autosched.bounds.relaxation import Array, Relaxation, links
 from autosched.bounds.traffic import places
 from autosched.costs.costs import Costs
 from autosched.graph.graph import Graph, Task
 from autosched.machine.machine import Machine
 from autosched.placement import home
+from autosched.problem import Problem
 
 __all__ = ["fitting", "traffic"]
 
@@ -79,7 +80,7 @@ class _Kept(NamedTuple):
     readers: Sequence[int]
 
 
-def traffic(graph: Graph, machine: Machine, costs: Costs, tables: Tables) -> float:
+def traffic(graph: Graph, machine: Machine, costs: Costs, relaxed: Relaxation) -> float:
     """Return the time that is lost because memory is short while a task runs on its only device.
 
     Values that are produced on the device before the task and read there after it must be in memory
@@ -88,16 +89,17 @@ def traffic(graph: Graph, machine: Machine, costs: Costs, tables: Tables) -> flo
     """
     if not _short(graph, machine, costs):
         return 0.0
-    possible = places(tables)
+    possible = places(relaxed)
     living = _living(graph, machine, costs)
-    before, behind = _neighbours(tables)
+    before, behind = _neighbours(relaxed)
     found = 0.0
     for p, device in enumerate(machine.devices):
         bound = {task: None for task, devices in enumerate(possible) if devices == 1 << p}
         kept = _kept(graph, costs, bound)
         room = device.nbytes - living[p]
-        seconds = tables.seconds[:, p] / device.streams
+        seconds = relaxed.seconds[:, p] / device.streams
         work = float(seconds[list(bound)].sum())
+        fetching = _fetching(relaxed.problem, p) if machine.contention else 0.0
         for task in _moments(bound, kept):
             above = _reached(task, before)
             below = _reached(task, behind)
@@ -114,7 +116,7 @@ def traffic(graph: Graph, machine: Machine, costs: Costs, tables: Tables) -> flo
             ]
             excess = needed + sum(item.nbytes for item in through) - room
             if excess > 0 and through:
-                found = max(found, _spent(work, excess, through, seconds, _fetching(machine, p)))
+                found = max(found, _spent(work, excess, through, seconds, fetching))
     return found
 
 
@@ -137,13 +139,13 @@ def _spent(
     )
 
 
-def _fetching(machine: Machine, p: int) -> float:
+def _fetching(problem: Problem, p: int) -> float:
     """Return the least time per byte that a copy to a device occupies its copy-in stream."""
-    into = machine.devices[p].kind != "cpu"
-    rates = links(machine)[1][:, p]
-    others = [q for q in range(len(rates)) if q != p and math.isfinite(rates[q])]
-    held = [rates[q] if into or machine.devices[q].kind == "cpu" else 0.0 for q in others]
-    return min(held, default=math.inf) if machine.contention else 0.0
+    devices = len(problem.devices)
+    holds = problem.tables.holds_in[p : devices * devices : devices]
+    rates = links(problem)[1][:, p]
+    others = (q for q in range(devices) if q != p and math.isfinite(rates[q]))
+    return min((float(rates[q]) if holds[q] else 0.0 for q in others), default=math.inf)
 
 
 def _lives_on(graph: Graph, machine: Machine, root: int, p: int) -> bool:
@@ -183,10 +185,10 @@ def _moments(bound: Iterable[int], kept: Mapping[int, _Kept]) -> list[int]:
     return sorted(course, key=lambda task: -course[task])[:_TRIED]
 
 
-def _neighbours(tables: Tables) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+def _neighbours(relaxed: Relaxation) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
     before: dict[int, list[int]] = {}
     behind: dict[int, list[int]] = {}
-    for task, other in zip(tables.edges.task.tolist(), tables.edges.other.tolist(), strict=True):
+    for task, other in zip(relaxed.edges.task.tolist(), relaxed.edges.other.tolist(), strict=True):
         before.setdefault(task, []).append(other)
         behind.setdefault(other, []).append(task)
     return before, behind

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from autosched.policies.base.problem import Policy
 from autosched.policies.candidates import candidates
 from autosched.policies.in_order import in_order
 from autosched.policies.literature.cpop import cpop
@@ -46,6 +45,7 @@ from autosched.policies.local_search.search import Progress, search
 from autosched.policies.robust import robust
 from autosched.policies.round_robin import round_robin
 from autosched.policies.single import single, single_on
+from autosched.problem import Policy
 
 __all__ = [
     "POLICIES",

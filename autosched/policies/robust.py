@@ -18,10 +18,10 @@ from autosched.errors import ScheduleError
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
-from autosched.policies.base.problem import Policy
 from autosched.policies.candidates import candidates
 from autosched.policies.literature.heft import heft
 from autosched.policies.noise import checked_noise, noisy_costs, noisy_placement
+from autosched.problem import Policy
 
 __all__ = ["robust"]
 

@@ -61,11 +61,11 @@ class Model:
 
     def on(self, task: int, device: int) -> _Literal:
         """Return whether a task runs on a device."""
-        return self.chosen[self.problem.group[task]].get(device, self.false)
+        return self.chosen[self.problem.lists.group[task]].get(device, self.false)
 
     def devices(self, value: Callable[[Any], int], tasks: Mapping[int, Moment]) -> dict[int, int]:
         """Return the device of each task in a solution."""
-        group = self.problem.group
+        group = self.problem.lists.group
         return {
             task: next(p for p, on in self.chosen[group[task]].items() if value(on))
             for task in tasks
@@ -91,7 +91,7 @@ class Model:
         """Add the device and the times of each task, within its earliest start and latest end."""
         model = self.cp
         for task, devices in enumerate(self.whole.devices):
-            group = self.problem.group[task]
+            group = self.problem.lists.group[task]
             if group not in self.chosen:
                 self.chosen[group] = {p: model.new_bool_var("") for p in devices}
                 model.add_exactly_one(self.chosen[group].values())
@@ -111,7 +111,7 @@ class Model:
         """Add the capacity of compute streams, and that their total work fits into the makespan."""
         model = self.cp
         whole = self.whole
-        for p, count in enumerate(self.problem.streams):
+        for p, count in enumerate(self.problem.lists.streams):
             tasks = [task for task, devices in enumerate(whole.devices) if p in devices]
             running = [
                 model.new_optional_interval_var(
@@ -169,7 +169,7 @@ class Model:
     def _copy(self, datum: int, p: int, readers: Sequence[int]) -> None:
         """Add the copy of a datum to a device."""
         model = self.cp
-        maker = self.problem.data.maker[datum]
+        maker = self.problem.lists.maker[datum]
         back = (datum, p) in self.problem.returns
         here = self.on(maker, p) if maker >= 0 else self.false
         sent = model.new_bool_var("")
@@ -192,7 +192,7 @@ class Model:
     def _travel(self, datum: int, p: int, sent: _Literal, start: Any, end: Any) -> None:
         """Add the duration of a copy from each possible source, and its streams."""
         model = self.cp
-        maker = self.problem.data.maker[datum]
+        maker = self.problem.lists.maker[datum]
         sources = [(q, row) for q, row in self.whole.sources[datum] if q != p]
         ways: list[_Literal] = []
         for q, row in sources:
@@ -205,10 +205,10 @@ class Model:
                 model.add_bool_or(~sent, ~self.on(maker, q), way)
                 model.add_implication(way, self.on(maker, q))
             interval = model.new_optional_interval_var(start, seconds, end, way, "")
-            path = self.problem.paths[row][p]
-            if path.holds_out:
+            path = row * len(self.problem.devices) + p
+            if self.problem.lists.holds_out[path]:
                 self.streams.setdefault(("out", q), []).append(interval)
-            if path.holds_in:
+            if self.problem.lists.holds_in[path]:
                 self.streams.setdefault(("in", p), []).append(interval)
         model.add(sum(ways) == sent)
 
@@ -237,7 +237,7 @@ class Alike:
             self.cp.new_fixed_size_interval_var(self.start[t], r[0], "")
             for t, r in enumerate(whole.seconds)
         ]
-        self.cp.add_cumulative(running, [1] * len(running), sum(whole.problem.streams))
+        self.cp.add_cumulative(running, [1] * len(running), sum(whole.problem.lists.streams))
         self.cp.minimize(self.makespan)
 
     def hint(self, device: Sequence[int], times: Times) -> None:
@@ -261,7 +261,9 @@ class Alike:
 
     def devices(self, value: Callable[[Any], int], tasks: Mapping[int, Moment]) -> dict[int, int]:
         """Assign to each task, in order of start, the stream that became free last."""
-        free = [(0, p) for p, count in enumerate(self.whole.problem.streams) for _ in range(count)]
+        free = [
+            (0, p) for p, count in enumerate(self.whole.problem.lists.streams) for _ in range(count)
+        ]
         found = {}
         for task in sorted(tasks, key=lambda task: (*tasks[task], task)):
             start, end = tasks[task]

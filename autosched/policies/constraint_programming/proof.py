@@ -23,8 +23,8 @@ from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies.base.listing import Listed, timed
-from autosched.policies.base.problem import Problem
 from autosched.policies.constraint_programming.integer_times import Times, Whole
+from autosched.problem import Problem
 
 if TYPE_CHECKING:
     from autosched.policies.constraint_programming.cpsat import Answer
@@ -58,7 +58,8 @@ def is_soon_solved(graph: Graph, machine: Machine, costs: Costs) -> bool:
     if len(graph) > _ALIKE:
         return False
     problem = Problem.of(graph, machine, costs)
-    horizon = float(problem.table.max(axis=1, initial=0.0).sum())
+    seconds = problem.by_task(problem.tables.seconds)
+    horizon = float(seconds.max(axis=1, initial=0.0).sum())
     return len(graph) <= _UNLIKE or (math.isfinite(horizon) and Whole.of(problem, horizon).alike)
 
 
@@ -112,9 +113,7 @@ def _answer(
 def _plan(problem: Problem, placement: Placement) -> _Plan:
     number = {name: p for p, name in enumerate(problem.devices)}
     index = {name: task for task, name in enumerate(problem.tasks)}
-    datum = {
-        key: d for d, key in enumerate(zip(problem.data.names, problem.data.versions, strict=True))
-    }
+    datum = {key: d for d, key in enumerate(zip(problem.names, problem.versions, strict=True))}
     return _Plan(
         [number[placement.device[name]] for name in problem.tasks],
         [index[name] for name in placement.order],

@@ -19,9 +19,9 @@ from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies.base.possible import Possible
-from autosched.policies.base.problem import Problem
 from autosched.policies.base.ranks import static_levels
 from autosched.policies.base.turns import by_weight
+from autosched.problem import Problem
 
 __all__ = ["dls"]
 

@@ -17,13 +17,13 @@ from autosched.costs.costs import Costs
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
+from autosched.policies.base.kernels import list_schedule, longest
 from autosched.policies.base.listing import Listing
 from autosched.policies.base.plan import Plan
 from autosched.policies.base.possible import Possible
-from autosched.policies.base.problem import Problem
 from autosched.policies.base.ranks import upward_ranks
-from autosched.policies.base.tables import Tables
 from autosched.policies.base.turns import by_priority
+from autosched.problem import Problem
 
 __all__ = ["heft"]
 
@@ -44,7 +44,6 @@ def heft(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     possible = Possible(problem)
     if possible.partial:
         return by_priority(problem, possible, upward_ranks(problem, possible), Plan.earliest_finish)
-    listing = Listing(
-        Tables.of(problem), mode(len(problem.reads) * len(problem.devices) * 4), problem.tasks
-    )
+    steps = 4 * len(problem.tasks) * len(problem.devices)
+    listing = Listing(problem.tables, mode(steps, list_schedule, longest))
     return listing.placement(problem, listing.plan(listing.order(listing.mean)))

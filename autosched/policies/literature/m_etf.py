@@ -24,9 +24,9 @@ from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies.base.plan import Plan, Slot
 from autosched.policies.base.possible import Possible
-from autosched.policies.base.problem import Problem
 from autosched.policies.base.ranks import upward_ranks
 from autosched.policies.base.room import Room
+from autosched.problem import Problem
 
 __all__ = ["earliest_start", "m_etf"]
 
@@ -88,11 +88,7 @@ class _Listing:
             int, tuple[int, float]
         ] = {}  # by device, the task for which it is reserved, and until when
         self.turn = [0] * len(self.rank)
-        self.users: list[list[int]] = [[] for _ in self.rank]
-        self.missing = [len(set(before)) for before in self.problem.before]
-        for task, before in enumerate(self.problem.before):
-            for earlier in dict.fromkeys(before):
-                self.users[earlier].append(task)
+        self.missing = [len(before) for before in self.problem.before]
 
     def run(self) -> None:
         """Place all tasks."""
@@ -106,7 +102,7 @@ class _Listing:
             if self.possible.choose(task, offer.slot.device):
                 self._commit(task, offer.slot)
                 self.turn[task] = turns = turns + 1
-                for user in self.users[task]:
+                for user in self.problem.after[task]:
                     self.missing[user] -= 1
                     if not self.missing[user]:
                         self._push(ready, user)
@@ -159,10 +155,8 @@ class _Listing:
 
     def _away(self, task: int, child: int, device: int) -> float:
         """Return how long a reader would wait for copies on the nearest other device."""
-        data = self.problem.data
-        paths = self.problem.paths[device]
-        nbytes = [
-            data.nbytes[datum] for datum in self.problem.reads[child] if data.maker[datum] == task
-        ]
-        others = [paths[p] for p in self.possible.devices(child) if p != device]
-        return min((sum(path.seconds(n) for n in nbytes) for path in others), default=0.0)
+        problem = self.problem
+        data = [d for d in problem.reads[child] if problem.lists.maker[d] == task]
+        others = [p for p in self.possible.devices(child) if p != device]
+        waits = (sum(problem.copy_seconds(d, device, p) for d in data) for p in others)
+        return min(waits, default=0.0)

@@ -17,8 +17,8 @@ from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies.base.possible import Possible
-from autosched.policies.base.problem import Problem
 from autosched.policies.base.turns import Weigh, by_weight
+from autosched.problem import Problem
 
 __all__ = ["max_min", "min_min", "sufferage"]
 

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosched.policies.base.listing import Listed, Listing
-from autosched.policies.base.tables import Tables, grouped
 from autosched.policies.local_search.annealing import State, anneal
+from autosched.problem import Tables, grouped
 
 __all__ = ["Annealer", "cool", "cool_until"]
 
@@ -71,7 +71,6 @@ class Annealer:
             listing.tables,
             self._state,
             listing.planning,
-            listing.keep,
             moves,
             heat * self.mean,
             weight / listing.devices,
@@ -124,15 +123,15 @@ def _heat(hot: float, part: float) -> float:
 
 def _scale(listing: Listing) -> float:
     """Return the mean duration of a task."""
-    seconds = listing.shape.seconds
+    seconds = listing.arrays.seconds
     finite = seconds[np.isfinite(seconds)]
     return float(finite.mean()) if len(finite) else 0.0
 
 
 def _state(listing: Listing, found: Listed, seed: int) -> State:
     mode = listing.mode
-    t = listing.shape
-    n = len(listing.shape.group)
+    t = listing.arrays
+    n = len(listing.arrays.group)
     pairs = _pairs(t)
     above = grouped(pairs[:, 1], pairs[:, 0], n)
     under = grouped(pairs[:, 0], pairs[:, 1], n)

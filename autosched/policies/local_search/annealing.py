@@ -13,8 +13,8 @@ import math
 from typing import Any, NamedTuple
 
 from autosched._lib.jit import kernel
-from autosched.policies.base.kernels import Planning, decode
-from autosched.policies.base.tables import Tables
+from autosched.policies.base.kernels import Planning, copy_seconds, decode
+from autosched.problem import Tables
 
 __all__ = ["State", "anneal"]
 
@@ -51,7 +51,6 @@ def anneal(
     t: Tables,
     w: State,
     s: Planning,
-    keep: int,
     moves: int,
     heat: float,
     weight: float,
@@ -88,7 +87,7 @@ def anneal(
         cap = (
             current - heat * math.log(max(uniform(w.seeds), 1e-12)) - weight * added(t, w, changed)
         )
-        end = decode(t, w.order, w.device, w.tail, w.other_start, w.other_finish, cap, s, keep)
+        end = decode(t, w.order, w.device, w.tail, w.other_start, w.other_finish, cap, s)
         if end < math.inf:
             for i in range(n):
                 w.start[i], w.finish[i] = w.other_start[i], w.other_finish[i]
@@ -236,8 +235,7 @@ def critical(t: Tables, w: State) -> int:
             if maker >= 0:
                 since = w.finish[maker]
                 if w.device[maker] != p:
-                    path = w.device[maker] * devices + p
-                    since += t.latency[path] + t.nbytes[datum] / t.rate[path]
+                    since += copy_seconds(t, datum, w.device[maker] * devices + p)
                 if since >= latest:
                     latest = since
                     found = maker

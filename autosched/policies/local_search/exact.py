@@ -15,9 +15,9 @@ from autosched.errors import ScheduleError
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
-from autosched.policies.base.problem import Policy
 from autosched.policies.constraint_programming.proof import can_solve, solved
 from autosched.policies.local_search.search import Progress, handed_over, quick
+from autosched.problem import Policy
 
 __all__ = ["exact"]
 

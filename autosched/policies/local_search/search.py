@@ -25,14 +25,15 @@ from autosched.costs.costs import Costs
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
+from autosched.policies.base.kernels import decode, optimistic
 from autosched.policies.base.listing import Listing
 from autosched.policies.base.possible import Possible
-from autosched.policies.base.problem import Policy, Problem
-from autosched.policies.base.tables import Tables
 from autosched.policies.constraint_programming.proof import can_solve, is_soon_solved, solved
 from autosched.policies.literature.heft import heft
 from autosched.policies.local_search.annealer import Annealer, cool, cool_until
-from autosched.policies.local_search.portfolio import best_listed, members, steps
+from autosched.policies.local_search.annealing import anneal
+from autosched.policies.local_search.portfolio import KERNELS, best_listed, members, steps
+from autosched.problem import Policy, Problem
 
 __all__ = ["handed_over", "quick", "search"]
 
@@ -130,14 +131,14 @@ def _annealed(
     problem = Problem.of(graph, machine, costs)
     if Possible(problem).partial:
         return heft(graph, machine, costs), False
-    tables = Tables.of(problem)
-    work = members(problem) * steps(problem)
-    listing = Listing(tables, mode(work if seconds is None else math.inf), problem.tasks)
+    work = members(problem) * steps(problem) if seconds is None else math.inf
+    listing = Listing(problem.tables, mode(work, *KERNELS))
     least = max(bounds(graph, machine, costs).values()) if len(graph) <= _BOUNDED else 0.0
     found = best_listed(listing, members(problem), least)
     stopped = False
     if seconds is None and least < found.makespan:  # only now importing numba may pay off
-        listing = Listing(tables, mode(4.0 * starts * moves * len(problem.tasks)), problem.tasks)
+        work = 4.0 * starts * moves * len(problem.tasks)
+        listing = Listing(problem.tables, mode(work, anneal, decode, optimistic))
     best = found
     try:
         report(0.0, best.makespan)
