@@ -130,17 +130,16 @@ def mode(work: float, *kernels: Callable[..., Any]) -> Mode:
     >>> mode(1000).fast
     False
     """
-    if work <= _WORTH_CALLING or not is_there():
+    if work <= _WORTH_CALLING:
         return Mode(False)
-    missing = [function for function in kernels if function not in _IN_USE]
-    numba_is_loaded = bool(_REGISTERED)
-    if all(map(_is_on_disk, missing)):
-        fast = numba_is_loaded or work > _WORTH_IMPORTING
+    absent = [f for f in kernels if f not in _IN_USE and not _is_on_disk(f)]
+    for function in absent:
+        _UNCOMPILED[function] = _UNCOMPILED.get(function, 0.0) + work
+    if absent:
+        fast = max(_UNCOMPILED[function] for function in absent) > _WORTH_COMPILING
     else:
-        for function in missing:
-            _UNCOMPILED[function] = _UNCOMPILED.get(function, 0.0) + work
-        fast = max(map(_UNCOMPILED.__getitem__, missing)) > _WORTH_COMPILING
-    return Mode(fast)
+        fast = bool(_REGISTERED) or work > _WORTH_IMPORTING
+    return Mode(fast and is_there())
 
 
 @functools.cache
@@ -160,9 +159,8 @@ def _is_on_disk(function: Callable[..., Any]) -> bool:
 
 
 _IN_USE: set[Callable[..., Any]] = set()  # compiled or loaded by this process
-_UNCOMPILED: dict[
-    Callable[..., Any], float
-] = {}  # steps done uncompiled, as there was no other way
+# Steps done uncompiled because a kernel was not compiled yet.
+_UNCOMPILED: dict[Callable[..., Any], float] = {}
 _WORTH_CALLING = 5e3  # steps
 _WORTH_IMPORTING = 3e4  # importing takes half a second
 _WORTH_COMPILING = 5e6  # compiling takes about five seconds

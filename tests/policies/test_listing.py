@@ -25,7 +25,7 @@ from autosched.policies.base.listing import Listed, Listing
 from autosched.policies.base.possible import Possible
 from autosched.policies.base.ranks import downward_ranks, mean, upward_ranks
 from autosched.policies.local_search.annealer import Annealer
-from autosched.policies.local_search.annealing import shift
+from autosched.policies.local_search.annealing import anneal, below, shift
 from autosched.policies.local_search.portfolio import best_listed
 from autosched.problem import Policy, Problem
 from autosched.simulation.simulate import durations, makespan
@@ -117,6 +117,27 @@ def test_kernels_give_the_same_bits_compiled_or_not(case):
 def test_small_work_is_plain_and_large_work_is_compiled(monkeypatch):
     monkeypatch.setattr(jit, "is_there", lambda: True)
     assert [jit.mode(work).fast for work in (0, 1e3, 1e6, math.inf)] == [False, False, True, True]
+
+
+def test_kernels_are_compiled_where_that_takes_less_time_than_the_work_done_without(monkeypatch):
+    for name, value in (("_IN_USE", set()), ("_UNCOMPILED", {}), ("_REGISTERED", [])):
+        monkeypatch.setattr(jit, name, value)
+    monkeypatch.setattr(jit, "is_there", lambda: True)
+    monkeypatch.setattr(jit, "_is_on_disk", lambda kernel: kernel is shift)
+    assert jit.mode(1e5, shift).fast
+    assert [jit.mode(2e6, shift, below).fast for _ in range(3)] == [False, False, True]
+    assert [jit.mode(work, shift, anneal).fast for work in (1e5, 1e7)] == [False, True]
+    jit._IN_USE.add(anneal)
+    jit._REGISTERED.append(anneal)
+    assert [jit.mode(work, anneal).fast for work in (1e3, 1e4)] == [False, True]
+
+
+def test_kernels_on_disk_are_found_without_numba(monkeypatch, tmp_path):
+    pytest.importorskip("numba")
+    assert jit._compiled(below)(np.array([1, 1]), 1) == 0
+    assert jit._is_on_disk.__wrapped__(below)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    assert not jit._is_on_disk.__wrapped__(below)
 
 
 def test_without_numba_all_is_plain(monkeypatch):
