@@ -613,8 +613,8 @@ MUTANTS = (
     Mutant(
         "a task is moved in the list behind one that needs it",
         "autosched/policies/local_search/annealing.py",
-        "w.position[w.under[i]] - 1)",
-        "w.position[w.under[i]])",
+        "w.position[w.after[i]] - 1)",
+        "w.position[w.after[i]])",
         PLANS,
     ),
     Mutant(

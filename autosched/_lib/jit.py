@@ -119,7 +119,7 @@ class Mode(NamedTuple):
 
 
 def mode(work: float, *kernels: Callable[..., Any]) -> Mode:
-    """Return the mode for an amount of work of some kernels, in steps. Python does a million a second.
+    """Return the mode for some work of kernels, in steps; Python does a million a second.
 
     1. Very small work is done uncompiled, since converting its tables takes longer.
     2. Kernels that this process has compiled or loaded are used.

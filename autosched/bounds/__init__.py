@@ -1,6 +1,6 @@
 """Lower bounds on the makespan of every schedule of a graph.
 
-Each bound is a function in a module of its own over a ``Relaxation``, and holds for all policies. Knows
+Each bound is a function in a module of its own, and holds for all policies. Knows
 no placement and no program. Bounds hold up to the rounding of floating point sums.
 
 Bounds assume that each task runs on one device; if it runs again, it runs there. If tasks could be

@@ -92,16 +92,16 @@ def _simplex(seconds: Array, streams: NDArray[Any]) -> Array:
         if 1.0 - worth @ column <= _ENOUGH:
             break
         ratio = np.divide(mix, column, out=np.full(devices, math.inf), where=column > 1e-12)
-        leaves = int(ratio.argmin())
-        if math.isinf(ratio[leaves]):
+        row = int(ratio.argmin())
+        if math.isinf(ratio[row]):
             break
-        pivot = inverse[leaves] / column[leaves]
-        share = ratio[leaves]
+        pivot = inverse[row] / column[row]
+        share = ratio[row]
         inverse = inverse - np.outer(column, pivot)
         mix = mix - column * share
-        inverse[leaves] = pivot
-        mix[leaves] = share
-        worth[leaves] = 1.0
+        inverse[row] = pivot
+        mix[row] = share
+        worth[row] = 1.0
         duals = np.maximum(worth @ inverse, 0.0)
         price = np.maximum(duals / (duals.sum() * streams), _NOTHING)
     return best

@@ -6,8 +6,8 @@ between devices without a link. If no such placement is found, the policy raises
 which names the task, the devices and the reason.
 
 To add a policy, write such a function in a module of its own, cite its paper in the docstring, and
-add it to ``POLICIES``; the tests run over that table. The modules of ``base`` provide the parts:
-``Problem`` tabulates graph, machine and costs, ``Possible`` tracks the devices that are left for
+add it to ``POLICIES``; the tests run over that table. ``autosched.problem.Problem`` tabulates graph,
+machine and costs, and the modules of ``base`` provide the other parts: ``Possible`` tracks the devices that are left for
 each task, ``Room`` tracks the bytes on each device, ``ranks`` computes priorities, ``Plan`` times
 tasks and copies, and ``turns`` places tasks one by one. A policy with parameters is a function
 that returns a policy, such as ``single_on(device)``, ``in_order(sequences)`` and

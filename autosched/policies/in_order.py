@@ -224,7 +224,7 @@ class _Copy(NamedTuple):
 
 
 def _copies(problem: Problem, device: Sequence[int]) -> dict[int, list[_Copy]]:
-    """Return the copies of each task's results; of the sources on device ``p``, under key ``~p``."""
+    """Return the copies of each task's results; of sources on device ``p``, under key ``~p``."""
     t = problem.lists
     found: dict[tuple[int, int], _Copy] = {}
     copies: dict[int, list[_Copy]] = {}

@@ -78,7 +78,9 @@ def _total(problem: Problem, placed: Sequence[int]) -> float:
         (datum, placed[task]): None for task, reads in enumerate(problem.reads) for datum in reads
     }
     copies |= dict.fromkeys(problem.returns)
-    total: float = sum(seconds[device] for seconds, device in zip(problem.seconds, placed, strict=True))
+    total: float = sum(
+        seconds[device] for seconds, device in zip(problem.seconds, placed, strict=True)
+    )
     for datum, device in copies:
         source = t.row[datum] if t.maker[datum] < 0 else placed[t.maker[datum]]
         total += problem.copy_seconds(datum, source, device)

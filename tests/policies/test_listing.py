@@ -317,7 +317,7 @@ def test_the_portfolio_is_not_worse_than_heft_or_one_device_and_search_not_worse
         annealer.move(30, 0.3)
         assert annealer.best.makespan == annealer.makespan <= before
         before = annealer.makespan
-        annealer.again()
+        annealer.restore_best()
 
 
 def test_the_best_keeps_its_order_where_that_of_its_starts_would_end_later():

@@ -299,7 +299,10 @@ def state(plan: Plan) -> str:
     """Return what is planned; the other arrays are working memory."""
     s = plan.state
     gaps = [
-        (s.begins[i * s.keep : i * s.keep + count], s.ends[i * s.keep : i * s.keep + count])
+        (
+            s.begins[i * s.most_gaps : i * s.most_gaps + count],
+            s.ends[i * s.most_gaps : i * s.most_gaps + count],
+        )
         for i, count in enumerate(s.gaps)
     ]
     copies = s.copy[: s.sent[0]], s.begin[: s.sent[0]]

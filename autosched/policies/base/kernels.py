@@ -3,7 +3,7 @@
 All kernels read ``Tables``; tasks, devices and data are numbers. Orders, devices and weights are
 arguments.
 
-The same source runs compiled by numba or as plain Python over lists, since small problems are
+The same source runs compiled by numba or uncompiled over lists, since small problems are
 solved faster in Python than numba is loaded. Which of the two runs depends on the process, so both
 must return the same bits.
 """
@@ -20,7 +20,8 @@ from autosched.problem import Tables
 
 __all__ = ["Planning", "copy_seconds", "decode", "list_schedule", "longest", "optimistic", "send"]
 
-MOST_GAPS = 64  # to look at; without a limit, many small gaps make planning quadratic
+# Gaps examined for a task; without a limit, many small gaps make planning quadratic.
+MOST_TRIED = 64
 
 
 class Planning(NamedTuple):
@@ -38,13 +39,13 @@ class Planning(NamedTuple):
     begins: Any  # [stream, gap]
     ends: Any  # [stream, gap]
     gaps: Any  # [stream], how many it has
-    keep: int  # the most gaps of a stream that are stored
+    most_gaps: int  # the most gaps of a stream that are stored
     copy: Any  # copies planned so far, as datum * devices + destination,
     begin: Any  # their start times,
     sent: Any  # and their number
 
     @classmethod
-    def of(cls, t: Tables, mode: Mode, keep: int) -> Planning:
+    def of(cls, t: Tables, mode: Mode, most_gaps: int) -> Planning:
         """Return working memory for a problem; ``t`` are its tables as arrays."""
         devices = len(t.streams)
         first = np.zeros(devices + 1, np.int64)
@@ -63,10 +64,10 @@ class Planning(NamedTuple):
             in_free=mode.numbers(devices),
             arrival=mode.numbers(len(t.maker) * devices if contended else 0, math.nan),
             first=mode.whole(first),
-            begins=mode.numbers(streams * keep),
-            ends=mode.numbers(streams * keep),
+            begins=mode.numbers(streams * most_gaps),
+            ends=mode.numbers(streams * most_gaps),
             gaps=mode.counts(streams, 1),
-            keep=keep,
+            most_gaps=most_gaps,
             copy=mode.counts(copies),
             begin=mode.numbers(copies),
             sent=mode.counts(1),
@@ -192,25 +193,20 @@ def list_schedule(
         at = 0.0
         first, last = (0, devices) if bound < 0 else (bound, bound + 1)
         for p in range(first, last):
-            whole = t.together[base + p]
-            if whole == math.inf or t.seconds[base + p] == math.inf:
+            total = t.together[base + p]
+            if total == math.inf or t.seconds[base + p] == math.inf:
                 continue
-            bias = whole + excess * (whole - t.least[task]) + ahead * optimism[base + p]
+            bias = total + excess * (total - t.least[task]) + ahead * optimism[base + p]
             limit = least - bias
             ready = arrive(t, p, count, after, limit, s, False)
             if ready >= limit:
                 continue
-            for stream in range(s.first[p], s.first[p + 1]):
-                g = fit(s, stream, ready, t.seconds[base + p], limit)
-                if g >= 0:
-                    begin = max(ready, s.begins[stream * s.keep + g])
-                    if begin < limit:
-                        best = p
-                        where = stream
-                        gap = g
-                        at = begin
-                        limit = begin
-            if best == p:
+            stream, g, begin = earliest_gap(s, p, ready, t.seconds[base + p], limit)
+            if stream >= 0:
+                best = p
+                where = stream
+                gap = g
+                at = begin
                 least = at + bias
         if best < 0 or at + t.seconds[base + best] == math.inf:
             return math.inf
@@ -265,20 +261,14 @@ def decode(
                     row = where if maker >= 0 else t.row[datum]
                     since += copy_seconds(t, datum, row * devices + p)
                 ready = max(ready, since)
-        slot = -1
-        gap = -1
-        if ready < limit:
-            for stream in range(s.first[p], s.first[p + 1]):
-                g = fit(s, stream, ready, seconds, limit)
-                if g >= 0 and max(ready, s.begins[stream * s.keep + g]) < limit:
-                    slot = stream
-                    gap = g
-                    limit = max(ready, s.begins[stream * s.keep + g])
-        if slot < 0:
+        if ready >= limit:
             return math.inf
-        start[task] = limit
-        finish[task] = limit + seconds
-        take(s, slot, gap, limit, limit + seconds)
+        stream, gap, begin = earliest_gap(s, p, ready, seconds, limit)
+        if stream < 0:
+            return math.inf
+        start[task] = begin
+        finish[task] = begin + seconds
+        take(s, stream, gap, begin, begin + seconds)
         end = max(end, finish[task])
     end = max(end, go_home(t, device, finish, s))
     return end if end < cap else math.inf
@@ -289,8 +279,8 @@ def clear(s: Planning) -> None:
     """Reset the working memory."""
     for stream in range(len(s.gaps)):
         s.gaps[stream] = 1
-        s.begins[stream * s.keep] = 0.0
-        s.ends[stream * s.keep] = math.inf
+        s.begins[stream * s.most_gaps] = 0.0
+        s.ends[stream * s.most_gaps] = math.inf
     for p in range(len(s.out_free)):
         s.out_free[p] = 0.0
         s.in_free[p] = 0.0
@@ -384,9 +374,23 @@ def arrive(
 
 
 @kernel
+def earliest_gap(
+    s: Planning, p: int, ready: float, seconds: float, limit: float
+) -> tuple[int, int, float]:
+    """Return stream, gap and start of a task that starts before ``limit``; stream -1 if none."""
+    found = (-1, -1, math.inf)
+    for stream in range(s.first[p], s.first[p + 1]):
+        gap = fit(s, stream, ready, seconds, limit)
+        if gap >= 0:
+            limit = max(ready, s.begins[stream * s.most_gaps + gap])
+            found = (stream, gap, limit)
+    return found
+
+
+@kernel
 def fit(s: Planning, stream: int, ready: float, seconds: float, limit: float) -> int:
     """Return the first gap of a stream in which a task can start before ``limit``, or -1."""
-    base = stream * s.keep
+    base = stream * s.most_gaps
     low = 0
     high = s.gaps[stream]
     while low < high:
@@ -399,23 +403,23 @@ def fit(s: Planning, stream: int, ready: float, seconds: float, limit: float) ->
     gap = low
     begin = max(ready, s.begins[base + low])
     while begin < limit and begin + seconds > s.ends[base + gap]:
-        gap = gap + 1 if gap < low + MOST_GAPS else last
+        gap = gap + 1 if gap < low + MOST_TRIED else last
         begin = s.begins[base + gap]
     return gap if begin < limit else -1
 
 
 @kernel
 def take(s: Planning, stream: int, gap: int, start: float, finish: float) -> None:
-    """Cut [start, finish] out of a gap. If more than ``keep`` gaps remain, drop the earliest."""
-    base = stream * s.keep
+    """Cut [start, finish] out of a gap. If more than ``most_gaps`` remain, drop the earliest."""
+    base = stream * s.most_gaps
     count = s.gaps[stream]
     begin = s.begins[base + gap]
     end = s.ends[base + gap]
     if begin < start and finish < end:
-        if count == s.keep and gap == 0:
+        if count == s.most_gaps and gap == 0:
             s.begins[base] = finish
             return
-        if count == s.keep:
+        if count == s.most_gaps:
             count = count - 1
             gap = gap - 1
             for i in range(base, base + count):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from autosched._lib.jit import Mode
 from autosched.errors import ScheduleError
-from autosched.policies.base.kernels import Planning, arrive, fit, sources, take
+from autosched.policies.base.kernels import Planning, arrive, earliest_gap, sources, take
 from autosched.problem import Problem
 
 __all__ = ["Plan", "Slot"]
@@ -90,7 +90,7 @@ class Plan:
         """
         s = self.state
         device, stream, gap, start = slot
-        base = stream * s.keep
+        base = stream * s.most_gaps
         stored = slice(base, base + s.gaps[stream] + 1)  # commit adds at most one gap
         gaps = s.gaps[stream], s.begins[stored], s.ends[stored]
         free = s.out_free[:], s.in_free[:]
@@ -142,10 +142,5 @@ class Plan:
         if ready >= limit:
             return None
         seconds = self.problem.seconds[task][device]
-        best = None
-        for stream in range(s.first[device], s.first[device + 1]):
-            gap = fit(s, stream, ready, seconds, limit)
-            if gap >= 0:
-                limit = max(ready, s.begins[stream * s.keep + gap])
-                best = Slot(device, stream, gap, limit)
-        return best
+        stream, gap, start = earliest_gap(s, device, ready, seconds, limit)
+        return Slot(device, stream, gap, start) if stream >= 0 else None

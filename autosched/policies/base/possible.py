@@ -142,9 +142,8 @@ class Possible:
         tasks = range(len(self.problem.tasks))
         for task in tasks:
             if len(self.devices(task)) > 1:
-                raise ScheduleError(
-                    f"no device is chosen yet for task {self.problem.tasks[task]!r}; settle each task"
-                )
+                name = self.problem.tasks[task]
+                raise ScheduleError(f"no device is chosen yet for task {name!r}; settle each task")
         return self.problem.placement(
             [self.devices(task)[0] for task in tasks], tasks if order is None else [*order]
         )
@@ -182,8 +181,8 @@ class Possible:
         self._sets[group] = self._sets[group] & devices
         if not self._sets[group]:
             raise ScheduleError(
-                f"task {self.problem.tasks[task]!r} can run nowhere: of {self._names(before)} no device is left, for "
-                + why.format(self._names(devices))
+                f"task {self.problem.tasks[task]!r} can run nowhere: of {self._names(before)} "
+                f"no device is left, for {why.format(self._names(devices))}"
             )
 
     def _link(self) -> None:
@@ -240,11 +239,13 @@ class Possible:
         return ", ".join(repr(self.problem.devices[p]) for p in self._members(devices)) or "none"
 
     def _where(self, task: int) -> str:
-        return f"{self.problem.tasks[task]!r} (on {self._names(self._sets[self.problem.lists.group[task]])})"
+        devices = self._sets[self.problem.lists.group[task]]
+        return f"{self.problem.tasks[task]!r} (on {self._names(devices)})"
 
     def _apart(self, task: str, other: str) -> ScheduleError:
         return ScheduleError(
-            f"no placement found: tasks {task} and {other} exchange data, but no link joins these devices"
+            f"no placement found: tasks {task} and {other} exchange data, "
+            "but no link joins these devices"
         )
 
 

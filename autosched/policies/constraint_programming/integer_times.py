@@ -17,7 +17,7 @@ from autosched.policies.base.kernels import send
 from autosched.policies.base.possible import Possible
 from autosched.problem import Problem
 
-__all__ = ["Moment", "Times", "Whole"]
+__all__ = ["IntegerTimes", "Moment", "Times"]
 
 _PARTS = 10_000_000  # units of the horizon, if no unit is exact
 _MOST = 10**8  # units of the horizon, at most, if a unit is exact
@@ -35,7 +35,7 @@ class Times:
 
 
 @dataclass(frozen=True)
-class Whole:
+class IntegerTimes:
     """The durations of a problem in units of ``unit`` seconds, and the devices of each task."""
 
     problem: Problem
@@ -44,7 +44,7 @@ class Whole:
     seconds: Sequence[Sequence[int]]  # [task][device], 0 where it may not go
 
     @classmethod
-    def of(cls, problem: Problem, horizon: float) -> Whole:
+    def of(cls, problem: Problem, horizon: float) -> IntegerTimes:
         """Convert a problem whose makespan is at most ``horizon`` seconds.
 
         Raises ScheduleError as ``Possible`` does.
@@ -65,7 +65,7 @@ class Whole:
         device: Sequence[int],
         order: Sequence[int],
         copies: Sequence[tuple[int, int]] = (),
-    ) -> Whole:
+    ) -> IntegerTimes:
         """Convert a problem whose makespan is at most that of a placement."""
         rough = cls.of(problem, sum(problem.seconds[task][p] for task, p in enumerate(device)))
         return cls.of(problem, rough.times(device, order, copies).makespan * rough.unit)
@@ -206,9 +206,11 @@ class Whole:
 class _Clock:
     """Start and end of tasks and copies, computed in the order of their starts."""
 
-    def __init__(self, whole: Whole, device: Sequence[int], copies: Iterable[tuple[int, int]]):
-        self.whole = whole
-        self.problem = whole.problem
+    def __init__(
+        self, integer: IntegerTimes, device: Sequence[int], copies: Iterable[tuple[int, int]]
+    ):
+        self.integer = integer
+        self.problem = integer.problem
         self.device = device
         self.streams = [[0] * count for count in self.problem.lists.streams]
         self.out_free = [0] * len(self.streams)
@@ -229,7 +231,7 @@ class _Clock:
                 *(self.tasks[u][1] for u in self.problem.before[task]),
             ]
         )
-        self.streams[p][stream] = end = start + self.whole.seconds[task][p]
+        self.streams[p][stream] = end = start + self.integer.seconds[task][p]
         self.tasks[task] = start, end
 
     def bring(self, datum: int, p: int) -> int:
@@ -249,7 +251,9 @@ class _Clock:
     def _source(self, datum: int) -> tuple[int, int]:
         maker = self.problem.lists.maker[datum]
         return (
-            (self.device[maker], self.device[maker]) if maker >= 0 else self.whole.sources[datum][0]
+            (self.device[maker], self.device[maker])
+            if maker >= 0
+            else self.integer.sources[datum][0]
         )
 
     def _send(self, datum: int, p: int) -> None:
@@ -258,7 +262,7 @@ class _Clock:
         maker = t.maker[datum]
         q, row = self._source(datum)
         since = self.tasks[maker][1] if maker >= 0 else 0
-        seconds = self.whole.copy(datum, row, p) or 0
+        seconds = self.integer.copy(datum, row, p) or 0
         path = row * len(self.streams) + p
         start = send(t, path, since, seconds, self.out_free, q, self.in_free, p)
         self.copies[datum, p] = start, start + seconds

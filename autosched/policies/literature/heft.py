@@ -36,9 +36,11 @@ def heft(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     device. Raises ScheduleError where tasks cannot all be placed.
 
     >>> graph = Graph()
-    >>> tasks = [graph.add(int, name=name, seconds=s) for name, s in (("short", 1), ("long", 3), ("middle", 2))]
-    >>> heft(graph, Machine.emulated(gpus=1), Costs())
-    Placement(device={'short': 'cuda:0', 'long': 'cpu', 'middle': 'cuda:0'}, order=('long', 'middle', 'short'))
+    >>> durations = {"short": 1, "long": 3, "middle": 2}
+    >>> tasks = [graph.add(int, name=name, seconds=s) for name, s in durations.items()]
+    >>> placed = heft(graph, Machine.emulated(gpus=1), Costs())
+    >>> placed.device, placed.order
+    ({'short': 'cuda:0', 'long': 'cpu', 'middle': 'cuda:0'}, ('long', 'middle', 'short'))
     """
     problem = Problem.of(graph, machine, costs)
     possible = Possible(problem)

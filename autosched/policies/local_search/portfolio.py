@@ -51,7 +51,8 @@ def portfolio(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     linked it is ``heft``. Raises ScheduleError where tasks cannot all be placed.
 
     >>> graph = Graph()
-    >>> tasks = [graph.add(int, name=name, seconds=s) for name, s in (("short", 1), ("long", 3), ("middle", 2))]
+    >>> durations = {"short": 1, "long": 3, "middle": 2}
+    >>> tasks = [graph.add(int, name=name, seconds=s) for name, s in durations.items()]
     >>> portfolio(graph, Machine.emulated(gpus=1), Costs()).device
     {'short': 'cuda:0', 'long': 'cpu', 'middle': 'cuda:0'}
     """

@@ -96,7 +96,7 @@ def handed_over(
     part = min(first / max(seconds, 1e-9), 1.0)
     best = math.inf
 
-    def told(makespan: float) -> None:
+    def improved(makespan: float) -> None:
         nonlocal best
         best = min(best, makespan)
         report(min(max(part, 1.0 - (end - perf_counter()) / max(seconds, 1e-9)), 1.0), best)
@@ -111,7 +111,7 @@ def handed_over(
         return start
     with suppress(KeyboardInterrupt):  # there is nothing better yet
         if perf_counter() < end:
-            start = solved(graph, machine, costs, start, end, seed, told)
+            start = solved(graph, machine, costs, start, end, seed, improved)
         report(1.0, best)
     return start
 
@@ -144,10 +144,10 @@ def _annealed(
         report(0.0, best.makespan)
         for number in range(starts if least < best.makespan < math.inf and moves else 0):
             annealer = Annealer(listing, found, seed + number, least)
-            told = partial(_told, report, number, starts, best.makespan)
+            progress = partial(_scaled, report, number, starts, best.makespan)
             try:
-                cool(annealer, moves, told) if seconds is None else cool_until(
-                    annealer, began + seconds, told
+                cool(annealer, moves, progress) if seconds is None else cool_until(
+                    annealer, began + seconds, progress
                 )
             finally:
                 best = min(best, annealer.best, key=attrgetter("makespan"))
@@ -159,7 +159,7 @@ def _annealed(
     return replace(listing.placement(problem, best), bound=min(least, best.makespan)), stopped
 
 
-def _told(
+def _scaled(
     report: Progress, number: int, starts: int, best: float, part: float, makespan: float
 ) -> None:
     report((number + part) / starts, min(best, makespan))
