@@ -7,7 +7,7 @@ direction, not one per pair of devices, because all copies out of a device share
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -19,17 +19,6 @@ from autosched.machine.machine import Machine
 from autosched.problem import Problem
 
 __all__ = ["copies", "places"]
-
-
-class _Datum(NamedTuple):
-    """Where a datum is produced and needed."""
-
-    nbytes: float
-    maker: int  # a task, or -1
-    home: int  # a device, or -1
-    pageable: bool
-    readers: Sequence[int]
-    back: int  # the device to which it is copied back in the end, or -1
 
 
 class _Copy(NamedTuple):
@@ -57,13 +46,7 @@ def copies(relaxed: Relaxation, machine: Machine) -> float:
         math.isfinite(device.nbytes) for device in machine.devices if device.name != machine.host
     )
     host = 1 << machine.names.index(machine.host) if short else 0
-    possible = places(relaxed)
-    group = relaxed.group.tolist()
-    forced = [
-        found
-        for datum in _data(relaxed.problem)
-        if (found := list(_forced(datum, possible, group)))
-    ]
+    forced = _forced(relaxed)
     coming = [
         copy._replace(sources=copy.sources | host) for of_datum in forced for copy in of_datum
     ]
@@ -74,21 +57,6 @@ def copies(relaxed: Relaxation, machine: Machine) -> float:
     return max(
         _load(relaxed.problem, coming, into=True), _load(relaxed.problem, leaving, into=False)
     )
-
-
-def _data(problem: Problem) -> list[_Datum]:
-    """Return the data of a problem, first those that are copied back."""
-    t = problem.lists
-    back = dict(problem.returns)
-    users = readers(problem)
-    order = dict.fromkeys([*back, *range(len(users))])
-    return [
-        _Datum(
-            t.nbytes[datum], t.maker[datum], t.home[datum], t.row[datum] >= len(problem.devices),
-            users[datum], back.get(datum, -1),
-        )
-        for datum in order
-    ]  # fmt: skip
 
 
 def places(relaxed: Relaxation) -> list[int]:
@@ -103,20 +71,30 @@ def places(relaxed: Relaxation) -> list[int]:
     return [found[here] for here in group]
 
 
-def _forced(datum: _Datum, possible: Sequence[int], group: Sequence[int]) -> Iterator[_Copy]:
-    """Yield copies of a datum that are all necessary and pairwise different."""
-    sources = 1 << datum.home if datum.maker < 0 else possible[datum.maker]
-    ends = [
-        possible[task]
-        for task in datum.readers
-        if datum.maker < 0 or group[task] != group[datum.maker]
-    ]
-    ends += [1 << datum.back] if datum.back >= 0 else []
-    taken = sources
-    for destinations in sorted(dict.fromkeys(ends), key=int.bit_count):
-        if sources and destinations and not destinations & taken:
-            taken |= destinations
-            yield _Copy(datum.nbytes, datum.pageable, sources, destinations)
+def _forced(relaxed: Relaxation) -> list[list[_Copy]]:
+    """Return for each datum copies that are all necessary and pairwise different."""
+    problem = relaxed.problem
+    t = problem.lists
+    possible = places(relaxed)
+    users = readers(problem)
+    back = dict(problem.returns)
+    found = []
+    for datum in dict.fromkeys([*back, *range(len(users))]):
+        maker = t.maker[datum]
+        sources = 1 << t.home[datum] if maker < 0 else possible[maker]
+        others = [u for u in users[datum] if maker < 0 or t.group[u] != t.group[maker]]
+        ends = [possible[task] for task in others]
+        if datum in back:
+            ends.append(1 << back[datum])
+        taken = sources
+        copies = []
+        for destinations in sorted(dict.fromkeys(ends), key=int.bit_count):
+            if sources and destinations and not destinations & taken:
+                taken |= destinations
+                pageable = t.row[datum] >= len(problem.devices)
+                copies.append(_Copy(t.nbytes[datum], pageable, sources, destinations))
+        found.append(copies)
+    return found
 
 
 def _load(problem: Problem, copies: Sequence[_Copy], into: bool) -> float:

@@ -15,7 +15,6 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from operator import attrgetter
 from time import perf_counter
 
@@ -43,7 +42,7 @@ _EACH = 2_000
 _DECODED = 8_000_000  # tasks placed, at most; half as many with contention, which takes longer,
 _STARTS = 4  # in this many starts at most, if their tasks are less than half of these
 _TOO_MANY = 2_000  # tasks, from which that few moves gain nothing
-# of the time, for annealing before CP-SAT: the fraction, and the most seconds
+# Of the time, for annealing before CP-SAT: the fraction, and the most seconds.
 _FIRST = 0.3
 _LONGEST = 3.0
 _BOUNDED = 2_000  # tasks, up to which a lower bound is worth computing
@@ -144,11 +143,18 @@ def _annealed(
         report(0.0, best.makespan)
         for number in range(starts if least < best.makespan < math.inf and moves else 0):
             annealer = Annealer(listing, found, seed + number, least)
-            progress = partial(_scaled, report, number, starts, best.makespan)
+            before = best.makespan
+
+            def progress(
+                part: float, makespan: float, number: int = number, before: float = before
+            ) -> None:
+                report((number + part) / starts, min(before, makespan))
+
             try:
-                cool(annealer, moves, progress) if seconds is None else cool_until(
-                    annealer, began + seconds, progress
-                )
+                if seconds is None:
+                    cool(annealer, moves, progress)
+                else:
+                    cool_until(annealer, began + seconds, progress)
             finally:
                 best = min(best, annealer.best, key=attrgetter("makespan"))
             if annealer.done:
@@ -157,12 +163,6 @@ def _annealed(
     except KeyboardInterrupt:
         stopped = True
     return replace(listing.placement(problem, best), bound=min(least, best.makespan)), stopped
-
-
-def _scaled(
-    report: Progress, number: int, starts: int, best: float, part: float, makespan: float
-) -> None:
-    report((number + part) / starts, min(best, makespan))
 
 
 def quick(graph: Graph, machine: Machine, costs: Costs) -> Placement:
