@@ -20,11 +20,12 @@ from _report import options, publish, table
 from torch import Tensor
 
 import autosched as asc
+from autosched.lowering import fitting
 
 POLICIES = ("single", "round_robin", "heft", "auto")
 # The steps, and the globals that contain them.
 STEPS: dict[str, dict[str, Any]] = {
-    "lower": asc.schedule.__globals__,
+    "lower": vars(fitting),
     "durations": asc.Schedule.verify.__globals__,
     "last_end": asc.Schedule.verify.__globals__,
     "verify": asc.Schedule.verify.__globals__,

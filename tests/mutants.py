@@ -592,8 +592,8 @@ MUTANTS = (
     Mutant(
         "copies into a device do not queue in plans",
         "autosched/policies/base/kernels.py",
-        "                    end = max(end, in_free)\n",
-        "                    end = max(end, 0.0)\n",
+        "start = max(start, in_free[p])",
+        "start = max(start, 0.0)",
         PROMISED,
     ),
     Mutant(
@@ -613,13 +613,13 @@ MUTANTS = (
     Mutant(
         "a task is moved in the list behind one that needs it",
         "autosched/policies/local_search/annealing.py",
-        "w.position[w.under[i]] - 1)",
-        "w.position[w.under[i]])",
+        "w.position[w.after[i]] - 1)",
+        "w.position[w.after[i]])",
         PLANS,
     ),
     Mutant(
         "a graph turned round keeps the numbers of its groups",
-        "autosched/policies/base/tables.py",
+        "autosched/problem.py",
         "group=n - 1 - self.group[::-1]",
         "group=self.group",
         f"{LISTING}::test_turned_round_a_graph_has_the_same_groups",

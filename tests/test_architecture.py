@@ -37,6 +37,7 @@ MAY_IMPORT = {
     "costs": [*FOUNDATION, "graph", "machine", "timeline"],  # learns from timelines
     "coarsening": INPUTS,
     "placement": [*FOUNDATION, "graph", "machine"],
+    "problem": PLACED,
     # intermediate representation
     "program": FOUNDATION,
     "timeline": [*FOUNDATION, "program"],
@@ -46,11 +47,12 @@ MAY_IMPORT = {
         "simulation",
     ],  # programs within memory limits: the footprint is what simulation predicts
     # planning
-    "bounds": PLACED,
+    "bounds": [*PLACED, "problem"],
     "policies": [
         *IR,
         "bounds",
         "lowering",
+        "problem",
         "simulation",
     ],  # robust placements are simulated with noise
     # consumers of a program
@@ -69,7 +71,7 @@ MAY_IMPORT = {
     "comparison": [*INPUTS, "policies", "scheduling", "viz"],
     "frontends": [*INPUTS, "coarsening", "policies", "scheduling"],
     "measurement": [*IR, "policies", "runtime", "scheduling"],
-    "testing": [*IR, "policies", "runtime", "scheduling", "simulation"],
+    "testing": [*IR, "policies", "problem", "runtime", "scheduling", "simulation"],
     "parallel": ["_lib", "autosched"],  # the public API, and helpers
     "demo": ["autosched", "runtime", "viz"],
     "cli": [

@@ -2,15 +2,16 @@
 
 A *kernel* is a function of numbers and flat sequences of numbers that calls only kernels and
 ``math``. Compiling takes seconds the first time on a machine (later the result is loaded from
-disk). So small work is done by the uncompiled source, over lists, which plain Python reads faster
-than arrays. Which of the two runs depends on the process, so both must give the same bits;
-``tests/policies`` checks that. This module knows no graph and no machine.
+disk). So a kernel is compiled only if that takes less time than running its source as Python, over
+lists, which Python reads faster than arrays. Which of the two runs depends on the process, so both
+must give the same bits; ``tests/policies`` checks that. This module knows no graph and no machine.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import sys
 import types
 from collections.abc import Callable
@@ -51,10 +52,11 @@ def _compiled(function: F) -> F:
 
     for known in _KERNELS[len(_REGISTERED) :]:
         _REGISTERED.append(register_jitable(known))
+    _IN_USE.add(function)
     # The name becomes the file name of the cache. Numba detects changes in the function's own
     # module, but not in the modules of functions that it calls.
     twin = types.FunctionType(function.__code__, function.__globals__, function.__name__)
-    twin.__qualname__ = f"{function.__name__}_{_stamp(function)}"
+    twin.__qualname__ = _name(function)
     twin.__module__ = function.__module__
     try:
         return cast(F, numba.njit(cache=True)(twin))
@@ -62,6 +64,11 @@ def _compiled(function: F) -> F:
         return cast(F, numba.njit(twin))
 
 
+def _name(function: Callable[..., Any]) -> str:
+    return f"{function.__name__}_{_stamp(function)}"
+
+
+@functools.cache
 def _stamp(function: Callable[..., Any]) -> str:
     """Return a hash of the sources of a kernel, of those it may call and of their tables."""
     modules = [function.__module__]
@@ -102,24 +109,58 @@ class Mode(NamedTuple):
             *(np.ascontiguousarray(item) if self.fast else item.tolist() for item in tables)
         )
 
+    def floats(self, items: Any) -> Any:
+        """Return floats in the form for kernels."""
+        return np.ascontiguousarray(items, float) if self.fast else np.asarray(items).tolist()
+
     def whole(self, items: Any) -> Any:
         """Return a copy of integers in the form for kernels."""
         return np.array(items, np.int64) if self.fast else np.asarray(items, np.int64).tolist()
 
 
-def mode(work: float) -> Mode:
-    """Return the mode for an amount of work, in steps of a kernel.
+def mode(work: float, *kernels: Callable[..., Any]) -> Mode:
+    """Return the mode for some work of kernels, in steps; Python does a million a second.
 
-    Plain Python does about a million steps a second. Numba is imported if the work is worth it, and
-    used for smaller work from then on.
+    1. Very small work is done uncompiled, since converting its tables takes longer.
+    2. Kernels that this process has compiled or loaded are used.
+    3. Kernels that were compiled earlier, and are on disk, are loaded if that pays off.
+    4. Others are compiled if that takes less time than the work, and the work that this process has
+       done uncompiled for lack of them.
 
     >>> mode(1000).fast
     False
     """
-    return Mode(
-        work > _WORTH_CALLING and (bool(_REGISTERED) or work > _WORTH_IMPORTING) and is_there()
+    if work <= _WORTH_CALLING:
+        return Mode(False)
+    absent = [f for f in kernels if f not in _IN_USE and not _is_on_disk(f)]
+    for function in absent:
+        _UNCOMPILED[function] = _UNCOMPILED.get(function, 0.0) + work
+    if absent:
+        fast = max(_UNCOMPILED[function] for function in absent) > _WORTH_COMPILING
+    else:
+        fast = bool(_REGISTERED) or work > _WORTH_IMPORTING
+    return Mode(fast and is_there())
+
+
+@functools.cache
+def _is_on_disk(function: Callable[..., Any]) -> bool:
+    """Return whether numba has the compiled kernel in one of its folders; do not import numba."""
+    source = Path(function.__code__.co_filename)
+    if chosen := os.environ.get("NUMBA_CACHE_DIR"):
+        folders = [*Path(chosen).glob("*")]
+    else:
+        folders = [source.parent / "__pycache__", *Path.home().glob(".cache/numba/*")]
+    version = "".join(map(str, sys.version_info[:2]))
+    pattern = f"{source.stem}.{_name(function)}-*.py{version}.nbi"
+    since = source.stat().st_mtime
+    return any(
+        index.stat().st_mtime >= since for folder in folders for index in folder.glob(pattern)
     )
 
 
+_IN_USE: set[Callable[..., Any]] = set()  # compiled or loaded by this process
+# Steps done uncompiled because a kernel was not compiled yet.
+_UNCOMPILED: dict[Callable[..., Any], float] = {}
 _WORTH_CALLING = 5e3  # steps
-_WORTH_IMPORTING = 3e4  # importing takes half a second, and the first compilation some seconds
+_WORTH_IMPORTING = 3e4  # importing takes half a second
+_WORTH_COMPILING = 5e6  # compiling takes about five seconds

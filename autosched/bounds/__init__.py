@@ -1,6 +1,6 @@
 """Lower bounds on the makespan of every schedule of a graph.
 
-Each bound is a function in a module of its own over ``Tables``, and holds for all policies. Knows
+Each bound is a function in a module of its own, and holds for all policies. Knows
 no placement and no program. Bounds hold up to the rounding of floating point sums.
 
 Bounds assume that each task runs on one device; if it runs again, it runs there. If tasks could be
@@ -20,12 +20,13 @@ from autosched.bounds.chains import heads, tails, through
 from autosched.bounds.intervals import interval
 from autosched.bounds.load import gathered, shared
 from autosched.bounds.memory import fitting, traffic
-from autosched.bounds.tables import Tables
+from autosched.bounds.relaxation import Relaxation
 from autosched.bounds.traffic import copies
 from autosched.costs.costs import Costs
 from autosched.errors import ScheduleError, shown
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
+from autosched.problem import Problem
 
 __all__ = ["bounds"]
 
@@ -53,24 +54,24 @@ def bounds(graph: Graph, machine: Machine, costs: Costs) -> dict[str, float]:
     {'critical_path': 3.0, 'work': 1.5, 'interval': 3.0, 'copies': 0.0, 'memory': 0.0}
     """
     _check(graph=(graph, Graph), machine=(machine, Machine), costs=(costs, Costs))
-    tables = Tables.of(graph, machine, costs)
-    tables = tables._replace(seconds=fitting(graph, machine, costs, tables.seconds))
-    head = heads(tables)
-    tail = tails(tables)
-    path = float(
-        np.min(through(head, tail, tables.seconds), axis=1, initial=math.inf).max(initial=0.0)
-    )
-    work = shared(gathered(tables.seconds, tables.group), tables.streams)
+    problem = Problem.of(graph, machine, costs)
+    given = problem.by_task(problem.tables.seconds)
+    relaxed = Relaxation.of(problem, fitting(graph, machine, costs, given))
+    head = heads(relaxed)
+    tail = tails(relaxed)
+    total = through(head, tail, relaxed.seconds)
+    path = float(np.min(total, axis=1, initial=math.inf).max(initial=0.0))
+    work = shared(gathered(relaxed.seconds, relaxed.group), relaxed.streams)
     found = {
         "critical_path": path,
         "work": work,
-        "interval": interval(tables, head, tail, max(path, work)),
-        "copies": copies(tables, machine),
-        "memory": traffic(graph, machine, costs, tables),
+        "interval": interval(relaxed, head, tail, max(path, work)),
+        "copies": copies(relaxed, machine),
+        "memory": traffic(graph, machine, costs, relaxed),
     }
     return (
         {name: _next_whole(seconds) for name, seconds in found.items()}
-        if _is_whole(tables, machine)
+        if _is_whole(problem, machine)
         else found
     )
 
@@ -81,10 +82,11 @@ def _check(**given: tuple[Any, type]) -> None:
             raise ScheduleError(f"{name} must be a {kind.__name__}, got {shown(item)}")
 
 
-def _is_whole(tables: Tables, machine: Machine) -> bool:
+def _is_whole(problem: Problem, machine: Machine) -> bool:
     """Whether each task and each copy takes an integer number of seconds."""
-    known = tables.seconds[np.isfinite(tables.seconds)]
-    copied = product({datum.nbytes for datum in tables.data}, machine.links, (False, True))
+    seconds = problem.tables.seconds
+    known = seconds[np.isfinite(seconds)]
+    copied = product(set(problem.lists.nbytes), machine.links, (False, True))
     return np.array_equal(known, np.floor(known)) and all(
         link.seconds(nbytes, pageable).is_integer() for nbytes, link, pageable in copied
     )

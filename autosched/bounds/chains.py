@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autosched._lib.jit import kernel, mode
-from autosched.bounds.tables import Array, Edges, Tables
+from autosched.bounds.relaxation import Array, Edges, Relaxation
 
 __all__ = ["heads", "tails", "through"]
 
@@ -36,17 +36,17 @@ class _Walk(NamedTuple):
     per_byte: Any
 
 
-def heads(tables: Tables) -> Array:
+def heads(relaxed: Relaxation) -> Array:
     """Return by [task, device] a lower bound on the end of the task there."""
-    order = np.arange(len(tables.group))
-    return _longest(tables, order, tables.edges, tables.ready, tables.latency, tables.per_byte)
+    order = np.arange(len(relaxed.group))
+    return _longest(relaxed, order, relaxed.edges, relaxed.ready, relaxed.latency, relaxed.per_byte)
 
 
-def tails(tables: Tables) -> Array:
+def tails(relaxed: Relaxation) -> Array:
     """Return by [task, device] a lower bound on the time from its start there to the end."""
-    order = np.arange(len(tables.group))[::-1]
-    turned = Edges(tables.edges.other, tables.edges.task, tables.edges.nbytes)
-    return _longest(tables, order, turned, tables.after, tables.latency.T, tables.per_byte.T)
+    order = np.arange(len(relaxed.group))[::-1]
+    turned = Edges(relaxed.edges.other, relaxed.edges.task, relaxed.edges.nbytes)
+    return _longest(relaxed, order, turned, relaxed.after, relaxed.latency.T, relaxed.per_byte.T)
 
 
 def through(head: Array, tail: Array, seconds: Array) -> Array:
@@ -58,18 +58,27 @@ def through(head: Array, tail: Array, seconds: Array) -> Array:
 
 
 def _longest(
-    tables: Tables, order: Any, edges: Edges, ready: Array, latency: Array, per_byte: Array
+    relaxed: Relaxation, order: Any, edges: Edges, ready: Array, latency: Array, per_byte: Array
 ) -> Array:
-    tasks, devices = tables.seconds.shape
+    tasks, devices = relaxed.seconds.shape
     first = np.zeros(tasks + 1, np.int64)
     np.cumsum(np.bincount(edges.task, minlength=tasks), out=first[1:])
     by_task = np.argsort(edges.task, kind="stable")
     kind, rates = _kinds(latency, per_byte)
     walk = _Walk(
-        order, first, edges.other[by_task], edges.nbytes[by_task], tables.group, tables.seconds.ravel(), ready.ravel(),
-        tables.streams, kind, *(table.ravel() for table in rates),
-    )  # fmt: skip
-    run = mode(len(edges.task) * devices)
+        order=order,
+        first=first,
+        other=edges.other[by_task],
+        nbytes=edges.nbytes[by_task],
+        group=relaxed.group,
+        seconds=relaxed.seconds.ravel(),
+        ready=ready.ravel(),
+        streams=relaxed.streams,
+        kind=kind,
+        latency=rates[0].ravel(),
+        per_byte=rates[1].ravel(),
+    )
+    run = mode(len(edges.task) * devices, _fill)
     passed = run.numbers(tasks * devices)
     kinds = tasks * len(rates[0])
     room = (

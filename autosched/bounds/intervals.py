@@ -13,7 +13,7 @@ import numpy as np
 
 from autosched.bounds.chains import through
 from autosched.bounds.load import gathered, prices
-from autosched.bounds.tables import Array, Tables
+from autosched.bounds.relaxation import Array, Relaxation
 
 __all__ = ["interval"]
 
@@ -31,7 +31,7 @@ class _Case(NamedTuple):
     price: Array  # by device, of a second of one stream
 
 
-def interval(tables: Tables, head: Array, tail: Array, least: float) -> float:
+def interval(relaxed: Relaxation, head: Array, tail: Array, least: float) -> float:
     """Raise a lower bound until no window [a, b] must contain more work than fits into it.
 
     If the makespan were T, a task on a device would start between its earliest start and T minus
@@ -44,23 +44,23 @@ def interval(tables: Tables, head: Array, tail: Array, least: float) -> float:
     """
     rounds = _ROUNDS if len(head) ** 2 <= _MOST else max(1, _ROUNDS * 100 // len(head))
     for _ in range(rounds if 0 < least < math.inf else 0):
-        found, until = _raised(tables, head, tail, least)
+        found, until = _raised(relaxed, head, tail, least)
         if found <= least * (1 + _ENOUGH):
             break
         least = min(found, until)
     return least
 
 
-def _raised(tables: Tables, head: Array, tail: Array, end: float) -> tuple[float, float]:
+def _raised(relaxed: Relaxation, head: Array, tail: Array, end: float) -> tuple[float, float]:
     """Return the makespan implied by a bound, and up to which bound that holds.
 
     Beyond it, tasks may run on other devices.
     """
-    needed = through(head, tail, tables.seconds)
+    needed = through(head, tail, relaxed.seconds)
     barred = needed > end * (1 + 1e-9)
     until = float(np.min(needed[barred], initial=math.inf))
-    seconds = np.where(barred, math.inf, tables.seconds)
-    price = prices(gathered(seconds, tables.group), tables.streams)
+    seconds = np.where(barred, math.inf, relaxed.seconds)
+    price = prices(gathered(seconds, relaxed.group), relaxed.streams)
     excess = 0.0
     for one, other in ((head, tail), (tail, head)):
         early = np.where(barred, math.inf, one - np.where(barred, 0.0, seconds))

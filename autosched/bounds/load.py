@@ -10,11 +10,12 @@ found without an LP solver. Any prices give a valid bound, so approximate prices
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autosched.bounds.tables import Array
+from autosched.bounds.relaxation import Array
 
 __all__ = ["gathered", "prices", "shared"]
 
@@ -34,7 +35,7 @@ def gathered(seconds: Array, group: NDArray[np.int64]) -> Array:
     return together
 
 
-def shared(pieces: Array, streams: Array) -> float:
+def shared(pieces: Array, streams: NDArray[Any]) -> float:
     """Return the time that the streams of all devices need for all pieces, which may be split.
 
     ``pieces[piece, device]`` are durations, infinite where a piece cannot run.
@@ -42,7 +43,7 @@ def shared(pieces: Array, streams: Array) -> float:
     return float(np.min(pieces * prices(pieces, streams), axis=1, initial=math.inf).sum())
 
 
-def prices(pieces: Array, streams: Array) -> Array:
+def prices(pieces: Array, streams: NDArray[Any]) -> Array:
     """Return the prices of devices, per second of a stream, that maximize the cost of all pieces.
 
     The prices of all streams sum to 1. In T seconds the streams then cost at most T, so no schedule
@@ -62,7 +63,7 @@ def prices(pieces: Array, streams: Array) -> Array:
     return found[kind]
 
 
-def _simplex(seconds: Array, streams: Array) -> Array:
+def _simplex(seconds: Array, streams: NDArray[Any]) -> Array:
     """Mix loads of devices so that the largest load is least, by column generation.
 
     Each round adds the cheapest load at the current prices. The linear program maximizes sum(x)
@@ -91,16 +92,16 @@ def _simplex(seconds: Array, streams: Array) -> Array:
         if 1.0 - worth @ column <= _ENOUGH:
             break
         ratio = np.divide(mix, column, out=np.full(devices, math.inf), where=column > 1e-12)
-        leaves = int(ratio.argmin())
-        if math.isinf(ratio[leaves]):
+        row = int(ratio.argmin())
+        if math.isinf(ratio[row]):
             break
-        pivot = inverse[leaves] / column[leaves]
-        share = ratio[leaves]
+        pivot = inverse[row] / column[row]
+        share = ratio[row]
         inverse = inverse - np.outer(column, pivot)
         mix = mix - column * share
-        inverse[leaves] = pivot
-        mix[leaves] = share
-        worth[leaves] = 1.0
+        inverse[row] = pivot
+        mix[row] = share
+        worth[row] = 1.0
         duals = np.maximum(worth @ inverse, 0.0)
         price = np.maximum(duals / (duals.sum() * streams), _NOTHING)
     return best

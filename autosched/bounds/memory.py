@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autosched.bounds.tables import Array, Tables, links
+from autosched.bounds.relaxation import Array, Relaxation, links
 from autosched.bounds.traffic import places
 from autosched.costs.costs import Costs
 from autosched.graph.graph import Graph, Task
 from autosched.machine.machine import Machine
 from autosched.placement import home
+from autosched.problem import Problem
 
 __all__ = ["fitting", "traffic"]
 
@@ -31,7 +32,7 @@ def fitting(graph: Graph, machine: Machine, costs: Costs, seconds: Array) -> Arr
     if not _short(graph, machine, costs):
         return seconds
     limits = np.array([device.nbytes for device in machine.devices], float)
-    held = _living(graph, machine, costs)
+    held = _resident(graph, machine, costs)
     homes = {
         value.index: machine.names.index(home(graph, machine, value)) for value in graph.sources
     }
@@ -52,7 +53,7 @@ def _short(graph: Graph, machine: Machine, costs: Costs) -> bool:
     return not math.isinf(least) and 2 * sum(map(costs.value_nbytes, graph.values)) > least
 
 
-def _living(graph: Graph, machine: Machine, costs: Costs) -> Array:
+def _resident(graph: Graph, machine: Machine, costs: Costs) -> Array:
     """Return by device the bytes that are there from the beginning."""
     held = np.zeros(len(machine.devices))
     for value in graph.sources:
@@ -71,7 +72,7 @@ def _working(graph: Graph, costs: Costs, task: Task) -> dict[int, float]:
     return found
 
 
-class _Kept(NamedTuple):
+class _Retained(NamedTuple):
     """A result that is produced and read on one device, without views and later writes."""
 
     nbytes: float
@@ -79,7 +80,7 @@ class _Kept(NamedTuple):
     readers: Sequence[int]
 
 
-def traffic(graph: Graph, machine: Machine, costs: Costs, tables: Tables) -> float:
+def traffic(graph: Graph, machine: Machine, costs: Costs, relaxed: Relaxation) -> float:
     """Return the time that is lost because memory is short while a task runs on its only device.
 
     Values that are produced on the device before the task and read there after it must be in memory
@@ -88,43 +89,44 @@ def traffic(graph: Graph, machine: Machine, costs: Costs, tables: Tables) -> flo
     """
     if not _short(graph, machine, costs):
         return 0.0
-    possible = places(tables)
-    living = _living(graph, machine, costs)
-    before, behind = _neighbours(tables)
+    possible = places(relaxed)
+    living = _resident(graph, machine, costs)
+    before, after = _neighbours(relaxed)
     found = 0.0
     for p, device in enumerate(machine.devices):
         bound = {task: None for task, devices in enumerate(possible) if devices == 1 << p}
-        kept = _kept(graph, costs, bound)
+        retained = _retained(graph, costs, bound)
         room = device.nbytes - living[p]
-        seconds = tables.seconds[:, p] / device.streams
+        seconds = relaxed.seconds[:, p] / device.streams
         work = float(seconds[list(bound)].sum())
-        for task in _moments(bound, kept):
-            above = _reached(task, before)
-            below = _reached(task, behind)
+        fetching = _fetching(relaxed.problem, p) if machine.contention else 0.0
+        for task in _peaks(bound, retained):
+            ancestors = _reachable(task, before)
+            descendants = _reachable(task, after)
             working = _working(graph, costs, graph.tasks[task])
             needed = sum(
-                nbytes for root, nbytes in working.items() if not _lives_on(graph, machine, root, p)
+                nbytes for root, nbytes in working.items() if not _is_home(graph, machine, root, p)
             )
             through = [
-                kept[root]
-                for root in kept
+                retained[root]
+                for root in retained
                 if root not in working
-                and kept[root].maker in above
-                and not below.isdisjoint(kept[root].readers)
+                and retained[root].maker in ancestors
+                and not descendants.isdisjoint(retained[root].readers)
             ]
             excess = needed + sum(item.nbytes for item in through) - room
             if excess > 0 and through:
-                found = max(found, _spent(work, excess, through, seconds, _fetching(machine, p)))
+                found = max(found, _spent(work, excess, through, seconds, fetching))
     return found
 
 
 def _spent(
-    work: float, excess: float, through: Sequence[_Kept], seconds: Array, fetching: float
+    work: float, excess: float, through: Sequence[_Retained], seconds: Array, fetching: float
 ) -> float:
     """Return the time of the busier of compute streams and copy stream at the best split."""
     nbytes = np.array([item.nbytes for item in through], float)
-    again = np.array([seconds[item.maker] for item in through], float) / nbytes
-    each = _WEIGHTS * again  # per byte
+    recompute = np.array([seconds[item.maker] for item in through], float) / nbytes
+    each = _WEIGHTS * recompute  # per byte
     if fetching < math.inf:
         each = np.minimum(each, (1 - _WEIGHTS) * fetching)
     order = each.argsort(axis=1)
@@ -137,21 +139,21 @@ def _spent(
     )
 
 
-def _fetching(machine: Machine, p: int) -> float:
+def _fetching(problem: Problem, p: int) -> float:
     """Return the least time per byte that a copy to a device occupies its copy-in stream."""
-    into = machine.devices[p].kind != "cpu"
-    rates = links(machine)[1][:, p]
-    others = [q for q in range(len(rates)) if q != p and math.isfinite(rates[q])]
-    held = [rates[q] if into or machine.devices[q].kind == "cpu" else 0.0 for q in others]
-    return min(held, default=math.inf) if machine.contention else 0.0
+    devices = len(problem.devices)
+    holds = problem.tables.holds_in[p : devices * devices : devices]
+    rates = links(problem)[1][:, p]
+    others = (q for q in range(devices) if q != p and math.isfinite(rates[q]))
+    return min((float(rates[q]) if holds[q] else 0.0 for q in others), default=math.inf)
 
 
-def _lives_on(graph: Graph, machine: Machine, root: int, p: int) -> bool:
+def _is_home(graph: Graph, machine: Machine, root: int, p: int) -> bool:
     value = graph.values[root]
     return value.producer is None and home(graph, machine, value) == machine.names[p]
 
 
-def _kept(graph: Graph, costs: Costs, bound: Mapping[int, None]) -> dict[int, _Kept]:
+def _retained(graph: Graph, costs: Costs, bound: Mapping[int, None]) -> dict[int, _Retained]:
     """Return by value what tasks bound to a device keep there for other tasks bound to it."""
     readers: dict[int, list[int]] = {}
     for task in bound:
@@ -163,14 +165,14 @@ def _kept(graph: Graph, costs: Costs, bound: Mapping[int, None]) -> dict[int, _K
         nbytes = costs.value_nbytes(value)
         alone = len(graph.members(index)) == 1 and not graph.last_version(index)
         if value.producer is not None and value.producer in bound and alone and nbytes > 0:
-            found[index] = _Kept(nbytes, value.producer, tasks)
+            found[index] = _Retained(nbytes, value.producer, tasks)
     return found
 
 
-def _moments(bound: Iterable[int], kept: Mapping[int, _Kept]) -> list[int]:
-    """Return the tasks during which most is kept if all run in insertion order."""
+def _peaks(bound: Iterable[int], retained: Mapping[int, _Retained]) -> list[int]:
+    """Return the tasks during which most is retained if all run in insertion order."""
     change: dict[int, float] = {}
-    for item in kept.values():
+    for item in retained.values():
         change[item.maker + 1] = change.get(item.maker + 1, 0.0) + item.nbytes
         change[item.readers[-1]] = change.get(item.readers[-1], 0.0) - item.nbytes
     held = 0.0
@@ -183,16 +185,16 @@ def _moments(bound: Iterable[int], kept: Mapping[int, _Kept]) -> list[int]:
     return sorted(course, key=lambda task: -course[task])[:_TRIED]
 
 
-def _neighbours(tables: Tables) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+def _neighbours(relaxed: Relaxation) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
     before: dict[int, list[int]] = {}
-    behind: dict[int, list[int]] = {}
-    for task, other in zip(tables.edges.task.tolist(), tables.edges.other.tolist(), strict=True):
+    after: dict[int, list[int]] = {}
+    for task, other in zip(relaxed.edges.task.tolist(), relaxed.edges.other.tolist(), strict=True):
         before.setdefault(task, []).append(other)
-        behind.setdefault(other, []).append(task)
-    return before, behind
+        after.setdefault(other, []).append(task)
+    return before, after
 
 
-def _reached(task: int, neighbours: Mapping[int, Sequence[int]]) -> set[int]:
+def _reachable(task: int, neighbours: Mapping[int, Sequence[int]]) -> set[int]:
     found = set[int]()
     pending = [task]
     while pending:

@@ -7,15 +7,16 @@ direction, not one per pair of devices, because all copies out of a device share
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
 from autosched.bounds.load import shared
-from autosched.bounds.tables import Array, Datum, Tables, links
+from autosched.bounds.relaxation import Array, Relaxation, links, readers
 from autosched.machine.machine import Machine
+from autosched.problem import Problem
 
 __all__ = ["copies", "places"]
 
@@ -29,7 +30,7 @@ class _Copy(NamedTuple):
     destinations: int
 
 
-def copies(tables: Tables, machine: Machine) -> float:
+def copies(relaxed: Relaxation, machine: Machine) -> float:
     """Return the time that copy streams need for copies that constraints force.
 
     A datum is copied if none of the devices where it may be produced, or where it is, may run a
@@ -45,9 +46,7 @@ def copies(tables: Tables, machine: Machine) -> float:
         math.isfinite(device.nbytes) for device in machine.devices if device.name != machine.host
     )
     host = 1 << machine.names.index(machine.host) if short else 0
-    possible = places(tables)
-    group = tables.group.tolist()
-    forced = [found for datum in tables.data if (found := list(_forced(datum, possible, group)))]
+    forced = _forced(relaxed)
     coming = [
         copy._replace(sources=copy.sources | host) for of_datum in forced for copy in of_datum
     ]
@@ -55,42 +54,54 @@ def copies(tables: Tables, machine: Machine) -> float:
     # as necessary.
     leaving = [copy for of_datum in forced for copy in (of_datum[:1] if short else of_datum)]
     leaving = [copy._replace(destinations=copy.destinations | host) for copy in leaving]
-    return max(_load(machine, coming, into=True), _load(machine, leaving, into=False))
-
-
-def places(tables: Tables) -> list[int]:
-    """Return by task the devices where its whole group can run, as a bit set."""
-    bits = np.isfinite(tables.seconds) @ np.array(
-        [1 << p for p in range(len(tables.streams))], object
+    return max(
+        _load(relaxed.problem, coming, into=True), _load(relaxed.problem, leaving, into=False)
     )
-    group = tables.group.tolist()
+
+
+def places(relaxed: Relaxation) -> list[int]:
+    """Return by task the devices where its whole group can run, as a bit set."""
+    bits = np.isfinite(relaxed.seconds) @ np.array(
+        [1 << p for p in range(len(relaxed.streams))], object
+    )
+    group = relaxed.group.tolist()
     found = dict.fromkeys(group, -1)
     for here, devices in zip(group, bits, strict=True):
         found[here] &= devices
     return [found[here] for here in group]
 
 
-def _forced(datum: Datum, possible: Sequence[int], group: Sequence[int]) -> Iterator[_Copy]:
-    """Yield copies of a datum that are all necessary and pairwise different."""
-    sources = 1 << datum.home if datum.maker < 0 else possible[datum.maker]
-    ends = [
-        possible[task]
-        for task in datum.ends
-        if datum.maker < 0 or group[task] != group[datum.maker]
-    ]
-    ends += [1 << datum.back] if datum.back >= 0 else []
-    taken = sources
-    for destinations in sorted(dict.fromkeys(ends), key=int.bit_count):
-        if sources and destinations and not destinations & taken:
-            taken |= destinations
-            yield _Copy(datum.nbytes, datum.pageable, sources, destinations)
+def _forced(relaxed: Relaxation) -> list[list[_Copy]]:
+    """Return for each datum copies that are all necessary and pairwise different."""
+    problem = relaxed.problem
+    t = problem.lists
+    possible = places(relaxed)
+    users = readers(problem)
+    back = dict(problem.returns)
+    found = []
+    for datum in dict.fromkeys([*back, *range(len(users))]):
+        maker = t.maker[datum]
+        sources = 1 << t.home[datum] if maker < 0 else possible[maker]
+        others = [u for u in users[datum] if maker < 0 or t.group[u] != t.group[maker]]
+        ends = [possible[task] for task in others]
+        if datum in back:
+            ends.append(1 << back[datum])
+        taken = sources
+        copies = []
+        for destinations in sorted(dict.fromkeys(ends), key=int.bit_count):
+            if sources and destinations and not destinations & taken:
+                taken |= destinations
+                pageable = t.row[datum] >= len(problem.devices)
+                copies.append(_Copy(t.nbytes[datum], pageable, sources, destinations))
+        found.append(copies)
+    return found
 
 
-def _load(machine: Machine, copies: Sequence[_Copy], into: bool) -> float:
+def _load(problem: Problem, copies: Sequence[_Copy], into: bool) -> float:
     """Return how long the copy streams into devices, or out of them, are busy at least."""
-    cpu = np.array([device.kind == "cpu" for device in machine.devices])
-    held = cpu[:, None] | ~cpu if into else cpu | ~cpu[:, None]
-    devices = range(len(cpu))
+    devices = range(len(problem.devices))
+    holds = problem.tables.holds_in if into else problem.tables.holds_out
+    held = holds[: len(devices) ** 2].reshape(len(devices), -1).astype(bool)
 
     @cache
     def rate(pageable: bool, sources: int, destinations: int) -> Array:
@@ -98,7 +109,7 @@ def _load(machine: Machine, copies: Sequence[_Copy], into: bool) -> float:
 
         Infinite latency where no such copy is possible.
         """
-        table = np.stack(links(machine, pageable))
+        table = np.stack(links(problem, pageable))
         table = np.where(held & np.isfinite(table), table, 0.0)
         q = [p for p in devices if sources >> p & 1]
         p = [p for p in devices if destinations >> p & 1 and (into or not sources >> p & 1)]

@@ -19,37 +19,36 @@ __all__ = ["Folding"]
 
 
 class Folding:
-    """Classify the tasks of a graph: tasks that may be ``merged``, and tasks that are ``kept``.
+    """Classify the tasks of a graph: tasks that may be ``merged``, and tasks that remain.
 
-    ``kept`` are all tasks but the views that are folded away, because each task that needs them
-    makes them itself.
+    ``remaining`` are all tasks but the views that are folded away, because each task that needs
+    them makes them itself.
 
     >>> graph = Graph()
     >>> x, w = graph.inputs("x", "w")
     >>> graph.output(y=x @ w.t(), z=x.t())
     >>> folding = Folding(graph)
-    >>> [task.name for task in graph.tasks if task.index in folding.kept], sorted(folding.merged)
+    >>> [graph.tasks[i].name for i in sorted(folding.remaining)], sorted(folding.merged)
     (['matmul', 't_1'], [1])
     """
 
     def __init__(self, graph: Graph):
         self.graph = graph
-        self.told_apart = (
-            self._told_apart()
-        )  # roots of memory whose views and writers are left unmerged
-        while more := self._needed_and_written() - self.told_apart:
-            self.told_apart |= more
+        # Roots of memory whose views and writers are left unmerged.
+        self.split_memory = self._split_memory()
+        while more := self._needed_and_written() - self.split_memory:
+            self.split_memory |= more
         needed = self._views_needed()
-        self.kept = {
+        self.remaining = {
             task.index for task in graph.tasks if not self.foldable(task) or task.index in needed
         }
         self.merged = {
             task.index for task in graph.tasks if not task.view and not self._is_fixed(task)
         }
         self.devices = _devices(graph)  # by task, the device to which it is bound
-        self.before: dict[int, list[int]] = {}  # of kept tasks, their kept predecessors
-        # of views that may be folded, their kept predecessors
-        self.behind: dict[int, list[int]] = {}
+        self.before: dict[int, list[int]] = {}  # of remaining tasks, their remaining predecessors
+        # of views that may be folded, their remaining predecessors
+        self.predecessors_of_view: dict[int, list[int]] = {}
         self._follow()
 
     def foldable(self, task: Task) -> bool:
@@ -57,7 +56,7 @@ class Folding:
         return (
             task.view
             and len(task.reads) == 1
-            and self._root(task.reads[0].value) not in self.told_apart
+            and self._root(task.reads[0].value) not in self.split_memory
             and all(dependency.kind != "order" for dependency in task.dependencies)
         )
 
@@ -77,21 +76,23 @@ class Folding:
         return list(found)
 
     def follows(self, task: int, first: int) -> list[int]:
-        """Return the kept predecessors that a dependency on ``first`` stands for.
+        """Return the remaining predecessors that a dependency on ``first`` stands for.
 
         A merged task makes its views itself, and so depends on the predecessors of these views.
         """
-        is_folded = first in self.behind and (task in self.merged or first not in self.kept)
-        return self.behind[first] if is_folded else [first]
+        is_folded = first in self.predecessors_of_view and (
+            task in self.merged or first not in self.remaining
+        )
+        return self.predecessors_of_view[first] if is_folded else [first]
 
     def _follow(self) -> None:
-        """Find the kept predecessors of each task."""
+        """Find the remaining predecessors of each task."""
         for task in self.graph.tasks:
             first = [dependency.task for dependency in task.dependencies]
             if self.foldable(task):
-                behind = (self.behind.get(other, [other]) for other in first)
-                self.behind[task.index] = list(dict.fromkeys(chain(*behind)))
-            if task.index in self.kept:
+                found = (self.predecessors_of_view.get(other, [other]) for other in first)
+                self.predecessors_of_view[task.index] = list(dict.fromkeys(chain(*found)))
+            if task.index in self.remaining:
                 self.before[task.index] = list(
                     dict.fromkeys(chain(*(self.follows(task.index, i) for i in first)))
                 )
@@ -101,7 +102,7 @@ class Folding:
     def _root(self, value: int) -> int:
         return self.graph.values[value].root
 
-    def _told_apart(self) -> set[int]:
+    def _split_memory(self) -> set[int]:
         """Return the roots of memory that tasks write in part, or give another shape."""
         found = set()
         for task in self.graph.tasks:
@@ -122,7 +123,7 @@ class Folding:
         memory whose parts are distinguished must share a device with its views, and only with them.
         """
         touched = any(
-            self._root(use.value) in self.told_apart for use in (*task.writes, *task.outputs)
+            self._root(use.value) in self.split_memory for use in (*task.writes, *task.outputs)
         )
         return touched or task.part is not None or self._may_alias(task)
 

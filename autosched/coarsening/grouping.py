@@ -58,8 +58,10 @@ def merge(
     >>> graph = Graph("step")
     >>> x, w = graph.inputs("x", "w")
     >>> graph.output(y=(x @ w).relu())
-    >>> [task.name for task in merge(graph).tasks], [task.name for task in merge(graph, {"relu": "act"}).tasks]
-    (['matmul+1'], ['matmul', 'act'])
+    >>> [task.name for task in merge(graph).tasks]
+    ['matmul+1']
+    >>> [task.name for task in merge(graph, {"relu": "act"}).tasks]
+    ['matmul', 'act']
     """
     if isinstance(groups, str):
         check_granularity(groups)
@@ -89,7 +91,8 @@ def by_cost(graph: Graph, costs: Costs, device: Device) -> dict[str, str]:
     >>> graph = Graph()
     >>> x, y = graph.inputs("x", "y")
     >>> graph.output(z=(x + 1).relu() * (y @ y))
-    >>> by_cost(graph, Costs.table({"add": 2e-7, "relu": 2e-7, "matmul": 1, "mul": 1}), Device("cuda:0"))
+    >>> costs = Costs.table({"add": 2e-7, "relu": 2e-7, "matmul": 1, "mul": 1})
+    >>> by_cost(graph, costs, Device("cuda:0"))
     {'add': 'add+2', 'relu': 'add+2', 'mul': 'add+2'}
     """
     clusters = _clusters(graph, costs, device)
@@ -145,26 +148,26 @@ class _Cluster:
     waiting: float = 0.0
     tasks: list[int] = field(default_factory=list)
     before: dict[_Cluster, None] = field(default_factory=dict)
-    gone_to: _Cluster | None = None
+    merged_into: _Cluster | None = None
 
     def found(self) -> _Cluster:
         """Return the cluster into which this one was merged, or itself (with path compression)."""
         last = self
-        while last.gone_to is not None:
-            last = last.gone_to
-        while self.gone_to is not None:
-            self.gone_to, self = last, self.gone_to  # noqa: PLW0642
+        while last.merged_into is not None:
+            last = last.merged_into
+        while self.merged_into is not None:
+            self.merged_into, self = last, self.merged_into  # noqa: PLW0642
         return last
 
     def join(self, other: _Cluster, waiting: float) -> None:
         """Merge this cluster into another."""
         other.work += self.work
         other.waiting += self.waiting + waiting
-        self.gone_to = other
+        self.merged_into = other
 
 
 def _clusters(graph: Graph, costs: Costs, device: Device) -> list[_Cluster]:
-    """Return a cluster for each task that is kept, and for each source on another device."""
+    """Return a cluster for each task that remains, and for each source on another device."""
     folding = Folding(graph)
     sources = {
         v.index: _Cluster(None)
@@ -187,31 +190,31 @@ def _clusters(graph: Graph, costs: Costs, device: Device) -> list[_Cluster]:
 
 def _join_neighbours(clusters: list[_Cluster], most: float, ahead: bool) -> int:
     """Merge clusters with their only successor or predecessor; return how many."""
-    before, behind = _reduced(clusters)
-    there, back = (behind, before) if ahead else (before, behind)
+    before, after = _reduced(clusters)
+    there, back = (after, before) if ahead else (before, after)
     joined = 0
     for cluster in clusters if ahead else reversed(clusters):
         if len(there[cluster]) == 1 and there[cluster][0].kind == cluster.kind is not None:
             other = there[cluster][0]
             joined += _join(cluster, other, len(back[other]) == 1, most)
-    _close_ranks(clusters)
+    _remove_merged(clusters)
     return joined
 
 
 def _join_ends(clusters: list[_Cluster], most: float) -> int:
     """Merge clusters without successors that have the same predecessors; return how many."""
-    before, behind = _reduced(clusters)
+    before, after = _reduced(clusters)
     joined = 0
     first = dict[tuple[object, ...], _Cluster]()
     for cluster in clusters:
-        if not behind[cluster] and cluster.kind is not None:
+        if not after[cluster] and cluster.kind is not None:
             key = (cluster.kind, *(other for other in before[cluster] if other.tasks))
             other = first.setdefault(key, cluster)
             if other is not cluster and _join(cluster, other, False, most):
                 joined += 1
             else:
                 first[key] = cluster
-    _close_ranks(clusters)
+    _remove_merged(clusters)
     return joined
 
 
@@ -223,13 +226,13 @@ def _join(cluster: _Cluster, other: _Cluster, alone: bool, most: float) -> bool:
     return True
 
 
-def _close_ranks(clusters: list[_Cluster]) -> None:
+def _remove_merged(clusters: list[_Cluster]) -> None:
     """Remove the clusters that were merged into others."""
     for cluster in clusters:
         if (found := cluster.found()) is not cluster:
             found.tasks += cluster.tasks
             found.before |= cluster.before
-    clusters[:] = [cluster for cluster in clusters if cluster.gone_to is None]
+    clusters[:] = [cluster for cluster in clusters if cluster.merged_into is None]
     for cluster in clusters:
         cluster.before = dict.fromkeys(
             found for b in cluster.before if (found := b.found()) is not cluster
@@ -243,19 +246,19 @@ def _reduced(
     position = {cluster: i for i, cluster in enumerate(clusters)}
     reached: list[int] = []  # by cluster, a bit set of its ancestors
     before: dict[_Cluster, list[_Cluster]] = {}
-    behind: dict[_Cluster, list[_Cluster]] = {cluster: [] for cluster in clusters}
-    keeps = len(clusters) <= _REDUCED
+    after: dict[_Cluster, list[_Cluster]] = {cluster: [] for cluster in clusters}
+    exact = len(clusters) <= _REDUCED
     for cluster in clusters:
         seen = 0
         nearest = []
         for i in sorted((position[other] for other in cluster.before), reverse=True):
             if not seen >> i & 1:
                 nearest.append(clusters[i])
-                behind[clusters[i]].append(cluster)
-                seen |= reached[i] | 1 << i if keeps else 0
+                after[clusters[i]].append(cluster)
+                seen |= reached[i] | 1 << i if exact else 0
         reached.append(seen)
         before[cluster] = nearest
-    return before, behind
+    return before, after
 
 
 # ---- names

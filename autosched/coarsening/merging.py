@@ -73,11 +73,11 @@ class _Merger:
         self.graph, self.wanted, self.folding = graph, wanted, Folding(graph)
         keys: dict[Hashable, int] = {}
         cluster: dict[int, int] = {}
-        for index in sorted(self.folding.kept):
+        for index in sorted(self.folding.remaining):
             together = index in wanted and index in self.folding.merged
             key = (wanted[index], self.folding.devices[index]) if together else index
             cluster[index] = keys.setdefault(key, len(keys))
-        self.cluster = _split(cluster, self.folding.before)  # by kept task
+        self.cluster = _split(cluster, self.folding.before)  # by remaining task
 
     def build(self) -> Graph:
         """Add the clusters to a new graph, in topological order, earliest first task first."""
@@ -162,10 +162,18 @@ class _Writer:
         """Add an unmerged task."""
         made = [self.old.values[use.value] for use in task.outputs]
         result = repeat(
-            self.new, self.old, task, self.values, task.name, outputs=transform(_name, task.result),
-            part=None if task.view else task.part, parts=[value.part for value in made], on=task.device,
-            after=self._after([task]), seconds=task.seconds,
-        )  # fmt: skip
+            self.new,
+            self.old,
+            task,
+            self.values,
+            task.name,
+            outputs=transform(_name, task.result),
+            part=None if task.view else task.part,
+            parts=[value.part for value in made],
+            on=task.device,
+            after=self._after([task]),
+            seconds=task.seconds,
+        )
         self._added(task, made, flatten(result))
 
     def compose(
@@ -178,14 +186,19 @@ class _Writer:
         roots = dict.fromkeys(
             self.old.values[use.value].root for task in own for use in task.writes
         )
-        origin = common_origin(own)
         results = self.new._add(
             composite if all(task.fn for task in tasks) else None,
-            (*(self.values[index] for index in takes), *composite.heres), {},
-            name=self._label(own[0], label), outputs=_shape([value.name for value in made]),
-            writes=[self.values[root] for root in roots if root in takes], parts=[value.part for value in made],
-            on=self.folding.devices[own[0].index], after=self._after(own), origin=origin, composite=composite,
-        )  # fmt: skip
+            (*(self.values[index] for index in takes), *composite.heres),
+            {},
+            name=self._label(own[0], label),
+            outputs=_shape([value.name for value in made]),
+            writes=[self.values[root] for root in roots if root in takes],
+            parts=[value.part for value in made],
+            on=self.folding.devices[own[0].index],
+            after=self._after(own),
+            origin=common_origin(own),
+            composite=composite,
+        )
         self._added(own[0], made, flatten(results))
 
     def together(self, bond: Sequence[int]) -> None:
@@ -229,11 +242,11 @@ def _split(cluster: Mapping[int, int], before: Mapping[int, Sequence[int]]) -> d
        connected component.
     2. Where possible, it is delayed to the step of its successors in its own cluster.
     """
-    circle = _circles(cluster, before)
+    component = _components(cluster, before)
     step = dict[int, int]()
     users = {task: list[int]() for task in cluster}
     for task, own in cluster.items():
-        others = [other for other in before[task] if circle[cluster[other]] == circle[own]]
+        others = [other for other in before[task] if component[cluster[other]] == component[own]]
         step[task] = max((step[other] + (cluster[other] != own) for other in others), default=0)
         for other in others:
             users[other].append(task)
@@ -249,7 +262,7 @@ def _split(cluster: Mapping[int, int], before: Mapping[int, Sequence[int]]) -> d
     }
 
 
-def _circles(cluster: Mapping[int, int], before: Mapping[int, Sequence[int]]) -> dict[int, int]:
+def _components(cluster: Mapping[int, int], before: Mapping[int, Sequence[int]]) -> dict[int, int]:
     """Return the number of the strongly connected component of each cluster."""
     import networkx
 

@@ -40,7 +40,7 @@ def insert_events(
     """
     streams = chain.from_iterable(map(occupied, instructions))
     clocks = Clocks(chain(streams, hazards.owners), alone)  # owners may have no other instruction
-    how = mode(len(instructions) * (5 + clocks.places / 4))
+    how = mode(len(instructions) * (5 + clocks.places / 4), walk)
     o = how.of(_order(instructions, hazards, clocks))
     m = Moments.of(how, len(clocks.index), clocks.places, len(o.after) + len(o.uses))
     h = Held.of(how, o, len(clocks.index), clocks.places)

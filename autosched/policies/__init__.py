@@ -6,13 +6,13 @@ between devices without a link. If no such placement is found, the policy raises
 which names the task, the devices and the reason.
 
 To add a policy, write such a function in a module of its own, cite its paper in the docstring, and
-add it to ``POLICIES``; the tests run over that table. The modules of ``base`` provide the parts:
-``Problem`` tabulates graph, machine and costs, ``Possible`` tracks the devices that are left for
-each task, ``Room`` tracks the bytes on each device, ``ranks`` computes priorities, ``Plan`` times
-tasks and copies, and ``turns`` places tasks one by one. A policy with parameters is a function
-that returns a policy, such as ``single_on(device)``, ``in_order(sequences)`` and
-``robust(noise)``. Any function with this signature works as ``policy=``, also if it is not in the
-table.
+add it to ``POLICIES``; the tests run over that table. ``Problem`` of ``autosched.problem`` tabulates
+graph, machine and costs. The modules of ``base`` provide the other parts: ``Possible`` tracks the
+devices that are left for each task, ``Room`` tracks the bytes on each device, ``ranks`` computes
+priorities, ``Plan`` times tasks and copies, and ``turns`` places tasks one by one. A policy with
+parameters is a function that returns a policy, such as ``single_on(device)``,
+``in_order(sequences)`` and ``robust(noise)``. Any function with this signature works as
+``policy=``, also if it is not in the table.
 
 The copies that a placement lists are hints: lowering skips needless ones, and issues none before
 its value is computed or after a task that reads it. So a policy cannot make a program wrong by its
@@ -29,7 +29,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from autosched.policies.base.problem import Policy
 from autosched.policies.candidates import candidates
 from autosched.policies.in_order import in_order
 from autosched.policies.literature.cpop import cpop
@@ -46,6 +45,7 @@ from autosched.policies.local_search.search import Progress, search
 from autosched.policies.robust import robust
 from autosched.policies.round_robin import round_robin
 from autosched.policies.single import single, single_on
+from autosched.problem import Policy
 
 __all__ = [
     "POLICIES",

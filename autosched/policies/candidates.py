@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Device, Machine
-from autosched.policies.base.problem import Policy
 from autosched.policies.literature.heft import heft
 from autosched.policies.local_search.search import Progress, quick, search
 from autosched.policies.round_robin import round_robin
 from autosched.policies.single import single, single_on
+from autosched.problem import Policy
 
 __all__ = ["candidates"]
 

@@ -34,7 +34,7 @@ def noisy_makespans(
 ) -> tuple[float, float]:
     """Return the median and the 95th percentile of 100 noisy makespans.
 
-    In each, the durations of all tasks and copies are multiplied by numbers drawn uniformly from 1
+    In each, the durations of all tasks and copies are multiplied by uniform random numbers from 1
     - noise to 1 + noise; copies of one value share one number. Raises ScheduleError as ``simulate``
     does, and for noise that is not from 0 to 1.
 
@@ -42,25 +42,25 @@ def noisy_makespans(
     >>> graph = asc.Graph()
     >>> graph.output(y=graph.add(abs, graph.input("x"), seconds=1.0))
     >>> s = asc.schedule(graph, asc.Machine.emulated(gpus=0))
-    >>> [round(seconds, 1) for seconds in noisy_makespans(s.program, graph, s.machine, s.costs, 0.2)]
-    [1.0, 1.2]
+    >>> median, worst = noisy_makespans(s.program, graph, s.machine, s.costs, 0.2)
+    >>> round(median, 1), round(worst, 1)
+    (1.0, 1.2)
     """
     checked_noise(noise)
     seconds = np.array(durations(program, graph, machine, costs), float)
     names = [task.name for task in graph.tasks], [value.name for value in graph.values]
     tasks, values = ({name: i for i, name in enumerate(some)} for some in names)
-    drawn = np.zeros(
-        len(program), int
-    )  # the index among tasks, then values; 0 for instructions that take no time
+    # The index among tasks, then values; 0 for instructions that take no time.
+    index = np.zeros(len(program), int)
     for i, instruction in enumerate(program.instructions):
         if isinstance(instruction, Run):
-            drawn[i] = tasks[instruction.task]
+            index[i] = tasks[instruction.task]
         elif isinstance(instruction, Copy):
-            drawn[i] = len(tasks) + values[instruction.value]
+            index[i] = len(tasks) + values[instruction.value]
     factors = np.random.default_rng(seed).uniform(
         1 - noise, 1 + noise, (_TRIALS, len(tasks) + len(values))
     )
-    ends = sorted(makespan(program, (seconds * luck[drawn]).tolist()) for luck in factors)
+    ends = sorted(makespan(program, (seconds * luck[index]).tolist()) for luck in factors)
     return float(np.median(ends)), ends[_TRIALS * PERCENT // 100 - 1]
 
 
@@ -96,6 +96,7 @@ def checked_noise(noise: Any) -> float:
     """Return noise as a number. Raises ScheduleError if it is not from 0 to 1."""
     if not is_number(noise) or noise > 1:
         raise ScheduleError(
-            f"noise must be a share from 0 to 1, such as 0.2 for 20% more or less; got {shown(noise)}"
+            "noise must be a share from 0 to 1, such as 0.2 for 20% more or less; "
+            f"got {shown(noise)}"
         )
     return float(noise)

@@ -18,10 +18,10 @@ from autosched.errors import ScheduleError
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
-from autosched.policies.base.problem import Policy
 from autosched.policies.candidates import candidates
 from autosched.policies.literature.heft import heft
 from autosched.policies.noise import checked_noise, noisy_costs, noisy_placement
+from autosched.problem import Policy
 
 __all__ = ["robust"]
 
@@ -33,8 +33,8 @@ def robust(
 ) -> Policy:
     """Return the policy whose placement has the least 95th percentile of noisy makespans.
 
-    Of each placement 100 runs are simulated, in which all durations are multiplied by numbers drawn
-    uniformly from 1 - noise to 1 + noise, the same for each placement. Placements are those of
+    Of each placement 100 runs are simulated, in which all durations are multiplied by uniform
+    random numbers from 1 - noise to 1 + noise, the same for each placement. Placements are those of
     ``policies``, by default those that ``"auto"`` tries and HEFT with noisy costs. Raises
     ScheduleError for noise that is not from 0 to 1; the policy raises it where no other finds a
     placement.

@@ -7,7 +7,7 @@ from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies.base.possible import Possible
-from autosched.policies.base.problem import Problem
+from autosched.problem import Problem
 
 __all__ = ["round_robin"]
 

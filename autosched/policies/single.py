@@ -12,7 +12,7 @@ from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies.base.possible import Possible
-from autosched.policies.base.problem import Policy, Problem
+from autosched.problem import Policy, Problem
 
 __all__ = ["single", "single_on"]
 
@@ -73,13 +73,15 @@ def _gather(problem: Problem, possible: Possible, wanted: int) -> list[int]:
 
 def _total(problem: Problem, placed: Sequence[int]) -> float:
     """Return the total duration of tasks and copies, with one copy per datum and destination."""
-    data = problem.data
+    t = problem.lists
     copies = {
         (datum, placed[task]): None for task, reads in enumerate(problem.reads) for datum in reads
     }
     copies |= dict.fromkeys(problem.returns)
-    total = sum(seconds[device] for seconds, device in zip(problem.seconds, placed, strict=True))
+    total: float = sum(
+        seconds[device] for seconds, device in zip(problem.seconds, placed, strict=True)
+    )
     for datum, device in copies:
-        source = data.row[datum] if data.maker[datum] < 0 else placed[data.maker[datum]]
-        total += problem.paths[source][device].seconds(data.nbytes[datum])
+        source = t.row[datum] if t.maker[datum] < 0 else placed[t.maker[datum]]
+        total += problem.copy_seconds(datum, source, device)
     return total

@@ -56,7 +56,7 @@ def makespan(program: Program, seconds: Sequence[float]) -> float:
 
     Raises ScheduleError as ``simulate`` does.
     """
-    how = mode(len(program))
+    how = mode(len(program), last_end)
     if how.fast and columns(program).is_clean:
         found: float = how(last_end)(np.array(seconds, float), *_numbered(program))
         if found < math.inf:

@@ -65,10 +65,10 @@ def proves(program: Program, graph: Graph, host: str | None, how: Mode | None = 
     ``host`` is the device of tasks on ``"host"``. A small program is not examined, unless ``how``
     gives the mode.
     """
-    small = how is None and not mode(len(program)).fast
+    small = how is None and not mode(len(program), walk).fast
     if small or not graph.is_plain:
         return False
-    how = how or mode(len(program))
+    how = how or mode(len(program), walk)
     p = columns(program)
     g = flow(graph)
     if not p.is_clean:

@@ -359,7 +359,7 @@ def test_chains_are_the_same_compiled(monkeypatch):
     pytest.importorskip("numba")
     graph, machine = TOPCUOGLU, processors(3)
     plain = bounds(graph, machine, COSTS)
-    monkeypatch.setattr(chains, "mode", lambda _: Mode(True))
+    monkeypatch.setattr(chains, "mode", lambda *_: Mode(True))
     assert bounds(graph, machine, COSTS) == plain
 
 

@@ -368,12 +368,12 @@ def test_a_copy_delayed_by_another_copy_delays_no_task():
     [
         (
             {"cuda:0": ["0B0", "0F0"]},
-            "'0B0' needs '0F0', which stands behind '0B0' in the sequence of 'cuda:0'",
+            "'0B0' needs '0F0', which comes after '0B0' in the sequence of 'cuda:0'",
         ),
         (
             {"cuda:0": ["0F1", "0B1", "0F0"], "cuda:1": ["1F0", "1F1"]},
-            "'0B1' needs '1F1', which stands behind '1F0' in the sequence of 'cuda:1', "
-            "which needs '0F0', which stands behind '0B1' in the sequence of 'cuda:0'",
+            "'0B1' needs '1F1', which comes after '1F0' in the sequence of 'cuda:1', "
+            "which needs '0F0', which comes after '0B1' in the sequence of 'cuda:0'",
         ),
     ],
 )
@@ -398,14 +398,14 @@ def _bound() -> asc.Graph:
         (
             {"cuda:0": ["x"]},
             asc.ScheduleError,
-            "task 'free' stands in no sequence and is bound to no device",
+            "task 'free' is in no sequence and is bound to no device",
         ),
         (
             {"cuda:1": ["x"]},
             asc.ScheduleError,
-            "'x' stands in the sequence of 'cuda:1', but must run on 'cuda:0'",
+            "'x' is in the sequence of 'cuda:1', but must run on 'cuda:0'",
         ),
-        ({"cuda:0": ["x"], "cuda:1": ["x"]}, asc.ScheduleError, "'x' stands in sequences twice"),
+        ({"cuda:0": ["x"], "cuda:1": ["x"]}, asc.ScheduleError, "'x' is in sequences twice"),
         ({"cuda:0": ["free", "z"]}, asc.GraphError, "no task 'z'"),
         ({"cuda:7": ["free"]}, asc.MachineError, "cuda:7"),
     ],
@@ -423,7 +423,7 @@ def test_tasks_that_share_memory_must_be_in_sequences_of_one_device():
     graph.add(len, w, name="other", writes=w)
     with pytest.raises(
         asc.ScheduleError,
-        match="'one' stands in the sequence of 'cuda:0' and 'other' in that of 'cuda:1'",
+        match="'one' is in the sequence of 'cuda:0' and 'other' in that of 'cuda:1'",
     ):
         asc.schedule(
             graph, machine_of(2), policy=asc.in_order({"cuda:0": ["one"], "cuda:1": ["other"]})

@@ -23,12 +23,11 @@ from autosched.policies import heft, portfolio, search
 from autosched.policies.base import listing
 from autosched.policies.base.listing import Listed, Listing
 from autosched.policies.base.possible import Possible
-from autosched.policies.base.problem import Policy, Problem
 from autosched.policies.base.ranks import downward_ranks, mean, upward_ranks
-from autosched.policies.base.tables import Tables
 from autosched.policies.local_search.annealer import Annealer
-from autosched.policies.local_search.annealing import shift
+from autosched.policies.local_search.annealing import anneal, below, shift
 from autosched.policies.local_search.portfolio import best_listed
+from autosched.problem import Policy, Problem
 from autosched.simulation.simulate import durations, makespan
 from tests.policies.test_policies import COSTS, TOPCUOGLU, breaks_a_rule, cases, processors
 
@@ -51,7 +50,7 @@ def problems(draw: st.DrawFn, tasks: int = 12) -> tuple[Graph, Machine, Problem]
 
 
 def listed(problem: Problem, mode: Mode = PLAIN) -> Listing:
-    return Listing(Tables.of(problem), mode, problem.tasks)
+    return Listing(problem.tables, mode)
 
 
 def plans(made: Listing) -> list[Listed]:
@@ -81,17 +80,17 @@ def assert_is_plan(problem: Problem, found: Listed) -> None:
     device, start, finish = (
         np.asarray(item).tolist() for item in (found.device, found.start, found.finish)
     )
-    data = problem.data
+    t = problem.lists
     for task, reads in enumerate(problem.reads):
         assert finish[task] == start[task] + problem.seconds[task][device[task]] < math.inf
         assert all(finish[before] <= start[task] for before in problem.before[task])
         for datum in reads:
-            maker = data.maker[datum]
-            where, since = (device[maker], finish[maker]) if maker >= 0 else (data.home[datum], 0.0)
-            row = where if maker >= 0 else data.row[datum]
-            path = problem.paths[row][device[task]]
-            assert where == device[task] or since + path.seconds(data.nbytes[datum]) <= start[task]
-    for p, streams in enumerate(problem.streams):
+            maker = t.maker[datum]
+            where, since = (device[maker], finish[maker]) if maker >= 0 else (t.home[datum], 0.0)
+            row = where if maker >= 0 else t.row[datum]
+            seconds = problem.copy_seconds(datum, row, device[task])
+            assert where == device[task] or since + seconds <= start[task]
+    for p, streams in enumerate(t.streams):
         here = [(start[task], finish[task]) for task in range(len(device)) if device[task] == p]
         at_once = [sum(begin <= moment < end for begin, end in here) for moment, _ in here]
         assert max(at_once, default=0) <= streams
@@ -118,6 +117,27 @@ def test_kernels_give_the_same_bits_compiled_or_not(case):
 def test_small_work_is_plain_and_large_work_is_compiled(monkeypatch):
     monkeypatch.setattr(jit, "is_there", lambda: True)
     assert [jit.mode(work).fast for work in (0, 1e3, 1e6, math.inf)] == [False, False, True, True]
+
+
+def test_kernels_are_compiled_where_that_takes_less_time_than_the_work_done_without(monkeypatch):
+    for name, value in (("_IN_USE", set()), ("_UNCOMPILED", {}), ("_REGISTERED", [])):
+        monkeypatch.setattr(jit, name, value)
+    monkeypatch.setattr(jit, "is_there", lambda: True)
+    monkeypatch.setattr(jit, "_is_on_disk", lambda kernel: kernel is shift)
+    assert jit.mode(1e5, shift).fast
+    assert [jit.mode(2e6, shift, below).fast for _ in range(3)] == [False, False, True]
+    assert [jit.mode(work, shift, anneal).fast for work in (1e5, 1e7)] == [False, True]
+    jit._IN_USE.add(anneal)
+    jit._REGISTERED.append(anneal)
+    assert [jit.mode(work, anneal).fast for work in (1e3, 1e4)] == [False, True]
+
+
+def test_kernels_on_disk_are_found_without_numba(monkeypatch, tmp_path):
+    pytest.importorskip("numba")
+    assert jit._compiled(below)(np.array([1, 1]), 1) == 0
+    assert jit._is_on_disk.__wrapped__(below)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    assert not jit._is_on_disk.__wrapped__(below)
 
 
 def test_without_numba_all_is_plain(monkeypatch):
@@ -153,7 +173,7 @@ def test_a_plan_keeps_to_what_data_and_streams_allow(case):
 def test_plans_that_forget_gaps_are_plans(most, case):
     *_, problem = case
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(listing, "_MOST_KEPT", most)
+        patch.setattr(listing, "_MOST_GAPS", most)
         for found in plans(listed(problem)):
             assert_is_plan(problem, found)
 
@@ -246,7 +266,7 @@ def test_turned_round_twice_a_graph_has_the_measures_that_it_had(case):
 @given(problems())
 def test_turned_round_a_graph_has_the_same_groups(case):
     made = listed(case[-1])
-    ahead, back = made.shape.group, made.backwards.shape.group[::-1]
+    ahead, back = made.arrays.group, made.backwards.arrays.group[::-1]
     assert np.array_equal(ahead[:, None] == ahead, back[:, None] == back)
 
 
@@ -283,7 +303,10 @@ def test_the_portfolio_is_not_worse_than_heft_or_one_device_and_search_not_worse
     best = best_listed(made, 6)
     order = range(len(problem.tasks))
     open_to_all = (
-        np.isfinite(made.shape.together.reshape(-1, made.devices)).all(axis=0).nonzero()[0].tolist()
+        np.isfinite(made.arrays.together.reshape(-1, made.devices))
+        .all(axis=0)
+        .nonzero()[0]
+        .tolist()
     )
     alone = [made.placed([p for _ in order], order) for p in open_to_all]
     assert best.makespan <= min(
@@ -294,7 +317,7 @@ def test_the_portfolio_is_not_worse_than_heft_or_one_device_and_search_not_worse
         annealer.move(30, 0.3)
         assert annealer.best.makespan == annealer.makespan <= before
         before = annealer.makespan
-        annealer.again()
+        annealer.restore_best()
 
 
 def test_the_best_keeps_its_order_where_that_of_its_starts_would_end_later():
@@ -396,7 +419,7 @@ def test_what_must_stay_together_moves_together():
         graph.add(int, part, name=f"write{i}", writes=[part], outputs=(), seconds=2)
     machine = processors(3)
     problem = Problem.of(graph, machine, COSTS)
-    listing = Listing(Tables.of(problem), Mode(False), problem.tasks)
+    listing = Listing(problem.tables, Mode(False))
     n = len(problem.tasks)
     annealer = Annealer(listing, listing.placed([0] * n, list(range(n))))
     for _ in range(20):

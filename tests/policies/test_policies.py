@@ -19,8 +19,8 @@ from autosched.machine.machine import Device, Link, Machine
 from autosched.placement import Placement, check, choices, home
 from autosched.policies import POLICIES, heft, round_robin, single, single_on
 from autosched.policies.base.possible import Possible
-from autosched.policies.base.problem import Problem
 from autosched.policies.base.ranks import upward_ranks
+from autosched.problem import Problem
 from autosched.scheduling.planning import schedule
 
 COSTS = Costs()

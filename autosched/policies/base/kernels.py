@@ -3,7 +3,7 @@
 All kernels read ``Tables``; tasks, devices and data are numbers. Orders, devices and weights are
 arguments.
 
-The same source runs compiled by numba or as plain Python over lists, since small problems are
+The same source runs compiled by numba or uncompiled over lists, since small problems are
 solved faster in Python than numba is loaded. Which of the two runs depends on the process, so both
 must return the same bits.
 """
@@ -13,54 +13,117 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from autosched._lib.jit import kernel
-from autosched.policies.base.tables import Tables
+import numpy as np
 
-__all__ = ["Planning", "decode", "list_schedule", "optimistic", "upward"]
+from autosched._lib.jit import Mode, kernel
+from autosched.problem import Tables
 
-MOST_GAPS = 64  # to look at; without a limit, many small gaps make planning quadratic
+__all__ = ["Planning", "copy_seconds", "decode", "list_schedule", "longest", "optimistic", "send"]
+
+# Gaps examined for a task; without a limit, many small gaps make planning quadratic.
+MOST_TRIED = 64
 
 
 class Planning(NamedTuple):
-    """Working memory: reads of a task, copy streams, arrivals, gaps of streams."""
+    """Working memory: data that a task reads, copy streams, arrivals, gaps of compute streams."""
 
-    since: Any
-    datum: Any
-    where: Any
-    out_next: Any
-    out_free: Any
+    since: Any  # of each datum that the task reads: when it is produced,
+    datum: Any  # its number,
+    where: Any  # and its device
+    out_next: Any  # when copy streams are free after the copies of the task in question
+    in_next: Any
+    out_free: Any  # when copy streams are free
     in_free: Any
     arrival: Any  # [datum, device], nan where it was not copied
     first: Any  # [device], its first stream
-    begins: Any
-    ends: Any
-    gaps: Any
-    copy: Any  # copies planned so far,
+    begins: Any  # [stream, gap]
+    ends: Any  # [stream, gap]
+    gaps: Any  # [stream], how many it has
+    most_gaps: int  # the most gaps of a stream that are stored
+    copy: Any  # copies planned so far, as datum * devices + destination,
     begin: Any  # their start times,
     sent: Any  # and their number
 
+    @classmethod
+    def of(cls, t: Tables, mode: Mode, most_gaps: int) -> Planning:
+        """Return working memory for a problem; ``t`` are its tables as arrays."""
+        devices = len(t.streams)
+        first = np.zeros(devices + 1, np.int64)
+        np.cumsum(t.streams, out=first[1:])
+        streams = int(first[-1])
+        reads = int(np.diff(t.reads_at).max(initial=1))
+        contended = bool(t.holds_out.any() or t.holds_in.any())
+        copies = len(t.reads) + len(t.returns) if contended else 0
+        state = cls(
+            since=mode.numbers(reads),
+            datum=mode.counts(reads),
+            where=mode.counts(reads),
+            out_next=mode.numbers(devices),
+            in_next=mode.numbers(devices),
+            out_free=mode.numbers(devices),
+            in_free=mode.numbers(devices),
+            arrival=mode.numbers(len(t.maker) * devices if contended else 0, math.nan),
+            first=mode.whole(first),
+            begins=mode.numbers(streams * most_gaps),
+            ends=mode.numbers(streams * most_gaps),
+            gaps=mode.counts(streams, 1),
+            most_gaps=most_gaps,
+            copy=mode.counts(copies),
+            begin=mode.numbers(copies),
+            sent=mode.counts(1),
+        )
+        clear(state)
+        return state
+
 
 @kernel
-def upward(
-    t: Tables, weight: Any, kind: Any, kinds: int, latency: Any, per_byte: Any, rank: Any
+def copy_seconds(t: Tables, datum: int, path: int) -> Any:
+    """Return the duration of a copy; ``path`` is source row * devices + destination."""
+    return t.latency[path] + t.nbytes[datum] / t.rate[path]
+
+
+@kernel
+def send(
+    t: Tables, path: int, since: Any, seconds: Any, out_free: Any, q: int, in_free: Any, p: int
+) -> Any:
+    """Return when a copy from device ``q`` to ``p`` starts that is issued now.
+
+    It starts when its datum exists, ``since``, and the copy streams that it occupies are free. It
+    occupies them until its end. Times may be in any unit.
+    """
+    start = since
+    if t.holds_out[path]:
+        start = max(start, out_free[q])
+    if t.holds_in[path]:
+        start = max(start, in_free[p])
+    if t.holds_out[path]:
+        out_free[q] = start + seconds
+    if t.holds_in[path]:
+        in_free[p] = start + seconds
+    return start
+
+
+@kernel
+def longest(
+    t: Tables, weight: Any, kind: Any, kinds: int, latency: Any, per_byte: Any, rest: Any
 ) -> None:
-    """Fill ``rank`` with the longest path from each task's start to the end of the graph.
+    """Fill ``rest`` with the longest path from each task's end to the end of the graph.
 
     ``weight`` is the duration of each task. A datum that moves from a task of ``kind`` a to one of
-    ``kind`` b takes ``latency[a, b] + nbytes * per_byte[a, b]``. ``rank`` must be zero everywhere.
+    ``kind`` b takes ``latency[a, b] + nbytes * per_byte[a, b]``. ``rest`` must be zero everywhere.
     """
     for task in range(len(weight) - 1, -1, -1):
-        below = rank[task] = rank[task] + weight[task]
+        here = rest[task] + weight[task]
         for i in range(t.before_at[task], t.before_at[task + 1]):
-            rank[t.before[i]] = max(rank[t.before[i]], below)
+            rest[t.before[i]] = max(rest[t.before[i]], here)
         for i in range(t.reads_at[task], t.reads_at[task + 1]):
             maker = t.maker[t.reads[i]]
             if maker >= 0:
-                far = below
+                away = here
                 if t.group[maker] != t.group[task]:
                     ends = kind[maker] * kinds + kind[task]
-                    far += latency[ends] + t.nbytes[t.reads[i]] * per_byte[ends]
-                rank[maker] = max(rank[maker], far)
+                    away += latency[ends] + t.nbytes[t.reads[i]] * per_byte[ends]
+                rest[maker] = max(rest[maker], away)
 
 
 @kernel
@@ -105,7 +168,6 @@ def list_schedule(
     start: Any,
     finish: Any,
     s: Planning,
-    keep: int,
 ) -> float:
     """Place tasks in this order, each on the device of least key, and return the makespan.
 
@@ -115,7 +177,7 @@ def list_schedule(
     """
     devices = len(t.streams)
     end = 0.0
-    clear(s, keep)
+    clear(s)
     for i in range(len(order)):
         task = order[i]
         after = 0.0
@@ -131,31 +193,26 @@ def list_schedule(
         at = 0.0
         first, last = (0, devices) if bound < 0 else (bound, bound + 1)
         for p in range(first, last):
-            whole = t.together[base + p]
-            if whole == math.inf or t.seconds[base + p] == math.inf:
+            total = t.together[base + p]
+            if total == math.inf or t.seconds[base + p] == math.inf:
                 continue
-            bias = whole + excess * (whole - t.least[task]) + ahead * optimism[base + p]
+            bias = total + excess * (total - t.least[task]) + ahead * optimism[base + p]
             limit = least - bias
             ready = arrive(t, p, count, after, limit, s, False)
             if ready >= limit:
                 continue
-            for stream in range(s.first[p], s.first[p + 1]):
-                g = fit(s, stream, ready, t.seconds[base + p], limit, keep)
-                if g >= 0:
-                    begin = max(ready, s.begins[stream * keep + g])
-                    if begin < limit:
-                        best = p
-                        where = stream
-                        gap = g
-                        at = begin
-                        limit = begin
-            if best == p:
+            stream, g, begin = earliest_gap(s, p, ready, t.seconds[base + p], limit)
+            if stream >= 0:
+                best = p
+                where = stream
+                gap = g
+                at = begin
                 least = at + bias
         if best < 0 or at + t.seconds[base + best] == math.inf:
             return math.inf
         fixed[t.group[task]] = best
         arrive(t, best, count, after, math.inf, s, True)
-        take(s, where, gap, at, at + t.seconds[base + best], keep)
+        take(s, where, gap, at, at + t.seconds[base + best])
         device[task] = best
         start[task] = at
         finish[task] = at + t.seconds[base + best]
@@ -173,7 +230,6 @@ def decode(
     finish: Any,
     cap: float,
     s: Planning,
-    keep: int,
 ) -> float:
     """Serial schedule generation: place tasks in this order in sufficient gaps.
 
@@ -183,7 +239,7 @@ def decode(
     devices = len(t.streams)
     end = 0.0
     contended = len(s.arrival) > 0
-    clear(s, keep)
+    clear(s)
     for i in range(len(order)):
         task = order[i]
         p = device[task]
@@ -202,35 +258,29 @@ def decode(
                     (finish[maker], device[maker]) if maker >= 0 else (0.0, t.home[datum])
                 )
                 if where != p:
-                    path = (where if maker >= 0 else t.row[datum]) * devices + p
-                    since += t.latency[path] + t.nbytes[datum] / t.rate[path]
+                    row = where if maker >= 0 else t.row[datum]
+                    since += copy_seconds(t, datum, row * devices + p)
                 ready = max(ready, since)
-        slot = -1
-        gap = -1
-        if ready < limit:
-            for stream in range(s.first[p], s.first[p + 1]):
-                g = fit(s, stream, ready, seconds, limit, keep)
-                if g >= 0 and max(ready, s.begins[stream * keep + g]) < limit:
-                    slot = stream
-                    gap = g
-                    limit = max(ready, s.begins[stream * keep + g])
-        if slot < 0:
+        if ready >= limit:
             return math.inf
-        start[task] = limit
-        finish[task] = limit + seconds
-        take(s, slot, gap, limit, limit + seconds, keep)
+        stream, gap, begin = earliest_gap(s, p, ready, seconds, limit)
+        if stream < 0:
+            return math.inf
+        start[task] = begin
+        finish[task] = begin + seconds
+        take(s, stream, gap, begin, begin + seconds)
         end = max(end, finish[task])
     end = max(end, go_home(t, device, finish, s))
     return end if end < cap else math.inf
 
 
 @kernel
-def clear(s: Planning, keep: int) -> None:
+def clear(s: Planning) -> None:
     """Reset the working memory."""
     for stream in range(len(s.gaps)):
         s.gaps[stream] = 1
-        s.begins[stream * keep] = 0.0
-        s.ends[stream * keep] = math.inf
+        s.begins[stream * s.most_gaps] = 0.0
+        s.ends[stream * s.most_gaps] = math.inf
     for p in range(len(s.out_free)):
         s.out_free[p] = 0.0
         s.in_free[p] = 0.0
@@ -256,14 +306,16 @@ def go_home(t: Tables, device: Any, finish: Any, s: Planning) -> float:
 
 @kernel
 def sources(t: Tables, task: int, device: Any, finish: Any, s: Planning) -> int:
-    """Store what a task reads, sorted by time of creation: time, datum, device.
+    """Store what a task reads, sorted by time of production: time, datum, device.
 
-    Return the number.
+    Data of tasks that are not placed yet are left out. Return the number.
     """
     count = 0
     for j in range(t.reads_at[task], t.reads_at[task + 1]):
         datum = t.reads[j]
         maker = t.maker[datum]
+        if maker >= 0 and device[maker] < 0:
+            continue
         since, where = (finish[maker], device[maker]) if maker >= 0 else (0.0, t.home[datum])
         k = count
         while k > 0 and (
@@ -287,7 +339,7 @@ def arrive(
     With ``commit``, the copies for that are added to the plan.
     """
     devices = len(t.streams)
-    in_free = s.in_free[p]
+    s.in_next[p] = s.in_free[p]
     for k in range(count):
         s.out_next[s.where[k]] = s.out_free[s.where[k]]
     for k in range(count):
@@ -302,36 +354,43 @@ def arrive(
             if not math.isnan(there):
                 end = there
             else:
-                if t.holds_out[path]:
-                    end = max(end, s.out_next[where])
-                if t.holds_in[path]:
-                    end = max(end, in_free)
+                seconds = copy_seconds(t, datum, path)
+                begin = send(t, path, end, seconds, s.out_next, where, s.in_next, p)
+                end = begin + seconds
                 if commit and busy:
                     s.copy[s.sent[0]] = datum * devices + p
-                    s.begin[s.sent[0]] = end
+                    s.begin[s.sent[0]] = begin
                     s.sent[0] += 1
-                end += t.latency[path] + t.nbytes[datum] / t.rate[path]
-                if t.holds_out[path]:
-                    s.out_next[where] = end
-                if t.holds_in[path]:
-                    in_free = end
-                if commit and busy:
                     s.arrival[datum * devices + p] = end
         if end > ready:
             ready = end
             if ready >= limit:
                 return math.inf
     if commit:
-        s.in_free[p] = in_free
+        s.in_free[p] = s.in_next[p]
         for k in range(count):
             s.out_free[s.where[k]] = s.out_next[s.where[k]]
     return ready
 
 
 @kernel
-def fit(s: Planning, stream: int, ready: float, seconds: float, limit: float, keep: int) -> int:
+def earliest_gap(
+    s: Planning, p: int, ready: float, seconds: float, limit: float
+) -> tuple[int, int, float]:
+    """Return stream, gap and start of a task that starts before ``limit``; stream -1 if none."""
+    found = (-1, -1, math.inf)
+    for stream in range(s.first[p], s.first[p + 1]):
+        gap = fit(s, stream, ready, seconds, limit)
+        if gap >= 0:
+            limit = max(ready, s.begins[stream * s.most_gaps + gap])
+            found = (stream, gap, limit)
+    return found
+
+
+@kernel
+def fit(s: Planning, stream: int, ready: float, seconds: float, limit: float) -> int:
     """Return the first gap of a stream in which a task can start before ``limit``, or -1."""
-    base = stream * keep
+    base = stream * s.most_gaps
     low = 0
     high = s.gaps[stream]
     while low < high:
@@ -344,23 +403,23 @@ def fit(s: Planning, stream: int, ready: float, seconds: float, limit: float, ke
     gap = low
     begin = max(ready, s.begins[base + low])
     while begin < limit and begin + seconds > s.ends[base + gap]:
-        gap = gap + 1 if gap < low + MOST_GAPS else last
+        gap = gap + 1 if gap < low + MOST_TRIED else last
         begin = s.begins[base + gap]
     return gap if begin < limit else -1
 
 
 @kernel
-def take(s: Planning, stream: int, gap: int, start: float, finish: float, keep: int) -> None:
-    """Cut [start, finish] out of a gap. If more than ``keep`` gaps remain, drop the earliest."""
-    base = stream * keep
+def take(s: Planning, stream: int, gap: int, start: float, finish: float) -> None:
+    """Cut [start, finish] out of a gap. If more than ``most_gaps`` remain, drop the earliest."""
+    base = stream * s.most_gaps
     count = s.gaps[stream]
     begin = s.begins[base + gap]
     end = s.ends[base + gap]
     if begin < start and finish < end:
-        if count == keep and gap == 0:
+        if count == s.most_gaps and gap == 0:
             s.begins[base] = finish
             return
-        if count == keep:
+        if count == s.most_gaps:
             count = count - 1
             gap = gap - 1
             for i in range(base, base + count):

@@ -13,17 +13,18 @@ Knows no order, and of costs only whether they are finite.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
+from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autosched.costs.costs import Costs
 from autosched.errors import ScheduleError, listed
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
-from autosched.policies.base.problem import Problem
+from autosched.problem import Problem
 
 __all__ = ["Possible"]
 
@@ -55,27 +56,21 @@ class Possible:
     def __init__(self, problem: Problem):
         self.problem = problem
         everywhere = (1 << len(problem.devices)) - 1
-        self._linked = [
-            sum(1 << p for p, path in enumerate(row) if path.latency < math.inf)
-            for row in problem.paths[: len(problem.devices)]
-        ]
-        self._partial = any(mask != everywhere for mask in self._linked)
-        self._listed: dict[int, tuple[int, ...]] = {}
+        self._linked = list(map(_bits, problem.linked))
+        self._members_of: dict[int, tuple[int, ...]] = {}
         self._reach: dict[int, int] = {}
-        self._neighbours: list[list[tuple[int, int, int]]] = [
-            [] for _ in problem.tasks
-        ]  # (task, other task, its group)
-        self._sets = [everywhere] * len(
-            problem.tasks
-        )  # by group, a bit for each device; they only ever shrink
+        # By group: (task, other task, its group).
+        self._neighbours: list[list[tuple[int, int, int]]] = [[] for _ in problem.tasks]
+        # By group, a bit for each device; bits are only ever removed.
+        self._sets = [everywhere] * len(problem.tasks)
         self._constrain()
-        if self._partial:
+        if self.partial:
             self._link()
 
-    @property
+    @cached_property
     def partial(self) -> bool:
         """Whether some devices are not linked, so that one choice may rule out others."""
-        return self._partial
+        return not self.problem.linked.all()
 
     def copy(self) -> Possible:
         """Return an independent copy, to try other choices from here."""
@@ -89,7 +84,14 @@ class Possible:
 
         Never none.
         """
-        return self._members(self._sets[self.problem.group[task]])
+        return self._members(self._sets[self.problem.lists.group[task]])
+
+    def mask(self) -> NDArray[np.bool_]:
+        """Return the devices that tasks may still be placed on, by [task, device]."""
+        devices = range(len(self.problem.devices))
+        rows = {bits: [bool(bits >> p & 1) for p in devices] for bits in dict.fromkeys(self._sets)}
+        found = [rows[self._sets[group]] for group in self.problem.lists.group]
+        return np.array(found, bool).reshape(-1, len(devices))
 
     def choose(self, task: int, device: int) -> bool:
         """Put a task and its group on one of its devices; return whether that was possible.
@@ -97,7 +99,7 @@ class Possible:
         If it would leave another task without a device, it is undone and the device is removed from
         the task. Raises ScheduleError if it was the last.
         """
-        group = self.problem.group[task]
+        group = self.problem.lists.group[task]
         bit = 1 << device
         before = self._sets[group]
         if before == bit:
@@ -128,7 +130,7 @@ class Possible:
             tried.append(self.problem.devices[device])
         raise ScheduleError(
             f"task {self.problem.tasks[task]!r} can go to none of {listed(tried)}; it can go to "
-            f"{self._names(self._sets[self.problem.group[task]])}"
+            f"{self._names(self._sets[self.problem.lists.group[task]])}"
         )
 
     def placement(self, order: Iterable[int] | None = None) -> Placement:
@@ -140,9 +142,8 @@ class Possible:
         tasks = range(len(self.problem.tasks))
         for task in tasks:
             if len(self.devices(task)) > 1:
-                raise ScheduleError(
-                    f"no device is chosen yet for task {self.problem.tasks[task]!r}; settle each task"
-                )
+                name = self.problem.tasks[task]
+                raise ScheduleError(f"no device is chosen yet for task {name!r}; settle each task")
         return self.problem.placement(
             [self.devices(task)[0] for task in tasks], tasks if order is None else [*order]
         )
@@ -150,37 +151,22 @@ class Possible:
     def _constrain(self) -> None:
         """Apply unary constraints: bindings, infinite durations, unreachable homes of inputs."""
         problem = self.problem
-        data = self.problem.data
-        bit = {name: 1 << p for p, name in enumerate(problem.devices)}
-        finite_rows = np.isfinite(problem.table).min(axis=1, initial=True).tolist()
-        for task, (allowed, everywhere) in enumerate(
-            zip(problem.allowed, finite_rows, strict=True)
-        ):
-            if len(allowed) < len(bit):
-                self._narrow(task, sum(bit[name] for name in allowed), "it must run on {}")
-            if not everywhere:
-                finite = sum(
-                    1 << p
-                    for p, number in enumerate(problem.table[task].tolist())
-                    if number < math.inf
-                )
-                self._narrow(
-                    task,
-                    finite,
-                    "its seconds, or those of what shares its memory, are finite on {}",
-                )
-        if not self._partial:
+        t = problem.lists
+        everywhere = (problem.allowed & problem.finite).all(axis=1)
+        for task in np.flatnonzero(~everywhere).tolist():
+            self._narrow(task, _bits(problem.allowed[task]), "it must run on {}")
+            why = "its seconds, or those of what shares its memory, are finite on {}"
+            self._narrow(task, _bits(problem.finite[task]), why)
+        if not self.partial:
             return
         for task, reads in enumerate(problem.reads):
             for datum in reads:
-                if data.maker[datum] < 0:
-                    self._travel(
-                        task, data.home[datum], f"it reads {data.names[datum]!r}, which lives on"
-                    )
+                if t.maker[datum] < 0:
+                    why = f"it reads {problem.names[datum]!r}, which lives on"
+                    self._travel(task, t.home[datum], why)
         for datum, device in problem.returns:
-            self._travel(
-                data.maker[datum], device, f"it writes {data.names[datum]!r}, which must go back to"
-            )
+            why = f"it writes {problem.names[datum]!r}, which must go back to"
+            self._travel(t.maker[datum], device, why)
 
     def _travel(self, task: int, device: int, why: str) -> None:
         self._narrow(
@@ -190,22 +176,22 @@ class Possible:
         )
 
     def _narrow(self, task: int, devices: int, why: str) -> None:
-        group = self.problem.group[task]
+        group = self.problem.lists.group[task]
         before = self._sets[group]
         self._sets[group] = self._sets[group] & devices
         if not self._sets[group]:
             raise ScheduleError(
-                f"task {self.problem.tasks[task]!r} can run nowhere: of {self._names(before)} no device is left, for "
-                + why.format(self._names(devices))
+                f"task {self.problem.tasks[task]!r} can run nowhere: of {self._names(before)} "
+                f"no device is left, for {why.format(self._names(devices))}"
             )
 
     def _link(self) -> None:
         """Find the groups that exchange data, and propagate the constraints of links."""
         problem = self.problem
         for task, reads in enumerate(problem.reads):
-            for maker in dict.fromkeys(problem.data.maker[datum] for datum in reads):
-                here = problem.group[task]
-                there = problem.group[maker]
+            for maker in dict.fromkeys(problem.lists.maker[datum] for datum in reads):
+                here = problem.lists.group[task]
+                there = problem.lists.group[maker]
                 if maker >= 0 and here != there:
                     self._neighbours[here].append((task, maker, there))
                     self._neighbours[there].append((maker, task, here))
@@ -243,21 +229,26 @@ class Possible:
         return found
 
     def _members(self, devices: int) -> tuple[int, ...]:
-        found = self._listed.get(devices)
+        found = self._members_of.get(devices)
         if found is None:
             found = tuple(p for p in range(len(self.problem.devices)) if devices >> p & 1)
-            self._listed[devices] = found
+            self._members_of[devices] = found
         return found
 
     def _names(self, devices: int) -> str:
         return ", ".join(repr(self.problem.devices[p]) for p in self._members(devices)) or "none"
 
     def _where(self, task: int) -> str:
-        return (
-            f"{self.problem.tasks[task]!r} (on {self._names(self._sets[self.problem.group[task]])})"
-        )
+        devices = self._sets[self.problem.lists.group[task]]
+        return f"{self.problem.tasks[task]!r} (on {self._names(devices)})"
 
     def _apart(self, task: str, other: str) -> ScheduleError:
         return ScheduleError(
-            f"no placement found: tasks {task} and {other} exchange data, but no link joins these devices"
+            f"no placement found: tasks {task} and {other} exchange data, "
+            "but no link joins these devices"
         )
+
+
+def _bits(row: NDArray[np.bool_]) -> int:
+    """Return a set of devices as an integer with a bit for each."""
+    return sum(1 << p for p in np.flatnonzero(row).tolist())

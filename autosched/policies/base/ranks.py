@@ -8,21 +8,95 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from autosched._lib.jit import Mode
+from autosched.policies.base.kernels import longest
 from autosched.policies.base.possible import Possible
-from autosched.policies.base.problem import Problem
+from autosched.problem import Problem, Tables
 
 __all__ = [
+    "MeanLinks",
     "critical_path",
     "downward_ranks",
-    "followers",
     "mean",
+    "mean_seconds",
     "optimistic_costs",
+    "ranks",
     "static_levels",
     "upward_ranks",
 ]
+
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+
+class MeanLinks(NamedTuple):
+    """Mean latency and seconds per byte of copies between tasks, by the kinds of both.
+
+    Tasks are of one kind if they may be placed on the same devices. Means are over the linked pairs
+    of different devices.
+    """
+
+    kind: NDArray[np.int64]  # [task]
+    latency: Floats  # [kind of the producer, kind of the reader]
+    per_byte: Floats
+
+    @classmethod
+    def of(cls, t: Tables, possible: Mask) -> MeanLinks:
+        """Return the links of tasks that may be placed on the devices ``possible[task]``."""
+        devices = possible.shape[1]
+        if possible.all():
+            masks = np.ones((1, devices), bool)
+            kind = np.zeros(len(possible), np.int64)
+        else:
+            masks, kind = np.unique(possible, axis=0, return_inverse=True)
+        latency, per_byte = np.zeros((2, len(masks), len(masks)))
+        for a, sources in enumerate(masks):
+            for b, destinations in enumerate(masks):
+                q, p = np.nonzero(np.outer(sources, destinations))
+                path = (q * devices + p)[q != p]
+                path = path[np.isfinite(t.latency[path])]
+                if len(path):
+                    latency[a, b] = sum(t.latency[path].tolist()) / len(path)
+                    per_byte[a, b] = sum((1 / t.rate[path]).tolist()) / len(path)
+        return cls(kind.reshape(-1), latency, per_byte)
+
+    def reversed(self) -> MeanLinks:
+        """Return the links of the reversed graph."""
+        return MeanLinks(self.kind[::-1], self.latency.T, self.per_byte.T)
+
+
+@np.errstate(over="ignore")
+def ranks(t: Tables, mode: Mode, weight: Floats, links: MeanLinks) -> Floats:
+    """Return the longest path from each task's start to the end of the graph.
+
+    ``t`` are tables in the form for ``mode``, ``weight`` the durations of tasks.
+    """
+    return _after(t, mode, weight, links) + weight
+
+
+def _after(t: Tables, mode: Mode, weight: Floats, links: MeanLinks) -> Floats:
+    """Return the longest path from each task's end to the end of the graph."""
+    rest = mode.numbers(len(weight))
+    latency, per_byte = links.latency.ravel(), links.per_byte.ravel()
+    mode(longest)(
+        t, mode.floats(weight), mode.whole(links.kind), len(links.latency),
+        mode.floats(latency), mode.floats(per_byte), rest,
+    )  # fmt: skip
+    return np.asarray(rest, float)
+
+
+@np.errstate(over="ignore")
+def mean_seconds(seconds: Floats, possible: Mask) -> Floats:
+    """Return the mean duration of each task over its possible devices."""
+    total = np.zeros(len(seconds))
+    for column, there in zip(seconds.T, possible.T, strict=True):
+        total += np.where(there, column, 0.0)
+    return np.asarray(total / possible.sum(axis=1))
 
 
 def upward_ranks(problem: Problem, possible: Possible) -> list[float]:
@@ -32,19 +106,11 @@ def upward_ranks(problem: Problem, possible: Possible) -> list[float]:
     Means are over the devices that tasks may be placed on, and over the linked pairs of different
     devices. No task ranks below a successor. Source: Topcuoglu, Hariri, Wu, IEEE TPDS 13(3), 2002.
     """
-    means = _Means(problem, possible)
-    rank = [0.0] * len(
-        problem.tasks
-    )  # the largest over the successors seen so far, until the task itself is visited
-    for task in reversed(range(len(rank))):
-        rank[task] = below = rank[task] + means.seconds(task)
-        for before in problem.before[task]:
-            rank[before] = max(rank[before], below)
-        for datum in problem.reads[task]:
-            maker = problem.data.maker[datum]
-            if maker >= 0:
-                rank[maker] = max(rank[maker], below + means.copy(datum, task))
-    return rank
+    mask = possible.mask()
+    weight = mean_seconds(problem.by_task(problem.tables.seconds), mask)
+    links = MeanLinks.of(problem.tables, mask)
+    found: list[float] = ranks(problem.lists, Mode(False), weight, links).tolist()
+    return found
 
 
 def downward_ranks(problem: Problem, possible: Possible) -> list[float]:
@@ -52,37 +118,31 @@ def downward_ranks(problem: Problem, possible: Possible) -> list[float]:
 
     Source: Topcuoglu, Hariri, Wu, IEEE TPDS 13(3), 2002.
     """
-    means = _Means(problem, possible)
-    maker = problem.data.maker
-    rank = list[float]()
-    end = list[float]()
-    for task, before in enumerate(problem.before):
-        made = [datum for datum in problem.reads[task] if maker[datum] >= 0]
-        arrivals = [end[maker[datum]] + means.copy(datum, task) for datum in made]
-        rank.append(max([end[other] for other in before] + arrivals, default=0.0))
-        end.append(rank[task] + means.seconds(task))
-    return rank
-
-
-def critical_path(problem: Problem, through: Sequence[float]) -> list[int]:
-    """Return the tasks of the longest path; ``through`` is the longest path through each task."""
-    after = followers(problem)
-    path: list[int] = []
-    step = [task for task, before in enumerate(problem.before) if not before]
-    while step:
-        path.append(max(step, key=through.__getitem__))
-        step = after[path[-1]]
-    return path
+    mask = possible.mask()
+    weight = mean_seconds(problem.by_task(problem.tables.seconds), mask)
+    links = MeanLinks.of(problem.tables, mask).reversed()
+    mode = Mode(False)
+    backwards = mode.of(problem.tables.reversed())
+    found: list[float] = _after(backwards, mode, weight[::-1], links)[::-1].tolist()
+    return found
 
 
 def static_levels(problem: Problem, seconds: Sequence[float]) -> list[float]:
     """Return the longest path from each task's start on, with ``seconds`` and without copies."""
-    level = [0.0] * len(seconds)
-    for task in reversed(range(len(level))):
-        level[task] += seconds[task]
-        for before in problem.before[task]:
-            level[before] = max(level[before], level[task])
-    return level
+    weight = np.array(seconds, float)
+    links = MeanLinks(np.zeros(len(weight), np.int64), np.zeros((1, 1)), np.zeros((1, 1)))
+    found: list[float] = ranks(problem.lists, Mode(False), weight, links).tolist()
+    return found
+
+
+def critical_path(problem: Problem, through: Sequence[float]) -> list[int]:
+    """Return the tasks of the longest path; ``through`` is the longest path through each task."""
+    path: list[int] = []
+    step = [task for task, before in enumerate(problem.before) if not before]
+    while step:
+        path.append(max(step, key=through.__getitem__))
+        step = problem.after[path[-1]]
+    return path
 
 
 @np.errstate(over="ignore")
@@ -91,76 +151,31 @@ def optimistic_costs(problem: Problem, possible: Possible) -> list[list[float]]:
 
     It is the largest, over the successors, of the least duration of the successor, the copy to it
     and what follows it, over the successor's devices. O(e p^2) for e reads and p devices, as links
-    may differ. The cost is infinite where a task may not run. Source: Arabnejad, Barbosa, IEEE TPDS
-    25(3), 2014.
+    may differ; ``kernels.optimistic`` takes O(e p) with equal links. The cost is infinite where a
+    task may not run. Source: Arabnejad, Barbosa, IEEE TPDS 25(3), 2014.
     """
-    rows = problem.paths[: len(problem.devices)]
-    latency = np.array([[path.latency for path in row] for row in rows])
-    per_byte = np.array([[1 / path.rate for path in row] for row in rows])
-    table = np.zeros((len(problem.tasks), len(rows)))
+    t = problem.lists
+    count = len(problem.devices)
+    latency = problem.tables.latency[: count * count].reshape(count, count)
+    per_byte = 1 / problem.tables.rate[: count * count].reshape(count, count)
+    table = np.zeros((len(problem.tasks), count))
     for task in reversed(range(len(table))):
-        here = np.full(len(rows), math.inf)
+        here = np.full(count, math.inf)
         devices = list(possible.devices(task))
         here[devices] = (table[task] + problem.seconds[task])[devices]
         for before in problem.before[task]:
             table[before] = np.maximum(table[before], here.min())
         for datum in problem.reads[task]:
-            maker = problem.data.maker[datum]
-            nbytes = problem.data.nbytes[datum]
-            if maker >= 0 and problem.group[maker] == problem.group[task]:
-                table[maker] = np.maximum(table[maker], here)
-            elif maker >= 0:
-                table[maker] = np.maximum(
-                    table[maker], (here + latency + nbytes * per_byte).min(axis=1)
-                )
+            maker = t.maker[datum]
+            if maker < 0:
+                continue
+            away = here
+            if t.group[maker] != t.group[task]:
+                away = (here + latency + t.nbytes[datum] * per_byte).min(axis=1)
+            table[maker] = np.maximum(table[maker], away)
     return table.tolist()
-
-
-def followers(problem: Problem) -> list[list[int]]:
-    """Return the successors of each task, in insertion order."""
-    after: list[list[int]] = [[] for _ in problem.tasks]
-    for task, before in enumerate(problem.before):
-        for other in before:
-            after[other].append(task)
-    return after
 
 
 def mean(row: Sequence[float], devices: Sequence[int]) -> float:
     """Return the mean of a row over some devices."""
     return sum([row[p] for p in devices]) / len(devices)
-
-
-class _Means:
-    """Mean durations of tasks, and of copies between different devices."""
-
-    def __init__(self, problem: Problem, possible: Possible):
-        self.problem = problem
-        self.possible = possible
-        self._links: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[float, float]] = {}
-
-    def seconds(self, task: int) -> float:
-        return mean(self.problem.seconds[task], self.possible.devices(task))
-
-    def copy(self, datum: int, task: int) -> float:
-        """Return the mean duration of the copy of a datum to a reader; 0 within a group."""
-        maker = self.problem.data.maker[datum]
-        if self.problem.group[maker] == self.problem.group[task]:
-            return 0.0
-        ends = self.possible.devices(maker), self.possible.devices(task)
-        if ends not in self._links:
-            self._links[ends] = _mean_link(self.problem, *ends)
-        latency, per_byte = self._links[ends]
-        return latency + self.problem.data.nbytes[datum] * per_byte
-
-
-def _mean_link(
-    problem: Problem, sources: tuple[int, ...], destinations: tuple[int, ...]
-) -> tuple[float, float]:
-    """Return mean latency and mean seconds per byte of links between different devices."""
-    pairs = [problem.paths[q][p] for q in sources for p in destinations if q != p]
-    linked = [path for path in pairs if path.latency < math.inf]
-    if not linked:
-        return 0.0, 0.0
-    return sum(path.latency for path in linked) / len(linked), sum(
-        1 / path.rate for path in linked
-    ) / len(linked)

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from autosched.placement import Placement
 from autosched.policies.base.plan import Plan, Slot
 from autosched.policies.base.possible import Possible
-from autosched.policies.base.problem import Problem
-from autosched.policies.base.ranks import followers
+from autosched.problem import Problem
 
 __all__ = ["by_priority", "by_weight"]
 
@@ -34,7 +33,6 @@ def by_priority(
     """
     plan = Plan(problem)
     placed = list[int]()
-    after = followers(problem)
     waits = [len(before) for before in problem.before]
     ready = [(-priority[task], task) for task, count in enumerate(waits) if not count]
     heapq.heapify(ready)
@@ -45,7 +43,7 @@ def by_priority(
             slot = pick(plan, task, possible.devices(task))
         plan.commit(task, slot)
         placed.append(task)
-        for other in _released(after[task], waits):
+        for other in _released(problem.after[task], waits):
             heapq.heappush(ready, (-priority[other], other))
     return _placement(plan, placed)
 
@@ -60,7 +58,6 @@ def by_weight(problem: Problem, possible: Possible, weigh: Weigh) -> Placement:
     """
     plan = Plan(problem)
     placed = list[int]()
-    after = followers(problem)
     waits = [len(before) for before in problem.before]
     ready: dict[int, _Known] = {task: {} for task, count in enumerate(waits) if not count}
     while ready:
@@ -68,11 +65,13 @@ def by_weight(problem: Problem, possible: Possible, weigh: Weigh) -> Placement:
         _, task, slot = max(offers, key=lambda offer: (offer[0], -offer[1]))
         if not possible.choose(task, slot.device):
             continue
+        out_free = plan.state.out_free[:]
         plan.commit(task, slot)
         placed.append(task)
         del ready[task]
-        _forget(ready.values(), problem, slot)
-        for other in _released(after[task], waits):
+        busier = {p for p, end in enumerate(out_free) if plan.state.out_free[p] != end}
+        _forget(ready, plan, slot.device, busier)
+        for other in _released(problem.after[task], waits):
             ready[other] = {}
     return _placement(plan, placed)
 
@@ -94,20 +93,16 @@ def _offer(
     return weigh(task, slot.start + plan.problem.seconds[task][slot.device], loss), task, slot
 
 
-def _forget(ready: Iterable[_Known], problem: Problem, taken: Slot) -> None:
+def _forget(ready: dict[int, _Known], plan: Plan, taken: int, busier: set[int]) -> None:
     """Drop the slots that the last placement may have changed.
 
-    These are the slots on the device just taken, and those with copies from a source that it copied
-    from.
+    These are the slots on the device ``taken``, and those of tasks that read data on a device whose
+    copy-out stream became ``busier``.
     """
-    held = {
-        source for _, source, _ in taken.copies if problem.paths[source][taken.device].holds_out
-    }
-    for known in ready:
-        known.pop(taken.device, None)
-        for _, slot in [*known.values()] if held else ():
-            if any(source in held for _, source, _ in slot.copies):
-                del known[slot.device]
+    for task, known in ready.items():
+        known.pop(taken, None)
+        if busier and not busier.isdisjoint(map(plan.where, plan.problem.reads[task])):
+            known.clear()
 
 
 def _released(after: Iterable[int], waits: list[int]) -> list[int]:

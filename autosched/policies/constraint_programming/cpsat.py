@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ortools.sat.python import cp_model
 
-from autosched.policies.constraint_programming.integer_times import Moment, Times, Whole
+from autosched.policies.constraint_programming.integer_times import IntegerTimes, Moment, Times
 
 __all__ = ["Alike", "Answer", "Copy", "Limits", "Model", "solve"]
 
@@ -38,9 +38,9 @@ class Copy(NamedTuple):
 class Model:
     """The constraints, and the variables for the devices and times of tasks."""
 
-    def __init__(self, whole: Whole, least: int, most: int):
-        self.whole = whole
-        self.problem = whole.problem
+    def __init__(self, integer: IntegerTimes, least: int, most: int):
+        self.integer = integer
+        self.problem = integer.problem
         self.most = most
         self.cp = cp_model.CpModel()
         self.false, self.true = self.cp.new_constant(0), self.cp.new_constant(1)
@@ -49,23 +49,22 @@ class Model:
         self.start: dict[int, Any] = {}  # by task
         self.end: dict[int, Any] = {}
         self.copies: dict[tuple[int, int], Copy] = {}  # by datum and device
-        self.streams: dict[
-            tuple[str, int], list[Any]
-        ] = {}  # of copies: the intervals that hold them
+        # By copy stream: the intervals of copies that occupy it.
+        self.streams: dict[tuple[str, int], list[Any]] = {}
         self._tasks()
         self._compute()
         self._dependencies()
-        if whole.contended:
+        if integer.contended:
             self._copies()
         self.cp.minimize(self.makespan)
 
     def on(self, task: int, device: int) -> _Literal:
         """Return whether a task runs on a device."""
-        return self.chosen[self.problem.group[task]].get(device, self.false)
+        return self.chosen[self.problem.lists.group[task]].get(device, self.false)
 
     def devices(self, value: Callable[[Any], int], tasks: Mapping[int, Moment]) -> dict[int, int]:
         """Return the device of each task in a solution."""
-        group = self.problem.group
+        group = self.problem.lists.group
         return {
             task: next(p for p, on in self.chosen[group[task]].items() if value(on))
             for task in tasks
@@ -90,13 +89,13 @@ class Model:
     def _tasks(self) -> None:
         """Add the device and the times of each task, within its earliest start and latest end."""
         model = self.cp
-        for task, devices in enumerate(self.whole.devices):
-            group = self.problem.group[task]
+        for task, devices in enumerate(self.integer.devices):
+            group = self.problem.lists.group[task]
             if group not in self.chosen:
                 self.chosen[group] = {p: model.new_bool_var("") for p in devices}
                 model.add_exactly_one(self.chosen[group].values())
-            head = self.whole.heads[task]
-            tail = self.whole.tails[task]
+            head = self.integer.heads[task]
+            tail = self.integer.tails[task]
             first = min(head[p] for p in devices)
             last = min(tail[p] for p in devices)
             start = model.new_int_var(first, self.most, "")
@@ -110,12 +109,12 @@ class Model:
     def _compute(self) -> None:
         """Add the capacity of compute streams, and that their total work fits into the makespan."""
         model = self.cp
-        whole = self.whole
-        for p, count in enumerate(self.problem.streams):
-            tasks = [task for task, devices in enumerate(whole.devices) if p in devices]
+        integer = self.integer
+        for p, count in enumerate(self.problem.lists.streams):
+            tasks = [task for task, devices in enumerate(integer.devices) if p in devices]
             running = [
                 model.new_optional_interval_var(
-                    self.start[task], whole.seconds[task][p], self.end[task], self.on(task, p), ""
+                    self.start[task], integer.seconds[task][p], self.end[task], self.on(task, p), ""
                 )
                 for task in tasks
             ]
@@ -124,7 +123,7 @@ class Model:
             else:
                 model.add_cumulative(running, [1] * len(running), count)
             model.add(
-                sum(whole.seconds[task][p] * self.on(task, p) for task in tasks)
+                sum(integer.seconds[task][p] * self.on(task, p) for task in tasks)
                 <= count * self.makespan
             )
 
@@ -133,7 +132,7 @@ class Model:
         for task in self.start:
             for maker in self.problem.before[task]:
                 self.cp.add(self.start[task] >= self.end[maker])
-        for (maker, task), between in self.whole.apart.items():
+        for (maker, task), between in self.integer.apart.items():
             for (q, p), number in between.items():
                 if number is None:
                     self.cp.add_bool_or(~self.on(maker, q), ~self.on(task, p))
@@ -143,11 +142,11 @@ class Model:
     def _far(self, maker: int, task: int, seconds: int) -> None:
         """Add the delay of a task after a producer, unless their devices are closer."""
         far = self.cp.new_bool_var("")
-        between = self.whole.apart[maker, task]
+        between = self.integer.apart[maker, task]
         self.cp.add(self.start[task] >= self.end[maker] + seconds).only_enforce_if(far)
-        for p in self.whole.devices[task]:
+        for p in self.integer.devices[task]:
             nearer = [
-                q for q in self.whole.devices[maker] if (between.get((q, p), 0) or 0) < seconds
+                q for q in self.integer.devices[maker] if (between.get((q, p), 0) or 0) < seconds
             ]
             self.cp.add_bool_or(~self.on(task, p), far, *(self.on(maker, q) for q in nearer))
             for q in nearer:
@@ -158,10 +157,10 @@ class Model:
         readers: dict[tuple[int, int], list[int]] = {}
         for task, reads in enumerate(self.problem.reads):
             for datum in reads:
-                for p in self.whole.devices[task]:
+                for p in self.integer.devices[task]:
                     readers.setdefault((datum, p), []).append(task)
         for datum, p in dict.fromkeys([*readers, *self.problem.returns]):
-            if any(q != p for q, _ in self.whole.sources[datum]):
+            if any(q != p for q, _ in self.integer.sources[datum]):
                 self._copy(datum, p, readers.get((datum, p), []))
         for intervals in self.streams.values():
             self.cp.add_no_overlap(intervals)
@@ -169,7 +168,7 @@ class Model:
     def _copy(self, datum: int, p: int, readers: Sequence[int]) -> None:
         """Add the copy of a datum to a device."""
         model = self.cp
-        maker = self.problem.data.maker[datum]
+        maker = self.problem.lists.maker[datum]
         back = (datum, p) in self.problem.returns
         here = self.on(maker, p) if maker >= 0 else self.false
         sent = model.new_bool_var("")
@@ -192,11 +191,11 @@ class Model:
     def _travel(self, datum: int, p: int, sent: _Literal, start: Any, end: Any) -> None:
         """Add the duration of a copy from each possible source, and its streams."""
         model = self.cp
-        maker = self.problem.data.maker[datum]
-        sources = [(q, row) for q, row in self.whole.sources[datum] if q != p]
+        maker = self.problem.lists.maker[datum]
+        sources = [(q, row) for q, row in self.integer.sources[datum] if q != p]
         ways: list[_Literal] = []
         for q, row in sources:
-            seconds = self.whole.copy(datum, row, p)
+            seconds = self.integer.copy(datum, row, p)
             if seconds is None:
                 continue
             way = sent if len(sources) == 1 else model.new_bool_var("")
@@ -205,10 +204,10 @@ class Model:
                 model.add_bool_or(~sent, ~self.on(maker, q), way)
                 model.add_implication(way, self.on(maker, q))
             interval = model.new_optional_interval_var(start, seconds, end, way, "")
-            path = self.problem.paths[row][p]
-            if path.holds_out:
+            path = row * len(self.problem.devices) + p
+            if self.problem.lists.holds_out[path]:
                 self.streams.setdefault(("out", q), []).append(interval)
-            if path.holds_in:
+            if self.problem.lists.holds_in[path]:
                 self.streams.setdefault(("in", p), []).append(interval)
         model.add(sum(ways) == sent)
 
@@ -220,30 +219,30 @@ class Alike:
     it starts.
     """
 
-    def __init__(self, whole: Whole, least: int, most: int):
-        self.whole, self.cp = whole, cp_model.CpModel()
+    def __init__(self, integer: IntegerTimes, least: int, most: int):
+        self.integer, self.cp = integer, cp_model.CpModel()
         self.makespan = self.cp.new_int_var(least, most, "makespan")
         self.copies: dict[tuple[int, int], Copy] = {}
         self.start: dict[int, Any] = {}
         self.end: dict[int, Any] = {}
-        for task, row in enumerate(whole.seconds):
+        for task, row in enumerate(integer.seconds):
             start = self._start(task, most)
             self.start[task] = start
             self.end[task] = start + row[0]
-            self.cp.add(start + row[0] + whole.tails[task][0] <= self.makespan)
-            for maker in whole.problem.before[task]:
+            self.cp.add(start + row[0] + integer.tails[task][0] <= self.makespan)
+            for maker in integer.problem.before[task]:
                 self.cp.add(start >= self.end[maker])
         running = [
             self.cp.new_fixed_size_interval_var(self.start[t], r[0], "")
-            for t, r in enumerate(whole.seconds)
+            for t, r in enumerate(integer.seconds)
         ]
-        self.cp.add_cumulative(running, [1] * len(running), sum(whole.problem.streams))
+        self.cp.add_cumulative(running, [1] * len(running), sum(integer.problem.lists.streams))
         self.cp.minimize(self.makespan)
 
     def hint(self, device: Sequence[int], times: Times) -> None:
         """Give the solver an initial solution."""
         for task, start in self.start.items():
-            if self.whole.seconds[task][0]:
+            if self.integer.seconds[task][0]:
                 self.cp.add_hint(start, times.tasks[task][0])
         self.cp.add_hint(self.makespan, times.makespan)
 
@@ -252,16 +251,20 @@ class Alike:
 
         One of duration 0 must be first or last, where some device is free.
         """
-        whole = self.whole
-        if whole.seconds[task][0]:
+        integer = self.integer
+        if integer.seconds[task][0]:
             return self.cp.new_int_var(
-                whole.heads[task][0], most - whole.tails[task][0] - whole.seconds[task][0], ""
+                integer.heads[task][0], most - integer.tails[task][0] - integer.seconds[task][0], ""
             )
-        return self.makespan if whole.problem.before[task] else self.cp.new_constant(0)
+        return self.makespan if integer.problem.before[task] else self.cp.new_constant(0)
 
     def devices(self, value: Callable[[Any], int], tasks: Mapping[int, Moment]) -> dict[int, int]:
         """Assign to each task, in order of start, the stream that became free last."""
-        free = [(0, p) for p, count in enumerate(self.whole.problem.streams) for _ in range(count)]
+        free = [
+            (0, p)
+            for p, count in enumerate(self.integer.problem.lists.streams)
+            for _ in range(count)
+        ]
         found = {}
         for task in sorted(tasks, key=lambda task: (*tasks[task], task)):
             start, end = tasks[task]
@@ -309,19 +312,18 @@ def solve(
     else:
         solver.parameters.max_time_in_seconds = limits.seconds
         solver.parameters.num_workers = min(8, os.cpu_count() or 1)
-        if isinstance(
-            model, Alike
-        ):  # four strategies together find more than any two of them, even on two cores
+        if isinstance(model, Alike):
+            # Four strategies together find more than any two of them, even on two cores.
             solver.parameters.num_workers = max(4, solver.parameters.num_workers)
         else:
             solver.parameters.subsolvers.extend(["no_lp", "default_lp"])
-    told = _Told(improved) if improved else None
+    callback = _Callback(improved) if improved else None
     status: list[Any] = []
     done = threading.Event()  # since an interrupted join() considers the thread ended
 
     def work() -> None:
         try:
-            status.append(solver.solve(model.cp, told))
+            status.append(solver.solve(model.cp, callback))
         finally:
             done.set()
 
@@ -338,7 +340,7 @@ def solve(
     return _answer(model, solver, solver.status_name(status[0]), interrupted)
 
 
-class _Told(cp_model.CpSolverSolutionCallback):
+class _Callback(cp_model.CpSolverSolutionCallback):
     def __init__(self, improved: Callable[[float], None]):
         super().__init__()
         self.improved = improved

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, product
 
+from autosched.policies.base.kernels import send
 from autosched.policies.base.possible import Possible
-from autosched.policies.base.problem import Problem
+from autosched.problem import Problem
 
-__all__ = ["Moment", "Times", "Whole"]
+__all__ = ["IntegerTimes", "Moment", "Times"]
 
 _PARTS = 10_000_000  # units of the horizon, if no unit is exact
 _MOST = 10**8  # units of the horizon, at most, if a unit is exact
@@ -34,7 +35,7 @@ class Times:
 
 
 @dataclass(frozen=True)
-class Whole:
+class IntegerTimes:
     """The durations of a problem in units of ``unit`` seconds, and the devices of each task."""
 
     problem: Problem
@@ -43,7 +44,7 @@ class Whole:
     seconds: Sequence[Sequence[int]]  # [task][device], 0 where it may not go
 
     @classmethod
-    def of(cls, problem: Problem, horizon: float) -> Whole:
+    def of(cls, problem: Problem, horizon: float) -> IntegerTimes:
         """Convert a problem whose makespan is at most ``horizon`` seconds.
 
         Raises ScheduleError as ``Possible`` does.
@@ -64,7 +65,7 @@ class Whole:
         device: Sequence[int],
         order: Sequence[int],
         copies: Sequence[tuple[int, int]] = (),
-    ) -> Whole:
+    ) -> IntegerTimes:
         """Convert a problem whose makespan is at most that of a placement."""
         rough = cls.of(problem, sum(problem.seconds[task][p] for task, p in enumerate(device)))
         return cls.of(problem, rough.times(device, order, copies).makespan * rough.unit)
@@ -72,23 +73,23 @@ class Whole:
     @cached_property
     def sources(self) -> Sequence[tuple[tuple[int, int], ...]]:
         """Return for each datum the devices it may be copied from, each with its row of paths."""
-        data = self.problem.data
+        t = self.problem.lists
         return [
             tuple((q, q) for q in self.devices[maker])
             if maker >= 0
-            else ((data.home[datum], data.row[datum]),)
-            for datum, maker in enumerate(data.maker)
+            else ((t.home[datum], t.row[datum]),)
+            for datum, maker in enumerate(t.maker)
         ]
 
     def copy(self, datum: int, row: int, destination: int) -> int | None:
         """Return the duration of a copy, None without a link."""
-        seconds = self.problem.paths[row][destination].seconds(self.problem.data.nbytes[datum])
+        seconds = self.problem.copy_seconds(datum, row, destination)
         return _count(seconds, self.unit) if seconds < math.inf else None
 
     @cached_property
     def contended(self) -> bool:
         """Return whether copies occupy streams."""
-        return any(path.holds_out or path.holds_in for row in self.problem.paths for path in row)
+        return any(self.problem.lists.holds_out) or any(self.problem.lists.holds_in)
 
     @cached_property
     def apart(self) -> dict[tuple[int, int], dict[tuple[int, int], int | None]]:
@@ -101,8 +102,8 @@ class Whole:
         found: dict[tuple[int, int], dict[tuple[int, int], int | None]] = {}
         for task, reads in enumerate(self.problem.reads):
             for datum in reads:
-                maker = self.problem.data.maker[datum]
-                if maker < 0 or self.problem.group[maker] == self.problem.group[task]:
+                maker = self.problem.lists.maker[datum]
+                if maker < 0 or self.problem.lists.group[maker] == self.problem.lists.group[task]:
                     continue
                 between = found.setdefault((maker, task), {})
                 for q, p in product(self.devices[maker], self.devices[task]):
@@ -119,19 +120,19 @@ class Whole:
         given = [[0] * len(self.problem.devices) for _ in self.devices]
         for task, reads in enumerate(self.problem.reads):
             for datum in reads:
-                if self.problem.data.maker[datum] < 0:
+                if self.problem.lists.maker[datum] < 0:
                     ((_, row),) = self.sources[datum]
                     for p in self.devices[task]:
                         given[task][p] = max(given[task][p], self.copy(datum, row, p) or 0)
-        before = [dict.fromkeys(makers) for makers in self.problem.before]
-        return self._longest(range(len(before)), before, given, forward=True)
+        tasks = range(len(self.devices))
+        return self._longest(tasks, self.problem.before, given, forward=True)
 
     @cached_property
     def returned(self) -> Sequence[Sequence[int]]:
         """Return by task and device how long it takes to copy written inputs back to their home."""
         found = [[0] * len(self.problem.devices) for _ in self.devices]
         for datum, home in self.problem.returns:
-            maker = self.problem.data.maker[datum]
+            maker = self.problem.lists.maker[datum]
             for p in self.devices[maker]:
                 found[maker][p] = max(found[maker][p], self.copy(datum, p, home) or 0)
         return found
@@ -139,11 +140,8 @@ class Whole:
     @cached_property
     def tails(self) -> Sequence[Sequence[int]]:
         """Return by task and device a lower bound on the time after its end there."""
-        after: list[dict[int, None]] = [{} for _ in self.devices]
-        for task, makers in enumerate(self.problem.before):
-            for maker in makers:
-                after[maker][task] = None
-        return self._longest(reversed(range(len(after))), after, self.returned, forward=False)
+        tasks = reversed(range(len(self.devices)))
+        return self._longest(tasks, self.problem.after, self.returned, forward=False)
 
     def _longest(
         self,
@@ -157,7 +155,7 @@ class Whole:
         for task in tasks:
             for other in beside[task]:
                 between = self.apart.get((other, task) if forward else (task, other), {})
-                same = self.problem.group[task] == self.problem.group[other]
+                same = self.problem.lists.group[task] == self.problem.lists.group[other]
                 for p in self.devices[task]:
                     ways = [
                         passed[other][q] + self.seconds[other][q] + seconds
@@ -177,7 +175,7 @@ class Whole:
             for task, row in enumerate(self.seconds)
         ):
             return False  # it needs a device, though its duration is 0
-        one_each = len(set(problem.group)) == len(problem.group)
+        one_each = len(set(problem.lists.group)) == len(problem.tasks)
         everywhere = all(len(devices) == len(problem.devices) for devices in self.devices)
         even = all(len(set(row)) <= 1 for row in (*self.seconds, *self.heads, *self.returned))
         return (
@@ -208,12 +206,15 @@ class Whole:
 class _Clock:
     """Start and end of tasks and copies, computed in the order of their starts."""
 
-    def __init__(self, whole: Whole, device: Sequence[int], copies: Iterable[tuple[int, int]]):
-        self.whole = whole
-        self.problem = whole.problem
+    def __init__(
+        self, integer: IntegerTimes, device: Sequence[int], copies: Iterable[tuple[int, int]]
+    ):
+        self.integer = integer
+        self.problem = integer.problem
         self.device = device
-        self.streams = [[0] * count for count in self.problem.streams]
-        self.out_free, self.in_free = [0] * len(self.streams), [0] * len(self.streams)
+        self.streams = [[0] * count for count in self.problem.lists.streams]
+        self.out_free = [0] * len(self.streams)
+        self.in_free = [0] * len(self.streams)
         self.tasks: dict[int, Moment] = {}
         self.copies: dict[tuple[int, int], Moment] = {}
         self.waiting = dict.fromkeys(copies)
@@ -230,12 +231,12 @@ class _Clock:
                 *(self.tasks[u][1] for u in self.problem.before[task]),
             ]
         )
-        self.streams[p][stream] = end = start + self.whole.seconds[task][p]
+        self.streams[p][stream] = end = start + self.integer.seconds[task][p]
         self.tasks[task] = start, end
 
     def bring(self, datum: int, p: int) -> int:
         """Return when a datum is on a device; first issue the copies that precede it."""
-        maker = self.problem.data.maker[datum]
+        maker = self.problem.lists.maker[datum]
         if self._source(datum)[0] == p:
             return self.tasks[maker][1] if maker >= 0 else 0
         self.waiting.setdefault((datum, p))
@@ -244,36 +245,35 @@ class _Clock:
         return self.copies[datum, p][1]
 
     def _is_made(self, datum: int) -> bool:
-        maker = self.problem.data.maker[datum]
+        maker = self.problem.lists.maker[datum]
         return maker < 0 or maker in self.tasks
 
     def _source(self, datum: int) -> tuple[int, int]:
-        maker = self.problem.data.maker[datum]
+        maker = self.problem.lists.maker[datum]
         return (
-            (self.device[maker], self.device[maker]) if maker >= 0 else self.whole.sources[datum][0]
+            (self.device[maker], self.device[maker])
+            if maker >= 0
+            else self.integer.sources[datum][0]
         )
 
     def _send(self, datum: int, p: int) -> None:
         del self.waiting[datum, p]
-        maker, (q, row) = self.problem.data.maker[datum], self._source(datum)
-        path = self.problem.paths[row][p]
-        start = self.tasks[maker][1] if maker >= 0 else 0
-        start = max(
-            start,
-            self.out_free[q] if path.holds_out else 0,
-            self.in_free[p] if path.holds_in else 0,
-        )
-        end = start + (self.whole.copy(datum, row, p) or 0)
-        self.out_free[q] = end if path.holds_out else self.out_free[q]
-        self.in_free[p] = end if path.holds_in else self.in_free[p]
-        self.copies[datum, p] = start, end
+        t = self.problem.lists
+        maker = t.maker[datum]
+        q, row = self._source(datum)
+        since = self.tasks[maker][1] if maker >= 0 else 0
+        seconds = self.integer.copy(datum, row, p) or 0
+        path = row * len(self.streams) + p
+        start = send(t, path, since, seconds, self.out_free, q, self.in_free, p)
+        self.copies[datum, p] = start, start + seconds
 
 
 def _durations(problem: Problem, devices: Sequence[Iterable[int]]) -> set[float]:
     """Return the durations of all tasks and copies."""
     found = {problem.seconds[task][p] for task, allowed in enumerate(devices) for p in allowed}
-    paths = {path for row in problem.paths for path in row}
-    found |= {path.seconds(nbytes) for path in paths for nbytes in set(problem.data.nbytes)}
+    t = problem.lists
+    links = set(zip(t.latency, t.rate, strict=True))
+    found |= {latency + nbytes / rate for latency, rate in links for nbytes in set(t.nbytes)}
     return {seconds for seconds in found if seconds < math.inf}
 
 

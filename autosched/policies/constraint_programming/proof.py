@@ -23,8 +23,8 @@ from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies.base.listing import Listed, timed
-from autosched.policies.base.problem import Problem
-from autosched.policies.constraint_programming.integer_times import Times, Whole
+from autosched.policies.constraint_programming.integer_times import IntegerTimes, Times
+from autosched.problem import Problem
 
 if TYPE_CHECKING:
     from autosched.policies.constraint_programming.cpsat import Answer
@@ -58,8 +58,11 @@ def is_soon_solved(graph: Graph, machine: Machine, costs: Costs) -> bool:
     if len(graph) > _ALIKE:
         return False
     problem = Problem.of(graph, machine, costs)
-    horizon = float(problem.table.max(axis=1, initial=0.0).sum())
-    return len(graph) <= _UNLIKE or (math.isfinite(horizon) and Whole.of(problem, horizon).alike)
+    seconds = problem.by_task(problem.tables.seconds)
+    horizon = float(seconds.max(axis=1, initial=0.0).sum())
+    return len(graph) <= _UNLIKE or (
+        math.isfinite(horizon) and IntegerTimes.of(problem, horizon).alike
+    )
 
 
 def solved(
@@ -69,30 +72,30 @@ def solved(
     start: Placement,
     until: float | None,
     seed: int = 0,
-    told: Callable[[float], None] | None = None,
+    improved: Callable[[float], None] | None = None,
 ) -> Placement:
     """Return the best placement found by a deadline or with limited work, and its proved bound.
 
     The deadline is a time of ``perf_counter``. If nothing better is found, the result is ``start``,
-    whose bound is trusted. ``told`` is called with each better makespan. Ctrl-C stops the solver
-    with the best solution so far.
+    whose bound is trusted. ``improved`` is called with each better makespan. Ctrl-C stops the
+    solver with the best solution so far.
     """
     problem = Problem.of(graph, machine, costs)
     plan = _plan(problem, start)
-    whole = Whole.fitting(problem, *plan)
-    times = whole.times(*plan)
-    least = min(int(start.bound / whole.unit), times.makespan)
+    integer = IntegerTimes.fitting(problem, *plan)
+    times = integer.times(*plan)
+    least = min(int(start.bound / integer.unit), times.makespan)
     if least == times.makespan:
         return start
-    report = None if told is None else (lambda end: told(end * whole.unit))
-    answer = _answer(whole, plan, times, least, until, seed, report)
-    proved = min(answer.bound, answer.makespan, times.makespan) * whole.unit
-    found = _placement(whole, answer) if answer.makespan < times.makespan else start
+    report = None if improved is None else (lambda end: improved(end * integer.unit))
+    answer = _answer(integer, plan, times, least, until, seed, report)
+    proved = min(answer.bound, answer.makespan, times.makespan) * integer.unit
+    found = _placement(integer, answer) if answer.makespan < times.makespan else start
     return replace(found, bound=max(start.bound, proved if _is_sure(graph, machine) else 0.0))
 
 
 def _answer(
-    whole: Whole,
+    integer: IntegerTimes,
     plan: _Plan,
     times: Times,
     least: int,
@@ -103,7 +106,7 @@ def _answer(
     """Run the solver with a plan as its initial solution."""
     from autosched.policies.constraint_programming.cpsat import Alike, Limits, Model, solve
 
-    model = (Alike if whole.alike else Model)(whole, least, times.makespan)
+    model = (Alike if integer.alike else Model)(integer, least, times.makespan)
     model.hint(plan.device, times)
     left = None if until is None else max(until - perf_counter(), 0.0)
     return solve(model, Limits(left, _WORK, seed), report)
@@ -112,9 +115,7 @@ def _answer(
 def _plan(problem: Problem, placement: Placement) -> _Plan:
     number = {name: p for p, name in enumerate(problem.devices)}
     index = {name: task for task, name in enumerate(problem.tasks)}
-    datum = {
-        key: d for d, key in enumerate(zip(problem.data.names, problem.data.versions, strict=True))
-    }
+    datum = {key: d for d, key in enumerate(zip(problem.names, problem.versions, strict=True))}
     return _Plan(
         [number[placement.device[name]] for name in problem.tasks],
         [index[name] for name in placement.order],
@@ -122,18 +123,18 @@ def _plan(problem: Problem, placement: Placement) -> _Plan:
     )
 
 
-def _placement(whole: Whole, answer: Answer) -> Placement:
+def _placement(integer: IntegerTimes, answer: Answer) -> Placement:
     """Return a solution as a placement: tasks and copies by start, those of duration 0 first."""
     starts, ends = (
         np.array([answer.tasks[task][k] for task in sorted(answer.tasks)]) for k in (0, 1)
     )
     copies = sorted(answer.copies, key=answer.copies.__getitem__)
     begins = np.array([answer.copies[copy][0] for copy in copies], float)
-    codes = np.array([datum * len(whole.problem.devices) + p for datum, p in copies], np.int64)
+    codes = np.array([datum * len(integer.problem.devices) + p for datum, p in copies], np.int64)
     order: Any = np.lexsort((ends, starts))
     device = [(answer.device or {})[task] for task in sorted(answer.tasks)]
     return timed(
-        whole.problem, Listed(answer.makespan, order, device, starts, ends, codes, begins), order
+        integer.problem, Listed(answer.makespan, order, device, starts, ends, codes, begins), order
     )
 
 

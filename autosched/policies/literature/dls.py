@@ -19,9 +19,9 @@ from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies.base.possible import Possible
-from autosched.policies.base.problem import Problem
 from autosched.policies.base.ranks import static_levels
 from autosched.policies.base.turns import by_weight
+from autosched.problem import Problem
 
 __all__ = ["dls"]
 
@@ -33,7 +33,8 @@ def dls(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     device. Raises ScheduleError where tasks cannot all be placed.
 
     >>> graph = Graph()
-    >>> tasks = [graph.add(int, name=name, seconds=s) for name, s in (("short", 1), ("long", 3), ("middle", 2))]
+    >>> durations = {"short": 1, "long": 3, "middle": 2}
+    >>> tasks = [graph.add(int, name=name, seconds=s) for name, s in durations.items()]
     >>> dls(graph, Machine.emulated(gpus=1), Costs()).device
     {'short': 'cuda:0', 'long': 'cpu', 'middle': 'cuda:0'}
     """

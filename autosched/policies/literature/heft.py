@@ -17,13 +17,13 @@ from autosched.costs.costs import Costs
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
+from autosched.policies.base.kernels import list_schedule, longest
 from autosched.policies.base.listing import Listing
 from autosched.policies.base.plan import Plan
 from autosched.policies.base.possible import Possible
-from autosched.policies.base.problem import Problem
 from autosched.policies.base.ranks import upward_ranks
-from autosched.policies.base.tables import Tables
 from autosched.policies.base.turns import by_priority
+from autosched.problem import Problem
 
 __all__ = ["heft"]
 
@@ -36,15 +36,16 @@ def heft(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     device. Raises ScheduleError where tasks cannot all be placed.
 
     >>> graph = Graph()
-    >>> tasks = [graph.add(int, name=name, seconds=s) for name, s in (("short", 1), ("long", 3), ("middle", 2))]
-    >>> heft(graph, Machine.emulated(gpus=1), Costs())
-    Placement(device={'short': 'cuda:0', 'long': 'cpu', 'middle': 'cuda:0'}, order=('long', 'middle', 'short'))
+    >>> durations = {"short": 1, "long": 3, "middle": 2}
+    >>> tasks = [graph.add(int, name=name, seconds=s) for name, s in durations.items()]
+    >>> placed = heft(graph, Machine.emulated(gpus=1), Costs())
+    >>> placed.device, placed.order
+    ({'short': 'cuda:0', 'long': 'cpu', 'middle': 'cuda:0'}, ('long', 'middle', 'short'))
     """
     problem = Problem.of(graph, machine, costs)
     possible = Possible(problem)
     if possible.partial:
         return by_priority(problem, possible, upward_ranks(problem, possible), Plan.earliest_finish)
-    listing = Listing(
-        Tables.of(problem), mode(len(problem.reads) * len(problem.devices) * 4), problem.tasks
-    )
+    steps = 4 * len(problem.tasks) * len(problem.devices)
+    listing = Listing(problem.tables, mode(steps, list_schedule, longest))
     return listing.placement(problem, listing.plan(listing.order(listing.mean)))

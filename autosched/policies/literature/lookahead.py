@@ -19,9 +19,9 @@ from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies.base.plan import Plan, Slot
 from autosched.policies.base.possible import Possible
-from autosched.policies.base.problem import Problem
-from autosched.policies.base.ranks import followers, upward_ranks
+from autosched.policies.base.ranks import upward_ranks
 from autosched.policies.base.turns import by_priority
+from autosched.problem import Problem
 
 __all__ = ["lookahead"]
 
@@ -42,12 +42,10 @@ def lookahead(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     problem = Problem.of(graph, machine, costs)
     possible = Possible(problem)
     rank = upward_ranks(problem, possible)
-    after = [
-        sorted(dict.fromkeys(tasks), key=lambda task: -rank[task]) for tasks in followers(problem)
-    ]
+    after = [sorted(tasks, key=lambda task: -rank[task]) for tasks in problem.after]
 
     def pick(plan: Plan, task: int, devices: Sequence[int]) -> Slot:
-        slots = plan.slots(task, devices)
+        slots = list(plan.slots(task, devices))
         if not slots:
             raise plan.nowhere(task)
         return min(
@@ -63,7 +61,7 @@ def _last(plan: Plan, possible: Possible, task: int, slot: Slot, after: Iterable
 
     Restore the plan.
     """
-    group = plan.problem.group
+    group = plan.problem.lists.group
     undo = [plan.commit(task, slot)]
     last = plan.end(task, slot)
     for other in after:

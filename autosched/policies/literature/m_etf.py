@@ -24,13 +24,13 @@ from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies.base.plan import Plan, Slot
 from autosched.policies.base.possible import Possible
-from autosched.policies.base.problem import Problem
 from autosched.policies.base.ranks import upward_ranks
 from autosched.policies.base.room import Room
+from autosched.problem import Problem
 
 __all__ = ["earliest_start", "m_etf"]
 
-_LOOKED = 8  # tasks whose start times are computed again in one step, at most
+_MOST_TRIED = 8  # tasks whose start times are computed again in one step, at most
 
 
 def m_etf(graph: Graph, machine: Machine, costs: Costs) -> Placement:
@@ -41,9 +41,11 @@ def m_etf(graph: Graph, machine: Machine, costs: Costs) -> Placement:
 
     >>> from dataclasses import replace
     >>> machine = Machine.emulated(gpus=2)
-    >>> machine = Machine([machine.devices[0], *(replace(d, nbytes=8) for d in machine.devices[1:])], machine.links)
+    >>> cpu, *gpus = machine.devices
+    >>> machine = Machine([cpu, *(replace(gpu, nbytes=8) for gpu in gpus)], machine.links)
     >>> graph = Graph()
-    >>> graph.output(*(graph.add(int, name=name, seconds={"cuda:0": 1, "cuda:1": 9}, nbytes=8) for name in "ab"))
+    >>> seconds = {"cuda:0": 1, "cuda:1": 9}
+    >>> graph.output(*(graph.add(int, name=n, seconds=seconds, nbytes=8) for n in "ab"))
     >>> m_etf(graph, machine, Costs()).device
     {'a': 'cuda:0', 'b': 'cuda:1'}
     """
@@ -84,15 +86,10 @@ class _Listing:
         self.room = Room(graph, machine, costs)
         self.rank = upward_ranks(self.problem, self.possible)
         self.favourite = favourite
-        self.kept: dict[
-            int, tuple[int, float]
-        ] = {}  # by device, the task for which it is reserved, and until when
+        # By device, the task for which it is reserved, and until when.
+        self.reserved: dict[int, tuple[int, float]] = {}
         self.turn = [0] * len(self.rank)
-        self.users: list[list[int]] = [[] for _ in self.rank]
-        self.missing = [len(set(before)) for before in self.problem.before]
-        for task, before in enumerate(self.problem.before):
-            for earlier in dict.fromkeys(before):
-                self.users[earlier].append(task)
+        self.missing = [len(before) for before in self.problem.before]
 
     def run(self) -> None:
         """Place all tasks."""
@@ -106,7 +103,7 @@ class _Listing:
             if self.possible.choose(task, offer.slot.device):
                 self._commit(task, offer.slot)
                 self.turn[task] = turns = turns + 1
-                for user in self.users[task]:
+                for user in self.problem.after[task]:
                     self.missing[user] -= 1
                     if not self.missing[user]:
                         self._push(ready, user)
@@ -115,19 +112,19 @@ class _Listing:
 
     def _next(self, ready: list[tuple[float, float, float, int]]) -> tuple[int, _Offer]:
         """Return the task that can start first among the first few of the queue."""
-        looked: list[tuple[tuple[float, float, float, int], _Offer]] = []
+        tried: list[tuple[tuple[float, float, float, int], _Offer]] = []
         while (
             ready
-            and len(looked) < _LOOKED
-            and not (looked and min(key for key, _ in looked) <= ready[0])
+            and len(tried) < _MOST_TRIED
+            and not (tried and min(key for key, _ in tried) <= ready[0])
         ):
             task = heapq.heappop(ready)[-1]
             offer = self._offer(task)
-            looked.append((self._key(task, offer), offer))
-        looked.sort(key=lambda item: item[0])
-        for key, _ in looked[1:]:
+            tried.append((self._key(task, offer), offer))
+        tried.sort(key=lambda item: item[0])
+        for key, _ in tried[1:]:
             heapq.heappush(ready, key)
-        return looked[0][0][-1], looked[0][1]
+        return tried[0][0][-1], tried[0][1]
 
     def _push(self, ready: list[tuple[float, float, float, int]], task: int) -> None:
         heapq.heappush(ready, self._key(task, self._offer(task)))
@@ -139,8 +136,8 @@ class _Listing:
         offers = []
         for device in self.possible.devices(task):
             slot = self.plan.earliest_finish(task, (device,))
-            kept_for, until = self.kept.get(device, (task, 0.0))
-            start = slot.start if kept_for == task else max(slot.start, until)
+            child, until = self.reserved.get(device, (task, 0.0))
+            start = slot.start if child == task else max(slot.start, until)
             finish = start + self.problem.seconds[task][device]
             offers.append(_Offer(self.room.excess(task, device), finish, start, slot))
         return min(offers, key=lambda offer: (offer.excess, offer.finish, offer.start))
@@ -150,19 +147,17 @@ class _Listing:
         self.room.place(task, slot.device)
         child = self.favourite.get(task)
         if child is None:
-            self.kept.pop(slot.device, None)
+            self.reserved.pop(slot.device, None)
         else:
-            self.kept[slot.device] = (
+            self.reserved[slot.device] = (
                 child,
                 self.plan.finish[task] + self._away(task, child, slot.device),
             )
 
     def _away(self, task: int, child: int, device: int) -> float:
         """Return how long a reader would wait for copies on the nearest other device."""
-        data = self.problem.data
-        paths = self.problem.paths[device]
-        nbytes = [
-            data.nbytes[datum] for datum in self.problem.reads[child] if data.maker[datum] == task
-        ]
-        others = [paths[p] for p in self.possible.devices(child) if p != device]
-        return min((sum(path.seconds(n) for n in nbytes) for path in others), default=0.0)
+        problem = self.problem
+        data = [d for d in problem.reads[child] if problem.lists.maker[d] == task]
+        others = [p for p in self.possible.devices(child) if p != device]
+        waits = (sum(problem.copy_seconds(d, device, p) for d in data) for p in others)
+        return min(waits, default=0.0)

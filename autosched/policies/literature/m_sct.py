@@ -19,9 +19,9 @@ from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies.base.possible import Possible
-from autosched.policies.base.problem import Problem
 from autosched.policies.base.ranks import upward_ranks
 from autosched.policies.literature.m_etf import earliest_start
+from autosched.problem import Problem
 
 __all__ = ["m_sct"]
 
@@ -51,10 +51,10 @@ def _favourites(graph: Graph, machine: Machine, costs: Costs) -> dict[int, int]:
     nbytes: dict[int, dict[int, float]] = {}  # by task, the bytes that each reader reads
     for task, reads in enumerate(problem.reads):
         for datum in reads:
-            if (maker := problem.data.maker[datum]) >= 0:
+            if (maker := problem.lists.maker[datum]) >= 0:
                 taken = nbytes.setdefault(maker, {})
-                taken[task] = taken.get(task, 0.0) + problem.data.nbytes[datum]
-    rate = min((path.rate for row in problem.paths for path in row), default=1.0)
+                taken[task] = taken.get(task, 0.0) + problem.lists.nbytes[datum]
+    rate = min(problem.lists.rate)
     favourite: dict[int, int] = {}
     taken_already: set[int] = set()
     for task in sorted(nbytes, key=lambda task: -rank[task]):

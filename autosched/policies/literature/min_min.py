@@ -17,8 +17,8 @@ from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies.base.possible import Possible
-from autosched.policies.base.problem import Problem
 from autosched.policies.base.turns import Weigh, by_weight
+from autosched.problem import Problem
 
 __all__ = ["max_min", "min_min", "sufferage"]
 
@@ -30,7 +30,8 @@ def min_min(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     device. Raises ScheduleError where tasks cannot all be placed.
 
     >>> graph = Graph()
-    >>> tasks = [graph.add(int, name=name, seconds=s) for name, s in (("long", 3), ("short", 1), ("middle", 2))]
+    >>> durations = {"long": 3, "short": 1, "middle": 2}
+    >>> tasks = [graph.add(int, name=name, seconds=s) for name, s in durations.items()]
     >>> min_min(graph, Machine.emulated(gpus=1), Costs()).device
     {'long': 'cpu', 'short': 'cpu', 'middle': 'cuda:0'}
     """
@@ -43,7 +44,8 @@ def max_min(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     Order, ties and errors are those of ``min_min``.
 
     >>> graph = Graph()
-    >>> tasks = [graph.add(int, name=name, seconds=s) for name, s in (("long", 3), ("short", 1), ("middle", 2))]
+    >>> durations = {"long": 3, "short": 1, "middle": 2}
+    >>> tasks = [graph.add(int, name=name, seconds=s) for name, s in durations.items()]
     >>> max_min(graph, Machine.emulated(gpus=1), Costs()).device
     {'long': 'cpu', 'short': 'cuda:0', 'middle': 'cuda:0'}
     """

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosched.policies.base.listing import Listed, Listing
-from autosched.policies.base.tables import Tables, grouped
 from autosched.policies.local_search.annealing import State, anneal
+from autosched.problem import Tables, grouped
 
 __all__ = ["Annealer", "cool", "cool_until"]
 
@@ -37,14 +37,14 @@ class Annealer:
         self.makespan = self._current = found.makespan
         self._state = _state(listing, found, seed)
         self.mean = _scale(listing)
-        self.again()
+        self.restore_best()
 
     @property
     def best(self) -> Listed:
         """The best plan found."""
         return self.listing.placed(self._state.best_device, self._state.best_order)
 
-    def again(self) -> None:
+    def restore_best(self) -> None:
         """Restore the best state, with its tasks in order of start if that is not worse."""
         w = self._state
         best = self.best
@@ -71,7 +71,6 @@ class Annealer:
             listing.tables,
             self._state,
             listing.planning,
-            listing.keep,
             moves,
             heat * self.mean,
             weight / listing.devices,
@@ -93,7 +92,7 @@ def cool(annealer: Annealer, moves: int, report: Report) -> None:
         if annealer.done:
             return
         if step and not part:
-            annealer.again()
+            annealer.restore_best()
         hot, weight = _ROUNDS[turn]
         annealer.move(-(-moves // (len(_ROUNDS) * _STEPS)), _heat(hot, part / (_STEPS - 1)), weight)
         report(step / (len(_ROUNDS) * _STEPS), annealer.makespan)
@@ -106,7 +105,7 @@ def cool_until(annealer: Annealer, end: float, report: Report) -> None:
     span = max(end - began, 0.0) / len(_ROUNDS)
     for turn, (hot, weight) in enumerate(_ROUNDS):
         if turn:
-            annealer.again()
+            annealer.restore_best()
         since = began + turn * span
         while not annealer.done and (passed := perf_counter() - since) < span:
             before = perf_counter()
@@ -124,22 +123,26 @@ def _heat(hot: float, part: float) -> float:
 
 def _scale(listing: Listing) -> float:
     """Return the mean duration of a task."""
-    seconds = listing.shape.seconds
+    seconds = listing.arrays.seconds
     finite = seconds[np.isfinite(seconds)]
     return float(finite.mean()) if len(finite) else 0.0
 
 
 def _state(listing: Listing, found: Listed, seed: int) -> State:
     mode = listing.mode
-    t = listing.shape
-    n = len(listing.shape.group)
-    pairs = _pairs(t)
-    above = grouped(pairs[:, 1], pairs[:, 0], n)
-    under = grouped(pairs[:, 0], pairs[:, 1], n)
-    near = grouped(
-        np.concatenate([pairs[:, 1], pairs[:, 0]]), np.concatenate([pairs[:, 0], pairs[:, 1]]), n
-    )
-    members = grouped(t.group, np.arange(n), n)
+    t = listing.arrays
+    n = len(listing.arrays.group)
+    before, after = _pairs(t).T
+    tables = {
+        "before": grouped(after, before, n),
+        "after": grouped(before, after, n),
+        "neighbours": grouped(np.append(after, before), np.append(before, after), n),
+        "members": grouped(t.group, np.arange(n), n),
+    }
+    ragged = {}
+    for name, (offsets, items) in tables.items():
+        ragged[f"{name}_at"] = mode.whole(offsets)
+        ragged[name] = mode.whole(items)
     return State(
         order=mode.whole(found.order),
         position=mode.counts(n),
@@ -151,27 +154,11 @@ def _state(listing: Listing, found: Listed, seed: int) -> State:
         best_order=mode.whole(found.order),
         best_device=mode.whole(found.device),
         tail=listing.tail,
-        chain=mode.counts(n),
+        path=mode.counts(n),
         moved=mode.counts(n),
         moved_from=mode.counts(n),
         seeds=mode.whole([1 + seed * 7919 % 2147483000, 1 + seed * 104729 % 2147483000]),
-        **{
-            name: mode.whole(table)
-            for name, table in zip(
-                (
-                    "near_at",
-                    "near",
-                    "above_at",
-                    "above",
-                    "under_at",
-                    "under",
-                    "members_at",
-                    "members",
-                ),
-                (*near, *above, *under, *members),
-                strict=True,
-            )
-        },
+        **ragged,
     )
 
 

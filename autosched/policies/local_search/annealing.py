@@ -13,8 +13,8 @@ import math
 from typing import Any, NamedTuple
 
 from autosched._lib.jit import kernel
-from autosched.policies.base.kernels import Planning, decode
-from autosched.policies.base.tables import Tables
+from autosched.policies.base.kernels import Planning, copy_seconds, decode
+from autosched.problem import Tables
 
 __all__ = ["State", "anneal"]
 
@@ -32,16 +32,16 @@ class State(NamedTuple):
     best_order: Any
     best_device: Any
     tail: Any
-    chain: Any
+    path: Any
     moved: Any
     moved_from: Any
     seeds: Any
-    near_at: Any
-    near: Any
-    above_at: Any
-    above: Any
-    under_at: Any
-    under: Any
+    neighbours_at: Any
+    neighbours: Any
+    before_at: Any
+    before: Any
+    after_at: Any
+    after: Any
     members_at: Any
     members: Any
 
@@ -51,7 +51,6 @@ def anneal(
     t: Tables,
     w: State,
     s: Planning,
-    keep: int,
     moves: int,
     heat: float,
     weight: float,
@@ -65,15 +64,15 @@ def anneal(
     makespan. ``w`` holds the state and the best one found, in ``best_*``. Stops at ``bound``.
     """
     n = len(w.order)
-    chain = 0
+    length = 0
     for i in range(n):
         w.position[w.order[i]] = i
     for move in range(moves):
         if best <= bound:
             break
         if move % 50 == 0:
-            chain = critical(t, w)
-        task = w.chain[below(w.seeds, chain)] if uniform(w.seeds) < 0.6 else below(w.seeds, n)
+            length = critical_path(t, w)
+        task = w.path[below(w.seeds, length)] if uniform(w.seeds) < 0.6 else below(w.seeds, n)
         kind = uniform(w.seeds)
         changed = 0
         old = w.position[task]
@@ -88,12 +87,12 @@ def anneal(
         cap = (
             current - heat * math.log(max(uniform(w.seeds), 1e-12)) - weight * added(t, w, changed)
         )
-        end = decode(t, w.order, w.device, w.tail, w.other_start, w.other_finish, cap, s, keep)
+        end = decode(t, w.order, w.device, w.tail, w.other_start, w.other_finish, cap, s)
         if end < math.inf:
             for i in range(n):
                 w.start[i], w.finish[i] = w.other_start[i], w.other_finish[i]
             if end != current:
-                chain = critical(t, w)
+                length = critical_path(t, w)
             current = end
             if end < best:
                 best = end
@@ -149,9 +148,9 @@ def propose_device(t: Tables, w: State, task: int) -> int:
         reach = 0.3 + 0.6 * uniform(w.seeds)
         i = 0
         while i < count < 12:
-            for j in range(w.near_at[w.moved[i]], w.near_at[w.moved[i] + 1]):
-                if w.device[w.near[j]] == before and count < 12 and uniform(w.seeds) < reach:
-                    count = relocate(t, w, w.near[j], where, count)
+            for j in range(w.neighbours_at[w.moved[i]], w.neighbours_at[w.moved[i] + 1]):
+                if w.device[w.neighbours[j]] == before and count < 12 and uniform(w.seeds) < reach:
+                    count = relocate(t, w, w.neighbours[j], where, count)
             i += 1
     return count
 
@@ -159,8 +158,8 @@ def propose_device(t: Tables, w: State, task: int) -> int:
 @kernel
 def neighbour(t: Tables, w: State, task: int) -> int:
     """Return a random producer or reader of this task's data; itself if there is none."""
-    count = w.near_at[task + 1] - w.near_at[task]
-    return w.near[w.near_at[task] + below(w.seeds, count)] if count else task
+    count = w.neighbours_at[task + 1] - w.neighbours_at[task]
+    return w.neighbours[w.neighbours_at[task] + below(w.seeds, count)] if count else task
 
 
 @kernel
@@ -190,10 +189,10 @@ def propose_place(t: Tables, w: State, task: int) -> int:
     """Return a random position in the list between a task's predecessors and successors."""
     low = 0
     high = len(w.order) - 1
-    for i in range(w.above_at[task], w.above_at[task + 1]):
-        low = max(low, w.position[w.above[i]] + 1)
-    for i in range(w.under_at[task], w.under_at[task + 1]):
-        high = min(high, w.position[w.under[i]] - 1)
+    for i in range(w.before_at[task], w.before_at[task + 1]):
+        low = max(low, w.position[w.before[i]] + 1)
+    for i in range(w.after_at[task], w.after_at[task + 1]):
+        high = min(high, w.position[w.after[i]] - 1)
     return low + below(w.seeds, high - low + 1)
 
 
@@ -210,7 +209,7 @@ def shift(w: State, old: int, new: int) -> None:
 
 
 @kernel
-def critical(t: Tables, w: State) -> int:
+def critical_path(t: Tables, w: State) -> int:
     """Store the tasks of a critical path, the last first; return their number."""
     devices = len(t.streams)
     n = len(w.order)
@@ -220,7 +219,7 @@ def critical(t: Tables, w: State) -> int:
             task = i
     count = 0
     while task >= 0 and count < n:
-        w.chain[count] = task
+        w.path[count] = task
         count += 1
         p = w.device[task]
         begin = w.start[task]
@@ -236,8 +235,7 @@ def critical(t: Tables, w: State) -> int:
             if maker >= 0:
                 since = w.finish[maker]
                 if w.device[maker] != p:
-                    path = w.device[maker] * devices + p
-                    since += t.latency[path] + t.nbytes[datum] / t.rate[path]
+                    since += copy_seconds(t, datum, w.device[maker] * devices + p)
                 if since >= latest:
                     latest = since
                     found = maker

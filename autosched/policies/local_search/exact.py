@@ -15,9 +15,9 @@ from autosched.errors import ScheduleError
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
-from autosched.policies.base.problem import Policy
 from autosched.policies.constraint_programming.proof import can_solve, solved
 from autosched.policies.local_search.search import Progress, handed_over, quick
+from autosched.problem import Policy
 
 __all__ = ["exact"]
 
@@ -46,7 +46,8 @@ def exact(
     The policy raises ScheduleError where OR-Tools is not installed, or tasks cannot all be placed.
 
     >>> graph = Graph()
-    >>> tasks = [graph.add(int, name=name, seconds=s) for name, s in (("a", 3), ("b", 3), ("c", 2), ("d", 2), ("e", 2))]
+    >>> durations = {"a": 3, "b": 3, "c": 2, "d": 2, "e": 2}
+    >>> tasks = [graph.add(int, name=name, seconds=s) for name, s in durations.items()]
     >>> placement = exact()(graph, Machine.emulated(gpus=1), Costs())  # where HEFT needs 7 s
     >>> placement.device["a"] == placement.device["b"], placement.bound
     (True, 6.0)
@@ -55,7 +56,8 @@ def exact(
     def policy(graph: Graph, machine: Machine, costs: Costs) -> Placement:
         if not can_solve():
             raise ScheduleError(
-                'policy "exact" needs OR-Tools, which is not installed: pip install autosched[exact]'
+                'policy "exact" needs OR-Tools, which is not installed: '
+                "pip install autosched[exact]"
             )
         if seconds is not None:
             first = min(_FIRST * seconds, _LONGEST)
@@ -64,8 +66,8 @@ def exact(
             )
         began = perf_counter()
         start = quick(graph, machine, costs)
-        told = None if progress is None else (lambda end: progress(_part(began), end))
-        return solved(graph, machine, costs, start, None, seed, told)
+        improved = None if progress is None else (lambda end: progress(_part(began), end))
+        return solved(graph, machine, costs, start, None, seed, improved)
 
     policy.__name__ = "exact"
     return policy

@@ -26,19 +26,20 @@ from autosched.costs.costs import Costs
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
+from autosched.policies.base.kernels import decode, list_schedule, longest, optimistic
 from autosched.policies.base.listing import Listed, Listing
 from autosched.policies.base.possible import Possible
-from autosched.policies.base.problem import Problem
-from autosched.policies.base.tables import Tables
 from autosched.policies.literature.heft import heft
+from autosched.problem import Problem
 
-__all__ = ["best_listed", "members", "portfolio"]
+__all__ = ["KERNELS", "best_listed", "members", "portfolio"]
 
 _EXCESS = (4.0, 0.0, 1.0, 2.0, 0.5, 8.0)
 _AHEAD = (0.0, 1.0, 0.3)
 _BIASES = sorted(
     itertools.product(_EXCESS, _AHEAD), key=lambda b: _EXCESS.index(b[0]) + 2 * _AHEAD.index(b[1])
 )
+KERNELS = longest, list_schedule, decode, optimistic
 _WORK = 2e7  # steps for all lists of a large graph, about a second
 
 
@@ -50,14 +51,15 @@ def portfolio(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     linked it is ``heft``. Raises ScheduleError where tasks cannot all be placed.
 
     >>> graph = Graph()
-    >>> tasks = [graph.add(int, name=name, seconds=s) for name, s in (("short", 1), ("long", 3), ("middle", 2))]
+    >>> durations = {"short": 1, "long": 3, "middle": 2}
+    >>> tasks = [graph.add(int, name=name, seconds=s) for name, s in durations.items()]
     >>> portfolio(graph, Machine.emulated(gpus=1), Costs()).device
     {'short': 'cuda:0', 'long': 'cpu', 'middle': 'cuda:0'}
     """
     problem = Problem.of(graph, machine, costs)
     if Possible(problem).partial:
         return heft(graph, machine, costs)
-    listing = Listing(Tables.of(problem), mode(members(problem) * steps(problem)), problem.tasks)
+    listing = Listing(problem.tables, mode(members(problem) * steps(problem), *KERNELS))
     found = best_listed(listing, members(problem))
     return listing.placement(problem, found)
 
@@ -84,9 +86,9 @@ def best_listed(listing: Listing, most: int, bound: float = 0.0) -> Listed:
 
 def _alone(listing: Listing) -> Iterator[Listed]:
     """Yield for each distinct device the placement that puts all possible tasks there."""
-    n = len(listing.names)
+    n = listing.count
     devices = listing.devices
-    together = listing.shape.together.reshape(n, devices)
+    together = listing.arrays.together.reshape(n, devices)
     quickest = together.argmin(axis=1)
     seen = set()
     for p in range(devices):

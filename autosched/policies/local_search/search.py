@@ -15,7 +15,6 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from operator import attrgetter
 from time import perf_counter
 
@@ -25,14 +24,15 @@ from autosched.costs.costs import Costs
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
+from autosched.policies.base.kernels import decode, optimistic
 from autosched.policies.base.listing import Listing
 from autosched.policies.base.possible import Possible
-from autosched.policies.base.problem import Policy, Problem
-from autosched.policies.base.tables import Tables
 from autosched.policies.constraint_programming.proof import can_solve, is_soon_solved, solved
 from autosched.policies.literature.heft import heft
 from autosched.policies.local_search.annealer import Annealer, cool, cool_until
-from autosched.policies.local_search.portfolio import best_listed, members, steps
+from autosched.policies.local_search.annealing import anneal
+from autosched.policies.local_search.portfolio import KERNELS, best_listed, members, steps
+from autosched.problem import Policy, Problem
 
 __all__ = ["handed_over", "quick", "search"]
 
@@ -42,7 +42,7 @@ _EACH = 2_000
 _DECODED = 8_000_000  # tasks placed, at most; half as many with contention, which takes longer,
 _STARTS = 4  # in this many starts at most, if their tasks are less than half of these
 _TOO_MANY = 2_000  # tasks, from which that few moves gain nothing
-# of the time, for annealing before CP-SAT: the fraction, and the most seconds
+# Of the time, for annealing before CP-SAT: the fraction, and the most seconds.
 _FIRST = 0.3
 _LONGEST = 3.0
 _BOUNDED = 2_000  # tasks, up to which a lower bound is worth computing
@@ -95,7 +95,7 @@ def handed_over(
     part = min(first / max(seconds, 1e-9), 1.0)
     best = math.inf
 
-    def told(makespan: float) -> None:
+    def improved(makespan: float) -> None:
         nonlocal best
         best = min(best, makespan)
         report(min(max(part, 1.0 - (end - perf_counter()) / max(seconds, 1e-9)), 1.0), best)
@@ -110,7 +110,7 @@ def handed_over(
         return start
     with suppress(KeyboardInterrupt):  # there is nothing better yet
         if perf_counter() < end:
-            start = solved(graph, machine, costs, start, end, seed, told)
+            start = solved(graph, machine, costs, start, end, seed, improved)
         report(1.0, best)
     return start
 
@@ -130,24 +130,31 @@ def _annealed(
     problem = Problem.of(graph, machine, costs)
     if Possible(problem).partial:
         return heft(graph, machine, costs), False
-    tables = Tables.of(problem)
-    work = members(problem) * steps(problem)
-    listing = Listing(tables, mode(work if seconds is None else math.inf), problem.tasks)
+    work = members(problem) * steps(problem) if seconds is None else math.inf
+    listing = Listing(problem.tables, mode(work, *KERNELS))
     least = max(bounds(graph, machine, costs).values()) if len(graph) <= _BOUNDED else 0.0
     found = best_listed(listing, members(problem), least)
     stopped = False
     if seconds is None and least < found.makespan:  # only now importing numba may pay off
-        listing = Listing(tables, mode(4.0 * starts * moves * len(problem.tasks)), problem.tasks)
+        work = 4.0 * starts * moves * len(problem.tasks)
+        listing = Listing(problem.tables, mode(work, anneal, decode, optimistic))
     best = found
     try:
         report(0.0, best.makespan)
         for number in range(starts if least < best.makespan < math.inf and moves else 0):
             annealer = Annealer(listing, found, seed + number, least)
-            told = partial(_told, report, number, starts, best.makespan)
+            before = best.makespan
+
+            def progress(
+                part: float, makespan: float, number: int = number, before: float = before
+            ) -> None:
+                report((number + part) / starts, min(before, makespan))
+
             try:
-                cool(annealer, moves, told) if seconds is None else cool_until(
-                    annealer, began + seconds, told
-                )
+                if seconds is None:
+                    cool(annealer, moves, progress)
+                else:
+                    cool_until(annealer, began + seconds, progress)
             finally:
                 best = min(best, annealer.best, key=attrgetter("makespan"))
             if annealer.done:
@@ -156,12 +163,6 @@ def _annealed(
     except KeyboardInterrupt:
         stopped = True
     return replace(listing.placement(problem, best), bound=min(least, best.makespan)), stopped
-
-
-def _told(
-    report: Progress, number: int, starts: int, best: float, part: float, makespan: float
-) -> None:
-    report((number + part) / starts, min(best, makespan))
 
 
 def quick(graph: Graph, machine: Machine, costs: Costs) -> Placement:

@@ -1,0 +1,344 @@
+"""The scheduling problem as numbers: graph, machine and costs in one table.
+
+Tasks, devices and data become numbers. A *datum* is a version of a value that tasks read. The
+table holds durations of single tasks and copies, and no start times. Policies, their kernels,
+constraint programming and lower bounds all read this table, or a view of it in other units.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosched._lib.gc_pause import without_collecting
+from autosched._lib.jit import Mode
+from autosched.costs.costs import Costs
+from autosched.graph.flow import flow
+from autosched.graph.graph import Dependency, Graph, Use
+from autosched.machine.machine import Machine
+from autosched.placement import Placement, Send, choices, home
+
+__all__ = ["Policy", "Problem", "Tables", "grouped"]
+
+Policy = Callable[[Graph, Machine, Costs], Placement]
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Rows = Sequence[Sequence[int]]
+
+
+class Tables(NamedTuple):
+    """The arrays, flat for kernels: row ``i`` of a table of width ``w`` begins at ``i * w``.
+
+    A ragged table is a pair of arrays: the offset of each row, and the numbers (CSR). A datum is
+    produced by task ``maker``, or is on device ``home`` from the beginning if that is -1. Its
+    copies take ``latency + nbytes / rate``, read in the row of the device that it is copied from,
+    or in row ``row`` if it has no producer: after the rows of devices come those of their pageable
+    memory. Without a link the latency is infinite.
+    """
+
+    seconds: Floats  # [task, device], infinite where a task cannot run
+    together: Floats  # [task, device], of all tasks of its group
+    least: Floats  # [task], the least of ``together``
+    streams: Ints  # [device], its compute streams
+    group: Ints  # [task]; tasks of one group share a device
+    before_at: Ints
+    before: Ints  # predecessors whose data the task does not read
+    reads_at: Ints
+    reads: Ints  # data that must be on the task's device
+    maker: Ints  # [datum]
+    home: Ints  # [datum], -1 for data with a producer
+    row: Ints  # [datum], -1 for data with a producer
+    nbytes: Floats  # [datum]
+    latency: Floats  # [source row, device]
+    rate: Floats  # [source row, device]
+    holds_out: Ints  # [source row, device]: a copy occupies the source's copy-out stream
+    holds_in: Ints  # [source row, device]: a copy occupies the destination's copy-in stream
+    returns: Ints  # data that are copied back in the end, since tasks write inputs,
+    returns_to: Ints  # to these devices
+
+    def reversed(self) -> Tables:
+        """Return the tables of the reversed graph: its task ``i`` is task ``n - 1 - i``.
+
+        Each read of a task's result becomes a datum of its own, which is copied in the other
+        direction.
+        """
+        n = len(self.group)
+        devices = len(self.streams)
+        reader = np.repeat(np.arange(n), np.diff(self.reads_at))
+        made = self.maker[self.reads] >= 0
+        reader = reader[made]
+        datum = self.reads[made]
+        later = np.repeat(np.arange(n), np.diff(self.before_at))
+        flip = [table.reshape(n, devices)[::-1].ravel() for table in (self.seconds, self.together)]
+        before_at, before = grouped(n - 1 - self.before, n - 1 - later, n)
+        reads_at, reads = grouped(n - 1 - self.maker[datum], np.arange(len(datum)), n)
+        return Tables(
+            seconds=flip[0],
+            together=flip[1],
+            least=self.least[::-1].copy(),
+            streams=self.streams,
+            group=n - 1 - self.group[::-1],
+            before_at=before_at,
+            before=before,
+            reads_at=reads_at,
+            reads=reads,
+            maker=n - 1 - reader,
+            home=np.full(len(datum), -1),
+            row=np.full(len(datum), -1),
+            nbytes=self.nbytes[datum],
+            latency=self._turned(self.latency),
+            rate=self._turned(self.rate),
+            holds_out=self._turned(self.holds_in),
+            holds_in=self._turned(self.holds_out),
+            returns=np.zeros(0, np.int64),
+            returns_to=np.zeros(0, np.int64),
+        )
+
+    def _turned(self, paths: NDArray[Any]) -> NDArray[Any]:
+        """Return a table of paths for copies in the other direction."""
+        p = len(self.streams)
+        return paths[: p * p].reshape(p, p).T.ravel()
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Tables of a graph on a machine, with the names of what they number.
+
+    >>> graph = Graph()
+    >>> y = graph.add(abs, graph.input("x"), name="y", seconds={"cuda:0": 2.0})
+    >>> problem = Problem.of(graph, Machine.emulated(gpus=1), Costs())
+    >>> problem.seconds, problem.reads, problem.names
+    ([[inf, 2.0]], [[0]], ['x'])
+    """
+
+    tasks: Sequence[str]
+    devices: Sequence[str]
+    names: Sequence[str]  # of data
+    versions: Sequence[int]  # of data
+    dependencies: Sequence[Sequence[Dependency]]  # by task
+    allowed: NDArray[np.bool_]  # [task, device], by constraints
+    finite: NDArray[np.bool_]  # [task, device], by costs
+    tables: Tables
+
+    @classmethod
+    @without_collecting()
+    def of(cls, graph: Graph, machine: Machine, costs: Costs) -> Problem:
+        """Tabulate a graph on a machine. Raises ScheduleError for contradictory constraints."""
+        found = choices(graph, machine)
+        count = len(machine.names)
+        allowed = np.ones((len(graph), count), bool)
+        for task, names in enumerate(found.devices):
+            if len(names) < count:
+                allowed[task] = [name in names for name in machine.names]
+        raw = _seconds(graph, machine, costs)
+        seconds = np.where(allowed, raw, np.inf)
+        group = np.array(found.group, np.int64)
+        together = _together(seconds, group)
+        data, reads, returned = _reads(graph)
+        values = [graph.values[use.value] for use in data]
+        makers = [
+            graph.maker(use) if use.version else value.producer
+            for use, value in zip(data, values, strict=True)
+        ]
+        number = {name: p for p, name in enumerate(machine.names)}
+        homes = [
+            number[home(graph, machine, value)] if maker is None else -1
+            for maker, value in zip(makers, values, strict=True)
+        ]
+        pageable = [
+            maker is None and value.name in costs.pageable
+            for maker, value in zip(makers, values, strict=True)
+        ]
+        maker = np.array([-1 if maker is None else maker for maker in makers], np.int64)
+        back = [number[home(graph, machine, values[datum])] for datum in returned]
+        before_at, before = _ragged(_others(graph, reads, maker.tolist()))
+        reads_at, flat_reads = _ragged(reads)
+        tables = Tables(
+            seconds=seconds.ravel(),
+            together=together.ravel(),
+            least=together.min(axis=1, initial=np.inf),
+            streams=np.array([device.streams for device in machine.devices], np.int64),
+            group=group,
+            before_at=before_at,
+            before=before,
+            reads_at=reads_at,
+            reads=flat_reads,
+            maker=maker,
+            home=np.array(homes, np.int64),
+            row=np.array(homes, np.int64) + count * np.array(pageable, np.int64),
+            nbytes=np.array([costs.value_nbytes(value) for value in values], float),
+            returns=np.array(returned, np.int64),
+            returns_to=np.array(back, np.int64),
+            **_paths(machine, bool(costs.pageable)),
+        )
+        return cls(
+            tasks=[task.name for task in graph.tasks],
+            devices=machine.names,
+            names=[value.name for value in values],
+            versions=[use.version for use in data],
+            dependencies=[task.dependencies for task in graph.tasks],
+            allowed=allowed,
+            finite=np.isfinite(raw),
+            tables=tables,
+        )
+
+    @cached_property
+    def lists(self) -> Any:
+        """The tables as lists, ``Tables`` again, which Python reads faster than arrays."""
+        return Mode(False).of(self.tables)
+
+    @cached_property
+    def seconds(self) -> Any:
+        """The durations ``[task][device]``."""
+        return self.by_task(self.tables.seconds).tolist()
+
+    @cached_property
+    def together(self) -> Any:
+        """The durations of whole groups, ``[task][device]``."""
+        return self.by_task(self.tables.together).tolist()
+
+    def by_task(self, table: NDArray[Any]) -> Any:
+        """Return a flat table as a matrix by [task, device]."""
+        return table.reshape(self.allowed.shape)
+
+    @cached_property
+    def reads(self) -> list[list[int]]:
+        """The data that each task reads."""
+        reads = self.lists.reads
+        return [reads[a:b] for a, b in pairwise(self.lists.reads_at)]
+
+    @cached_property
+    def before(self) -> list[list[int]]:
+        """The predecessors of each task."""
+        return [[other for other, _ in dependencies] for dependencies in self.dependencies]
+
+    @cached_property
+    def after(self) -> list[list[int]]:
+        """The successors of each task, in insertion order."""
+        found: list[list[int]] = [[] for _ in self.tasks]
+        for task, before in enumerate(self.before):
+            for other in before:
+                found[other].append(task)
+        return found
+
+    @cached_property
+    def returns(self) -> list[tuple[int, int]]:
+        """The data that are copied back in the end, and where to."""
+        return list(zip(self.lists.returns, self.lists.returns_to, strict=True))
+
+    @cached_property
+    def linked(self) -> NDArray[np.bool_]:
+        """Whether data can be copied directly, by [source, destination]."""
+        count = len(self.devices)
+        return np.isfinite(self.tables.latency[: count * count].reshape(count, count))
+
+    def copy_seconds(self, datum: int, row: int, device: int) -> float:
+        """Return the duration of a copy of a datum, infinite without a link."""
+        t = self.lists
+        path = row * len(self.devices) + device
+        return float(t.latency[path] + t.nbytes[datum] / t.rate[path])
+
+    def placement(self, device: Any, order: Any, copies: tuple[Send, ...] = ()) -> Placement:
+        """Return a placement by names, given ``device`` and ``order`` as numbers."""
+        where = map(self.devices.__getitem__, np.asarray(device, np.int64).tolist())
+        names = map(self.tasks.__getitem__, np.asarray(order, np.int64).tolist())
+        return Placement(dict(zip(self.tasks, where, strict=True)), tuple(names), copies)
+
+
+def _seconds(graph: Graph, machine: Machine, costs: Costs) -> Floats:
+    """Return the duration of each task on each device."""
+    rows = [costs.everywhere(task, machine.devices) for task in graph.tasks]
+    table = np.empty((len(rows), len(machine.devices)))
+    table[:] = np.array([row if isinstance(row, float) else 0.0 for row in rows])[:, np.newaxis]
+    for task, row in enumerate(rows):
+        if not isinstance(row, float):
+            table[task] = row
+    return table
+
+
+def _together(seconds: Floats, group: Ints) -> Floats:
+    """Return the durations of whole groups, by task."""
+    if (group == np.arange(len(group))).all():
+        return seconds
+    total = np.zeros_like(seconds)
+    np.add.at(total, group, seconds)
+    return total[group]
+
+
+def _reads(graph: Graph) -> tuple[list[Use], list[list[int]], list[int]]:
+    """Number the data; return them, those that each task reads, and those that are copied back."""
+    number: dict[Use, int] = {}
+    reads = [
+        [
+            number.setdefault(use, len(number))
+            for use in (task.reads if task.part is None else graph.needs(task))
+        ]
+        for task in graph.tasks
+    ]
+    returned = [
+        number.setdefault(Use(value.index, last), len(number))
+        for value in graph.sources
+        if (last := graph.last_version(value.index))
+    ]
+    return list(number), reads, returned
+
+
+def _others(graph: Graph, reads: Rows, maker: Sequence[int]) -> Rows:
+    """Return the predecessors of each task that produce none of the data that it reads."""
+    if graph.is_plain and not len(flow(graph).after):  # then all dependencies are for data
+        return [[]] * len(reads)
+    found = []
+    for task, row in zip(graph.tasks, reads, strict=True):
+        makers = [maker[datum] for datum in row]
+        found.append([other for other, _ in task.dependencies if other not in makers])
+    return found
+
+
+def _paths(machine: Machine, pageable: bool) -> dict[str, NDArray[Any]]:
+    """Return latency, rate, holds_out and holds_in of ``Tables``."""
+    rows = []
+    for slow in (False, True) if pageable else (False,):
+        for source in machine.devices:
+            for destination in machine.devices:
+                link = machine.link(source.name, destination.name)
+                # A copy between a CPU and an accelerator occupies a stream of the latter alone.
+                out = source.kind != "cpu"
+                into = destination.kind != "cpu"
+                latency, rate = math.inf, math.inf
+                if source.name == destination.name:
+                    rows.append((0.0, math.inf, False, False))
+                    continue
+                if link is not None:
+                    latency = link.latency
+                    rate = link.bytes_per_second
+                    if slow and into and not out:
+                        rate = link.pageable_bytes_per_second or rate
+                rows.append((latency, rate, out or not into, into or not out))
+    latencies, rates, holds_out, holds_in = zip(*rows, strict=True)
+    return {
+        "latency": np.array(latencies, float),
+        "rate": np.array(rates, float),
+        "holds_out": np.array(holds_out, np.int64) * machine.contention,
+        "holds_in": np.array(holds_in, np.int64) * machine.contention,
+    }
+
+
+def _ragged(rows: Rows) -> tuple[Ints, Ints]:
+    """Return the offset of each row, and all numbers in one array."""
+    at = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum([len(row) for row in rows], out=at[1:])
+    return at, np.fromiter(chain.from_iterable(rows), np.int64, at[-1])
+
+
+def grouped(key: Ints, item: Ints, count: int) -> tuple[Ints, Ints]:
+    """Return the items of each key as a ragged table."""
+    at = np.zeros(count + 1, np.int64)
+    np.cumsum(np.bincount(key, minlength=count), out=at[1:])
+    return at, item[np.argsort(key, kind="stable")]
