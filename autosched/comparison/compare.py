@@ -15,7 +15,7 @@ from itertools import product
 from typing import Any
 
 from autosched._lib.allowed import device_name
-from autosched._lib.text_table import amount
+from autosched._lib.text import amount
 from autosched.comparison.comparison import Comparison, Refusal, Row
 from autosched.costs.costs import Costs
 from autosched.errors import AutoschedError, MachineError, ScheduleError, shown
@@ -23,8 +23,8 @@ from autosched.graph.graph import Graph
 from autosched.machine.machine import LINKS, Machine
 from autosched.policies import TIMED, Policy
 from autosched.policies.noise import checked_noise, noisy_makespans
-from autosched.scheduling.arguments import check_kinds
-from autosched.scheduling.planning import estimated, paged, policy_of, schedule
+from autosched.scheduling.arguments import check_arguments
+from autosched.scheduling.planning import estimate_costs, find_policy, mark_pageable, schedule
 from autosched.scheduling.schedule import Schedule
 
 __all__ = ["compare"]
@@ -67,14 +67,17 @@ def compare(
     """
     inputs = device_name(inputs)
     outputs = device_name(outputs)
-    check_kinds(graph, costs, examples, inputs, outputs, place=place)
+    check_arguments(graph=graph, costs=costs, examples=examples, inputs=inputs, outputs=outputs)
+    check_arguments(place=place)
     if noise is not None:
         checked_noise(noise)
-    known = estimated(graph, examples) if costs is None and examples is not None else Costs()
+    known = estimate_costs(graph, examples) if costs is None and examples is not None else Costs()
     named = _machines(machines)
     ways = _policies(policies)
     if costs is None:
-        priced = {name: paged(known, graph, machine, examples) for name, machine in named.items()}
+        priced = {
+            name: mark_pageable(known, graph, machine, examples) for name, machine in named.items()
+        }
     else:
         priced = dict.fromkeys(named, costs)
     plan = partial(
@@ -154,7 +157,7 @@ def _policies(
         named = dict(zip(_numbered([_name(item) for item in once]), once, strict=True))
     for item in named.values():
         if item != "auto":
-            policy_of(item)
+            find_policy(item)
     return named
 
 

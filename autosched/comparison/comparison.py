@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import groupby, product
 
-from autosched._lib.text_table import amount, table
+from autosched._lib.text import amount, table
 from autosched.viz import Bar, Line, bars_svg, lines_svg
 from autosched.viz.paint import duration
 

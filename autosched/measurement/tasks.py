@@ -24,7 +24,7 @@ from autosched.measurement.bench import Bench
 from autosched.measurement.kept import Kept, model, real
 from autosched.measurement.links import Track
 from autosched.scheduling.arguments import checked_count
-from autosched.scheduling.planning import paged
+from autosched.scheduling.planning import mark_pageable
 
 __all__ = ["measure_costs"]
 
@@ -65,7 +65,7 @@ def measure_costs(
         raise MachineError("an emulated machine has nothing to measure; measure on Machine.local()")
     checked_count(repeat, "repeat", 1)
     inputs = inputs or {}
-    known = paged(Costs.estimate(graph, inputs), graph, machine, inputs)
+    known = mark_pageable(Costs.estimate(graph, inputs), graph, machine, inputs)
     kept = Kept(cache)
     benches = [
         Bench(graph, machine, inputs, known, devices, repeat, kept) for devices in _groups(machine)
