@@ -6,13 +6,12 @@ import argparse
 from collections import Counter
 from typing import Any
 
-from autosched._lib.text_table import amount, table
+from autosched._lib.text import amount, count, table
 from autosched.cli.faults import CHECK_FAILED, say
 from autosched.cli.options import add_planning, planned
 from autosched.cli.output import json_text
 from autosched.cli.subject import add_thing, subject
 from autosched.errors import ProgramError, ScheduleError
-from autosched.explanation.words import count
 from autosched.scheduling.schedule import Schedule
 from autosched.timeline.timeline import Timeline
 from autosched.viz.paint import duration

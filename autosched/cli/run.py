@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autosched._lib.text_table import table
+from autosched._lib.text import table
 from autosched._lib.tree import flatten, transform
 from autosched.cli.faults import CHECK_FAILED, TheirError, say
 from autosched.cli.options import add_planning, count, planned
