@@ -11,7 +11,7 @@ from autosched.costs.costs import Costs, Work
 from autosched.graph.graph import Task
 from autosched.machine.machine import Device
 
-__all__ = ["SLOW", "doubt", "work_of"]
+__all__ = ["SLOW", "objection", "work_of"]
 
 FAST = 10  # times a device's peak: beyond is no measurement of work that was done
 SLOW = 1000  # times the roofline: so slow, a second reading must say the same
@@ -22,10 +22,10 @@ _PEAKS = {"cpu": (1e13, 1e12)}
 _ACCELERATOR = 1e15, 1e13
 
 
-def doubt(seconds: float, work: Work | None, device: Device) -> str | None:
+def objection(seconds: float, work: Work | None, device: Device) -> str | None:
     """Return why a reading is impossible, or None: a task with this work took these seconds on a device.
 
-    >>> doubt(1e-9, Work(flops=2e12, nbytes=0), Device("cuda:0"))
+    >>> objection(1e-9, Work(flops=2e12, nbytes=0), Device("cuda:0"))
     'would be 2,000,000 times the peak of such a device'
     """
     if not 0 <= seconds < math.inf:
