@@ -820,7 +820,7 @@ def test_control_c_ends_a_search_with_the_best_so_far(tmp_path, monkeypatch, cap
         yield interrupt
 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(planning, "bar", impatient)
+    monkeypatch.setattr(planning, "progress_bar", impatient)
     code, said, complaints = run(
         capsys, "simulate", f"{file}:uneven", "--policy", "search", "--seconds", "60"
     )
