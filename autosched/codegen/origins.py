@@ -41,9 +41,8 @@ def torch_path(item: Any) -> str | None:
         path = f"ops.{item}"
         return f"torch.{path}" if _reach("torch", path) is item else None
     name = getattr(item, "__name__", None)
-    home = getattr(item, "__module__", None) or getattr(
-        getattr(item, "__objclass__", None), "__module__", None
-    )
+    owner = getattr(item, "__objclass__", None)
+    home = getattr(item, "__module__", None) or getattr(owner, "__module__", None)
     if not isinstance(name, str) or str(home).partition(".")[0] != "torch":
         return None
     for space in _NAMESPACES:
@@ -133,17 +132,14 @@ def _globals_in(table: symtable.SymbolTable) -> Iterator[str]:
 
 def _is_code_of(fn: FunctionType, text: str, needs: Mapping[str, Any]) -> bool:
     """Whether source still compiles to the function's code: a file may have changed since."""
-    foreign = [
-        name for name, item in needs.items() if getattr(item, "__module__", None) != fn.__module__
-    ]
-    imports = "".join(
-        f"import {name}\n" for name in foreign
-    )  # Python compiles calls of imported names differently
+    items = needs.items()
+    foreign = [name for name, item in items if getattr(item, "__module__", None) != fn.__module__]
+    # Python compiles calls of imported names differently.
+    imports = "".join(f"import {name}\n" for name in foreign)
     for source in (text, imports + text):
         module = compile(source, "<source>", "exec", dont_inherit=True)
-        if any(
-            _equal(code, fn.__code__) for code in module.co_consts if isinstance(code, CodeType)
-        ):
+        codes = (code for code in module.co_consts if isinstance(code, CodeType))
+        if any(_equal(code, fn.__code__) for code in codes):
             return True
     return False
 
@@ -169,6 +165,6 @@ def _has_defaults(fn: FunctionType, arguments: ast.arguments) -> bool:
         }
     except ValueError:
         return False
-    return repr(tuple(written)) == repr(fn.__defaults__ or ()) and repr(keywords) == repr(
-        fn.__kwdefaults__ or {}
-    )
+    if repr(tuple(written)) != repr(fn.__defaults__ or ()):
+        return False
+    return repr(keywords) == repr(fn.__kwdefaults__ or {})

@@ -54,28 +54,23 @@ def learn(
     """
     timelines = [timeline] if isinstance(timeline, Timeline) else timeline
     runs = [run for each in timelines for run in each.runs or (each,)]
-    seconds: dict[
-        str, dict[str, list[float]]
-    ] = {}  # by task and device, the device of the last run at the end
+    # By task and device; the device of the last run comes last.
+    readings: dict[str, dict[str, list[float]]] = {}
     nbytes: dict[str, float] = {}
     for span in (span for run in runs for span in run.spans):
         if span.kind == "run":
-            table = seconds.setdefault(span.name, {})
-            readings = table.pop(span.streams[0].device, [])
-            table[span.streams[0].device] = [
-                *readings,
-                *([span.seconds] if 0 < span.seconds < math.inf else []),
-            ]
+            device = span.streams[0].device
+            table = readings.setdefault(span.name, {})
+            table[device] = table.pop(device, [])
+            if 0 < span.seconds < math.inf:
+                table[device].append(span.seconds)
         elif 0 < span.nbytes < math.inf:
             nbytes[span.name] = max(nbytes.get(span.name, 0.0), float(span.nbytes))
     learnt: dict[str, float | dict[str, float]] = {}
-    for name, table in seconds.items():
+    for name, table in readings.items():
         task = graph.task(name)
-        measured = {
-            machine.device(device): statistics.median(some)
-            for device, some in table.items()
-            if some
-        }
+        medians = {name: statistics.median(some) for name, some in table.items() if some}
+        measured = {machine.device(device): median for device, median in medians.items()}
         if measured and not task.view:
             learnt[name] = _everywhere(task, measured, machine, costs)
     return costs.override(learnt, nbytes)

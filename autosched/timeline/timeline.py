@@ -173,8 +173,9 @@ class Timeline:
         """
         if self.learn is None:
             raise TimelineError(
-                "the timeline does not know what it was measured of, so it has no costs; those of Schedule.profile and "
-                "simulate do, and autosched.costs.learning.learn(timeline, graph, machine, costs) is for others"
+                "the timeline does not know what it was measured of, so it has no costs; those of "
+                "Schedule.profile and simulate do, and "
+                "autosched.costs.learning.learn(timeline, graph, machine, costs) is for others"
             )
         return self.learn(self)
 
