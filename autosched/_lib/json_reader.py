@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from autosched.errors import AutoschedError, ScheduleError, listed
 
-__all__ = ["Reader", "each", "number", "one", "parse", "plain", "record", "refuse", "table"]
+__all__ = ["Reader", "each", "json_data", "number", "one", "parse", "refuse", "struct", "table"]
 
 Reader = Callable[[Any, str], Any]
 
@@ -87,7 +87,7 @@ def table(reader: Reader) -> Reader:
     return read
 
 
-def record(
+def struct(
     make: Callable[..., Any], readers: Mapping[str, Reader], optional: Collection[str] = ()
 ) -> Reader:
     """Read an object with these keys, and call ``make`` with the values.
@@ -128,19 +128,19 @@ def refuse(place: str, what: str, got: Any) -> NoReturn:
     raise ScheduleError(f"{place or 'it'} must be {what}, got {shown}")
 
 
-def plain(item: Any) -> Any:
+def json_data(item: Any) -> Any:
     """Return data as JSON types: numbers as int or float, infinite ones and nan as strings."""
     if dataclasses.is_dataclass(item):
         saved = (f.name for f in dataclasses.fields(item) if f.metadata.get("saved", True))
-        fields = {name: plain(getattr(item, name)) for name in saved}
+        fields = {name: json_data(getattr(item, name)) for name in saved}
         return {name: part for name, part in fields.items() if part or name not in _NEWER}
     if isinstance(item, Mapping):
         if odd := [key for key in item if not isinstance(key, str)]:
             what = f"a table has the key {odd[0]!r}"
             raise ScheduleError(f"{what}, and only strings can be saved as keys")
-        return {key: plain(part) for key, part in item.items()}
+        return {key: json_data(part) for key, part in item.items()}
     if isinstance(item, (tuple, frozenset)):
-        return [plain(part) for part in (sorted(item) if isinstance(item, frozenset) else item)]
+        return [json_data(part) for part in (sorted(item) if isinstance(item, frozenset) else item)]
     if item is None or isinstance(item, (str, bool)):
         return item
     if isinstance(item, Integral):

@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from autosched._lib.json_reader import plain
+from autosched._lib.json_reader import json_data
 from autosched._lib.text import amount, count, duration, table
 from autosched.cli.loading import costs_of, examples_of, inputs_of, planned, read, subject_of
 from autosched.cli.output import CHECK_FAILED, UserCodeError, deliver, json_text, say, tracker
@@ -169,7 +169,7 @@ def explain(arguments: argparse.Namespace) -> int:
         if arguments.profile:
             measured = profiled(made, inputs_of(subject), arguments.repeat)
         explanation = made.explain(arguments.task, measured)
-    print(json_text(plain(explanation)) if arguments.json else explanation)
+    print(json_text(json_data(explanation)) if arguments.json else explanation)
     return 0
 
 

@@ -21,9 +21,12 @@ from autosched.policies import POLICIES, TIMED
 
 __all__ = ["command_parser"]
 
+_DESCRIPTION = """\
+Schedule task graphs of tensor work on many devices: see, prove, run and compare the schedules."""
 _EPILOG = """\
-THING is a saved schedule (plan.json), or the function that builds a graph: package.module:function or
-path/to/file.py:function. It returns a Graph, or (Graph, inputs), or (Graph, inputs, Machine).
+THING is a saved schedule (plan.json), or the function that builds a graph:
+package.module:function or path/to/file.py:function. It returns a Graph, or (Graph, inputs), or
+(Graph, inputs, Machine).
 
 examples:
   autosched demo
@@ -33,6 +36,7 @@ examples:
 exit codes: 0 good, 1 a check failed, 2 wrong usage or input, 130 interrupted
 """
 _MOST_GPUS = 256
+_Run = Callable[[argparse.Namespace], int]
 _NAMES = ("auto", *TIMED, *POLICIES)  # of policies
 
 
@@ -49,26 +53,36 @@ class _Parser(argparse.ArgumentParser):
 
 def command_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    about = "Schedule task graphs of tensor work on many devices: see, prove, run and compare the schedules."
-    parser = _Parser(prog="autosched", description=about, epilog=_EPILOG)
+    parser = _Parser(prog="autosched", description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument("--version", action="version", version=f"autosched {__version__}")
     subparsers = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", title="commands"
     )
     for add_command in _COMMANDS:
-        add_command(subparsers.add_parser)
+        add_command(subparsers)
     return parser
 
 
-_Add = Callable[..., argparse.ArgumentParser]
+def _command(
+    subparsers: Any, run: _Run, what: str, description: str, example: str
+) -> argparse.ArgumentParser:
+    """Add a command, named as the function that runs it, and return its parser."""
+    name = run.__name__
+    epilog = f"example: autosched {name} {example}"
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        name, help=what, description=description, epilog=epilog
+    )
+    parser.set_defaults(run=run)
+    return parser
 
 
-def _demo(add_parser: _Add) -> None:
-    parser = add_parser(
-        "demo",
-        help="train a two-layer MLP on one CPU and two GPUs, real or emulated",
-        description="Train a two-layer MLP on handwritten digits, compare with the serial run, and draw the schedule.",
-        epilog="example: autosched demo --epochs 2 --folder pictures",
+def _demo(subparsers: Any) -> None:
+    parser = _command(
+        subparsers,
+        commands.demo,
+        "train a two-layer MLP on one CPU and two GPUs, real or emulated",
+        "Train a two-layer MLP on digits, compare with the serial run, and draw the schedule.",
+        "--epochs 2 --folder pictures",
     )
     add = parser.add_argument
     add(
@@ -79,30 +93,30 @@ def _demo(add_parser: _Add) -> None:
         help="times through the data (default: 12)",
     )
     add("--folder", type=Path, default=Path(), help="where to write the pictures (default: here)")
-    parser.set_defaults(run=commands.demo)
 
 
-def _devices(add_parser: _Add) -> None:
-    parser = add_parser(
-        "devices",
-        help="show the devices that are here, and the links between them",
-        description="Show what torch sees here, and the machine that schedules are made for with --local.",
-        epilog="example: autosched devices --write machine.json && autosched show plan.json --machine machine.json",
+def _devices(subparsers: Any) -> None:
+    parser = _command(
+        subparsers,
+        commands.devices,
+        "show the devices that are here, and the links between them",
+        "Show torch's devices, and the machine that schedules are made for with --local.",
+        "--write m.json && autosched show plan.json --machine m.json",
     )
     _add_real_gpus(parser)
     add = parser.add_argument
     add("--machine", type=Path, metavar="FILE", help="show this machine instead, measured perhaps")
     add("--write", type=Path, metavar="FILE", help="write it as JSON, to be edited, for --machine")
     _add_json(parser)
-    parser.set_defaults(run=commands.devices)
 
 
-def _show(add_parser: _Add) -> None:
-    parser = add_parser(
-        "show",
-        help="show a schedule as text or as a picture",
-        description="Show a schedule: what runs where and when, as predicted.",
-        epilog="example: autosched show autosched.demo:mlp_step --gpus 2 --format svg -o mlp.svg",
+def _show(subparsers: Any) -> None:
+    parser = _command(
+        subparsers,
+        show,
+        "show a schedule as text or as a picture",
+        "Show a schedule: what runs where and when, as predicted.",
+        "autosched.demo:mlp_step --gpus 2 --format svg -o mlp.svg",
     )
     _add_thing(parser)
     add = parser.add_argument
@@ -111,41 +125,41 @@ def _show(add_parser: _Add) -> None:
     add("--what", choices=tuple(views), help="of what (default: gantt, where it can be)")
     _add_output(parser, "write it there instead of to stdout")
     _add_planning(parser)
-    parser.set_defaults(run=show)
 
 
-def _simulate(add_parser: _Add) -> None:
-    parser = add_parser(
-        "simulate",
-        help="predict how long a schedule takes, and how busy each device is",
-        description="Predict how long a schedule takes, how near that is to the best, and how busy devices are.",
-        epilog="example: autosched simulate autosched.demo:mlp_example --link nvlink4 --policy heft --json",
+def _simulate(subparsers: Any) -> None:
+    parser = _command(
+        subparsers,
+        commands.simulate,
+        "predict how long a schedule takes, and how busy each device is",
+        "Predict how long a schedule takes, how near that is to the best, and idle times.",
+        "autosched.demo:mlp_example --link nvlink4 --json",
     )
     _add_thing(parser)
     _add_planning(parser)
     _add_json(parser)
-    parser.set_defaults(run=commands.simulate)
 
 
-def _verify(add_parser: _Add) -> None:
-    parser = add_parser(
-        "verify",
-        help="prove that a schedule cannot race; exit with 1 if it can",
-        description="Prove by vector clocks that whatever must be ordered is, or name the line that races.",
-        epilog="example: autosched verify plan.json",
+def _verify(subparsers: Any) -> None:
+    parser = _command(
+        subparsers,
+        commands.verify,
+        "prove that a schedule cannot race; exit with 1 if it can",
+        "Prove by vector clocks that a schedule cannot race, or name the line that races.",
+        "plan.json",
     )
     _add_thing(parser)
     _add_planning(parser)
     _add_json(parser)
-    parser.set_defaults(run=commands.verify)
 
 
-def _run(add_parser: _Add) -> None:
-    parser = add_parser(
-        "run",
-        help="run a schedule, and compare with the serial run; exit with 1 if they differ",
-        description="Run a schedule on this machine or an emulated one, and compare with the serial run bit for bit.",
-        epilog="example: autosched run autosched.demo:mlp_example --slower 200 --profile",
+def _run(subparsers: Any) -> None:
+    parser = _command(
+        subparsers,
+        run,
+        "run a schedule, and compare with the serial run; exit with 1 if they differ",
+        "Run a schedule here or emulated, and compare with the serial run bit for bit.",
+        "autosched.demo:mlp_example --slower 200 --profile",
     )
     _add_thing(parser)
     add = parser.add_argument
@@ -155,15 +169,15 @@ def _run(add_parser: _Add) -> None:
     add("--save", type=Path, metavar="FILE", help=what)
     _add_json(parser)
     _add_planning(parser)
-    parser.set_defaults(run=run)
 
 
-def _explain(add_parser: _Add) -> None:
-    parser = add_parser(
-        "explain",
-        help="say why a schedule takes as long as it does, and what would help",
-        description="Explain a schedule, as predicted or as measured; or one task: why there, and what it waited for.",
-        epilog="example: autosched explain autosched.demo:mlp_example --task sgd_w1",
+def _explain(subparsers: Any) -> None:
+    parser = _command(
+        subparsers,
+        commands.explain,
+        "say why a schedule takes as long as it does, and what would help",
+        "Explain a schedule, predicted or measured; or a task: why there, and its waits.",
+        "autosched.demo:mlp_example --task sgd_w1",
     )
     _add_thing(parser)
     add = parser.add_argument
@@ -172,15 +186,15 @@ def _explain(add_parser: _Add) -> None:
     _add_repeat(parser, 9)
     _add_json(parser)
     _add_planning(parser)
-    parser.set_defaults(run=commands.explain)
 
 
-def _compare(add_parser: _Add) -> None:
-    parser = add_parser(
-        "compare",
-        help="compare numbers of GPUs, links and policies; nothing runs",
-        description="Plan a graph for each machine by each policy, and compare what is predicted. No GPU is needed.",
-        epilog="example: autosched compare autosched.demo:averaged_example --gpus 2 4 --links pcie4 nvlink4 -o a.svg",
+def _compare(subparsers: Any) -> None:
+    parser = _command(
+        subparsers,
+        commands.compare,
+        "compare numbers of GPUs, links and policies; nothing runs",
+        "Plan a graph for each machine by each policy, and compare. No GPU is needed.",
+        "autosched.demo:averaged_example --gpus 2 4 -o a.svg",
     )
     _add_thing(parser)
     add = parser.add_argument
@@ -200,15 +214,15 @@ def _compare(add_parser: _Add) -> None:
     add("--json", action="store_const", const="json", dest="format", help="as --format json")
     _add_output(parser, "write it there instead of to stdout")
     _add_search(parser)
-    parser.set_defaults(run=commands.compare)
 
 
-def _measure(add_parser: _Add) -> None:
-    parser = add_parser(
-        "measure",
-        help="measure what tasks cost here, for --costs, and how fast links are, for --machine",
-        description="Measure each task on each kind of device that is here, and copies between devices: medians.",
-        epilog="example: autosched measure autosched.demo:mlp_example -o costs.json --links machine.json",
+def _measure(subparsers: Any) -> None:
+    parser = _command(
+        subparsers,
+        commands.measure,
+        "measure what tasks cost here, for --costs, and how fast links are, for --machine",
+        "Measure tasks on each kind of device here, and copies between devices: medians.",
+        "autosched.demo:mlp_example -o costs.json --links m.json",
     )
     _add_thing(parser)
     _add_real_gpus(parser)
@@ -220,7 +234,6 @@ def _measure(add_parser: _Add) -> None:
     add("--replay", action="store_true", help="what kernels take alone, as CUDA graphs replay them")
     what = "keep readings there (default: in ~/.cache/autosched)"
     add("--cache", nargs="?", const=True, metavar="FOLDER", help=what)
-    parser.set_defaults(run=commands.measure)
 
 
 _COMMANDS = (_demo, _devices, _show, _simulate, _verify, _run, _explain, _compare, _measure)

@@ -164,8 +164,9 @@ class _Writer:
 
     def _renamed(self) -> Iterator[str]:
         for index, name in self.inputs.items():
-            if name != self.graph.values[index].name:
-                yield f"Parameter {name} is input {quoted(self.graph.values[index].name)} of the graph."
+            own = self.graph.values[index].name
+            if name != own:
+                yield f"Parameter {name} is input {quoted(own)} of the graph."
 
     def _needed(self) -> Iterator[str]:
         for name, item in self.functions.given.items():

@@ -50,7 +50,7 @@ class Caller:
         while isinstance(fn, functools.partial):
             fn, args, kwargs = fn.func, (*fn.args, *args), {**fn.keywords, **kwargs}
         writer = _Writer(self.functions, task, name, device)
-        return writer.special(fn, args, kwargs) or Call(writer.plain(fn, args, kwargs), "call")
+        return writer.special(fn, args, kwargs) or Call(writer.call(fn, args, kwargs), "call")
 
 
 class _Writer:
@@ -62,7 +62,7 @@ class _Writer:
         self.task = task
         self.name = name
 
-    def plain(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Piece:
+    def call(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Piece:
         """Write ``fn(*args, **kwargs)``, or a method call on a tensor."""
         on_value = bool(args) and isinstance(args[0], Value)
         if isinstance(fn, Method) or (_tensor_method(fn) and on_value):
@@ -113,7 +113,7 @@ class _Writer:
             case str(name), 1 if name in _PREFIX:
                 return Call(Piece(_PREFIX[name] + self.operand(args[0])), "operator")
             case "abs", 1:
-                return Call(self.plain(abs, args, {}), "call")
+                return Call(self.call(abs, args, {}), "call")
         return None
 
     def operand(self, item: Any) -> str:
@@ -167,8 +167,8 @@ def literal(item: Any) -> str | None:
     """Return a number, a string, or a constant of torch as source; None for anything else.
 
     >>> import torch
-    >>> literal(0.5), literal(float("inf")), literal(torch.float32), literal(torch.device("cpu")), literal([])
-    ('0.5', 'float("inf")', 'torch.float32', 'torch.device("cpu")', None)
+    >>> list(map(literal, (0.5, float("inf"), torch.float32, torch.device("cpu"), [])))
+    ['0.5', 'float("inf")', 'torch.float32', 'torch.device("cpu")', None]
     """
     kind = type(item)
     if kind is float and not math.isfinite(item):

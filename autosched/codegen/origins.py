@@ -34,8 +34,8 @@ def torch_path(item: Any) -> str | None:
     None if not torch's.
 
     >>> import torch
-    >>> torch_path(torch.relu), torch_path(torch.ops.aten.mm.default), torch_path(torch.linalg.norm), torch_path(print)
-    ('torch.relu', 'torch.ops.aten.mm.default', 'torch.linalg.norm', None)
+    >>> list(map(torch_path, (torch.relu, torch.ops.aten.mm.default, torch.linalg.norm, print)))
+    ['torch.relu', 'torch.ops.aten.mm.default', 'torch.linalg.norm', None]
     """
     if type(item).__module__ == "torch._ops":
         path = f"ops.{item}"
@@ -70,7 +70,7 @@ def importable(item: Any) -> tuple[str, str] | None:
 
 
 def source_of(fn: Any) -> Source | None:
-    """Return the source of a plain function, or None.
+    """Return the source of a Python function, or None.
 
     It is None for lambdas, closures, and everything else that source alone does not define. A
     function that a decorator returned unchanged has source, which is copied without the decorator.

@@ -71,6 +71,6 @@ def quoted(text: str | bytes) -> str:
     >>> quoted("y"), quoted('"')
     ('"y"', '\'"\'')
     """
-    plain = repr(text)
-    mark, inner = ("b", plain[2:-1]) if isinstance(text, bytes) else ("", plain[1:-1])
-    return plain if '"' in inner or "'" in inner else f'{mark}"{inner}"'
+    written = repr(text)
+    mark, inner = ("b", written[2:-1]) if isinstance(text, bytes) else ("", written[1:-1])
+    return written if '"' in inner or "'" in inner else f'{mark}"{inner}"'

@@ -15,7 +15,10 @@ from autosched.program.program import Copy, Program, Record
 
 __all__ = ["HELPERS", "name_globals", "preamble"]
 
-HELPERS = "Event Idle Stream behind_the_caller copy current_stream functools host_streams step streams".split()
+HELPERS = [
+    *"Event Idle Stream behind_the_caller copy current_stream".split(),
+    *"functools host_streams step streams".split(),
+]
 
 _IDLE = '''
 class Idle:
@@ -109,7 +112,8 @@ def preamble(program: Program, machine: Machine, module: Globals) -> Iterator[st
 
 def _devices(machine: Machine, module: Globals) -> Iterator[str]:
     if module.streams:
-        yield '# The devices. To run this without accelerators, make each of them "cpu": streams do nothing then.'
+        hint = 'To run this without accelerators, make each of them "cpu": streams do nothing then.'
+        yield f"# The devices. {hint}"
     for device, name in module.devices.items():
         real = "cpu" if _is_cpu(machine, device) else machine.device(device).physical or device
         yield f'{name} = torch.device("{real}")'

@@ -61,7 +61,8 @@ def compare(
     >>> graph = asc.Graph()
     >>> a, b = (graph.add(abs, graph.input(name), seconds=1.0) for name in "ab")
     >>> graph.output(a=a, b=b)
-    >>> found = asc.compare(graph, [asc.Machine.emulated(gpus=n) for n in (0, 1)], ["single", "heft"])
+    >>> machines = [asc.Machine.emulated(gpus=n) for n in (0, 1)]
+    >>> found = asc.compare(graph, machines, ["single", "heft"])
     >>> [round(row.speedup, 2) for row in found.rows]
     [1.0, 1.0, 1.0, 2.0]
     """

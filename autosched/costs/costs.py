@@ -37,7 +37,8 @@ class Work:
     The bytes are those read and written. Raises ScheduleError for numbers that are negative,
     infinite or not numbers.
 
-    >>> Work(flops=2e9, nbytes=1e6).seconds(Device("cuda:0", flops_per_second=1e12, launch_seconds=0))
+    >>> device = Device("cuda:0", flops_per_second=1e12, launch_seconds=0)
+    >>> Work(flops=2e9, nbytes=1e6).seconds(device)
     0.002
     """
 
@@ -76,7 +77,8 @@ class Costs:
     for any other. ``pageable`` names inputs and constants in host memory that is not page-locked:
     see ``Link``.
 
-    >>> costs = Costs.table(seconds={"a": 1.0, "b": {"cpu:0": 2.0, "cpu:1": 3.0}}, nbytes={"a": 4096})
+    >>> seconds = {"a": 1.0, "b": {"cpu:0": 2.0, "cpu:1": 3.0}}
+    >>> costs = Costs.table(seconds, nbytes={"a": 4096})
     >>> costs.override(seconds={"a": 0.5}).seconds["a"]
     0.5
     """
@@ -143,7 +145,7 @@ class Costs:
 
         Raises ScheduleError for keys that are not strings.
         """
-        return json.dumps(json_reader.plain(self), indent=2)
+        return json.dumps(json_reader.json_data(self), indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> Costs:
@@ -156,7 +158,7 @@ class Costs:
         True
         """
         try:
-            reader = json_reader.record(Costs, _COSTS, optional=_COSTS)
+            reader = json_reader.struct(Costs, _COSTS, optional=_COSTS)
             costs: Costs = json_reader.parse(text, reader)
         except ScheduleError as error:
             raise ScheduleError(f"not the JSON of costs: {error}") from error
@@ -264,7 +266,7 @@ def read_seconds(item: Any, place: str) -> Any:
     return (json_reader.table(_amount) if isinstance(item, dict) else _amount)(item, place)
 
 
-_work = json_reader.record(Work, {"flops": _finite, "nbytes": _finite, "launches": _finite})
+_work = json_reader.struct(Work, {"flops": _finite, "nbytes": _finite, "launches": _finite})
 _COSTS = {
     "seconds": json_reader.table(read_seconds),
     "nbytes": json_reader.table(_finite),
@@ -273,4 +275,4 @@ _COSTS = {
     "default_nbytes": _finite,
     "pageable": _names,
 }
-READER = json_reader.record(Costs, _COSTS, optional=["pageable"])
+READER = json_reader.struct(Costs, _COSTS, optional=["pageable"])

@@ -67,7 +67,7 @@ def estimate(graph: Graph, examples: Mapping[str, Any]) -> Estimate:
     """Return the work of each task and the bytes of each value, for inputs like ``examples``.
 
     Examples may be on any device, also ``"meta"``, which holds no data. They are not changed, and
-    no random number is drawn. Raises GraphError for missing or unknown examples, and for those
+    no random number is generated. Raises GraphError for missing or unknown examples, and for those
     whose sizes do not fit.
 
     >>> import torch, autosched as asc

@@ -7,7 +7,7 @@ machine.
 * A measurement on one device scales the earlier estimates of the other devices: an estimate may be
   wrong by a factor of ten and still be right about which device is faster. Readings of 0 or less
   are rejected.
-* All profiles are kept, and none replaces another. Costs that are learnt from the latest profile
+* All profiles count, and none replaces another. Costs that are learnt from the latest profile
   alone forget the seconds of a task on other devices, and plans then oscillate.
 """
 
@@ -32,7 +32,7 @@ def learn(
     """Return costs with measured seconds of tasks (medians over runs) and bytes of copied values.
 
     Several timelines, also of different placements, are combined: all readings count, so a
-    measurement on one device is kept when the next plan moves the task to another. ``costs`` are
+    measurement on one device still counts when the next plan moves the task to another. ``costs`` are
     the earlier costs, before the first timeline. The seconds of a task on a device are, in this
     order:
 
@@ -48,7 +48,8 @@ def learn(
     >>> import autosched as asc
     >>> graph = asc.Graph()
     >>> graph.output(y=graph.input("x") + 1)
-    >>> schedule = asc.schedule(graph, asc.Machine.emulated(gpus=0), costs=asc.Costs.table({"add": 1.0}))
+    >>> costs = asc.Costs.table({"add": 1.0})
+    >>> schedule = asc.schedule(graph, asc.Machine.emulated(gpus=0), costs=costs)
     >>> learn(schedule.simulate(), graph, schedule.machine, asc.Costs()).seconds
     {'add': 1.0}
     """

@@ -30,7 +30,8 @@ class Case:
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
-    >>> graph.output(y=graph.add(abs, graph.input("x"), name="y", seconds={"cpu": 1.0, "cuda:0": 4.0}))
+    >>> seconds = {"cpu": 1.0, "cuda:0": 4.0}
+    >>> graph.output(y=graph.add(abs, graph.input("x"), name="y", seconds=seconds))
     >>> made = asc.schedule(graph, asc.Machine.emulated(gpus=1))
     >>> case = Case(made.graph, made.machine, made.costs, made.placement, made.program)
     >>> case.placed(Placement({"y": "cuda:0"}, ("y",))).makespan > case.makespan

@@ -68,8 +68,8 @@ def pageable_note(case: Case) -> tuple[str, ...]:
         return ()
     largest = sorted((name for name in sources if name in copied), key=lambda name: -sources[name])
     return (
-        f"host memory is taken to be page-locked; if {name_list(largest)} were not, the run would take "
-        f"{duration(slower.makespan)}: costs.override(pageable=[...]) tells of it",
+        f"host memory is taken to be page-locked; if {name_list(largest)} were not, the run would "
+        f"take {duration(slower.makespan)}: costs.override(pageable=[...]) tells of it",
     )
 
 

@@ -54,7 +54,10 @@ def host_read_note(case: Case, idle_by_span: Mapping[int, float]) -> tuple[str, 
 
 
 def _alternative(tasks: Sequence[Task]) -> tuple[str, str]:
-    """Return what to do instead of host tasks, and how: a number that torch reads can stay a tensor."""
+    """Return what to do instead of host tasks, and how.
+
+    For example, a number that torch reads can stay a tensor.
+    """
     functions = [str(getattr(task.fn, "__name__", "")).partition(".")[0] for task in tasks]
     if all(name in _READS for name in functions):
         return "keep it on the device", "no .item(), float() or .cpu()"

@@ -115,23 +115,23 @@ def _remedy(
         except AutoschedError:  # it does not fit there, or there is no link
             return math.inf
 
-    kept, makespan = fewest(names, case.makespan, makespan_with, case.tries)
-    return Remedy(kind, _words(case, kind, kept, homes), (), tuple(kept), makespan)
+    inputs, makespan = fewest(names, case.makespan, makespan_with, case.tries)
+    return Remedy(kind, _words(case, kind, inputs, homes), (), tuple(inputs), makespan)
 
 
-def _words(case: Case, kind: str, kept: Sequence[str], homes: _Homes) -> str:
-    devices = list(dict.fromkeys(homes[name] for name in kept))
+def _words(case: Case, kind: str, inputs: Sequence[str], homes: _Homes) -> str:
+    devices = list(dict.fromkeys(homes[name] for name in inputs))
     if len(devices) < _FEW:
-        groups = ([name for name in kept if homes[name] == device] for device in devices)
+        groups = ([name for name in inputs if homes[name] == device] for device in devices)
         pairs = zip(groups, devices, strict=True)
         what = " and ".join(f"{name_list(group)} on {device}" for group, device in pairs)
     else:
-        what = f"{name_list(kept)} where they are used"
-    size = amount(sum(case.costs.value_nbytes(case.graph.value(name)) for name in kept), "B")
-    shown = ", ".join(f"{name!r}: {homes[name]!r}" for name in kept[:_SHOWN])
-    more = ", ..." if len(kept) > _SHOWN else ""
-    one = len(kept) == 1
-    if _destinations(case, kept):
+        what = f"{name_list(inputs)} where they are used"
+    size = amount(sum(case.costs.value_nbytes(case.graph.value(name)) for name in inputs), "B")
+    shown = ", ".join(f"{name!r}: {homes[name]!r}" for name in inputs[:_SHOWN])
+    more = ", ..." if len(inputs) > _SHOWN else ""
+    one = len(inputs) == 1
+    if _destinations(case, inputs):
         why = f"{'it travels' if one else 'they travel'} from the host in each run"
     else:
         it = "it" if one else "they"

@@ -7,14 +7,13 @@ one: the two differ by less than a tenth, and two rates would double the number 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from autosched._lib.allowed import device_name, is_device, is_number, is_whole
 from autosched._lib.text import count
 from autosched.errors import MachineError, shown
 
-__all__ = ["Device", "Link", "device_line", "link_line", "plain"]
+__all__ = ["Device", "Link", "device_line", "link_line"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class Device:
 
     ``streams`` is the number of compute streams that it may use (up to 24; a CPU up to 1024); the
     rates are those that one stream reaches. ``nbytes`` of memory is a hard limit: no schedule holds
-    more there. ``physical`` is the torch device behind the name, if it differs (several logical
+    more there. ``physical`` is the torch device, if its name differs (several logical
     devices on one GPU). ``imagined`` devices are emulated; devices of ``Machine.emulated`` are, and
     so is a copy with other rates.
 
@@ -102,16 +101,6 @@ def link_line(link: Link) -> str:
     return f"{link.source} <-> {link.destination}: {rates}{pageable}"
 
 
-def plain(item: Device | Link) -> dict[str, Any]:
-    """Return the fields as JSON data, infinity as a string, without fields that are not set."""
-    made = {key: "inf" if value == math.inf else value for key, value in asdict(item).items()}
-    made.pop("imagined", None)
-    # Omitted if not set, so that the JSON is compatible with older files.
-    if made.get("pageable_bytes_per_second", math.inf) is None:
-        del made["pageable_bytes_per_second"]
-    return made
-
-
 _STREAMS = 24  # torch reuses its 32 streams per device round robin, and copies need some of them
 
 
@@ -127,9 +116,8 @@ def _check_device(device: Device) -> None:
     _positive(device, "flops_per_second", "bytes_per_second", "nbytes")
     _not_negative(device, "launch_seconds")
     if device.physical is not None and not is_device(device.physical):
-        raise MachineError(
-            f"physical of device {device.name!r} must be as 'cuda:0' or None, got {device.physical!r}"
-        )
+        what = f"physical of device {device.name!r} must be as 'cuda:0' or None"
+        raise MachineError(f"{what}, got {device.physical!r}")
 
 
 def _check_link(link: Link) -> None:

@@ -20,9 +20,9 @@ from functools import cached_property
 from typing import Any, Literal
 
 from autosched._lib.allowed import device_name, is_device, is_number, is_whole
-from autosched._lib.json_reader import each, number, one, parse, record
+from autosched._lib.json_reader import each, json_data, number, one, parse, struct
 from autosched.errors import MachineError, ScheduleError, shown
-from autosched.machine.device import Device, Link, device_line, link_line, plain
+from autosched.machine.device import Device, Link, device_line, link_line
 
 __all__ = ["LINKS", "READER", "Device", "Link", "Machine", "register_slower"]
 
@@ -254,13 +254,7 @@ class Machine:
 
     def to_json(self) -> str:
         """Return the machine as JSON; infinite rates and memory are the string "inf"."""
-        document = {
-            "devices": [plain(device) for device in self.devices],
-            "links": [plain(link) for link in self.links],
-            "contention": self.contention,
-            "imagined": self.imagined,
-        }
-        return json.dumps(document, indent=2)
+        return json.dumps(json_data(self), indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> Machine:
@@ -376,9 +370,9 @@ _LINK = {
     "pageable_bytes_per_second": _perhaps_rate,
 }
 _MACHINE = {
-    "devices": each(record(Device, _DEVICE, optional=_DEVICE.keys() - {"name"})),
-    "links": each(record(Link, _LINK, optional=["latency", "pageable_bytes_per_second"])),
+    "devices": each(struct(Device, _DEVICE, optional=_DEVICE.keys() - {"name"})),
+    "links": each(struct(Link, _LINK, optional=["latency", "pageable_bytes_per_second"])),
     "contention": _flag,
     "imagined": _flag,
 }
-READER = record(Machine, _MACHINE, optional=_MACHINE.keys() - {"devices"})
+READER = struct(Machine, _MACHINE, optional=_MACHINE.keys() - {"devices"})

@@ -25,7 +25,7 @@ class Accuracy(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """The predicted seconds divided by the measured ones: 1 is exact, less is too optimistic."""
+        """The predicted seconds divided by the measured ones; less than 1 is too optimistic."""
         return self.predicted / self.measured
 
 

@@ -84,33 +84,26 @@ class Readings:
         return Reading(seconds, statistics.median(reading.issued for reading in counted))
 
 
+@dataclass
 class Bench:
     """The first of some equal devices, and the measurements on it."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        machine: Machine,
-        inputs: Mapping[str, Any],
-        known: Costs,
-        devices: tuple[Device, ...],
-        repeat: int,
-        cached: MeasurementCache,
-    ):
-        self.graph = graph
-        self.machine = machine
-        self.inputs = inputs
-        self.known = known
-        self.devices = devices
-        self.repeat = repeat
-        self.cached = cached
-        self.device = torch_device(devices[0])
+    graph: Graph
+    machine: Machine
+    inputs: Mapping[str, Any]
+    known: Costs
+    devices: tuple[Device, ...]
+    repeat: int
+    cached: MeasurementCache
+    readings: dict[Signature, Readings] = field(default_factory=dict)
+    signature: dict[str, Signature] = field(default_factory=dict)  # by task
+    nbytes: dict[str, float] = field(default_factory=dict)
+    complaints: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.device = torch_device(self.devices[0])
         self.model = model_name(self.device)
         self.watch: Stopwatch = stopwatch(self.device)
-        self.readings: dict[Signature, Readings] = {}
-        self.signature: dict[str, Signature] = {}  # by task
-        self.nbytes: dict[str, float] = {}
-        self.complaints: list[str] = []
 
     def is_done(self, run: int) -> bool:
         """Whether nothing remains to be measured in a run after the first one."""
@@ -126,15 +119,16 @@ class Bench:
         )
 
     def _elsewhere(self, task: Task) -> str | None:
-        """Return the device where a task runs unmeasured: where it must, or because it would take too long here."""
+        """Return the device where a task runs unmeasured, if any.
+
+        It must run there, or would take too long on the device that is measured.
+        """
         if not self.machine.accelerators:
             return None
         where = constraint(task, self.machine)
         if where is None and self.devices[0].kind == "cpu":
-            seconds = {
-                name: self.known.task_seconds(task, self.machine.device(name))
-                for name in self.machine.names
-            }
+            devices = self.machine.devices
+            seconds = {device.name: self.known.task_seconds(task, device) for device in devices}
             best = min(self.machine.accelerators, key=seconds.__getitem__)
             if seconds[self.devices[0].name] > max(_LONG, 10 * seconds[best]):
                 return best

@@ -109,4 +109,4 @@ def _pair(item: Any, place: str) -> Pair:
 
 _seconds = json_reader.number("a number, 0 or more", lambda number: number >= 0, infinite=False)
 _anything = json_reader.one("an object", lambda item: isinstance(item, dict))
-_FILE = json_reader.record(dict, {"machine": _anything, "readings": json_reader.table(_pair)})
+_FILE = json_reader.struct(dict, {"machine": _anything, "readings": json_reader.table(_pair)})

@@ -32,7 +32,7 @@ _REPEAT = 5
 
 
 def emulation_slowdown(machine: Machine) -> int:
-    """Return the factor for ``Machine.slower`` at which this CPU keeps up with the whole machine."""
+    """Return the factor for ``Machine.slower`` at which this CPU keeps up with a machine."""
     a = torch.ones(_SIZE, _SIZE)
     b = torch.ones(_SIZE, _SIZE)
     flops = 2 * _SIZE**3 / _seconds(lambda: torch.mm(a, b))

@@ -34,8 +34,8 @@ _CALLS = {_SMALL: 32, _LARGE: 4}  # on each stream
 class Sharing(NamedTuple):
     """How many times longer several streams with the same work take than one.
 
-    1 is fully concurrent; a ratio equal to the number of streams is no gain. ``small``: with kernels that leave part of
-    the device free; ``large``: with kernels that use all of it.
+    1 is fully concurrent; a ratio equal to the number of streams is no gain. ``small``: with
+    kernels that leave part of the device free; ``large``: with kernels that use all of it.
     """
 
     small: float

@@ -21,9 +21,9 @@ __all__ = ["check_arguments", "checked_count", "checked_timeout"]
 def check_arguments(**arguments: Any) -> None:
     """Raise ScheduleError for arguments of a type that ``schedule`` does not accept.
 
-    >>> check_arguments(inputs=["cuda:0"])
+    >>> check_arguments(seed=-1)
     Traceback (most recent call last):
-    autosched.errors.ScheduleError: inputs must be a device, or a mapping with one for each input, got ['cuda:0']
+    autosched.errors.ScheduleError: seed must be a whole number, 0 or more, got -1
     """
     for name, item in arguments.items():
         is_valid, what = _RULES[name]

@@ -168,9 +168,8 @@ def _machine(machine: Machine | None) -> Machine:
     if machine is None:
         return Machine.local()
     if not isinstance(machine, Machine):
-        raise MachineError(
-            f"machine must be a Machine, got {machine!r}; Machine.local() and Machine.emulated() make one"
-        )
+        hint = "Machine.local() and Machine.emulated() make one"
+        raise MachineError(f"machine must be a Machine, got {machine!r}; {hint}")
     return machine
 
 
@@ -194,8 +193,8 @@ def _backend(
     if replay and made == "accelerator":
         return "replay"
     if replay and made != "replay" and not hasattr(made, "recorder"):
-        what = f"replay=True is for accelerators, and backend {made!r} has none; runs are ordinary ones"
-        warnings.warn(what, RuntimeWarning, stacklevel=3)
+        what = f"replay=True is for accelerators, and backend {made!r} has none"
+        warnings.warn(f"{what}; runs are ordinary ones", RuntimeWarning, stacklevel=3)
     return made
 
 

@@ -14,7 +14,7 @@ from itertools import zip_longest
 from typing import Any
 
 from autosched._lib.allowed import is_device, is_whole
-from autosched._lib.json_reader import each, number, one, parse, plain, record, refuse, table
+from autosched._lib.json_reader import each, json_data, number, one, parse, refuse, struct, table
 from autosched.costs.costs import READER as COSTS
 from autosched.costs.costs import Costs, read_seconds
 from autosched.errors import ScheduleError
@@ -151,10 +151,10 @@ def to_text(saved: Saved) -> str:
         "outputs": dict(saved.program.outputs),
         "placement": {task: saved.placement.device[task] for task in saved.placement.order},
         "program": str(Program(saved.program.instructions)).splitlines(),
-        "machine": plain(saved.machine),
-        "costs": plain(saved.costs),
+        "machine": json_data(saved.machine),
+        "costs": json_data(saved.costs),
         "graph": saved.graph,
-        "facts": plain(saved.facts),
+        "facts": json_data(saved.facts),
     }
     text = json.dumps(document, indent=2) + "\n"
     if from_text(text).program != saved.program:
@@ -178,7 +178,7 @@ def from_text(text: str) -> Saved:
 def _document(item: Any, place: str) -> Saved:
     if isinstance(item, dict) and "format" in item:
         _DOCUMENT["format"](item["format"], "format")  # first: else other messages would mislead
-    saved: Saved = record(_saved, _DOCUMENT, optional=["facts"])(item, place)
+    saved: Saved = struct(_saved, _DOCUMENT, optional=["facts"])(item, place)
     return saved
 
 
@@ -232,5 +232,5 @@ _DOCUMENT = {
     "machine": MACHINE,
     "costs": COSTS,
     "graph": each(_text),
-    "facts": record(Facts, _FACTS),
+    "facts": struct(Facts, _FACTS),
 }

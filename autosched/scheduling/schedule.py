@@ -267,9 +267,8 @@ class Schedule:
         for a schedule that ``load`` would refuse, and OSError.
         """
         if not isinstance(self.backend, str):
-            raise ScheduleError(
-                f"backend {self.backend!r} is an object and cannot be saved; only a backend's name can"
-            )
+            what = f"backend {self.backend!r} is an object and cannot be saved"
+            raise ScheduleError(f"{what}; only a backend's name can")
         parts = self.machine, self.costs, self.placement, self.program, self.backend, self.check
         saved = Saved(describe(self.graph), *parts, facts_of(self.graph, self.machine, self.costs))
         _joined(saved, self.graph)  # the schedule may come from dataclasses.replace
@@ -437,8 +436,9 @@ class Schedule:
 
     def __repr__(self) -> str:
         return (
-            f"<Schedule of {self.graph.name!r}: {len(self.graph)} tasks, {len(self.program)} instructions on "
-            f"{len(self.program.streams)} streams, {self.makespan:.3g} s predicted>"
+            f"<Schedule of {self.graph.name!r}: {len(self.graph)} tasks, "
+            f"{len(self.program)} instructions on {len(self.program.streams)} streams, "
+            f"{self.makespan:.3g} s predicted>"
         )
 
 

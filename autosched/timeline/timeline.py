@@ -74,7 +74,8 @@ class Timeline:
     ``costs``.
 
     >>> cuda, out = Stream("cuda:0", "compute"), Stream("cuda:0", "copy-out")
-    >>> timeline = Timeline((Span("run", "h", (cuda,), 0, 2, 0), Span("copy", "h", (out,), 1, 4, 1)))
+    >>> spans = Span("run", "h", (cuda,), 0, 2, 0), Span("copy", "h", (out,), 1, 4, 1)
+    >>> timeline = Timeline(spans)
     >>> timeline.makespan, timeline.overlap().copies_hidden
     (4, 0.3333333333333333)
     """
@@ -91,8 +92,8 @@ class Timeline:
         """Make a timeline of spans; ``arrows`` name instructions, as ``Program.arrows`` does."""
         ordered = tuple(sorted(spans, key=lambda span: (span.start, span.instruction)))
         position = {span.instruction: i for i, span in enumerate(ordered)}
-        kept = ((position[a], position[b]) for a, b in arrows if a in position and b in position)
-        return cls(ordered, tuple(kept))
+        known = ((position[a], position[b]) for a, b in arrows if a in position and b in position)
+        return cls(ordered, tuple(known))
 
     @classmethod
     def median(cls, timelines: Iterable[Timeline]) -> Timeline:
@@ -167,9 +168,12 @@ class Timeline:
         >>> import autosched as asc
         >>> graph = asc.Graph()
         >>> graph.output(y=graph.input("x") + 1)
-        >>> schedule = asc.schedule(graph, asc.Machine.emulated(gpus=0), costs=asc.Costs.table({"add": 0.02}))
-        >>> schedule.profile(x=1).costs().seconds["add"] > 0.019, schedule.simulate().costs() == schedule.costs
-        (True, True)
+        >>> costs = asc.Costs.table({"add": 0.02})
+        >>> schedule = asc.schedule(graph, asc.Machine.emulated(gpus=0), costs=costs)
+        >>> schedule.profile(x=1).costs().seconds["add"] > 0.019
+        True
+        >>> schedule.simulate().costs() == costs
+        True
         """
         if self.learn is None:
             raise TimelineError(
