@@ -29,7 +29,7 @@ __all__ = ["Placement", "Send", "check", "choices", "constraint", "home"]
 
 
 class Send(NamedTuple):
-    """A copy of a version of a value to a device, and the task before which it is issued."""
+    """A copy of a version to a device, issued before a task."""
 
     value: str
     version: int
@@ -57,7 +57,7 @@ class Placement:
 
 
 def home(graph: Graph, machine: Machine, value: Value) -> str:
-    """Return where an input or constant is at the start: on its own device, or on the host."""
+    """Return the initial device of an input or constant; default: the host."""
     return value.home or machine.host
 
 

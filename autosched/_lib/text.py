@@ -42,7 +42,7 @@ def _cells(line: Sequence[str], widths: Sequence[int], left: int) -> Iterable[st
 
 
 def wrapped(text: str, first: str = "", indent: int = 0) -> list[str]:
-    """Return a text in lines of 100 columns: ``first`` before it, the other lines indented."""
+    """Wrap a text at 100 columns; ``first`` precedes it, other lines are indented."""
     other = " " * indent
     return textwrap.wrap(
         text, 100, initial_indent=first, subsequent_indent=other, break_on_hyphens=False
@@ -66,7 +66,7 @@ def duration(seconds: float) -> str:
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
-    """Return the seconds and the symbol of the largest unit that is not longer than a time."""
+    """Return the seconds and symbol of the unit for a time."""
     units = (1.0, "s"), (1e-3, "ms")
     return next((unit for unit in units if abs(seconds) >= unit[0]), (1e-6, "us"))
 
@@ -137,7 +137,7 @@ def _enumeration(names: Sequence[str]) -> str:
 
 
 def shortened(name: str, most: int = 32) -> str:
-    """Return the beginning of a name and, as it is more informative, a longer part of its end.
+    """Return a name shortened in the middle; its end is more informative.
 
     >>> shortened("layer1.0.conv2.convolution", most=20)
     'layer1...convolution'

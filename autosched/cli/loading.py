@@ -1,4 +1,4 @@
-"""Load what a command works on: a graph or a saved schedule, its machine and its costs.
+"""Load the graph, schedule, machine and costs of a command.
 
 The graph is that of a saved schedule, or what a function of the user returns.
 """
@@ -182,7 +182,7 @@ def _built(text: str) -> Subject:
 
 
 def _module(where: str) -> Any:
-    """Import a module by its path, or a file, whose folder is importable as for a script."""
+    """Import a module, or a file as a script."""
     folder = Path(where).resolve().parent if where.endswith(".py") else Path.cwd()
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))

@@ -26,7 +26,7 @@ _SUFFIXES = (".json", ".html", ".svg")  # of files with a profile
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run a schedule, compare it with the serial run, and profile it if that is asked for."""
+    """Run a schedule, compare it with the serial run, and profile it."""
     path = arguments.save
     if path is not None and path.suffix not in _SUFFIXES:
         raise UsageError(f"{path}: a profile is written as {', '.join(_SUFFIXES)}")

@@ -186,7 +186,7 @@ class _Writer:
 
 
 def _called(task: Task) -> Iterator[Task]:
-    """Yield the tasks whose calls are written: the task, or the parts of a merged one."""
+    """Yield a task, or the parts of a merged one."""
     if not task.parts:
         yield task
     for part in task.parts:

@@ -30,7 +30,7 @@ _PREFIX = {"neg": "-", "pos": "+", "invert": "~"}
 
 
 class Call(NamedTuple):
-    """The text of a call. A statement has no value; an operator has one, which must be assigned."""
+    """The text of a call; statements have no value, values of operators are assigned."""
 
     piece: Piece
     kind: str  # call, operator, statement

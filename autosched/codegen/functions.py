@@ -110,7 +110,7 @@ class Functions:
 
 
 def _defined(name: str, item: Any) -> str | None:
-    """Return the line that defines this name by an import or a constant; empty for builtins."""
+    """Return the import or constant that defines a name; empty for builtins."""
     if isinstance(item, ModuleType):
         own = item.__name__
         if own.partition(".")[0] in ("__main__", "autosched"):

@@ -53,7 +53,7 @@ def torch_path(item: Any) -> str | None:
 
 
 def importable(item: Any) -> tuple[str, str] | None:
-    """Return the module and name by which a function or class can be imported, or None.
+    """Return the module and name that import an object, or None.
 
     >>> import statistics
     >>> importable(statistics.mean), importable(lambda: None), importable(importable)

@@ -120,7 +120,7 @@ def _devices(machine: Machine, module: Globals) -> Iterator[str]:
 
 
 def _idle(machine: Machine, module: Globals) -> str:
-    """Return the condition that not all streams are real: with only some, copies would race."""
+    """Return the condition that some stream is not real; then copies would race."""
     names = [name for device, name in module.devices.items() if not _is_cpu(machine, device)]
     if len(names) == 1:
         return f'{names[0]}.type == "cpu"'

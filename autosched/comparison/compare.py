@@ -209,7 +209,7 @@ def _facts(machine: Machine) -> tuple[str, ...]:
 
 
 def _link(machine: Machine) -> str:
-    """Return the name of the link between the first two accelerators, or to the host."""
+    """Return the name of the link between two accelerators, or to the host."""
     ends = (*machine.accelerators, machine.host)[:2]
     link = machine.link(*ends) if len(ends) == 2 else None
     if link is None:

@@ -96,7 +96,7 @@ def estimate(graph: Graph, examples: Mapping[str, Any]) -> Estimate:
 def _learn(
     task: Task, data: dict[int, Any], work: dict[str, Work], unknown: dict[str, str]
 ) -> None:
-    """Run a task, or its parts, on fake tensors; store results (by value index) and work."""
+    """Run a task, or its parts, on fake tensors; store results and work."""
     if task.composite is not None:
         given = zip(task.composite.takes, task.args, strict=False)
         inner = {index: data[value.index] for index, value in given if value.index in data}

@@ -80,7 +80,7 @@ def learn(
 def _everywhere(
     task: Task, measured: Mapping[Device, float], machine: Machine, costs: Costs
 ) -> float | dict[str, float]:
-    """Return the seconds of a task per device, or one number if it is the same on all of them."""
+    """Return the seconds of a task per device, or one number for all."""
     table = dict(_by_device(task, measured, machine, costs))
     numbers = set(table.values())
     return numbers.pop() if len(numbers) == 1 else table

@@ -141,7 +141,7 @@ class Case:
 
     @cached_property
     def freed(self) -> Case:
-        """The case with tasks bound to a worker free to use any worker, and the same placement."""
+        """The case with bound tasks free to use any worker, placed as before."""
         seconds = {
             task.name: {name: self.task_seconds(task, name) for name in self.workers}
             for task in self.bound
@@ -160,7 +160,7 @@ class Case:
 
     @cached_property
     def slow_on_host(self) -> tuple[Task, ...]:
-        """Tasks that the user has bound to a CPU and that some accelerator runs twice as fast."""
+        """Tasks bound to a CPU that some accelerator runs twice as fast."""
         found = []
         for task in self.graph.tasks:
             if task.device not in (None, HOST, *self.workers):

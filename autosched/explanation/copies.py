@@ -1,4 +1,4 @@
-"""Suggest page-locked memory and more streams for copies; note values that are spilled.
+"""Suggest page-locked memory and copy streams; note spilled values.
 
 A caller's host memory may be pageable. Host memory that the runtime allocates is not, since
 ``to("cpu", non_blocking=True)`` returns page-locked memory. So a copy is slow because of the
@@ -58,7 +58,7 @@ def pin_memory(case: Case) -> Iterator[Remedy]:
 
 
 def pageable_note(case: Case) -> tuple[str, ...]:
-    """Note the cost of pageable host memory on an emulated machine whose costs ignore it."""
+    """Note the cost of pageable memory on an emulated machine."""
     if not case.machine.imagined or case.costs.pageable:
         return ()
     sources = {value.name: case.costs.value_nbytes(value) for value in case.graph.sources}
@@ -132,7 +132,7 @@ def _queued_copies(
 
 
 def _is_queued_after(case: Case, copy: Copy, before: Predecessor) -> bool:
-    """Whether a copy waits for one that another link, and so another stream, could do."""
+    """Whether a copy waits for one on another link."""
     if before.cause != "batch":
         return before.cause == "link"
     other = case.program.instructions[case.predicted.spans[before.span].instruction]

@@ -38,7 +38,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Idle:
-    """How long no task ran on a device, by cause; the causes sum up to it.
+    """The idle time of a device, and its parts by cause.
 
     ``copy``: data of the next task were being copied; ``link``: that copy was queued after other
     copies; the name of a device: the data were being computed there; ``gap``: the data were there
@@ -71,7 +71,7 @@ def critical_path(program: Program, timeline: Timeline, binding: Bindings) -> tu
 
 
 def path_seconds(path: Sequence[Step]) -> dict[str, float]:
-    """Return the seconds of the steps of the critical path by cause; they sum to the makespan.
+    """Return the seconds of the critical path by cause; they sum to the makespan.
 
     ``compute`` and ``copy`` produced and copied data of the next step; ``device`` and ``link`` only
     preceded it on the stream; ``order`` had to end before it for another reason; in a ``gap``
@@ -121,7 +121,7 @@ def slack(timeline: Timeline, before: Sequence[Sequence[Predecessor]]) -> list[f
 def _waits(
     device: str, timeline: Timeline, binding: Bindings
 ) -> Iterator[tuple[int | None, str, float]]:
-    """Yield the idle intervals of a device: the span waited for, the cause, the length."""
+    """Yield idle intervals of a device: awaited span, cause, length."""
     busy = 0.0
     for i, span in enumerate(timeline.spans):
         if span.kind == "run" and span.streams[0].device == device:

@@ -1,4 +1,4 @@
-"""Suggest remedies for host tasks that read results of accelerators and delay them."""
+"""Suggest remedies for host reads that delay accelerators."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _is_accelerated(case: Case, task: Task) -> bool:
 
 
 def _waited_for_readers(case: Case, idle_by_span: Mapping[int, float]) -> dict[str, float]:
-    """Return by task how long accelerators waited for host tasks and for copies of their inputs."""
+    """Return by task how long accelerators waited for it and its inputs."""
     readers: dict[tuple[str, str], str] = {}
     for task in case.graph.tasks:
         for value in _read_results(case, task):
@@ -150,7 +150,7 @@ def _leading_to_accelerators(case: Case) -> set[int]:
 
 
 def _makespan_without(case: Case, tasks: Sequence[Task]) -> float:
-    """Return the makespan if tasks, and copies of their inputs and outputs, took no time."""
+    """Return the makespan if tasks and their copies took no time."""
     names = {task.name for task in tasks}
     host = {case.placement.device[task.name] for task in tasks}
     values = case.graph.values

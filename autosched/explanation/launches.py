@@ -71,7 +71,7 @@ def _launch_bound_rows(case: Case) -> list[dict[int, float]]:
 
 
 def _launch_seconds(case: Case, task: Task, device: Device) -> float:
-    """Return the launch time of a task: part of its duration, even if only that is known."""
+    """Return the launch time of a task, which is part of its duration."""
     work = case.costs.work.get(task.name)
     given = case.costs.seconds.get(task.name, task.seconds)
     if given is None and task.parts:

@@ -74,7 +74,7 @@ def _plans(case: Case, few: Sequence[Policy]) -> tuple[Case, ...]:
 
 
 def _split(case: Case) -> Case | None:
-    """Return the best plan with the first tasks on the used device and the others on a second.
+    """Return the best plan that divides the tasks between two devices.
 
     Policies minimize the makespan, so of plans with more devices than pay off they may return only
     poor ones. Inputs on the first device that only the second reads are moved to the second.
@@ -87,7 +87,7 @@ def _split(case: Case) -> Case | None:
 
 
 def _cuts(case: Case) -> list[int]:
-    """Return a few positions to cut, such that each side has at least a third of the work.
+    """Return a few positions to cut, each side with a third of the work.
 
     A device that only gets a small task would show nothing about the cost of distributing work.
     """
@@ -107,7 +107,7 @@ def _tasks_on(case: Case, device: str) -> list[Task]:
 
 
 def _divided(case: Case, other: str, at: int) -> Case | None:
-    """Return the case with all but the first tasks on another device, or None if impossible."""
+    """Return the case with later tasks on another device, or None if impossible."""
     used = case.used[0]
     allowed = choices(case.graph, case.machine)
     device = dict(case.placement.device)

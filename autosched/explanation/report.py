@@ -40,7 +40,7 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class Late:
-    """What took longer than predicted: a task, a copy, gaps on the critical path, or GC pauses."""
+    """A task, a copy, gaps or GC pauses that took longer than predicted."""
 
     kind: str
     name: str

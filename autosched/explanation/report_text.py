@@ -134,7 +134,7 @@ def _late(late: Late) -> str:
 
 
 def _critical_path(found: Explanation) -> Iterator[str]:
-    """Yield the longest steps of the critical path, in order, with the number of steps between."""
+    """Yield the longest steps of the critical path, in order."""
     parts = [
         f"{percent(seconds / found.makespan)} {_PATH[cause]}"
         for cause, seconds in _longest_first(found.path_seconds)
@@ -156,7 +156,7 @@ def _critical_path(found: Explanation) -> Iterator[str]:
 
 
 def _shown(steps: Sequence[Step]) -> set[int]:
-    """Return the positions of the longest steps, and of single steps between two of them."""
+    """Return the positions of the longest steps, and of single steps between."""
     everything = range(len(steps))
     if len(steps) <= _MOST_STEPS:
         return set(everything)
@@ -189,7 +189,7 @@ def _step(step: Step) -> str:
 
 
 def _why(step: Step) -> str:
-    """Write what a step waited for, unless it is the result of the step before it."""
+    """Write what a step waited for, unless it is the previous result."""
     parts = []
     if step.cause in _ORDER:
         parts.append(f"{_ORDER[step.cause]} {shortened(step.behind)!r}")

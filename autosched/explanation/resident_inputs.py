@@ -46,7 +46,7 @@ def keep_inputs(case: Case) -> Iterator[Remedy]:
 
 
 def _constant_sources(case: Case) -> tuple[list[Value], list[Value]]:
-    """Return the sources on the host that are the same in each run, and those that may be.
+    """Return the host sources that stay the same in each run, or may.
 
     Not all of the latter can be, or each run would compute the same: the smallest is left out.
     """
@@ -60,12 +60,12 @@ def _constant_sources(case: Case) -> tuple[list[Value], list[Value]]:
 
 
 def _largest(case: Case, values: Sequence[Value]) -> list[Value]:
-    """Return the largest values first; of ties the first input is last, since often the batch."""
+    """Return the largest values first; of ties the first input, often the batch, is last."""
     return sorted(values, key=lambda value: (-case.costs.value_nbytes(value), -value.index))
 
 
 def _remedies(case: Case, kind: str, values: Sequence[Value]) -> Iterator[Remedy]:
-    """Yield remedies that keep inputs: with the placement as it is, and on one accelerator."""
+    """Yield remedies that keep inputs, placed as before or on one accelerator."""
     names = [value.name for value in _largest(case, values)]
     used = _destinations(case, names)
     if used:

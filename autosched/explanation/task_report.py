@@ -29,7 +29,7 @@ _FEW = 3  # other devices to compare in a large graph
 
 @dataclass(frozen=True)
 class Option:
-    """A task on a device: its predicted end and the makespan, or why it cannot run there."""
+    """A task on a device: its predicted end and makespan, or a refusal."""
 
     device: str
     end: float
@@ -178,7 +178,7 @@ def _reason(case: Case, task: Task, allowed: Choices) -> str:
 
 
 def _options(case: Case, task: Task, together: tuple[str, ...]) -> tuple[Option, ...]:
-    """Return the result of each device on which the task is allowed, or would be if not bound.
+    """Return the result of each device on which the task could run.
 
     The first one is its own device.
     """
@@ -237,7 +237,7 @@ def _option_lines(found: TaskExplanation) -> list[str]:
 
 
 def _outcome(option: Option, own: Option) -> str:
-    """Say when a task and the run end, and how much later that is than now."""
+    """Write when a task and the run end, compared with its own device."""
     if option.refusal:
         return f"impossible: {option.refusal}"
     task = f"{duration(option.end)}{_difference(option.end, own.end)}"

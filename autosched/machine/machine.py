@@ -297,7 +297,7 @@ class Machine:
 
 
 def _marked(device: Device, imagined: bool) -> Device:
-    """Return a device with this mark; anything else than a device unchanged, to be refused."""
+    """Return a device with this mark; anything else unchanged."""
     if not isinstance(device, Device) or device.imagined == imagined:
         return device
     return replace(device, imagined=imagined)

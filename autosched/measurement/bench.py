@@ -139,7 +139,7 @@ class Bench:
         return self.device if where is None else torch_device(self.machine.device(where))
 
     def _call(self, warm: bool, task: Task, args: Any, kwargs: Any, where: torch.device) -> Any:
-        """Call a task's function, and time it unless it is measured already or not to be."""
+        """Call a task's function, and time it if a measurement is missing."""
         assert task.fn is not None
         call = partial(task.fn, *args, **kwargs)
         is_possible = self.known.task_seconds(task, self.devices[0]) < math.inf
@@ -208,7 +208,7 @@ class Bench:
         return objection(reading.seconds, known, device)
 
     def _is_refused(self, measured: Readings, before: Reading | None) -> bool:
-        """Report a reading that is odd again; a slow one that is as slow as before is accepted."""
+        """Report a reading that is odd again; accept one as slow as before."""
         why = self._objection(measured)
         reading = measured.median()
         if why is None or reading is None or before is None:

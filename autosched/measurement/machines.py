@@ -53,7 +53,7 @@ def measure_machine(
 def _with_streams(
     device: Device, where: torch.device, sharers: int, cached: MeasurementCache
 ) -> Device:
-    """Return an accelerator with its share of the streams that are worthwhile; a CPU unchanged."""
+    """Return an accelerator with its share of worthwhile streams; a CPU unchanged."""
     if where.type == "cpu":
         return device
     readings = [(count, sharing(where, count, cached=cached)) for count in COUNTS]

@@ -43,7 +43,7 @@ def objection(seconds: float, work: Work | None, device: Device) -> str | None:
 
 
 def work_of(task: Task, costs: Costs) -> Work | None:
-    """Return the work of a task, or of all its parts; None if some of it is unknown."""
+    """Return the work of a task and its parts; None if unknown."""
     if not task.parts:
         return Work(0, 0, 0) if task.view else costs.work.get(task.name)
     total = Work(0, 0, 0)

@@ -32,7 +32,7 @@ def signature_of(fn: Callable[..., Any], args: Any, kwargs: Any) -> Signature:
 
 
 def signature_text(shape: Signature) -> str | None:
-    """Return a shape as a text that means the same in another process; None if there is none.
+    """Return a signature as text valid in other processes, or None.
 
     Functions must be torch's own, or Python's operators: others may change from one day to the
     next.
@@ -77,7 +77,7 @@ def _word(leaf: Any) -> str | None:
 
 
 def _function(fn: Any) -> str | None:
-    """Return the full name of a function of torch or of Python's operators; None for others."""
+    """Return the full name of a torch function or Python operator, or None."""
     if isinstance(fn, (OpOverload, OpOverloadPacket)):
         return str(fn)
     owner = getattr(fn, "__objclass__", None)

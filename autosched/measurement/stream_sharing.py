@@ -87,7 +87,7 @@ def _ratio(device: torch.device, streams: int, size: int, repeat: int) -> float:
 
 
 def _seconds(device: torch.device, count: int, size: int) -> float:
-    """Return how long streams take for the same products each, launched while the device sleeps."""
+    """Return how long streams take for the same products each."""
     watch = EventWatch(device)
     names = (f"compute{number or ''}" for number in range(count))
     own = [_pooled(device, Stream(str(device), name)) for name in names]

@@ -95,7 +95,7 @@ def _preserved_random_state(machine: Machine) -> contextlib.AbstractContextManag
 
 
 def _device_groups(machine: Machine) -> list[tuple[Device, ...]]:
-    """Return the devices that are measured as one: those of one model, or all if all are CPUs."""
+    """Return groups of devices measured as one: all CPUs, or one model."""
     if not machine.accelerators:
         return [machine.devices]
     groups: dict[str, list[Device]] = {}

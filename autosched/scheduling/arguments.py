@@ -37,7 +37,7 @@ def check_arguments(**arguments: Any) -> None:
 
 
 def checked_timeout(timeout: Any) -> float | None:
-    """Return the ``timeout`` of a run in seconds, or None. Raises ScheduleError for other types."""
+    """Return a timeout in seconds, or None; raises ScheduleError if invalid."""
     if timeout is None:
         return None
     if not is_number(timeout, infinite=True):

@@ -136,7 +136,7 @@ def schedule(
 
 
 class _Problem(NamedTuple):
-    """What is planned; ``confined`` are costs with infinite seconds where a task does not fit."""
+    """The input of planning; ``confined`` costs are infinite where tasks do not fit."""
 
     graph: Graph
     machine: Machine
@@ -204,7 +204,7 @@ def _backend(
 def _pinned(
     graph: Graph, machine: Machine, inputs: Any, place: Any, policy: Any, examples: Any
 ) -> Graph:
-    """Return a copy of a graph for one schedule, with the user's constraints and the defaults."""
+    """Return a copy of the graph with constraints and default devices."""
     pinned = graph.pinned(
         dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs, place
     )
@@ -305,7 +305,7 @@ def _plan(
     seed: int,
     progress: Progress | None,
 ) -> _Plan:
-    """Plan by a policy, or by ``"auto"`` if its placement cannot be made to fit into memory."""
+    """Plan by a policy, or by ``"auto"`` if its placement does not fit."""
     graph = problem.graph
     machine = problem.machine
     if policy != "auto":

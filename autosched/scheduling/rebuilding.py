@@ -95,7 +95,7 @@ def _add(graph: Graph, line: str, facts: Facts) -> None:
 
 
 def _base(graph: Graph, reads: Sequence[Value], sharing: Sequence[str]) -> Value | None:
-    """Return the argument that a task's results share memory with, given the value at the root."""
+    """Return the argument that a task's results share memory with."""
     roots = [graph.value(name).root for name in sharing]
     return next((value for value in reads if value.root in roots), None)
 

@@ -116,7 +116,7 @@ def _describe_task(graph: Graph, task: Task) -> str:
 
 
 def facts_of(graph: Graph, machine: Machine, costs: Costs) -> Facts:
-    """Return costs and constraints of a graph; for a merged task, the costs of its parts."""
+    """Return costs and constraints of a graph; merged tasks have summed costs."""
     seconds = {task.name: task.seconds for task in graph.tasks if task.seconds is not None}
     merged = [task for task in graph.tasks if task.parts and task.seconds is None]
     seconds |= {

@@ -79,7 +79,7 @@ def load(path: str | os.PathLike[str], graph: Graph | None = None) -> Schedule:
 
 
 class _State:
-    """What changes in a schedule: its executor, made at the first run, and what was done."""
+    """The mutable state of a schedule; the executor is made at the first run."""
 
     def __init__(self) -> None:
         self.executor: Executor | None = None

@@ -243,7 +243,7 @@ class Timeline:
 
 
 def preceding_spans(timeline: Timeline) -> list[list[int]]:
-    """Return, for each span, those for which it waited and those before it on its streams."""
+    """Return the predecessors of each span: those waited for, or earlier on its streams."""
     found: list[dict[int, None]] = [{} for _ in timeline.spans]
     for a, b in timeline.arrows:
         if a < b:  # small clock errors may reverse the measured order

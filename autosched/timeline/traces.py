@@ -142,7 +142,7 @@ def _is_ours(found: _Slice) -> bool:
 
 
 def _read_ours(events: Iterable[Mapping[str, Any]], slices: Sequence[_Slice]) -> Timeline:
-    """Return the timeline of a trace of viz.perfetto: the measured one, or the only one."""
+    """Return the measured timeline of a viz.perfetto trace, or the only one."""
     # 1. Choose the group of processes.
     processes = _labels(events, "process_name")
     threads = _labels(events, "thread_name")
@@ -254,7 +254,7 @@ def _read_profiled(slices: Iterable[_Slice], program: Program | None) -> list[Ti
 
 
 def _best(by_category: Mapping[str, list[Span]]) -> list[Span]:
-    """Return the device's slices if it has them for every run, else those of the issuing thread."""
+    """Return the device's slices if complete, else those of the issuing thread."""
     issued = by_category.get("user_annotation", [])
     done = by_category.get("gpu_user_annotation", [])
     return done if len(done) >= len(issued) else issued
