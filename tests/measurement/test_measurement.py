@@ -522,7 +522,8 @@ def test_a_file_that_is_not_ours_is_named_and_replaced(
     (path,) = tmp_path.iterdir()
     path.write_text(change(path.read_text()))
     with pytest.warns(
-        UserWarning, match=f"{re.escape(str(path))} is not used, everything is measured again: .*{why}"
+        UserWarning,
+        match=f"{re.escape(str(path))} is not used, everything is measured again: .*{why}",
     ):
         asc.measure_costs(products(1), HERE, X, cache=tmp_path)
     assert json.loads(path.read_text())["machine"] == hardware.hardware()
@@ -747,7 +748,9 @@ def test_on_played_gpus_all_is_measured_and_nothing_is_touched_too_early(
 ) -> None:
     played = pytest.importorskip("tests.gpu.fake_gpu", reason="needs GPUs that are played")
     monkeypatch.setattr(links, "SIZES", (1 << 10, 1 << 14, 1 << 18))
-    monkeypatch.setattr(stream_sharing, "_CALLS", {stream_sharing._SMALL: 2, stream_sharing._LARGE: 1})
+    monkeypatch.setattr(
+        stream_sharing, "_CALLS", {stream_sharing._SMALL: 2, stream_sharing._LARGE: 1}
+    )
     monkeypatch.setattr(stream_sharing, "_LARGE", stream_sharing._SMALL)
     graph = asc.Graph()
     x, w = graph.inputs("x", "w")
