@@ -31,7 +31,7 @@ def signature_of(fn: Callable[..., Any], args: Any, kwargs: Any) -> Signature:
     return _hashed(fn), tuple(kwargs), *map(_leaf, flatten((args, kwargs)))
 
 
-def signature_text(shape: Signature) -> str | None:
+def signature_text(signature: Signature) -> str | None:
     """Return a signature as text valid in other processes, or None.
 
     Functions must be torch's own, or Python's operators: others may change from one day to the
@@ -41,7 +41,7 @@ def signature_text(shape: Signature) -> str | None:
     'torch._VariableFunctionsClass.add () float32(2, 3)(3, 1) 1'
     >>> signature_text(signature_of(abs, (print,), {}))
     """
-    fn, names, *leaves = shape
+    fn, names, *leaves = signature
     words = [_function(fn), str(names), *map(_word, leaves)]
     return None if None in words else " ".join(filter(None, words))
 
