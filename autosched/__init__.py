@@ -75,7 +75,7 @@ _LAZY = {
 
 
 def _slower(machine: Machine) -> float:
-    return import_module("autosched.measurement").keeping_up(machine)  # type: ignore[no-any-return]
+    return import_module("autosched.measurement").emulation_slowdown(machine)  # type: ignore[no-any-return]
 
 
 register_slower(_slower)

@@ -53,9 +53,8 @@ def load_digits() -> Digits:
     try:
         from sklearn.datasets import load_digits as bundled
     except ImportError:
-        raise SystemExit(
-            "autosched demo needs scikit-learn for its data: pip install 'autosched[demo]'"
-        ) from None
+        needed = "autosched demo needs scikit-learn for its data"
+        raise SystemExit(f"{needed}: pip install 'autosched[demo]'") from None
     digits = bundled()
     order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
     x = torch.tensor(digits.data, dtype=torch.float32)[order] / 16
@@ -71,11 +70,8 @@ def machine_of_two() -> tuple[asc.Machine, str]:
     if count == 1:
         return asc.Machine.local(gpus=2), "two logical devices on one real GPU"
     slow = 200
-    machine = asc.Machine.emulated(gpus=2, link="pcie4").slower(slow)
-    return (
-        machine,
-        f"two emulated GPUs, {slow} times slower than real ones, so that this CPU can keep up",
-    )
+    kind = f"two emulated GPUs, {slow} times slower than real ones, so that this CPU can keep up"
+    return asc.Machine.emulated(gpus=2, link="pcie4").slower(slow), kind
 
 
 def mlp_step(gpus: Sequence[str] = GPUS, batch: int = BATCH) -> asc.Graph:
@@ -105,21 +101,12 @@ def mlp_step(gpus: Sequence[str] = GPUS, batch: int = BATCH) -> asc.Graph:
             gradients["w1"].append(graph.add(weight_gradient, rows, d_h, name=f"dw1.{i}"))
         replicas.append({"w1": v1, "w2": v2})
     for name in ("w2", "w1"):  # the last layer's gradient is computed first
+        weight = weights[name]
         with graph.on("cpu"):
             total = graph.add(torch.add, *gradients[name], name=f"d{name}")
-            graph.add(
-                sgd_,
-                weights[name],
-                total,
-                RATE / 2,
-                name=f"sgd_{name}",
-                writes=weights[name],
-                outputs=(),
-            )
+            graph.add(sgd_, weight, total, RATE / 2, name=f"sgd_{name}", writes=weight, outputs=())
         for i, gpu in enumerate(gpus):
-            graph.add(
-                Tensor.copy_, replicas[i][name], weights[name], name=f"new_{name}.{i}", on=gpu
-            )
+            graph.add(Tensor.copy_, replicas[i][name], weight, name=f"new_{name}.{i}", on=gpu)
     graph.output(loss=graph.add(mean, *losses, name="loss", on="cpu"))
     return graph
 
@@ -198,9 +185,8 @@ def averaged_example() -> tuple[asc.Graph, dict[str, Tensor]]:
 
 def main(epochs: int = 12, folder: Path = Path()) -> int:
     """Train, compare with the serial run, and draw; return the exit code."""
-    torch.set_num_threads(
-        1
-    )  # the products are small; intra-op threads would compete with those of the streams
+    # The products are small; intra-op threads would compete with those of the streams.
+    torch.set_num_threads(1)
     data = load_digits()
     machine, kind = machine_of_two()
     gpus = machine.accelerators
@@ -210,10 +196,8 @@ def main(epochs: int = 12, folder: Path = Path()) -> int:
     examples = {"x": data.x[:BATCH], "y": data.y[:BATCH], **state}
     print(f"machine: {kind}\n{_indented(str(machine))}\n")
     with asc.schedule(graph, machine, examples=examples) as schedule:
-        lines = str(schedule).splitlines()
-        print(
-            f"{schedule!r}\nits program begins:\n{_indented(chr(10).join(lines[:20]))}\n    ...\n"
-        )
+        head = "\n".join(str(schedule).splitlines()[:20])
+        print(f"{schedule!r}\nits program begins:\n{_indented(head)}\n    ...\n")
         _train(schedule, data, state, epochs)
         accuracy = _accuracy(state, data)
         same = _equals_serial(schedule, data, state, reference, epochs)
@@ -233,20 +217,18 @@ def _batches(data: Digits, epochs: int) -> list[list[dict[str, Tensor]]]:
 
 
 def _train(schedule: asc.Schedule, data: Digits, state: Mapping[str, Tensor], epochs: int) -> None:
+    is_terminal = sys.stdout.isatty()
     for epoch, batches in enumerate(_batches(data, epochs), 1):
         losses = []
         for i, batch in enumerate(batches, 1):
             losses.append(float(schedule(**batch, **state)["loss"]))
-            if sys.stdout.isatty():
-                print(
-                    f"\repoch {epoch} of {epochs}, step {i} of {len(batches)}", end="", flush=True
-                )
-        clear = "\r\033[K" if sys.stdout.isatty() else ""
-        accuracy = _accuracy(state, data)
-        print(
-            f"{clear}epoch {epoch:2}: loss {statistics.mean(losses):.4f}, test accuracy {accuracy:.4f}",
-            flush=True,
-        )
+            if is_terminal:
+                step = f"step {i} of {len(batches)}"
+                print(f"\repoch {epoch} of {epochs}, {step}", end="", flush=True)
+        clear = "\r\033[K" if is_terminal else ""
+        loss = f"loss {statistics.mean(losses):.4f}"
+        accuracy = f"test accuracy {_accuracy(state, data):.4f}"
+        print(f"{clear}epoch {epoch:2}: {loss}, {accuracy}", flush=True)
 
 
 def _accuracy(state: Mapping[str, Tensor], data: Digits) -> float:
@@ -283,48 +265,35 @@ def _report(
     measured = schedule.profile(repeat=9, **inputs)
     predicted = schedule.simulate()
     serial = _serial_seconds(schedule, inputs)
+    ratio = f"one task or copy at a time: {serial / measured.makespan:.1f} times the schedule"
+    gap = f"no schedule can be faster; the gap is {schedule.gap:.0%}"
     rows = [
         ("predicted makespan", predicted.makespan, ""),
         ("measured makespan", measured.makespan, "median of 9 steps"),
-        (
-            "serial",
-            serial,
-            f"one task or copy at a time: {serial / measured.makespan:.1f} times the schedule",
-        ),
-        (
-            "lower bound",
-            schedule.lower_bound,
-            f"no schedule can be faster; the gap is {schedule.gap:.0%}",
-        ),
+        ("serial", serial, ratio),
+        ("lower bound", schedule.lower_bound, gap),
     ]
-    print(
-        "\none step"
-        + "".join(
-            f"\n    {name:<20}{seconds * 1e3:9.3f} ms  {note}" for name, seconds, note in rows
-        )
-    )
-    hidden = measured.overlap().copies_hidden
-    expected = predicted.overlap().copies_hidden
-    print(
-        f"    {'copies hidden':<20}{hidden:9.0%}     of their time, behind compute; predicted {expected:.0%}"
-    )
+    print("\none step")
+    for name, seconds, note in rows:
+        print(f"    {name:<20}{seconds * 1e3:9.3f} ms  {note}")
+    hidden = f"{measured.overlap().copies_hidden:9.0%}     of their time, behind compute"
+    print(f"    {'copies hidden':<20}{hidden}; predicted {predicted.overlap().copies_hidden:.0%}")
     gantt, dag, page = (folder / name for name in ("mlp.svg", "mlp_graph.svg", "mlp.html"))
     title = f"One training step of a two-layer MLP on {kind.partition(', so')[0]}"
     gantt.write_text(gantt_svg(predicted, title=title, measured=measured), encoding="utf-8")
     critical = [span.name for span in predicted.critical_path() if span.kind == "run"]
     schedule.graph.draw(dag, schedule.placement.device, critical=critical)
     schedule.report(page, measured, title=title)
-    print(
-        f"\nwrote {gantt} (the schedule), {dag} (the graph) and {page} (all of it, for a browser)"
-    )
+    print(f"\nwrote {gantt} (the schedule), {dag} (the graph)", end=" ")
+    print(f"and {page} (all of it, for a browser)")
 
 
 def _serial_seconds(schedule: asc.Schedule, inputs: Mapping[str, Tensor]) -> float:
     """Measure the same step with one task or copy at a time."""
     if schedule.machine.imagined:
-        with asc.schedule(
-            schedule.graph, schedule.machine, costs=schedule.costs, backend=Emulated(serial=True)
-        ) as one:
+        backend = Emulated(serial=True)
+        parts = schedule.graph, schedule.machine
+        with asc.schedule(*parts, costs=schedule.costs, backend=backend) as one:
             return one.profile(repeat=5, **inputs).makespan
     times = []
     for _ in range(5):

@@ -29,7 +29,7 @@ __all__ = ["Placement", "Send", "check", "choices", "constraint", "home"]
 
 
 class Send(NamedTuple):
-    """A copy of a version of a value to a device, and the task before which it is issued."""
+    """A copy of a version to a device, issued before a task."""
 
     value: str
     version: int
@@ -57,7 +57,7 @@ class Placement:
 
 
 def home(graph: Graph, machine: Machine, value: Value) -> str:
-    """Return where an input or constant is at the start: on its own device, or on the host."""
+    """Return the initial device of an input or constant; default: the host."""
     return value.home or machine.host
 
 
@@ -101,19 +101,15 @@ def choices(graph: Graph, machine: Machine) -> Choices:
     pinned: dict[int, tuple[str, str, int]] = {}
     for index, device, why in _pins(graph, machine):
         machine.device(device)
-        before = pinned.setdefault(find(index), (device, why, index))
-        if before[0] != device:
-            bonds = [
-                bond
-                for task in graph.tasks
-                if find(task.index) == find(index)
-                for bond in graph.bonds(task)
-            ]
-            kept = listed(graph.values[value].name for value in dict.fromkeys(chain(*bonds)))
+        required, reason, first = pinned.setdefault(find(index), (device, why, index))
+        if required != device:
+            members = (task for task in graph.tasks if find(task.index) == find(index))
+            bonds = [bond for task in members for bond in graph.bonds(task)]
+            together = listed(graph.values[value].name for value in dict.fromkeys(chain(*bonds)))
             raise ScheduleError(
-                f"these must share a device and cannot: {before[1]} {before[0]!r}, but {why} {device!r}"
-                + (f"; {kept} are kept together" if bonds else "")
-                + _writers_between(graph, before[2], index)
+                f"these must share a device and cannot: {reason} {required!r}, but {why} {device!r}"
+                + (f"; {together} are kept together" if bonds else "")
+                + _writers_between(graph, first, index)
             )
     group = [find(i) for i in range(len(graph.tasks))]
     return Choices([(pinned[g][0],) if g in pinned else machine.names for g in group], group)
@@ -137,18 +133,20 @@ def _writers_between(graph: Graph, first: int, last: int) -> str:
     writers = [graph.tasks[index] for index in reversed(path) if graph.tasks[index].writes]
     if not writers:
         return ""
-    told = ", ".join(f"{task.name!r} at {task.source}" for task in writers[:_MOST_TOLD])
-    return f". What writes memory of tasks before it ties them: {told}; write out of place to leave them apart"
+    names = ", ".join(f"{task.name!r} at {task.source}" for task in writers[:_MOST_WRITERS])
+    return (
+        f". What writes memory of tasks before it ties them: {names}; "
+        "write out of place to leave them apart"
+    )
 
 
-_MOST_TOLD = 3
+_MOST_WRITERS = 3  # that are named
 
 
 def _pairs(graph: Graph) -> Iterator[tuple[int, int]]:
     """Yield pairs of tasks (indices) that must share a device."""
-    first: dict[
-        int | tuple[int, ...], int
-    ] = {}  # the first task by root of shared memory, or by set of values kept together
+    # The first task by root of shared memory, or by set of values kept together.
+    first: dict[int | tuple[int, ...], int] = {}
     for task in graph.tasks:
         for root in _bases(graph, task):
             if root.producer is not None:
@@ -187,10 +185,9 @@ def _bases(graph: Graph, task: Task) -> Sequence[Value]:
             roots[values[use.value].root] = None
     for use in views:
         root = values[use.value].root
-        many = (
-            sum(values[read.value].root == root for read in task.reads) > 1
-        )  # with several reads of the root, the right copy is ambiguous
-        if task.view or many or graph.last_version(root):
+        # With several reads of the root, the right copy is ambiguous.
+        several = sum(values[read.value].root == root for read in task.reads) > 1
+        if task.view or several or graph.last_version(root):
             roots[root] = None
     return [values[root] for root in roots]
 
@@ -203,18 +200,13 @@ def check(placement: Placement, graph: Graph, machine: Machine) -> None:
     """
     table = placement.device
     order = placement.order
-    if (
-        not isinstance(table, Mapping)
-        or not isinstance(order, Sequence)
-        or not all(isinstance(n, str) for n in order)
-    ):
-        raise ScheduleError(
-            f"a placement is a table of devices by task, and a tuple of tasks, got {placement!r}"
-        )
-    if len(placement.order) != len(graph.tasks) or len(set(placement.order)) != len(graph.tasks):
-        raise ScheduleError(
-            f"a placement orders {len(set(placement.order))} tasks, the graph has {len(graph.tasks)}"
-        )
+    is_order = isinstance(order, Sequence) and all(isinstance(name, str) for name in order)
+    if not isinstance(table, Mapping) or not is_order:
+        what = "a placement is a table of devices by task, and a tuple of tasks"
+        raise ScheduleError(f"{what}, got {placement!r}")
+    tasks = len(graph.tasks)
+    if len(order) != tasks or len(set(order)) != tasks:
+        raise ScheduleError(f"a placement orders {len(set(order))} tasks, the graph has {tasks}")
     allowed = choices(graph, machine)
     position = {name: i for i, name in enumerate(order)}
     at = [position.get(task.name, -1) for task in graph.tasks]
@@ -233,11 +225,10 @@ def _check_tasks(
 ) -> None:
     """Raise ScheduleError for the first task that breaks a rule; ``at`` has its position."""
     chosen: dict[int, Task] = {}
-    for task, here, group, possible in zip(
-        graph.tasks, at, allowed.group, allowed.devices, strict=True
-    ):
+    parts = zip(graph.tasks, at, allowed.group, allowed.devices, strict=True)
+    for task, position, group, possible in parts:
         device = table.get(task.name)
-        if here < 0 or device is None:
+        if position < 0 or device is None:
             raise ScheduleError(f"the placement leaves out task {task.name!r}")
         if device not in possible:
             machine.device(device)
@@ -251,7 +242,7 @@ def _check_tasks(
                 f"{table[first.name]!r}: they share memory, or are kept together"
             )
         for before, kind in task.dependencies:
-            if at[before] > here:
+            if at[before] > position:
                 raise ScheduleError(
                     f"the placement orders {task.name!r} before {graph.tasks[before].name!r}, "
                     f"on which it depends ({kind})"

@@ -59,8 +59,8 @@ MAY_IMPORT = {
     "verification": [*FOUNDATION, "graph", "machine", "program"],
     "codegen": [*FOUNDATION, "graph", "machine", "program"],
     "viz": [*FOUNDATION, "graph", "program", "timeline"],
-    # explains by planning alternatives, and writes times as pictures do
-    "explanation": [*IR, "bounds", "lowering", "policies", "simulation", "timeline", "viz"],
+    # explains by planning alternatives
+    "explanation": [*IR, "bounds", "lowering", "policies", "simulation", "timeline"],
     # execution
     "runtime": [*FOUNDATION, "codegen", "graph", "lowering", "machine", "program", "timeline"],
     # user level

@@ -64,9 +64,8 @@ def extents(tree: Any) -> Iterator[Extent]:
         with contextlib.suppress(AttributeError, NotImplementedError, RuntimeError):
             storage = leaf.untyped_storage().data_ptr()
             if storage and leaf.numel():
-                span = 1 + sum(
-                    (n - 1) * stride for n, stride in zip(leaf.shape, leaf.stride(), strict=True)
-                )
+                dimensions = zip(leaf.shape, leaf.stride(), strict=True)
+                span = 1 + sum((n - 1) * stride for n, stride in dimensions)
                 first = leaf.data_ptr()
                 yield Extent(first, first + span * leaf.element_size(), storage, leaf)
 
@@ -123,17 +122,16 @@ def overlaps_itself(tensor: Any) -> bool:
     >>> overlaps_itself(torch.zeros(3, 2).t()), overlaps_itself(torch.zeros(2).expand(3, 2))
     (False, True)
     """
-    behind = 0
-    strides = (
-        [abs(stride) // tensor.itemsize for stride in tensor.strides]
-        if _is_array(tensor)
-        else tensor.stride()
-    )
+    if _is_array(tensor):
+        strides = [abs(stride) // tensor.itemsize for stride in tensor.strides]
+    else:
+        strides = tensor.stride()
+    last = 0  # the largest offset that the dimensions so far reach
     for stride, n in sorted(zip(strides, tensor.shape, strict=True)):
         if n > 1:
-            if stride <= behind:
+            if stride <= last:
                 return True
-            behind += (n - 1) * stride
+            last += (n - 1) * stride
     return False
 
 

@@ -22,11 +22,8 @@ __all__ = [
     "no_seconds",
 ]
 
-WORDS = (
-    "repeat",
-    "timeout",
-    "warmup",
-)  # keywords of runs of a schedule, so no input has these names
+# Keywords of runs of a schedule, so no input has these names.
+WORDS = ("repeat", "timeout", "warmup")
 
 _MISFIT = re.compile(r"[\s@]")
 

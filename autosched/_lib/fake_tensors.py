@@ -36,7 +36,7 @@ _known: OrderedDict[Hashable, Strides | None] = OrderedDict()  # None: the kerne
 _CONTIGUOUS = frozenset("addbmm addmm addmv addr baddbmm bmm dot embedding mm mv vdot".split())
 
 # Queries that torch would answer for zeros, though the answer depends on a tensor's elements.
-_LOOK_AT_NUMBERS = frozenset((torch.ops.aten._nested_tensor_from_mask_left_aligned.default,))
+_READ_ELEMENTS = frozenset((torch.ops.aten._nested_tensor_from_mask_left_aligned.default,))
 
 
 class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]
@@ -68,7 +68,7 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]
         """Apply an operator to fake tensors."""
         kwargs = kwargs or {}
         if self._inside or not _may_differ(func, args, kwargs):
-            if func in _LOOK_AT_NUMBERS:
+            if func in _READ_ELEMENTS:
                 raise DataDependentOutputException(func)
             return super().dispatch(func, types, args, kwargs)
         self._inside = True
@@ -98,18 +98,16 @@ def _may_differ(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bo
         return False  # a user's operator, whose kernel may have side effects
     schema = func._schema
     name = schema.name.partition("::")[2]
-    if (
-        name in _CONTIGUOUS
-        or schema.is_mutable
-        or any(item.alias_info is not None for item in schema.returns)
-    ):
+    returns_alias = any(item.alias_info is not None for item in schema.returns)
+    if name in _CONTIGUOUS or schema.is_mutable or returns_alias:
         return False
     given = [leaf for leaf in flatten((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    plain = all(isinstance(leaf, FakeTensor) and _is_plain(leaf) for leaf in given)
-    return plain and not all(leaf.is_contiguous() for leaf in given)
+    if not all(isinstance(leaf, FakeTensor) and _has_known_strides(leaf) for leaf in given):
+        return False
+    return not all(leaf.is_contiguous() for leaf in given)
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def _has_known_strides(tensor: torch.Tensor) -> bool:
     strided = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
     if not strided or not all(isinstance(size, int) for size in (*tensor.shape, *tensor.stride())):
         return False  # sizes that depend on data are symbols
@@ -118,20 +116,14 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 def _key(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
     settings = torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
-    return func, settings, repr(transform(_looks, (list(args), dict(kwargs))))
+    return func, settings, repr(transform(_properties, (list(args), dict(kwargs))))
 
 
-def _looks(leaf: Any) -> Any:
+def _properties(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    return (
-        tuple(leaf.shape),
-        leaf.stride(),
-        leaf.dtype,
-        leaf.device,
-        leaf.is_conj(),
-        leaf.is_neg(),
-    )
+    flags = leaf.is_conj(), leaf.is_neg()
+    return tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, *flags
 
 
 def _real_strides(
@@ -164,9 +156,8 @@ def _real(leaf: Any, number: int) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
     span = 1 + sum((n - 1) * stride for n, stride in zip(leaf.shape, leaf.stride(), strict=True))
-    made = torch.full((span,), number, dtype=leaf.dtype, device=leaf.device).as_strided(
-        leaf.shape, leaf.stride()
-    )
+    memory = torch.full((span,), number, dtype=leaf.dtype, device=leaf.device)
+    made = memory.as_strided(leaf.shape, leaf.stride())
     made = made.conj() if leaf.is_conj() else made
     return made._neg_view() if leaf.is_neg() else made
 

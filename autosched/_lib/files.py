@@ -12,16 +12,16 @@ __all__ = ["write"]
 def write(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Write a file atomically: to a temporary file that then replaces the target."""
     target = Path(path).resolve()  # follows symbolic links
-    beside = target.with_name(f".autosched-{secrets.token_hex(8)}")
+    temporary = target.with_name(f".autosched-{secrets.token_hex(8)}")
     try:
-        with beside.open("xb") as file:
+        with temporary.open("xb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(target)
+        temporary.replace(target)
     except OSError as error:  # name the requested file in the error
-        if str(error.filename) != str(beside):
+        if str(error.filename) != str(temporary):
             raise
         raise OSError(error.errno, error.strerror, os.fspath(path)) from None
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

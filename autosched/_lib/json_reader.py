@@ -17,14 +17,12 @@ from typing import Any, NamedTuple, NoReturn
 
 from autosched.errors import AutoschedError, ScheduleError, listed
 
-__all__ = ["Reader", "each", "number", "one", "parse", "plain", "record", "refuse", "table"]
+__all__ = ["Reader", "each", "json_data", "number", "one", "parse", "refuse", "struct", "table"]
 
 Reader = Callable[[Any, str], Any]
 
-_NEWER = (
-    "pageable",
-    "pageable_bytes_per_second",
-)  # written only if set, because older files do not have them
+# Written only if set, because older files do not have them.
+_NEWER = ("pageable", "pageable_bytes_per_second")
 
 
 def parse(text: str, reader: Reader) -> Any:
@@ -60,10 +58,9 @@ def number(what: str, fits: Callable[[float], bool], infinite: bool = True) -> R
     def read(item: Any, place: str) -> Any:
         if infinite and item == "inf":
             return math.inf
-        plain = (
-            type(item) in (int, float) and abs(item) <= sys.float_info.max
-        )  # a bool is no number
-        return item if plain and fits(item) else refuse(place, what, item)
+        # A bool is no number.
+        is_number = type(item) in (int, float) and abs(item) <= sys.float_info.max
+        return item if is_number and fits(item) else refuse(place, what, item)
 
     return read
 
@@ -90,7 +87,7 @@ def table(reader: Reader) -> Reader:
     return read
 
 
-def record(
+def struct(
     make: Callable[..., Any], readers: Mapping[str, Reader], optional: Collection[str] = ()
 ) -> Reader:
     """Read an object with these keys, and call ``make`` with the values.
@@ -104,9 +101,8 @@ def record(
         for key in (*readers, *item):
             if key not in readers or (key not in item and key not in optional):
                 fault = "misses" if key in readers else "has an unknown"
-                raise ScheduleError(
-                    f"{place or 'it'} {fault} key {key!r}; its keys are {listed(readers, most=16)}"
-                )
+                keys = listed(readers, most=16)
+                raise ScheduleError(f"{place or 'it'} {fault} key {key!r}; its keys are {keys}")
         parts = {
             key: read(item[key], f"{place}.{key}" if place else key)
             for key, read in readers.items()
@@ -124,31 +120,27 @@ def refuse(place: str, what: str, got: Any) -> NoReturn:
     """Raise ScheduleError with the place, what must be there, and what is."""
     if isinstance(got, (dict, list)):  # it may be too deep to print
         shown = "an object" if isinstance(got, dict) else "a list"
+    elif isinstance(got, _Twice):
+        shown = f"one with the key {got.key!r} twice"
     else:
-        shown = (
-            f"one with the key {got.key!r} twice" if isinstance(got, _Twice) else json.dumps(got)
-        )
-    raise ScheduleError(
-        f"{place or 'it'} must be {what}, got {shown if len(shown) <= 80 else shown[:77] + '...'}"
-    )
+        shown = json.dumps(got)
+    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+    raise ScheduleError(f"{place or 'it'} must be {what}, got {shown}")
 
 
-def plain(item: Any) -> Any:
+def json_data(item: Any) -> Any:
     """Return data as JSON types: numbers as int or float, infinite ones and nan as strings."""
     if dataclasses.is_dataclass(item):
-        said = [
-            field.name for field in dataclasses.fields(item) if field.metadata.get("saved", True)
-        ]
-        fields = {name: plain(getattr(item, name)) for name in said}
+        saved = (f.name for f in dataclasses.fields(item) if f.metadata.get("saved", True))
+        fields = {name: json_data(getattr(item, name)) for name in saved}
         return {name: part for name, part in fields.items() if part or name not in _NEWER}
     if isinstance(item, Mapping):
         if odd := [key for key in item if not isinstance(key, str)]:
-            raise ScheduleError(
-                f"a table has the key {odd[0]!r}, and only strings can be saved as keys"
-            )
-        return {key: plain(part) for key, part in item.items()}
+            what = f"a table has the key {odd[0]!r}"
+            raise ScheduleError(f"{what}, and only strings can be saved as keys")
+        return {key: json_data(part) for key, part in item.items()}
     if isinstance(item, (tuple, frozenset)):
-        return [plain(part) for part in (sorted(item) if isinstance(item, frozenset) else item)]
+        return [json_data(part) for part in (sorted(item) if isinstance(item, frozenset) else item)]
     if item is None or isinstance(item, (str, bool)):
         return item
     if isinstance(item, Integral):

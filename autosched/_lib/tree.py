@@ -89,11 +89,9 @@ def match(shape: Any, tree: Any) -> Iterator[Any]:
             yield from match(part, item)
     elif isinstance(shape, dict):
         if not isinstance(tree, dict) or set(tree) != set(shape):
-            got = (
-                str(sorted(map(str, tree)))
-                if isinstance(tree, dict)
-                else f"one {type(tree).__name__}"
-            )
+            got = f"one {type(tree).__name__}"
+            if isinstance(tree, dict):
+                got = str(sorted(map(str, tree)))
             raise ValueError(f"{got} where outputs= says a dict of {sorted(map(str, shape))}")
         for key, part in shape.items():
             yield from match(part, tree[key])

@@ -1,24 +1,45 @@
-"""Write results of commands, and show the progress of long work.
+"""Write results of commands, show progress, and report errors.
 
-Progress bars are for people: they are printed to stderr, and only to a terminal.
+Progress bars are for people: they are printed to stderr, and only to a terminal. An error is a line
+on stderr and an exit code; a traceback is shown only of the user's own functions.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from autosched._lib.files import write
-from autosched.errors import UsageError
+from autosched.errors import AutoschedError, UsageError
 
-__all__ = ["coloured", "deliver", "json_text", "tracker", "width"]
+__all__ = [
+    "UserCodeError",
+    "deliver",
+    "has_colours",
+    "json_text",
+    "reported_errors",
+    "say",
+    "tracker",
+    "width",
+]
+
+CHECK_FAILED = 1
+WRONG_INPUT = 2
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+_OURS = f"{Path(__file__).parents[1]}{os.sep}"
+_FRAMES = 5  # of a traceback that are shown
 
 
 def deliver(result: str | bytes, path: Path | None) -> None:
@@ -42,16 +63,23 @@ def json_text(document: Any) -> str:
     return json.dumps(document, indent=2)
 
 
+def say(text: str) -> None:
+    """Write a line to stderr."""
+    print(f"autosched: {text}", file=sys.stderr)
+
+
+# ---- terminals
+
+
 def width() -> int:
     """Return the columns of the terminal; 100 without one."""
     return shutil.get_terminal_size((100, 24)).columns
 
 
-def coloured() -> bool:
+def has_colours() -> bool:
     """Whether stdout is a terminal with colours that the user allows (https://no-color.org)."""
-    return (
-        sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    )
+    forbidden = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return sys.stdout.isatty() and not forbidden
 
 
 def tracker(what: str) -> Callable[[Sequence[Any]], Iterable[Any]]:
@@ -70,3 +98,56 @@ def _counted(what: str, items: Sequence[Any]) -> Iterable[Any]:
         print(f"\r{what}: {i} of {len(items)}", end="", file=sys.stderr, flush=True)
         yield item
     print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+# ---- errors
+
+
+class UserCodeError(Exception):
+    """Raised from the error of a user's own function."""
+
+
+@dataclass
+class Outcome:
+    """The exit code of a command."""
+
+    code: int = WRONG_INPUT
+
+
+@contextlib.contextmanager
+def reported_errors() -> Iterator[Outcome]:
+    """Print errors and warnings as a line on stderr, and set the exit code."""
+    outcome = Outcome()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", UserWarning)
+            warnings.showwarning = lambda message, *_, **__: say(f"warning: {message}")
+            yield outcome
+    except UserCodeError as error:
+        outcome.code = WRONG_INPUT
+        _report_user_code(error)
+    except BrokenPipeError:
+        # Otherwise the interpreter reports an error at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        outcome.code = PIPE_CLOSED
+    except AutoschedError as error:
+        outcome.code = WRONG_INPUT
+        say(str(error))
+    except OSError as error:
+        outcome.code = WRONG_INPUT
+        known = error.filename and error.strerror
+        say(f"{error.filename}: {error.strerror}" if known else str(error))
+    except KeyboardInterrupt:
+        outcome.code = INTERRUPTED
+        say("interrupted")
+
+
+def _report_user_code(error: UserCodeError) -> None:
+    """Print what failed, where in the user's code, and how."""
+    cause = error.__cause__
+    assert cause is not None
+    frames = traceback.extract_tb(cause.__traceback__)
+    theirs = [frame for frame in frames if not frame.filename.startswith((_OURS, "<frozen"))]
+    say(str(error))
+    sys.stderr.write("".join(traceback.format_list(theirs[-_FRAMES:])))
+    sys.stderr.write("".join(traceback.format_exception_only(cause)))

@@ -24,14 +24,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from pathlib import PurePath
 from textwrap import fill
 from typing import Any
 
+from autosched._lib.text import count, duration, file_name
 from autosched.codegen.calls import Caller
 from autosched.codegen.functions import Functions
 from autosched.codegen.names import Names
-from autosched.codegen.pieces import WIDTH, Piece, joined, laid_out, quoted
+from autosched.codegen.pieces import WIDTH, Piece, bracketed, laid_out, quoted
 from autosched.codegen.preamble import HELPERS, name_globals, preamble
 from autosched.codegen.step import Body
 from autosched.errors import MachineError, ScheduleError
@@ -42,17 +42,20 @@ from autosched.program.program import Program
 
 __all__ = ["Code", "generate"]
 
-_FREED = "A tensor is deleted where the stream that made it is behind all that used it: its memory is free again there."
+_FREED = (
+    "A tensor is deleted where the stream that made it is behind all that used it: "
+    "its memory is free again there."
+)
 _USED_IN_STEP = "complex float range slice to torch".split()
 
 
 class Code(str):
-    """Generated source; ``given`` are the objects that cannot be written as source.
+    """Generated source.
 
-    ``given`` has them by the name of the keyword parameter of ``step`` that takes them. ``inputs``
-    has the parameters of the graph's inputs by name; ``means`` has the objects whose source was
-    copied, by their names in the module; ``calls`` has, by line, the position of each call in the
-    program and the names of what it reads.
+    ``given`` has the objects that cannot be written as source, by the keyword parameter of ``step``
+    that takes them. ``inputs`` has the parameters of the graph's inputs. ``means`` has the objects
+    whose source was copied, by their names in the module. ``calls`` has, by the lines of each call,
+    its position in the program and the names of what it reads.
     """
 
     given: Mapping[str, Any]
@@ -148,31 +151,28 @@ class _Writer:
     def _docstring(self, seconds: float | None) -> Iterator[str]:
         used = {stream.device for stream in self.program.streams}
         devices = [name for name in self.machine.names if name in used]
-        about = "" if seconds is None else f", {_duration(seconds)} predicted"
-        count = f"{len(self.graph)} task{'s' if len(self.graph) != 1 else ''}"
-        first = f"{self.graph.name}: {count} on {', '.join(devices) or 'no device'}{about}. Written by autosched."
+        about = "" if seconds is None else f", {duration(seconds)} predicted"
+        where = ", ".join(devices) or "no device"
+        tasks = count(len(self.graph), "task").replace(",", "")
+        first = f"{self.graph.name}: {tasks} on {where}{about}. Written by autosched."
         notes = [*([_FREED] if self.module.streams else []), *self._renamed(), *self._needed()]
         yield fill('"""' + _escaped(first) + ('"""' if not notes else ""), WIDTH)
         if notes:
-            yield from (
-                "",
-                *(fill(_escaped(note), WIDTH, subsequent_indent="    ") for note in notes),
-                '"""',
-            )
+            yield ""
+            yield from (fill(_escaped(note), WIDTH, subsequent_indent="    ") for note in notes)
+            yield '"""'
 
     def _renamed(self) -> Iterator[str]:
         for index, name in self.inputs.items():
-            if name != self.graph.values[index].name:
-                yield f"Parameter {name} is input {quoted(self.graph.values[index].name)} of the graph."
+            own = self.graph.values[index].name
+            if name != own:
+                yield f"Parameter {name} is input {quoted(own)} of the graph."
 
     def _needed(self) -> Iterator[str]:
         for name, item in self.functions.given.items():
             user = self.functions.uses[name]
-            used = (
-                f", for task {user}, added at {PurePath(self.tasks[user].source).name}"
-                if user
-                else ""
-            )
+            where = file_name(self.tasks[user].source) if user else ""
+            used = f", for task {user}, added at {where}" if user else ""
             yield f"Parameter {name} takes what no text can hold: {_described(item)}{used}."
 
     def _head(self) -> Iterator[str]:
@@ -180,15 +180,13 @@ class _Writer:
         if self.module.streams:
             yield "@behind_the_caller"
         given = [Piece("*"), *map(Piece, self.functions.given)] if self.functions.given else []
-        yield (
-            laid_out(joined("def step", "()", [*map(Piece, self.inputs.values()), *given]), 0, 1)
-            + ":"
-        )
+        parameters = [*map(Piece, self.inputs.values()), *given]
+        yield laid_out(bracketed("def step", "()", parameters), 0, 1) + ":"
         yield '    """Run once; return the outputs by name."""'
 
 
 def _called(task: Task) -> Iterator[Task]:
-    """Yield the tasks whose calls are written: the task, or the parts of a merged one."""
+    """Yield a task, or the parts of a merged one."""
     if not task.parts:
         yield task
     for part in task.parts:
@@ -207,9 +205,8 @@ def _spaced(parts: list[str]) -> str:
     """Join parts: two empty lines around definitions, one between other parts."""
     text = parts[0]
     for before, part in pairwise(parts):
-        defines = any(
-            other.lstrip("\n").startswith(("class ", "def ", "@")) for other in (before, part)
-        )
+        heads = (other.lstrip("\n") for other in (before, part))
+        defines = any(head.startswith(("class ", "def ", "@")) for head in heads)
         text += ("\n\n" if defines else "\n") + part.lstrip("\n")
     return text
 
@@ -218,18 +215,8 @@ def _described(item: Any) -> str:
     if hasattr(item, "dtype") and hasattr(item, "shape"):
         return f"a tensor, {str(item.dtype).removeprefix('torch.')}{list(item.shape)}"
     kind = type(item).__name__
-    return (
-        f"{kind} {item.__name__}"
-        if isinstance(getattr(item, "__name__", None), str)
-        else f"an object, {kind}"
-    )
-
-
-def _duration(seconds: float) -> str:
-    scale, unit = next(
-        (pair for pair in ((1.0, "s"), (1e3, "ms")) if seconds * pair[0] >= 1), (1e6, "us")
-    )
-    return f"{seconds * scale:.3g} {unit}"
+    name = getattr(item, "__name__", None)
+    return f"{kind} {name}" if isinstance(name, str) else f"an object, {kind}"
 
 
 def _escaped(text: str) -> str:

@@ -13,23 +13,15 @@ from typing import Any, NamedTuple
 from autosched.codegen.functions import Functions
 from autosched.codegen.names import identifier
 from autosched.codegen.origins import torch_path
-from autosched.codegen.pieces import Piece, joined, quoted
+from autosched.codegen.pieces import Piece, bracketed, quoted
 from autosched.graph.task import Here, Task
 from autosched.graph.value import Attribute, InPlace, Method, On, Value
 
 __all__ = ["Call", "Caller", "literal"]
 
 _INFIX = {
-    **{
-        "add": "+",
-        "sub": "-",
-        "mul": "*",
-        "matmul": "@",
-        "truediv": "/",
-        "floordiv": "//",
-        "mod": "%",
-        "pow": "**",
-    },
+    **{"add": "+", "sub": "-", "mul": "*", "matmul": "@", "truediv": "/"},
+    **{"floordiv": "//", "mod": "%", "pow": "**"},
     **{"and": "&", "or": "|", "xor": "^", "lshift": "<<", "rshift": ">>"},
     **{"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="},
 }
@@ -38,7 +30,7 @@ _PREFIX = {"neg": "-", "pos": "+", "invert": "~"}
 
 
 class Call(NamedTuple):
-    """The text of a call. A statement has no value; an operator has one, which must be assigned."""
+    """The text of a call; statements have no value, values of operators are assigned."""
 
     piece: Piece
     kind: str  # call, operator, statement
@@ -58,7 +50,7 @@ class Caller:
         while isinstance(fn, functools.partial):
             fn, args, kwargs = fn.func, (*fn.args, *args), {**fn.keywords, **kwargs}
         writer = _Writer(self.functions, task, name, device)
-        return writer.special(fn, args, kwargs) or Call(writer.plain(fn, args, kwargs), "call")
+        return writer.special(fn, args, kwargs) or Call(writer.call(fn, args, kwargs), "call")
 
 
 class _Writer:
@@ -70,25 +62,30 @@ class _Writer:
         self.task = task
         self.name = name
 
-    def plain(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Piece:
+    def call(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Piece:
         """Write ``fn(*args, **kwargs)``, or a method call on a tensor."""
-        if isinstance(fn, Method) or (_tensor_method(fn) and args and isinstance(args[0], Value)):
-            return joined(
-                f"{self.item(args[0])}.{fn.__name__}", "()", self.arguments(args[1:], kwargs)
-            )
+        on_value = bool(args) and isinstance(args[0], Value)
+        if isinstance(fn, Method) or (_tensor_method(fn) and on_value):
+            method = f"{self.item(args[0])}.{fn.__name__}"
+            return bracketed(method, "()", self.arguments(args[1:], kwargs))
         called = self.functions.reference(fn, f"{self.task.name}_fn", self.task.name)
-        return joined(called, "()", self.arguments(args, kwargs))
+        return bracketed(called, "()", self.arguments(args, kwargs))
 
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Piece]:
         """Write the arguments of a call."""
-        named = {key: self.item(item, key) for key, item in kwargs.items()}
-        plain = [piece.behind(f"{key}=") for key, piece in named.items() if identifier(key) == key]
-        rest = [
-            piece.behind(f"{quoted(key)}: ")
-            for key, piece in named.items()
-            if identifier(key) != key
+        named: list[Piece] = []
+        others: list[Piece] = []  # keywords that are no identifiers
+        for key, item in kwargs.items():
+            piece = self.item(item, key)
+            if identifier(key) == key:
+                named.append(piece.prefixed(f"{key}="))
+            else:
+                others.append(piece.prefixed(f"{quoted(key)}: "))
+        return [
+            *map(self.item, args),
+            *named,
+            *([bracketed("**", "{}", others)] if others else []),
         ]
-        return [*map(self.item, args), *plain, *([joined("**", "{}", rest)] if rest else [])]
 
     def special(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
         """Write attributes, subscripts and operators in their own syntax.
@@ -104,12 +101,11 @@ class _Writer:
             case _ if kwargs:
                 return None
             case "getitem", 2:
-                return Call(
-                    Piece(f"{self.operand(args[0])}[{self.subscript(args[1])}]"), "operator"
-                )
+                text = f"{self.operand(args[0])}[{self.subscript(args[1])}]"
+                return Call(Piece(text), "operator")
             case "setitem", 3 if not self.task.outputs:
                 target = f"{self.operand(args[0])}[{self.subscript(args[1])}] = "
-                return Call(self.item(args[2]).behind(target), "statement")
+                return Call(self.item(args[2]).prefixed(target), "statement")
             case str(name), 2 if name in _INFIX:
                 return Call(_bare(f" {_INFIX[name]} ".join(texts())), "operator")
             case str(name), 2 if name in _IN_PLACE and not self.task.outputs:
@@ -117,7 +113,7 @@ class _Writer:
             case str(name), 1 if name in _PREFIX:
                 return Call(Piece(_PREFIX[name] + self.operand(args[0])), "operator")
             case "abs", 1:
-                return Call(self.plain(abs, args, {}), "call")
+                return Call(self.call(abs, args, {}), "call")
         return None
 
     def operand(self, item: Any) -> str:
@@ -130,10 +126,8 @@ class _Writer:
         if type(key) is tuple and key:
             return ", ".join(map(self.subscript, key)) + ("," if len(key) == 1 else "")
         if type(key) is slice:
-            first, last, step = (
-                "" if part is None else str(self.item(part))
-                for part in (key.start, key.stop, key.step)
-            )
+            parts = key.start, key.stop, key.step
+            first, last, step = ("" if part is None else str(self.item(part)) for part in parts)
             return f"{first}:{last}" + (f":{step}" if step else "")
         return str(self.item(key))
 
@@ -144,14 +138,15 @@ class _Writer:
         if isinstance(item, Here):
             return Piece(self.device)
         if type(item) is dict:
-            pairs = [self.item(value).behind(f"{self.item(key)}: ") for key, value in item.items()]
-            return joined("", "{}", pairs)
+            pairs = [
+                self.item(value).prefixed(f"{self.item(key)}: ") for key, value in item.items()
+            ]
+            return bracketed("", "{}", pairs)
         if isinstance(item, (tuple, list)):
             return self._sequence(item, hint)
         if type(item) is slice:
-            return joined(
-                "slice", "()", [self.item(part) for part in (item.start, item.stop, item.step)]
-            )
+            parts = item.start, item.stop, item.step
+            return bracketed("slice", "()", list(map(self.item, parts)))
         text = literal(item)
         if text is None:
             hint = hint or f"{self.task.name}_arg"
@@ -162,19 +157,18 @@ class _Writer:
     def _sequence(self, items: Any, hint: str) -> Piece:
         pieces = [self.item(item, hint) for item in items]
         if type(items) in (tuple, list):
-            return joined("", "()" if type(items) is tuple else "[]", pieces)
+            return bracketed("", "()" if type(items) is tuple else "[]", pieces)
         kind = self.functions.reference(type(items), type(items).__name__, self.task.name)
-        return joined(
-            kind, "()", pieces if hasattr(items, "_fields") else [joined("", "[]", pieces)]
-        )
+        is_named_tuple = hasattr(items, "_fields")
+        return bracketed(kind, "()", pieces if is_named_tuple else [bracketed("", "[]", pieces)])
 
 
 def literal(item: Any) -> str | None:
     """Return a number, a string, or a constant of torch as source; None for anything else.
 
     >>> import torch
-    >>> literal(0.5), literal(float("inf")), literal(torch.float32), literal(torch.device("cpu")), literal([])
-    ('0.5', 'float("inf")', 'torch.float32', 'torch.device("cpu")', None)
+    >>> list(map(literal, (0.5, float("inf"), torch.float32, torch.device("cpu"), [])))
+    ['0.5', 'float("inf")', 'torch.float32', 'torch.device("cpu")', None]
     """
     kind = type(item)
     if kind is float and not math.isfinite(item):
@@ -187,13 +181,11 @@ def literal(item: Any) -> str | None:
         return repr(item)
     if item is Ellipsis:
         return "..."
-    if kind.__module__ == "torch" and kind.__name__ == "device":
+    if kind.__module__ != "torch":
+        return None
+    if kind.__name__ == "device":
         return f'torch.device("{item}")'
-    return (
-        repr(item)
-        if kind.__module__ == "torch" and kind.__name__ in ("dtype", "layout", "memory_format")
-        else None
-    )
+    return repr(item) if kind.__name__ in ("dtype", "layout", "memory_format") else None
 
 
 def _bare(text: str) -> Piece:

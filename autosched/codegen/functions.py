@@ -18,9 +18,8 @@ from autosched.codegen.pieces import quoted
 
 __all__ = ["Functions"]
 
-_OURS = frozenset(
-    "complex copy float functools range slice torch".split()
-)  # used by the generated source itself
+# Used by the generated source itself.
+_OURS = frozenset("complex copy float functools range slice torch".split())
 
 
 class Functions:
@@ -38,7 +37,7 @@ class Functions:
     def reference(self, item: Any, hint: str, user: str) -> str:
         """Return the expression by which ``step`` refers to a function or class."""
         if id(item) not in self._known:
-            text = torch_path(item) or self._imported(item) or self._taken_over(item)
+            text = torch_path(item) or self._imported(item) or self._with_copied_source(item)
             if text is None:
                 return self.give(item, hint, user)
             self._known[id(item)] = text
@@ -63,28 +62,25 @@ class Functions:
             self.imports[_from(module, root, local)] = None
         return local + dot + rest
 
-    def _taken_over(self, fn: Any) -> str | None:
-        """Copy a function's source, under another name if its own is taken."""
+    def _with_copied_source(self, fn: Any) -> str | None:
+        """Copy a function's source, under another name if its own is taken; None if impossible."""
         source = source_of(fn)
         if source is None:
             return None
         needed: dict[str, tuple[Any, str]] = {}
-        if not all(
-            self._can_have(name, item, needed)
-            for name, item in source.needs.items()
-            if item is not fn
-        ):
+        others = [(name, item) for name, item in source.needs.items() if item is not fn]
+        if not all(self._can_define(*other, needed) for other in others):
             return None
         if fn.__name__ in source.needs and not self.names.is_free(fn.__name__, in_step=True):
             return None  # it is recursive, and its name is taken
         for name, (item, text) in needed.items():
-            self._have(name, item, text)
+            self._define(name, item, text)
         local = self.names.shared(fn.__name__)
         self.means[local] = fn
         self.texts.append(source.text.replace(f"def {fn.__name__}(", f"def {local}(", 1))
         return local
 
-    def _can_have(self, name: str, item: Any, needed: dict[str, tuple[Any, str]]) -> bool:
+    def _can_define(self, name: str, item: Any, needed: dict[str, tuple[Any, str]]) -> bool:
         """Whether the module can define a name that a function needs.
 
         What must be written for that is added to ``needed``.
@@ -102,9 +98,9 @@ class Functions:
         if source is None or item.__name__ != name:
             return False
         needed[name] = item, source.text
-        return all(self._can_have(*need, needed) for need in source.needs.items())
+        return all(self._can_define(*need, needed) for need in source.needs.items())
 
-    def _have(self, name: str, item: Any, text: str) -> None:
+    def _define(self, name: str, item: Any, text: str) -> None:
         self.names.take(name)
         self.means[name] = item
         if text.startswith(("import ", "from ")):
@@ -114,7 +110,7 @@ class Functions:
 
 
 def _defined(name: str, item: Any) -> str | None:
-    """Return the line that defines this name by an import or a constant; empty for builtins."""
+    """Return the import or constant that defines a name; empty for builtins."""
     if isinstance(item, ModuleType):
         own = item.__name__
         if own.partition(".")[0] in ("__main__", "autosched"):

@@ -20,8 +20,8 @@ class Names:
     """The names that are taken: in the module, in its function ``step``, or in both.
 
     >>> names = Names(module=["functools"], both=["torch"])
-    >>> names.variable("torch"), names.variable("h.0"), names.variable("lambda"), names.variable("sum")
-    ('torch_0', 'h_0', 'lambda_', 'sum_')
+    >>> [names.variable(name) for name in ("torch", "h.0", "lambda", "sum")]
+    ['torch_0', 'h_0', 'lambda_', 'sum_']
     """
 
     def __init__(self, module: list[str], both: list[str]):
@@ -36,8 +36,8 @@ class Names:
 
     def variable(self, name: str) -> str:
         """Take a name in ``step``."""
-        plain = identifier(name)
-        return self.parameter(f"{plain}_" if plain in _BUILTINS else plain)
+        valid = identifier(name)
+        return self.parameter(f"{valid}_" if valid in _BUILTINS else valid)
 
     def shared(self, name: str) -> str:
         """Take a name in the module that ``step`` uses."""
@@ -61,10 +61,10 @@ def identifier(name: str) -> str:
     >>> identifier("conv1.weight"), identifier("2x"), identifier("class")
     ('conv1_weight', '_2x', 'class_')
     """
-    plain = re.sub(r"\W", "_", unicodedata.normalize("NFKC", name))
-    if not plain.isidentifier():
-        plain = "_" + re.sub(r"\W", "_", plain, flags=re.ASCII)
-    return f"{plain}_" if plain in _NO_NAMES else plain
+    valid = re.sub(r"\W", "_", unicodedata.normalize("NFKC", name))
+    if not valid.isidentifier():
+        valid = "_" + re.sub(r"\W", "_", valid, flags=re.ASCII)
+    return f"{valid}_" if valid in _NO_NAMES else valid
 
 
 def _free(name: str, taken: set[str]) -> str:

@@ -34,16 +34,15 @@ def torch_path(item: Any) -> str | None:
     None if not torch's.
 
     >>> import torch
-    >>> torch_path(torch.relu), torch_path(torch.ops.aten.mm.default), torch_path(torch.linalg.norm), torch_path(print)
-    ('torch.relu', 'torch.ops.aten.mm.default', 'torch.linalg.norm', None)
+    >>> list(map(torch_path, (torch.relu, torch.ops.aten.mm.default, torch.linalg.norm, print)))
+    ['torch.relu', 'torch.ops.aten.mm.default', 'torch.linalg.norm', None]
     """
     if type(item).__module__ == "torch._ops":
         path = f"ops.{item}"
         return f"torch.{path}" if _reach("torch", path) is item else None
     name = getattr(item, "__name__", None)
-    home = getattr(item, "__module__", None) or getattr(
-        getattr(item, "__objclass__", None), "__module__", None
-    )
+    owner = getattr(item, "__objclass__", None)
+    home = getattr(item, "__module__", None) or getattr(owner, "__module__", None)
     if not isinstance(name, str) or str(home).partition(".")[0] != "torch":
         return None
     for space in _NAMESPACES:
@@ -54,7 +53,7 @@ def torch_path(item: Any) -> str | None:
 
 
 def importable(item: Any) -> tuple[str, str] | None:
-    """Return the module and name by which a function or class can be imported, or None.
+    """Return the module and name that import an object, or None.
 
     >>> import statistics
     >>> importable(statistics.mean), importable(lambda: None), importable(importable)
@@ -71,7 +70,7 @@ def importable(item: Any) -> tuple[str, str] | None:
 
 
 def source_of(fn: Any) -> Source | None:
-    """Return the source of a plain function, or None.
+    """Return the source of a Python function, or None.
 
     It is None for lambdas, closures, and everything else that source alone does not define. A
     function that a decorator returned unchanged has source, which is copied without the decorator.
@@ -133,17 +132,14 @@ def _globals_in(table: symtable.SymbolTable) -> Iterator[str]:
 
 def _is_code_of(fn: FunctionType, text: str, needs: Mapping[str, Any]) -> bool:
     """Whether source still compiles to the function's code: a file may have changed since."""
-    foreign = [
-        name for name, item in needs.items() if getattr(item, "__module__", None) != fn.__module__
-    ]
-    imports = "".join(
-        f"import {name}\n" for name in foreign
-    )  # Python compiles calls of imported names differently
+    items = needs.items()
+    foreign = [name for name, item in items if getattr(item, "__module__", None) != fn.__module__]
+    # Python compiles calls of imported names differently.
+    imports = "".join(f"import {name}\n" for name in foreign)
     for source in (text, imports + text):
         module = compile(source, "<source>", "exec", dont_inherit=True)
-        if any(
-            _equal(code, fn.__code__) for code in module.co_consts if isinstance(code, CodeType)
-        ):
+        codes = (code for code in module.co_consts if isinstance(code, CodeType))
+        if any(_equal(code, fn.__code__) for code in codes):
             return True
     return False
 
@@ -169,6 +165,6 @@ def _has_defaults(fn: FunctionType, arguments: ast.arguments) -> bool:
         }
     except ValueError:
         return False
-    return repr(tuple(written)) == repr(fn.__defaults__ or ()) and repr(keywords) == repr(
-        fn.__kwdefaults__ or {}
-    )
+    if repr(tuple(written)) != repr(fn.__defaults__ or ()):
+        return False
+    return repr(keywords) == repr(fn.__kwdefaults__ or {})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["WIDTH", "Piece", "joined", "laid_out", "quoted"]
+__all__ = ["WIDTH", "Piece", "bracketed", "laid_out", "quoted"]
 
 WIDTH = 120
 _STEP = 4
@@ -20,7 +20,7 @@ class Piece(NamedTuple):
 
     Without ``after`` it gets brackets where it is broken.
 
-    >>> str(Piece("torch.add(", (Piece("x"), Piece("y")), ")").behind("z = "))
+    >>> str(Piece("torch.add(", (Piece("x"), Piece("y")), ")").prefixed("z = "))
     'z = torch.add(x, y)'
     """
 
@@ -31,7 +31,7 @@ class Piece(NamedTuple):
     def __str__(self) -> str:
         return f"{self.before}{', '.join(map(str, self.items))}{self.after}"
 
-    def behind(self, text: str) -> Piece:
+    def prefixed(self, text: str) -> Piece:
         """Return this piece with a text before it."""
         return Piece(text + self.before, self.items, self.after)
 
@@ -49,9 +49,9 @@ def laid_out(piece: Piece, indent: int, tail: int = 0) -> str:
     if not piece.items or indent + len(flat) + tail <= WIDTH:
         return flat
     inner = indent + _STEP
-    opening, closing = (
-        (piece.before, piece.after.lstrip(",")) if piece.after else (piece.before + "(", ")")
-    )
+    opening, closing = piece.before, piece.after.lstrip(",")
+    if not piece.after:
+        opening, closing = f"{piece.before}(", ")"
     comma = "," if piece.after or len(piece.items) > 1 else ""
     lines = [", ".join(map(str, piece.items)) + "," * piece.after.startswith(",")]
     if inner + len(lines[0]) > WIDTH:
@@ -59,7 +59,7 @@ def laid_out(piece: Piece, indent: int, tail: int = 0) -> str:
     return "\n".join([opening, *(" " * inner + line for line in lines), " " * indent + closing])
 
 
-def joined(name: str, brackets: str, items: list[Piece]) -> Piece:
+def bracketed(name: str, brackets: str, items: list[Piece]) -> Piece:
     """Return items in brackets after a name; a tuple of one item has a comma."""
     comma = "," if brackets == "()" and not name and len(items) == 1 else ""
     return Piece(name + brackets[0], tuple(items), comma + brackets[1:])
@@ -71,6 +71,6 @@ def quoted(text: str | bytes) -> str:
     >>> quoted("y"), quoted('"')
     ('"y"', '\'"\'')
     """
-    plain = repr(text)
-    mark, inner = ("b", plain[2:-1]) if isinstance(text, bytes) else ("", plain[1:-1])
-    return plain if '"' in inner or "'" in inner else f'{mark}"{inner}"'
+    written = repr(text)
+    mark, inner = ("b", written[2:-1]) if isinstance(text, bytes) else ("", written[1:-1])
+    return written if '"' in inner or "'" in inner else f'{mark}"{inner}"'

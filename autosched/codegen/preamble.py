@@ -8,14 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from autosched.codegen.names import Names, identifier
-from autosched.codegen.pieces import WIDTH, Piece, joined, laid_out
+from autosched.codegen.pieces import WIDTH, Piece, bracketed, laid_out
 from autosched.codegen.step import Globals
 from autosched.machine.machine import Machine
 from autosched.program.program import Copy, Program, Record
 
 __all__ = ["HELPERS", "name_globals", "preamble"]
 
-HELPERS = "Event Idle Stream behind_the_caller copy current_stream functools host_streams step streams".split()
+HELPERS = [
+    *"Event Idle Stream behind_the_caller copy current_stream".split(),
+    *"functools host_streams step streams".split(),
+]
 
 _IDLE = '''
 class Idle:
@@ -109,23 +112,20 @@ def preamble(program: Program, machine: Machine, module: Globals) -> Iterator[st
 
 def _devices(machine: Machine, module: Globals) -> Iterator[str]:
     if module.streams:
-        yield '# The devices. To run this without accelerators, make each of them "cpu": streams do nothing then.'
+        hint = 'To run this without accelerators, make each of them "cpu": streams do nothing then.'
+        yield f"# The devices. {hint}"
     for device, name in module.devices.items():
         real = "cpu" if _is_cpu(machine, device) else machine.device(device).physical or device
         yield f'{name} = torch.device("{real}")'
 
 
 def _idle(machine: Machine, module: Globals) -> str:
-    """Return the condition that not all streams are real: with only some, copies would race."""
+    """Return the condition that some stream is not real; then copies would race."""
     names = [name for device, name in module.devices.items() if not _is_cpu(machine, device)]
     if len(names) == 1:
         return f'{names[0]}.type == "cpu"'
-    return (
-        laid_out(
-            joined('all(device.type == "cpu" for device in ', "()", list(map(Piece, names))), 3, 2
-        )
-        + ")"
-    )
+    devices = bracketed('all(device.type == "cpu" for device in ', "()", list(map(Piece, names)))
+    return laid_out(devices, 3, 2) + ")"
 
 
 def _streams(program: Program, machine: Machine, module: Globals) -> Iterator[str]:
@@ -137,33 +137,31 @@ def _streams(program: Program, machine: Machine, module: Globals) -> Iterator[st
             of_device.setdefault(module.devices[i.stream.device], []).append(module.events[i.event])
     for device, events in of_device.items():
         yield from _events(device, events)
-    yield laid_out(joined("streams = ", "[]", list(map(Piece, module.streams.values()))), 0)
+    yield laid_out(bracketed("streams = ", "[]", list(map(Piece, module.streams.values()))), 0)
     host = _host_streams(program, machine, module)
-    yield (
-        laid_out(joined("host_streams = ", "[]", list(map(Piece, host))), 0)
-        + "  # copy from or to host memory"
-    )
+    text = laid_out(bracketed("host_streams = ", "[]", list(map(Piece, host))), 0)
+    yield f"{text}  # copy from or to host memory"
 
 
 def _events(device: str, names: Sequence[str]) -> Iterator[str]:
     """Yield lines that create events, as many per line as fit."""
-    count = max(
-        1, (WIDTH - len(f" = (Event({device}) for _ in range(99))")) // (max(map(len, names)) + 2)
-    )
+    room = WIDTH - len(f" = (Event({device}) for _ in range(99))")
+    count = max(1, room // (max(map(len, names)) + 2))
     for start in range(0, len(names), count):
         some = names[start : start + count]
-        made = (
-            f"(Event({device}) for _ in range({len(some)}))"
-            if len(some) > 1
-            else f"Event({device})"
-        )
+        made = f"Event({device})"
+        if len(some) > 1:
+            made = f"({made} for _ in range({len(some)}))"
         yield f"{', '.join(some)} = {made}"
 
 
 def _host_streams(program: Program, machine: Machine, module: Globals) -> list[str]:
-    copies = [i for i in program if isinstance(i, Copy)]
+    """Return the names of streams that copy from or to host memory."""
     found = {
-        i.stream for i in copies if _is_cpu(machine, i.source) or _is_cpu(machine, i.destination)
+        copy.stream
+        for copy in program
+        if isinstance(copy, Copy)
+        and (_is_cpu(machine, copy.source) or _is_cpu(machine, copy.destination))
     }
     return [name for stream, name in module.streams.items() if stream in found]
 

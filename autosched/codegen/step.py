@@ -15,7 +15,7 @@ from typing import Any
 from autosched._lib.tree import flatten
 from autosched.codegen.calls import Caller, literal
 from autosched.codegen.names import Names
-from autosched.codegen.pieces import Piece, joined, laid_out, quoted
+from autosched.codegen.pieces import Piece, bracketed, laid_out, quoted
 from autosched.graph.composite import Composite
 from autosched.graph.graph import Graph, Task, Value
 from autosched.machine.machine import Machine
@@ -40,15 +40,14 @@ class _Section:
 
     streams: tuple[Stream, ...]
     launches: bool = False
-    pieces: list[tuple[Piece, int]] = field(
-        default_factory=list
-    )  # with the position of its call in the program, or -1
+    # With the position of its call in the program, or -1.
+    pieces: list[tuple[Piece, int]] = field(default_factory=list)
 
     def takes(self, streams: tuple[Stream, ...], launches: bool) -> bool:
         """Whether an instruction can be added to this section."""
-        return self.streams[0] == streams[0] and (
-            not (self.launches and launches) or self.streams == streams
-        )
+        if self.launches and launches:
+            return self.streams == streams
+        return self.streams[0] == streams[0]
 
 
 class Body:
@@ -71,9 +70,7 @@ class Body:
         self.caller = caller
         self.names = names
         self.sources = sources
-        self.reads: dict[
-            int, tuple[str, ...]
-        ] = {}  # by position of a call, the names of what it reads
+        self.reads: dict[int, tuple[str, ...]] = {}  # names of what a call reads, by its position
         self.there: Standing[int, str] = Standing()
         self.sharing: dict[str, list[str]] = {}  # the names that share memory, by each of them
         homes = dict(program.inputs)
@@ -84,17 +81,14 @@ class Body:
         """Yield the lines, indented, each with the position of its call in the program, or -1."""
         for section in self._sections():
             yield f"    # stream {' and '.join(map(str, section.streams))}", -1
-            streams = [
-                self.module.streams[stream]
-                for stream in section.streams
-                if stream in self.module.streams
-            ]
+            known = self.module.streams
+            streams = [known[stream] for stream in section.streams if stream in known]
             indent = 8 if streams and section.launches else 4
             if indent == 8:
                 yield f"    with {', '.join(streams)}:", -1
             for piece, position in section.pieces:
                 yield " " * indent + laid_out(piece, indent), position
-        yield "    " + laid_out(self._returned().behind("return "), 4), -1
+        yield "    " + laid_out(self._returned().prefixed("return "), 4), -1
 
     def _sections(self) -> list[_Section]:
         sections: list[_Section] = []
@@ -110,27 +104,21 @@ class Body:
             if launches:
                 section.streams = streams
                 section.launches = True
-            if (
-                isinstance(instruction, Free)
-                and section.pieces
-                and section.pieces[-1][0].before == "del "
-            ):
+            last = section.pieces[-1][0].before if section.pieces else ""
+            if isinstance(instruction, Free) and last == "del ":
                 pieces = [Piece("del ", section.pieces.pop()[0].items + pieces[0].items)]
-            section.pieces += [
-                (piece, i if i in self.reads and piece.before != "del " else -1) for piece in pieces
-            ]
+            for piece in pieces:
+                is_call = i in self.reads and piece.before != "del "
+                section.pieces.append((piece, i if is_call else -1))
         return sections
 
     def _returned(self) -> Piece:
         found = []
         for label, device in self.program.outputs:
             index = self.graph.outputs[label]
-            found.append(
-                Piece(
-                    f"{quoted(label)}: {self._name(index, self.graph.last_version(index), device)}"
-                )
-            )
-        return joined("", "{}", found)
+            name = self._name(index, self.graph.last_version(index), device)
+            found.append(Piece(f"{quoted(label)}: {name}"))
+        return bracketed("", "{}", found)
 
     # ---- instructions
 
@@ -149,19 +137,17 @@ class Body:
             case Wait(_, event) if event in events:
                 yield Piece(f"{events[event]}.synchronize()")
             case Free(stream, name, version):
-                yield self._dropped(
-                    self.sharing[self._name(self.graph.value(name).index, version, stream.device)]
-                )
+                index = self.graph.value(name).index
+                yield self._deletion(self.sharing[self._name(index, version, stream.device)])
 
     def _copy(self, copy: Copy) -> Iterator[Piece]:
         value = self.graph.value(copy.value)
         source = self._name(value.index, copy.version, copy.source)
         one, other = (self._real(end) for end in (copy.source, copy.destination))
         ends = [self.module.streams.get(stream, "") for stream in occupied(copy)]
-        meet = (
-            one == other and len(ends) == 2 and all(ends)
-        )  # torch does so between two devices only
-        if meet:
+        # Between two devices, torch makes the streams wait for each other.
+        same_device = one == other and len(ends) == 2 and all(ends)
+        if same_device:
             yield Piece(f"{ends[1]}.wait_stream({ends[0]})")
         if copy.overwrite:
             home = self.sources[value.index]
@@ -173,7 +159,7 @@ class Body:
             twin = self.names.variable(f"{value.name}{version}_{device}")
             self._put(value.index, copy.version, copy.destination, twin)
             yield Piece(f"{twin} = to({source}, {device})")
-        if meet:
+        if same_device:
             yield Piece(f"{ends[0]}.wait_stream({ends[1]})")
 
     def _real(self, device: str) -> str:
@@ -191,9 +177,8 @@ class Body:
             self.there.change(*use, device)
         used = [use for use in task.outputs if self.graph.is_used(use.value)]
         made: dict[int, str] = {}
-        yield from self._called(
-            task, found, made, {use.value for use in used}, self._spelled(device)
-        )
+        spelled = self.module.devices.get(device) or 'torch.device("cpu")'
+        yield from self._called(task, found, made, {use.value for use in used}, spelled)
         for use in used:
             self._put(*use, device, made[use.value], self._base(use.value, found))
 
@@ -218,7 +203,7 @@ class Body:
         made.update(names)
         yield from self._unpacked(task.result, call.piece, names)
         if unused := [name for index, name in names.items() if index not in used]:
-            yield self._dropped(unused)
+            yield self._deletion(unused)
 
     def _parts(
         self,
@@ -237,11 +222,11 @@ class Body:
             own = {use.value for use in part.outputs}
             yield from self._called(part, names, names, own.difference(dead), device)
             if last := [names[index] for index in dead if index not in own]:
-                yield self._dropped(last)
+                yield self._deletion(last)
         results = zip(whole.gives, task.outputs, strict=True)
         made.update((use.value, names[inner]) for inner, use in results)
         if unused := [made[use.value] for use in task.outputs if use.value not in used]:
-            yield self._dropped(unused)
+            yield self._deletion(unused)
 
     def _base(self, value: int, found: Mapping[int, str]) -> str | None:
         """Return the argument that a result shares memory with."""
@@ -249,9 +234,6 @@ class Body:
         if root == value:
             return None
         return next(name for read, name in found.items() if self.graph.values[read].root == root)
-
-    def _spelled(self, device: str) -> str:
-        return self.module.devices.get(device) or 'torch.device("cpu")'
 
     # ---- names
 
@@ -269,27 +251,27 @@ class Body:
         assert name is not None, f"{self.graph.values[value].name}@{version} is not on {device}"
         return name
 
-    def _dropped(self, names: list[str]) -> Piece:
+    def _deletion(self, names: list[str]) -> Piece:
         return Piece("del ", tuple(map(Piece, names)))
 
     def _unpacked(self, shape: Any, piece: Piece, made: Mapping[int, str]) -> Iterator[Piece]:
         """Assign the result of a call to names, in its structure."""
         dicts: list[tuple[str, dict[Any, Any]]] = []
         target = self._target(shape, made, dicts)
-        yield piece.behind(
-            f"{target[1:-1] if target.endswith(')') and len(shape) > 1 else target} = "
-        )
+        if target.endswith(")") and len(shape) > 1:
+            target = target[1:-1]
+        yield piece.prefixed(f"{target} = ")
         for name, items in dicts:
             for key, item in items.items():
                 yield from self._unpacked(item, Piece(f"{name}[{literal(key) or repr(key)}]"), made)
-            yield self._dropped([name])
+            yield self._deletion([name])
 
     def _target(
         self, shape: Any, made: Mapping[int, str], dicts: list[tuple[str, dict[Any, Any]]]
     ) -> str:
         """Return the target of an assignment.
 
-        Dicts, which cannot be targets, get a name and are noted.
+        Dicts, which cannot be targets, get a name and are added to ``dicts``.
         """
         if isinstance(shape, Value):
             return made[shape.index]

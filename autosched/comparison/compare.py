@@ -15,7 +15,7 @@ from itertools import product
 from typing import Any
 
 from autosched._lib.allowed import device_name
-from autosched._lib.text_table import amount
+from autosched._lib.text import amount, count
 from autosched.comparison.comparison import Comparison, Refusal, Row
 from autosched.costs.costs import Costs
 from autosched.errors import AutoschedError, MachineError, ScheduleError, shown
@@ -23,8 +23,8 @@ from autosched.graph.graph import Graph
 from autosched.machine.machine import LINKS, Machine
 from autosched.policies import TIMED, Policy
 from autosched.policies.noise import checked_noise, noisy_makespans
-from autosched.scheduling.arguments import check_kinds
-from autosched.scheduling.planning import estimated, paged, policy_of, schedule
+from autosched.scheduling.arguments import check_arguments
+from autosched.scheduling.planning import estimate_costs, find_policy, mark_pageable, schedule
 from autosched.scheduling.schedule import Schedule
 
 __all__ = ["compare"]
@@ -61,45 +61,46 @@ def compare(
     >>> graph = asc.Graph()
     >>> a, b = (graph.add(abs, graph.input(name), seconds=1.0) for name in "ab")
     >>> graph.output(a=a, b=b)
-    >>> found = asc.compare(graph, [asc.Machine.emulated(gpus=n) for n in (0, 1)], ["single", "heft"])
+    >>> machines = [asc.Machine.emulated(gpus=n) for n in (0, 1)]
+    >>> found = asc.compare(graph, machines, ["single", "heft"])
     >>> [round(row.speedup, 2) for row in found.rows]
     [1.0, 1.0, 1.0, 2.0]
     """
     inputs = device_name(inputs)
     outputs = device_name(outputs)
-    check_kinds(graph, costs, examples, inputs, outputs, place=place)
+    check_arguments(graph=graph, costs=costs, examples=examples, inputs=inputs, outputs=outputs)
+    check_arguments(place=place)
     if noise is not None:
         checked_noise(noise)
-    known = estimated(graph, examples) if costs is None and examples is not None else Costs()
+    known = estimate_costs(graph, examples) if costs is None and examples is not None else Costs()
     named = _machines(machines)
-    ways = _policies(policies)
+    by_label = _policies(policies)
     if costs is None:
-        priced = {name: paged(known, graph, machine, examples) for name, machine in named.items()}
+        priced = {
+            name: mark_pageable(known, graph, machine, examples) for name, machine in named.items()
+        }
     else:
         priced = dict.fromkeys(named, costs)
-    plan = partial(
-        schedule, graph, inputs=inputs, outputs=outputs, place=place, backend="host", seed=seed
-    )
+
+    make = partial(schedule, graph, inputs=inputs, outputs=outputs, place=place, seed=seed)
+
+    def plan(name: str, policy: str | Policy, seconds: float | None = None) -> Schedule:
+        options: dict[str, Any] = {"policy": policy, "seconds": seconds, "costs": priced[name]}
+        return make(named[name], backend="host", **options)
+
     singles: dict[str, float | None] = {}
-    found: list[Row | Refusal] = []
-    for name, way in track([*product(named, ways)]):
+    rows: list[Row] = []
+    refusals: list[Refusal] = []
+    for name, label in track([*product(named, by_label)]):
         if name not in singles:
-            singles[name] = _seconds(
-                partial(plan, named[name], costs=priced[name], policy="single")
-            )
+            singles[name] = _makespan(partial(plan, name, "single"))
+        policy = by_label[label]
         try:
-            made = plan(
-                named[name], costs=priced[name], policy=ways[way], seconds=_of(seconds, ways[way])
-            )
-            found.append(_row(name, way, made, singles[name], noise))
+            made = plan(name, policy, seconds if policy in ("auto", *TIMED) else None)
+            rows.append(_row(name, label, made, singles[name], noise))
         except AutoschedError as error:
-            found.append(Refusal(name, way, str(error).partition("\n")[0]))
-    return Comparison(
-        graph.name,
-        tuple(item for item in found if isinstance(item, Row)),
-        tuple(item for item in found if isinstance(item, Refusal)),
-        noise,
-    )
+            refusals.append(Refusal(name, label, str(error).partition("\n")[0]))
+    return Comparison(graph.name, tuple(rows), tuple(refusals), noise)
 
 
 def _row(name: str, policy: str, made: Schedule, single: float | None, noise: float | None) -> Row:
@@ -126,15 +127,11 @@ def _row(name: str, policy: str, made: Schedule, single: float | None, noise: fl
     )
 
 
-def _seconds(plan: Callable[[], Schedule]) -> float | None:
+def _makespan(plan: Callable[[], Schedule]) -> float | None:
     try:
         return plan().makespan
     except AutoschedError:
         return None
-
-
-def _of(seconds: float | None, policy: str | Policy) -> float | None:
-    return seconds if policy in ("auto", *TIMED) else None
 
 
 def _policies(
@@ -148,13 +145,12 @@ def _policies(
         named = dict(given)
     else:
         given = list(items)
-        once = [
-            item for i, item in enumerate(given) if item not in given[:i]
-        ]  # policies may not be hashable
+        # Policies may not be hashable.
+        once = [item for i, item in enumerate(given) if item not in given[:i]]
         named = dict(zip(_numbered([_name(item) for item in once]), once, strict=True))
     for item in named.values():
         if item != "auto":
-            policy_of(item)
+            find_policy(item)
     return named
 
 
@@ -162,7 +158,7 @@ def _name(policy: Any) -> str:
     return policy if isinstance(policy, str) else getattr(policy, "__name__", shown(policy))
 
 
-# ---- what machines are called
+# ---- names of machines
 
 
 def _machines(given: Any) -> dict[str, Machine]:
@@ -174,9 +170,8 @@ def _machines(given: Any) -> dict[str, Machine]:
         items = list(given) if isinstance(given, Iterable) else [given]
         names = []
     if odd := [item for item in items if not isinstance(item, Machine)]:
-        raise MachineError(
-            f"machines must be Machine, a list of them or a mapping by name, got {shown(odd[0])}"
-        )
+        what = "machines must be Machine, a list of them or a mapping by name"
+        raise MachineError(f"{what}, got {shown(odd[0])}")
     if not items:
         raise MachineError("machines must be one at least, got none")
     items = items if names else list(dict.fromkeys(items))
@@ -186,13 +181,9 @@ def _machines(given: Any) -> dict[str, Machine]:
 def _names(machines: Sequence[Machine]) -> list[str]:
     """Name machines by their GPUs, their link, and other distinguishing properties."""
     facts = [_facts(machine) for machine in machines]
-    differ = [len(dict.fromkeys(filter(None, column))) > 1 for column in zip(*facts, strict=True)]
-    told = [True, True, *differ[2:]]
-    names = [
-        ", ".join(fact for fact, tell in zip(mine, told, strict=True) if fact and tell)
-        for mine in facts
-    ]
-    return _numbered(names)
+    differ = [len(set(filter(None, column))) > 1 for column in zip(*facts, strict=True)]
+    columns = [i for i, differs in enumerate(differ) if differs or i < 2]
+    return _numbered([", ".join(filter(None, (row[i] for i in columns))) for row in facts])
 
 
 def _numbered(names: Sequence[str]) -> list[str]:
@@ -204,28 +195,25 @@ def _facts(machine: Machine) -> tuple[str, ...]:
     gpus = len(machine.accelerators)
     cpus = len(machine.devices) - gpus
     streams = machine.device(machine.host).streams
-    devices = [
-        f"{count} {kind}{'s' * (count > 1)}"
-        for count, kind in ((cpus, "CPU"), (gpus, "GPU"))
-        if count
-    ]
+    devices = [count(number, kind) for number, kind in ((cpus, "CPU"), (gpus, "GPU")) if number]
+    speed = ""
+    if gpus:
+        speed = amount(machine.device(machine.accelerators[0]).flops_per_second, "FLOP/s")
     return (
         " and ".join(devices if cpus > 1 else devices[-1:]),
         _link(machine),
-        amount(machine.device(machine.accelerators[0]).flops_per_second, "FLOP/s") if gpus else "",
-        f"{streams} CPU stream{'s' * (streams > 1)}",
+        speed,
+        count(streams, "CPU stream"),
         "with contention" if machine.contention else "no contention",
     )
 
 
 def _link(machine: Machine) -> str:
-    """Return the name of the link between the first two accelerators, or to the host."""
+    """Return the name of the link between two accelerators, or to the host."""
     ends = (*machine.accelerators, machine.host)[:2]
     link = machine.link(*ends) if len(ends) == 2 else None
     if link is None:
         return ""
     rates = link.bytes_per_second, link.latency
-    return next(
-        (name for name, known in LINKS.items() if known == rates),
-        amount(link.bytes_per_second, "B/s"),
-    )
+    names = (name for name, known in LINKS.items() if known == rates)
+    return next(names, amount(link.bytes_per_second, "B/s"))

@@ -1,7 +1,4 @@
-"""Show predictions for machines and policies as table, JSON and picture.
-
-Knows numbers alone.
-"""
+"""Show predictions for machines and policies as table, JSON and picture."""
 
 from __future__ import annotations
 
@@ -11,9 +8,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import groupby, product
 
-from autosched._lib.text_table import amount, table
+from autosched._lib.text import amount, duration, table
 from autosched.viz import Bar, Line, bars_svg, lines_svg
-from autosched.viz.format import duration
 
 __all__ = ["Comparison", "Refusal", "Row"]
 
@@ -57,10 +53,8 @@ class Refusal:
 class Comparison:
     """Rows by machine and policy, and refusals. ``print`` it, or see ``svg()``.
 
-    Each machine's best row has a star.
-
-    With ``noise``, a share, rows include noisy makespans; the best row is then that of least
-    ``worst``.
+    Each machine's best row has a star. With ``noise``, a share, rows include noisy makespans; the
+    best row is then that of least ``worst``.
 
     >>> row = Row("2 GPUs", 2, "pcie4", "heft", 0.002, 1.9, 0.0019, 0.05, None, 0.99, 4e6)
     >>> print(Comparison("two layers", (row,)))
@@ -86,11 +80,9 @@ class Comparison:
 
     def __str__(self) -> str:
         lines = table(self._heads, self._cells(), left=3) if self.rows else []
-        how = (
-            ""
-            if self.noise is None
-            else f"; median, and 95% of runs, with {self.noise:.0%} of noise"
-        )
+        how = ""
+        if self.noise is not None:
+            how = f"; median, and 95% of runs, with {self.noise:.0%} of noise"
         return "\n".join([f"{self.name}: predicted{how}", *lines, *self._refused()])
 
     def to_json(self) -> str:
@@ -106,10 +98,8 @@ class Comparison:
     def svg(self) -> str:
         """Draw makespans as lines over numbers of GPUs, by policy and link, or else as bars."""
         title = f"{self.name}: predicted"
-        places = [(row.gpus, row.link, row.policy) for row in self.rows]
-        if len(dict.fromkeys(row.gpus for row in self.rows)) > 1 and len(
-            dict.fromkeys(places)
-        ) == len(places):
+        points = {(row.gpus, row.link, row.policy) for row in self.rows}
+        if len({row.gpus for row in self.rows}) > 1 and len(points) == len(self.rows):
             return lines_svg(self._lines(), title=title, x="GPUs", y="makespan", y_unit="s")
         bars = [Bar(row.machine, row.makespan, series=row.policy) for row in self.rows]
         return bars_svg(bars, title=title, x="makespan", unit="s")
@@ -117,20 +107,19 @@ class Comparison:
     def _lines(self) -> Iterator[Line]:
         linked = [row for row in self.rows if row.gpus > 1] or self.rows
         links = dict.fromkeys(row.link for row in linked)
-        there = {(row.gpus, row.link) for row in self.rows}
+        known = {(row.gpus, row.link) for row in self.rows}
         for policy, link in product(dict.fromkeys(row.policy for row in self.rows), links):
             # With one GPU, or none, no links join GPUs: the point is on every line without
             # another point there.
-            mine = [row for row in self.rows if row.policy == policy]
             rows = [
                 row
-                for row in mine
-                if row.link == link or (row.gpus < 2 and (row.gpus, link) not in there)
+                for row in self.rows
+                if row.policy == policy
+                and (row.link == link or (row.gpus < 2 and (row.gpus, link) not in known))
             ]
+            rows.sort(key=lambda row: row.gpus)
             name = f"{policy}, {link}" if len(links) > 1 else policy
-            yield Line(
-                name, [(row.gpus, row.makespan) for row in sorted(rows, key=lambda row: row.gpus)]
-            )
+            yield Line(name, [(row.gpus, row.makespan) for row in rows])
 
     @property
     def _heads(self) -> tuple[str, ...]:
@@ -140,23 +129,14 @@ class Comparison:
         return [_cells(row, row in self.best) for row in self.rows]
 
     def _refused(self) -> Iterator[str]:
-        for (machine, reason), same in groupby(
-            self.refusals, key=lambda found: (found.machine, found.reason)
-        ):
+        groups = groupby(self.refusals, key=lambda found: (found.machine, found.reason))
+        for (machine, reason), same in groups:
             yield f"{machine}: refused ({', '.join(refusal.policy for refusal in same)}): {reason}"
 
 
 _HEADS = (
-    "",
-    "machine",
-    "policy",
-    "makespan",
-    "speed-up",
-    "bound",
-    "gap",
-    "copies hidden",
-    "busiest",
-    "peak",
+    *("", "machine", "policy", "makespan", "speed-up"),
+    *("bound", "gap", "copies hidden", "busiest", "peak"),
 )
 
 

@@ -37,7 +37,8 @@ class Work:
     The bytes are those read and written. Raises ScheduleError for numbers that are negative,
     infinite or not numbers.
 
-    >>> Work(flops=2e9, nbytes=1e6).seconds(Device("cuda:0", flops_per_second=1e12, launch_seconds=0))
+    >>> device = Device("cuda:0", flops_per_second=1e12, launch_seconds=0)
+    >>> Work(flops=2e9, nbytes=1e6).seconds(device)
     0.002
     """
 
@@ -76,7 +77,8 @@ class Costs:
     for any other. ``pageable`` names inputs and constants in host memory that is not page-locked:
     see ``Link``.
 
-    >>> costs = Costs.table(seconds={"a": 1.0, "b": {"cpu:0": 2.0, "cpu:1": 3.0}}, nbytes={"a": 4096})
+    >>> seconds = {"a": 1.0, "b": {"cpu:0": 2.0, "cpu:1": 3.0}}
+    >>> costs = Costs.table(seconds, nbytes={"a": 4096})
     >>> costs.override(seconds={"a": 0.5}).seconds["a"]
     0.5
     """
@@ -100,20 +102,16 @@ class Costs:
             _check_finite(number, f"nbytes of {name!r}")
         for name, work in self.work.items():
             if not isinstance(work, Work):
-                raise ScheduleError(
-                    f"work of {name!r} must be Work(flops, nbytes), got {shown(work)}"
-                )
+                what = f"work of {name!r} must be Work(flops, nbytes)"
+                raise ScheduleError(f"{what}, got {shown(work)}")
         if not is_number(self.default_seconds, infinite=True):
-            raise ScheduleError(
-                f"default_seconds must be a number, 0 or more, got {shown(self.default_seconds)}"
-            )
+            what = "default_seconds must be a number, 0 or more"
+            raise ScheduleError(f"{what}, got {shown(self.default_seconds)}")
         _check_finite(self.default_nbytes, "default_nbytes")
-        if not isinstance(self.pageable, frozenset) or not all(
-            isinstance(name, str) for name in self.pageable
-        ):
-            raise ScheduleError(
-                f"pageable must be a frozenset of names of inputs, got {shown(self.pageable)}"
-            )
+        names = self.pageable
+        if not isinstance(names, frozenset) or not all(isinstance(name, str) for name in names):
+            what = "pageable must be a frozenset of names of inputs"
+            raise ScheduleError(f"{what}, got {shown(names)}")
 
     @classmethod
     def table(
@@ -147,7 +145,7 @@ class Costs:
 
         Raises ScheduleError for keys that are not strings.
         """
-        return json.dumps(json_reader.plain(self), indent=2)
+        return json.dumps(json_reader.json_data(self), indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> Costs:
@@ -160,9 +158,8 @@ class Costs:
         True
         """
         try:
-            costs: Costs = json_reader.parse(
-                text, json_reader.record(Costs, _COSTS, optional=_COSTS)
-            )
+            reader = json_reader.struct(Costs, _COSTS, optional=_COSTS)
+            costs: Costs = json_reader.parse(text, reader)
         except ScheduleError as error:
             raise ScheduleError(f"not the JSON of costs: {error}") from error
         return costs
@@ -180,9 +177,11 @@ class Costs:
         """
         _check_table(seconds or {}, "seconds")
         _check_table(nbytes or {}, "nbytes")
-        tables = {**self.seconds, **(seconds or {})}, {**self.nbytes, **(nbytes or {})}
         return replace(
-            self, seconds=tables[0], nbytes=tables[1], pageable=self.pageable.union(pageable)
+            self,
+            seconds={**self.seconds, **(seconds or {})},
+            nbytes={**self.nbytes, **(nbytes or {})},
+            pageable=self.pageable.union(pageable),
         )
 
     def task_seconds(self, task: Task, device: Device) -> float:
@@ -218,15 +217,13 @@ class Costs:
             return
         called = list(chain.from_iterable(map(_with_parts, graph.tasks)))
         tasks = {task.name for task in called}
-        values = {
-            value.name for value in chain(graph.values, *(flatten(task.result) for task in called))
-        }
+        results = chain.from_iterable(flatten(task.result) for task in called)
+        values = {value.name for value in chain(graph.values, results)}
         for kind, known in (("seconds", tasks), ("nbytes", values), ("work", tasks)):
             for name in getattr(self, kind):
                 if name not in known:
-                    raise ScheduleError(
-                        f"costs give {kind} for {name!r}, which graph {graph.name!r} does not have"
-                    )
+                    what = f"costs give {kind} for {name!r}"
+                    raise ScheduleError(f"{what}, which graph {graph.name!r} does not have")
         for name in sorted(self.pageable.difference(value.name for value in graph.sources)):
             raise ScheduleError(
                 f"costs call {name!r} pageable, which is no input of graph {graph.name!r}"
@@ -269,14 +266,13 @@ def read_seconds(item: Any, place: str) -> Any:
     return (json_reader.table(_amount) if isinstance(item, dict) else _amount)(item, place)
 
 
+_work = json_reader.struct(Work, {"flops": _finite, "nbytes": _finite, "launches": _finite})
 _COSTS = {
     "seconds": json_reader.table(read_seconds),
     "nbytes": json_reader.table(_finite),
-    "work": json_reader.table(
-        json_reader.record(Work, {"flops": _finite, "nbytes": _finite, "launches": _finite})
-    ),
+    "work": json_reader.table(_work),
     "default_seconds": _amount,
     "default_nbytes": _finite,
     "pageable": _names,
 }
-READER = json_reader.record(Costs, _COSTS, optional=["pageable"])
+READER = json_reader.struct(Costs, _COSTS, optional=["pageable"])

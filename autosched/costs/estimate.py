@@ -67,7 +67,7 @@ def estimate(graph: Graph, examples: Mapping[str, Any]) -> Estimate:
     """Return the work of each task and the bytes of each value, for inputs like ``examples``.
 
     Examples may be on any device, also ``"meta"``, which holds no data. They are not changed, and
-    no random number is drawn. Raises GraphError for missing or unknown examples, and for those
+    no random number is generated. Raises GraphError for missing or unknown examples, and for those
     whose sizes do not fit.
 
     >>> import torch, autosched as asc
@@ -88,18 +88,15 @@ def estimate(graph: Graph, examples: Mapping[str, Any]) -> Estimate:
         for task in graph.tasks:
             _learn(task, data, work, unknown)
         known = {index: list(_tensors(item)) for index, item in data.items()}
-        nbytes = {
-            graph.values[i].name: sum(t.nbytes for t in tensors)
-            for i, tensors in known.items()
-            if tensors
-        }
+        known = {index: tensors for index, tensors in known.items() if tensors}
+        nbytes = {graph.values[i].name: sum(t.nbytes for t in known[i]) for i in known}
     return Estimate(Costs(work=work, nbytes=nbytes), unknown)
 
 
 def _learn(
     task: Task, data: dict[int, Any], work: dict[str, Work], unknown: dict[str, str]
 ) -> None:
-    """Run a task, or its parts, on fake tensors; store results (by value index) and work."""
+    """Run a task, or its parts, on fake tensors; store results and work."""
     if task.composite is not None:
         given = zip(task.composite.takes, task.args, strict=False)
         inner = {index: data[value.index] for index, value in given if value.index in data}
@@ -129,9 +126,8 @@ _SIZES = re.compile(r"\b(sizes?|shapes?|dim|dims|dimensions?)\b")
 
 def _misfit(task: Task, data: Mapping[int, Any], error: Exception) -> str:
     """Return the error message for a task that cannot run on the examples."""
-    graph = next(
-        leaf.graph for leaf in flatten((task.args, task.kwargs)) if isinstance(leaf, Value)
-    )
+    leaves = flatten((task.args, task.kwargs))
+    graph = next(leaf.graph for leaf in leaves if isinstance(leaf, Value))
     sizes = [
         f"{graph.values[use.value].name!r} is {tuple(data[use.value].shape)}"
         for use in task.reads
@@ -157,16 +153,14 @@ def _run(task: Task, data: Mapping[int, Any]) -> tuple[dict[int, Any], Work]:
     args, kwargs = called_with(task, data)
     if not any(True for _ in _tensors((args, kwargs))) and not _is_torch(task.fn):
         raise _UnknownError("has no tensor among its arguments")
-    if (
-        task.fn is aten._local_scalar_dense.default
-    ):  # optimizers may divide by the number, or by one less
+    if task.fn is aten._local_scalar_dense.default:
+        # Optimizers may divide by the number, or by one less.
         return dict(task.results(0.5 if args[0].is_floating_point() else 1)), Work(0, 0)
     with _Counter() as counter:
         returned = task.fn(*args, **kwargs)
     results = {index: transform(_as_fake, result) for index, result in task.results(returned)}
-    least = (
-        _PYTHON if getattr(task.fn, "__module__", "") in ("_operator", "builtins", "math") else 1
-    )
+    is_python = getattr(task.fn, "__module__", "") in ("_operator", "builtins", "math")
+    least = _PYTHON if is_python else 1
     return results, Work(counter.flops, counter.nbytes, max(counter.launches, least))
 
 
@@ -194,12 +188,8 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # prim operators query the device of fake tensors
             self.launches += op.namespace != "prim"
             formula = _FORMULAS.get(op.overloadpacket)
-            self._count(
-                op,
-                _named(op, args, kwargs),
-                result,
-                formula and formula(*args, **kwargs, out_val=result),
-            )
+            flops = formula and formula(*args, **kwargs, out_val=result)
+            self._count(op, _named(op, args, kwargs), result, flops)
         return result
 
     def _count(self, op: Op, given: Mapping[str, Any], result: Any, flops: int | None) -> None:
@@ -212,37 +202,21 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not made:  # a query of a shape
             return
         self.nbytes += sum(map(_memory, read)) + sum(map(_memory, made)) * (2 if is_lookup else 1)
-        elements = max(
-            sum(tensor.numel() for tensor in made), *(tensor.numel() for tensor in read), 0
-        )
+        returned = sum(tensor.numel() for tensor in made)
+        elements = max(returned, *(tensor.numel() for tensor in read), 0)
         self.flops += elements if flops is None else flops
 
 
-_LOOKUPS = frozenset(
-    {aten.embedding, aten.gather, aten.index, aten.index_select}
-)  # their first argument is the table
-_OVERWRITES = frozenset(  # their first argument is written without being read
-    {
-        aten.bernoulli_,
-        aten.copy_,
-        aten.exponential_,
-        aten.fill_,
-        aten.normal_,
-        aten.random_,
-        aten.uniform_,
-        aten.zero_,
-    }
-)
-_FREE = frozenset(  # views that schemas do not mark, and uninitialised allocations
-    {
-        aten._unsafe_view,
-        aten.empty,
-        aten.empty_like,
-        aten.empty_strided,
-        aten.new_empty,
-        aten.new_empty_strided,
-    }
-)
+def _operators(names: str) -> frozenset[Any]:
+    return frozenset(getattr(aten, name) for name in names.split())
+
+
+# Their first argument is the table.
+_LOOKUPS = _operators("embedding gather index index_select")
+# Their first argument is written without being read.
+_OVERWRITES = _operators("bernoulli_ copy_ exponential_ fill_ normal_ random_ uniform_ zero_")
+# Views that schemas do not mark, and uninitialised allocations.
+_FREE = _operators("_unsafe_view empty empty_like empty_strided new_empty new_empty_strided")
 
 
 def _attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
@@ -256,7 +230,8 @@ def _attention_backward(
     return int(flops)
 
 
-_FORMULAS: Mapping[Any, Callable[..., int]] = ChainMap(  # torch has none for attention on a CPU
+# torch has no formula for attention on a CPU.
+_FORMULAS: Mapping[Any, Callable[..., int]] = ChainMap(
     flop_registry,
     {
         aten._scaled_dot_product_flash_attention_for_cpu: _attention,
@@ -276,18 +251,14 @@ def _refuse_real(op: Op, given: Mapping[str, Any]) -> None:
 
 def _named(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of an operator by their names in its schema."""
-    return {
-        **dict(zip((argument.name for argument in op._schema.arguments), args, strict=False)),
-        **kwargs,
-    }
+    names = (argument.name for argument in op._schema.arguments)
+    return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 def _written(op: Op, given: Mapping[str, Any]) -> list[Any]:
-    return [
-        given.get(a.name)
-        for a in op._schema.arguments
-        if a.alias_info is not None and a.alias_info.is_write
-    ]
+    """Return the arguments that an operator writes."""
+    aliases = ((argument.name, argument.alias_info) for argument in op._schema.arguments)
+    return [given.get(name) for name, info in aliases if info is not None and info.is_write]
 
 
 def _twin(leaf: Any) -> Any:
@@ -306,10 +277,9 @@ def _as_fake(leaf: Any) -> Any:
 
 def _is_torch(fn: Callable[..., Any]) -> bool:
     """Whether a function is an operator or a torch function, safe to run without tensors."""
-    if (
-        isinstance(fn, (OpOverload, OpOverloadPacket))
-        or getattr(fn, "__module__", "") == "_operator"
-    ):
+    if isinstance(fn, (OpOverload, OpOverloadPacket)):
+        return True
+    if getattr(fn, "__module__", "") == "_operator":
         return True
     return getattr(torch._C._VariableFunctions, getattr(fn, "__name__", ""), None) is fn
 
@@ -324,12 +294,8 @@ def _once(tree: Any) -> list[torch.Tensor]:
 
 def _memory(tensor: torch.Tensor) -> int:
     """Return the bytes of a tensor's memory; a dimension of stride 0 counts once."""
-    sizes = (
-        size
-        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-        if stride or not size
-    )
-    return math.prod(sizes) * tensor.element_size()
+    dimensions = zip(tensor.shape, tensor.stride(), strict=True)
+    return math.prod(n for n, stride in dimensions if stride or not n) * tensor.element_size()
 
 
 def _reason(error: Exception) -> str:

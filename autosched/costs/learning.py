@@ -7,7 +7,7 @@ machine.
 * A measurement on one device scales the earlier estimates of the other devices: an estimate may be
   wrong by a factor of ten and still be right about which device is faster. Readings of 0 or less
   are rejected.
-* All profiles are kept, and none replaces another. Costs that are learnt from the latest profile
+* All profiles count, and none replaces another. Costs that are learnt from the latest profile
   alone forget the seconds of a task on other devices, and plans then oscillate.
 """
 
@@ -32,7 +32,7 @@ def learn(
     """Return costs with measured seconds of tasks (medians over runs) and bytes of copied values.
 
     Several timelines, also of different placements, are combined: all readings count, so a
-    measurement on one device is kept when the next plan moves the task to another. ``costs`` are
+    measurement on one device still counts when the next plan moves the task to another. ``costs`` are
     the earlier costs, before the first timeline. The seconds of a task on a device are, in this
     order:
 
@@ -48,34 +48,30 @@ def learn(
     >>> import autosched as asc
     >>> graph = asc.Graph()
     >>> graph.output(y=graph.input("x") + 1)
-    >>> schedule = asc.schedule(graph, asc.Machine.emulated(gpus=0), costs=asc.Costs.table({"add": 1.0}))
+    >>> costs = asc.Costs.table({"add": 1.0})
+    >>> schedule = asc.schedule(graph, asc.Machine.emulated(gpus=0), costs=costs)
     >>> learn(schedule.simulate(), graph, schedule.machine, asc.Costs()).seconds
     {'add': 1.0}
     """
     timelines = [timeline] if isinstance(timeline, Timeline) else timeline
     runs = [run for each in timelines for run in each.runs or (each,)]
-    seconds: dict[
-        str, dict[str, list[float]]
-    ] = {}  # by task and device, the device of the last run at the end
+    # By task and device; the device of the last run comes last.
+    readings: dict[str, dict[str, list[float]]] = {}
     nbytes: dict[str, float] = {}
     for span in (span for run in runs for span in run.spans):
         if span.kind == "run":
-            table = seconds.setdefault(span.name, {})
-            readings = table.pop(span.streams[0].device, [])
-            table[span.streams[0].device] = [
-                *readings,
-                *([span.seconds] if 0 < span.seconds < math.inf else []),
-            ]
+            device = span.streams[0].device
+            table = readings.setdefault(span.name, {})
+            table[device] = table.pop(device, [])
+            if 0 < span.seconds < math.inf:
+                table[device].append(span.seconds)
         elif 0 < span.nbytes < math.inf:
             nbytes[span.name] = max(nbytes.get(span.name, 0.0), float(span.nbytes))
     learnt: dict[str, float | dict[str, float]] = {}
-    for name, table in seconds.items():
+    for name, table in readings.items():
         task = graph.task(name)
-        measured = {
-            machine.device(device): statistics.median(some)
-            for device, some in table.items()
-            if some
-        }
+        medians = {name: statistics.median(some) for name, some in table.items() if some}
+        measured = {machine.device(device): median for device, median in medians.items()}
         if measured and not task.view:
             learnt[name] = _everywhere(task, measured, machine, costs)
     return costs.override(learnt, nbytes)
@@ -84,7 +80,7 @@ def learn(
 def _everywhere(
     task: Task, measured: Mapping[Device, float], machine: Machine, costs: Costs
 ) -> float | dict[str, float]:
-    """Return the seconds of a task per device, or one number if it is the same on all of them."""
+    """Return the seconds of a task per device, or one number for all."""
     table = dict(_by_device(task, measured, machine, costs))
     numbers = set(table.values())
     return numbers.pop() if len(numbers) == 1 else table

@@ -8,29 +8,28 @@ Advice that moves tasks which the user distributed over devices is listed last, 
 reason for that distribution. Advice about tasks bound to one of several devices, while others are
 idle, may be listed first.
 
-==========  ==================================================================================
-case        a schedule and its prediction, with variants for what-if questions
-causes      what each task and each copy waited for, and why
-facts       the critical path, idle times by cause, slack
-choice      why a task runs where and when it does
-spills      values that limited memory forces to be copied again
-transfers   advice: page-locked memory, streams for copies
-homes       advice: inputs that could stay on accelerators
-work        advice: tasks too small for their launch, reads on the host
-places      advice: other placements, more devices, fewer
-advice      a remedy and its predicted makespan
-report      the explanation of a whole schedule, as ``explain`` returns it
-writing     the text of an explanation
-words       times, amounts and lists as text
-==========  ==================================================================================
+===============  ===========================================================================
+case             a schedule and its prediction, with variants for what-if questions
+causes           what each task and each copy waited for, and why
+facts            the critical path, idle times by cause, slack
+advice           a remedy and its predicted makespan
+copies           advice: page-locked memory, streams for copies; values that are spilled
+resident_inputs  advice: inputs that could stay on accelerators
+launches         advice: tasks too small for their launch
+host_reads       advice: reads on the host that delay accelerators
+placements       advice: other placements, more devices, fewer
+report           the explanation of a whole schedule, as ``explain`` returns it
+report_text      its text
+task_report      why a task runs where and when it does
+===============  ===========================================================================
 
 To add a remedy, write a function that yields ``Remedy`` with the predicted makespan, and call it in
-``report.explain``.
+``report._remedies``.
 """
 
 from autosched.explanation.advice import Advice
 from autosched.explanation.case import Case
-from autosched.explanation.choice import TaskExplanation, explain_task
 from autosched.explanation.report import Explanation, explain
+from autosched.explanation.task_report import TaskExplanation, explain_task
 
 __all__ = ["Advice", "Case", "Explanation", "TaskExplanation", "explain", "explain_task"]

@@ -6,9 +6,8 @@ A what-if question is a case in which one part is replaced, and is predicted by 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from autosched.costs.costs import Costs
@@ -31,7 +30,8 @@ class Case:
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
-    >>> graph.output(y=graph.add(abs, graph.input("x"), name="y", seconds={"cpu": 1.0, "cuda:0": 4.0}))
+    >>> seconds = {"cpu": 1.0, "cuda:0": 4.0}
+    >>> graph.output(y=graph.add(abs, graph.input("x"), name="y", seconds=seconds))
     >>> made = asc.schedule(graph, asc.Machine.emulated(gpus=1))
     >>> case = Case(made.graph, made.machine, made.costs, made.placement, made.program)
     >>> case.placed(Placement({"y": "cuda:0"}, ("y",))).makespan > case.makespan
@@ -76,7 +76,7 @@ class Case:
         busy = {
             device
             for task, device in self.placement.device.items()
-            if self.costs.task_seconds(self.graph.task(task), self.machine.device(device)) > 0
+            if self.task_seconds(self.graph.task(task), device) > 0
         }
         return tuple(name for name in self.workers if name in busy)
 
@@ -99,13 +99,9 @@ class Case:
         """Return the makespan with other durations of instructions."""
         return makespan(self.program, seconds)
 
-    def priced(self, costs: Costs) -> Case:
+    def with_costs(self, costs: Costs) -> Case:
         """Return the case with other costs and the same placement."""
-        return dataclasses.replace(self, costs=costs)
-
-    def housed(self, homes: Mapping[str, str]) -> Case:
-        """Return the case with other devices of inputs and constants."""
-        return dataclasses.replace(self, graph=self.graph.pinned(homes)).placed(self.placement)
+        return replace(self, costs=costs)
 
     def placed(self, placement: Placement, machine: Machine | None = None) -> Case:
         """Return the case with another placement, and optionally another machine.
@@ -114,22 +110,27 @@ class Case:
         """
         machine = machine or self.machine
         program = fitted(self.graph, machine, self.costs, placement, self._outputs)
-        return dataclasses.replace(self, machine=machine, placement=placement, program=program)
+        return replace(self, machine=machine, placement=placement, program=program)
 
     @cached_property
     def _outputs(self) -> dict[str, str]:
         """The required devices of outputs: those requested, or those they are copied to."""
-        sent = {
-            label: device for label, device in self.program.outputs if device != self._made(label)
-        }
-        return {**sent, **self.wanted}
+        outputs = self.program.outputs
+        copied = {label: device for label, device in outputs if device != self._made(label)}
+        return {**copied, **self.wanted}
 
     def _made(self, label: str) -> str:
+        """Return the device on which an output is produced."""
         value = self.graph.values[self.graph.outputs[label]]
         maker = self.graph.maker(Use(value.index, self.graph.last_version(value.index)))
         if maker is None:
             return home(self.graph, self.machine, value)
         return self.placement.device[self.graph.tasks[maker].name]
+
+    def maker(self, copy: Copy) -> str | None:
+        """Return the task that produces what is copied; None for inputs and constants."""
+        maker = self.graph.maker(Use(self.graph.value(copy.value).index, copy.version))
+        return None if maker is None else self.graph.tasks[maker].name
 
     @cached_property
     def bound(self) -> tuple[Task, ...]:
@@ -140,34 +141,34 @@ class Case:
 
     @cached_property
     def freed(self) -> Case:
-        """The case with tasks bound to a worker free to use any worker, and the same placement."""
-        workers = [self.machine.device(name) for name in self.workers]
+        """The case with bound tasks free to use any worker, placed as before."""
         seconds = {
-            task.name: {device.name: self.costs.task_seconds(task, device) for device in workers}
+            task.name: {name: self.task_seconds(task, name) for name in self.workers}
             for task in self.bound
         }
-        return dataclasses.replace(self.unbound(self.bound), costs=self.costs.override(seconds))
+        return replace(self.unbound(self.bound), costs=self.costs.override(seconds))
 
     def unbound(self, tasks: Iterable[Task]) -> Case:
         """Return the case with tasks free to run anywhere, and the same placement."""
         twin = self.graph.pinned()
         for task in tasks:
-            free = dataclasses.replace(task, device=None)
+            free = replace(task, device=None)
             twin.tasks[task.index] = free
             if twin.names[task.name] is task:
                 twin.names[task.name] = free
-        return dataclasses.replace(self, graph=twin)
+        return replace(self, graph=twin)
 
     @cached_property
-    def slow_here(self) -> tuple[Task, ...]:
-        """Tasks that the user has bound to a CPU and that some accelerator runs twice as fast."""
+    def slow_on_host(self) -> tuple[Task, ...]:
+        """Tasks bound to a CPU that some accelerator runs twice as fast."""
         found = []
         for task in self.graph.tasks:
-            if task.device not in (None, HOST) and task.device not in self.workers:
-                here = self.costs.task_seconds(task, self.machine.device(str(task.device)))
-                there = min(
-                    self.costs.task_seconds(task, self.machine.device(name))
-                    for name in self.workers
-                )
-                found += [task] if there < here and there <= here / 2 else []
+            if task.device not in (None, HOST, *self.workers):
+                seconds = self.task_seconds(task, str(task.device))
+                least = min(self.task_seconds(task, name) for name in self.workers)
+                found += [task] if least < seconds and least <= seconds / 2 else []
         return tuple(found)
+
+    def task_seconds(self, task: Task, device: str) -> float:
+        """Return the seconds of a task on a device."""
+        return self.costs.task_seconds(task, self.machine.device(device))

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from autosched.explanation.case import Case
-from autosched.program.program import Copy, Run, Stream
-from autosched.timeline.timeline import Timeline
+from autosched.program.program import Copy, Run
+from autosched.timeline.timeline import Timeline, preceding_spans
 
-__all__ = ["Behind", "Cause", "all_before", "gates"]
+__all__ = ["Cause", "Predecessor", "binding_predecessors", "predecessors"]
 
 Cause = Literal["data", "copy", "order", "device", "link", "batch"]
 """Why a span follows another.
@@ -27,7 +27,7 @@ same task needs (batch).
 _NEEDED = ("data", "copy", "order")
 
 
-class Behind(NamedTuple):
+class Predecessor(NamedTuple):
     """A predecessor of a span, ``span`` in the timeline, and the cause of the order."""
 
     span: int
@@ -39,69 +39,49 @@ class Behind(NamedTuple):
         return self.cause in _NEEDED
 
 
-def all_before(case: Case, timeline: Timeline) -> list[list[Behind]]:
+def predecessors(case: Case, timeline: Timeline) -> list[list[Predecessor]]:
     """Return the direct predecessors of each span of a timeline."""
-    found: list[dict[int, None]] = [{} for _ in timeline.spans]
-    for a, b in timeline.arrows:
-        if a < b:  # clocks that disagree a little may measure the opposite order
-            found[b][a] = None
-    last: dict[Stream, int] = {}
-    for i, span in enumerate(timeline.spans):
-        for stream in span.streams:
-            if stream in last:
-                found[i][last[stream]] = None
-            last[stream] = i
     return [
-        [Behind(other, _cause(case, timeline, i, other)) for other in before]
-        for i, before in enumerate(found)
+        [Predecessor(other, _cause(case, timeline, i, other)) for other in before]
+        for i, before in enumerate(preceding_spans(timeline))
     ]
 
 
-def gates(timeline: Timeline, before: Sequence[Sequence[Behind]]) -> list[Behind | None]:
+def binding_predecessors(
+    timeline: Timeline, before: Sequence[Sequence[Predecessor]]
+) -> list[Predecessor | None]:
     """Return for each span the predecessor that determined its start, or None."""
     ends = [span.end for span in timeline.spans]
     return [max(some, key=lambda b: (ends[b.span], b.needed), default=None) for some in before]
 
 
-def _cause(case: Case, timeline: Timeline, here: int, other: int) -> Cause:
+def _cause(case: Case, timeline: Timeline, later: int, earlier: int) -> Cause:
     """Return why one span follows another."""
-    ours = case.program.instructions[timeline.spans[here].instruction]
-    theirs = case.program.instructions[timeline.spans[other].instruction]
-    shared = not set(timeline.spans[here].streams).isdisjoint(timeline.spans[other].streams)
-    if isinstance(ours, Run) and isinstance(theirs, Run):
-        kind = next(
-            (
-                d.kind
-                for d in case.graph.task(ours.task).dependencies
-                if d.task == _index(case, theirs)
-            ),
-            None,
-        )
-        return "data" if kind == "data" else "order" if kind or not shared else "device"
-    if isinstance(ours, Run) and isinstance(theirs, Copy):
-        value = case.graph.value(theirs.value).index
-        return (
-            "copy"
-            if any(use.value == value for use in case.graph.task(ours.task).reads)
-            else "order"
-        )
-    if isinstance(ours, Copy) and isinstance(theirs, Run):
-        value = case.graph.value(ours.value).index
-        task = case.graph.task(theirs.task)
-        return (
-            "data" if any(use.value == value for use in (*task.outputs, *task.changes)) else "order"
-        )
-    if isinstance(ours, Copy) and isinstance(theirs, Copy):
-        relayed = (theirs.value, theirs.version, theirs.destination) == (
-            ours.value,
-            ours.version,
-            ours.source,
-        )
-        if relayed or not shared:
-            return "copy" if relayed else "order"
-        return "batch" if case.readers(ours) & case.readers(theirs) else "link"
+    ours = case.program.instructions[timeline.spans[later].instruction]
+    theirs = case.program.instructions[timeline.spans[earlier].instruction]
+    one_stream = not set(timeline.spans[later].streams).isdisjoint(timeline.spans[earlier].streams)
+    match ours, theirs:
+        case Run(), Run():
+            index = case.graph.task(theirs.task).index
+            dependencies = case.graph.task(ours.task).dependencies
+            kind = next((d.kind for d in dependencies if d.task == index), None)
+            if kind is None:
+                return "device" if one_stream else "order"
+            return "data" if kind == "data" else "order"
+        case Run(), Copy():
+            reads = case.graph.task(ours.task).reads
+            value = case.graph.value(theirs.value).index
+            return "copy" if any(use.value == value for use in reads) else "order"
+        case Copy(), Run():
+            task = case.graph.task(theirs.task)
+            value = case.graph.value(ours.value).index
+            made = (*task.outputs, *task.changes)
+            return "data" if any(use.value == value for use in made) else "order"
+        case Copy(), Copy():
+            arrived = theirs.value, theirs.version, theirs.destination
+            if arrived == (ours.value, ours.version, ours.source):
+                return "copy"
+            if not one_stream:
+                return "order"
+            return "batch" if case.readers(ours) & case.readers(theirs) else "link"
     return "order"
-
-
-def _index(case: Case, run: Run) -> int:
-    return case.graph.task(run.task).index

@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from autosched.explanation.causes import Behind
+from autosched.explanation.causes import Predecessor
 from autosched.program.program import Copy, Instruction, Program
 from autosched.timeline.timeline import Span, Timeline
 
-__all__ = ["Idle", "Step", "critical_path", "held_up", "idle", "path_seconds", "slack"]
+__all__ = ["Idle", "Step", "critical_path", "idle", "idle_by_span", "path_seconds", "slack"]
+
+Bindings = Sequence[Predecessor | None]
+"""By span, the predecessor that determined its start."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Idle:
-    """How long no task ran on a device, by cause; the causes sum up to it.
+    """The idle time of a device, and its parts by cause.
 
     ``copy``: data of the next task were being copied; ``link``: that copy was queued after other
     copies; the name of a device: the data were being computed there; ``gap``: the data were there
@@ -47,31 +50,28 @@ class Idle:
     causes: Mapping[str, float]
 
 
-def critical_path(
-    program: Program, timeline: Timeline, gate: Sequence[Behind | None]
-) -> tuple[Step, ...]:
+def critical_path(program: Program, timeline: Timeline, binding: Bindings) -> tuple[Step, ...]:
     """Return the critical path: the chain of steps that ends with the last span."""
     spans = timeline.spans
     steps = list[Step]()
     at = max(range(len(spans)), key=lambda i: spans[i].end, default=None)
     while at is not None:
         span = spans[at]
-        behind = gate[at]
-        before = spans[behind.span] if behind is not None else None
         where = _where(program.instructions[span.instruction], span)
-        gap = max(0.0, span.start - (before.end if before is not None else 0.0))
-        cause, name = (
-            (behind.cause, before.name)
-            if behind is not None and before is not None
-            else ("start", "")
-        )
-        steps.append(Step(span.kind, span.name, where, span.start, span.end, cause, name, gap))
-        at = behind.span if behind is not None else None
+        times = where, span.start, span.end
+        before = binding[at]
+        if before is None:
+            at = None
+            steps.append(Step(span.kind, span.name, *times, "start", "", max(0.0, span.start)))
+        else:
+            at = before.span
+            gap = max(0.0, span.start - spans[at].end)
+            steps.append(Step(span.kind, span.name, *times, before.cause, spans[at].name, gap))
     return tuple(reversed(steps))
 
 
 def path_seconds(path: Sequence[Step]) -> dict[str, float]:
-    """Return the seconds of the steps of the critical path by cause; they sum to the makespan.
+    """Return the seconds of the critical path by cause; they sum to the makespan.
 
     ``compute`` and ``copy`` produced and copied data of the next step; ``device`` and ``link`` only
     preceded it on the stream; ``order`` had to end before it for another reason; in a ``gap``
@@ -89,10 +89,10 @@ def path_seconds(path: Sequence[Step]) -> dict[str, float]:
     return {cause: seconds for cause, seconds in total.items() if seconds > 0}
 
 
-def idle(device: str, timeline: Timeline, gate: Sequence[Behind | None]) -> Idle:
+def idle(device: str, timeline: Timeline, binding: Bindings) -> Idle:
     """Return how long no task ran on a device, by cause."""
     causes: dict[str, float] = {}
-    for span, cause, seconds in _waits(device, timeline, gate):
+    for span, cause, seconds in _waits(device, timeline, binding):
         name = cause
         if span is not None:
             name = timeline.spans[span].streams[0].device if cause == "data" else cause
@@ -100,40 +100,40 @@ def idle(device: str, timeline: Timeline, gate: Sequence[Behind | None]) -> Idle
     return Idle(device, sum(causes.values()), causes)
 
 
-def held_up(device: str, timeline: Timeline, gate: Sequence[Behind | None]) -> dict[int, float]:
+def idle_by_span(device: str, timeline: Timeline, binding: Bindings) -> dict[int, float]:
     """Return the spans (positions) for which a device was idle, and how long."""
     found: dict[int, float] = {}
-    for span, _, seconds in _waits(device, timeline, gate):
+    for span, _, seconds in _waits(device, timeline, binding):
         if span is not None:
             found[span] = found.get(span, 0.0) + seconds
     return found
 
 
-def slack(timeline: Timeline, before: Sequence[Sequence[Behind]]) -> list[float]:
+def slack(timeline: Timeline, before: Sequence[Sequence[Predecessor]]) -> list[float]:
     """Return how much later each span could end without delaying the last one."""
     latest = [timeline.makespan] * len(timeline.spans)
     for i in reversed(range(len(latest))):
-        for behind in before[i]:
-            latest[behind.span] = min(latest[behind.span], latest[i] - timeline.spans[i].seconds)
+        for other, _ in before[i]:
+            latest[other] = min(latest[other], latest[i] - timeline.spans[i].seconds)
     return [max(0.0, late - span.end) for late, span in zip(latest, timeline.spans, strict=True)]
 
 
 def _waits(
-    device: str, timeline: Timeline, gate: Sequence[Behind | None]
+    device: str, timeline: Timeline, binding: Bindings
 ) -> Iterator[tuple[int | None, str, float]]:
-    """Yield the idle intervals of a device: the span waited for, the cause, the length."""
+    """Yield idle intervals of a device: awaited span, cause, length."""
     busy = 0.0
     for i, span in enumerate(timeline.spans):
         if span.kind == "run" and span.streams[0].device == device:
             if span.start > busy:
-                yield from _pieces(i, busy, device, timeline, gate)
+                yield from _chain(i, busy, device, timeline, binding)
             busy = max(busy, span.end)
     if timeline.makespan > busy:
         yield None, "end", timeline.makespan - busy
 
 
-def _pieces(
-    span: int, since: float, device: str, timeline: Timeline, gate: Sequence[Behind | None]
+def _chain(
+    span: int, since: float, device: str, timeline: Timeline, binding: Bindings
 ) -> Iterator[tuple[int | None, str, float]]:
     """Yield what a span waited for from ``since`` to its start, along its chain of predecessors.
 
@@ -142,21 +142,21 @@ def _pieces(
     """
     until = timeline.spans[span].start
     while until > since:
-        behind = gate[span]
-        if behind is None:
+        before = binding[span]
+        if before is None:
             yield None, "gap", until - since
             return
-        other = timeline.spans[behind.span]
+        other = timeline.spans[before.span]
         if (ended := max(since, min(until, other.end))) < until:
             yield None, "gap", until - ended
             until = ended
         began = max(since, min(until, other.start))
         if began < until:
-            cause = "data" if other.kind == "run" else "link" if behind.cause == "link" else "copy"
+            cause = "data" if other.kind == "run" else "link" if before.cause == "link" else "copy"
             here = other.kind == "run" and other.streams[0].device == device
-            yield (None, "gap", until - began) if here else (behind.span, cause, until - began)
+            yield (None, "gap", until - began) if here else (before.span, cause, until - began)
             until = began
-        span = behind.span
+        span = before.span
 
 
 def _where(instruction: Instruction, span: Span) -> str:

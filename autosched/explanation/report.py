@@ -8,19 +8,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from autosched._lib.gc_pause import without_collecting
+from autosched._lib.text import count
 from autosched.bounds import bounds
 from autosched.errors import ScheduleError
 from autosched.explanation.advice import Advice, Remedy, worthwhile
 from autosched.explanation.case import Case
-from autosched.explanation.causes import Behind, all_before, gates
-from autosched.explanation.facts import Idle, Step, critical_path, held_up, idle, path_seconds
-from autosched.explanation.homes import keep
-from autosched.explanation.places import Plans, note, places
-from autosched.explanation.spills import spill_note
-from autosched.explanation.transfers import copy_streams, pageable_note, pin
-from autosched.explanation.words import count
-from autosched.explanation.work import host_note, host_reads, launches
-from autosched.explanation.writing import written
+from autosched.explanation.causes import Predecessor, binding_predecessors, predecessors
+from autosched.explanation.copies import add_copy_streams, pageable_note, pin_memory, spill_note
+from autosched.explanation.facts import Idle, Step, critical_path, idle, idle_by_span, path_seconds
+from autosched.explanation.host_reads import avoid_host_reads, host_read_note
+from autosched.explanation.launches import fuse_launches
+from autosched.explanation.placements import Plans, change_placement, device_count_note
+from autosched.explanation.report_text import report_text
+from autosched.explanation.resident_inputs import keep_inputs
 from autosched.program.program import Copy, Run
 from autosched.timeline.timeline import Timeline, what
 
@@ -40,7 +40,7 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class Late:
-    """What took longer than predicted: a task, a copy, gaps on the critical path, or GC pauses."""
+    """A task, a copy, gaps or GC pauses that took longer than predicted."""
 
     kind: str
     name: str
@@ -83,11 +83,12 @@ class Explanation:
         return json.dumps(asdict(self), indent=2)
 
     def __str__(self) -> str:
-        return written(self)
+        return report_text(self)
 
     def __repr__(self) -> str:
         how = "measured" if self.measured else "predicted"
-        return f"<Explanation of {self.name!r}: {self.makespan:.3g} s {how}, {count(len(self.advice), 'suggestion')}>"
+        advice = count(len(self.advice), "suggestion")
+        return f"<Explanation of {self.name!r}: {self.makespan:.3g} s {how}, {advice}>"
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         return {"text/plain": str(self)}
@@ -106,12 +107,13 @@ def explain(case: Case, measured: Timeline | None = None) -> Explanation:
     Efficiency(share=1.0, bound='critical_path', seconds=1.0)
     """
     timeline = case.predicted if measured is None else _checked(case, measured)
-    before = all_before(case, timeline)
-    gate = gates(timeline, before)
-    path = critical_path(case.program, timeline, gate)
+    before = predecessors(case, timeline)
+    binding = binding_predecessors(timeline, before)
+    path = critical_path(case.program, timeline, binding)
     plans = Plans.of(case)
-    planned = before if measured is None else all_before(case, case.predicted)
-    waited = _waited(case, planned)
+    planned = before if measured is None else predecessors(case, case.predicted)
+    waited = _idle_by_span(case, planned)
+    used = set(case.placement.device.values())
     return Explanation(
         name=case.graph.name,
         measured=measured is not None,
@@ -120,20 +122,18 @@ def explain(case: Case, measured: Timeline | None = None) -> Explanation:
         tasks=len(case.graph),
         bound=len(case.bound),
         copies=sum(isinstance(i, Copy) for i in case.program),
-        devices=tuple(
-            name for name in case.machine.names if name in set(case.placement.device.values())
-        ),
+        devices=tuple(name for name in case.machine.names if name in used),
         advice=worthwhile(_remedies(case, plans, planned, waited), case.makespan),
         notes=(
-            *note(case, plans),
-            *host_note(case, waited),
+            *device_count_note(case, plans),
+            *host_read_note(case, waited),
             *pageable_note(case),
             *spill_note(case),
         ),
         efficiency=_efficiency(case, timeline.makespan),
         critical_path=path,
         path_seconds=path_seconds(path),
-        idle=tuple(idle(name, timeline, gate) for name in case.workers),
+        idle=tuple(idle(name, timeline, binding) for name in case.workers),
         copied_bytes=sum(span.nbytes for span in timeline.spans),
         copies_hidden=timeline.overlap().copies_hidden,
         twice_as_fast=_twice_as_fast(case),
@@ -141,25 +141,28 @@ def explain(case: Case, measured: Timeline | None = None) -> Explanation:
     )
 
 
-def _waited(case: Case, before: Sequence[Sequence[Behind]]) -> Counter[int]:
+def _idle_by_span(case: Case, before: Sequence[Sequence[Predecessor]]) -> Counter[int]:
     """Return for how long accelerators are predicted to wait for each span."""
-    gate = gates(case.predicted, before)
+    binding = binding_predecessors(case.predicted, before)
     waited: Counter[int] = Counter()
     for device in case.used:
-        waited.update(held_up(device, case.predicted, gate))  # Counter.update adds
+        waited.update(idle_by_span(device, case.predicted, binding))  # Counter.update adds
     return waited
 
 
 def _remedies(
-    case: Case, plans: Plans, before: Sequence[Sequence[Behind]], waited: Mapping[int, float]
+    case: Case,
+    plans: Plans,
+    before: Sequence[Sequence[Predecessor]],
+    waited: Mapping[int, float],
 ) -> Iterator[Remedy]:
     """Yield all remedies, with predicted makespans."""
-    yield from pin(case)
-    yield from keep(case)
-    yield from host_reads(case, waited)
-    yield from launches(case)
-    yield from places(case, plans)
-    yield from copy_streams(case, before)
+    yield from pin_memory(case)
+    yield from keep_inputs(case)
+    yield from avoid_host_reads(case, waited)
+    yield from fuse_launches(case)
+    yield from change_placement(case, plans)
+    yield from add_copy_streams(case, before)
 
 
 def _checked(case: Case, timeline: Timeline) -> Timeline:
@@ -187,17 +190,13 @@ def _twice_as_fast(case: Case) -> dict[str, float]:
     """Return the gain of links, and of accelerators, of twice the speed."""
     workers = "accelerators" if case.machine.accelerators else "devices"
     copies = [isinstance(i, Copy) for i in case.program]
-    halves = {
-        "links": copies,
-        workers: [
-            not copy and i.stream.device in case.workers
-            for i, copy in zip(case.program, copies, strict=True)
-        ],
-    }
+    on_workers = [i.stream.device in case.workers for i in case.program]
+    compute = [on and not copy for on, copy in zip(on_workers, copies, strict=True)]
     found = {}
-    for name, half in halves.items():
-        if any(half) and case.makespan:
-            seconds = [s / 2 if fast else s for s, fast in zip(case.seconds, half, strict=True)]
+    for name, faster in (("links", copies), (workers, compute)):
+        if any(faster) and case.makespan:
+            pairs = zip(case.seconds, faster, strict=True)
+            seconds = [s / 2 if fast else s for s, fast in pairs]
             found[name] = 1 - case.timed(seconds) / case.makespan
     return found
 
@@ -209,8 +208,6 @@ def _late(case: Case, timeline: Timeline, path: Sequence[Step]) -> tuple[Late, .
     found.append(Late("gaps", "", 0.0, sum(step.gap for step in path)))
     found.append(Late("pauses", "", 0.0, sum(end - start for start, end in timeline.pauses)))
     least = 0.01 * timeline.makespan
-    worst = sorted(
-        (late for late in found if late.measured - late.predicted > least),
-        key=lambda x: x.predicted - x.measured,
-    )
-    return tuple(worst[:_MOST_LATE])
+    late = [item for item in found if item.measured - item.predicted > least]
+    late.sort(key=lambda item: item.predicted - item.measured)
+    return tuple(late[:_MOST_LATE])

@@ -7,13 +7,13 @@ one: the two differ by less than a tenth, and two rates would double the number 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from autosched._lib.allowed import device_name, is_device, is_number, is_whole
+from autosched._lib.text import count
 from autosched.errors import MachineError, shown
 
-__all__ = ["Device", "Link", "device_line", "link_line", "plain"]
+__all__ = ["Device", "Link", "device_line", "link_line"]
 
 
 @dataclass(frozen=True)
@@ -86,34 +86,21 @@ class Link:
 def device_line(device: Device) -> str:
     """Describe a device in one line of text."""
     memory = "" if math.isinf(device.nbytes) else f", {device.nbytes / 2**30:.0f} GiB"
+    physical = f" (on {device.physical})" if device.physical not in (None, device.name) else ""
     return (
         f"{device.name}: {_figure(device.flops_per_second / 1e9)} GFLOP/s, "
         f"{_figure(device.bytes_per_second / 1e9)} GB/s, "
-        f"{_figure(device.launch_seconds * 1e6)} us to launch, {device.streams} compute stream"
-        f"{'s' if device.streams != 1 else ''}{memory}"
-        + (f" (on {device.physical})" if device.physical not in (None, device.name) else "")
+        f"{_figure(device.launch_seconds * 1e6)} us to launch, "
+        f"{count(device.streams, 'compute stream')}{memory}{physical}"
     )
 
 
 def link_line(link: Link) -> str:
     """Describe a link in one line of text."""
     slow = link.pageable_bytes_per_second
-    return (
-        f"{link.source} <-> {link.destination}: "
-        f"{_figure(link.bytes_per_second / 1e9)} GB/s, {_figure(link.latency * 1e6)} us"
-        + (f", {_figure(slow / 1e9)} GB/s of pageable memory" if slow is not None else "")
-    )
-
-
-def plain(item: Device | Link) -> dict[str, Any]:
-    """Return the fields as JSON data, infinity as a string, without fields that are not set."""
-    made = {key: "inf" if value == math.inf else value for key, value in asdict(item).items()}
-    made.pop("imagined", None)
-    if made.get("pageable_bytes_per_second", math.inf) is None:
-        del made[
-            "pageable_bytes_per_second"
-        ]  # omitted, so that the JSON is compatible with older files
-    return made
+    pageable = "" if slow is None else f", {_figure(slow / 1e9)} GB/s of pageable memory"
+    rates = f"{_figure(link.bytes_per_second / 1e9)} GB/s, {_figure(link.latency * 1e6)} us"
+    return f"{link.source} <-> {link.destination}: {rates}{pageable}"
 
 
 _STREAMS = 24  # torch reuses its 32 streams per device round robin, and copies need some of them
@@ -131,9 +118,8 @@ def _check_device(device: Device) -> None:
     _positive(device, "flops_per_second", "bytes_per_second", "nbytes")
     _not_negative(device, "launch_seconds")
     if device.physical is not None and not is_device(device.physical):
-        raise MachineError(
-            f"physical of device {device.name!r} must be as 'cuda:0' or None, got {device.physical!r}"
-        )
+        what = f"physical of device {device.name!r} must be as 'cuda:0' or None"
+        raise MachineError(f"{what}, got {device.physical!r}")
 
 
 def _check_link(link: Link) -> None:

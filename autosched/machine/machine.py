@@ -20,9 +20,9 @@ from functools import cached_property
 from typing import Any, Literal
 
 from autosched._lib.allowed import device_name, is_device, is_number, is_whole
-from autosched._lib.json_reader import each, number, one, parse, record
+from autosched._lib.json_reader import each, json_data, number, one, parse, struct
 from autosched.errors import MachineError, ScheduleError, shown
-from autosched.machine.device import Device, Link, device_line, link_line, plain
+from autosched.machine.device import Device, Link, device_line, link_line
 
 __all__ = ["LINKS", "READER", "Device", "Link", "Machine", "register_slower"]
 
@@ -81,16 +81,14 @@ class Machine:
         for field, items in (("devices", devices), ("links", links)):
             if not isinstance(items, Iterable):
                 raise MachineError(f"{field} of a machine must be a list, got {items!r}")
-            object.__setattr__(self, field, tuple(items))
-        object.__setattr__(self, "contention", contention)
+        given = tuple(devices)
         if imagined is None:
-            imagined = any(getattr(device, "imagined", False) for device in self.devices)
+            imagined = any(getattr(device, "imagined", False) for device in given)
+        object.__setattr__(self, "devices", tuple(_marked(device, imagined) for device in given))
+        object.__setattr__(self, "links", tuple(links))
+        object.__setattr__(self, "contention", contention)
         object.__setattr__(self, "imagined", imagined)
         self._check()
-        if any(device.imagined != imagined for device in self.devices):
-            marked = tuple(replace(device, imagined=imagined) for device in self.devices)
-            object.__setattr__(self, "devices", marked)
-            self.__dict__.pop("_by_name", None)  # a cache, filled by the check above
 
     # ---- constructors
 
@@ -114,22 +112,15 @@ class Machine:
         wanted = count if gpus is None else gpus
         _check_count(wanted)
         if wanted and not count:
-            raise MachineError(
-                f"this machine has no accelerator, so gpus={gpus} cannot be; Machine.emulated(gpus={gpus}) can"
-            )
+            hint = f"Machine.emulated(gpus={gpus}) emulates them"
+            raise MachineError(f"this machine has no accelerator, but gpus={gpus}; {hint}")
         names = [f"{kind}:{i}" for i in range(wanted)]
         memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-        host = Device("cpu", cpu_streams, *_CPU_RATES, nbytes=memory)
-        devices = [
-            replace(
-                _GPU,
-                name=name,
-                physical=f"{kind}:{i % count}",
-                nbytes=_memory(kind, i % count, wanted, count),
-            )
-            for i, name in enumerate(names)
-        ]
-        return cls([host, *devices], _links(names, "pcie4", None, None))
+        devices = [Device("cpu", cpu_streams, *_CPU_RATES, nbytes=memory)]
+        for i, name in enumerate(names):
+            nbytes = _memory(kind, i % count, wanted, count)
+            devices.append(replace(_GPU, name=name, physical=f"{kind}:{i % count}", nbytes=nbytes))
+        return cls(devices, _links(names, "pcie4", None, None))
 
     @classmethod
     def emulated(
@@ -155,10 +146,8 @@ class Machine:
         names = [f"cuda:{i}" for i in range(gpus)]
         links = _links(names, link or "pcie4", bytes_per_second, latency)
         gpu = replace(_GPU, nbytes=nbytes)
-        devices = [
-            Device("cpu", cpu_streams, *_CPU_RATES),
-            *(replace(gpu, name=name) for name in names),
-        ]
+        cpu = Device("cpu", cpu_streams, *_CPU_RATES)
+        devices = [cpu, *(replace(gpu, name=name) for name in names)]
         return cls(devices, links, contention=contention, imagined=True)
 
     def slower(self, factor: float | Literal["auto"]) -> Machine:
@@ -184,16 +173,17 @@ class Machine:
             )
             for d in self.devices
         ]
-        links = [
-            replace(
-                k,
-                bytes_per_second=k.bytes_per_second / factor,
-                latency=k.latency * factor,
-                pageable_bytes_per_second=k.pageable_bytes_per_second
-                and k.pageable_bytes_per_second / factor,
+        links = []
+        for link in self.links:
+            slow = link.pageable_bytes_per_second
+            links.append(
+                replace(
+                    link,
+                    bytes_per_second=link.bytes_per_second / factor,
+                    latency=link.latency * factor,
+                    pageable_bytes_per_second=None if slow is None else slow / factor,
+                )
             )
-            for k in self.links
-        ]
         return Machine(devices, links, contention=self.contention, imagined=self.imagined)
 
     # ---- queries
@@ -258,20 +248,13 @@ class Machine:
         return ends | {(link.source, link.destination): link for link in self.links}
 
     def __str__(self) -> str:
-        lines = [*map(device_line, self.devices), *map(link_line, self.links)]
-        return "\n".join(lines)
+        return "\n".join([*map(device_line, self.devices), *map(link_line, self.links)])
 
     # ---- JSON
 
     def to_json(self) -> str:
         """Return the machine as JSON; infinite rates and memory are the string "inf"."""
-        document = {
-            "devices": [plain(device) for device in self.devices],
-            "links": [plain(link) for link in self.links],
-            "contention": self.contention,
-            "imagined": self.imagined,
-        }
-        return json.dumps(document, indent=2)
+        return json.dumps(json_data(self), indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> Machine:
@@ -293,9 +276,9 @@ class Machine:
         for device in self.devices:
             if not isinstance(device, Device):
                 raise MachineError(f"a machine's devices must be Device, got {device!r}")
-        for device in self.devices:
-            if self.names.count(device.name) > 1:
-                raise MachineError(f"device {device.name!r} is there twice")
+        for name in self.names:
+            if self.names.count(name) > 1:
+                raise MachineError(f"device {name!r} occurs twice")
         for link in self.links:
             if not isinstance(link, Link):
                 raise MachineError(f"a machine's links must be Link, got {link!r}")
@@ -304,14 +287,20 @@ class Machine:
             if link.source == link.destination:
                 raise MachineError(f"a link joins two devices, got {link.source!r} twice")
         if len(self._by_ends) != 2 * len(self.links):
-            ends = [frozenset((link.source, link.destination)) for link in self.links]
-            twice = next(sorted(pair) for pair in ends if ends.count(pair) > 1)
-            raise MachineError(
-                f"devices {twice[0]!r} and {twice[1]!r} have two links; one works both ways"
-            )
+            pairs = [frozenset((link.source, link.destination)) for link in self.links]
+            twice = next(sorted(pair) for pair in pairs if pairs.count(pair) > 1)
+            ends = " and ".join(map(repr, twice))
+            raise MachineError(f"devices {ends} have two links; one works both ways")
         for flag in ("contention", "imagined"):
             if not isinstance(getattr(self, flag), bool):
                 raise MachineError(f"{flag} must be True or False, got {getattr(self, flag)!r}")
+
+
+def _marked(device: Device, imagined: bool) -> Device:
+    """Return a device with this mark; anything else unchanged."""
+    if not isinstance(device, Device) or device.imagined == imagined:
+        return device
+    return replace(device, imagined=imagined)
 
 
 _CPU_RATES = (50e9, 10e9, 5e-6)
@@ -325,11 +314,8 @@ def _memory(kind: str, index: int, wanted: int, count: int) -> float:
 
     sharers = len(range(index, wanted, count))
     with contextlib.suppress(AssertionError, AttributeError, RuntimeError):
-        return (
-            float(torch.get_device_module(kind).get_device_properties(index).total_memory)
-            * _USABLE
-            / sharers
-        )
+        properties = torch.get_device_module(kind).get_device_properties(index)
+        return float(properties.total_memory) * _USABLE / sharers
     return math.inf  # torch does not report it
 
 
@@ -384,9 +370,9 @@ _LINK = {
     "pageable_bytes_per_second": _perhaps_rate,
 }
 _MACHINE = {
-    "devices": each(record(Device, _DEVICE, optional=_DEVICE.keys() - {"name"})),
-    "links": each(record(Link, _LINK, optional=["latency", "pageable_bytes_per_second"])),
+    "devices": each(struct(Device, _DEVICE, optional=_DEVICE.keys() - {"name"})),
+    "links": each(struct(Link, _LINK, optional=["latency", "pageable_bytes_per_second"])),
     "contention": _flag,
     "imagined": _flag,
 }
-READER = record(Machine, _MACHINE, optional=_MACHINE.keys() - {"devices"})
+READER = struct(Machine, _MACHINE, optional=_MACHINE.keys() - {"devices"})

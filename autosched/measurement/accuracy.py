@@ -10,8 +10,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from autosched.measurement.kept import real
-from autosched.measurement.stopwatch import settle
+from autosched.measurement.hardware import torch_device
+from autosched.measurement.stopwatch import synchronize
 from autosched.scheduling.schedule import Schedule
 
 __all__ = ["Accuracy", "accuracy"]
@@ -25,14 +25,14 @@ class Accuracy(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """The predicted seconds divided by the measured ones: 1 is exact, less is too optimistic."""
+        """The predicted seconds divided by the measured ones; less than 1 is too optimistic."""
         return self.predicted / self.measured
 
 
 def accuracy(
     schedule: Schedule, inputs: Mapping[str, Any], *, repeat: int = 9, warmup: int = 3
 ) -> Accuracy:
-    """Run a schedule, and compare the time with its prediction: from the call until all devices are idle.
+    """Time runs of a schedule until all devices are idle, and compare with its prediction.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -41,13 +41,13 @@ def accuracy(
     ...     0 < accuracy(schedule, {"x": 1}).ratio
     True
     """
-    real_ones = () if schedule.machine.imagined else schedule.machine.devices
-    devices = list(dict.fromkeys(map(real, real_ones)))
+    devices = () if schedule.machine.imagined else schedule.machine.devices
+    physical = list(dict.fromkeys(map(torch_device, devices)))
     times = []
     for _ in range(warmup + repeat):
-        settle(*devices)
+        synchronize(*physical)
         start = time.perf_counter()
         schedule(**inputs)
-        settle(*devices)
+        synchronize(*physical)
         times.append(time.perf_counter() - start)
     return Accuracy(schedule.makespan, statistics.median(times[warmup:]))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+import torch
+
 from autosched.errors import MachineError
 from autosched.machine.machine import Device, Machine
-from autosched.measurement.kept import Kept, real
+from autosched.measurement.cache import MeasurementCache
+from autosched.measurement.hardware import torch_device
 from autosched.measurement.links import Track, measured_links
-from autosched.measurement.probes import COUNTS, paying, sharing
+from autosched.measurement.stream_sharing import COUNTS, sharing, worthwhile_streams
 from autosched.scheduling.arguments import checked_count
 
 __all__ = ["measure_machine"]
@@ -36,21 +39,22 @@ def measure_machine(
     if machine.imagined:
         raise MachineError("an emulated machine has nothing to measure; measure Machine.local()")
     checked_count(repeat, "repeat", 1)
-    kept = Kept(cache)
-    made = measured_links(machine, repeat=repeat, kept=kept, track=track)
-    behind = [real(device) for device in made.devices]
-    devices = [_streamed(device, behind.count(real(device)), kept) for device in made.devices]
-    kept.save()
+    cached = MeasurementCache(cache)
+    made = measured_links(machine, repeat=repeat, cached=cached, track=track)
+    physical = list(map(torch_device, made.devices))
+    devices = [
+        _with_streams(device, where, physical.count(where), cached)
+        for device, where in zip(made.devices, physical, strict=True)
+    ]
+    cached.save()
     return Machine(devices, made.links, contention=made.contention)
 
 
-def _streamed(device: Device, sharers: int, kept: Kept) -> Device:
-    """Return a device with its share of the streams that are worthwhile.
-
-    The streams of a CPU are not changed.
-    """
-    where = real(device)
+def _with_streams(
+    device: Device, where: torch.device, sharers: int, cached: MeasurementCache
+) -> Device:
+    """Return an accelerator with its share of worthwhile streams; a CPU unchanged."""
     if where.type == "cpu":
         return device
-    most = paying([(count, sharing(where, count, kept=kept)) for count in COUNTS])
-    return replace(device, streams=max(1, most // sharers))
+    readings = [(count, sharing(where, count, cached=cached)) for count in COUNTS]
+    return replace(device, streams=max(1, worthwhile_streams(readings) // sharers))

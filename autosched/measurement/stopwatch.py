@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-__all__ = ["Reading", "Stopwatch", "settle", "stopwatch"]
+__all__ = ["Reading", "Stopwatch", "stopwatch", "synchronize"]
 
 Call = Callable[[], Any]
 
@@ -71,7 +71,7 @@ class EventWatch:
         self.device, self.stream = device, torch.accelerator.current_stream(device)
         self.empty = 0.0
         self.cycle = 0.0
-        settle(device)
+        synchronize(device)
         if device.type == "cuda":
             taken = min(self.time([lambda: self._sleep(_CYCLES)])[0].seconds for _ in range(_TRIES))
             self.cycle = max(taken, 0.0) / _CYCLES
@@ -104,7 +104,7 @@ class EventWatch:
             torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
 
 
-def settle(*devices: torch.device) -> None:
+def synchronize(*devices: torch.device) -> None:
     """Wait until devices are idle."""
     for device in devices:
         if device.type != "cpu":

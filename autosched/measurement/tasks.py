@@ -21,10 +21,11 @@ from autosched.errors import MachineError
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Device, Machine
 from autosched.measurement.bench import Bench
-from autosched.measurement.kept import Kept, model, real
+from autosched.measurement.cache import MeasurementCache
+from autosched.measurement.hardware import model_name, torch_device
 from autosched.measurement.links import Track
 from autosched.scheduling.arguments import checked_count
-from autosched.scheduling.planning import paged
+from autosched.scheduling.planning import mark_pageable
 
 __all__ = ["measure_costs"]
 
@@ -39,7 +40,7 @@ def measure_costs(
     cache: bool | str | os.PathLike[str] | None = None,
     track: Track = iter,
 ) -> Costs:
-    """Measure what the tasks of a graph take on the devices of this machine, and the bytes of values.
+    """Measure the seconds of tasks on the devices of this machine, and the bytes of values.
 
     Seconds are medians of ``repeat`` runs; equal calls are measured once, and ``inputs`` stay as
     they are. Tasks whose device is a CPU only because no accelerator is present are measured there,
@@ -49,7 +50,7 @@ def measure_costs(
 
     * ``replay``: seconds of the kernels alone, as where CUDA graphs replay them; otherwise a task
       takes at least as long as Python needs to launch it.
-    * ``cache``: a folder in which readings of torch's own functions are kept for this machine,
+    * ``cache``: a folder in which readings of torch's own functions are cached for this machine,
       driver and torch, or True for ``$XDG_CACHE_HOME/autosched``.
     * ``track``: iterates over a sequence and displays the progress, such as ``tqdm.tqdm``.
 
@@ -65,40 +66,41 @@ def measure_costs(
         raise MachineError("an emulated machine has nothing to measure; measure on Machine.local()")
     checked_count(repeat, "repeat", 1)
     inputs = inputs or {}
-    known = paged(Costs.estimate(graph, inputs), graph, machine, inputs)
-    kept = Kept(cache)
-    benches = [
-        Bench(graph, machine, inputs, known, devices, repeat, kept) for devices in _groups(machine)
-    ]
-    with _same_numbers(machine):
+    known = mark_pageable(Costs.estimate(graph, inputs), graph, machine, inputs)
+    cached = MeasurementCache(cache)
+    parts = graph, machine, inputs, known
+    benches = [Bench(*parts, devices, repeat, cached) for devices in _device_groups(machine)]
+    with _preserved_random_state(machine):
         for bench, run in track([(bench, run) for bench in benches for run in range(repeat + 1)]):
             if not bench.is_done(run):
-                bench.walk(warm=run == 0)
-        seconds = {bench.devices: bench.believed(replay) for bench in benches}
+                bench.run(warm=run == 0)
+        seconds = {bench.devices: bench.accepted_seconds(replay) for bench in benches}
     for complaint in (complaint for bench in benches for complaint in bench.complaints):
         warnings.warn(complaint, stacklevel=3)
-    kept.save()
+    cached.save()
     measured = known.override(_tables(graph, machine, known, seconds), benches[0].nbytes)
     measured.check(graph)
     return measured
 
 
-def _same_numbers(machine: Machine) -> contextlib.AbstractContextManager[None]:
+def _preserved_random_state(machine: Machine) -> contextlib.AbstractContextManager[None]:
     """Restore the state of the random number generators afterwards."""
     if not machine.accelerators:
         return torch.random.fork_rng([])
-    found = dict.fromkeys(device for device in map(real, machine.devices) if device.type != "cpu")
+    found = dict.fromkeys(
+        device for device in map(torch_device, machine.devices) if device.type != "cpu"
+    )
     kind = next(iter(found)).type if found else "cuda"
     return torch.random.fork_rng([device.index for device in found], device_type=kind)
 
 
-def _groups(machine: Machine) -> list[tuple[Device, ...]]:
-    """Return the devices that are measured as one: all if they are CPUs, otherwise those of one model."""
+def _device_groups(machine: Machine) -> list[tuple[Device, ...]]:
+    """Return groups of devices measured as one: all CPUs, or one model."""
     if not machine.accelerators:
         return [machine.devices]
     groups: dict[str, list[Device]] = {}
     for device in machine.devices:
-        groups.setdefault(f"{device.kind} {model(real(device))}", []).append(device)
+        groups.setdefault(f"{device.kind} {model_name(torch_device(device))}", []).append(device)
     return [tuple(devices) for devices in groups.values()]
 
 
@@ -108,7 +110,7 @@ def _tables(
     known: Costs,
     seconds: Mapping[tuple[Device, ...], Mapping[str, float]],
 ) -> dict[str, Any]:
-    """Return the seconds of each measured task: one number if there are only CPUs, otherwise by device.
+    """Return the seconds of each measured task, by device if there are accelerators.
 
     Devices without a measurement keep the known seconds, and a task that cannot run on a device
     still cannot.

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autosched._lib.tree import flatten
-from autosched.graph.graph import HOST, Graph, Here, Task
+from autosched.graph.graph import HOST, Graph, Here, Task, Value
 
 __all__ = ["put_on_host"]
 
@@ -31,30 +31,29 @@ def put_on_host(graph: Graph, examples: Mapping[str, Any] | None) -> None:
     >>> pinned.task("join").device, pinned.task("abs").device
     ('host', None)
     """
-    plain = {name for name, item in (examples or {}).items() if not _holds_tensor(item)}
+    no_tensors = {name for name, item in (examples or {}).items() if not _has_tensor(item)}
     for task in graph.tasks:
-        if _is_free(task) and all(_is_plain(graph, use.value, plain) for use in task.reads):
-            graph.tasks[task.index] = placed = dataclasses.replace(task, device=HOST)
+        sources = (graph.values[use.value] for use in task.reads)
+        if _is_unconstrained(task) and all(_is_among(value, no_tensors) for value in sources):
+            bound = dataclasses.replace(task, device=HOST)
+            graph.tasks[task.index] = bound
             if graph.names[task.name] is task:
-                graph.names[task.name] = placed
+                graph.names[task.name] = bound
 
 
-def _is_free(task: Task) -> bool:
+def _is_unconstrained(task: Task) -> bool:
     """Whether a task calls a function, and neither the task nor the user constrains its device."""
-    given = list(flatten((task.args, task.kwargs)))
-    said = (
-        task.device is not None
-        or task.seconds is not None
-        or any(isinstance(leaf, Here) for leaf in given)
-    )
-    return not said and task.fn is not None and task.composite is None and not task.view
+    if task.fn is None or task.composite is not None or task.view:
+        return False
+    if task.device is not None or task.seconds is not None:
+        return False
+    return not any(isinstance(leaf, Here) for leaf in flatten((task.args, task.kwargs)))
 
 
-def _is_plain(graph: Graph, value: int, plain: set[str]) -> bool:
-    """Whether a value is an input that is known to contain no tensor."""
-    known = graph.values[value]
-    return known.producer is None and known.tensor is None and known.name in plain
+def _is_among(value: Value, names: set[str]) -> bool:
+    """Whether a value is an input with one of these names."""
+    return value.producer is None and value.tensor is None and value.name in names
 
 
-def _holds_tensor(item: Any) -> bool:
+def _has_tensor(item: Any) -> bool:
     return any(hasattr(leaf, "data_ptr") for leaf in flatten(item))

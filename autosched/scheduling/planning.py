@@ -1,20 +1,28 @@
-"""Plan a schedule for a graph and a machine by a policy.
+"""Plan a schedule for a graph and a machine.
 
-Joins the other modules. Only ``policy="auto"`` is implemented here, because it needs lowering and
-simulation, which policies do not know: it chooses among placements by simulated makespan. Of plans
-with equal makespan it takes the one with the fewest copies, since a copy that is not made cannot be
-late.
+``schedule`` is one pipeline:
+
+1. Check and normalise the arguments; choose the backend.
+2. Copy the graph, with the user's constraints and the default devices.
+3. Determine the costs, and rule out devices whose memory is too small for a task.
+4. Choose policies: the given one, or for ``"auto"`` several candidates.
+5. For each policy: compute a placement, lower it to a program that fits into memory, and predict
+   its makespan. Take the least makespan; of equal ones the fewest copies, since a copy that is not
+   made cannot be late.
+6. Verify the program, and return it as a Schedule.
+
+``policy="auto"`` is implemented here, because it needs lowering and simulation, which policies do
+not know.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 from autosched._lib.allowed import WORDS, device_name
 from autosched._lib.gc_pause import without_collecting
@@ -27,15 +35,17 @@ from autosched.lowering.fitting import confined, fitted, is_limited
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies import POLICIES, TIMED, Policy, Progress, candidates, m_etf, m_sct, single
-from autosched.program.program import Copy
-from autosched.runtime.backends import Backend, suited
+from autosched.program.program import Copy, Program
+from autosched.runtime.backends import Backend, check_name, suited
 from autosched.runtime.check import Check
-from autosched.scheduling.arguments import check_kinds
+from autosched.scheduling.arguments import check_arguments
 from autosched.scheduling.hosting import put_on_host
-from autosched.scheduling.progress_bar import bar
+from autosched.scheduling.progress_bar import progress_bar
 from autosched.scheduling.schedule import Schedule
+from autosched.simulation.simulate import durations
+from autosched.simulation.simulate import makespan as predict_makespan
 
-__all__ = ["estimated", "paged", "policy_of", "schedule"]
+__all__ = ["estimate_costs", "find_policy", "mark_pageable", "schedule"]
 
 
 def schedule(
@@ -95,47 +105,123 @@ def schedule(
     cpu/compute  run add
     output y on cpu
     """
+    # 1. Check and normalise the arguments; choose the backend.
     machine = _machine(machine)
     inputs = device_name(inputs)
     outputs = device_name(outputs)
-    check_kinds(
-        graph,
-        costs,
-        examples,
-        inputs,
-        outputs,
-        backend,
-        check,
-        place,
-        seconds,
-        seed,
-        progress,
-        nvtx,
-        replay,
-    )
+    check_arguments(graph=graph, costs=costs, examples=examples, inputs=inputs, outputs=outputs)
+    check_arguments(place=place, backend=backend, seconds=seconds, seed=seed, progress=progress)
+    check_arguments(nvtx=nvtx, replay=replay, check=check)
     backend = _backend(backend, machine, nvtx, replay)
-    with without_collecting(), _told(progress) as report:
+    with without_collecting(), _progress_callback(progress) as report:
+        # 2. Copy the graph, with the user's constraints and the default devices.
         pinned = _pinned(graph, machine, inputs, place, policy, examples)
         wanted = _wanted(graph, outputs)
+        # 3. Determine the costs, and rule out devices whose memory is too small for a task.
         costs = _costs(costs, pinned, machine, examples)
-        plan = functools.partial(_plan, pinned, machine, costs, wanted, backend, check, nvtx)
-        # memory rules out some devices for some tasks
-        made = _made(
-            plan,
-            pinned,
-            machine,
-            confined(pinned, machine, costs, wanted),
-            policy,
-            seconds,
-            seed,
-            report,
+        problem = _Problem(pinned, machine, costs, confined(pinned, machine, costs, wanted), wanted)
+        # 4., 5. Place, lower and predict.
+        begun = time.perf_counter()
+        plan = _plan(problem, policy, seconds, seed, report)
+        # 6. Verify.
+        parts = plan.placement, plan.program, backend, check, wanted, nvtx
+        made = Schedule(pinned, machine, costs, *parts)
+        made.verify()
+        facts = pinned.name, listed(machine.names), policy, len(pinned), plan.makespan
+        taken = time.perf_counter() - begun
+        LOG.info(
+            "planned %r on %s by policy %s: %d tasks, %.3g s predicted, in %.3g s", *facts, taken
         )
     return made
 
 
-def _told(progress: Progress | bool | None) -> AbstractContextManager[Progress | None]:
+class _Problem(NamedTuple):
+    """The input of planning; ``confined`` costs are infinite where tasks do not fit."""
+
+    graph: Graph
+    machine: Machine
+    costs: Costs
+    confined: Costs
+    outputs: Mapping[str, str]
+
+
+class _Plan(NamedTuple):
+    """A placement, its program, and the predicted makespan."""
+
+    placement: Placement
+    program: Program
+    makespan: float
+
+
+# ---- 1. arguments
+
+
+def _progress_callback(
+    progress: Progress | bool | None,
+) -> AbstractContextManager[Progress | None]:
     """Return the progress callback: a function of the caller's, a bar, or none."""
-    return bar("planning") if progress is True else nullcontext(progress or None)
+    return progress_bar("planning") if progress is True else nullcontext(progress or None)
+
+
+def _machine(machine: Machine | None) -> Machine:
+    """Return the machine, by default the local one. Raises MachineError for other types."""
+    if machine is None:
+        return Machine.local()
+    if not isinstance(machine, Machine):
+        hint = "Machine.local() and Machine.emulated() make one"
+        raise MachineError(f"machine must be a Machine, got {machine!r}; {hint}")
+    return machine
+
+
+def _backend(
+    backend: str | Backend | None, machine: Machine, nvtx: bool, replay: bool
+) -> str | Backend:
+    """Return the given or default backend; with ``replay`` one that can replay, or warn.
+
+    Raises MachineError where ``nvtx`` has no CUDA device to mark.
+    """
+    if isinstance(backend, str):
+        check_name(backend)
+    made = suited(machine) if backend is None else backend
+    if nvtx:
+        kinds = dict.fromkeys(machine.device(name).kind for name in machine.accelerators)
+        why = f"the machine has {listed(machine.names)} alone" if "cuda" not in kinds else ""
+        if isinstance(made, str) and made not in ("accelerator", "replay"):
+            why = why or f"backend {made!r} runs on none"
+        if why:
+            raise MachineError(f"nvtx=True shows CUDA devices to Nsight, and {why}; leave it out")
+    if replay and made == "accelerator":
+        return "replay"
+    if replay and made != "replay" and not hasattr(made, "recorder"):
+        what = f"replay=True is for accelerators, and backend {made!r} has none"
+        warnings.warn(f"{what}; runs are ordinary ones", RuntimeWarning, stacklevel=3)
+    return made
+
+
+# ---- 2. the graph
+
+
+def _pinned(
+    graph: Graph, machine: Machine, inputs: Any, place: Any, policy: Any, examples: Any
+) -> Graph:
+    """Return a copy of the graph with constraints and default devices."""
+    pinned = graph.pinned(
+        dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs, place
+    )
+    if isinstance(policy, str):  # placements by a function of the user are not restricted
+        put_on_host(pinned, examples)
+    _check_inputs(pinned, machine)
+    return pinned
+
+
+def _check_inputs(graph: Graph, machine: Machine) -> None:
+    """Raise ScheduleError for unknown inputs, MachineError for unknown devices."""
+    if taken := [word for word in WORDS if word in graph.input_names]:
+        raise ScheduleError(
+            f"an input cannot be named {taken[0]!r}: runs of a schedule take that word; rename it"
+        )
+    for value in graph.sources:
+        machine.device(value.home or machine.host)
 
 
 def _wanted(graph: Graph, outputs: str | Mapping[str, str] | None) -> dict[str, str]:
@@ -149,17 +235,7 @@ def _wanted(graph: Graph, outputs: str | Mapping[str, str] | None) -> dict[str, 
     return {label: device_name(device) for label, device in named.items()}
 
 
-def _pinned(
-    graph: Graph, machine: Machine, inputs: Any, place: Any, policy: Any, examples: Any
-) -> Graph:
-    """Return a copy of a graph for one schedule, with the user's constraints and the defaults."""
-    pinned = graph.pinned(
-        dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs, place
-    )
-    if isinstance(policy, str):  # placements by a function of the user are not restricted
-        put_on_host(pinned, examples)
-    _check_inputs(pinned, machine)
-    return pinned
+# ---- 3. costs
 
 
 def _costs(
@@ -167,57 +243,84 @@ def _costs(
 ) -> Costs:
     """Return the costs given, estimated, or equal. Raises ScheduleError for unknown tasks."""
     if costs is None:
-        costs = estimated(graph, examples, level=4) if examples is not None else Costs()
-        costs = paged(costs, graph, machine, examples)
+        costs = estimate_costs(graph, examples, level=4) if examples is not None else Costs()
+        costs = mark_pageable(costs, graph, machine, examples)
     costs.check(graph)
     return costs
 
 
-def _check_inputs(graph: Graph, machine: Machine) -> None:
-    """Raise ScheduleError for unknown inputs, MachineError for unknown devices."""
-    if taken := [word for word in WORDS if word in graph.input_names]:
-        raise ScheduleError(
-            f"an input cannot be named {taken[0]!r}: runs of a schedule take that word; rename it"
-        )
-    for value in graph.sources:
-        machine.device(value.home or machine.host)
+def estimate_costs(graph: Graph, examples: Mapping[str, Any], level: int = 3) -> Costs:
+    """Return ``Costs.estimate``, and warn of tasks whose durations are unknown.
 
-
-def _backend(
-    backend: str | Backend | None, machine: Machine, nvtx: bool, replay: bool
-) -> str | Backend:
-    """Return the given or default backend; with ``replay`` one that can replay, or warn.
-
-    Raises MachineError where ``nvtx`` has no CUDA device to mark.
+    The warning points to the caller that many frames up.
     """
-    made = suited(machine) if backend is None else backend
-    if nvtx:
-        kinds = dict.fromkeys(machine.device(name).kind for name in machine.accelerators)
-        why = f"the machine has {listed(machine.names)} alone" if "cuda" not in kinds else ""
-        if isinstance(made, str) and made not in ("accelerator", "replay"):
-            why = why or f"backend {made!r} runs on none"
-        if why:
-            raise MachineError(f"nvtx=True shows CUDA devices to Nsight, and {why}; leave it out")
-    if replay and made == "accelerator":
-        return "replay"
-    if replay and made != "replay" and not hasattr(made, "recorder"):
-        what = f"replay=True is for accelerators, and backend {made!r} has none; runs are ordinary ones"
-        warnings.warn(what, RuntimeWarning, stacklevel=3)
-    return made
+    from autosched.costs.estimate import estimate
 
-
-def _machine(machine: Machine | None) -> Machine:
-    """Return the machine, by default the local one. Raises MachineError for other types."""
-    if machine is None:
-        return Machine.local()
-    if not isinstance(machine, Machine):
-        raise MachineError(
-            f"machine must be a Machine, got {machine!r}; Machine.local() and Machine.emulated() make one"
+    found = estimate(graph, examples)
+    given = {task.name for task in graph.tasks if task.seconds is not None}
+    unknown = {name: reason for name, reason in found.unknown.items() if name not in given}
+    if unknown:
+        guess = f"{found.costs.default_seconds * 1e6:.0f} us{' each' if len(unknown) > 1 else ''}"
+        reason = next(iter(unknown.values()))
+        warnings.warn(
+            f"no estimate for {listed(unknown)}, taken to cost {guess} ({reason}); give seconds=",
+            stacklevel=level,
         )
-    return machine
+    return found.costs
 
 
-def policy_of(
+def mark_pageable(
+    costs: Costs, graph: Graph, machine: Machine, examples: Mapping[str, Any] | None
+) -> Costs:
+    """Return costs with the names of the inputs and constants in pageable memory.
+
+    This applies to a real machine with accelerators; on an imagined machine the sources of copies
+    are imagined, too.
+    """
+    if machine.imagined or not machine.accelerators:
+        return costs
+    known = examples or {}
+    given = {
+        value.name: known.get(value.name) if value.tensor is None else value.tensor
+        for value in graph.sources
+    }
+    slow = frozenset(
+        name for name, example in given.items() if any(map(_is_pageable, flatten(example)))
+    )
+    return dataclasses.replace(costs, pageable=slow)
+
+
+def _is_pageable(leaf: Any) -> bool:
+    """Whether this is a tensor in pageable host memory."""
+    return hasattr(leaf, "is_pinned") and leaf.device.type == "cpu" and not leaf.is_pinned()
+
+
+# ---- 4. policies
+
+
+def _plan(
+    problem: _Problem,
+    policy: str | Policy,
+    seconds: float | None,
+    seed: int,
+    progress: Progress | None,
+) -> _Plan:
+    """Plan by a policy, or by ``"auto"`` if its placement does not fit."""
+    graph = problem.graph
+    machine = problem.machine
+    if policy != "auto":
+        try:
+            return _best(problem, [find_policy(policy, seconds, seed, progress)])
+        except MemoryLimitError:
+            policies = candidates(graph, machine)
+    else:
+        policies = candidates(graph, machine, seconds, seed, progress)
+    if is_limited(graph, machine, problem.costs):
+        policies = (*policies, single, m_etf, m_sct)
+    return _best(problem, policies)
+
+
+def find_policy(
     policy: str | Policy,
     seconds: float | None = None,
     seed: int = 0,
@@ -242,136 +345,39 @@ def policy_of(
     return POLICIES[policy]
 
 
-def _plan(
-    graph: Graph,
-    machine: Machine,
-    costs: Costs,
-    outputs: Mapping[str, str],
-    backend: str | Backend,
-    check: Check,
-    nvtx: bool,
-    placement: Placement,
-) -> Schedule:
-    """Lower a placement, and predict its makespan."""
-    program = fitted(graph, machine, costs, placement, outputs)
-    made = Schedule(graph, machine, costs, placement, program, backend, check, dict(outputs), nvtx)
-    _ = made.makespan  # raises for instructions that the machine cannot execute
-    return made
+# ---- 5. placements and programs
 
 
-def _made(
-    plan: Callable[[Placement], Schedule],
-    graph: Graph,
-    machine: Machine,
-    costs: Costs,
-    policy: str | Policy,
-    *timed: Any,
-) -> Schedule:
-    """Plan with a policy, and prove the program race-free."""
-    begun = time.perf_counter()
-    made = _planned(plan, graph, machine, costs, policy, *timed)
-    made.verify()
-    what = (
-        graph.name,
-        listed(machine.names),
-        policy,
-        len(graph),
-        made.makespan,
-        time.perf_counter() - begun,
-    )
-    LOG.info("planned %r on %s by policy %s: %d tasks, %.3g s predicted, in %.3g s", *what)
-    return made
-
-
-def _planned(
-    plan: Callable[[Placement], Schedule],
-    graph: Graph,
-    machine: Machine,
-    costs: Costs,
-    policy: str | Policy,
-    *timed: Any,
-) -> Schedule:
-    """Plan with a policy, or with ``"auto"`` if its placement cannot be made to fit into memory."""
-    if policy != "auto":
-        try:
-            return _best(plan, graph, machine, costs, [policy_of(policy, *timed)])
-        except MemoryLimitError:
-            timed = ()
-    minding = (single, m_etf, m_sct) if is_limited(graph, machine, costs) else ()
-    return _best(plan, graph, machine, costs, [*candidates(graph, machine, *timed), *minding])
-
-
-def _best(
-    plan: Callable[[Placement], Schedule],
-    graph: Graph,
-    machine: Machine,
-    costs: Costs,
-    policies: Iterable[Policy],
-) -> Schedule:
-    """Plan with each policy; return the least makespan, ties broken by the number of copies."""
+def _best(problem: _Problem, policies: Iterable[Policy]) -> _Plan:
+    """Return the plan of least makespan, of equal ones that with the fewest copies."""
     tried: list[Placement] = []
-    plans: list[Schedule] = []
-    refusal = ScheduleError(f"graph {graph.name!r} cannot run on this machine")
+    plans: list[_Plan] = []
+    refusal = ScheduleError(f"graph {problem.graph.name!r} cannot run on this machine")
     for policy in policies:
         try:
-            placement = policy(graph, machine, costs)
+            placement = policy(problem.graph, problem.machine, problem.confined)
             if not isinstance(placement, Placement):
                 raise ScheduleError(f"policy {policy!r} must return a Placement, got {placement!r}")
             if placement not in tried:
                 tried.append(placement)
-                plans.append(plan(placement))
+                plans.append(_lowered(problem, placement))
         except ScheduleError as error:
             refusal = error
     if not plans:
         raise refusal
-    if len(plans) == 1:
-        return plans[0]
-    return min(
-        plans, key=lambda made: (made.makespan, sum(isinstance(i, Copy) for i in made.program))
-    )
+    return min(plans, key=lambda plan: (plan.makespan, _copies(plan.program)))
 
 
-def paged(
-    costs: Costs, graph: Graph, machine: Machine, examples: Mapping[str, Any] | None
-) -> Costs:
-    """Return costs that know which inputs and constants are in pageable memory.
+def _lowered(problem: _Problem, placement: Placement) -> _Plan:
+    """Lower a placement to a program that fits into memory, and predict its makespan.
 
-    This applies to a real machine with accelerators; on an imagined machine the sources of copies
-    are imagined, too.
+    Raises ScheduleError for instructions that the machine cannot execute.
     """
-    if machine.imagined or not machine.accelerators:
-        return costs
-    known = examples or {}
-    given = {
-        value.name: known.get(value.name) if value.tensor is None else value.tensor
-        for value in graph.sources
-    }
-    slow = frozenset(
-        name for name, example in given.items() if any(map(_is_pageable, flatten(example)))
-    )
-    return dataclasses.replace(costs, pageable=slow)
+    graph, machine, costs, _, outputs = problem
+    program = fitted(graph, machine, costs, placement, outputs)
+    seconds = durations(program, graph, machine, costs)
+    return _Plan(placement, program, predict_makespan(program, seconds))
 
 
-def _is_pageable(leaf: Any) -> bool:
-    """Whether this is a tensor in pageable host memory."""
-    return hasattr(leaf, "is_pinned") and leaf.device.type == "cpu" and not leaf.is_pinned()
-
-
-def estimated(graph: Graph, examples: Mapping[str, Any], level: int = 3) -> Costs:
-    """Return ``Costs.estimate``, and warn of tasks whose durations are unknown.
-
-    The warning points to the caller that many frames up.
-    """
-    from autosched.costs.estimate import estimate
-
-    found = estimate(graph, examples)
-    told = {task.name for task in graph.tasks if task.seconds is not None}
-    unknown = {name: reason for name, reason in found.unknown.items() if name not in told}
-    if unknown:
-        guess = f"{found.costs.default_seconds * 1e6:.0f} us{' each' if len(unknown) > 1 else ''}"
-        reason = next(iter(unknown.values()))
-        warnings.warn(
-            f"no estimate for {listed(unknown)}, taken to cost {guess} ({reason}); give seconds=",
-            stacklevel=level,
-        )
-    return found.costs
+def _copies(program: Program) -> int:
+    return sum(isinstance(instruction, Copy) for instruction in program)

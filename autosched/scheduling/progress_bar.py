@@ -9,20 +9,20 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from autosched.viz.format import duration
+from autosched._lib.text import duration
 
-__all__ = ["bar"]
+__all__ = ["progress_bar"]
 
 _WIDTH = 30  # columns
 
 
 @contextmanager
-def bar(what: str) -> Iterator[Callable[[float, float], None]]:
+def progress_bar(what: str) -> Iterator[Callable[[float, float], None]]:
     """Yield a function that shows the part done, 0 to 1, and the best makespan.
 
     Then clear the line.
 
-    >>> with bar("planning") as show:
+    >>> with progress_bar("planning") as show:
     ...     show(0.5, 0.002)  # planning [###############               ]  50%, best 2 ms
     """
     shown = ""

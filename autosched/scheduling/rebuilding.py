@@ -8,9 +8,8 @@ loading its schedule requires the original graph.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from autosched.costs.costs import Costs
 from autosched.errors import GraphError, ScheduleError
@@ -30,22 +29,20 @@ def rebuilt(saved: Saved) -> tuple[Saved, Graph]:
     """
     if saved.facts is None:
         raise ScheduleError(
-            f"it was saved by an older autosched, without what its graph costs; {_GIVE}"
+            f"it was saved by an older autosched, without the costs of its graph; {_HINT}"
         )
     try:
         graph = _graph(saved.graph, saved.facts)
     except (GraphError, LookupError, ValueError) as error:
-        raise ScheduleError(
-            f"its graph cannot be built of its description ({error}); {_GIVE}"
-        ) from error
+        what = f"its graph cannot be built from its description ({error})"
+        raise ScheduleError(f"{what}; {_HINT}") from error
     if describe(graph) != saved.graph:
-        raise ScheduleError(
-            f"its tasks share memory in parts that its description does not tell; {_GIVE}"
-        )
-    return dataclasses.replace(saved, costs=_own(saved, graph)), graph
+        what = "its tasks share parts of memory that its description does not contain"
+        raise ScheduleError(f"{what}; {_HINT}")
+    return replace(saved, costs=_own_costs(saved.costs, graph)), graph
 
 
-_GIVE = "give the graph too, as in load(path, graph) or --graph module:function"
+_HINT = "give the graph too, as in load(path, graph) or --graph module:function"
 
 
 def _graph(lines: Sequence[str], facts: Facts) -> Graph:
@@ -56,7 +53,7 @@ def _graph(lines: Sequence[str], facts: Facts) -> Graph:
         if kind == "input":
             graph.input(*names)
         elif kind == "constant":
-            graph.constant(_Absent(), *names)
+            graph.constant(_AbsentTensor(), *names)
         elif kind == "task":
             _add(graph, line, facts)
         elif kind == "together":
@@ -71,13 +68,13 @@ def _graph(lines: Sequence[str], facts: Facts) -> Graph:
     return graph
 
 
-class _Absent:
+class _AbsentTensor:
     """Placeholder for the tensor of a constant."""
 
 
 def _add(graph: Graph, line: str, facts: Facts) -> None:
-    words = [words.split(" ") for words in line.split("  ")]
-    fields: Mapping[str, Sequence[str]] = {field: names for field, *names in words}
+    parts = (part.split(" ") for part in line.split("  "))
+    fields: Mapping[str, Sequence[str]] = {field: names for field, *names in parts}
     (name,) = fields["task"]
     reads = [graph.value(item.partition("@")[0]) for item in fields.get("reads", ())]
     makes = tuple(fields.get("makes", ()))
@@ -98,23 +95,18 @@ def _add(graph: Graph, line: str, facts: Facts) -> None:
 
 
 def _base(graph: Graph, reads: Sequence[Value], sharing: Sequence[str]) -> Value | None:
-    """Return the argument that a task's results share memory with, given the value at the root."""
+    """Return the argument that a task's results share memory with."""
     roots = [graph.value(name).root for name in sharing]
     return next((value for value in reads if value.root in roots), None)
 
 
-def _own(saved: Saved, graph: Graph) -> Costs:
-    """Return the costs without those of parts of merged tasks."""
+def _own_costs(costs: Costs, graph: Graph) -> Costs:
+    """Return costs without those of parts of merged tasks."""
     tasks = {task.name for task in graph.tasks}
     values = {value.name for value in graph.values}
-
-    def kept(table: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-        return {name: cost for name, cost in table.items() if name in names}
-
-    costs = saved.costs
-    return dataclasses.replace(
+    return replace(
         costs,
-        seconds=kept(costs.seconds, tasks),
-        nbytes=kept(costs.nbytes, values),
-        work=kept(costs.work, tasks),
+        seconds={name: cost for name, cost in costs.seconds.items() if name in tasks},
+        nbytes={name: cost for name, cost in costs.nbytes.items() if name in values},
+        work={name: cost for name, cost in costs.work.items() if name in tasks},
     )

@@ -1,9 +1,8 @@
-"""Save schedules as JSON, without functions and tensors, and read them.
+"""Convert schedules to JSON, without functions and tensors, and back.
 
-Strings in and out. The module opens no files, and runs nothing that it reads. Input is not
-trusted: a text is either read as exactly what was written, or refused with a message that says
-what is wrong. This module checks only that a graph is the one that was saved; whether the program
-is correct for the graph is checked by ``verify``.
+The module opens no files, and runs nothing that it reads. Input is not trusted: a text is either
+read as exactly what was written, or refused with a message that says what is wrong. This module
+checks only that a graph is the one that was saved; ``verify`` checks the program.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from autosched._lib.allowed import is_device
-from autosched._lib.json_reader import each, number, one, parse, plain, record, refuse, table
+from autosched._lib.allowed import is_device, is_whole
+from autosched._lib.json_reader import each, json_data, number, one, parse, refuse, struct, table
 from autosched.costs.costs import READER as COSTS
 from autosched.costs.costs import Costs, read_seconds
 from autosched.errors import ScheduleError
@@ -88,17 +87,17 @@ def describe(graph: Graph) -> tuple[str, ...]:
     task add  reads x@1  makes add  data mul
     output add as y
     """
-    sources = [
+    values = graph.values
+    sources = (
         f"{'input' if value.tensor is None else 'constant'} {value.name}" for value in graph.sources
-    ]
-    outputs = [
-        f"output {graph.values[index].name} as {label}" for label, index in graph.outputs.items()
-    ]
-    kept = [
-        " ".join(["together", *(graph.values[i].name for i in values)])
-        for values in graph.kept_together
-    ]
-    return (*sources, *[_describe_task(graph, task) for task in graph.tasks], *kept, *outputs)
+    )
+    tasks = (_describe_task(graph, task) for task in graph.tasks)
+    together = (
+        " ".join(["together", *(values[index].name for index in group)])
+        for group in graph.kept_together
+    )
+    outputs = (f"output {values[i].name} as {label}" for label, i in graph.outputs.items())
+    return (*sources, *tasks, *together, *outputs)
 
 
 def _describe_task(graph: Graph, task: Task) -> str:
@@ -117,7 +116,7 @@ def _describe_task(graph: Graph, task: Task) -> str:
 
 
 def facts_of(graph: Graph, machine: Machine, costs: Costs) -> Facts:
-    """Return costs and constraints of a graph; for a merged task, the costs of its parts."""
+    """Return costs and constraints of a graph; merged tasks have summed costs."""
     seconds = {task.name: task.seconds for task in graph.tasks if task.seconds is not None}
     merged = [task for task in graph.tasks if task.parts and task.seconds is None]
     seconds |= {
@@ -132,9 +131,8 @@ def check_graph(saved: Saved, graph: Graph) -> None:
     """Raise ScheduleError with the first input, task or output that differs from the saved one."""
     for here, there in zip_longest(describe(graph), saved.graph, fillvalue="nothing more"):
         if here != there:
-            raise ScheduleError(
-                f"graph {graph.name!r} is not the one that was saved\n    saved:  {there}\n    given:  {here}"
-            )
+            lines = f"\n    saved:  {there}\n    given:  {here}"
+            raise ScheduleError(f"graph {graph.name!r} is not the one that was saved{lines}")
 
 
 # ---- writing
@@ -153,16 +151,15 @@ def to_text(saved: Saved) -> str:
         "outputs": dict(saved.program.outputs),
         "placement": {task: saved.placement.device[task] for task in saved.placement.order},
         "program": str(Program(saved.program.instructions)).splitlines(),
-        "machine": plain(saved.machine),
-        "costs": plain(saved.costs),
+        "machine": json_data(saved.machine),
+        "costs": json_data(saved.costs),
         "graph": saved.graph,
-        "facts": plain(saved.facts),
+        "facts": json_data(saved.facts),
     }
     text = json.dumps(document, indent=2) + "\n"
     if from_text(text).program != saved.program:
-        raise ScheduleError(
-            "the program has parts that its text form does not show, so it cannot be saved"
-        )
+        what = "the program has parts that its text form does not show"
+        raise ScheduleError(f"{what}, so it cannot be saved")
     return text
 
 
@@ -179,11 +176,9 @@ def from_text(text: str) -> Saved:
 
 
 def _document(item: Any, place: str) -> Saved:
-    if (
-        isinstance(item, dict) and "format" in item
-    ):  # for another format, other messages would be useless
-        _DOCUMENT["format"](item["format"], "format")
-    saved: Saved = record(_saved, _DOCUMENT, optional=["facts"])(item, place)
+    if isinstance(item, dict) and "format" in item:
+        _DOCUMENT["format"](item["format"], "format")  # first: else other messages would mislead
+    saved: Saved = struct(_saved, _DOCUMENT, optional=["facts"])(item, place)
     return saved
 
 
@@ -203,9 +198,7 @@ def _instruction(item: Any, place: str) -> Instruction:
     what = "an instruction, such as 'cpu/compute  run h', as print(schedule) shows them"
     try:
         (instruction,) = Program.parse(item if isinstance(item, str) else "").instructions
-    except (
-        ValueError
-    ):  # which a ProgramError is, and what another number of instructions than one gives
+    except ValueError:  # a ProgramError, or not exactly one instruction
         refuse(place, what, item)
     return instruction
 
@@ -215,6 +208,13 @@ _check = one('true, false or "bytes"', lambda item: isinstance(item, bool) or it
 _name = one("the name of a device, such as 'cpu' or 'cuda:0'", is_device)
 _finite = number("a number, 0 or more", lambda n: n >= 0, infinite=False)
 
+_format = one(
+    "1 or 2, the versions that this autosched reads", lambda n: is_whole(n) and n in _FORMATS
+)
+_backend = one(
+    f"one of {', '.join(BACKENDS)}", lambda item: isinstance(item, str) and item in BACKENDS
+)
+
 _FACTS = {
     "name": _text,
     "seconds": table(read_seconds),
@@ -222,12 +222,8 @@ _FACTS = {
     "devices": table(_name),
 }
 _DOCUMENT = {
-    "format": one(
-        "1 or 2, the versions that this autosched reads", lambda v: type(v) is int and v in _FORMATS
-    ),
-    "backend": one(
-        f"one of {', '.join(BACKENDS)}", lambda item: isinstance(item, str) and item in BACKENDS
-    ),
+    "format": _format,
+    "backend": _backend,
     "check": _check,
     "inputs": table(_name),
     "outputs": table(_name),
@@ -236,5 +232,5 @@ _DOCUMENT = {
     "machine": MACHINE,
     "costs": COSTS,
     "graph": each(_text),
-    "facts": record(Facts, _FACTS),
+    "facts": struct(Facts, _FACTS),
 }

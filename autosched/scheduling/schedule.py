@@ -1,11 +1,9 @@
 """Define the schedule of a graph on a machine.
 
-``schedule()`` returns it, and users call it. It joins the other modules.
-
-A schedule keeps a pinned copy of the graph (``Graph.pinned``), so it does not change when the
-user's graph grows. It also keeps the devices on which outputs were requested (``wanted``):
-otherwise a plan that leaves outputs elsewhere would look better than it is. For a loaded schedule,
-outputs that are copied from the device of their producer are taken as requested where they go.
+A schedule has a pinned copy of the graph (``Graph.pinned``), so it does not change when the user's
+graph grows. It also has the devices on which outputs were requested (``wanted``): otherwise a plan
+that leaves outputs elsewhere would look better than it is. For a loaded schedule, outputs that are
+copied from the device of their producer are taken as requested where they go.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from autosched.program.program import Program
 from autosched.runtime.backends import Backend, make
 from autosched.runtime.check import Check
 from autosched.runtime.execute import Executor
-from autosched.scheduling.arguments import check_kinds, checked_count, checked_timeout
+from autosched.scheduling.arguments import check_arguments, checked_count, checked_timeout
 from autosched.scheduling.rebuilding import rebuilt
 from autosched.scheduling.saved import Saved, check_graph, describe, facts_of, from_text, to_text
 from autosched.simulation.footprint import footprint, memory_over_time
@@ -50,7 +48,7 @@ from autosched.viz.page import page_html
 
 __all__ = ["Schedule", "load"]
 
-_MAKING = rlock()  # two threads that call a schedule for the first time share one executor
+_LOCK = rlock()  # two threads that call a schedule for the first time share one executor
 
 
 def load(path: str | os.PathLike[str], graph: Graph | None = None) -> Schedule:
@@ -71,13 +69,22 @@ def load(path: str | os.PathLike[str], graph: Graph | None = None) -> Schedule:
     <Schedule of 'graph': 1 tasks, 1 instructions on 1 streams, 1e-05 s predicted>
     """
     if graph is not None:
-        check_kinds(graph)
+        check_arguments(graph=graph)
     data = Path(path).read_bytes()
     try:
         saved = from_text(data.decode())
-        return _bound(*((saved, graph) if graph is not None else rebuilt(saved)))
+        return _joined(*((saved, graph) if graph is not None else rebuilt(saved)))
     except (AutoschedError, UnicodeDecodeError) as error:
         raise ScheduleError(f"{os.fspath(path)}: {error}") from error
+
+
+class _State:
+    """The mutable state of a schedule; the executor is made at the first run."""
+
+    def __init__(self) -> None:
+        self.executor: Executor | None = None
+        self.verified = False
+        self.closed = False
 
 
 @dataclass(frozen=True)
@@ -102,10 +109,10 @@ class Schedule:
     program: Program
     backend: str | Backend = "host"
     check: Check = False
-    wanted: Mapping[str, str] = field(
-        default_factory=dict, compare=False, repr=False
-    )  # by output, the requested device
+    # By output, the requested device.
+    wanted: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     nvtx: bool = field(default=False, compare=False, repr=False)
+    _state: _State = field(default_factory=_State, init=False, compare=False, repr=False)
 
     # ---- running
 
@@ -183,8 +190,10 @@ class Schedule:
         """
         if self.backend != "replay" and not hasattr(self.backend, "recorder"):
             return f"backend {self.backend!r} records nothing"
-        made: Executor | None = self.__dict__.get("_made")
-        return None if made is None else "every run is checked" if made.check else made.not_replayed
+        executor = self._state.executor
+        if executor is None:
+            return None
+        return "every run is checked" if executor.check else executor.not_replayed
 
     def run_serial(self, /, *args: Any, **inputs: Any) -> dict[str, Any]:
         """Run the tasks one by one, in insertion order, on their devices, as a reference.
@@ -215,14 +224,15 @@ class Schedule:
 
         It waits at most about a second for a running task, whose thread ends when the task does.
         """
-        with _MAKING:
-            self.__dict__["_closed"] = True
-            if "_made" in self.__dict__:
-                self._executor.close()
+        with _LOCK:
+            self._state.closed = True
+            if self._state.executor is not None:
+                self._state.executor.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copies and pickles, without threads and other state of runs."""
-        return {item.name: getattr(self, item.name) for item in fields(self)}
+        state = {item.name: getattr(self, item.name) for item in fields(self)}
+        return state | {"_state": _State()}
 
     def __enter__(self) -> Schedule:
         return self
@@ -237,25 +247,21 @@ class Schedule:
 
     @property
     def _executor(self) -> Executor:
-        made: Executor | None = self.__dict__.get("_made")
-        if made is None:
-            with _MAKING:
-                made = self.__dict__.get("_made") or self.__dict__.setdefault("_made", self._make())
-        return made
+        if self._state.executor is None:
+            with _LOCK:
+                if self._state.executor is None:
+                    self._state.executor = self._new_executor()
+        return self._state.executor
 
-    def _make(self) -> Executor:
-        if "_closed" in self.__dict__:
+    def _new_executor(self) -> Executor:
+        if self._state.closed:
             raise ScheduleError("the schedule is closed; make a new one")
-        if (
-            "_proved" not in self.__dict__
-        ):  # made by dataclasses.replace, with another program perhaps
-            self.verify()
+        self._verify_once()
         backend = make(self.backend) if isinstance(self.backend, str) else self.backend
-        seconds = durations(self.program, self.graph, self.machine, self.costs)
-        parts = self.program, self.graph, self.machine, backend, seconds
+        parts = self.program, self.graph, self.machine, backend, self._durations
         return Executor(*parts, self.check, lambda: self.code, self.nvtx)
 
-    # ---- keeping
+    # ---- files
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the schedule to a file as JSON, for ``load``, without functions and tensors.
@@ -265,12 +271,11 @@ class Schedule:
         for a schedule that ``load`` would refuse, and OSError.
         """
         if not isinstance(self.backend, str):
-            raise ScheduleError(
-                f"backend {self.backend!r} is an object and cannot be saved; only a backend's name can"
-            )
+            what = f"backend {self.backend!r} is an object and cannot be saved"
+            raise ScheduleError(f"{what}; only a backend's name can")
         parts = self.machine, self.costs, self.placement, self.program, self.backend, self.check
         saved = Saved(describe(self.graph), *parts, facts_of(self.graph, self.machine, self.costs))
-        _bound(saved, self.graph)  # the schedule may come from dataclasses.replace
+        _joined(saved, self.graph)  # the schedule may come from dataclasses.replace
         write(path, to_text(saved))
 
     @cached_property
@@ -282,15 +287,14 @@ class Schedule:
         Raises ScheduleError for a graph without functions, MachineError for a machine without
         contention.
         """
-        if "_proved" not in self.__dict__:
-            self.verify()
+        self._verify_once()
         return generate(self.program, self.graph, self.machine, self.makespan)
 
     def save_code(self, path: str | os.PathLike[str]) -> None:
         """Write ``code`` to a file."""
         write(path, self.code)
 
-    # ---- looking
+    # ---- predictions and pictures
 
     def report(
         self, path: str | os.PathLike[str], measured: Timeline | None = None, *, title: str = ""
@@ -335,12 +339,22 @@ class Schedule:
     def verify(self) -> None:
         """Prove again that the program is race-free. Raises ProgramError if it is not."""
         verify(self.program, self.graph, self.machine)
-        self.__dict__["_proved"] = True
+        self._state.verified = True
+
+    def _verify_once(self) -> None:
+        """Verify a program that was not verified yet, as one set by ``dataclasses.replace``."""
+        if not self._state.verified:
+            self.verify()
+
+    @property
+    def _durations(self) -> tuple[float, ...]:
+        """The predicted duration of each instruction."""
+        return durations(self.program, self.graph, self.machine, self.costs)
 
     @cached_property
     def makespan(self) -> float:
         """Predicted seconds from the first instruction to the last."""
-        return last_end(self.program, durations(self.program, self.graph, self.machine, self.costs))
+        return last_end(self.program, self._durations)
 
     @cached_property
     def peak_bytes(self) -> dict[str, float]:
@@ -356,14 +370,13 @@ class Schedule:
     @cached_property
     def serial_seconds(self) -> float:
         """Predicted duration of the same tasks and copies, one at a time."""
-        return sum(durations(self.program, self.graph, self.machine, self.costs))
+        return sum(self._durations)
 
     @cached_property
     def lower_bound(self) -> float:
         """Lower bound on the makespan of all schedules of this graph on this machine."""
-        costs = confined(
-            self.graph, self.machine, self.costs, self.wanted
-        )  # tasks that fit into no device's memory cannot run
+        # Tasks that fit into no device's memory cannot run.
+        costs = confined(self.graph, self.machine, self.costs, self.wanted)
         known = bounds(self.graph, self.machine, costs)
         return max([*known.values(), self.placement.bound])
 
@@ -372,9 +385,8 @@ class Schedule:
         """Makespan over the best lower bound, minus 1; 0 is optimal."""
         if not self.lower_bound:
             return 0.0
-        return max(
-            0.0, self.makespan / self.lower_bound - 1
-        )  # a bound may exceed the makespan by a rounding error
+        # A bound may exceed the makespan by a rounding error.
+        return max(0.0, self.makespan / self.lower_bound - 1)
 
     def memory(
         self, measured: Timeline | None = None
@@ -428,12 +440,13 @@ class Schedule:
 
     def __repr__(self) -> str:
         return (
-            f"<Schedule of {self.graph.name!r}: {len(self.graph)} tasks, {len(self.program)} instructions on "
-            f"{len(self.program.streams)} streams, {self.makespan:.3g} s predicted>"
+            f"<Schedule of {self.graph.name!r}: {len(self.graph)} tasks, "
+            f"{len(self.program)} instructions on {len(self.program.streams)} streams, "
+            f"{self.makespan:.3g} s predicted>"
         )
 
 
-def _bound(saved: Saved, graph: Graph) -> Schedule:
+def _joined(saved: Saved, graph: Graph) -> Schedule:
     """Join a saved schedule to its graph, with the checks of ``schedule`` and ``lower``."""
     check_graph(saved, graph)
     pinned = graph.pinned(dict(saved.program.inputs))

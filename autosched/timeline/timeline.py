@@ -12,7 +12,7 @@ import operator
 import os
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,7 +24,7 @@ from autosched.program.program import Copy, Program, Run, Stream
 if TYPE_CHECKING:
     from autosched.costs.costs import Costs
 
-__all__ = ["Overlap", "Span", "Timeline", "what"]
+__all__ = ["Overlap", "Span", "Timeline", "preceding_spans", "what"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,8 @@ class Span:
     start: float
     end: float
     instruction: int
-    nbytes: float = field(
-        default=0.0, compare=False
-    )  # a measured tensor may differ in size from the costs
+    # Not compared: a measured tensor may differ in size from the costs.
+    nbytes: float = field(default=0.0, compare=False)
 
     @property
     def seconds(self) -> float:
@@ -75,7 +74,8 @@ class Timeline:
     ``costs``.
 
     >>> cuda, out = Stream("cuda:0", "compute"), Stream("cuda:0", "copy-out")
-    >>> timeline = Timeline((Span("run", "h", (cuda,), 0, 2, 0), Span("copy", "h", (out,), 1, 4, 1)))
+    >>> spans = Span("run", "h", (cuda,), 0, 2, 0), Span("copy", "h", (out,), 1, 4, 1)
+    >>> timeline = Timeline(spans)
     >>> timeline.makespan, timeline.overlap().copies_hidden
     (4, 0.3333333333333333)
     """
@@ -92,8 +92,8 @@ class Timeline:
         """Make a timeline of spans; ``arrows`` name instructions, as ``Program.arrows`` does."""
         ordered = tuple(sorted(spans, key=lambda span: (span.start, span.instruction)))
         position = {span.instruction: i for i, span in enumerate(ordered)}
-        kept = ((position[a], position[b]) for a, b in arrows if a in position and b in position)
-        return cls(ordered, tuple(kept))
+        known = ((position[a], position[b]) for a, b in arrows if a in position and b in position)
+        return cls(ordered, tuple(known))
 
     @classmethod
     def median(cls, timelines: Iterable[Timeline]) -> Timeline:
@@ -126,15 +126,12 @@ class Timeline:
         arrows = [
             (runs[0].spans[a].instruction, runs[0].spans[b].instruction) for a, b in runs[0].arrows
         ]
-        middle = cls.of(map(_median, zip(*lines, strict=True)), arrows)
-        doubt = max(run.doubt for run in runs)
-        return cls(
-            middle.spans,
-            middle.arrows,
-            _common([run.pauses for run in runs]),
-            runs,
-            runs[0].learn,
-            doubt,
+        return replace(
+            cls.of(map(_median, zip(*lines, strict=True)), arrows),
+            pauses=_common([run.pauses for run in runs]),
+            runs=runs,
+            learn=runs[0].learn,
+            doubt=max(run.doubt for run in runs),
         )
 
     @classmethod
@@ -162,7 +159,7 @@ class Timeline:
         return read(trace, program)
 
     def costs(self) -> Costs:
-        """Return the costs behind a prediction, or those learnt from a measurement.
+        """Return the costs of a prediction, or those learnt from a measurement.
 
         Use them in ``asc.schedule(graph, machine, costs=timeline.costs())``. Raises TimelineError
         if neither is available, as for a trace that was read; ``autosched.costs.learning.learn``
@@ -171,14 +168,18 @@ class Timeline:
         >>> import autosched as asc
         >>> graph = asc.Graph()
         >>> graph.output(y=graph.input("x") + 1)
-        >>> schedule = asc.schedule(graph, asc.Machine.emulated(gpus=0), costs=asc.Costs.table({"add": 0.02}))
-        >>> schedule.profile(x=1).costs().seconds["add"] > 0.019, schedule.simulate().costs() == schedule.costs
-        (True, True)
+        >>> costs = asc.Costs.table({"add": 0.02})
+        >>> schedule = asc.schedule(graph, asc.Machine.emulated(gpus=0), costs=costs)
+        >>> schedule.profile(x=1).costs().seconds["add"] > 0.019
+        True
+        >>> schedule.simulate().costs() == costs
+        True
         """
         if self.learn is None:
             raise TimelineError(
-                "the timeline does not know what it was measured of, so it has no costs; those of Schedule.profile and "
-                "simulate do, and autosched.costs.learning.learn(timeline, graph, machine, costs) is for others"
+                "the timeline does not know what it was measured of, so it has no costs; those of "
+                "Schedule.profile and simulate do, and "
+                "autosched.costs.learning.learn(timeline, graph, machine, costs) is for others"
             )
         return self.learn(self)
 
@@ -192,12 +193,12 @@ class Timeline:
         """The streams with spans: by device in order of appearance, compute before copies."""
         seen = dict.fromkeys(stream for span in self.spans for stream in span.streams)
         devices = list(dict.fromkeys(stream.device for stream in seen))
-        return tuple(
-            sorted(
-                seen,
-                key=lambda s: (devices.index(s.device), not s.name.startswith("compute"), s.name),
-            )
-        )
+
+        def rank(stream: Stream) -> tuple[int, bool, str]:
+            is_copy = not stream.name.startswith("compute")
+            return devices.index(stream.device), is_copy, stream.name
+
+        return tuple(sorted(seen, key=rank))
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         """Show the timeline in a notebook, as a Gantt chart."""
@@ -209,9 +210,7 @@ class Timeline:
 
     def computing(self, device: str) -> float:
         """Return the seconds in which a device computed, on one or more of its streams."""
-        runs = (
-            span for span in self.spans if span.kind == "run" and span.streams[0].device == device
-        )
+        runs = (s for s in self.spans if s.kind == "run" and s.streams[0].device == device)
         return _length(_union((span.start, span.end) for span in runs))
 
     def overlap(self) -> Overlap:
@@ -236,29 +235,33 @@ class Timeline:
         """
         if not self.spans:
             return ()
-        before: dict[int, list[int]] = {}
-        for a, b in self.arrows:
-            if a < b:  # small clock errors may reverse the measured order
-                before.setdefault(b, []).append(a)
-        last: dict[Stream, int] = {}
-        for i, span in enumerate(self.spans):
-            for stream in span.streams:
-                if (
-                    last.get(stream, i) != i
-                ):  # a span that names a stream twice does not precede itself
-                    before.setdefault(i, []).append(last[stream])
-                last[stream] = i
+        before = preceding_spans(self)
         path = [max(range(len(self.spans)), key=lambda i: self.spans[i].end)]
-        while path[-1] in before:
+        while before[path[-1]]:
             path.append(max(before[path[-1]], key=lambda i: self.spans[i].end))
         return tuple(self.spans[i] for i in reversed(path))
 
 
+def preceding_spans(timeline: Timeline) -> list[list[int]]:
+    """Return the predecessors of each span: those waited for, or earlier on its streams."""
+    found: list[dict[int, None]] = [{} for _ in timeline.spans]
+    for a, b in timeline.arrows:
+        if a < b:  # small clock errors may reverse the measured order
+            found[b][a] = None
+    last: dict[Stream, int] = {}
+    for i, span in enumerate(timeline.spans):
+        for stream in dict.fromkeys(span.streams):  # a span may name a stream twice
+            if stream in last:
+                found[i][last[stream]] = None
+            last[stream] = i
+    return list(map(list, found))
+
+
 def what(instruction: Run | Copy) -> tuple[Literal["run", "copy"], str]:
     """Return the kind and the name of the span of an instruction."""
-    return (
-        ("run", instruction.task) if isinstance(instruction, Run) else ("copy", instruction.value)
-    )
+    if isinstance(instruction, Run):
+        return "run", instruction.task
+    return "copy", instruction.value
 
 
 def _median(spans: Sequence[Span]) -> Span:
@@ -272,9 +275,8 @@ def _median(spans: Sequence[Span]) -> Span:
 
 def _common(pauses: Sequence[Sequence[tuple[float, float]]]) -> tuple[tuple[float, float], ...]:
     """Return the intervals in which more than half of the runs paused."""
-    steps = sorted(
-        chain.from_iterable(((start, 1), (end, -1)) for start, end in chain.from_iterable(pauses))
-    )
+    intervals = chain.from_iterable(pauses)
+    steps = sorted(chain.from_iterable(((start, 1), (end, -1)) for start, end in intervals))
     found: list[tuple[float, float]] = []
     paused = 0
     for (moment, change), (later, _) in pairwise(steps):

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from autosched._lib.allowed import is_number
 from autosched.errors import TimelineError, shown
@@ -48,17 +48,15 @@ def read(
 ) -> Timeline:
     """Return the timeline in a trace; see ``Timeline.from_chrome_trace``."""
     events = _events(trace)
-    slices = sorted(
-        (found for found in map(_slice, events) if found is not None), key=lambda found: found.start
-    )
-    ours = [found for found in slices if _is_ours(found)]
-    if ours:
-        return _ours(events, slices)
-    runs = _profiled(slices, program)
+    slices = [found for found in map(_slice, events) if found is not None]
+    slices.sort(key=lambda found: found.start)
+    if any(map(_is_ours, slices)):
+        return _read_ours(events, slices)
+    runs = _read_profiled(slices, program)
     if not runs:
         raise TimelineError(
-            f"the trace has {len(events)} events, and no slice of a task: it must come from viz.perfetto_json, or from "
-            "torch.profiler around calls of a schedule"
+            f"the trace has {len(events)} events, and no slice of a task: it must come from "
+            "viz.perfetto_json, or from torch.profiler around calls of a schedule"
         )
     return Timeline.median(runs)
 
@@ -101,9 +99,8 @@ def _parsed(text: str, path: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         which = f"the text of {path}" if path else "its text"
-        also = (
-            "" if path or text.lstrip()[:1] in ("{", "[") else ", and there is no file of that name"
-        )
+        like_json = text.lstrip()[:1] in ("{", "[")
+        also = "" if path or like_json else ", and there is no file of that name"
         raise TimelineError(f"no Chrome trace: {which} is not JSON{also}: {error}") from error
 
 
@@ -118,25 +115,18 @@ def _is_file(text: str) -> bool:
 
 
 def _slice(event: Mapping[str, Any]) -> _Slice | None:
-    start = _ns(event.get("ts"))
-    lasts = _ns(event.get("dur"))
-    args = event.get("args")
+    start = _nanoseconds(event.get("ts"))
+    length = _nanoseconds(event.get("dur"))
     name = event.get("name")
-    if event.get("ph") != "X" or start is None or lasts is None or not isinstance(name, str):
+    if event.get("ph") != "X" or start is None or length is None or not isinstance(name, str):
         return None
-    thread = _thread(event)
+    args = event.get("args")
+    known = args if isinstance(args, Mapping) else {}
     category = str(event.get("cat", ""))
-    return _Slice(
-        start / 1e9,
-        (start + lasts) / 1e9,
-        name,
-        category,
-        thread,
-        args if isinstance(args, Mapping) else {},
-    )
+    return _Slice(start / 1e9, (start + length) / 1e9, name, category, _thread(event), known)
 
 
-def _ns(microseconds: Any) -> int | None:
+def _nanoseconds(microseconds: Any) -> int | None:
     return round(microseconds * 1000) if is_number(microseconds) and microseconds < _MOST else None
 
 
@@ -151,30 +141,31 @@ def _is_ours(found: _Slice) -> bool:
     return found.category in ("run", "copy") and type(found.args.get("instruction")) is int
 
 
-def _ours(events: Iterable[Mapping[str, Any]], slices: Sequence[_Slice]) -> Timeline:
-    """Return the timeline of a trace of ours: the measured one, or the only one."""
-    devices = _labels(events, "process_name")
+def _read_ours(events: Iterable[Mapping[str, Any]], slices: Sequence[_Slice]) -> Timeline:
+    """Return the measured timeline of a viz.perfetto trace, or the only one."""
+    # 1. Choose the group of processes.
+    processes = _labels(events, "process_name")
     threads = _labels(events, "thread_name")
-    groups = {str(label.get("group", "")) for label in devices.values()}
+    groups = {str(label.get("group", "")) for label in processes.values()}
     group = "measured" if "measured" in groups else min(groups, default="")
-    inside = [
-        s for s in slices if str(devices.get((s.thread[0], ""), {}).get("group", "")) == group
-    ]
-    where = {
-        s.thread: Stream(
-            str(devices.get((s.thread[0], ""), {}).get("device", s.thread[0])),
-            str(threads.get(s.thread, {}).get("name", s.thread[1])),
-        )
-        for s in inside
-    }
+    # 2. Find the stream of each slice of that group.
+    inside = []
+    streams: dict[_Thread, Stream] = {}
+    for found in slices:
+        process = processes.get((found.thread[0], ""), {})
+        if str(process.get("group", "")) == group:
+            inside.append(found)
+            device = str(process.get("device", found.thread[0]))
+            name = str(threads.get(found.thread, {}).get("name", found.thread[1]))
+            streams[found.thread] = Stream(device, name)
+    # 3. Join the slices of each instruction.
+    ours = list(filter(_is_ours, inside))
     pieces: dict[int, list[_Slice]] = {}
-    for found in filter(_is_ours, inside):
+    for found in ours:
         pieces.setdefault(found.args["instruction"], []).append(found)
-    spans = [_joined(i, found, where) for i, found in pieces.items()]
+    spans = [_joined(i, found, streams) for i, found in pieces.items()]
     pauses = tuple((found.start, found.end) for found in inside if found.category == "gc")
-    return replace(
-        Timeline.of(spans, _arrows(events, list(filter(_is_ours, inside)))), pauses=pauses
-    )
+    return replace(Timeline.of(spans, _arrows(events, ours)), pauses=pauses)
 
 
 def _labels(events: Iterable[Mapping[str, Any]], what: str) -> dict[_Thread, Mapping[str, Any]]:
@@ -194,23 +185,15 @@ def _joined(i: int, pieces: Sequence[_Slice], where: Mapping[_Thread, Stream]) -
     Raises TimelineError if one run has more of them, as in a file that merges two traces.
     """
     _require_one_run(i, pieces, where)
-    streams = sorted(
-        (where[piece.thread] for piece in pieces), key=lambda stream: stream.name == "copy-in"
-    )
+    used = (where[piece.thread] for piece in pieces)
+    streams = tuple(sorted(used, key=lambda stream: stream.name == "copy-in"))
     first = pieces[0]
-    nbytes = pieces[0].args.get("bytes", 0.0)
+    kind: Literal["run", "copy"] = "run" if first.category == "run" else "copy"
     start = min(piece.start for piece in pieces)
     end = min(piece.end for piece in pieces)
+    nbytes = first.args.get("bytes", 0.0)
     nbytes = nbytes if is_number(nbytes) else 0.0
-    return Span(
-        "run" if first.category == "run" else "copy",
-        first.name,
-        tuple(streams),
-        start,
-        end,
-        i,
-        nbytes,
-    )
+    return Span(kind, first.name, streams, start, end, i, nbytes)
 
 
 def _require_one_run(i: int, pieces: Sequence[_Slice], where: Mapping[_Thread, Stream]) -> None:
@@ -221,12 +204,14 @@ def _require_one_run(i: int, pieces: Sequence[_Slice], where: Mapping[_Thread, S
     if len(kinds) == 1 and len(pieces) == len(streams) <= most:
         return
     found = ", ".join(
-        f"{piece.category} {shown(piece.name)} on {shown(str(where[piece.thread]))} at {piece.start * 1e6:.6g} us"
+        f"{piece.category} {shown(piece.name)} on {shown(str(where[piece.thread]))} "
+        f"at {piece.start * 1e6:.6g} us"
         for piece in pieces[:3]
     )
     raise TimelineError(
-        f"the trace has {len(pieces)} slices of instruction {i} ({found}), where one run of one program has one on "
-        "each stream that it occupies; read traces one by one, and join runs of one program by Timeline.median"
+        f"the trace has {len(pieces)} slices of instruction {i} ({found}), where one run of one "
+        "program has one on each stream that it occupies; read traces one by one, and join runs "
+        "of one program by Timeline.median"
     )
 
 
@@ -239,7 +224,7 @@ def _arrows(events: Iterable[Mapping[str, Any]], slices: Sequence[_Slice]) -> li
         instructions.append(found.args["instruction"])
     ends: dict[str, dict[str, int]] = {}
     for event in events:
-        moment = _ns(event.get("ts")) if event.get("ph") in ("s", "f") else None
+        moment = _nanoseconds(event.get("ts")) if event.get("ph") in ("s", "f") else None
         if moment is not None and _thread(event) in by_thread:
             starts, instructions = by_thread[_thread(event)]
             at = bisect.bisect(starts, moment / 1e9) - 1
@@ -250,7 +235,7 @@ def _arrows(events: Iterable[Mapping[str, Any]], slices: Sequence[_Slice]) -> li
 # ---- traces of torch.profiler
 
 
-def _profiled(slices: Iterable[_Slice], program: Program | None) -> list[Timeline]:
+def _read_profiled(slices: Iterable[_Slice], program: Program | None) -> list[Timeline]:
     """Return the runs in a trace, each from its own beginning; incomplete runs are dropped."""
     seen: dict[int, dict[str, list[Span]]] = {}
     for found in slices:
@@ -269,7 +254,7 @@ def _profiled(slices: Iterable[_Slice], program: Program | None) -> list[Timelin
 
 
 def _best(by_category: Mapping[str, list[Span]]) -> list[Span]:
-    """Return the device's slices if it has them for every run, else those of the issuing thread."""
+    """Return the device's slices if complete, else those of the issuing thread."""
     issued = by_category.get("user_annotation", [])
     done = by_category.get("gpu_user_annotation", [])
     return done if len(done) >= len(issued) else issued
@@ -279,15 +264,12 @@ def _annotated(found: _Slice, program: Program | None) -> Span | None:
     match = _ANNOTATION.fullmatch(found.name)
     if match is None:
         return None
-    text = match.group(1)
-    kind = match.group(2)
-    name = match.group(3)
-    number = int(match.group(4))
+    text, kind, name, digits = match.groups()
+    number = int(digits)
     if program is None:
         stream = Stream(f"process {found.thread[0]}", f"thread {found.thread[1]}")
-        return Span(
-            "run" if kind == "run" else "copy", name, (stream,), found.start, found.end, number
-        )
+        span_kind: Literal["run", "copy"] = "run" if kind == "run" else "copy"
+        return Span(span_kind, name, (stream,), found.start, found.end, number)
     instruction = program.instructions[number] if number < len(program) else None
     if not isinstance(instruction, (Run, Copy)) or str(instruction) != text:
         return None

@@ -7,13 +7,13 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
+from autosched._lib.text import duration, time_unit
 from autosched.program.program import Stream
 from autosched.timeline.timeline import Timeline
 
 __all__ = [
     "Steps",
     "columns",
-    "duration",
     "idle_shares",
     "legal",
     "natural",
@@ -95,21 +95,6 @@ def shorten_path(text: str, width: float, size: float = FONT_SIZE) -> str:
     return f"…{fitting[0]}" if fitting and limit >= 6 else shorten(text, width, size)
 
 
-def duration(seconds: float) -> str:
-    """Return a time in a suitable unit, to three digits.
-
-    >>> duration(0), duration(0.00125), duration(0.0009999999), duration(1234)
-    ('0 us', '1.25 ms', '1 ms', '1,234 s')
-    """
-    rounded = float(f"{seconds:.3g}")  # may round up to the next unit, which is used then
-    scale, unit = _unit(rounded)
-    return (
-        f"{seconds / scale:,.0f} {unit}"
-        if abs(rounded) >= 99.95 * scale
-        else f"{rounded / scale:.3g} {unit}"
-    )
-
-
 def ticks(end: float, most: int) -> list[tuple[float, str]]:
     """Return at most ``most`` steps of round times from 0 to ``end`` seconds, each with its text.
 
@@ -121,15 +106,9 @@ def ticks(end: float, most: int) -> list[tuple[float, str]]:
     least = end / max(most, 1)
     power = math.floor(math.log10(least))
     step = next(s for s in (float(f"{digit}e{power}") for digit in (1, 2, 5, 10)) if s >= least)
-    scale, unit = _unit(end)
+    scale, unit = time_unit(end)
     times = (float(f"{i * step:.12g}") for i in range(math.floor(end / step + 1e-9) + 1))
     return [(time, f"{time / scale:g} {unit}" if time else "0") for time in times]
-
-
-def _unit(seconds: float) -> tuple[float, str]:
-    return next(
-        (unit for unit in ((1.0, "s"), (1e-3, "ms")) if abs(seconds) >= unit[0]), (1e-6, "us")
-    )
 
 
 def idle_shares(timeline: Timeline) -> dict[Stream, float]:

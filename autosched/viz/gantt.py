@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal, NamedTuple
 
+from autosched._lib.text import duration
 from autosched.program.program import Stream
 from autosched.timeline.timeline import Span, Timeline
 from autosched.viz.format import (
-    duration,
     idle_shares,
     shorten,
     sorted_streams,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from autosched._lib.text_table import amount
+from autosched._lib.text import amount
 from autosched.timeline.timeline import Span, Timeline
 from autosched.viz.figure import LINES, PAPER, axis_label, chart, finite, line, prefixed
 from autosched.viz.format import Steps, natural, shorten, thinned

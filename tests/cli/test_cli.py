@@ -16,9 +16,9 @@ import torch
 
 import autosched
 from autosched import cli, demo
-from autosched.cli import options
-from autosched.cli.faults import TheirError, told
-from autosched.cli.output import deliver, tracker
+from autosched.cli import loading
+from autosched.cli.output import UserCodeError, deliver, reported_errors, tracker
+from autosched.cli.parser import command_parser
 from autosched.errors import UsageError
 from autosched.policies import POLICIES, TIMED
 from autosched.scheduling import planning
@@ -326,11 +326,11 @@ def test_a_users_file_beside_the_package_is_shown_too(capsys):
     file = f"{Path(autosched.__file__).parent}_models.py"
     users = {}
     exec(compile("def fails():\n    return 1 / 0\n", file, "exec"), users)
-    with told():
+    with reported_errors():
         try:
             users["fails"]()
         except ZeroDivisionError as error:
-            raise TheirError("it failed") from error
+            raise UserCodeError("it failed") from error
     assert f'File "{file}", line 2' in capsys.readouterr().err
 
 
@@ -417,7 +417,7 @@ def test_a_saved_schedule_is_planned_anew_if_it_is_to_be_looked_for_longer(
 ):
     told = []
     monkeypatch.setattr(
-        options, "schedule", lambda *_, **given: told.append(given) or autosched.load(plan)
+        loading, "schedule", lambda *_, **given: told.append(given) or autosched.load(plan)
     )
     run(capsys, "simulate", plan, "--seed", "3")
     assert not told
@@ -728,7 +728,7 @@ def test_a_comparison_in_which_nothing_works_exits_with_2(plan, capsys):
     code, said, complaints = run(capsys, "compare", plan, "--gpus", "1")
     assert code == 2
     assert "refused" in said
-    assert complaints == "autosched: no machine can run this; the reasons stand above\n"
+    assert complaints == "autosched: no machine can run this; the reasons are printed above\n"
 
 
 def test_devices_are_shown_and_written(tmp_path, capsys, monkeypatch):
@@ -765,7 +765,9 @@ def test_every_command_has_an_example_that_parses(capsys):
             cli.main([command, "--help"])
         said = " ".join(capsys.readouterr().out.split())
         for example in re.findall(r"example: autosched (.*)$", said):
-            assert cli._parser().parse_args(example.partition(" && ")[0].split()).command == command
+            assert (
+                command_parser().parse_args(example.partition(" && ")[0].split()).command == command
+            )
 
 
 def test_bars_are_for_terminals_alone(monkeypatch, capsys):
@@ -818,7 +820,7 @@ def test_control_c_ends_a_search_with_the_best_so_far(tmp_path, monkeypatch, cap
         yield interrupt
 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(planning, "bar", impatient)
+    monkeypatch.setattr(planning, "progress_bar", impatient)
     code, said, complaints = run(
         capsys, "simulate", f"{file}:uneven", "--policy", "search", "--seconds", "60"
     )

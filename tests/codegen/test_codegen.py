@@ -17,7 +17,7 @@ from hypothesis import given
 
 import autosched as asc
 from autosched.codegen import generate
-from autosched.codegen.pieces import WIDTH, Piece, joined, laid_out
+from autosched.codegen.pieces import WIDTH, Piece, bracketed, laid_out
 from autosched.program.program import Program, Record, Wait
 from autosched.testing import graphs, inputs_for, machines
 from autosched.testing.comparing import difference
@@ -229,7 +229,7 @@ def test_operators_whose_results_are_wanted_are_functions():
 
 
 def test_a_broken_tuple_of_one_item_keeps_its_comma():
-    broken = laid_out(joined("", "()", [Piece("x" * 112)]).behind("before = "), 0)
+    broken = laid_out(bracketed("", "()", [Piece("x" * 112)]).prefixed("before = "), 0)
     assert broken == f"before = (\n    {'x' * 112},\n)"
 
 

@@ -16,7 +16,7 @@ import autosched as asc
 from autosched.costs.costs import Costs
 from autosched.errors import MemoryLimitError
 from autosched.explanation.case import Case
-from autosched.explanation.spills import fetched
+from autosched.explanation.copies import reloads
 from autosched.graph.graph import Graph
 from autosched.lowering import lower
 from autosched.lowering.fitting import fits, fitted
@@ -441,4 +441,4 @@ def test_copies_back_are_found_whichever_way_a_value_came() -> None:
     case = Case(
         schedule.graph, schedule.machine, schedule.costs, schedule.placement, schedule.program
     )
-    assert [str(copy) for copy in fetched(case)] == ["copy early <- cpu"]
+    assert [str(copy) for copy in reloads(case)] == ["copy early <- cpu"]

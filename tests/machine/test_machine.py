@@ -88,7 +88,7 @@ def test_no_accelerator_no_gpus(monkeypatch):
     accelerators(monkeypatch, 0)
     assert Machine.local().names == ("cpu",)
     with refused(
-        "this machine has no accelerator, so gpus=2 cannot be; Machine.emulated(gpus=2) can"
+        "this machine has no accelerator, but gpus=2; Machine.emulated(gpus=2) emulates them"
     ):
         Machine.local(gpus=2)
 
@@ -293,7 +293,7 @@ def test_links_and_flags_may_be_left_out_of_json():
             '{"devices": [{"name": "cpu", "physical": 0}]}',
             "devices[0].physical must be the name of a device, or null, ",
         ),
-        ('{"devices": [{"name": "cpu"}, {"name": "cpu"}]}', "device 'cpu' is there twice"),
+        ('{"devices": [{"name": "cpu"}, {"name": "cpu"}]}', "device 'cpu' occurs twice"),
         (None, "not JSON: the JSON object must be str, bytes or bytearray, not NoneType"),
     ],
 )
@@ -368,9 +368,9 @@ def test_a_torch_device_that_can_be_none(physical):
 
 def test_a_device_twice():
     cpu = Device("cpu")
-    with refused("device 'cpu' is there twice"):
+    with refused("device 'cpu' occurs twice"):
         Machine([cpu, cpu])
-    with refused("device 'cpu' is there twice"):
+    with refused("device 'cpu' occurs twice"):
         Machine([Device("cpu"), Device("cuda:0"), Device("cpu")])
 
 

@@ -21,13 +21,22 @@ from hypothesis import strategies as st
 
 import autosched as asc
 from autosched import measurement
-from autosched.measurement import bench, kept, links, machines, probes, stopwatch, tasks
+from autosched.measurement import (
+    bench,
+    cache,
+    hardware,
+    links,
+    machines,
+    stopwatch,
+    stream_sharing,
+    tasks,
+)
 from autosched.measurement.links import fitted
-from autosched.measurement.probes import Sharing, paying
-from autosched.measurement.sanity import doubt
-from autosched.measurement.shapes import shape_of, spelt
+from autosched.measurement.sanity import objection
+from autosched.measurement.serial_run import run_serially
+from autosched.measurement.signatures import signature_of, signature_text
 from autosched.measurement.stopwatch import EventWatch, HostWatch, Reading
-from autosched.measurement.walking import walk
+from autosched.measurement.stream_sharing import Sharing, worthwhile_streams
 
 HERE = asc.Machine.local(gpus=0)
 PLAYED = asc.Machine(  # a machine whose GPUs are the CPU
@@ -145,12 +154,14 @@ def test_what_does_the_same_work_is_measured_once(monkeypatch: pytest.MonkeyPatc
 )
 def test_what_may_be_other_work_has_another_shape(one: Any, other: Any) -> None:
     assert (
-        shape_of(torch.add, one, {})
-        != shape_of(torch.add, other, {})
-        != shape_of(torch.sub, other, {})
+        signature_of(torch.add, one, {})
+        != signature_of(torch.add, other, {})
+        != signature_of(torch.sub, other, {})
     )
-    assert shape_of(torch.add, one, {}) == shape_of(torch.add, one, {})
-    assert spelt(shape_of(torch.add, one, {})) != spelt(shape_of(torch.add, other, {}))
+    assert signature_of(torch.add, one, {}) == signature_of(torch.add, one, {})
+    assert signature_text(signature_of(torch.add, one, {})) != signature_text(
+        signature_of(torch.add, other, {})
+    )
 
 
 def test_each_kind_of_device_is_timed_on_its_first_and_counts_for_all() -> None:
@@ -248,7 +259,7 @@ def test_random_numbers_are_drawn_again_afterwards() -> None:
     assert torch.equal(torch.rand(2), expected)
 
 
-# ---- walking
+# ---- serial runs
 
 CPU, ELSEWHERE = (
     torch.device("cpu"),
@@ -271,7 +282,7 @@ def test_what_must_run_elsewhere_runs_there_on_copies_and_what_it_writes_comes_b
         return results[task.name]
 
     inputs = {"x": torch.ones(2)}
-    walk(graph, inputs, CPU, lambda task: ELSEWHERE if task.name == "write" else CPU, do)
+    run_serially(graph, inputs, CPU, lambda task: ELSEWHERE if task.name == "write" else CPU, do)
     assert pointers["write"] != pointers["read"]
     assert results["read"].tolist() == [4, 4]
     assert inputs["x"].tolist() == [1, 1]
@@ -288,11 +299,11 @@ def test_no_value_is_held_longer_than_it_is_used() -> None:
         made.append(weakref.ref(result))
         return result
 
-    walk(products(5), X, CPU, lambda task: CPU, do)
+    run_serially(products(5), X, CPU, lambda task: CPU, do)
     assert held == [0, 1, 1, 1, 1]
 
 
-# ---- what is believed
+# ---- accepted readings
 
 
 @pytest.mark.parametrize("odd", [0.0, -1e-6, math.nan, math.inf, 1e-15])
@@ -330,7 +341,7 @@ def test_what_cannot_be_twice_is_left_as_it_was_known(
 def test_what_is_slow_is_believed_when_it_is_as_slow_again(monkeypatch: pytest.MonkeyPatch) -> None:
     counted(monkeypatch, [1e-4] + [2.0] * 3 + [1.9] * 3)
     with pytest.warns(
-        UserWarning, match="took 1.9 s on cpu, .* more than 1000 times .* measured again, and is b"
+        UserWarning, match="took 1.9 s on cpu, .* more than 1000 times .* measured again, and is a"
     ):
         assert asc.measure_costs(products(1), HERE, X, repeat=3).seconds == {"matmul": 1.9}
     counted(monkeypatch, [1e-4] + [2.0] * 3 + [9.0] * 3)
@@ -343,9 +354,9 @@ def test_what_a_device_can_do_it_can_do_slower(
     flops: float, nbytes: float, seconds: float, factor: float
 ) -> None:
     work, gpu = asc.Work(flops, nbytes), asc.Device("cuda:0")
-    if doubt(seconds, work, gpu) is None:
-        assert doubt(seconds * factor, work, gpu) is None
-    assert doubt(work.seconds(gpu), work, gpu) is None
+    if objection(seconds, work, gpu) is None:
+        assert objection(seconds * factor, work, gpu) is None
+    assert objection(work.seconds(gpu), work, gpu) is None
 
 
 # ---- a device that is fed by a host
@@ -454,7 +465,7 @@ def test_tasks_on_a_gpu_take_what_kernels_take_or_what_launching_them_does(
     graph.add(lambda x: kernel("write", 3e-6)(x) and None, x, writes=[x], name="write")
     graph.output(y=x)
     monkeypatch.setattr("autosched.measurement.bench.stopwatch", lambda device: gpu.watch)
-    monkeypatch.setattr(tasks, "_groups", lambda machine: [machine.devices[1:]])
+    monkeypatch.setattr(tasks, "_device_groups", lambda machine: [machine.devices[1:]])
     monkeypatch.setattr(
         bench.Bench, "device", property(lambda self: CPU, lambda self, _: None), raising=False
     )
@@ -466,14 +477,14 @@ def test_tasks_on_a_gpu_take_what_kernels_take_or_what_launching_them_does(
     )
 
 
-# ---- what is kept
+# ---- the cache
 
 
 def test_what_was_measured_is_read_the_next_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     counted(monkeypatch, [3.0] * 20)  # slow, and so measured twice, but not the next time
-    with pytest.warns(UserWarning, match="measured again, and is believed"):
+    with pytest.warns(UserWarning, match="measured again, and is accepted"):
         first = asc.measure_costs(products(3), HERE, X, cache=tmp_path)
     taken = counted(monkeypatch)
     assert asc.measure_costs(products(3), HERE, X, cache=tmp_path) == first
@@ -511,10 +522,11 @@ def test_a_file_that_is_not_ours_is_named_and_replaced(
     (path,) = tmp_path.iterdir()
     path.write_text(change(path.read_text()))
     with pytest.warns(
-        UserWarning, match=f"{re.escape(str(path))} is not used, all is measured anew: .*{why}"
+        UserWarning,
+        match=f"{re.escape(str(path))} is not used, everything is measured again: .*{why}",
     ):
         asc.measure_costs(products(1), HERE, X, cache=tmp_path)
-    assert json.loads(path.read_text())["machine"] == kept.hardware()
+    assert json.loads(path.read_text())["machine"] == hardware.hardware()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         asc.measure_costs(products(1), HERE, X, cache=tmp_path)
@@ -534,17 +546,17 @@ def test_a_kept_reading_is_believed_no_more_than_another(
 
 def test_what_cannot_be_kept_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.warns(UserWarning, match="what was measured is not kept: .*file"):
+    with pytest.warns(UserWarning, match="measurements are not cached: .*file"):
         asc.measure_costs(products(1), HERE, X, cache=tmp_path / "file" / "folder")
 
 
 def test_two_processes_that_measure_lose_nothing(tmp_path: Path) -> None:
-    one, other = kept.Kept(tmp_path), kept.Kept(tmp_path)
+    one, other = cache.MeasurementCache(tmp_path), cache.MeasurementCache(tmp_path)
     one.put((1.0, 2.0), "a")
     other.put((3.0, 4.0), "b")
     one.save()
     other.save()
-    assert kept.Kept(tmp_path).pairs == {"a": (1, 2), "b": (3, 4)}
+    assert cache.MeasurementCache(tmp_path).pairs == {"a": (1, 2), "b": (3, 4)}
 
 
 @pytest.mark.parametrize(
@@ -554,7 +566,7 @@ def test_a_user_s_folder_is_where_the_system_says(
     monkeypatch: pytest.MonkeyPatch, given: str, folder: str
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", given)
-    assert kept.user_folder() == Path(folder).expanduser() / "autosched"
+    assert cache.user_folder() == Path(folder).expanduser() / "autosched"
 
 
 # ---- links
@@ -600,7 +612,7 @@ def played_links(
     """Return a machine of a CPU and two GPUs, on which copies take these seconds."""
 
     def copies(
-        source: Any, destination: Any, pinned: bool, repeat: int, kept: Any, nbytes: int
+        source: Any, destination: Any, pinned: bool, repeat: int, cached: Any, nbytes: int
     ) -> float:
         return seconds(str(source), str(destination), pinned, nbytes)
 
@@ -631,7 +643,7 @@ def test_a_link_is_as_fast_as_the_slower_way_and_pageable_memory_has_a_rate_of_i
     ]
     assert found[0] == found[1] == pytest.approx((16e9, 4e-6, 8e9))
     assert found[2] == pytest.approx((40e9, 4e-6, 0))
-    ways = measurement.measured_ways(machine)
+    ways = measurement.measured_directions(machine)
     assert len(ways) == 4 + 4 + 2
     assert [way.line for way in ways[:2]] == [
         pytest.approx((20e9, 4e-6)),
@@ -654,15 +666,15 @@ def test_a_rate_that_no_link_has_is_not_believed(
 
 def test_copies_are_timed_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(links, "SIZES", (1 << 10, 1 << 20))
-    found = kept.Kept(tmp_path)
-    ways = measurement.measured_ways(PLAYED, repeat=1, kept=found)
+    found = cache.MeasurementCache(tmp_path)
+    ways = measurement.measured_directions(PLAYED, repeat=1, cached=found)
     assert [(way.source, way.destination, way.pinned) for way in ways[:2]] == [
         ("cpu", "cuda:0", True),
         ("cuda:0", "cpu", True),
     ]
     assert all(0 < seconds < 1 for way in ways for seconds in way.seconds.values())
     monkeypatch.setattr(links, "_by_host", lambda *_: pytest.fail("it was known"))
-    assert measurement.measured_ways(PLAYED, repeat=1, kept=found) == ways
+    assert measurement.measured_directions(PLAYED, repeat=1, cached=found) == ways
 
 
 def test_a_machine_without_links_keeps_none() -> None:
@@ -684,7 +696,7 @@ def test_a_machine_without_links_keeps_none() -> None:
 )
 def test_streams_pay_as_long_as_each_step_gains(small: Sequence[float], streams: int) -> None:
     assert (
-        paying(
+        worthwhile_streams(
             [(count, Sharing(it, float(count))) for count, it in zip((2, 4, 8), small, strict=True)]
         )
         == streams
@@ -695,16 +707,16 @@ def test_streams_pay_as_long_as_each_step_gains(small: Sequence[float], streams:
 def test_a_device_gets_its_part_of_as_many_streams_as_pay(
     monkeypatch: pytest.MonkeyPatch, gpus: int, streams: int
 ) -> None:
-    def real(device: asc.Device) -> torch.device:
+    def torch_device(device: asc.Device) -> torch.device:
         return (
             torch.device("cpu")
             if device.kind == "cpu"
             else torch.device("cuda", int(device.name[-1]) % gpus)
         )
 
-    monkeypatch.setattr(machines, "real", real)
+    monkeypatch.setattr(machines, "torch_device", torch_device)
     monkeypatch.setattr(
-        machines, "sharing", lambda device, count, kept: Sharing(max(1.0, count / 4), count)
+        machines, "sharing", lambda device, count, cached: Sharing(max(1.0, count / 4), count)
     )
     monkeypatch.setattr(machines, "measured_links", lambda machine, **_: machine)
     assert [device.streams for device in asc.measure_machine(PLAYED).devices] == [
@@ -736,8 +748,10 @@ def test_on_played_gpus_all_is_measured_and_nothing_is_touched_too_early(
 ) -> None:
     played = pytest.importorskip("tests.gpu.fake_gpu", reason="needs GPUs that are played")
     monkeypatch.setattr(links, "SIZES", (1 << 10, 1 << 14, 1 << 18))
-    monkeypatch.setattr(probes, "_CALLS", {probes._SMALL: 2, probes._LARGE: 1})
-    monkeypatch.setattr(probes, "_LARGE", probes._SMALL)
+    monkeypatch.setattr(
+        stream_sharing, "_CALLS", {stream_sharing._SMALL: 2, stream_sharing._LARGE: 1}
+    )
+    monkeypatch.setattr(stream_sharing, "_LARGE", stream_sharing._SMALL)
     graph = asc.Graph()
     x, w = graph.inputs("x", "w")
     y = x @ w

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autosched._lib.text import duration
 from autosched.graph.graph import Graph
 from autosched.program.program import Stream
 from autosched.timeline.timeline import Span, Timeline
 from autosched.viz import gantt_svg, gantt_text, graph_svg
-from autosched.viz.format import duration, text_width, ticks
+from autosched.viz.format import text_width, ticks
 from autosched.viz.layered_layout import GAP, layout
 from autosched.viz.svg import LABEL
 

@@ -15,33 +15,33 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from autosched._lib.tree import flatten
 
-__all__ = ["Shape", "shape_of", "spelt"]
+__all__ = ["Signature", "signature_of", "signature_text"]
 
-Shape = tuple[Hashable, ...]
+Signature = tuple[Hashable, ...]
 
 
-def shape_of(fn: Callable[..., Any], args: Any, kwargs: Any) -> Shape:
+def signature_of(fn: Callable[..., Any], args: Any, kwargs: Any) -> Signature:
     """Return everything that a call's work depends on.
 
     These are the function, shapes, dtypes and strides of tensors, and the other arguments.
 
-    >>> shape_of(torch.add, (torch.ones(2, 3), 1), {"alpha": 2})[1:]
+    >>> signature_of(torch.add, (torch.ones(2, 3), 1), {"alpha": 2})[1:]
     (('alpha',), (torch.float32, (2, 3), (3, 1)), (<class 'int'>, 1), (<class 'int'>, 2))
     """
     return _hashed(fn), tuple(kwargs), *map(_leaf, flatten((args, kwargs)))
 
 
-def spelt(shape: Shape) -> str | None:
-    """Return a shape as a text that means the same in another process; None if there is none.
+def signature_text(signature: Signature) -> str | None:
+    """Return a signature as text valid in other processes, or None.
 
     Functions must be torch's own, or Python's operators: others may change from one day to the
     next.
 
-    >>> spelt(shape_of(torch.add, (torch.ones(2, 3), 1), {}))
+    >>> signature_text(signature_of(torch.add, (torch.ones(2, 3), 1), {}))
     'torch._VariableFunctionsClass.add () float32(2, 3)(3, 1) 1'
-    >>> spelt(shape_of(abs, (print,), {}))
+    >>> signature_text(signature_of(abs, (print,), {}))
     """
-    fn, names, *leaves = shape
+    fn, names, *leaves = signature
     words = [_function(fn), str(names), *map(_word, leaves)]
     return None if None in words else " ".join(filter(None, words))
 
@@ -61,17 +61,10 @@ def _hashed(item: Any) -> Hashable:
     return item  # type: ignore[no-any-return]
 
 
-_PLAIN = (
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    type(None),
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
+_BUILT_IN = types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType
+_LITERALS = (
+    *(bool, int, float, complex, str, type(None)),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
 
 
@@ -80,25 +73,18 @@ def _word(leaf: Any) -> str | None:
         dtype, sizes, strides = leaf
         return f"{str(dtype).removeprefix('torch.')}{sizes}{strides}"
     kind, item = leaf
-    return repr(item) if kind in _PLAIN else None
+    return repr(item) if kind in _LITERALS else None
 
 
 def _function(fn: Any) -> str | None:
-    """Return the full name of a function of torch's or Python's operators, which is found under it."""
+    """Return the full name of a torch function or Python operator, or None."""
     if isinstance(fn, (OpOverload, OpOverloadPacket)):
         return str(fn)
-    module = (
-        getattr(fn, "__module__", None)
-        or getattr(getattr(fn, "__objclass__", None), "__module__", None)
-        or ""
-    )
+    owner = getattr(fn, "__objclass__", None)
+    module = getattr(fn, "__module__", None) or getattr(owner, "__module__", None) or ""
     name = getattr(fn, "__qualname__", "")
     if module.partition(".")[0] not in ("torch", "_operator"):
         return None
-    if isinstance(
-        fn, (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
-    ):
-        return f"{module}.{name}"
-    return (
-        f"{module}.{name}" if getattr(sys.modules.get(module), name, None) is fn else None
-    )  # no closure of torch's
+    # Functions of Python must be found by their name: closures of torch are not.
+    is_found = getattr(sys.modules.get(module), name, None) is fn
+    return f"{module}.{name}" if isinstance(fn, _BUILT_IN) or is_found else None

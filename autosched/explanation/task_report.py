@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import json
 import math
-import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from autosched._lib.gc_pause import without_collecting
+from autosched._lib.text import duration, file_name, name_list, wrapped
 from autosched.errors import ScheduleError
 from autosched.explanation.case import SMALL, Case
-from autosched.explanation.causes import Behind, all_before, gates
+from autosched.explanation.causes import Predecessor, binding_predecessors, predecessors
 from autosched.explanation.facts import slack
-from autosched.explanation.words import names, place
 from autosched.graph.task import Task
-from autosched.placement import Placement, choices, constraint
+from autosched.placement import Choices, Placement, choices, constraint
 from autosched.program.program import Copy
 from autosched.timeline.timeline import Span, Timeline
-from autosched.viz.format import duration
 
 __all__ = ["Option", "TaskExplanation", "explain_task"]
 
@@ -31,7 +29,7 @@ _FEW = 3  # other devices to compare in a large graph
 
 @dataclass(frozen=True)
 class Option:
-    """A task on a device: its predicted end and the makespan, or why it cannot run there."""
+    """A task on a device: its predicted end and makespan, or a refusal."""
 
     device: str
     end: float
@@ -74,12 +72,13 @@ class TaskExplanation:
 
     def __str__(self) -> str:
         how = "measured" if self.measured else "predicted"
-        times = f"{how} from {duration(self.start)} to {duration(self.end)} of {duration(self.makespan)}"
+        start, end, makespan = map(duration, (self.start, self.end, self.makespan))
+        times = f"{how} from {start} to {end} of {makespan}"
         lines = [
-            *_filled(f"{self.name} on {self.device}: {times} ({self.source})", ""),
-            *_filled(self.reason, "  where  "),
-            *_compared(self),
-            *_filled(_when(self), "  when   "),
+            *wrapped(f"{self.name} on {self.device}: {times} ({self.source})", indent=9),
+            *wrapped(self.reason, "  where  ", 9),
+            *_option_lines(self),
+            *wrapped(_when(self), "  when   ", 9),
             f"  slack  {_slack(self)}",
         ]
         return "\n".join(lines)
@@ -90,41 +89,46 @@ def explain_task(case: Case, name: str, measured: Timeline | None = None) -> Tas
     """Explain a task. Raises GraphError for an unknown name."""
     task = case.graph.task(name)
     timeline = case.predicted if measured is None else measured
-    before = all_before(case, timeline)
-    at = next(
-        i for i, span in enumerate(timeline.spans) if span.kind == "run" and span.name == name
-    )
     spans = timeline.spans
-    span = timeline.spans[at]
-    needed = max(
-        _needed(case, name, timeline, before[at]), key=lambda i: spans[i].end, default=None
-    )
-    gate = gates(timeline, before)[at]
-    group = choices(case.graph, case.machine).group
-    together = tuple(
-        t.name for t in case.graph.tasks if group[t.index] == group[task.index] and t is not task
-    )
+    before = predecessors(case, timeline)
+    allowed = choices(case.graph, case.machine)
+    group = allowed.group[task.index]
+    others = (t for t in case.graph.tasks if allowed.group[t.index] == group and t is not task)
+    together = tuple(other.name for other in others)
+    at = _position(timeline, name)
+    span = spans[at]
+    needed = _needed(case, name, timeline, before[at])
+    last = max(needed, key=lambda i: spans[i].end, default=None)
+    binding = binding_predecessors(timeline, before)[at]
     return TaskExplanation(
         name=name,
-        source=place(task),
+        source=file_name(task.source),
         device=case.placement.device[name],
-        reason=_reason(case, name),
+        reason=_reason(case, task, allowed),
         measured=measured is not None,
         seconds=span.seconds,
         start=span.start,
         end=span.end,
         makespan=timeline.makespan,
-        ready=spans[needed].end if needed is not None else 0.0,
-        needed=_called(case, needed, spans),
-        ahead=_called(case, gate.span, spans) if gate is not None and not gate.needed else "",
+        ready=0.0 if last is None else spans[last].end,
+        needed="" if last is None else _description(case, spans[last]),
+        ahead=(
+            "" if binding is None or binding.needed else _description(case, spans[binding.span])
+        ),
         slack=slack(timeline, before)[at],
-        bound=len(choices(case.graph, case.machine).devices[task.index]) == 1,
+        bound=len(allowed.devices[task.index]) == 1,
         together=together,
-        options=_options(case, name, together),
+        options=_options(case, task, together),
     )
 
 
-def _needed(case: Case, name: str, timeline: Timeline, before: Sequence[Behind]) -> list[int]:
+def _position(timeline: Timeline, name: str) -> int:
+    """Return the position of the span of a task."""
+    spans = enumerate(timeline.spans)
+    return next(i for i, span in spans if span.kind == "run" and span.name == name)
+
+
+def _needed(case: Case, name: str, timeline: Timeline, before: Sequence[Predecessor]) -> list[int]:
     """Return the spans that must end before a task can start.
 
     They are its predecessors in the program, and earlier ones: a task needs no wait for what an
@@ -137,7 +141,7 @@ def _needed(case: Case, name: str, timeline: Timeline, before: Sequence[Behind])
     brought = {
         (case.graph.values[value].name, version, here) for value, version in case.graph.needs(task)
     }
-    found = [behind.span for behind in before if behind.needed]
+    found = [predecessor.span for predecessor in before if predecessor.needed]
     for i, span in enumerate(timeline.spans):
         instruction = case.program.instructions[span.instruction]
         if isinstance(instruction, Copy):
@@ -148,115 +152,100 @@ def _needed(case: Case, name: str, timeline: Timeline, before: Sequence[Behind])
     return found
 
 
-def _called(case: Case, at: int | None, spans: Sequence[Span]) -> str:
+def _description(case: Case, span: Span) -> str:
     """Describe a task or a copy in words."""
-    if at is None:
-        return ""
-    span = spans[at]
     if span.kind == "run":
         return f"{span.name!r} on {span.streams[0].device}"
     copy = case.program.instructions[span.instruction]
     return f"the copy of {span.name!r} from {getattr(copy, 'source', '')}"
 
 
-def _reason(case: Case, name: str) -> str:
-    """Say why the task is on its device."""
-    task = case.graph.task(name)
-    device = case.placement.device[name]
+def _reason(case: Case, task: Task, allowed: Choices) -> str:
+    """Say why a task is on its device."""
+    device = case.placement.device[task.name]
     if constraint(task, case.machine):
         return f"bound to {device}, where it was added or by place="
-    allowed = choices(case.graph, case.machine)
-    possible = allowed.devices[task.index]
-    group = allowed.group
-    if len(possible) > 1:
+    if len(allowed.devices[task.index]) > 1:
         return "chosen by the policy"
+    group = allowed.group[task.index]
     for other in case.graph.tasks:
-        if group[other.index] == group[task.index] and constraint(other, case.machine):
-            return f"shares memory, or is kept together, with {other.name!r}, which is bound to {device}"
-    return (
-        f"shares memory with what lives on {device}"
-        if len(case.machine.devices) > 1
-        else "there is no other"
-    )
+        if allowed.group[other.index] == group and constraint(other, case.machine):
+            bond = f"shares memory, or is kept together, with {other.name!r}"
+            return f"{bond}, which is bound to {device}"
+    if len(case.machine.devices) == 1:
+        return "there is no other"
+    return f"shares memory with what lives on {device}"
 
 
-def _options(case: Case, name: str, together: tuple[str, ...]) -> tuple[Option, ...]:
-    """Return the result of each device on which the task is allowed, or would be if not bound.
+def _options(case: Case, task: Task, together: tuple[str, ...]) -> tuple[Option, ...]:
+    """Return the result of each device on which the task could run.
 
     The first one is its own device.
     """
-    here = case.placement.device[name]
-    task = case.graph.task(name)
-    if len(choices(case.graph, case.machine).devices[task.index]) == 1:
+    own = case.placement.device[task.name]
+    devices = choices(case.graph, case.machine).devices[task.index]
+    if len(devices) == 1:
         case = case.freed
-    allowed = choices(case.graph, case.machine).devices[task.index]
+        devices = choices(case.graph, case.machine).devices[task.index]
     moved = [task, *map(case.graph.task, together)]
-    able = [
-        device for device in allowed if max(_seconds(case, one, device) for one in moved) < math.inf
+    others = [
+        device
+        for device in map(case.machine.device, devices)
+        if device.name != own
+        and all(case.costs.task_seconds(one, device) < math.inf for one in moved)
     ]
-    others = [device for device in able if device != here][
-        : None if len(case.graph) <= SMALL else _FEW
-    ]
+    few = others if len(case.graph) <= SMALL else others[:_FEW]
+    names = task.name, *together
     return (
-        _ended(here, name, case.predicted),
-        *(_moved(case, (name, *together), device) for device in others),
+        _option(own, task.name, case.predicted),
+        *(_option_elsewhere(case, names, device.name) for device in few),
     )
 
 
-def _seconds(case: Case, task: Task, device: str) -> float:
-    return case.costs.task_seconds(task, case.machine.device(device))
-
-
-def _moved(case: Case, tasks: tuple[str, ...], device: str) -> Option:
+def _option_elsewhere(case: Case, tasks: tuple[str, ...], device: str) -> Option:
     """Return the result of moving tasks that share a device to another device."""
-    placement = Placement(
-        {**case.placement.device, **dict.fromkeys(tasks, device)}, case.placement.order
-    )
+    devices = {**case.placement.device, **dict.fromkeys(tasks, device)}
     try:
-        return _ended(device, tasks[0], case.placed(placement).predicted)
+        plan = case.placed(Placement(devices, case.placement.order))
+        return _option(device, tasks[0], plan.predicted)
     except ScheduleError as error:
         return Option(device, 0.0, 0.0, str(error))
 
 
-def _ended(device: str, name: str, timeline: Timeline) -> Option:
-    end = next(span.end for span in timeline.spans if span.kind == "run" and span.name == name)
+def _option(device: str, name: str, timeline: Timeline) -> Option:
+    end = timeline.spans[_position(timeline, name)].end
     return Option(device, end, timeline.makespan)
 
 
-# ---- words
+# ---- text
 
 
-def _filled(text: str, first: str) -> list[str]:
-    return textwrap.wrap(
-        text, 100, initial_indent=first, subsequent_indent=" " * 9, break_on_hyphens=False
-    )
-
-
-def _compared(found: TaskExplanation) -> list[str]:
+def _option_lines(found: TaskExplanation) -> list[str]:
     """Return a line for each device, if there are several."""
     if len(found.options) < 2:
         return []
     width = max(len(option.device) for option in found.options)
     lines = ["         if it were free:"] if found.bound else []
     lines += [
-        f"{'':9}{option.device:<{width}}  {_ends(option, found.options[0])}"
+        f"{'':9}{option.device:<{width}}  {_outcome(option, found.options[0])}"
         for option in found.options
     ]
     if found.together:
         along = "goes" if len(found.together) == 1 else "go"
-        lines += _filled(f"to another device {names(found.together)} {along} along", " " * 9)
+        lines += wrapped(f"to another device {name_list(found.together)} {along} along", " " * 9, 9)
     return lines
 
 
-def _ends(option: Option, here: Option) -> str:
-    """Say when a task and the run end, and how much later that is than now."""
+def _outcome(option: Option, own: Option) -> str:
+    """Write when a task and the run end, compared with its own device."""
     if option.refusal:
         return f"impossible: {option.refusal}"
-    task = f"ends at {duration(option.end)}{_later(option.end, here.end)}"
-    return f"{task}, the run at {duration(option.makespan)}{_later(option.makespan, here.makespan)}"
+    task = f"{duration(option.end)}{_difference(option.end, own.end)}"
+    run = f"{duration(option.makespan)}{_difference(option.makespan, own.makespan)}"
+    return f"ends at {task}, the run at {run}"
 
 
-def _later(there: float, here: float) -> str:
+def _difference(there: float, here: float) -> str:
     more = there - here
     if abs(more) <= 1e-9 * here:
         return ""
@@ -264,14 +253,14 @@ def _later(there: float, here: float) -> str:
 
 
 def _when(found: TaskExplanation) -> str:
-    needed = f"all it needs is there at {duration(found.ready)}" + (
-        f" ({found.needed})" if found.needed else ""
-    )
+    last = f" ({found.needed})" if found.needed else ""
+    ready = f"all it needs is there at {duration(found.ready)}{last}"
+    takes = f"takes {duration(found.seconds)}"
     waited = found.start - found.ready
     if waited <= 1e-9 * found.end:
-        return f"{needed}; it starts at once and takes {duration(found.seconds)}"
-    behind = f"behind {found.ahead}" if found.ahead else "though nothing was ahead of it"
-    return f"{needed}; it starts {duration(waited)} later, {behind}, and takes {duration(found.seconds)}"
+        return f"{ready}; it starts at once and {takes}"
+    why = f"behind {found.ahead}" if found.ahead else "though nothing was ahead of it"
+    return f"{ready}; it starts {duration(waited)} later, {why}, and {takes}"
 
 
 def _slack(found: TaskExplanation) -> str:

@@ -7,9 +7,10 @@ its own.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from autosched.runtime.backends.emulated import Emulated
 from autosched.runtime.backends.pace import rounded_up
 from autosched.scheduling.planning import schedule
 
-__all__ = ["keeping_up"]
+__all__ = ["emulation_slowdown"]
 
 _SIZE = 384  # of square matrices
 _LENGTH = 1 << 21  # of vectors, 8 MiB each
@@ -30,8 +31,8 @@ _TASKS = 40
 _REPEAT = 5
 
 
-def keeping_up(machine: Machine) -> int:
-    """Return the factor for ``Machine.slower`` at which this CPU keeps up with the whole machine."""
+def emulation_slowdown(machine: Machine) -> int:
+    """Return the factor for ``Machine.slower`` at which this CPU keeps up with a machine."""
     a = torch.ones(_SIZE, _SIZE)
     b = torch.ones(_SIZE, _SIZE)
     flops = 2 * _SIZE**3 / _seconds(lambda: torch.mm(a, b))
@@ -40,21 +41,20 @@ def keeping_up(machine: Machine) -> int:
     nbytes = 2 * x.nbytes / _seconds(lambda: y.copy_(x))
     issued = _issuing()
     devices = machine.devices
-    links = machine.links
-    ratios = [
-        sum(device.flops_per_second for device in devices if device.flops_per_second < float("inf"))
-        / flops,
-        sum(device.bytes_per_second for device in devices if device.bytes_per_second < float("inf"))
-        / nbytes,
-        sum(link.bytes_per_second for link in links if link.bytes_per_second < float("inf"))
-        / nbytes,
-        *(
-            len(devices) * issued / device.launch_seconds
-            for device in devices
-            if device.launch_seconds
-        ),
-    ]
-    return rounded_up(max(1.0, *ratios))
+    launches = [device.launch_seconds for device in devices if device.launch_seconds]
+    return rounded_up(
+        max(
+            1.0,
+            _finite_sum(device.flops_per_second for device in devices) / flops,
+            _finite_sum(device.bytes_per_second for device in devices) / nbytes,
+            _finite_sum(link.bytes_per_second for link in machine.links) / nbytes,
+            *(len(devices) * issued / seconds for seconds in launches),
+        )
+    )
+
+
+def _finite_sum(rates: Iterable[float]) -> float:
+    return sum(rate for rate in rates if rate < math.inf)
 
 
 def _seconds(call: Callable[[], Any]) -> float:
@@ -75,15 +75,9 @@ def _issuing() -> float:
     for number in range(_TASKS):
         x = graph.add(abs, x, name=f"task{number}", on=f"cuda:{number % 2}", seconds=0.0)
     graph.output(x=x)
-    fast = Machine(
-        [Device("cpu"), Device("cuda:0"), Device("cuda:1")],
-        [
-            Link("cpu", "cuda:0", float("inf")),
-            Link("cpu", "cuda:1", float("inf")),
-            Link("cuda:0", "cuda:1", 1e30),
-        ],
-        imagined=True,
-    )
+    devices = [Device("cpu"), Device("cuda:0"), Device("cuda:1")]
+    links = [Link("cpu", name, math.inf) for name in ("cuda:0", "cuda:1")]
+    fast = Machine(devices, [*links, Link("cuda:0", "cuda:1", 1e30)], imagined=True)
     with schedule(graph, fast, policy=in_order({}), costs=Costs(), backend=Emulated()) as made:
         made(x=1)
         return _seconds(lambda: made(x=1)) / _TASKS

@@ -15,27 +15,27 @@ from typing import NamedTuple
 
 import torch
 
-from autosched.measurement.kept import Kept, model
-from autosched.measurement.stopwatch import EventWatch, settle
+from autosched.measurement.cache import MeasurementCache
+from autosched.measurement.hardware import model_name
+from autosched.measurement.stopwatch import EventWatch, synchronize
 from autosched.program.program import Stream
 from autosched.runtime.backends.accelerator import _pooled
 
-__all__ = ["COUNTS", "Sharing", "paying", "sharing"]
+__all__ = ["COUNTS", "Sharing", "sharing", "worthwhile_streams"]
 
 COUNTS = (2, 4, 8)  # streams that are tried
-GAIN = (
-    1.1  # times the work per second that more streams must do, to pay for their events and memory
-)
+# Times the work per second that more streams must do, to pay for their events and memory.
+GAIN = 1.1
 _SMALL = 128  # of the square matrices that are multiplied
 _LARGE = 2048
 _CALLS = {_SMALL: 32, _LARGE: 4}  # on each stream
 
 
 class Sharing(NamedTuple):
-    """How many times longer several streams take, all with the same work, than one alone: 1 is fully concurrent.
+    """How many times longer several streams with the same work take than one.
 
-    A ratio equal to the number of streams is no gain. ``small``: with kernels that leave part of
-    the device free; ``large``: with kernels that use all of it.
+    1 is fully concurrent; a ratio equal to the number of streams is no gain. ``small``: with
+    kernels that leave part of the device free; ``large``: with kernels that use all of it.
     """
 
     small: float
@@ -43,23 +43,28 @@ class Sharing(NamedTuple):
 
 
 def sharing(
-    device: torch.device, streams: int = 2, *, repeat: int = 5, kept: Kept | None = None
+    device: torch.device,
+    streams: int = 2,
+    *,
+    repeat: int = 5,
+    cached: MeasurementCache | None = None,
 ) -> Sharing:
     """Probe an accelerator with this many streams."""
-    kept = kept or Kept(None)
-    name = "sharing", model(device), str(streams)
-    earlier = kept.get(*name)
-    found = Sharing(
-        *(earlier or [_longer(device, streams, size, repeat) for size in (_SMALL, _LARGE)])
-    )
-    kept.put((found.small, found.large), *name)
+    cached = cached or MeasurementCache(None)
+    name = "sharing", model_name(device), str(streams)
+    earlier = cached.get(*name)
+    ratios = earlier or [_ratio(device, streams, size, repeat) for size in (_SMALL, _LARGE)]
+    found = Sharing(*ratios)
+    cached.put((found.small, found.large), *name)
     return found
 
 
-def paying(found: Sequence[tuple[int, Sharing]]) -> int:
-    """Return how many streams are worthwhile, from readings by their number: each step must gain, and be possible.
+def worthwhile_streams(found: Sequence[tuple[int, Sharing]]) -> int:
+    """Return how many streams are worthwhile, from readings by their number.
 
-    >>> paying([(2, Sharing(1.0, 2.0)), (4, Sharing(1.5, 4.0)), (8, Sharing(3.0, 8.0))])
+    Each step must gain, and be possible.
+
+    >>> worthwhile_streams([(2, Sharing(1.0, 2.0)), (4, Sharing(1.5, 4.0)), (8, Sharing(3.0, 8.0))])
     4
     """
     best = 1
@@ -72,7 +77,7 @@ def paying(found: Sequence[tuple[int, Sharing]]) -> int:
     return best
 
 
-def _longer(device: torch.device, streams: int, size: int, repeat: int) -> float:
+def _ratio(device: torch.device, streams: int, size: int, repeat: int) -> float:
     """Return the time of the streams divided by the time of one of them."""
     alone, together = (
         statistics.median(_seconds(device, count, size) for _ in range(repeat + 1))
@@ -82,14 +87,13 @@ def _longer(device: torch.device, streams: int, size: int, repeat: int) -> float
 
 
 def _seconds(device: torch.device, count: int, size: int) -> float:
-    """Return how long streams take for the same products each, launched while the device sleeps."""
+    """Return how long streams take for the same products each."""
     watch = EventWatch(device)
-    own = [
-        _pooled(device, Stream(str(device), f"compute{number or ''}")) for number in range(count)
-    ]
+    names = (f"compute{number or ''}" for number in range(count))
+    own = [_pooled(device, Stream(str(device), name)) for name in names]
     matrices = [torch.ones(size, size, device=device) for _ in own]
     products = [torch.empty_like(matrix) for matrix in matrices]
-    settle(device)
+    synchronize(device)
 
     def fork_and_join() -> None:
         begun = torch.Event(device)

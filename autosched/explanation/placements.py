@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from operator import itemgetter
 
+from autosched._lib.text import count, device_list, duration, file_name, name_list, percent, spelled
 from autosched.errors import ScheduleError
 from autosched.explanation.advice import Remedy
 from autosched.explanation.case import SMALL, Case
-from autosched.explanation.words import count, joined, names, place, share, spelled
 from autosched.graph.graph import Task
 from autosched.placement import Placement, choices, home
 from autosched.policies import Policy, candidates, heft, single
 from autosched.program.program import Copy
-from autosched.viz.format import duration
 
-__all__ = ["Plans", "note", "places"]
+__all__ = ["Plans", "change_placement", "device_count_note"]
 
 _MOST = 20_000  # tasks, up to which there is time for some policies
 _FAR = 3  # times the makespan, from which percentages are hard to read
@@ -32,14 +30,14 @@ _SAME = 0.05  # of the makespan, by which fewer devices may be slower and are st
 
 @dataclass(frozen=True)
 class Plans:
-    """Other placements: ``kept`` respects the user's bindings; the best first.
+    """Other placements, the best first: ``bound`` respects the user's bindings.
 
     ``freed`` ignores bindings to accelerators, ``off_host`` ignores bindings to a CPU of tasks that
     are slow there. ``split`` is the best of the plans that divide the tasks between two devices, if
     all of them are on one.
     """
 
-    kept: tuple[Case, ...]
+    bound: tuple[Case, ...]
     freed: tuple[Case, ...]
     off_host: tuple[Case, ...]
     split: Case | None = None
@@ -50,7 +48,7 @@ class Plans:
         return cls(
             _plans(case, (heft,) if case.bound else (single, heft)),
             _plans(case.freed, (heft,)) if case.bound else (),
-            _plans(case.unbound(case.slow_here), (heft,)) if case.slow_here else (),
+            _plans(case.unbound(case.slow_on_host), (heft,)) if case.slow_on_host else (),
             _split(case),
         )
 
@@ -60,23 +58,23 @@ def _plans(case: Case, few: Sequence[Policy]) -> tuple[Case, ...]:
     graph = case.graph
     if len(graph) > _MOST:
         return ()
-    made: list[tuple[float, Case]] = []
+    plans: list[Case] = []
     tried = [case.placement]
     for policy in candidates(graph, case.machine) if len(graph) <= SMALL else few:
         try:
             placement = policy(graph, case.machine, case.costs)
-            if placement in tried:
-                continue
-            tried.append(placement)
-            plan = case.placed(placement)
-            made.append((plan.makespan, plan))
+            if placement not in tried:
+                tried.append(placement)
+                plan = case.placed(placement)
+                _ = plan.makespan  # raises for instructions that the machine cannot execute
+                plans.append(plan)
         except ScheduleError:  # another policy may succeed
             continue
-    return tuple(plan for _, plan in sorted(made, key=itemgetter(0)))
+    return tuple(sorted(plans, key=lambda plan: plan.makespan))
 
 
 def _split(case: Case) -> Case | None:
-    """Return the best plan with the first tasks on the used device and the others on a second.
+    """Return the best plan that divides the tasks between two devices.
 
     Policies minimize the makespan, so of plans with more devices than pay off they may return only
     poor ones. Inputs on the first device that only the second reads are moved to the second.
@@ -84,23 +82,17 @@ def _split(case: Case) -> Case | None:
     others = [name for name in case.workers if name not in case.used]
     if len(case.used) != 1 or not others or len(case.graph) > SMALL:
         return None
-    made = [_cut(case, others[0], at) for at in _cuts(case)]
-    return min(
-        (plan for plan in made if plan is not None), key=lambda plan: plan.makespan, default=None
-    )
+    plans = (_divided(case, others[0], at) for at in _cuts(case))
+    return min(filter(None, plans), key=lambda plan: plan.makespan, default=None)
 
 
 def _cuts(case: Case) -> list[int]:
-    """Return a few positions to cut, such that each side has at least a third of the work.
+    """Return a few positions to cut, each side with a third of the work.
 
     A device that only gets a small task would show nothing about the cost of distributing work.
     """
-    ends = list(
-        accumulate(
-            case.costs.task_seconds(task, case.machine.device(case.used[0]))
-            for task in _mobile(case)
-        )
-    )
+    device = case.used[0]
+    ends = list(accumulate(case.task_seconds(task, device) for task in _tasks_on(case, device)))
     if not ends or not 0 < ends[-1] < math.inf:
         return []
     least = ends[-1] * (1 / 3 - 1e-9)
@@ -110,118 +102,113 @@ def _cuts(case: Case) -> list[int]:
     return sound[::step] or [bisect.bisect_left(ends, ends[-1] / 2) or 1]
 
 
-def _mobile(case: Case) -> list[Task]:
-    """Return the tasks that are on the single used device and can move."""
-    return [task for task in case.graph.tasks if case.placement.device[task.name] == case.used[0]]
+def _tasks_on(case: Case, device: str) -> list[Task]:
+    return [task for task in case.graph.tasks if case.placement.device[task.name] == device]
 
 
-def _cut(case: Case, other: str, at: int) -> Case | None:
-    """Return the case with all but the first tasks on another device, or None if impossible."""
+def _divided(case: Case, other: str, at: int) -> Case | None:
+    """Return the case with later tasks on another device, or None if impossible."""
+    used = case.used[0]
     allowed = choices(case.graph, case.machine)
     device = dict(case.placement.device)
     goes: dict[int, bool] = {}  # by group, whether it moves to the other device
-    for number, task in enumerate(_mobile(case)):
+    for number, task in enumerate(_tasks_on(case, used)):
         moves = goes.setdefault(allowed.group[task.index], number >= at)
         if moves and other in allowed.devices[task.index]:
             device[task.name] = other
-    homes = _followed(case, device, other)
+    # Inputs on the used device that are read only on the other one move there.
+    readers: dict[int, set[str]] = {}
+    for task in case.graph.tasks:
+        for use in case.graph.needs(task):
+            readers.setdefault(case.graph.values[use.value].root, set()).add(device[task.name])
+    moved = {
+        value.name: other
+        for value in case.graph.sources
+        if home(case.graph, case.machine, value) == used and readers.get(value.index) == {other}
+    }
     try:
-        plan = replace(case, graph=case.graph.pinned(homes)).placed(
-            Placement(device, case.placement.order)
-        )
+        graph = case.graph.pinned(moved)
+        plan = replace(case, graph=graph).placed(Placement(device, case.placement.order))
         return plan if other in plan.used else None
     except ScheduleError:
         return None
 
 
-def _followed(case: Case, device: Mapping[str, str], other: str) -> dict[str, str]:
-    """Return the inputs that are on the used device and read only on the other one."""
-    readers: dict[int, set[str]] = {}
-    for task in case.graph.tasks:
-        for use in case.graph.needs(task):
-            readers.setdefault(case.graph.values[use.value].root, set()).add(device[task.name])
-    return {
-        value.name: other
-        for value in case.graph.sources
-        if home(case.graph, case.machine, value) == case.used[0]
-        and readers.get(value.index) == {other}
-    }
-
-
-def places(case: Case, plans: Plans) -> Iterator[Remedy]:
+def change_placement(case: Case, plans: Plans) -> Iterator[Remedy]:
     """Suggest other placements, and name the bindings that prevent them."""
     best = case.makespan
-    for plan in plans.kept[:1]:
+    for plan in plans.bound[:1]:
         yield _remedy(case, plan, "policy")
         best = min(best, plan.makespan)
     for plan in plans.off_host[:1]:
-        if plan.makespan < best and (moved := _moved(case, plan)):
-            yield _off_host(case, plan, moved)
+        moved = [t for t in case.slow_on_host if plan.placement.device[t.name] in case.workers]
+        if plan.makespan < best and moved:
+            yield _off_host_remedy(case, plan, moved)
     for plan in plans.freed[:1]:
         if plan.makespan < best:
             yield _remedy(case, plan, "bound")
 
 
-def _moved(case: Case, plan: Case) -> list[Task]:
-    """Return the tasks that a plan moves away from the CPU to which they are bound."""
-    return [task for task in case.slow_here if plan.placement.device[task.name] in case.workers]
-
-
-def _off_host(case: Case, plan: Case, moved: Sequence[Task]) -> Remedy:
+def _off_host_remedy(case: Case, plan: Case, moved: Sequence[Task]) -> Remedy:
     """Suggest releasing tasks that are bound to a CPU and slow there."""
-    host = case.placement.device[moved[0].name]
-    called = [task.name for task in moved]
-    taken = sum(case.costs.task_seconds(task, case.machine.device(host)) for task in moved)
-    there = joined(list(dict.fromkeys(plan.placement.device[task.name] for task in moved)))
-    are = "is" if len(called) == 1 else "are"
+    names = tuple(task.name for task in moved)
+    host = case.placement.device[names[0]]
+    taken = duration(sum(case.task_seconds(task, host) for task in moved))
+    there = device_list(list(dict.fromkeys(plan.placement.device[name] for name in names)))
+    are, them = ("is", "it") if len(names) == 1 else ("are", "them")
     words = (
-        f"{names(called)} {are} bound to {host} ({place(moved[0])}), which takes {duration(taken)} for that; "
-        f"policy='auto' without that puts {'it' if len(called) == 1 else 'them'} on {there}"
+        f"{name_list(names)} {are} bound to {host} ({file_name(moved[0].source)}), which takes "
+        f"{taken} for that; policy='auto' without that puts {them} on {there}"
     )
-    return Remedy("host bound", words, tuple(called), (), plan.makespan)
+    return Remedy("host bound", words, names, (), plan.makespan)
 
 
 def _remedy(case: Case, plan: Case, kind: str) -> Remedy:
     """Describe what is wrong with the devices of tasks."""
     bound = case.bound if kind == "bound" else ()
     unused = [name for name in plan.used if name not in case.used]
-    who = ""
-    if bound:
-        what = f"{count(len(bound), 'task')} {'is' if len(bound) == 1 else 'are'}"
-        what = "all tasks are" if 1 < len(bound) == len(case.graph.tasks) else what
-        devices = joined(list(dict.fromkeys(str(task.device) for task in bound)))
-        who = f"{what} bound to {devices} (at {place(bound[0])}, or by place=)"
+    binding = _binding(case, bound) if bound else ""
+    reason = f"{binding}; " if bound else ""
     auto = "policy='auto'" + (" without that" if bound else "")
     if len(plan.used) < len(case.used):
         kind = f"fewer {kind}"
-        less = f"{_nothing(case, plan.makespan)}; {_alone(plan)} takes less"
         if len(plan.used) > 1:
-            less = f"{joined(plan.used)} do better than {spelled(len(case.used))}"
-        words = less + (f", but {who}" if who else "")
+            words = f"{device_list(plan.used)} do better than {spelled(len(case.used))}"
+        else:
+            words = f"{_no_gain(case, plan.makespan)}; {_alone(plan)} takes less"
+        words += f", but {binding}" if bound else ""
     elif unused:
         kind = f"idle {kind}"
-        several = len(unused) > 1
-        idle = f"{joined(unused)} could help and {'stand' if several else 'stands'} idle"
-        words = f"{idle}: {f'{who}; ' if who else ''}{auto} uses {'them' if several else 'it'}"
+        stand, them = ("stands", "it") if len(unused) == 1 else ("stand", "them")
+        idle = f"{device_list(unused)} could help and {stand} idle"
+        words = f"{idle}: {reason}{auto} uses {them}"
     elif plan.placement.device == case.placement.device:
         words = f"tasks could be issued in a better order: {auto} finds one"
     else:
-        words = (
-            f"{f'{who}; ' if who else 'tasks could be placed better: '}{auto} finds a faster plan"
-        )
+        words = f"{reason or 'tasks could be placed better: '}{auto} finds a faster plan"
     return Remedy(kind, words, tuple(task.name for task in bound), (), plan.makespan)
 
 
-def note(case: Case, plans: Plans) -> tuple[str, ...]:
+def _binding(case: Case, bound: Sequence[Task]) -> str:
+    """Write which tasks are bound to which devices."""
+    what = f"{count(len(bound), 'task')} {'is' if len(bound) == 1 else 'are'}"
+    if 1 < len(bound) == len(case.graph.tasks):
+        what = "all tasks are"
+    devices = device_list(list(dict.fromkeys(str(task.device) for task in bound)))
+    return f"{what} bound to {devices} (at {file_name(bound[0].source)}, or by place=)"
+
+
+def device_count_note(case: Case, plans: Plans) -> tuple[str, ...]:
     """Describe that more devices, or fewer, would not help."""
-    more = [plan for plan in plans.kept if len(plan.used) > len(case.used)]
+    more = [plan for plan in plans.bound if len(plan.used) > len(case.used)]
     more = sorted([*more, *filter(None, [plans.split])], key=lambda plan: plan.makespan)
-    fewer = [plan for plan in plans.kept if len(plan.used) < len(case.used)]
+    fewer = [plan for plan in plans.bound if len(plan.used) < len(case.used)]
     if more and more[0].makespan >= case.makespan > 0:
         take = "takes" if len(more[0].used) == 1 else "take"
         longer = f"{take} {_longer(more[0].makespan / case.makespan)}"
         best = ", in the best way that was tried" if len(more[0].used) > 1 else ""
-        return (f"{_nothing(more[0], case.makespan)} ({joined(more[0].used)} {longer}{best})",)
+        devices = device_list(more[0].used)
+        return (f"{_no_gain(more[0], case.makespan)} ({devices} {longer}{best})",)
     if fewer and case.makespan < fewer[0].makespan <= case.makespan * (1 + _SAME):
         return (f"on {_alone(fewer[0])} it takes {duration(fewer[0].makespan)}, hardly longer",)
     return ()
@@ -231,30 +218,23 @@ def _longer(ratio: float) -> str:
     """Write how many times as long it takes."""
     if ratio > _FAR:
         return f"{ratio:.0f} times as long"
-    return f"{share(ratio - 1)} longer" if ratio > 1.005 else "as long"
+    return f"{percent(ratio - 1)} longer" if ratio > 1.005 else "as long"
 
 
-def _nothing(plan: Case, other: float) -> str:
+def _no_gain(plan: Case, other: float) -> str:
     """Write that the devices of a plan do not help, and why.
 
     Copies are the reason if the plan is better when they take no time.
     """
-    free = plan.timed(_without_copies(plan))
-    why = (
-        "copies take longer than the compute they save"
-        if free < other
-        else "there is too little to do at once"
-    )
-    one = len(plan.used) == 1
-    gives = f"using {joined(plan.used)} gives" if one else f"{spelled(len(plan.used))} devices give"
-    return f"{gives} nothing here: {why}"
-
-
-def _without_copies(case: Case) -> Sequence[float]:
-    return [
-        0.0 if isinstance(i, Copy) else s for i, s in zip(case.program, case.seconds, strict=True)
-    ]
+    pairs = zip(plan.program, plan.seconds, strict=True)
+    without_copies = plan.timed([0.0 if isinstance(i, Copy) else s for i, s in pairs])
+    why = "there is too little to do at once"
+    if without_copies < other:
+        why = "copies take longer than the compute they save"
+    if len(plan.used) == 1:
+        return f"using {device_list(plan.used)} gives nothing here: {why}"
+    return f"{spelled(len(plan.used))} devices give nothing here: {why}"
 
 
 def _alone(case: Case) -> str:
-    return f"{joined(case.used) or case.machine.host} alone"
+    return f"{device_list(case.used) or case.machine.host} alone"

@@ -1,0 +1,206 @@
+"""Write explanations for a terminal of about 100 columns.
+
+Formats facts and remedies, and computes none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from autosched._lib.text import amount, count, duration, percent, shortened, wrapped
+from autosched.explanation.facts import Idle, Step
+
+if TYPE_CHECKING:
+    from autosched.explanation.report import Explanation, Late
+
+__all__ = ["report_text"]
+
+_INDENT = 15  # of the facts, after their headings
+_MOST_STEPS = 8
+_MOST_CAUSES = 4
+
+_BOUNDS = {
+    "critical_path": "the longest chain of tasks and copies takes that long",
+    "work": "the devices need that long for all tasks together",
+    "interval": "there is a span of time in which devices must do that much",
+    "copies": "copy streams need that long for what must go through them",
+    "memory": "what does not fit in memory must be fetched, or made, again",
+}
+_PATH = {
+    "compute": "computing",
+    "copy": "copies",
+    "device": "devices busy with other tasks",
+    "link": "copies in line behind others",
+    "order": "waiting for memory or order",
+    "gap": "nothing (gaps)",
+}
+_WAITS = {
+    "copy": "for copies",
+    "link": "for copies in line",
+    "gap": "in gaps",
+    "end": "with nothing left to do",
+}
+_ORDER = {"device": "device busy with", "link": "in line behind", "order": "after"}
+
+
+def report_text(found: Explanation) -> str:
+    """Return an explanation as text."""
+    how = "measured" if found.measured else "predicted"
+    also = f" ({duration(found.predicted)} predicted)" if found.measured else ""
+    devices = ", ".join(found.devices) or "no device"
+    tasks = count(found.tasks, "task")
+    head = wrapped(f"{found.name}: {duration(found.makespan)} {how}{also}, {tasks} on {devices}")
+    if not found.makespan:
+        return "\n".join([*head, "", "It takes no time, so there is nothing to explain."])
+    return "\n".join([*head, "", *_advice(found), "", *_facts(found)])
+
+
+def _advice(found: Explanation) -> Iterator[str]:
+    """Yield the lines of the advice."""
+    if found.advice:
+        yield "What would help, each alone, as simulated"
+    else:
+        yield "Nothing that was tried would make it faster."
+    for number, advice in enumerate(found.advice, 1):
+        head = f"{number:>3}. -{percent(advice.share)}  "
+        yield from wrapped(f"{advice.words} -> {duration(advice.makespan)}", head, len(head))
+    for note in found.notes:
+        begins_with_name = ":" in note.split()[0]
+        yield from wrapped(f"{note if begins_with_name else note[0].upper() + note[1:]}.")
+
+
+def _facts(found: Explanation) -> Iterator[str]:
+    """Yield the lines of the facts."""
+    if found.efficiency.seconds:
+        yield from _fact("Efficiency", _efficiency(found))
+    if found.copies:
+        moved = f"{found.copies:,}"
+        if found.copied_bytes:
+            moved = f"{amount(found.copied_bytes, 'B')} in {moved}"
+        hidden = percent(found.copies_hidden)
+        yield f"{'Copies':<{_INDENT}}{moved}, {hidden} of their time hidden behind compute"
+    for device in found.idle if found.makespan else ():
+        yield from _idle(device, found.makespan)
+    if found.twice_as_fast:
+        saved = (_saved(name, part) for name, part in found.twice_as_fast.items())
+        yield f"{'Twice as fast':<{_INDENT}}{', '.join(saved)}"
+    if found.late:
+        yield from _fact("Late", "; ".join(map(_late, found.late)))
+    if found.makespan:
+        yield from _critical_path(found)
+
+
+def _efficiency(found: Explanation) -> str:
+    best = found.efficiency
+    bound = f", {count(found.bound, 'task')} bound as they are," if found.bound > 1 else ""
+    bound = ", 1 task bound as it is," if found.bound == 1 else bound
+    least = f"no schedule{bound} takes less than {duration(best.seconds)}"
+    return f"{percent(best.share)}: {least}: {_BOUNDS[best.bound]}"
+
+
+def _idle(found: Idle, makespan: float) -> Iterator[str]:
+    """Yield the causes of idle time of a device."""
+    if found.causes.keys() == {"end"} and found.seconds >= makespan:
+        yield f"{found.device:<{_INDENT}}not used"
+        return
+    causes = _longest_first(found.causes)
+    parts = [
+        f"{duration(seconds)} {_WAITS.get(cause, f'for {cause}')}"
+        for cause, seconds in causes[:_MOST_CAUSES]
+    ]
+    if rest := sum(seconds for _, seconds in causes[_MOST_CAUSES:]):
+        parts.append(f"{duration(rest)} else")
+    text = "never idle"
+    if found.seconds > 1e-9 * makespan:
+        text = f"idle {percent(found.seconds / makespan)}: {', '.join(parts)}"
+    yield from _fact(found.device, text)
+
+
+def _saved(name: str, part: float) -> str:
+    return f"{name} {'nothing' if part < 0.005 else f'-{part:.0%}'}"
+
+
+def _late(late: Late) -> str:
+    more = duration(late.measured - late.predicted)
+    if late.kind == "gaps":
+        return f"{more} of gaps in which nothing held anything up"
+    if late.kind == "pauses":
+        return f"{more} of garbage collection"
+    kind = "task" if late.kind == "run" else "copy of"
+    return f"{kind} {late.name!r} {duration(late.measured)} instead of {duration(late.predicted)}"
+
+
+def _critical_path(found: Explanation) -> Iterator[str]:
+    """Yield the longest steps of the critical path, in order."""
+    parts = [
+        f"{percent(seconds / found.makespan)} {_PATH[cause]}"
+        for cause, seconds in _longest_first(found.path_seconds)
+    ]
+    yield from _fact("Critical path", ", ".join(parts))
+    steps = list(_lasting(found.critical_path))
+    shown = _shown(steps)
+    width = max((len(_step(steps[i])) for i in shown), default=0)
+    skipped = list[Step]()
+    for i, step in enumerate(steps):
+        if i not in shown:
+            skipped.append(step)
+            continue
+        yield from _skipped(skipped)
+        skipped = []
+        times = f"{duration(step.start):>11}  {duration(step.end - step.start):>8}"
+        yield f"{times}  {_step(step):<{width}}  {_why(step)}".rstrip()
+    yield from _skipped(skipped)
+
+
+def _shown(steps: Sequence[Step]) -> set[int]:
+    """Return the positions of the longest steps, and of single steps between."""
+    everything = range(len(steps))
+    if len(steps) <= _MOST_STEPS:
+        return set(everything)
+    longest = sorted(everything, key=lambda i: -float(f"{steps[i].end - steps[i].start:.3g}"))
+    shown = set(longest[:_MOST_STEPS])
+    # A single step is as short as "... 1 step".
+    return shown | {i for i in everything if {i - 1, i + 1} <= shown | {-1, len(steps)}}
+
+
+def _lasting(steps: Sequence[Step]) -> Iterator[Step]:
+    """Yield the steps of nonzero duration.
+
+    Waits for steps of duration 0, such as views, are omitted.
+    """
+    for before, step in pairwise((None, *steps)):
+        if step is not None and step.end > step.start:
+            after_zero = before is not None and before.end <= before.start
+            yield replace(step, cause="data") if after_zero else step
+
+
+def _skipped(steps: Sequence[Step]) -> Iterator[str]:
+    """Yield a line for steps that are left out."""
+    if steps:
+        seconds = sum(step.end - step.start for step in steps)
+        yield f"{'':11}  {duration(seconds):>8}  ... {count(len(steps), 'step')}"
+
+
+def _step(step: Step) -> str:
+    return f"{'copy ' if step.kind == 'copy' else ''}{shortened(step.name)}, {step.where}"
+
+
+def _why(step: Step) -> str:
+    """Write what a step waited for, unless it is the previous result."""
+    parts = []
+    if step.cause in _ORDER:
+        parts.append(f"{_ORDER[step.cause]} {shortened(step.behind)!r}")
+    if step.gap > 0.05 * (step.end - step.start) and step.gap > 0:
+        parts.append(f"{duration(step.gap)} late")
+    return ", ".join(parts)
+
+
+def _longest_first(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(seconds.items(), key=lambda item: -item[1])
+
+
+def _fact(heading: str, text: str) -> list[str]:
+    return wrapped(text, f"{heading:<{_INDENT}}", _INDENT)
