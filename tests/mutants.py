@@ -144,7 +144,7 @@ NEEDLESS = f"{LAWS}::test_law_2_nothing_can_be_left_out"
 REFERENCE = "tests/laws/test_necessary.py::test_verify_refuses_exactly_what_the_reference_refuses"
 CLOCKS = "tests/laws/test_teeth.py::test_vector_clocks_know_what_happens_before_what_in_any_list"
 ACCESSES = (
-    "tests/graph/test_parts.py::test_accesses_order_what_conflicts_directly_or_through_others"
+    "tests/graph/test_regions.py::test_accesses_order_what_conflicts_directly_or_through_others"
 )
 LISTING = "tests/policies/test_listing.py"
 PLANS = f"{LISTING}::test_a_plan_keeps_to_what_data_and_streams_allow"
@@ -339,24 +339,24 @@ MUTANTS = (
     ),
     Mutant(
         "a write covers all parts that it overlaps",
-        "autosched/graph/parts.py",
-        "            if part.covers(other):",
-        "            if part.overlaps(other):",
+        "autosched/graph/regions.py",
+        "            if region.covers(other):",
+        "            if region.overlaps(other):",
         ACCESSES,
     ),
     Mutant(
         "every other row and every third are taken to be apart",
-        "autosched/graph/parts.py",
+        "autosched/graph/regions.py",
         "step = math.gcd(a[2], b[2])",
         "step = max(a[2], b[2])",
-        "tests/graph/test_parts.py::test_these_may_overlap",
+        "tests/graph/test_regions.py::test_these_may_overlap",
     ),
     Mutant(
         "a search for parts overlooks those that begin before",
-        "autosched/graph/parts.py",
+        "autosched/graph/regions.py",
         "(low - self._longest[axis],)",
         "(low,)",
-        "tests/graph/test_parts.py::test_an_index_finds_all_that_overlaps",
+        "tests/graph/test_regions.py::test_an_index_finds_all_that_overlaps",
     ),
     Mutant(
         "a thread is let go before the event is recorded",

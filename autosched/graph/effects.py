@@ -19,7 +19,7 @@ from types import CellType, CodeType, FunctionType, MethodType, ModuleType, None
 from typing import Any, NamedTuple
 
 from autosched._lib.tree import flatten
-from autosched.graph.parts import is_basic
+from autosched.graph.regions import is_basic
 
 __all__ = ["Effects", "effects_of", "function_name", "shared_state"]
 

@@ -11,7 +11,8 @@ import networkx
 
 from autosched._lib.gc_pause import without_collecting
 from autosched.errors import GraphError
-from autosched.graph.graph import Graph, Value, check_costs
+from autosched.graph.builder import check_costs
+from autosched.graph.graph import Graph, Value
 
 __all__ = ["from_networkx", "to_networkx"]
 
@@ -70,7 +71,7 @@ def _add_node(
         *(graph.fresh("".join(f"{label}>{n}".split()).replace("@", "_")) for n in parts),
     ]
     data = {n: dag.edges[n, node].get("kind", "data") == "data" for n in dag.predecessors(node)}
-    result = graph._add(
+    result = graph.builder.add_task(
         facts.get("fn"),
         tuple(sent[n, node] for n, is_data in data.items() if is_data),
         {},

@@ -17,7 +17,7 @@ from autosched.errors import GraphError, UnknownMethodError
 
 if TYPE_CHECKING:
     from autosched.graph.graph import Graph
-    from autosched.graph.parts import Part
+    from autosched.graph.regions import Region
 
 __all__ = ["Attribute", "InPlace", "Method", "On", "Value"]
 
@@ -32,7 +32,7 @@ def _recorded(
     of: Value, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Any = None, **options: Any
 ) -> Value:
     """Add a task with one result to the graph of a value."""
-    result: Value = of.graph.record(fn, args, kwargs or {}, **options)
+    result: Value = of.graph.builder.call(fn, args, kwargs or {}, **options)
     return result
 
 
@@ -93,7 +93,7 @@ class Value:
     Value('relu')
     """
 
-    __slots__ = ("graph", "home", "index", "name", "nbytes", "part", "producer", "root", "tensor")
+    __slots__ = ("graph", "home", "index", "name", "nbytes", "producer", "region", "root", "tensor")
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Value:
         name: str,
         producer: int | None,
         root: int,
-        part: Part,
+        region: Region,
         home: str | None,
         tensor: Any,
         nbytes: int | None,
@@ -112,7 +112,7 @@ class Value:
         self.name = name
         self.producer = producer  # index of the task that makes it; None for inputs and constants
         self.root = root  # index of the value whose memory it shares, or its own
-        self.part = part  # of that memory
+        self.region = region  # of that memory
         self.home = home  # the device of an input; None if schedule() may choose it
         self.tensor = tensor  # of a constant
         self.nbytes = nbytes  # its size, if the user gave it
@@ -128,7 +128,7 @@ class Value:
         cls, fn: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         graph = _first_value((args, kwargs)).graph
-        return graph.record(fn, args, kwargs or {})
+        return graph.builder.call(fn, args, kwargs or {})
 
     def __getattr__(self, name: str) -> Any:
         if name in _UNKNOWN or _is_property(name):
@@ -144,7 +144,7 @@ class Value:
         if name.startswith("_"):
             raise AttributeError(f"Value has no attribute {name!r}")
         if name in _ATTRIBUTES:
-            return self.graph.record(Attribute(name), (self,), {})
+            return self.graph.builder.call(Attribute(name), (self,), {})
         _check_method(self.name, name)
         return _Recorder(self, name)
 
@@ -169,7 +169,7 @@ class Value:
         return _recorded(self, operator.getitem, (self, key))
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self.graph.record(operator.setitem, (self, key, value), {})
+        self.graph.builder.call(operator.setitem, (self, key, value), {})
 
     def __bool__(self) -> NoReturn:
         raise GraphError(
@@ -287,7 +287,7 @@ class _Recorder:
         return f"<method {self.name!r} of {self.value!r}: call it to add a task>"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self.value.graph.record(Method(self.name), (self.value, *args), kwargs)
+        return self.value.graph.builder.call(Method(self.name), (self.value, *args), kwargs)
 
 
 def _tensor_class() -> Any:

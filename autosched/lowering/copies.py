@@ -123,7 +123,7 @@ class _Travel:
         """Copy what a run reads to its device, and add the versions that it leaves there."""
         self.at = i - 1
         for use in task.reads:
-            if task.part is not None and self.graph.touched(task, use.value) is not None:
+            if task.region is not None and self.graph.touched(task, use.value) is not None:
                 self._bring_part(use, device)
             elif device not in self.holders[use]:
                 self.bring(use, device)

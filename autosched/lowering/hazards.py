@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from autosched.graph.flow import rows_of
 from autosched.graph.graph import Graph, Task, Use
-from autosched.graph.parts import Accesses
+from autosched.graph.regions import Accesses
 from autosched.machine.machine import Machine
 from autosched.placement import home
 from autosched.program.program import Copy, Free, Run, Stream, occupied
@@ -179,7 +179,7 @@ class _Walk:
         self.blocks.append(block)
         self.standing.put(index, version, device, (block, i))
         if i >= 0:
-            block.accesses.write(value.part, i)
+            block.accesses.write(value.region, i)
         return block
 
     def held(self, value: int, version: int, device: str) -> _Held:
@@ -197,7 +197,7 @@ class _Walk:
         blocks: dict[int, Block] = {}
         for use in task.reads:
             value, version = use
-            part = None if task.part is None else self.graph.touched(task, value)
+            part = None if task.region is None else self.graph.touched(task, value)
             held = (
                 self.standing.get(value, version, device)
                 if part is None
@@ -211,10 +211,10 @@ class _Walk:
             block.uses[stream] = i
             found.append(maker)
             if use in task.writes:
-                writers, readers = block.accesses.write(part or values[value].part, i)
+                writers, readers = block.accesses.write(part or values[value].region, i)
                 found += writers + readers
             else:
-                found += block.accesses.read(part or values[value].part, i)
+                found += block.accesses.read(part or values[value].region, i)
         if task.changes:
             self._change(task, device)
         for use in task.outputs:
@@ -247,7 +247,7 @@ class _Walk:
         stream = copy.stream
         value = self.graph.value(copy.value)
         use = Use(value.index, copy.version)
-        part = value.part
+        part = value.region
         source, maker = self.held(*use, copy.source)
         if source.owner is None and stream.device == copy.source:
             source.owner = stream

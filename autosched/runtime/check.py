@@ -78,9 +78,9 @@ class Watcher:
     def _look(self, task: Task, value: int) -> Callable[[Any], Any]:
         """Return a function that detects whether an argument was written; None where it may be."""
         root = self.graph.values[value].root
-        part = self.graph.values[value].part
+        part = self.graph.values[value].region
         written = [self.graph.values[use.value] for use in task.writes]
-        if any(other.root == root and other.part.overlaps(part) for other in written):
+        if any(other.root == root and other.region.overlaps(part) for other in written):
             known = effects_of(task.fn, task.args, task.kwargs).name if task.fn is not None else ""
             return (
                 _strides if self.graph.in_parts(value) and known not in RESHAPE | MOVE else _nothing

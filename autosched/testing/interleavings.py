@@ -19,7 +19,7 @@ from itertools import combinations, cycle
 from typing import NamedTuple
 
 from autosched.graph.graph import Graph
-from autosched.graph.parts import Part
+from autosched.graph.regions import Region
 from autosched.program.program import Copy, Program, Record, Run, Stream, Wait, occupied
 from autosched.runtime.memory import Memory
 from autosched.runtime.threads.interleaver import Choose
@@ -60,7 +60,7 @@ class _Bytes(NamedTuple):
     """A part of the memory of some slots."""
 
     block: int
-    part: Part
+    part: Region
     written: bool
 
     def meets(self, other: _Bytes) -> bool:
@@ -98,7 +98,7 @@ def footprints(program: Program, graph: Graph) -> list[Footprint]:
         if isinstance(instruction, Run):
             task = graph.task(instruction.task)
             for use, slot in zip(task.reads, reads, strict=True):
-                part = graph.touched(task, use.value) or graph.values[use.value].part
+                part = graph.touched(task, use.value) or graph.values[use.value].region
                 touched.append(_Bytes(memory.sharing[slot][0], part, use in task.writes))
             shared = {("state", id(item)) for item in task.shared}
             shared |= {
@@ -107,10 +107,10 @@ def footprints(program: Program, graph: Graph) -> list[Footprint]:
             shared |= {("order", (task.index, user)) for user in graph.users[task.index]}
         elif isinstance(instruction, Copy):
             touched.append(
-                _Bytes(memory.sharing[reads[0]][0], graph.value(instruction.value).part, False)
+                _Bytes(memory.sharing[reads[0]][0], graph.value(instruction.value).region, False)
             )
             touched += [
-                _Bytes(memory.sharing[slot][0], Part(), True)
+                _Bytes(memory.sharing[slot][0], Region(), True)
                 for slot in made
                 if instruction.overwrite
             ]

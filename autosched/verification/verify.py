@@ -26,7 +26,7 @@ from typing import NoReturn
 
 from autosched.errors import GraphError, ProgramError
 from autosched.graph.graph import HOST, Graph, Task, Use, Value
-from autosched.graph.parts import Accesses, Part
+from autosched.graph.regions import Accesses, Region
 from autosched.machine.machine import Machine
 from autosched.program.program import Copy, Free, Program, Record, Run, Stream, Wait, excerpt
 from autosched.program.residency import Standing
@@ -222,10 +222,10 @@ class _Verifier:
     def _access(self, device: str, task: Task, use: Use, writes: bool) -> _Memory:
         """Check one argument of a task."""
         value = self.graph.values[use.value]
-        part = None if task.part is None else self.graph.touched(task, use.value)
+        part = None if task.region is None else self.graph.touched(task, use.value)
         if part is None:
             place = value.name, use.version, device
-            block = self._use(place, self.standing.get(*place), value.part, writes)
+            block = self._use(place, self.standing.get(*place), value.region, writes)
         else:  # the versions of other parts are irrelevant
             stands = self.standing.latest(value.name, device)
             place = value.name, use.version if stands is None else stands, device
@@ -242,7 +242,7 @@ class _Verifier:
             )
         return block
 
-    def _check_part(self, task: Task, value: Value, block: _Memory, part: Part) -> None:
+    def _check_part(self, task: Task, value: Value, block: _Memory, part: Region) -> None:
         """Check that a task sees exactly the writes of a part that were added before it."""
         if self.written.get(value.root, block) is not block:
             self._fail(
@@ -270,7 +270,7 @@ class _Verifier:
         if root == use.value:
             block = self._new(place, (run.stream,))
             block.uses[self.own] = self.at
-            block.accesses.write(self.graph.values[root].part, self.at)
+            block.accesses.write(self.graph.values[root].region, self.at)
         else:
             base = next(
                 block for value, block in used.items() if self.graph.values[value].root == root
@@ -311,9 +311,9 @@ class _Verifier:
             block.accesses.write(part, self.at)
         block.uses[self.own] = self.at
 
-    def _part(self, name: str) -> Part:
+    def _part(self, name: str) -> Region:
         try:
-            return self.graph.value(name).part
+            return self.graph.value(name).region
         except GraphError as error:
             self._fail("presence", str(error))
 
@@ -376,7 +376,7 @@ class _Verifier:
         self.standing.put(*place, (block, self.at))
         return block
 
-    def _use(self, place: _Place, held: _Held | None, part: Part, writes: bool) -> _Memory:
+    def _use(self, place: _Place, held: _Held | None, part: Region, writes: bool) -> _Memory:
         """Check a read: present, not freed, and after its writer and its maker."""
         if held is None:
             self._fail("presence", f"{_named(place)} is read but {self._missing(place)}")
@@ -392,7 +392,9 @@ class _Verifier:
         self._touch(block, part, writes, place)
         return block
 
-    def _touch(self, block: _Memory, part: Part, writes: bool, place: _Place | None = None) -> None:
+    def _touch(
+        self, block: _Memory, part: Region, writes: bool, place: _Place | None = None
+    ) -> None:
         """Check that an access happens after all accesses with which it conflicts."""
         readers: Sequence[int] = ()
         if writes:

@@ -197,7 +197,7 @@ def _data(
     reads = []
     for task in graph.tasks:
         row = []
-        for use in task.reads if task.part is None else graph.needs(task):
+        for use in task.reads if task.region is None else graph.needs(task):
             if use not in known:
                 known[use] = len(known)
             row.append(known[use])
