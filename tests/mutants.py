@@ -328,7 +328,7 @@ MUTANTS = (
         "autosched/program/residency.py",
         "        while version in early:",
         "        if version in early:",
-        "tests/program/test_residency.py::test_a_value_stands_at_the_first_version_whose_write_has_not_come",
+        "tests/program/test_residency.py::test_a_value_has_the_first_version_whose_write_has_not_come",
     ),
     Mutant(
         "a value is said to be there though a part of it came early",

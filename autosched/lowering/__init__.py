@@ -62,7 +62,7 @@ def lower(
             )
         else:
             instructions, places = spill_copies(graph, machine, tasks, runs, outputs or {}, nbytes)
-        hazards = find_hazards(graph, machine, tasks, instructions, places)
+        hazards = find_hazards(graph, machine, instructions, places)
     lone = frozenset() if machine.contention else alone(instructions, hazards)
     program = insert_events(instructions, hazards, lone)
     return Program(

@@ -26,14 +26,14 @@ from functools import cache, partial
 from itertools import islice
 from typing import NoReturn
 
-from autosched.errors import MemoryLimitError, ScheduleError
+from autosched.errors import MemoryLimitError
 from autosched.graph.graph import Graph, Task, Use
-from autosched.lowering.copies import copy_streams
+from autosched.lowering.copies import copy_streams, linked_source, missing
 from autosched.lowering.future import Future
 from autosched.machine.machine import Machine
 from autosched.placement import home
 from autosched.program.program import Copy, Free, Run, Stream
-from autosched.program.residency import Standing
+from autosched.program.residency import Residency
 
 __all__ = ["spill_copies"]
 
@@ -88,11 +88,9 @@ class _Walk:
         self.limit = {device.name: device.nbytes for device in machine.devices}
         self.held = dict.fromkeys(machine.names, 0.0)
         self.blocks: dict[str, dict[_Block, None]] = {name: {} for name in machine.names}
-        self.standing: Standing[int, _Block] = Standing()
-        self.holders: dict[Use, list[str]] = {}
-        self.idle: dict[str, dict[_Block, None]] = {
-            name: {} for name in machine.names
-        }  # blocks without a next use on their device
+        self.table: Residency[int, _Block] = Residency()
+        # Blocks without a next use on their device.
+        self.idle: dict[str, dict[_Block, None]] = {name: {} for name in machine.names}
         self.idle_bytes = dict.fromkeys(machine.names, 0.0)
         self.busy: set[_Block] = set()  # blocks that the current run needs, never evicted
         self.copies = 0
@@ -122,8 +120,11 @@ class _Walk:
         device = run.stream.device
         self.busy = set()
         # 1. Copy what the task reads, and make room for its results.
-        missing = list(self._missing(task, device))
-        for use in missing:
+        lacking = list(missing(self.table, self.graph, task, device))
+        lacked = {use.value for use in lacking}
+        there = [use for use in task.reads if use.value not in lacked]
+        self.busy.update(self._argument(task, use, device) for use in there)
+        for use in lacking:
             self.busy.add(self._bring(use, device, f"for task {task.name!r}"))
         made = [use for use in task.outputs if self._takes_memory(use)]
         self._room(
@@ -133,10 +134,11 @@ class _Walk:
         )
         # 2. Issue the run, and advance the versions that it writes and makes.
         self.result.append(run)
-        blocks = {
-            self.graph.values[use.value].root: self._touched(task, use, run.stream)
-            for use in reversed(task.reads)
-        }
+        blocks: dict[int, _Block] = {}
+        for use in reversed(task.reads):
+            block = self._argument(task, use, device)
+            self._use(block, run.stream)
+            blocks[self.graph.values[use.value].root] = block
         changed = list(self._change(task, device))
         for use in task.outputs:
             if self._takes_memory(use):
@@ -171,45 +173,43 @@ class _Walk:
         self.busy = set()
         for label, index in self.graph.outputs.items():
             use = Use(index, self.graph.last_version(index))
-            if label in outputs and (found := self.standing.get(*use, outputs[label])) is not None:
+            found = self.table.get(*use, outputs[label]) if label in outputs else None
+            if found is not None:
                 self.busy.add(found)
         for label, index in self.graph.outputs.items():
             value = self.graph.values[index]
             use = Use(index, self.graph.last_version(index))
-            if label not in outputs:
-                places[label] = (
-                    home(self.graph, self.machine, value)
-                    if value.producer is None
-                    else self.holders[use][0]
-                )
-            elif outputs[label] not in self.holders[use]:
-                self.busy.add(self._bring(use, outputs[label], f"for output {label!r}"))
-            places.setdefault(label, outputs.get(label, ""))
+            holders = self.table.devices(*use)
+            if label in outputs:
+                places[label] = outputs[label]
+                if outputs[label] not in holders:
+                    self.busy.add(self._bring(use, outputs[label], f"for output {label!r}"))
+            elif value.producer is None:
+                places[label] = home(self.graph, self.machine, value)
+            else:
+                places[label] = holders[0]
         return places
 
     def send(self, uses: Sequence[Use]) -> None:
         """Copy versions to those of their readers whose memory has no limit."""
         for use in uses:
             for device in self.future.readers(use):
-                if (
-                    math.isinf(self.limit[device])
-                    and use in self.holders
-                    and device not in self.holders[use]
-                ):
+                holders = self.table.devices(*use)
+                if math.isinf(self.limit[device]) and holders and device not in holders:
                     self._bring(use, device, "")
 
     def fetch_ahead(self, device: str) -> None:
         """Copy what the next runs of a device read, as far as it fits without eviction."""
         need = 0.0  # bytes that those runs read and their device lacks
         coming: set[Use] = set()
-        for task in islice(
-            self.future.runs.get(device, ()), _AHEAD if self.limit[device] < math.inf else 0
-        ):
+        most = _AHEAD if self.limit[device] < math.inf else 0
+        for task in islice(self.future.runs.get(device, ()), most):
             for use in self.future.needs(task):
-                if device in self.holders.get(use, ()) or use in coming:
+                holders = self.table.devices(*use)
+                if device in holders or use in coming:
                     continue
                 coming.add(use)
-                if not self.holders.get(use):
+                if not holders:
                     need += self.nbytes[use.value]
                 elif self._reclaim(device, need + self.nbytes[use.value]):
                     self._copy(use, device)
@@ -221,29 +221,16 @@ class _Walk:
             )
             need += sum(self.nbytes[use.value] for use in made)
 
-    def _missing(self, task: Task, device: str) -> Iterator[Use]:
-        """Yield what a task reads and its device lacks; what is there may not be evicted."""
-        for use in task.reads:
-            part = self.graph.touched(task, use.value) is not None
-            there = (
-                self.standing.held(use.value, device) if part else self.standing.get(*use, device)
-            )
-            if there is not None and (
-                not part or self.standing.latest(use.value, device) is not None
-            ):
-                self.busy.add(there)
-            else:
-                yield Use(use.value, 0) if part else use
-
     def _takes_memory(self, use: Use) -> bool:
         return self.graph.values[use.value].root == use.value and self.graph.is_used(use.value)
 
-    def _touched(self, task: Task, use: Use, stream: Stream) -> _Block:
-        part = self.graph.touched(task, use.value) is not None
-        device = stream.device
-        block = self.standing.held(use.value, device) if part else self.standing.get(*use, device)
+    def _argument(self, task: Task, use: Use, device: str) -> _Block:
+        """Return the block of an argument; any version will do where a task touches a region."""
+        if self.graph.touched(task, use.value) is None:
+            block = self.table.get(*use, device)
+        else:
+            block = self.table.held(use.value, device)
         assert block is not None
-        self._use(block, stream)
         return block
 
     def _use(self, block: _Block, stream: Stream) -> None:
@@ -254,13 +241,11 @@ class _Walk:
     def _change(self, task: Task, device: str) -> Iterator[Use]:
         """Advance the versions that a task writes; yield the resulting ones."""
         for value, version in task.changes:
-            stands = self.standing.change(value, version, device)
-            block = self.standing.held(value, device)
-            if stands is not None and block is not None:
-                self._left(Use(value, block.holds[value]), device)
-                block.holds[value] = stands
-                self.holders.setdefault(Use(value, stands), []).append(device)
-                yield Use(value, stands)
+            new = self.table.change(value, version, device)
+            block = self.table.held(value, device)
+            if new is not None and block is not None:
+                block.holds[value] = new
+                yield Use(value, new)
 
     def _give_back(self, changed: Sequence[Use], device: str) -> None:
         """Copy an input back over the caller's tensor after its last write."""
@@ -289,16 +274,10 @@ class _Walk:
     def _copy(self, use: Use, device: str) -> _Block:
         value = self.graph.values[use.value]
         overwrite = self._goes_home(use, device)
-        source = next(
-            (other for other in self.holders[use] if self.machine.link(other, device)), None
-        )
-        if source is None:
-            raise ScheduleError(
-                f"value {value.name!r} is on {self.holders[use][0]!r} and needed on {device!r}, but no link joins them"
-            )
+        source = linked_source(self.machine, self.table.devices(*use), device, value)
         stream, also = self._streams(source, device, 0 if self.machine.contention else self.copies)
         self.copies += 1
-        read = self.standing.get(*use, source)
+        read = self.table.get(*use, source)
         assert read is not None
         self.result.append(
             Copy(stream, value.name, use.version, source, device, also, overwrite=overwrite)
@@ -308,9 +287,9 @@ class _Walk:
             return self._put(
                 use, device, also or (stream if stream.device == device else None), stream
             )
-        block = self.standing.held(value.root, device)
+        block = self.table.held(value.root, device)
         assert block is not None
-        self._left(Use(use.value, block.holds[use.value]), device)
+        self.table.drop(use.value, block.holds[use.value], device)
         self._share(use, block)
         return block
 
@@ -342,12 +321,7 @@ class _Walk:
 
     def _share(self, use: Use, block: _Block) -> None:
         block.holds[use.value] = use.version
-        self.standing.put(*use, block.device, block)
-        self.holders.setdefault(use, []).append(block.device)
-
-    def _left(self, use: Use, device: str) -> None:
-        self.standing.drop(*use, device)
-        self.holders[use].remove(device)
+        self.table.put(*use, block.device, block)
 
     def _free(self, block: _Block) -> None:
         """Free a block, which must be dead or copied elsewhere."""
@@ -355,7 +329,7 @@ class _Walk:
         owner = block.owner or Stream(block.device, "compute")
         self.result.append(Free(owner, self.graph.values[value].name, version))
         for use in block.holds.items():
-            self._left(Use(*use), block.device)
+            self.table.drop(*use, block.device)
         del self.blocks[block.device][block]
         if block in self.idle[block.device]:
             del self.idle[block.device][block]
@@ -394,12 +368,12 @@ class _Walk:
             return False
         if (self._next(block) if self._is_parted(block) else block.next) < math.inf:
             return False
-        return all(self._stands_elsewhere(use, block.device) for use in self._wanted(block))
+        return all(self._is_elsewhere(use, block.device) for use in self._wanted(block))
 
     def _is_whole(self, block: _Block) -> bool:
         """Whether a block holds its versions with all their parts."""
         return all(
-            self.standing.get(value, version, block.device) is block
+            self.table.get(value, version, block.device) is block
             for value, version in block.holds.items()
         )
 
@@ -433,18 +407,19 @@ class _Walk:
             for use in uses
             if use in self.future.anywhere
             or any(
-                at == block.device or at not in self.holders[use] for at in self.future.readers(use)
+                at == block.device or at not in self.table.devices(*use)
+                for at in self.future.readers(use)
             )
         ]
 
-    def _stands_elsewhere(self, use: Use, device: str) -> bool:
-        others = [other for other in self.holders[use] if other != device]
+    def _is_elsewhere(self, use: Use, device: str) -> bool:
+        others = [other for other in self.table.devices(*use) if other != device]
         lacking = [at for at in self.future.readers(use) if at not in others]
         return any(all(self.machine.link(other, at) for at in lacking) for other in others)
 
     def _move(self, block: _Block) -> bool:
         """Spill a block: copy out what no other device holds, and free it. Return success."""
-        out = [use for use in self._wanted(block) if not self._stands_elsewhere(use, block.device)]
+        out = [use for use in self._wanted(block) if not self._is_elsewhere(use, block.device)]
         need = sum(self.nbytes[use.value] for use in out)
         refuge = self._refuge(block.device, out, need) if out else block.device
         if refuge is None:

@@ -20,7 +20,7 @@ from autosched.errors import GraphError, HazardError
 from autosched.graph.effects import COUNTS_IN_MEMORY, function_name
 from autosched.graph.graph import Graph, Here, Task, Value
 from autosched.program.program import Copy, Free, Program, Run
-from autosched.program.residency import Standing
+from autosched.program.residency import Residency
 from autosched.runtime.backends import Step, Transfer
 
 __all__ = ["Memory"]
@@ -52,7 +52,7 @@ class Memory:
             int, list[int | None]
         ] = {}  # and those it fills; None for a result that nothing uses
         self.freed: dict[int, list[int]] = {}
-        self._slots: Standing[int, int] = Standing()
+        self._slots: Residency[int, int] = Residency()
         self.sharing: dict[int, list[int]] = {}  # slots that share memory, by each of them
         self._inputs: list[tuple[str, int]] = []
         self._assign()

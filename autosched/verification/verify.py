@@ -29,7 +29,7 @@ from autosched.graph.graph import HOST, Graph, Task, Use, Value
 from autosched.graph.regions import Accesses, Region
 from autosched.machine.machine import Machine
 from autosched.program.program import Copy, Free, Program, Record, Run, Stream, Wait, excerpt
-from autosched.program.residency import Standing
+from autosched.program.residency import Residency
 from autosched.program.vector_clocks import Clocks, Stamp, alone
 from autosched.verification.functional import proves
 
@@ -121,7 +121,7 @@ class _Verifier:
         self.inputs = dict(program.inputs)
         self.outputs = dict(program.outputs)
         self.at = -1
-        self.standing: Standing[str, _Held] = Standing()
+        self.standing: Residency[str, _Held] = Residency()
         self.written: dict[
             int, _Memory
         ] = {}  # by root of memory written in parts, the one block that is written
@@ -419,7 +419,7 @@ class _Verifier:
         stands = self.standing.latest(value, device)
         if stands is not None and stands > version:
             return f"was overwritten by version {stands}"
-        elsewhere = [other for other in self.standing.where(value, version) if other != device]
+        elsewhere = [other for other in self.standing.devices(value, version) if other != device]
         if stands is not None and stands == version:
             return "a part of it was overwritten by what comes later"
         where = (
