@@ -158,29 +158,29 @@ MUTANTS = (
     Mutant(
         "a copy does not wait for the task that wrote what it copies",
         f"{LOWERING}/hazards.py",
-        "        found = source.accesses.read(part, i)\n",
-        "        found = source.accesses.read(part, i)[:0]\n",
+        "        found = self._access(i, stream, source, region, False)\n",
+        "        found = self._access(i, stream, source, region, False)[:1]\n",
         SERIAL,
     ),
     Mutant(
         "a write does not wait for readers",
         f"{LOWERING}/hazards.py",
-        "                found += writers + readers\n            else:",
-        "                found += writers\n            else:",
+        "        return [buffer.maker, *writers, *readers]",
+        "        return [buffer.maker, *writers]",
         SERIAL,
     ),
     Mutant(
         "a copy home does not wait for readers of the caller's tensor",
         f"{LOWERING}/hazards.py",
-        "            found += writers + readers\n            self.standing",
-        "            found += writers\n            self.standing",
+        "            found += self._access(i, stream, target, region, True)\n",
+        "            self._access(i, stream, target, region, True)\n",
         EMULATED,
     ),
     Mutant(
         "a reader of a view does not wait for the task that makes the view",
-        f"{LOWERING}/hazards.py",
-        "self.standing.put(*use, stream.device, (base, i))",
-        "self.standing.put(*use, stream.device, (base, -1))",
+        "autosched/program/residency.py",
+        "made.append(self._new(value, version, device, i, base))",
+        "made.append(self._new(value, version, device, -1 if base else i, base))",
         SERIAL,
     ),
     Mutant(
@@ -192,9 +192,9 @@ MUTANTS = (
     ),
     Mutant(
         "memory is freed under the version of a view of it",
-        f"{LOWERING}/hazards.py",
-        "            if stands is not None and held is not None and held[0].value == self.values[value].name:",
-        "            if stands is not None and held is not None:",
+        "autosched/program/residency.py",
+        "                changed.version = new\n",
+        "                changed.block.version = new\n",
         "tests/lowering/test_lowering.py::test_memory_is_freed_under_the_version_of_the_value_that_owns_it",
     ),
     Mutant(
@@ -410,8 +410,8 @@ MUTANTS = (
     Mutant(
         "views stay when their memory goes",
         "autosched/runtime/memory.py",
-        "self.freed[i] = self.sharing[slot]",
-        "self.freed[i] = [slot]",
+        "self.freed[step.at] = self.sharing[slots[step.reads[0]]]",
+        "self.freed[step.at] = [slots[step.reads[0]]]",
         LEFT,
     ),
     Mutant(
@@ -445,7 +445,7 @@ MUTANTS = (
     Mutant(
         "a declared write excuses writes of other parts",
         "autosched/runtime/check.py",
-        "other.root == root and other.part.overlaps(part) for",
+        "other.root == root and other.region.overlaps(part) for",
         "other.root == root for",
         "tests/runtime/test_check.py::test_a_task_that_writes_another_part_than_it_declared_is_found_out",
     ),
@@ -641,15 +641,15 @@ MUTANTS = (
     Mutant(
         "a copy leaves before it is made if the placement says so",
         "autosched/lowering/copies.py",
-        "slot = max(self.maker[use], min(slot, self.at))",
-        "slot = min(slot, self.at)",
+        "after = max(self.maker[use], min(after, self.current - 1))",
+        "after = min(after, self.current - 1)",
         WISHES,
     ),
     Mutant(
         "a copy leaves behind who needs it if the placement says so",
         "autosched/lowering/copies.py",
-        "slot = max(self.maker[use], min(slot, self.at))",
-        "slot = max(self.maker[use], slot)",
+        "after = max(self.maker[use], min(after, self.current - 1))",
+        "after = max(self.maker[use], after)",
         WISHES,
     ),
 )

@@ -25,7 +25,7 @@ from autosched.errors import ProgramError, ScheduleError
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.placement import home
-from autosched.program.arrays import COPY, RECORD, RUN, WAIT, columns
+from autosched.program.arrays import COPY, RECORD, RUN, WAIT
 from autosched.program.program import Copy, Program, Record, Run, Stream, Wait, occupied
 from autosched.timeline.timeline import Span, Timeline, what
 
@@ -57,7 +57,7 @@ def makespan(program: Program, seconds: Sequence[float]) -> float:
     Raises ScheduleError as ``simulate`` does.
     """
     how = mode(len(program))
-    if how.fast and columns(program).is_clean:
+    if how.fast and program.columns.is_clean:
         found: float = how(last_end)(np.array(seconds, float), *_numbered(program))
         if found < math.inf:
             return found
@@ -65,7 +65,7 @@ def makespan(program: Program, seconds: Sequence[float]) -> float:
 
 
 def _numbered(program: Program) -> tuple[Any, ...]:
-    known = columns(program)
+    known = program.columns
     free = np.zeros(len(program.streams))
     events = np.zeros(known.records)
     return known.kind, known.stream, known.also, known.event, free, events

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from autosched._lib.jit import Mode, kernel, mode
 from autosched.graph.flow import Flow, flow
 from autosched.graph.graph import HOST, Graph
-from autosched.program.arrays import COPY, FREE, RECORD, RUN, WAIT, Columns, columns
+from autosched.program.arrays import COPY, FREE, RECORD, RUN, WAIT, Columns
 from autosched.program.clock_kernels import Moments, advance, catch_up, reaches
 from autosched.program.program import Program
 
@@ -69,7 +69,7 @@ def proves(program: Program, graph: Graph, host: str | None, how: Mode | None = 
     if small or not graph.is_plain:
         return False
     how = how or mode(len(program))
-    p = columns(program)
+    p = program.columns
     g = flow(graph)
     if not p.is_clean:
         return False
