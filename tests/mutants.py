@@ -207,8 +207,8 @@ MUTANTS = (
     Mutant(
         "a record stands before the run it is for",
         f"{LOWERING}/events.py",
-        'np.searchsorted(self.line, self.producers, side="right")',
-        "np.searchsorted(self.line, self.producers)",
+        'np.searchsorted(self.at, self.producers, side="right")',
+        "np.searchsorted(self.at, self.producers)",
         SERIAL,
     ),
     Mutant(
@@ -221,7 +221,7 @@ MUTANTS = (
     Mutant(
         "what is proved at once may be freed while it is used",
         "autosched/verification/functional.py",
-        "        if not behind(p, s, m, s.use[k], p.own[i]):\n            return False\n        k = s.earlier[k]",
+        "        if not is_earlier(p, s, c, s.use[k], p.own[i]):\n            return False\n        k = s.earlier[k]",
         "        k = s.earlier[k]",
         "tests/verification/test_functional.py::test_what_is_proved_at_once_is_what_is_proved_step_by_step",
     ),
@@ -235,7 +235,7 @@ MUTANTS = (
     Mutant(
         "a copy on two streams lets no memory of the second go",
         f"{LOWERING}/events.py",
-        "        if also >= 0:\n            release(o, h, m, also, i)\n",
+        "        if also >= 0:\n            free_due(o, h, c, also, i)\n",
         "",
         "tests/lowering/test_lowering.py::test_memory_goes_back_at_the_first_place_where_that_costs_no_wait",
     ),
@@ -291,7 +291,7 @@ MUTANTS = (
     Mutant(
         "verify takes what a copy home overwrote to be there still",
         "autosched/verification/verify.py",
-        "            self.standing.drop(copy.value, self.at_home[copy.value], copy.destination)\n",
+        "            self.table.drop(copy.value, self.at_home[copy.value], copy.destination)\n",
         "",
         "tests/verification/test_verify.py::test_a_program_that_breaks_a_law_of_writes_is_refused_and_told_why",
     ),
@@ -305,22 +305,22 @@ MUTANTS = (
     Mutant(
         "a wait does not pass on what its event was behind",
         "autosched/program/vector_clocks.py",
-        "        behind = joined(self.behind[own], seen)\n",
-        "        behind = list(self.behind[own])\n",
+        "        clock = maximum(self.clock[own], seen)\n",
+        "        clock = list(self.clock[own])\n",
         CLOCKS,
     ),
     Mutant(
         "an event forgets the last run or copy before it",
         "autosched/program/vector_clocks.py",
-        "        return own, self.count[own], self.behind[own]\n\n    def catch_up",
-        "        return own, self.count[own] - 1, self.behind[own]\n\n    def catch_up",
+        "        return own, self.count[own], self.clock[own]\n\n    def wait_for",
+        "        return own, self.count[own] - 1, self.clock[own]\n\n    def wait_for",
         CLOCKS,
     ),
     Mutant(
         "a copy orders only the first of its two streams",
         "autosched/program/vector_clocks.py",
-        "            self.behind[own] = self.behind[also] = tuple(both)",
-        "            self.behind[own] = tuple(both)",
+        "            self.clock[own] = self.clock[also] = tuple(both)",
+        "            self.clock[own] = tuple(both)",
         CLOCKS,
     ),
     Mutant(

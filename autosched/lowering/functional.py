@@ -22,19 +22,19 @@ from autosched.machine.machine import Machine
 from autosched.placement import Send, home
 from autosched.program.program import Copy, Run, Stream
 
-__all__ = ["insert_plainly", "is_plain"]
+__all__ = ["insert_functional", "is_functional"]
 
 Ints = NDArray[np.int64]
 
 
-def is_plain(graph: Graph, machine: Machine) -> bool:
+def is_functional(graph: Graph, machine: Machine) -> bool:
     """Return whether a graph is functional, and all devices are linked to each other."""
     return graph.is_plain and all(
         machine.link(a, b) for a in machine.names for b in machine.names if a != b
     )
 
 
-def insert_plainly(
+def insert_functional(
     graph: Graph,
     machine: Machine,
     tasks: Sequence[Task],

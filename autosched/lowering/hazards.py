@@ -25,7 +25,7 @@ from autosched.placement import home
 from autosched.program.program import Copy, Free, Run, Stream, occupied
 from autosched.program.residency import Buffer, Buffers, Step
 
-__all__ = ["Block", "Hazards", "alone", "find_hazards"]
+__all__ = ["Block", "Hazards", "find_hazards", "single_copy_streams"]
 
 Ints = NDArray[np.int64]
 
@@ -50,7 +50,7 @@ class Block:
 class Hazards:
     """The positions that each run or copy must follow, and the blocks to be freed.
 
-    Ragged tables are pairs: where each row begins, and the entries of all rows.
+    Ragged tables are pairs (CSR): row offsets, and the entries of all rows.
     """
 
     after_at: Ints
@@ -82,39 +82,36 @@ def _owner(block: Block) -> Stream:
 
 
 def ragged(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
-    """Return where each row begins, and the entries of all rows in one array."""
+    """Return row offsets, and the entries of all rows in one array (CSR)."""
     at = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(list(map(len, rows)), out=at[1:])
     return at, np.fromiter(chain.from_iterable(rows), np.int64, at[-1])
 
 
-def alone(instructions: Sequence[Run | Copy | Free], hazards: Hazards) -> frozenset[Stream]:
+def single_copy_streams(
+    instructions: Sequence[Run | Copy | Free], hazards: Hazards
+) -> frozenset[Stream]:
     """Return the single-copy streams that wait for no other of them, as ``vector_clocks`` needs.
 
     Streams that own memory are excluded, since they wait for all users of it.
     """
-    held = Counter(instruction.stream for instruction in instructions)
-    held.update(i.also for i in instructions if type(i) is Copy and i.also is not None)
+    held = Counter(stream for instruction in instructions for stream in occupied(instruction))
     found = {
         i: each.stream
         for i, each in enumerate(instructions)
-        if type(each) is Copy and held[each.stream] == 1
+        if type(each) is Copy and each.also is None and held[each.stream] == 1
     }
-    found = {i: stream for i, stream in found.items() if len(occupied(instructions[i])) == 1}
-    lone = np.zeros(len(instructions), bool)
-    lone[list(found)] = True
+    single = np.zeros(len(instructions), bool)
+    single[list(found)] = True
     at = hazards.after_at
     after = hazards.after
-    rows = rows_of(hazards.after_at)
-    waited = [
-        found[before]
-        for i, before in zip(
-            *(column[lone[rows] & lone[after]].tolist() for column in (rows, after)), strict=True
-        )
-        if not any(
-            before in after[at[other] : at[other + 1]] for other in after[at[i] : at[i + 1]]
-        )  # another predecessor already implies it
-    ]
+    rows = rows_of(at)
+    both = single[rows] & single[after]
+    waited = []
+    for i, before in zip(rows[both].tolist(), after[both].tolist(), strict=True):
+        others = (after[at[other] : at[other + 1]] for other in after[at[i] : at[i + 1]])
+        if not any(before in other for other in others):  # no other predecessor implies it
+            waited.append(found[before])
     return frozenset(found.values()).difference(waited, hazards.owners)
 
 

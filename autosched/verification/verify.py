@@ -30,7 +30,7 @@ from autosched.graph.regions import Accesses, Region
 from autosched.machine.machine import Machine
 from autosched.program.program import Copy, Free, Program, Record, Run, Stream, Wait, excerpt
 from autosched.program.residency import Residency
-from autosched.program.vector_clocks import Clocks, Stamp, alone
+from autosched.program.vector_clocks import Clocks, Stamp, single_copy_streams
 from autosched.verification.functional import proves
 
 __all__ = ["verify"]
@@ -112,7 +112,7 @@ class _Verifier:
         self.bound: dict[
             tuple[int, ...], Run
         ] = {}  # by set of values kept together, the first run that made or wrote one
-        self.clocks = Clocks(program.streams, alone(program.instructions))
+        self.clocks = Clocks(program.streams, single_copy_streams(program.instructions))
         self.index = self.clocks.index
         self.own = 0  # the stream of the current instruction
         self.clock: tuple[int, ...] = ()  # the clock of the current instruction
@@ -121,7 +121,7 @@ class _Verifier:
         self.inputs = dict(program.inputs)
         self.outputs = dict(program.outputs)
         self.at = -1
-        self.standing: Residency[str, _Held] = Residency()
+        self.table: Residency[str, _Held] = Residency()
         self.written: dict[
             int, _Memory
         ] = {}  # by root of memory written in parts, the one block that is written
@@ -160,12 +160,12 @@ class _Verifier:
     def _record(self, record: Record) -> None:
         if record.event in self.events:
             self._fail("events", f"event e{record.event} is recorded twice")
-        self.events[record.event] = self.clocks.now(self.index[record.stream])
+        self.events[record.event] = self.clocks.stamp(self.index[record.stream])
 
     def _wait(self, wait: Wait) -> None:
         if wait.event not in self.events:
             self._fail("events", f"event e{wait.event} is waited for but not recorded before")
-        self.clocks.catch_up(self.index[wait.stream], self.events[wait.event])
+        self.clocks.wait_for(self.index[wait.stream], self.events[wait.event])
 
     def _advance(self, stream: Stream, also: Stream | None = None) -> None:
         """Advance the clocks by a run or copy, which becomes the current instruction."""
@@ -207,16 +207,16 @@ class _Verifier:
                 )
 
     def _change(self, name: str, version: int, device: str) -> None:
-        stands = self.standing.change(name, version, device)
-        held = self.standing.held(name, device)
-        if stands is not None and held is not None and held[0] is self.home.get(name):
-            self.at_home[name] = stands
+        present = self.table.change(name, version, device)
+        held = self.table.held(name, device)
+        if present is not None and held is not None and held[0] is self.home.get(name):
+            self.at_home[name] = present
 
     def _follow(self, task: Task, before: Task) -> None:
         what = f"task {before.name!r}, after which {task.name!r} must run,"
         if before.index not in self.ran:
             self._fail("order", f"{what} has not run")
-        if not self._behind(self.ran[before.index]):
+        if not self._is_earlier(self.ran[before.index]):
             self._fail("order", f"{what} is not waited for", self.ran[before.index])
 
     def _access(self, device: str, task: Task, use: Use, writes: bool) -> _Memory:
@@ -225,11 +225,11 @@ class _Verifier:
         part = None if task.region is None else self.graph.touched(task, use.value)
         if part is None:
             place = value.name, use.version, device
-            block = self._use(place, self.standing.get(*place), value.region, writes)
+            block = self._use(place, self.table.get(*place), value.region, writes)
         else:  # the versions of other parts are irrelevant
-            stands = self.standing.latest(value.name, device)
-            place = value.name, use.version if stands is None else stands, device
-            block = self._use(place, self.standing.held(value.name, device), part, writes)
+            present = self.table.latest(value.name, device)
+            place = value.name, use.version if present is None else present, device
+            block = self._use(place, self.table.held(value.name, device), part, writes)
             self._check_part(task, value, block, part)
         if (
             writes
@@ -275,7 +275,7 @@ class _Verifier:
             base = next(
                 block for value, block in used.items() if self.graph.values[value].root == root
             )
-            self.standing.put(*place, (base, self.at))
+            self.table.put(*place, (base, self.at))
 
     def _copy(self, copy: Copy) -> None:
         target = (copy.value, copy.version, copy.destination)
@@ -290,8 +290,8 @@ class _Verifier:
         self._advance(copy.stream, copy.also)
         part = self._part(copy.value)
         source = (copy.value, copy.version, copy.source)
-        self._use(source, self.standing.get(*source), part, writes=False)
-        if (there := self.standing.get(*target)) is not None and not there[0].freed:
+        self._use(source, self.table.get(*source), part, writes=False)
+        if (there := self.table.get(*target)) is not None and not there[0].freed:
             self._fail("single", f"{_named(target)} is there already")
         if copy.overwrite:
             block = self.home.get(copy.value)
@@ -300,8 +300,8 @@ class _Verifier:
                     "presence", f"{copy.value!r} is no input that lives on {copy.destination}"
                 )
             self._touch(block, part, writes=True)
-            self.standing.drop(copy.value, self.at_home[copy.value], copy.destination)
-            self.standing.put(*target, (block, self.at))
+            self.table.drop(copy.value, self.at_home[copy.value], copy.destination)
+            self.table.put(*target, (block, self.at))
             self.at_home[copy.value] = copy.version
         else:
             streams = (copy.stream,) if copy.also is None else (copy.stream, copy.also)
@@ -319,7 +319,7 @@ class _Verifier:
 
     def _free(self, free: Free) -> None:
         place = (free.value, free.version, free.stream.device)
-        held = self.standing.get(*place)
+        held = self.table.get(*place)
         if held is None:
             self._fail("free", f"{_named(place)} is not there to be freed")
         block = held[0]
@@ -333,9 +333,9 @@ class _Verifier:
                 f"{_named(place)} was allocated on {block.owners[0]}, and only that stream may free it",
             )
         self.own = self.index[free.stream]
-        self.clock = self.clocks.behind[self.own]
+        self.clock = self.clocks.clock[self.own]
         for use in block.uses.values():
-            if not self._behind(use):
+            if not self._is_earlier(use):
                 self._fail(
                     "free",
                     f"{_named(place)} is freed while {self._verb(use)} may still use it",
@@ -364,7 +364,7 @@ class _Verifier:
                 self._fail("free", f"{_named(place)} is never freed")
 
     def _final(self, place: _Place, what: str) -> _Memory:
-        held = self.standing.get(*place)
+        held = self.table.get(*place)
         if held is None:
             self._fail("result", f"{what}, {_named(place)}, is not there at the end")
         if held[0].freed:
@@ -373,7 +373,7 @@ class _Verifier:
 
     def _new(self, place: _Place, owners: tuple[Stream, ...]) -> _Memory:
         self.blocks[block := _Memory(owners)] = place
-        self.standing.put(*place, (block, self.at))
+        self.table.put(*place, (block, self.at))
         return block
 
     def _use(self, place: _Place, held: _Held | None, part: Region, writes: bool) -> _Memory:
@@ -383,7 +383,7 @@ class _Verifier:
         block, maker = held
         if block.freed:
             self._fail("presence", f"{_named(place)} is read after it was freed")
-        if not self._behind(maker):
+        if not self._is_earlier(maker):
             self._fail(
                 "order",
                 f"{_named(place)} is made by {self._verb(maker)}, which is not waited for",
@@ -402,13 +402,13 @@ class _Verifier:
         else:
             writers = block.accesses.read(part, self.at)
         for before in writers:
-            if not self._behind(before):
+            if not self._is_earlier(before):
                 what = f"{self._writing()} memory that {self._verb(before)} wrote"
                 if place is not None:
                     what = f"{_named(place)} is made by {self._verb(before)}"
                 self._fail("order", f"{what}, which is not waited for", before)
         for before in readers:
-            if not self._behind(before):
+            if not self._is_earlier(before):
                 what = f"{self._writing()} memory that {self._verb(before)} reads"
                 self._fail("order", f"{what}, which is not waited for", before)
         block.uses[self.own] = self.at
@@ -416,23 +416,23 @@ class _Verifier:
     def _missing(self, place: _Place) -> str:
         """Return why a place is empty."""
         value, version, device = place
-        stands = self.standing.latest(value, device)
-        if stands is not None and stands > version:
-            return f"was overwritten by version {stands}"
-        elsewhere = [other for other in self.standing.devices(value, version) if other != device]
-        if stands is not None and stands == version:
+        present = self.table.latest(value, device)
+        if present is not None and present > version:
+            return f"was overwritten by version {present}"
+        elsewhere = [other for other in self.table.devices(value, version) if other != device]
+        if present is not None and present == version:
             return "a part of it was overwritten by what comes later"
         where = (
             f"it is on {elsewhere[0]}: a copy is missing" if elsewhere else "nothing made it before"
         )
         return f"not there; {where}"
 
-    def _behind(self, before: int) -> bool:
+    def _is_earlier(self, before: int) -> bool:
         """Whether an earlier access happens before the current one, which the clocks contain."""
         if before == _GIVEN:
             return True
         stream, position, _ = self.stamps[before]
-        return stream == self.own or self.clocks.reaches(self.clock, stream, position)
+        return stream == self.own or self.clocks.includes(self.clock, stream, position)
 
     def _task(self, run: Run) -> Task:
         try:
