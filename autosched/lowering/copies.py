@@ -21,13 +21,13 @@ from operator import itemgetter
 from typing import Any
 
 from autosched.errors import ScheduleError
-from autosched.graph.graph import Graph, Task, Use, Value
+from autosched.graph.graph import Graph, Task, Use
 from autosched.machine.machine import Machine
 from autosched.placement import Send, home
 from autosched.program.program import Copy, Run, Stream
 from autosched.program.residency import Residency
 
-__all__ = ["check_outputs", "copy_streams", "insert_copies", "linked_source", "missing"]
+__all__ = ["CopyMaker", "check_outputs", "copy_streams", "insert_copies", "missing"]
 
 
 def insert_copies(
@@ -44,18 +44,19 @@ def insert_copies(
     copies.
     """
     check_outputs(graph, machine, outputs)
-    walk = _Walk(graph, machine, _hints(graph, tasks, sends))
+    maker = CopyMaker(graph, machine)
+    walk = _Walk(graph, maker, _hints(graph, tasks, sends))
     # 1. Copy to each run what its device lacks.
     for i, (task, run) in enumerate(zip(tasks, runs, strict=True)):
         walk.run(i, task, run.stream.device)
     # 2. Copy inputs that tasks wrote back over the caller's tensors, and outputs where wanted.
     for value in graph.sources:
         if last := graph.last_version(value.index):
-            walk.bring(Use(value.index, last), home(graph, machine, value))
+            walk.bring(Use(value.index, last), maker.home[value.index])
     places: dict[str, str] = {}
     for label, index in graph.outputs.items():
         use = Use(index, graph.last_version(index))
-        places[label] = outputs.get(label) or walk.origin(use)
+        places[label] = outputs.get(label) or maker.origin(use, walk.table.devices(*use))
         walk.bring(use, places[label])
     # 3. Put each copy after the run that it follows.
     result: list[Run | Copy] = walk.copies_after(-1)
@@ -100,28 +101,58 @@ def _hints(
     }
 
 
+class CopyMaker:
+    """Makes copies: from the first device with a link, on copy streams."""
+
+    def __init__(self, graph: Graph, machine: Machine):
+        self.graph = graph
+        self.machine = machine
+        self.home = {value.index: home(graph, machine, value) for value in graph.sources}
+        self.count = 0
+        self._streams = cache(partial(copy_streams, machine))
+
+    def overwrites(self, use: Use, device: str) -> bool:
+        """Whether a copy overwrites the caller's tensor: of a written input, to its own device."""
+        return device == self.home.get(use.value) and self.graph.last_version(use.value) > 0
+
+    def origin(self, use: Use, holders: Sequence[str]) -> str:
+        """Return the device of an input or constant, or the first that holds this version."""
+        return self.home.get(use.value) or holders[0]
+
+    def copy(self, use: Use, holders: Sequence[str], device: str) -> Copy:
+        """Return the copy of a version. Raises ScheduleError if no holder has a link."""
+        name = self.graph.values[use.value].name
+        source = next((holder for holder in holders if self.machine.link(holder, device)), None)
+        if source is None:
+            raise ScheduleError(
+                f"value {name!r} is on {holders[0]!r} and needed on {device!r}, "
+                f"but no link joins them"
+            )
+        stream, also = self._streams(source, device, 0 if self.machine.contention else self.count)
+        self.count += 1
+        overwrite = self.overwrites(use, device)
+        return Copy(stream, name, use.version, source, device, also, overwrite)
+
+
 class _Walk:
     """The devices of each version, and the copies so far, while runs are walked in issue order."""
 
     def __init__(
-        self, graph: Graph, machine: Machine, hints: Mapping[tuple[int, int, str], tuple[int, int]]
+        self, graph: Graph, maker: CopyMaker, hints: Mapping[tuple[int, int, str], tuple[int, int]]
     ):
         self.graph = graph
-        self.machine = machine
+        self.maker = maker
         self.hints = hints
         self.current = 0  # the current run
-        self.maker: dict[Use, int] = {}  # the run that made a version, -1 for inputs
+        self.made: dict[Use, int] = {}  # the run that made a version, -1 for inputs
         self.table: Residency[int, Use] = Residency()
         # By the run after which they go, with their rank there.
         self.copies: dict[int, list[tuple[int, Copy]]] = {}
-        self.count = 0
-        self._streams = cache(partial(copy_streams, machine))
-        self._home = {value.index: home(graph, machine, value) for value in graph.sources}
-        for index, device in self._home.items():
+        for index, device in maker.home.items():
             self._arrive(Use(index, 0), device, -1)
 
-    def _arrive(self, use: Use, device: str, maker: int) -> None:
-        self.maker[use] = maker
+    def _arrive(self, use: Use, device: str, run: int) -> None:
+        self.made[use] = run
         self.table.put(*use, device, use)
 
     def run(self, i: int, task: Task, device: str) -> None:
@@ -132,13 +163,9 @@ class _Walk:
         for value, version in task.changes:
             new = self.table.change(value, version, device)
             if new is not None:
-                self.maker[Use(value, new)] = i
+                self.made[Use(value, new)] = i
         for use in task.outputs:
             self._arrive(use, device, i)
-
-    def origin(self, use: Use) -> str:
-        """Return the device of an input or constant, or where else this version was made."""
-        return self._home.get(use.value) or self.table.devices(*use)[0]
 
     def copies_after(self, run: int) -> list[Run | Copy]:
         """Return the copies that go after a run, by their ranks."""
@@ -149,27 +176,11 @@ class _Walk:
         holders = self.table.devices(*use)
         if device in holders:
             return
-        value = self.graph.values[use.value]
-        source = linked_source(self.machine, holders, device, value)
-        back = self.graph.last_version(use.value) > 0 and device == self._home.get(use.value)
-        stream, also = self._streams(source, device, 0 if self.machine.contention else self.count)
-        self.count += 1
-        copy = Copy(stream, value.name, use.version, source, device, also, back)
+        copy = self.maker.copy(use, holders, device)
         after, rank = self.hints.get((*use, device), (-1, -1))
-        after = max(self.maker[use], min(after, self.current - 1))
+        after = max(self.made[use], min(after, self.current - 1))
         self.copies.setdefault(after, []).append((rank, copy))
         self.table.put(*use, device, use)
-
-
-def linked_source(machine: Machine, holders: Sequence[str], device: str, value: Value) -> str:
-    """Return the first holder with a link to a device. Raises ScheduleError if there is none."""
-    for holder in holders:
-        if machine.link(holder, device):
-            return holder
-    raise ScheduleError(
-        f"value {value.name!r} is on {holders[0]!r} and needed on {device!r}, "
-        f"but no link joins them"
-    )
 
 
 def copy_streams(
