@@ -228,7 +228,7 @@ MUTANTS = (
     Mutant(
         "what is lowered at once is copied where it is made, not where the policy says",
         f"{LOWERING}/functional.py",
-        "np.minimum(slot[self.copies], before)",
+        "np.minimum(after[self.copies], latest)",
         "-1",
         "tests/verification/test_functional.py::test_plain_graphs_are_lowered_at_once_as_they_are_step_by_step",
     ),

@@ -8,7 +8,7 @@ use the table directly, and ``verify`` has a traversal of its own on purpose.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
@@ -50,7 +50,8 @@ class Residency(Generic[Name, Item]):
         """Return the item of a version on a device; None unless all its regions are there."""
         if self._early and (value, device) in self._early:
             return None
-        return self._items.get((value, version), {}).get(device)
+        found = self._items.get((value, version))
+        return None if found is None else found.get(device)
 
     def held(self, value: Name, device: str) -> Item | None:
         """Return the item of a value on a device in any version; None if it is not there."""
@@ -111,8 +112,8 @@ class Step(NamedTuple):
     at: int
     instruction: Instruction
     task: Task | None  # of a run
-    reads: list[Buffer]  # arguments, source of a copy, or what is freed
-    made: list[Buffer | None]  # results; None for a result that nothing uses
+    reads: Sequence[Buffer]  # arguments, source of a copy, or what is freed
+    made: Sequence[Buffer | None]  # results; None for a result that nothing uses
 
 
 class Buffers:
@@ -127,21 +128,20 @@ class Buffers:
         """Yield the steps of instructions in issue order."""
         graph = self.graph
         for i, instruction in enumerate(instructions):
-            match instruction:
-                case Run(stream, name):
-                    task = graph.task(name)
-                    reads, made = self._run(i, task, stream.device)
-                    yield Step(i, instruction, task, reads, made)
-                case Copy(_, name, version, source, device, _, overwrite):
-                    value = graph.value(name).index
-                    read = self.find(value, version, source)
-                    new = self._copy(i, value, version, device, overwrite)
-                    yield Step(i, instruction, None, [read], [new])
-                case Free(stream, name, version):
-                    freed = self.find(graph.value(name).index, version, stream.device)
-                    yield Step(i, instruction, None, [freed], [])
-                case _:
-                    yield Step(i, instruction, None, [], [])
+            if type(instruction) is Run:
+                task = graph.task(instruction.task)
+                yield Step(i, instruction, task, *self._run(i, task, instruction.stream.device))
+            elif type(instruction) is Copy:
+                value = graph.value(instruction.value).index
+                read = self.find(value, instruction.version, instruction.source)
+                made = self._copy(i, value, instruction)
+                yield Step(i, instruction, None, [read], [made])
+            elif type(instruction) is Free:
+                value = graph.value(instruction.value).index
+                freed = self.find(value, instruction.version, instruction.stream.device)
+                yield Step(i, instruction, None, [freed], ())
+            else:
+                yield Step(i, instruction, None, (), ())
 
     def find(self, value: int, version: int, device: str) -> Buffer:
         """Return the buffer of a version on a device, which must be there."""
@@ -163,7 +163,7 @@ class Buffers:
         # 1. Find the arguments; any version will do for a task that touches only a region.
         reads: list[Buffer] = []
         for value, version in task.reads:
-            if graph.touched(task, value) is None:
+            if task.region is None or graph.touched(task, value) is None:
                 found = self._table.get(value, version, device)
             else:
                 found = self._table.held(value, device)
@@ -187,11 +187,11 @@ class Buffers:
             made.append(self._new(value, version, device, i, base))
         return reads, made
 
-    def _copy(self, i: int, value: int, version: int, device: str, overwrite: bool) -> Buffer:
-        if not overwrite:
-            return self._new(value, version, device, i)
+    def _copy(self, i: int, value: int, copy: Copy) -> Buffer:
+        if not copy.overwrite:
+            return self._new(value, copy.version, copy.destination, i)
         home = self.sources[value]
-        home.version = version
+        home.version = copy.version
         home.maker = i
-        self._table.put(value, version, device, home)
+        self._table.put(value, copy.version, copy.destination, home)
         return home
