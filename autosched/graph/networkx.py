@@ -27,12 +27,10 @@ def to_networkx(graph: Graph) -> networkx.DiGraph[Any]:
         for dependency in task.dependencies:
             dag.add_edge(graph.tasks[dependency.task].name, task.name, kind=dependency.kind)
         for value in (graph.values[use.value] for use in task.reads):
-            producer = graph.tasks[value.producer] if value.producer is not None else None
-            if (
-                producer is not None
-                and producer.fn is None
-                and value.index != producer.outputs[0].value
-            ):
+            if value.producer is None:
+                continue
+            producer = graph.tasks[value.producer]
+            if producer.fn is None and value.index != producer.outputs[0].value:
                 dag.edges[producer.name, task.name]["nbytes"] = value.nbytes
     return dag
 
@@ -49,9 +47,8 @@ def from_networkx(dag: networkx.DiGraph[Any], name: str | None = None) -> Graph:
     graph = Graph(name or str(dag.name or "graph"))
     position = {node: i for i, node in enumerate(dag)}
     sent: dict[tuple[Any, Any], Value] = {}  # the value of an edge
-    for node in networkx.lexicographical_topological_sort(
-        dag, key=position.__getitem__
-    ):  # ties are broken by insertion order
+    # Ties are broken by insertion order.
+    for node in networkx.lexicographical_topological_sort(dag, key=position.__getitem__):
         _add_node(graph, dag, node, sent)
     return graph
 

@@ -154,9 +154,8 @@ class Program:
         arrows: list[tuple[int, int]] = []
         for i, instruction in enumerate(self.instructions):
             match instruction:
-                case Record(
-                    stream, event
-                ):  # without a run or copy since a wait, that wait's producers are passed on
+                case Record(stream, event):
+                    # Without a run or copy since a wait, that wait's producers are passed on.
                     before = [last[stream]] if stream in last else []
                     recorded[event] = [*before, *waiting.get(stream, ())]
                 case Wait(stream, event) if event in recorded:

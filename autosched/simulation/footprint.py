@@ -19,7 +19,7 @@ from autosched.timeline.timeline import Timeline
 
 __all__ = ["footprint", "memory_over_time"]
 
-Course = tuple[tuple[float, float], ...]
+History = tuple[tuple[float, float], ...]
 
 
 @without_collecting()
@@ -50,7 +50,7 @@ def footprint(
 
     for source in buffers.sources.values():
         hold(source)
-    courses = {name: [nbytes] for name, nbytes in held.items()}
+    histories = {name: [nbytes] for name, nbytes in held.items()}
     for step in buffers.walk(program.instructions):
         for made in step.made:
             hold(made)
@@ -58,13 +58,13 @@ def footprint(
             (freed,) = step.reads
             held[freed.device] -= sizes.pop(freed.block, 0.0)
         for name, nbytes in held.items():
-            courses[name].append(nbytes)
-    return {name: tuple(course) for name, course in courses.items()}
+            histories[name].append(nbytes)
+    return {name: tuple(history) for name, history in histories.items()}
 
 
 def memory_over_time(
     program: Program, graph: Graph, machine: Machine, costs: Costs, timeline: Timeline
-) -> dict[str, Course]:
+) -> dict[str, History]:
     """Return for each device the (seconds, bytes) at which its memory use changes.
 
     Times come from a predicted or measured timeline. Results of runs and copies are held from their
@@ -81,37 +81,37 @@ def memory_over_time(
     >>> memory_over_time(schedule.program, graph, schedule.machine, costs, schedule.simulate())
     {'cpu': ((0.0, 8.0), (0.0, 16.0), (1.0, 24.0), (2.0, 16.0))}
     """
-    courses = footprint(program, graph, machine, costs)
-    moments = _moments(program, timeline)
-    order = sorted(range(len(program)), key=lambda i: (moments[i], i))
-    return {name: _over_time(course, moments, order) for name, course in courses.items()}
+    histories = footprint(program, graph, machine, costs)
+    times = _times(program, timeline)
+    order = sorted(range(len(program)), key=lambda i: (times[i], i))
+    return {name: _over_time(history, times, order) for name, history in histories.items()}
 
 
-def _moments(program: Program, timeline: Timeline) -> list[float]:
+def _times(program: Program, timeline: Timeline) -> list[float]:
     """Return when each instruction allocates or frees: when it starts, or its stream reaches it."""
     spans = {span.instruction: span for span in timeline.spans}
     clock: dict[Stream, float] = dict.fromkeys(program.streams, 0.0)
     events: dict[int, float] = {}
-    moments = []
+    times = []
     for i, instruction in enumerate(program):
         stream = instruction.stream
-        moments.append(clock[stream])
+        times.append(clock[stream])
         match instruction:
             case Record(_, event):
                 events[event] = clock[stream]
             case Wait(_, event):
                 clock[stream] = max(clock[stream], events[event])
             case Run() | Copy() if span := spans.get(i):
-                moments[i] = span.start
+                times[i] = span.start
                 clock |= dict.fromkeys(span.streams, span.end)
-    return moments
+    return times
 
 
-def _over_time(course: tuple[float, ...], moments: list[float], order: list[int]) -> Course:
-    held = course[0]
+def _over_time(history: tuple[float, ...], times: list[float], order: list[int]) -> History:
+    held = history[0]
     points = [(0.0, held)]
     for i in order:
-        if course[i + 1] != course[i]:
-            held += course[i + 1] - course[i]
-            points.append((moments[i], held))
+        if history[i + 1] != history[i]:
+            held += history[i + 1] - history[i]
+            points.append((times[i], held))
     return tuple(points)

@@ -45,7 +45,7 @@ def simulate(program: Program, graph: Graph, machine: Machine, costs: Costs) -> 
     2.0
     """
     spans: list[Span] = []
-    for i, instruction, start, end in _moments(program, durations(program, graph, machine, costs)):
+    for i, instruction, start, end in _times(program, durations(program, graph, machine, costs)):
         nbytes = _nbytes(instruction, graph, costs)
         spans.append(Span(*what(instruction), occupied(instruction), start, end, i, nbytes))
     return replace(Timeline.of(spans, program.arrows), learn=functools.partial(_known, costs))
@@ -61,7 +61,7 @@ def makespan(program: Program, seconds: Sequence[float]) -> float:
         found: float = how(last_end)(np.array(seconds, float), *_numbered(program))
         if found < math.inf:
             return found
-    return max((end for *_, end in _moments(program, seconds)), default=0.0)
+    return max((end for *_, end in _times(program, seconds)), default=0.0)
 
 
 def _numbered(program: Program) -> tuple[Any, ...]:
@@ -94,7 +94,7 @@ def last_end(
     return last
 
 
-def _moments(
+def _times(
     program: Program, seconds: Sequence[float]
 ) -> Iterator[tuple[int, Run | Copy, float, float]]:
     """Yield (position, run or copy, start, end)."""

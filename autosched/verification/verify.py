@@ -109,9 +109,8 @@ class _Verifier:
         self.program = program
         self.graph = graph
         self.host = host
-        self.bound: dict[
-            tuple[int, ...], Run
-        ] = {}  # by set of values kept together, the first run that made or wrote one
+        # By set of values kept together, the first run that made or wrote one.
+        self.bound: dict[tuple[int, ...], Run] = {}
         self.clocks = Clocks(program.streams, single_copy_streams(program.instructions))
         self.index = self.clocks.index
         self.own = 0  # the stream of the current instruction
@@ -122,9 +121,8 @@ class _Verifier:
         self.outputs = dict(program.outputs)
         self.at = -1
         self.table: Residency[str, _Held] = Residency()
-        self.written: dict[
-            int, _Memory
-        ] = {}  # by root of memory written in parts, the one block that is written
+        # By root of a storage written by regions, the one block that is written.
+        self.written: dict[int, _Memory] = {}
         self.blocks: dict[_Memory, _Place] = {}  # with the place for which each was made
         self.home: dict[str, _Memory] = {}
         self.at_home: dict[str, int] = {}  # the version that is in the caller's memory
@@ -222,15 +220,15 @@ class _Verifier:
     def _access(self, device: str, task: Task, use: Use, writes: bool) -> _Memory:
         """Check one argument of a task."""
         value = self.graph.values[use.value]
-        part = None if task.region is None else self.graph.touched(task, use.value)
-        if part is None:
+        region = None if task.region is None else self.graph.touched(task, use.value)
+        if region is None:
             place = value.name, use.version, device
             block = self._use(place, self.table.get(*place), value.region, writes)
-        else:  # the versions of other parts are irrelevant
+        else:  # the versions of other regions are irrelevant
             present = self.table.latest(value.name, device)
             place = value.name, use.version if present is None else present, device
-            block = self._use(place, self.table.held(value.name, device), part, writes)
-            self._check_part(task, value, block, part)
+            block = self._use(place, self.table.held(value.name, device), region, writes)
+            self._check_region(task, value, block, region)
         if (
             writes
             and self.graph.in_parts(value.index)
@@ -242,8 +240,8 @@ class _Verifier:
             )
         return block
 
-    def _check_part(self, task: Task, value: Value, block: _Memory, part: Region) -> None:
-        """Check that a task sees exactly the writes of a part that were added before it."""
+    def _check_region(self, task: Task, value: Value, block: _Memory, region: Region) -> None:
+        """Check that a task sees exactly the writes of a region that were added before it."""
         if self.written.get(value.root, block) is not block:
             self._fail(
                 "presence",
@@ -256,7 +254,7 @@ class _Verifier:
                     "presence",
                     f"task {task.name!r} needs what task {before.name!r} does, which has not run",
                 )
-        for other in block.accesses.writers(part):
+        for other in block.accesses.writers(region):
             late = self.program.instructions[other]
             if isinstance(late, Run) and self.graph.task(late.task).index > task.index:
                 self._fail(
@@ -288,9 +286,9 @@ class _Verifier:
                 f"a copy from {copy.source} to {copy.destination} is on a stream of one of the two",
             )
         self._advance(copy.stream, copy.also)
-        part = self._part(copy.value)
+        region = self._region(copy.value)
         source = (copy.value, copy.version, copy.source)
-        self._use(source, self.table.get(*source), part, writes=False)
+        self._use(source, self.table.get(*source), region, writes=False)
         if (there := self.table.get(*target)) is not None and not there[0].freed:
             self._fail("single", f"{_named(target)} is there already")
         if copy.overwrite:
@@ -299,7 +297,7 @@ class _Verifier:
                 self._fail(
                     "presence", f"{copy.value!r} is no input that lives on {copy.destination}"
                 )
-            self._touch(block, part, writes=True)
+            self._touch(block, region, writes=True)
             self.table.drop(copy.value, self.at_home[copy.value], copy.destination)
             self.table.put(*target, (block, self.at))
             self.at_home[copy.value] = copy.version
@@ -308,10 +306,10 @@ class _Verifier:
             block = self._new(
                 target, tuple([s for s in streams if s.device == copy.destination][:1])
             )
-            block.accesses.write(part, self.at)
+            block.accesses.write(region, self.at)
         block.uses[self.own] = self.at
 
-    def _part(self, name: str) -> Region:
+    def _region(self, name: str) -> Region:
         try:
             return self.graph.value(name).region
         except GraphError as error:
@@ -376,7 +374,7 @@ class _Verifier:
         self.table.put(*place, (block, self.at))
         return block
 
-    def _use(self, place: _Place, held: _Held | None, part: Region, writes: bool) -> _Memory:
+    def _use(self, place: _Place, held: _Held | None, region: Region, writes: bool) -> _Memory:
         """Check a read: present, not freed, and after its writer and its maker."""
         if held is None:
             self._fail("presence", f"{_named(place)} is read but {self._missing(place)}")
@@ -389,18 +387,18 @@ class _Verifier:
                 f"{_named(place)} is made by {self._verb(maker)}, which is not waited for",
                 maker,
             )
-        self._touch(block, part, writes, place)
+        self._touch(block, region, writes, place)
         return block
 
     def _touch(
-        self, block: _Memory, part: Region, writes: bool, place: _Place | None = None
+        self, block: _Memory, region: Region, writes: bool, place: _Place | None = None
     ) -> None:
         """Check that an access happens after all accesses with which it conflicts."""
         readers: Sequence[int] = ()
         if writes:
-            writers, readers = block.accesses.write(part, self.at)
+            writers, readers = block.accesses.write(region, self.at)
         else:
-            writers = block.accesses.read(part, self.at)
+            writers = block.accesses.read(region, self.at)
         for before in writers:
             if not self._is_earlier(before):
                 what = f"{self._writing()} memory that {self._verb(before)} wrote"
