@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["GraphBuilder", "check_costs", "check_device"]
 
-# Nesting of arguments: far below Python's recursion limit, since a run recurses from a deeper stack.
+# Nesting of arguments: far below Python's recursion limit, since a run recurses from a deeper
+# stack.
 _DEEPEST = 100
 
 
@@ -310,9 +311,9 @@ class GraphBuilder:
         made = tuple([current[leaf.index] for leaf in flatten(result)])
         # 4. Add the task.
         task = Task(
-            index, label, by or fn, args, kwargs, read, written, changes, made, result, dependencies,
-            device, view, random, touched, by_device(seconds), origin or self._caller_origin(),
-            tuple(state), composite,
+            index, label, by or fn, args, kwargs, read, written, changes, made, result,
+            dependencies, device, view, random, touched, by_device(seconds),
+            origin or self._caller_origin(), tuple(state), composite,
         )  # fmt: skip
         graph.tasks.append(task)
         graph.users.append([])

@@ -233,7 +233,8 @@ class _Written(torch.autograd.Function):
 def _message(where: list[str]) -> str:
     return (
         f"a gradient would be lost: autograd does not follow the tasks of a schedule. It reached "
-        f"{' and '.join(where)}; call backward() within the function that is captured or compiled, or "
+        f"{' and '.join(where)}; call backward() within the function that is captured or compiled, "
+        "or "
         f"use torch.compile(fn, backend='autosched'), which autograd follows; where no gradient is "
         f"wanted, use .detach() or torch.no_grad()"
     )

@@ -98,7 +98,8 @@ def repeat(
         (task.args, task.kwargs),
     )
     return graph.builder.add_task(
-        task.fn, args, kwargs, name=name, outputs=outputs, writes=[values[use.value] for use in task.writes],
+        task.fn, args, kwargs, name=name, outputs=outputs,
+        writes=[values[use.value] for use in task.writes],
         aliases=_base(old, task, values), view=task.view, random=task.random,
         touched=None if touched is None else (values[touched[0]].index, touched[1]),
         regions=regions, on=on, seconds=seconds, after=after, origin=task.origin,
@@ -136,12 +137,14 @@ def _given(
     for name in names:
         if name not in inputs:
             raise GraphError(
-                f"inputs= of include misses input {name!r}; graph {other.name!r} needs {listed(names)}"
+                f"inputs= of include misses input {name!r}; graph {other.name!r} needs "
+                f"{listed(names)}"
             )
     for name, value in inputs.items():
         if name not in names and (whole or not isinstance(other.names.get(name), Value)):
             raise GraphError(
-                f"inputs= of include gives {name!r}, which is no input; graph {other.name!r} needs {listed(names)}"
+                f"inputs= of include gives {name!r}, which is no input; graph {other.name!r} needs "
+                f"{listed(names)}"
             )
         if not isinstance(value, Value):
             raise GraphError(
@@ -162,7 +165,8 @@ def _check_names(graph: Graph, tasks: Sequence[Task], other: Graph, prefix: str)
         ):
             if prefix + name in graph.names:
                 raise GraphError(
-                    f"name {prefix + name!r} is already taken in graph {graph.name!r}; give another prefix"
+                    f"name {prefix + name!r} is already taken in graph {graph.name!r}; give "
+                    "another prefix"
                 )
 
 

@@ -61,7 +61,8 @@ def _add_node(
     parts = [n for n in dag.successors(node) if dag.edges[node, n].get("nbytes") is not None]
     if parts and facts.get("fn") is not None:
         raise GraphError(
-            f"node {node!r} has a fn, so its edges cannot have nbytes of their own: a run copies all of it"
+            f"node {node!r} has a fn, so its edges cannot have nbytes of their own: a run copies "
+            "all of it"
         )
     names = [
         label,

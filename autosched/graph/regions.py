@@ -172,7 +172,7 @@ class Frames:
         return self._framed(base.bounds, self._frame((base.frame, name, _key((args, kwargs)))))
 
     def pieces(self, whole: Region, name: str, count: int) -> list[Region]:
-        """Return the regions of the results of a splitting function; ``whole`` is what it splits."""
+        """Return the regions of the results of a function that splits ``whole``."""
         return [
             self.item(whole, i) if name in _PIECES else self.opaque(whole) for i in range(count)
         ]

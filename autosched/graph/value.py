@@ -24,7 +24,8 @@ __all__ = ["Attribute", "InPlace", "Method", "On", "Value"]
 _ATTRIBUTES = frozenset("T mT H mH real imag values indices".split())  # read, not called
 _AUTOGRAD = frozenset("backward requires_grad_ retain_grad register_hook".split())
 _UNKNOWN = frozenset(
-    "shape dtype device grad grad_fn data ndim requires_grad is_cuda is_leaf layout names itemsize nbytes".split()
+    "shape dtype device grad grad_fn data ndim requires_grad is_cuda is_leaf layout names itemsize "
+    "nbytes".split()
 )
 
 
@@ -64,7 +65,8 @@ class InPlace:
         """Change the value."""
         if self.fn(value, other) is not value:
             raise TypeError(
-                f"{value!r} is a {type(value).__name__}, which {self.__name__} cannot change in place"
+                f"{value!r} is a {type(value).__name__}, which {self.__name__} cannot change in "
+                "place"
             )
         return value
 
@@ -133,12 +135,14 @@ class Value:
     def __getattr__(self, name: str) -> Any:
         if name in _UNKNOWN or _is_property(name):
             raise GraphError(
-                f"value {self.name!r} has no {name} before it runs; do what needs it inside a function and add that "
+                f"value {self.name!r} has no {name} before it runs; do what needs it inside a "
+                "function and add that "
                 f"as one task: graph.add(fn, {self.name})"
             )
         if name in _AUTOGRAD:
             raise GraphError(
-                f"autograd does not record across tasks, so value {self.name!r} has no {name}; compute gradients "
+                f"autograd does not record across tasks, so value {self.name!r} has no {name}; "
+                "compute gradients "
                 f"inside a task, under torch.enable_grad(), or by tasks of their own"
             )
         if name.startswith("_"):
@@ -173,19 +177,22 @@ class Value:
 
     def __bool__(self) -> NoReturn:
         raise GraphError(
-            f"value {self.name!r} is not known before it runs, so Python cannot branch on it; put the branch into a "
+            f"value {self.name!r} is not known before it runs, so Python cannot branch on it; put "
+            "the branch into a "
             f"function and add that as one task: graph.add(fn, {self.name})"
         )
 
     def __iter__(self) -> Iterator[Any]:
         raise GraphError(
-            f"value {self.name!r} has no length before it runs; to unpack a task's result, say its shape: "
+            f"value {self.name!r} has no length before it runs; to unpack a task's result, say its "
+            "shape: "
             f"graph.add(fn, ..., outputs=2)"
         )
 
     def _no_number(self) -> NoReturn:
         raise GraphError(
-            f"value {self.name!r} is not a number before it runs; read it from the schedule's outputs"
+            f"value {self.name!r} is not a number before it runs; read it from the schedule's "
+            "outputs"
         )
 
     __float__ = __int__ = __index__ = __complex__ = __len__ = _no_number
@@ -311,7 +318,8 @@ def _check_method(value: str, name: str) -> None:
     )
     meant = f"did you mean {' or '.join(map(repr, close))}? For what" if close else "for what"
     raise UnknownMethodError(
-        f"value {value!r} has no method {name!r}, for tensors have none of that name; {meant} is no tensor, add a "
+        f"value {value!r} has no method {name!r}, for tensors have none of that name; {meant} is "
+        "no tensor, add a "
         f"function: graph.add(lambda item: item.{name}(...), {value})"
     )
 

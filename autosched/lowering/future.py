@@ -52,7 +52,7 @@ class Future:
                 self.touches.setdefault((root, device), deque()).append(i)
 
     def needs(self, task: Task) -> Iterator[Use]:
-        """Yield the versions that a task needs; of memory written by regions, any version will do."""
+        """Yield the versions that a task needs; any will do of memory written by regions."""
         for use in task.reads:
             if self.graph.touched(task, use.value) is None:
                 yield use

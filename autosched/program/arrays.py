@@ -34,7 +34,8 @@ Ints = NDArray[np.int64]
 class Columns:
     r"""The kind and the stream of each instruction, as numbers: positions in ``program.streams``.
 
-    >>> lines = "cuda:0/compute run h", "cuda:0/compute record e7", "cpu/compute wait e7", "cpu/compute run y"
+    >>> lines = ["cuda:0/compute run h", "cuda:0/compute record e7"]
+    >>> lines += ["cpu/compute wait e7", "cpu/compute run y"]
     >>> Program.parse("\n".join(lines)).columns.event.tolist()
     [-1, 0, 0, -1]
     """

@@ -35,7 +35,8 @@ def footprint(
     >>> import autosched as asc
     >>> graph = asc.Graph()
     >>> graph.output(y=graph.input("x") + 1)
-    >>> schedule = asc.schedule(graph, asc.Machine.emulated(gpus=0), costs=asc.Costs(default_nbytes=8))
+    >>> costs = asc.Costs(default_nbytes=8)
+    >>> schedule = asc.schedule(graph, asc.Machine.emulated(gpus=0), costs=costs)
     >>> footprint(schedule.program, graph, schedule.machine, schedule.costs)
     {'cpu': (8.0, 16.0)}
     """

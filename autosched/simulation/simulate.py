@@ -40,7 +40,8 @@ def simulate(program: Program, graph: Graph, machine: Machine, costs: Costs) -> 
     >>> import autosched as asc
     >>> graph = asc.Graph()
     >>> graph.output(y=graph.input("x") + 1)
-    >>> schedule = asc.schedule(graph, asc.Machine.emulated(gpus=0), costs=asc.Costs.table({"add": 2.0}))
+    >>> costs = asc.Costs.table({"add": 2.0})
+    >>> schedule = asc.schedule(graph, asc.Machine.emulated(gpus=0), costs=costs)
     >>> asc.simulate(schedule.program, graph, schedule.machine, schedule.costs).makespan
     2.0
     """

@@ -212,9 +212,9 @@ def _state(how: Mode, graph: Graph, g: Flow, p: Columns, found: _Numbered) -> St
         made[place] = GIVEN
         owner[place] = NOBODY
     return State(
-        how.counts(len(graph.tasks), -1), made, owner, how.counts(count, -1), how.counts(uses), how.counts(uses),
-        how.counts(1), how.counts(len(p.kind)), how.counts(p.records), how.counts(p.records),
-        how.counts(p.records * found.width),
+        how.counts(len(graph.tasks), -1), made, owner, how.counts(count, -1),
+        how.counts(uses), how.counts(uses), how.counts(1), how.counts(len(p.kind)),
+        how.counts(p.records), how.counts(p.records), how.counts(p.records * found.width),
     )  # fmt: skip
 
 

@@ -85,7 +85,8 @@ def _check_machine(program: Program, machine: Machine) -> None:
     for stream in program.streams:
         if stream.device not in machine.names:
             raise ProgramError(
-                f"stream {stream} is on no device of the machine: {', '.join(machine.names)} (law: place)"
+                f"stream {stream} is on no device of the machine: {', '.join(machine.names)} (law: "
+                "place)"
             )
         if not stream.name.startswith("copy-"):
             computing[stream.device] = computing.get(stream.device, 0) + 1
@@ -236,7 +237,8 @@ class _Verifier:
         ):
             self._fail(
                 "presence",
-                f"task {task.name!r} writes a part of {value.name!r}, others of which are elsewhere",
+                f"task {task.name!r} writes a part of {value.name!r}, others of which are "
+                "elsewhere",
             )
         return block
 
@@ -328,7 +330,8 @@ class _Verifier:
         if block.owners and free.stream not in block.owners:
             self._fail(
                 "free",
-                f"{_named(place)} was allocated on {block.owners[0]}, and only that stream may free it",
+                f"{_named(place)} was allocated on {block.owners[0]}, and only that stream may "
+                "free it",
             )
         self.own = self.index[free.stream]
         self.clock = self.clocks.clock[self.own]
