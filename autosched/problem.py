@@ -278,7 +278,7 @@ def _reads(graph: Graph) -> tuple[list[Use], list[list[int]], list[int]]:
     reads = [
         [
             number.setdefault(use, len(number))
-            for use in (task.reads if task.part is None else graph.needs(task))
+            for use in (task.reads if task.region is None else graph.needs(task))
         ]
         for task in graph.tasks
     ]

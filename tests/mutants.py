@@ -144,7 +144,7 @@ NEEDLESS = f"{LAWS}::test_law_2_nothing_can_be_left_out"
 REFERENCE = "tests/laws/test_necessary.py::test_verify_refuses_exactly_what_the_reference_refuses"
 CLOCKS = "tests/laws/test_teeth.py::test_vector_clocks_know_what_happens_before_what_in_any_list"
 ACCESSES = (
-    "tests/graph/test_parts.py::test_accesses_order_what_conflicts_directly_or_through_others"
+    "tests/graph/test_regions.py::test_accesses_order_what_conflicts_directly_or_through_others"
 )
 LISTING = "tests/policies/test_listing.py"
 PLANS = f"{LISTING}::test_a_plan_keeps_to_what_data_and_streams_allow"
@@ -158,29 +158,29 @@ MUTANTS = (
     Mutant(
         "a copy does not wait for the task that wrote what it copies",
         f"{LOWERING}/hazards.py",
-        "        found = source.accesses.read(part, i)\n",
-        "        found = source.accesses.read(part, i)[:0]\n",
+        "        found = self._access(i, stream, source, region, False)\n",
+        "        found = self._access(i, stream, source, region, False)[:1]\n",
         SERIAL,
     ),
     Mutant(
         "a write does not wait for readers",
         f"{LOWERING}/hazards.py",
-        "                found += writers + readers\n            else:",
-        "                found += writers\n            else:",
+        "        return [buffer.maker, *writers, *readers]",
+        "        return [buffer.maker, *writers]",
         SERIAL,
     ),
     Mutant(
         "a copy home does not wait for readers of the caller's tensor",
         f"{LOWERING}/hazards.py",
-        "            found += writers + readers\n            self.standing",
-        "            found += writers\n            self.standing",
+        "            found += self._access(i, stream, target, region, True)\n",
+        "            self._access(i, stream, target, region, True)\n",
         EMULATED,
     ),
     Mutant(
         "a reader of a view does not wait for the task that makes the view",
-        f"{LOWERING}/hazards.py",
-        "self.standing.put(*use, stream.device, (base, i))",
-        "self.standing.put(*use, stream.device, (base, -1))",
+        "autosched/program/residency.py",
+        "made.append(self._new(value, version, device, i, base))",
+        "made.append(self._new(value, version, device, -1 if base else i, base))",
         SERIAL,
     ),
     Mutant(
@@ -192,9 +192,9 @@ MUTANTS = (
     ),
     Mutant(
         "memory is freed under the version of a view of it",
-        f"{LOWERING}/hazards.py",
-        "            if stands is not None and held is not None and held[0].value == self.values[value].name:",
-        "            if stands is not None and held is not None:",
+        "autosched/program/residency.py",
+        "                changed.version = new\n",
+        "                changed.block.version = new\n",
         "tests/lowering/test_lowering.py::test_memory_is_freed_under_the_version_of_the_value_that_owns_it",
     ),
     Mutant(
@@ -207,8 +207,8 @@ MUTANTS = (
     Mutant(
         "a record stands before the run it is for",
         f"{LOWERING}/events.py",
-        'np.searchsorted(self.line, self.producers, side="right")',
-        "np.searchsorted(self.line, self.producers)",
+        'np.searchsorted(self.at, self.producers, side="right")',
+        "np.searchsorted(self.at, self.producers)",
         SERIAL,
     ),
     Mutant(
@@ -221,21 +221,21 @@ MUTANTS = (
     Mutant(
         "what is proved at once may be freed while it is used",
         "autosched/verification/functional.py",
-        "        if not behind(p, s, m, s.use[k], p.own[i]):\n            return False\n        k = s.earlier[k]",
+        "        if not is_earlier(p, s, c, s.use[k], p.own[i]):\n            return False\n        k = s.earlier[k]",
         "        k = s.earlier[k]",
         "tests/verification/test_functional.py::test_what_is_proved_at_once_is_what_is_proved_step_by_step",
     ),
     Mutant(
         "what is lowered at once is copied where it is made, not where the policy says",
         f"{LOWERING}/functional.py",
-        "np.minimum(slot[self.copies], before)",
+        "np.minimum(after[self.copies], latest)",
         "-1",
         "tests/verification/test_functional.py::test_plain_graphs_are_lowered_at_once_as_they_are_step_by_step",
     ),
     Mutant(
         "a copy on two streams lets no memory of the second go",
         f"{LOWERING}/events.py",
-        "        if also >= 0:\n            release(o, h, m, also, i)\n",
+        "        if also >= 0:\n            free_due(o, h, c, also, i)\n",
         "",
         "tests/lowering/test_lowering.py::test_memory_goes_back_at_the_first_place_where_that_costs_no_wait",
     ),
@@ -291,7 +291,7 @@ MUTANTS = (
     Mutant(
         "verify takes what a copy home overwrote to be there still",
         "autosched/verification/verify.py",
-        "            self.standing.drop(copy.value, self.at_home[copy.value], copy.destination)\n",
+        "            self.table.drop(copy.value, self.at_home[copy.value], copy.destination)\n",
         "",
         "tests/verification/test_verify.py::test_a_program_that_breaks_a_law_of_writes_is_refused_and_told_why",
     ),
@@ -305,22 +305,22 @@ MUTANTS = (
     Mutant(
         "a wait does not pass on what its event was behind",
         "autosched/program/vector_clocks.py",
-        "        behind = joined(self.behind[own], seen)\n",
-        "        behind = list(self.behind[own])\n",
+        "        clock = maximum(self.clock[own], seen)\n",
+        "        clock = list(self.clock[own])\n",
         CLOCKS,
     ),
     Mutant(
         "an event forgets the last run or copy before it",
         "autosched/program/vector_clocks.py",
-        "        return own, self.count[own], self.behind[own]\n\n    def catch_up",
-        "        return own, self.count[own] - 1, self.behind[own]\n\n    def catch_up",
+        "        return own, self.count[own], self.clock[own]\n\n    def wait_for",
+        "        return own, self.count[own] - 1, self.clock[own]\n\n    def wait_for",
         CLOCKS,
     ),
     Mutant(
         "a copy orders only the first of its two streams",
         "autosched/program/vector_clocks.py",
-        "            self.behind[own] = self.behind[also] = tuple(both)",
-        "            self.behind[own] = tuple(both)",
+        "            self.clock[own] = self.clock[also] = tuple(both)",
+        "            self.clock[own] = tuple(both)",
         CLOCKS,
     ),
     Mutant(
@@ -328,7 +328,7 @@ MUTANTS = (
         "autosched/program/residency.py",
         "        while version in early:",
         "        if version in early:",
-        "tests/program/test_residency.py::test_a_value_stands_at_the_first_version_whose_write_has_not_come",
+        "tests/program/test_residency.py::test_a_value_has_the_first_version_whose_write_has_not_come",
     ),
     Mutant(
         "a value is said to be there though a part of it came early",
@@ -339,24 +339,24 @@ MUTANTS = (
     ),
     Mutant(
         "a write covers all parts that it overlaps",
-        "autosched/graph/parts.py",
-        "            if part.covers(other):",
-        "            if part.overlaps(other):",
+        "autosched/graph/regions.py",
+        "            if region.covers(other):",
+        "            if region.overlaps(other):",
         ACCESSES,
     ),
     Mutant(
         "every other row and every third are taken to be apart",
-        "autosched/graph/parts.py",
+        "autosched/graph/regions.py",
         "step = math.gcd(a[2], b[2])",
         "step = max(a[2], b[2])",
-        "tests/graph/test_parts.py::test_these_may_overlap",
+        "tests/graph/test_regions.py::test_these_may_overlap",
     ),
     Mutant(
         "a search for parts overlooks those that begin before",
-        "autosched/graph/parts.py",
+        "autosched/graph/regions.py",
         "(low - self._longest[axis],)",
         "(low,)",
-        "tests/graph/test_parts.py::test_an_index_finds_all_that_overlaps",
+        "tests/graph/test_regions.py::test_an_index_finds_all_that_overlaps",
     ),
     Mutant(
         "a thread is let go before the event is recorded",
@@ -410,8 +410,8 @@ MUTANTS = (
     Mutant(
         "views stay when their memory goes",
         "autosched/runtime/memory.py",
-        "self.freed[i] = self.sharing[slot]",
-        "self.freed[i] = [slot]",
+        "self.freed[step.at] = self.sharing[slots[step.reads[0]]]",
+        "self.freed[step.at] = [slots[step.reads[0]]]",
         LEFT,
     ),
     Mutant(
@@ -445,7 +445,7 @@ MUTANTS = (
     Mutant(
         "a declared write excuses writes of other parts",
         "autosched/runtime/check.py",
-        "other.root == root and other.part.overlaps(part) for",
+        "other.root == root and other.region.overlaps(part) for",
         "other.root == root for",
         "tests/runtime/test_check.py::test_a_task_that_writes_another_part_than_it_declared_is_found_out",
     ),
@@ -641,15 +641,15 @@ MUTANTS = (
     Mutant(
         "a copy leaves before it is made if the placement says so",
         "autosched/lowering/copies.py",
-        "slot = max(self.maker[use], min(slot, self.at))",
-        "slot = min(slot, self.at)",
+        "after = max(self.made[use], min(after, self.current - 1))",
+        "after = min(after, self.current - 1)",
         WISHES,
     ),
     Mutant(
         "a copy leaves behind who needs it if the placement says so",
         "autosched/lowering/copies.py",
-        "slot = max(self.maker[use], min(slot, self.at))",
-        "slot = max(self.maker[use], slot)",
+        "after = max(self.made[use], min(after, self.current - 1))",
+        "after = max(self.made[use], after)",
         WISHES,
     ),
 )

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autosched.graph.graph import Graph, Task
-from autosched.graph.parts import Part
+from autosched.graph.regions import Region
 from autosched.program.program import Copy, Free, Program, Record, Run, Stream, Wait, occupied
 
-WHOLE = Part()
+WHOLE = Region()
 
 
 class RefusedError(Exception):
@@ -53,7 +53,7 @@ class Block:
     device: str
     writers: list[int]  # tasks
     holds: dict[str, int]  # values, and what put them there (a position)
-    accesses: list[tuple[int, Part, bool]] = field(default_factory=list)
+    accesses: list[tuple[int, Region, bool]] = field(default_factory=list)
     kept: bool = False
     freed: bool = False
 
@@ -89,7 +89,7 @@ class Reference:
 
     # ---- what the serial run says
 
-    def writers(self, name: str, part: Part, until: int) -> list[int]:
+    def writers(self, name: str, part: Region, until: int) -> list[int]:
         """The tasks before ``until`` that write a part of the memory behind a value."""
         root = self.graph.value(name).root
         return [
@@ -98,21 +98,21 @@ class Reference:
             if any(part.overlaps(p) for p in self.written(t, root))
         ]
 
-    def written(self, task: Task, root: int) -> list[Part]:
+    def written(self, task: Task, root: int) -> list[Region]:
         values = [self.graph.values[use.value] for use in task.writes]
-        return [self.graph.touched(task, v.index) or v.part for v in values if v.root == root]
+        return [self.graph.touched(task, v.index) or v.region for v in values if v.root == root]
 
     def expected(self, name: str, version: int) -> list[int]:
         """The tasks that wrote a value in this version."""
         value = self.graph.value(name)
-        wrote = self.writers(name, value.part, len(self.graph))
+        wrote = self.writers(name, value.region, len(self.graph))
         made = -1 if value.producer is None else value.producer
         first = [task for task in wrote if task < made]
         return first + [task for task in wrote if task > made][:version]
 
     # ---- what the program does
 
-    def seen(self, block: Block, name: str, part: Part) -> list[int]:
+    def seen(self, block: Block, name: str, part: Region) -> list[int]:
         root = self.graph.value(name).root
         tasks = [self.graph.tasks[index] for index in block.writers]
         seen = [t.index for t in tasks if any(part.overlaps(p) for p in self.written(t, root))]
@@ -128,7 +128,7 @@ class Reference:
                     tasks[k : k + 2] = b, a
         return tasks
 
-    def find(self, i: int, name: str, device: str, part: Part, expected: list[int]) -> Block:
+    def find(self, i: int, name: str, device: str, part: Region, expected: list[int]) -> Block:
         for block in self.blocks:
             if (
                 block.device == device
@@ -143,7 +143,7 @@ class Reference:
     def is_behind(self, i: int, j: int) -> bool:
         return j < 0 or bool(self.before[i] >> j & 1)
 
-    def access(self, i: int, block: Block, part: Part, writes: bool) -> None:
+    def access(self, i: int, block: Block, part: Region, writes: bool) -> None:
         for j, other, wrote in block.accesses:
             if (wrote or writes) and part.overlaps(other) and j != i:
                 need(self.is_behind(i, j), f"{i} does not wait for {j}")
@@ -165,14 +165,14 @@ class Reference:
                 if part is None
                 else self.writers(name, part, task.index)
             )
-            part = part or self.graph.values[value].part
+            part = part or self.graph.values[value].region
             used[value] = self.find(i, name, device, part, expected)
         written = {use.value for use in task.writes}
         for value, block in used.items():
             self.access(
                 i,
                 block,
-                self.graph.touched(task, value) or self.graph.values[value].part,
+                self.graph.touched(task, value) or self.graph.values[value].region,
                 value in written,
             )
         for block in {id(used[value]): used[value] for value in written}.values():
@@ -196,7 +196,10 @@ class Reference:
             and copy.stream.device in (copy.source, copy.destination),
             "ends",
         )
-        part, expected = self.graph.value(copy.value).part, self.expected(copy.value, copy.version)
+        part, expected = (
+            self.graph.value(copy.value).region,
+            self.expected(copy.value, copy.version),
+        )
         source = self.find(i, copy.value, copy.source, part, expected)
         self.access(i, source, part, False)
         for block in self.blocks:
@@ -215,7 +218,10 @@ class Reference:
 
     def free(self, i: int, free: Free) -> None:
         need(free.value in {v.name for v in self.graph.values}, "no value")
-        part, expected = self.graph.value(free.value).part, self.expected(free.value, free.version)
+        part, expected = (
+            self.graph.value(free.value).region,
+            self.expected(free.value, free.version),
+        )
         need(
             free.version <= self.graph.last_version(self.graph.value(free.value).index),
             "no such version",
@@ -245,7 +251,7 @@ class Reference:
             need(not (block.freed and block.kept), "freed and needed")
 
     def final(self, name: str, device: str) -> Block:
-        part = self.graph.value(name).part
+        part = self.graph.value(name).region
         for block in self.blocks:
             expected = self.writers(name, part, len(self.graph))
             if (

@@ -108,9 +108,9 @@ class Folding:
         for task in self.graph.tasks:
             for use in task.writes:
                 part = (
-                    task.part[1]
-                    if task.part and task.part[0] == use.value
-                    else self.graph.values[use.value].part
+                    task.region[1]
+                    if task.region and task.region[0] == use.value
+                    else self.graph.values[use.value].region
                 )
                 if part.bounds or _reshapes(task):
                     found.add(self._root(use.value))
@@ -125,7 +125,7 @@ class Folding:
         touched = any(
             self._root(use.value) in self.split_memory for use in (*task.writes, *task.outputs)
         )
-        return touched or task.part is not None or self._may_alias(task)
+        return touched or task.region is not None or self._may_alias(task)
 
     def _may_alias(self, task: Task) -> bool:
         return not task.view and any(self._root(use.value) != use.value for use in task.outputs)

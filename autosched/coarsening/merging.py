@@ -8,7 +8,6 @@ are pinned, are not merged, nor are tasks that ``Folding`` calls fixed. This mod
 
 from __future__ import annotations
 
-import copy
 import heapq
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -17,7 +16,7 @@ from typing import Any, TypeVar, cast
 from autosched._lib.tree import flatten, transform
 from autosched.coarsening.folding import Folding
 from autosched.graph.composite import Composite
-from autosched.graph.graph import Graph
+from autosched.graph.graph import Graph, emptied
 from autosched.graph.including import repeat
 from autosched.graph.task import Origin, Task
 from autosched.graph.value import Value
@@ -140,23 +139,12 @@ class _Writer:
         self.old = graph
         self.folding = folding
         self.cluster = cluster
-        self.new = copy.copy(graph)  # with the other attributes of a subclass
-        Graph.__init__(self.new, graph.name, generators=graph._generators)
-        self.new._looks = graph._looks
+        self.new = emptied(graph)  # with the other attributes of a subclass
         self.taken = {*graph.names, *chain(*(_part_names(task) for task in graph.tasks))}
         self.values: dict[int, Value] = {}  # by index in the old graph
         self.names: dict[int, str] = {}  # of new tasks, by cluster
         for value in graph.sources:
-            twin = self.new._new_value(
-                value.name,
-                home=value.home,
-                tensor=value.tensor,
-                part=value.part,
-                nbytes=value.nbytes,
-            )
-            if value.tensor is not None:
-                self.new._constants[id(value.tensor)] = twin
-            self._note(value, twin)
+            self._note(value, self.new.builder.add_source(value))
 
     def repeat(self, task: Task) -> None:
         """Add an unmerged task."""
@@ -168,8 +156,8 @@ class _Writer:
             self.values,
             task.name,
             outputs=transform(_name, task.result),
-            part=None if task.view else task.part,
-            parts=[value.part for value in made],
+            touched=None if task.view else task.region,
+            regions=[value.region for value in made],
             on=task.device,
             after=self._after([task]),
             seconds=task.seconds,
@@ -186,17 +174,18 @@ class _Writer:
         roots = dict.fromkeys(
             self.old.values[use.value].root for task in own for use in task.writes
         )
-        results = self.new._add(
+        origin = common_origin(own)
+        results = self.new.builder.add_task(
             composite if all(task.fn for task in tasks) else None,
             (*(self.values[index] for index in takes), *composite.heres),
             {},
             name=self._label(own[0], label),
             outputs=_shape([value.name for value in made]),
             writes=[self.values[root] for root in roots if root in takes],
-            parts=[value.part for value in made],
+            regions=[value.region for value in made],
             on=self.folding.devices[own[0].index],
             after=self._after(own),
-            origin=common_origin(own),
+            origin=origin,
             composite=composite,
         )
         self._added(own[0], made, flatten(results))

@@ -20,7 +20,7 @@ from autosched.graph.composite import Composite
 from autosched.graph.graph import Graph, Task, Value
 from autosched.machine.machine import Machine
 from autosched.program.program import Copy, Free, Program, Record, Run, Stream, Wait, occupied
-from autosched.program.residency import Standing
+from autosched.program.residency import Residency
 
 __all__ = ["Body", "Globals"]
 
@@ -71,7 +71,7 @@ class Body:
         self.names = names
         self.sources = sources
         self.reads: dict[int, tuple[str, ...]] = {}  # names of what a call reads, by its position
-        self.there: Standing[int, str] = Standing()
+        self.there: Residency[int, str] = Residency()
         self.sharing: dict[str, list[str]] = {}  # the names that share memory, by each of them
         homes = dict(program.inputs)
         for index, name in sources.items():

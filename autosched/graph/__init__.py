@@ -3,10 +3,15 @@
 graph      Graph: the tasks of one step, and their dependencies
 task       Task: a call and what it depends on
 value      Value: a variable that tasks read and write
-parts      which part of a storage a view covers
+builder    adding tasks, inputs, constants and outputs, with validation
+storages   versions of values, and values that share a storage
+regions    which elements of a storage a view covers
 effects    which arguments torch functions write, alias or draw random numbers for
 composite  several calls as one task
 including  one graph inserted into another
+pinning    a copy of a graph with the devices of inputs and tasks
+serial     running the tasks one by one
+text       a graph as text
 marked     ``@asc.task``: functions that are captured as one task
 flow       producers and consumers as arrays
 gradients  errors for gradients that autograd would lose

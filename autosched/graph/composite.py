@@ -35,7 +35,9 @@ class Composite:
     """
 
     def __init__(self, tasks: Sequence[Task], takes: Sequence[int], gives: Sequence[int]):
-        self.tasks, self.takes, self.gives = tuple(tasks), tuple(takes), tuple(gives)
+        self.tasks = tuple(tasks)
+        self.takes = tuple(takes)
+        self.gives = tuple(gives)
         self.dead = _dead(self.tasks, self.gives)
         leaves = (leaf for task in tasks for leaf in flatten((task.args, task.kwargs)))
         self.heres = tuple(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, Here)))
@@ -96,12 +98,12 @@ class Composite:
             return unpacking
         target = slots[result.index]
 
-        def plain(data: list[Any]) -> None:
+        def single(data: list[Any]) -> None:
             data[target] = fn(*map(data.__getitem__, gather))
             for slot in drop:
                 data[slot] = None
 
-        return plain
+        return single
 
     def _constant(self, item: Any) -> int:
         """Give an argument that is not a value a permanent slot of its own."""

@@ -19,23 +19,30 @@ from types import CellType, CodeType, FunctionType, MethodType, ModuleType, None
 from typing import Any, NamedTuple
 
 from autosched._lib.tree import flatten
-from autosched.graph.parts import is_basic
+from autosched.graph.regions import is_basic
 
 __all__ = ["Effects", "effects_of", "function_name", "shared_state"]
 
+# Views that schemas do not mark.
 _UNMARKED_VIEWS = frozenset(
     "_unsafe_view unsafe_split unsafe_split_with_sizes unsafe_chunk".split()
-)  # views that schemas do not mark
+)
 VIEWS = _UNMARKED_VIEWS | frozenset(
-    "__getitem__ getitem T mT H mH real imag alias as_strided chunk detach diagonal expand expand_as hsplit vsplit "
-    "dsplit movedim moveaxis narrow permute select slice split split_with_sizes tensor_split squeeze swapaxes swapdims "
-    "t transpose adjoint unbind unflatten unfold unsqueeze view view_as view_as_real view_as_complex".split()
+    "__getitem__ getitem T mT H mH real imag alias as_strided chunk detach diagonal expand "
+    "expand_as hsplit vsplit "
+    "dsplit movedim moveaxis narrow permute select slice split split_with_sizes tensor_split "
+    "squeeze swapaxes swapdims "
+    "t transpose adjoint unbind unflatten unfold unsqueeze view view_as view_as_real "
+    "view_as_complex".split()
 )
 MAY_ALIAS = frozenset(
-    "reshape reshape_as flatten contiguous ravel to type type_as float double half bfloat16 int long bool cpu cuda "
+    "reshape reshape_as flatten contiguous ravel to type type_as float double half bfloat16 int "
+    "long bool cpu cuda "
     "__pos__ to_dense "
-    "atleast_1d atleast_2d atleast_3d broadcast_to positive resolve_conj resolve_neg conj conj_physical "
-    "short char byte sum_to_size numpy from_numpy as_tensor asarray Identity Flatten Unflatten".split()
+    "atleast_1d atleast_2d atleast_3d broadcast_to positive resolve_conj resolve_neg conj "
+    "conj_physical "
+    "short char byte sum_to_size numpy from_numpy as_tensor asarray Identity Flatten "
+    "Unflatten".split()
 )
 
 # Functions that write the running statistics in training, which their names do not show.
@@ -61,33 +68,33 @@ IN_PLACE_OPERATORS = (
 )
 RANDOM = frozenset(
     "AlphaDropout Dropout Dropout1d Dropout2d Dropout3d FeatureAlphaDropout RReLU "
-    "kaiming_normal_ kaiming_uniform_ orthogonal_ sparse_ trunc_normal_ xavier_normal_ xavier_uniform_ "
-    "alpha_dropout alpha_dropout_ dropout_ feature_alpha_dropout_ feature_dropout_ binomial native_dropout "
+    "kaiming_normal_ kaiming_uniform_ orthogonal_ sparse_ trunc_normal_ xavier_normal_ "
+    "xavier_uniform_ "
+    "alpha_dropout alpha_dropout_ dropout_ feature_alpha_dropout_ feature_dropout_ binomial "
+    "native_dropout "
     "bernoulli bernoulli_ cauchy_ dropout dropout1d dropout2d dropout3d exponential_ "
     "feature_alpha_dropout feature_dropout fractional_max_pool2d fractional_max_pool3d geometric_ "
-    "gumbel_softmax log_normal_ multinomial normal normal_ poisson rand rand_like randint randint_like randn "
+    "gumbel_softmax log_normal_ multinomial normal normal_ poisson rand rand_like randint "
+    "randint_like randn "
     "randn_like random_ randperm rrelu rrelu_ scaled_dot_product_attention uniform_".split()
 )
-_DRAW_TO_DROP = frozenset(  # random only if dropout_p > 0, though schemas say always
+# Random only if dropout_p > 0, though schemas say always.
+_RANDOM_WITH_DROPOUT = frozenset(
     "_scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention "
     "_scaled_dot_product_flash_attention_for_cpu".split()
 )
-RESHAPE = frozenset(
-    "squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split()
-)  # change the shape of their argument in place
+# These change the shape of their argument in place.
+RESHAPE = frozenset("squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split())
 # These give their argument other memory, or another view of it.
 MOVE = frozenset("as_strided_ resize_ resize_as_ set_".split())
-COUNTS_IN_MEMORY = frozenset(
-    "as_strided as_strided_copy as_strided_scatter".split()
-)  # these address the whole storage of their argument
-_LOOKED_INTO = (functools.partial, MethodType, FunctionType, list, tuple, set, frozenset, dict)
-_PLAIN = frozenset(
-    {NoneType, bool, int, float, complex, str, bytes, type, ModuleType}
-)  # types from which nothing else is reachable
+# These address the whole storage of their argument.
+COUNTS_IN_MEMORY = frozenset("as_strided as_strided_copy as_strided_scatter".split())
+_SEARCHED = (functools.partial, MethodType, FunctionType, list, tuple, set, frozenset, dict)
+# Types from which nothing else is reachable.
+_ATOMIC = frozenset({NoneType, bool, int, float, complex, str, bytes, type, ModuleType})
 _MOST_ITEMS = 1000  # longest container that is searched; longer ones are data
-_TRAINING_ARGUMENT = (
-    5  # in F.batch_norm(x, mean, var, weight, bias, training, ...) and torch.batch_norm
-)
+# In F.batch_norm(x, mean, var, weight, bias, training, ...) and torch.batch_norm.
+_TRAINING_ARGUMENT = 5
 _UNINITIALIZED = frozenset(
     "empty empty_like empty_permuted empty_strided new_empty new_empty_strided".split()
 )
@@ -122,18 +129,16 @@ def effects_of(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     if hasattr(fn, "_schema"):
         return _by_schema(fn, name, args, kwargs)
     writes = _written(name, args, kwargs, home in ("torch", "torch._ops.aten"))
-    looks = name in VIEWS and (home, name) != (
-        "torch.nn.functional",
-        "unfold",
-    )  # F.unfold is im2col, which is not a view
+    keys = args[1:] if name in ("__getitem__", "getitem") else ()
+    # F.unfold is im2col, which is not a view.
+    is_view = name in VIEWS and (home, name) != ("torch.nn.functional", "unfold")
+    is_view = is_view and not any(map(_certainly_copies, keys))
     may_share = name in MAY_ALIAS and not kwargs.get("copy", False)
-    looks = looks and not (name in ("__getitem__", "getitem") and any(map(_picks, args[1:])))
-    shares = looks or may_share or _is_idle_dropout(fn, name, args, kwargs)
+    shares = is_view or may_share or _is_idle_dropout(fn, name, args, kwargs)
     base = _first(args, kwargs) if shares else None
-    view = looks and all(is_basic(key) for key in args[1:] if name in ("__getitem__", "getitem"))
-    return Effects(
-        name, writes, base, view, name in RANDOM, bool(writes) and name not in BATCH_NORMS
-    )
+    free = is_view and all(map(is_basic, keys))
+    in_place = bool(writes) and name not in BATCH_NORMS
+    return Effects(name, writes, base, free, name in RANDOM, in_place)
 
 
 def _by_schema(fn: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Effects:
@@ -146,24 +151,23 @@ def _by_schema(fn: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
     marked = [
         (given.get(a.name), a.alias_info) for a in schema.arguments if a.alias_info is not None
     ]
-    kept = (
-        ("grads",) if name.startswith("_fused_") and given.get("grad_scale") is None else ()
-    )  # gradients are written only where they are scaled
-    written = [given.get(a.name) for a in schema.arguments if _is_written(a) and a.name not in kept]
+    # Fused optimizers write gradients only where they are scaled.
+    scaled = not name.startswith("_fused_") or given.get("grad_scale") is not None
+    written = [
+        given.get(a.name)
+        for a in schema.arguments
+        if _is_written(a) and (scaled or a.name != "grads")
+    ]
     writes = [leaf for item in written for leaf in flatten(item) if leaf is not None]
     if name in BATCH_NORMS or name in _ALSO_WRITES:
         writes += _written(name, args, kwargs, True)
     returned = [item.alias_info for item in schema.returns]
-    seen = [item for item, alias in marked if not alias.is_write]
-    base = (
-        seen[0]
-        if seen and any(returned)
-        else _first(args, kwargs)
-        if name in _UNMARKED_VIEWS
-        else None
-    )
+    aliased = [item for item, alias in marked if not alias.is_write]
+    base = _first(args, kwargs) if name in _UNMARKED_VIEWS else None
+    if aliased and any(returned):
+        base = aliased[0]
     random = any(str(tag).endswith("nondeterministic_seeded") for tag in fn.tags)
-    random &= name not in _DRAW_TO_DROP or given.get("dropout_p", 0) != 0
+    random &= name not in _RANDOM_WITH_DROPOUT or given.get("dropout_p", 0) != 0
     in_place = bool(returned) and all(alias is not None and alias.is_write for alias in returned)
     return Effects(
         name, writes, base, base is not None and name in VIEWS, random or name in RANDOM, in_place
@@ -185,9 +189,8 @@ def _written(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], bare: bo
     if in_place or kwargs.get("inplace") is True:
         first = _first(args, kwargs)
         written.extend(first if name.startswith("_foreach_") else [] if first is None else [first])
-    if name.startswith(
-        "_fused_"
-    ):  # an optimizer's step writes parameters, moments and scaled gradients
+    if name.startswith("_fused_"):
+        # An optimizer's step writes parameters, moments and scaled gradients.
         written = [
             leaf
             for leaf in flatten(args)
@@ -195,9 +198,11 @@ def _written(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], bare: bo
         ]
     if name in _ALSO_WRITES:
         names, condition = _ALSO_WRITES[name]
+        *_, last = names.split()
         parameters = dict(zip(names.split(), args, strict=False)) | dict(kwargs)
-        if not condition or kwargs.get(condition) is not None or len(args) > 3:
-            written += [parameters[names.split()[-1]]] if names.split()[-1] in parameters else []
+        writes = not condition or kwargs.get(condition) is not None or len(args) > 3
+        if writes and last in parameters:
+            written.append(parameters[last])
     out = kwargs.get("out")
     if out is not None:
         written.extend(out if isinstance(out, (tuple, list)) else [out])
@@ -227,7 +232,7 @@ def _is_idle_dropout(fn: Any, name: str, args: Sequence[Any], kwargs: Mapping[st
     )
 
 
-def _picks(key: Any) -> bool:
+def _certainly_copies(key: Any) -> bool:
     """Whether an index certainly copies: a list does; a tensor of one number makes a view."""
     return any(isinstance(item, list) for item in (key if isinstance(key, tuple) else (key,)))
 
@@ -281,7 +286,7 @@ def shared_state(fn: Any, args: Iterable[Any]) -> list[Any]:
     pending = [fn, *args]
     while pending:
         item = pending.pop()
-        if type(item) not in _PLAIN and id(item) not in seen:
+        if type(item) not in _ATOMIC and id(item) not in seen:
             seen[id(item)] = item
             if _is_state(item):
                 found.update((id(part), part) for part in _parts(item))
@@ -311,14 +316,13 @@ def _reached(item: Any) -> Iterable[Any]:
         case list() | tuple() | set() | frozenset() | dict():
             inside = item.values() if isinstance(item, dict) else item
             return inside if len(item) <= _MOST_ITEMS else ()
-        case type() | ModuleType():  # subclasses; instances of the plain types were skipped
+        case type() | ModuleType():  # subclasses; instances of atomic types were skipped
             return ()
     if hasattr(type(item), "data_ptr") or type(item).__module__.partition(".")[0] == "autosched":
         return ()
-    attributes = getattr(
-        item, "__dict__", {}
-    )  # but not their attributes, which could reach the whole program
-    return [a for a in attributes.values() if _is_state(a) or isinstance(a, _LOOKED_INTO)]
+    # Attributes, but not those of attributes, which could reach the whole program.
+    attributes = getattr(item, "__dict__", {})
+    return [a for a in attributes.values() if _is_state(a) or isinstance(a, _SEARCHED)]
 
 
 def _reached_by_call(fn: FunctionType) -> Iterator[Any]:

@@ -20,7 +20,7 @@ Ints = NDArray[np.int64]
 
 
 class Flow(NamedTuple):
-    """Ragged tables by task, each a pair: the start of each row, and the entries of all rows.
+    """Ragged tables by task, each a pair (CSR): the offsets of rows, and the entries of all rows.
 
     >>> graph = Graph()
     >>> graph.output(y=-graph.input("x").abs())
@@ -41,31 +41,30 @@ class Flow(NamedTuple):
 def flow(graph: Graph) -> Flow:
     """Return the flow of a graph; it is cached, and computed again after the graph has grown."""
     size = len(graph.tasks), len(graph.outputs)
-    known: tuple[tuple[int, int], Flow] | None = graph.__dict__.get("_flow")
-    if known is None or known[0] != size:
-        known = graph.__dict__["_flow"] = size, _flow(graph)
-    return known[1]
+    if graph.cached_flow is None or graph.cached_flow[0] != size:
+        graph.cached_flow = size, _flow(graph)
+    return graph.cached_flow[1]
 
 
 def _flow(graph: Graph) -> Flow:
     tasks = graph.tasks
-    made = [v.index for v in graph.values if v.producer is not None and graph.is_used(v.index)]
-    depends = list(chain.from_iterable(chain.from_iterable([task.dependencies for task in tasks])))
-    depends_at = _at([len(task.dependencies) for task in tasks])
-    before = np.array(depends[::2], np.int64)
-    kinds = depends[1::2]
-    told = np.array(
-        [kind == "order" for kind in kinds] if "order" in kinds else [False] * len(kinds), bool
-    )
+    values = graph.values
+    made = [v.index for v in values if v.producer is not None and graph.is_used(v.index)]
+    makers = np.array([values[index].producer for index in made], np.int64)
     reads_at = _at([len(task.reads) for task in tasks])
     reads = chain.from_iterable(chain.from_iterable([task.reads for task in tasks]))
+    versioned = np.fromiter(reads, np.int64, 2 * reads_at[-1])  # value, version, value, ...
+    depends_at = _at([len(task.dependencies) for task in tasks])
+    depends = list(chain.from_iterable(chain.from_iterable([task.dependencies for task in tasks])))
+    before = np.array(depends[::2], np.int64)
+    by_order = np.array([kind == "order" for kind in depends[1::2]], bool)
     return Flow(
         reads_at,
-        np.fromiter(reads, np.int64, 2 * reads_at[-1])[::2].copy(),  # without their versions
-        starts(np.array([graph.values[index].producer for index in made], np.int64), len(tasks)),
+        versioned[::2].copy(),
+        starts(makers, len(tasks)),
         np.array(made, np.int64),
-        starts(rows_of(depends_at)[told], len(tasks)),
-        before[told],
+        starts(rows_of(depends_at)[by_order], len(tasks)),
+        before[by_order],
         depends_at,
         before,
     )
@@ -78,10 +77,10 @@ def _at(lengths: Sequence[int] | Ints) -> Ints:
 
 
 def starts(rows: Ints, count: int) -> Ints:
-    """Return where each of ``count`` rows begins, given the sorted row number of each entry."""
+    """Return the offsets of ``count`` rows, given the sorted row number of each entry."""
     return _at(np.bincount(rows, minlength=count))
 
 
 def rows_of(at: Ints) -> Ints:
-    """Return the row of each entry, given where rows begin."""
+    """Return the row of each entry, given the offsets of rows."""
     return np.repeat(np.arange(len(at) - 1), np.diff(at))

@@ -142,7 +142,7 @@ class Gradients:
             _Written.apply(where, len(written), *(leaf for _, leaf in written), *sources)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             raise GradientError(
-                f"{_told(where)}; autograd cannot note that either: {error}"
+                f"{_message(where)}; autograd cannot note that either: {error}"
             ) from error
 
     @cached_property
@@ -213,7 +213,7 @@ class _Lost(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        raise GradientError(_told(ctx.where([gradient is not None for gradient in gradients])))
+        raise GradientError(_message(ctx.where([gradient is not None for gradient in gradients])))
 
 
 class _Written(torch.autograd.Function):
@@ -227,13 +227,14 @@ class _Written(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        raise GradientError(_told(ctx.where))
+        raise GradientError(_message(ctx.where))
 
 
-def _told(where: list[str]) -> str:
+def _message(where: list[str]) -> str:
     return (
         f"a gradient would be lost: autograd does not follow the tasks of a schedule. It reached "
-        f"{' and '.join(where)}; call backward() within the function that is captured or compiled, or "
+        f"{' and '.join(where)}; call backward() within the function that is captured or compiled, "
+        "or "
         f"use torch.compile(fn, backend='autosched'), which autograd follows; where no gradient is "
         f"wanted, use .detach() or torch.no_grad()"
     )

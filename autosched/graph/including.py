@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from autosched._lib.tree import flatten, transform
 from autosched.errors import GraphError, listed
-from autosched.graph.effects import MOVE, RESHAPE, effects_of
-from autosched.graph.parts import Looks, Part
+from autosched.graph.effects import effects_of
+from autosched.graph.regions import Frames, Region
+from autosched.graph.storages import Touched
 from autosched.graph.task import HOST, Seconds, Task
 from autosched.graph.value import Value
 
@@ -43,15 +44,15 @@ def include(
     )
     values = _given(graph, other, inputs, tasks, only is None)
     _check_names(graph, tasks, other, prefix)
-    parts = _Parts(graph._looks, other, values)
+    regions = _Regions(graph.builder.storages.frames, other, values)
     for task in tasks:
         device = on.get(task.name) if isinstance(on, Mapping) else on
         made = [other.values[use.value] for use in task.outputs]
         results = repeat(
             graph, other, task, values, prefix + task.name,
             outputs=transform(lambda leaf: prefix + leaf.name, task.result),
-            part=None if task.part is None or task.view else (task.part[0], parts.now(task.part[1], task.part[0])),
-            parts=parts.of(task, made) if _aliases(made) else (),
+            touched=None if task.view else regions.touched(task),
+            regions=regions.of(task, made) if _aliases(made) else (),
             on=HOST if task.device == HOST else device or task.device,
             after=[name for name in _after(other, task, prefix) if name in graph.names],
             seconds=seconds.get(task.name, task.seconds),
@@ -85,8 +86,8 @@ def repeat(
     name: str,
     *,
     outputs: Any,
-    part: tuple[int, Part] | None,
-    parts: Iterable[Part],
+    touched: Touched,
+    regions: Sequence[Region],
     on: str | None,
     after: Iterable[str],
     seconds: Seconds | None,
@@ -96,11 +97,13 @@ def repeat(
         lambda leaf: values[leaf.index] if isinstance(leaf, Value) else leaf,
         (task.args, task.kwargs),
     )
-    return graph._add(
-        task.fn, args, kwargs, name=name, outputs=outputs, writes=[values[use.value] for use in task.writes],
+    return graph.builder.add_task(
+        task.fn, args, kwargs, name=name, outputs=outputs,
+        writes=[values[use.value] for use in task.writes],
         aliases=_base(old, task, values), view=task.view, random=task.random,
-        part=None if part is None else (values[part[0]].index, part[1]), parts=list(parts), on=on, seconds=seconds,
-        after=after, origin=task.origin, composite=task.composite,
+        touched=None if touched is None else (values[touched[0]].index, touched[1]),
+        regions=regions, on=on, seconds=seconds, after=after, origin=task.origin,
+        composite=task.composite,
     )  # fmt: skip
 
 
@@ -109,8 +112,8 @@ def _base(old: Graph, task: Task, values: Mapping[int, Value]) -> Value | None:
     made = [old.values[use.value] for use in task.outputs]
     if not _aliases(made):
         return None
-    if task.view and task.part:
-        return values[task.part[0]]
+    if task.view and task.region:
+        return values[task.region[0]]
     roots = {value.root for value in made}
     return values[next(use.value for use in task.reads if old.values[use.value].root in roots)]
 
@@ -134,18 +137,20 @@ def _given(
     for name in names:
         if name not in inputs:
             raise GraphError(
-                f"inputs= of include misses input {name!r}; graph {other.name!r} needs {listed(names)}"
+                f"inputs= of include misses input {name!r}; graph {other.name!r} needs "
+                f"{listed(names)}"
             )
     for name, value in inputs.items():
         if name not in names and (whole or not isinstance(other.names.get(name), Value)):
             raise GraphError(
-                f"inputs= of include gives {name!r}, which is no input; graph {other.name!r} needs {listed(names)}"
+                f"inputs= of include gives {name!r}, which is no input; graph {other.name!r} needs "
+                f"{listed(names)}"
             )
         if not isinstance(value, Value):
             raise GraphError(
                 f"input {name!r} must be given a Value of graph {graph.name!r}, got {value!r}"
             )
-        graph._own(value)
+        graph.builder.check_own(value)
     return {
         value.index: inputs[value.name] if value.tensor is None else graph.constant(value.tensor)
         for value in needed
@@ -160,7 +165,8 @@ def _check_names(graph: Graph, tasks: Sequence[Task], other: Graph, prefix: str)
         ):
             if prefix + name in graph.names:
                 raise GraphError(
-                    f"name {prefix + name!r} is already taken in graph {graph.name!r}; give another prefix"
+                    f"name {prefix + name!r} is already taken in graph {graph.name!r}; give "
+                    "another prefix"
                 )
 
 
@@ -169,48 +175,49 @@ def _reshape(graph: Graph, task: Task, values: Mapping[int, Value]) -> None:
     if task.fn is None or not task.writes or task.composite is not None:
         return
     name = effects_of(task.fn, task.args, task.kwargs).name
-    written = values[task.writes[0].value]
-    if name in MOVE:
-        graph._check_moves(name, written)
-    if name in RESHAPE | MOVE:
-        for member in graph.members(written.index):
-            graph.values[member].part = graph._looks.anew(graph.values[member].part)
+    graph.builder.reshape(name, values[task.writes[0].value])
 
 
-class _Parts:
-    """Maps parts of memory to those of a new graph, which numbers its looks anew."""
+class _Regions:
+    """Maps regions to those of a new graph, which numbers its coordinate frames itself."""
 
-    def __init__(self, looks: Looks, other: Graph, values: Mapping[int, Value]):
-        self.looks = looks
+    def __init__(self, frames: Frames, other: Graph, values: Mapping[int, Value]):
+        self.frames = frames
         self.other = other
         self.values = values
         self.known: dict[int, int] = {-1: -1}
-        self.token = object()
+        self.owner = object()
 
-    def of(self, task: Task, made: Iterable[Value]) -> list[Part]:
-        """Return the parts of the results of a task, which may share memory with an argument."""
+    def of(self, task: Task, made: Iterable[Value]) -> list[Region]:
+        """Return the regions of the results of a task, which may be views of an argument."""
         bases = {self.other.values[use.value].root: use.value for use in reversed(task.reads)}
         return [
-            self.looks.root()
+            self.frames.root()
             if value.root == value.index
-            else self.now(value.part, bases[value.root])
+            else self._mapped(value.region, bases[value.root])
             for value in made
         ]
 
-    def now(self, part: Part, value: int) -> Part:
-        """Return the part of the memory of a value (an index) in the new graph."""
-        root = self.other.values[self.other.values[value].root]
-        if root.index not in self.values:  # only a part of this memory was given
-            return self.looks.opaque(self.values[value].part)
-        base = self.values[root.index].part
-        # the given value is itself a part in the new graph
-        if base.bounds or base.lead or base.tail != (base.look, 0):
-            return self.looks.opaque(base)
-        if root.part.look >= 0:
-            self.known[root.part.look] = base.look
-        return part.counted(self._look)
+    def touched(self, task: Task) -> Touched:
+        """Return the region of an argument (by its old index) that a task touches."""
+        if task.region is None:
+            return None
+        value, region = task.region
+        return value, self._mapped(region, value)
 
-    def _look(self, look: int) -> int:
-        if look not in self.known:
-            self.known[look] = self.looks.twin(self.token, look)
-        return self.known[look]
+    def _mapped(self, region: Region, value: int) -> Region:
+        """Return the region of the storage of a value (an index) in the new graph."""
+        root = self.other.values[self.other.values[value].root]
+        if root.index not in self.values:  # only a view of this storage was given
+            return self.frames.opaque(self.values[value].region)
+        base = self.values[root.index].region
+        if base.bounds or base.lead or base.tail != (base.frame, 0):  # the root is a view here
+            return self.frames.opaque(base)
+        if root.region.frame >= 0:
+            self.known[root.region.frame] = base.frame
+        return region.renumbered(self._frame)
+
+    def _frame(self, frame: int) -> int:
+        if frame not in self.known:
+            self.known[frame] = self.frames.imported(self.owner, frame)
+        return self.known[frame]

@@ -11,7 +11,8 @@ import networkx
 
 from autosched._lib.gc_pause import without_collecting
 from autosched.errors import GraphError
-from autosched.graph.graph import Graph, Value, check_costs
+from autosched.graph.builder import check_costs
+from autosched.graph.graph import Graph, Value
 
 __all__ = ["from_networkx", "to_networkx"]
 
@@ -26,12 +27,10 @@ def to_networkx(graph: Graph) -> networkx.DiGraph[Any]:
         for dependency in task.dependencies:
             dag.add_edge(graph.tasks[dependency.task].name, task.name, kind=dependency.kind)
         for value in (graph.values[use.value] for use in task.reads):
-            producer = graph.tasks[value.producer] if value.producer is not None else None
-            if (
-                producer is not None
-                and producer.fn is None
-                and value.index != producer.outputs[0].value
-            ):
+            if value.producer is None:
+                continue
+            producer = graph.tasks[value.producer]
+            if producer.fn is None and value.index != producer.outputs[0].value:
                 dag.edges[producer.name, task.name]["nbytes"] = value.nbytes
     return dag
 
@@ -48,9 +47,8 @@ def from_networkx(dag: networkx.DiGraph[Any], name: str | None = None) -> Graph:
     graph = Graph(name or str(dag.name or "graph"))
     position = {node: i for i, node in enumerate(dag)}
     sent: dict[tuple[Any, Any], Value] = {}  # the value of an edge
-    for node in networkx.lexicographical_topological_sort(
-        dag, key=position.__getitem__
-    ):  # ties are broken by insertion order
+    # Ties are broken by insertion order.
+    for node in networkx.lexicographical_topological_sort(dag, key=position.__getitem__):
         _add_node(graph, dag, node, sent)
     return graph
 
@@ -63,14 +61,15 @@ def _add_node(
     parts = [n for n in dag.successors(node) if dag.edges[node, n].get("nbytes") is not None]
     if parts and facts.get("fn") is not None:
         raise GraphError(
-            f"node {node!r} has a fn, so its edges cannot have nbytes of their own: a run copies all of it"
+            f"node {node!r} has a fn, so its edges cannot have nbytes of their own: a run copies "
+            "all of it"
         )
     names = [
         label,
         *(graph.fresh("".join(f"{label}>{n}".split()).replace("@", "_")) for n in parts),
     ]
     data = {n: dag.edges[n, node].get("kind", "data") == "data" for n in dag.predecessors(node)}
-    result = graph._add(
+    result = graph.builder.add_task(
         facts.get("fn"),
         tuple(sent[n, node] for n, is_data in data.items() if is_data),
         {},

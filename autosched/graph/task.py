@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from autosched._lib.tree import match
-from autosched.graph.parts import Part
+from autosched.graph.regions import Region
 
 if TYPE_CHECKING:
     from autosched.graph.composite import Composite
@@ -127,7 +127,7 @@ class Task:
     device: str | None  # the constraint on its device
     view: bool  # costs nothing, on the device of its argument
     random: bool  # draws random numbers
-    part: tuple[int, Part] | None  # an argument (value index) of which it touches only this part
+    region: tuple[int, Region] | None  # an argument (value index), of which it touches only this
     seconds: Seconds | None  # as given by the user
     origin: Origin
     shared: tuple[Any, ...] = ()  # shared state: modules, optimizers, random number generators

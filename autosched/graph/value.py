@@ -17,14 +17,15 @@ from autosched.errors import GraphError, UnknownMethodError
 
 if TYPE_CHECKING:
     from autosched.graph.graph import Graph
-    from autosched.graph.parts import Part
+    from autosched.graph.regions import Region
 
 __all__ = ["Attribute", "InPlace", "Method", "On", "Value"]
 
 _ATTRIBUTES = frozenset("T mT H mH real imag values indices".split())  # read, not called
 _AUTOGRAD = frozenset("backward requires_grad_ retain_grad register_hook".split())
 _UNKNOWN = frozenset(
-    "shape dtype device grad grad_fn data ndim requires_grad is_cuda is_leaf layout names itemsize nbytes".split()
+    "shape dtype device grad grad_fn data ndim requires_grad is_cuda is_leaf layout names itemsize "
+    "nbytes".split()
 )
 
 
@@ -32,7 +33,7 @@ def _recorded(
     of: Value, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Any = None, **options: Any
 ) -> Value:
     """Add a task with one result to the graph of a value."""
-    result: Value = of.graph.record(fn, args, kwargs or {}, **options)
+    result: Value = of.graph.builder.call(fn, args, kwargs or {}, **options)
     return result
 
 
@@ -64,7 +65,8 @@ class InPlace:
         """Change the value."""
         if self.fn(value, other) is not value:
             raise TypeError(
-                f"{value!r} is a {type(value).__name__}, which {self.__name__} cannot change in place"
+                f"{value!r} is a {type(value).__name__}, which {self.__name__} cannot change in "
+                "place"
             )
         return value
 
@@ -94,7 +96,7 @@ class Value:
     Value('relu')
     """
 
-    __slots__ = ("graph", "home", "index", "name", "nbytes", "part", "producer", "root", "tensor")
+    __slots__ = ("graph", "home", "index", "name", "nbytes", "producer", "region", "root", "tensor")
 
     def __init__(
         self,
@@ -103,7 +105,7 @@ class Value:
         name: str,
         producer: int | None,
         root: int,
-        part: Part,
+        region: Region,
         home: str | None,
         tensor: Any,
         nbytes: int | None,
@@ -113,7 +115,7 @@ class Value:
         self.name = name
         self.producer = producer  # index of the task that makes it; None for inputs and constants
         self.root = root  # index of the value whose memory it shares, or its own
-        self.part = part  # of that memory
+        self.region = region  # of that memory
         self.home = home  # the device of an input; None if schedule() may choose it
         self.tensor = tensor  # of a constant
         self.nbytes = nbytes  # its size, if the user gave it
@@ -129,23 +131,25 @@ class Value:
         cls, fn: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         graph = _first_value((args, kwargs)).graph
-        return graph.record(fn, args, kwargs or {})
+        return graph.builder.call(fn, args, kwargs or {})
 
     def __getattr__(self, name: str) -> Any:
         if name in _UNKNOWN or _is_property(name):
             raise GraphError(
-                f"value {self.name!r} has no {name} before it runs; do what needs it inside a function and add that "
+                f"value {self.name!r} has no {name} before it runs; do what needs it inside a "
+                "function and add that "
                 f"as one task: graph.add(fn, {self.name})"
             )
         if name in _AUTOGRAD:
             raise GraphError(
-                f"autograd does not record across tasks, so value {self.name!r} has no {name}; compute gradients "
+                f"autograd does not record across tasks, so value {self.name!r} has no {name}; "
+                "compute gradients "
                 f"inside a task, under torch.enable_grad(), or by tasks of their own"
             )
         if name.startswith("_"):
             raise AttributeError(f"Value has no attribute {name!r}")
         if name in _ATTRIBUTES:
-            return self.graph.record(Attribute(name), (self,), {})
+            return self.graph.builder.call(Attribute(name), (self,), {})
         _check_method(self.name, name)
         return _Recorder(self, name)
 
@@ -170,23 +174,26 @@ class Value:
         return _recorded(self, operator.getitem, (self, key))
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self.graph.record(operator.setitem, (self, key, value), {})
+        self.graph.builder.call(operator.setitem, (self, key, value), {})
 
     def __bool__(self) -> NoReturn:
         raise GraphError(
-            f"value {self.name!r} is not known before it runs, so Python cannot branch on it; put the branch into a "
+            f"value {self.name!r} is not known before it runs, so Python cannot branch on it; put "
+            "the branch into a "
             f"function and add that as one task: graph.add(fn, {self.name})"
         )
 
     def __iter__(self) -> Iterator[Any]:
         raise GraphError(
-            f"value {self.name!r} has no length before it runs; to unpack a task's result, say its shape: "
+            f"value {self.name!r} has no length before it runs; to unpack a task's result, say its "
+            "shape: "
             f"graph.add(fn, ..., outputs=2)"
         )
 
     def _no_number(self) -> NoReturn:
         raise GraphError(
-            f"value {self.name!r} is not a number before it runs; read it from the schedule's outputs"
+            f"value {self.name!r} is not a number before it runs; read it from the schedule's "
+            "outputs"
         )
 
     __float__ = __int__ = __index__ = __complex__ = __len__ = _no_number
@@ -288,7 +295,7 @@ class _Recorder:
         return f"<method {self.name!r} of {self.value!r}: call it to add a task>"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self.value.graph.record(Method(self.name), (self.value, *args), kwargs)
+        return self.value.graph.builder.call(Method(self.name), (self.value, *args), kwargs)
 
 
 def _tensor_class() -> Any:
@@ -312,7 +319,8 @@ def _check_method(value: str, name: str) -> None:
     )
     meant = f"did you mean {' or '.join(map(repr, close))}? For what" if close else "for what"
     raise UnknownMethodError(
-        f"value {value!r} has no method {name!r}, for tensors have none of that name; {meant} is no tensor, add a "
+        f"value {value!r} has no method {name!r}, for tensors have none of that name; {meant} is "
+        "no tensor, add a "
         f"function: graph.add(lambda item: item.{name}(...), {value})"
     )
 

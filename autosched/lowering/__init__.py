@@ -22,8 +22,8 @@ from collections.abc import Mapping, Sequence
 from autosched.graph.graph import Graph
 from autosched.lowering.copies import insert_copies
 from autosched.lowering.events import insert_events
-from autosched.lowering.functional import insert_plainly, is_plain
-from autosched.lowering.hazards import alone, find_hazards
+from autosched.lowering.functional import insert_functional, is_functional
+from autosched.lowering.hazards import find_hazards, single_copy_streams
 from autosched.lowering.spill import spill_copies
 from autosched.lowering.streams import assign_streams
 from autosched.machine.machine import Machine
@@ -51,8 +51,8 @@ def lower(
     tasks = [graph.task(name) for name in placement.order]
     runs = assign_streams(graph, machine, tasks, placement.device)
     instructions: Sequence[Run | Copy | Free]
-    if nbytes is None and is_plain(graph, machine):
-        instructions, places, hazards = insert_plainly(
+    if nbytes is None and is_functional(graph, machine):
+        instructions, places, hazards = insert_functional(
             graph, machine, tasks, runs, outputs or {}, placement.copies
         )
     else:
@@ -62,9 +62,9 @@ def lower(
             )
         else:
             instructions, places = spill_copies(graph, machine, tasks, runs, outputs or {}, nbytes)
-        hazards = find_hazards(graph, machine, tasks, instructions, places)
-    lone = frozenset() if machine.contention else alone(instructions, hazards)
-    program = insert_events(instructions, hazards, lone)
+        hazards = find_hazards(graph, machine, instructions, places)
+    single = frozenset() if machine.contention else single_copy_streams(instructions, hazards)
+    program = insert_events(instructions, hazards, single)
     return Program(
         tuple(program),
         inputs=tuple((value.name, home(graph, machine, value)) for value in graph.sources),

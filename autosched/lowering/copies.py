@@ -15,18 +15,19 @@ placement asks for a later point. There is at most one copy per version and devi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from operator import itemgetter
+from typing import Any
 
 from autosched.errors import ScheduleError
 from autosched.graph.graph import Graph, Task, Use
 from autosched.machine.machine import Machine
 from autosched.placement import Send, home
 from autosched.program.program import Copy, Run, Stream
-from autosched.program.residency import Standing
+from autosched.program.residency import Residency
 
-__all__ = ["check_outputs", "copy_streams", "insert_copies"]
+__all__ = ["CopyMaker", "check_outputs", "copy_streams", "insert_copies", "missing"]
 
 
 def insert_copies(
@@ -43,24 +44,25 @@ def insert_copies(
     copies.
     """
     check_outputs(graph, machine, outputs)
-    travel = _Travel(graph, machine, _slots(graph, tasks, sends))
+    maker = CopyMaker(graph, machine)
+    walk = _Walk(graph, maker, _hints(graph, tasks, sends))
+    # 1. Copy to each run what its device lacks.
     for i, (task, run) in enumerate(zip(tasks, runs, strict=True)):
-        travel.run(i, task, run.stream.device)
+        walk.run(i, task, run.stream.device)
+    # 2. Copy inputs that tasks wrote back over the caller's tensors, and outputs where wanted.
     for value in graph.sources:
         if last := graph.last_version(value.index):
-            travel.bring(Use(value.index, last), home(graph, machine, value))
+            walk.bring(Use(value.index, last), maker.home[value.index])
     places: dict[str, str] = {}
     for label, index in graph.outputs.items():
         use = Use(index, graph.last_version(index))
-        value = graph.values[index]
-        made = home(graph, machine, value) if value.producer is None else travel.holders[use][0]
-        places[label] = outputs.get(label, made)
-        travel.bring(use, places[label])
-    result: list[Run | Copy] = travel.behind(-1)
+        places[label] = outputs.get(label) or maker.origin(use, walk.table.devices(*use))
+        walk.bring(use, places[label])
+    # 3. Put each copy after the run that it follows.
+    result: list[Run | Copy] = walk.copies_after(-1)
     for i, run in enumerate(runs):
         result.append(run)
-        if i in travel.copies:
-            result += travel.behind(i)
+        result += walk.copies_after(i)
     return result, places
 
 
@@ -74,105 +76,111 @@ def check_outputs(graph: Graph, machine: Machine, outputs: Mapping[str, str]) ->
             )
 
 
-def _slots(
+def missing(table: Residency[int, Any], graph: Graph, task: Task, device: str) -> Iterator[Use]:
+    """Yield the versions that a task reads and its device lacks.
+
+    A task that touches a region needs any version: all tasks that write regions of a value share a
+    device, so the other regions are there as well.
+    """
+    for use in task.reads:
+        if graph.touched(task, use.value) is None:
+            if table.get(*use, device) is None:
+                yield use
+        elif table.held(use.value, device) is None:
+            yield Use(use.value, 0)
+
+
+def _hints(
     graph: Graph, tasks: Sequence[Task], sends: Sequence[Send]
 ) -> dict[tuple[int, int, str], tuple[int, int]]:
     """Return for copies with hints the run after which they go, and their rank there."""
-    if not sends:
-        return {}
-    position = {task.name: i for i, task in enumerate(tasks)}
+    position = {task.name: i for i, task in enumerate(tasks)} if sends else {}
     return {
-        (graph.value(send.value).index, send.version, send.device): (
-            position[send.before] - 1,
-            rank,
-        )
-        for rank, send in enumerate(sends)
+        (graph.value(name).index, version, device): (position[before] - 1, rank)
+        for rank, (name, version, device, before) in enumerate(sends)
     }
 
 
-class _Travel:
-    """The devices of each version of each value, while runs are walked in issue order."""
+class CopyMaker:
+    """Makes copies: from the first device with a link, on copy streams."""
 
-    def __init__(
-        self, graph: Graph, machine: Machine, slots: Mapping[tuple[int, int, str], tuple[int, int]]
-    ):
+    def __init__(self, graph: Graph, machine: Machine):
         self.graph = graph
-        self.slots = slots
-        self.at = -1  # the run before the current one
         self.machine = machine
-        self.maker: dict[Use, int] = {}  # the run that made a version, -1 for inputs
-        self.holders: dict[
-            Use, tuple[str, ...]
-        ] = {}  # devices that hold it; the first is where it was made
-        self.standing: Standing[int, None] = Standing()  # only of values that are written
-        self.copies: dict[
-            int, list[tuple[int, Copy]]
-        ] = {}  # by the run after which they go, with their rank there
+        self.home = {value.index: home(graph, machine, value) for value in graph.sources}
         self.count = 0
         self._streams = cache(partial(copy_streams, machine))
-        for value in graph.sources:
-            self._arrive(Use(value.index, 0), home(graph, machine, value), -1)
 
-    def _arrive(self, use: Use, device: str, maker: int) -> None:
-        self.maker[use] = maker
-        self.holders[use] = (device,)
-        if self.graph.last_version(use.value):
-            self.standing.put(*use, device, None)
+    def overwrites(self, use: Use, device: str) -> bool:
+        """Whether a copy overwrites the caller's tensor: of a written input, to its own device."""
+        return device == self.home.get(use.value) and self.graph.last_version(use.value) > 0
 
-    def run(self, i: int, task: Task, device: str) -> None:
-        """Copy what a run reads to its device, and add the versions that it leaves there."""
-        self.at = i - 1
-        for use in task.reads:
-            if task.part is not None and self.graph.touched(task, use.value) is not None:
-                self._bring_part(use, device)
-            elif device not in self.holders[use]:
-                self.bring(use, device)
-        for value, version in task.changes:
-            stands = self.standing.change(value, version, device)
-            if stands is not None:
-                left = Use(value, stands)
-                self.maker[left] = i
-                self.holders[left] = (device,)
-        for use in task.outputs:
-            self._arrive(use, device, i)
+    def origin(self, use: Use, holders: Sequence[str]) -> str:
+        """Return the device of an input or constant, or the first that holds this version."""
+        return self.home.get(use.value) or holders[0]
 
-    def behind(self, run: int) -> list[Run | Copy]:
-        """Return the copies after a run."""
-        return [copy for _, copy in sorted(self.copies.get(run, ()), key=itemgetter(0))]
-
-    def _bring_part(self, use: Use, device: str) -> None:
-        """Copy a value of which a task touches a part, unless some version is there.
-
-        All tasks that write parts share the device, so the other parts are there as well.
-        """
-        written = self.graph.last_version(use.value) > 0
-        if not written or self.standing.latest(use.value, device) is None:
-            self.bring(Use(use.value, 0), device)
-
-    def bring(self, use: Use, device: str) -> None:
-        """Copy a version to a device, unless it is there."""
-        holders = self.holders[use]
-        if device in holders:
-            return
-        value = self.graph.values[use.value]
+    def copy(self, use: Use, holders: Sequence[str], device: str) -> Copy:
+        """Return the copy of a version. Raises ScheduleError if no holder has a link."""
+        name = self.graph.values[use.value].name
         source = next((holder for holder in holders if self.machine.link(holder, device)), None)
         if source is None:
             raise ScheduleError(
-                f"value {value.name!r} is on {holders[0]!r} and needed on {device!r}, but no link joins them"
+                f"value {name!r} is on {holders[0]!r} and needed on {device!r}, "
+                f"but no link joins them"
             )
-        written = self.graph.last_version(use.value) > 0
-        back = (
-            written and value.producer is None and device == home(self.graph, self.machine, value)
-        )
         stream, also = self._streams(source, device, 0 if self.machine.contention else self.count)
         self.count += 1
-        copy = Copy(stream, value.name, use.version, source, device, also, back)
-        slot, rank = self.slots.get((*use, device), (-1, -1))
-        slot = max(self.maker[use], min(slot, self.at))
-        self.copies.setdefault(slot, []).append((rank, copy))
-        self.holders[use] = (*holders, device)
-        if written:
-            self.standing.put(*use, device, None)
+        overwrite = self.overwrites(use, device)
+        return Copy(stream, name, use.version, source, device, also, overwrite)
+
+
+class _Walk:
+    """The devices of each version, and the copies so far, while runs are walked in issue order."""
+
+    def __init__(
+        self, graph: Graph, maker: CopyMaker, hints: Mapping[tuple[int, int, str], tuple[int, int]]
+    ):
+        self.graph = graph
+        self.maker = maker
+        self.hints = hints
+        self.current = 0  # the current run
+        self.made: dict[Use, int] = {}  # the run that made a version, -1 for inputs
+        self.table: Residency[int, Use] = Residency()
+        # By the run after which they go, with their rank there.
+        self.copies: dict[int, list[tuple[int, Copy]]] = {}
+        for index, device in maker.home.items():
+            self._arrive(Use(index, 0), device, -1)
+
+    def _arrive(self, use: Use, device: str, run: int) -> None:
+        self.made[use] = run
+        self.table.put(*use, device, use)
+
+    def run(self, i: int, task: Task, device: str) -> None:
+        """Copy what a run reads to its device, and add the versions that it leaves there."""
+        self.current = i
+        for use in missing(self.table, self.graph, task, device):
+            self.bring(use, device)
+        for value, version in task.changes:
+            new = self.table.change(value, version, device)
+            if new is not None:
+                self.made[Use(value, new)] = i
+        for use in task.outputs:
+            self._arrive(use, device, i)
+
+    def copies_after(self, run: int) -> list[Run | Copy]:
+        """Return the copies that go after a run, by their ranks."""
+        return [copy for _, copy in sorted(self.copies.get(run, ()), key=itemgetter(0))]
+
+    def bring(self, use: Use, device: str) -> None:
+        """Copy a version to a device, unless it is there."""
+        holders = self.table.devices(*use)
+        if device in holders:
+            return
+        copy = self.maker.copy(use, holders, device)
+        after, rank = self.hints.get((*use, device), (-1, -1))
+        after = max(self.made[use], min(after, self.current - 1))
+        self.copies.setdefault(after, []).append((rank, copy))
+        self.table.put(*use, device, use)
 
 
 def copy_streams(

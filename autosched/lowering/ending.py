@@ -1,6 +1,6 @@
 """Order and free the remaining blocks at the end of a program.
 
-Streams wait for each other here as the remaining frees require.
+The owner of a block waits for the other streams that use it, with as few waits as suffice.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from autosched.program.program import Instruction, Record, Stream, Wait
-from autosched.program.vector_clocks import Clocks, Stamp, joined
+from autosched.program.vector_clocks import Clocks, Stamp, maximum
 
 __all__ = ["Ending"]
 
@@ -24,9 +24,8 @@ class Ending:
         self.clocks = clocks
         self.stamp = stamp
         self.streams: list[Stream] = list(clocks.index)
-        self.behind: list[int | Stamp] = [
-            producer for *_, producer in events
-        ]  # by event, the run or copy before it, or its stamp
+        # By event, the run or copy before it, or its stamp.
+        self.producers: list[int | Stamp] = [producer for *_, producer in events]
         self.records: dict[int, list[tuple[int, int]]] = {}  # by stream, (position, event)
         for event, (user, position, _) in enumerate(events):
             self.records.setdefault(user, []).append((position, event))
@@ -35,19 +34,19 @@ class Ending:
         """Make a stream wait for uses (runs and copies); return the waits and new records."""
         lines: list[Instruction] = []
         for user, known in self._needed(own, uses):
-            event = len(self.behind) if known is None else known
+            event = len(self.producers) if known is None else known
             if known is None:
-                stamp = self.clocks.now(user)
+                stamp = self.clocks.stamp(user)
                 lines.append(Record(self.streams[user], event))
                 self.records.setdefault(user, []).append((stamp[1], event))
-                self.behind.append(stamp)
+                self.producers.append(stamp)
             lines.append(Wait(self.streams[own], event))
-            self.clocks.catch_up(own, self._moment(event))
+            self.clocks.wait_for(own, self._event_stamp(event))
         return lines
 
-    def _moment(self, event: int) -> Stamp:
-        behind = self.behind[event]
-        return self.stamp(behind) if isinstance(behind, int) else behind
+    def _event_stamp(self, event: int) -> Stamp:
+        producer = self.producers[event]
+        return self.stamp(producer) if isinstance(producer, int) else producer
 
     def _event(self, user: int, position: int) -> int | None:
         """Return the first event of a stream at or after a position, if there is one."""
@@ -60,32 +59,31 @@ class Ending:
 
         An event of None has still to be recorded.
         """
-        # 1. The last use on each stream that does not yet happen before the owner's next instruction.
+        # 1. The last use on each stream that does not yet happen before the owner's next
+        #    instruction.
         last: dict[int, int] = {}
         for use in uses:
             user, position, _ = stamp = self.stamp(use)
-            if not self.clocks.passed(stamp, own):
+            if not self.clocks.happens_before(stamp, own):
                 last[user] = max(last.get(user, 0), position)
         # 2. The event to wait for on each of these streams, and the clock that a wait would bring.
         event = {user: self._event(user, position) for user, position in last.items()}
         clocks = {
-            u: self.clocks.behind[u] if found is None else self._moment(found)[2]
+            u: self.clocks.clock[u] if found is None else self._event_stamp(found)[2]
             for u, found in event.items()
         }
         # 3. Drop streams that single-copy streams imply, then streams that other streams imply.
-        lone, top = self._latest(last, clocks)
+        single, top = self._latest(last, clocks)
         rest = [user for user in last if user < len(top) and top[user] < last[user]]
         implied = {u: {user for user in rest if clocks[u][user] >= last[user]} | {u} for u in rest}
-        for user in sorted(rest):  # if another wait implies all that this one does, drop this one
+        for user in sorted(rest):  # drop a wait if another implies all that it does
             if any(implied[other] >= implied[user] for other in implied if other != user):
                 del implied[user]
         # 4. Drop single-copy streams that the remaining streams imply.
-        lone = [
-            user
-            for user in lone
-            if not any(self.clocks.reaches(clocks[u], user, last[user]) for u in implied)
-        ]
-        return [(user, event[user]) for user in sorted([*implied, *lone])]
+        for user in single.copy():
+            if any(self.clocks.includes(clocks[u], user, last[user]) for u in implied):
+                single.remove(user)
+        return [(user, event[user]) for user in sorted([*implied, *single])]
 
     def _latest(
         self, last: Mapping[int, int], clocks: Mapping[int, tuple[int, ...]]
@@ -94,12 +92,10 @@ class Ending:
 
         Also return the elementwise maximum of the clocks of these streams.
         """
-        lone: list[int] = []
-        top = [0] * self.clocks.places
-        for user in sorted(
-            [user for user in last if user >= len(top)], reverse=True
-        ):  # later ones imply more
-            if not self.clocks.reaches(top, user, last[user]):
-                lone.append(user)
-                top = joined(top, clocks[user])
-        return lone, top
+        single: list[int] = []
+        top = [0] * self.clocks.width
+        for user in sorted(last, reverse=True):  # later ones imply more
+            if user >= len(top) and not self.clocks.includes(top, user, last[user]):
+                single.append(user)
+                top = maximum(top, clocks[user])
+        return single, top

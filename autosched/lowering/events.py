@@ -17,9 +17,19 @@ from numpy.typing import NDArray
 
 from autosched._lib.jit import kernel, mode
 from autosched.lowering.ending import Ending
-from autosched.lowering.frees import DO, FREE, WAIT, Held, Order, emit, ended, release, waited
+from autosched.lowering.frees import (
+    FREE,
+    ISSUE,
+    WAIT,
+    Frees,
+    Work,
+    emit,
+    free_due,
+    free_unused,
+    free_waited,
+)
 from autosched.lowering.hazards import Hazards
-from autosched.program.clock_kernels import Moments, advance, catch_up, reaches
+from autosched.program.clock_kernels import ClockState, advance, includes, wait_for
 from autosched.program.program import Copy, Free, Instruction, Record, Run, Stream, Wait, occupied
 from autosched.program.vector_clocks import Clocks, Stamp
 
@@ -31,28 +41,28 @@ Ints = NDArray[np.int64]
 
 
 def insert_events(
-    instructions: Sequence[Run | Copy | Free], hazards: Hazards, alone: Collection[Stream] = ()
+    instructions: Sequence[Run | Copy | Free], hazards: Hazards, single: Collection[Stream] = ()
 ) -> list[Instruction]:
     """Return the instructions with records, waits and frees, so that every hazard is ordered.
 
-    Blocks of ``hazards`` are freed, in addition to the frees that make room. Streams in ``alone``
-    have no entry in vector clocks.
+    Blocks of ``hazards`` are freed, in addition to the frees that make room. The streams in
+    ``single``, which hold a single copy, have no entry in vector clocks.
     """
     streams = chain.from_iterable(map(occupied, instructions))
-    clocks = Clocks(chain(streams, hazards.owners), alone)  # owners may have no other instruction
-    how = mode(len(instructions) * (5 + clocks.places / 4), walk)
-    o = how.of(_order(instructions, hazards, clocks))
-    m = Moments.of(how, len(clocks.index), clocks.places, len(o.after) + len(o.uses))
-    h = Held.of(how, o, len(clocks.index), clocks.places)
-    how(walk)(o, h, m)
-    return _Issued(instructions, hazards, clocks, o, h, m).program()
+    clocks = Clocks(chain(streams, hazards.owners), single)  # owners may have no other instruction
+    width = clocks.width
+    how = mode(len(instructions) * (5 + width / 4), walk)
+    o = how.of(_work(instructions, hazards, clocks))
+    c = ClockState.of(how, len(clocks.index), width, len(o.after) + len(o.uses))
+    h = Frees.of(how, o, len(clocks.index), width)
+    how(walk)(o, h, c)
+    return _Issued(instructions, hazards, clocks, o, h, c).program()
 
 
-def _order(instructions: Sequence[Run | Copy | Free], hazards: Hazards, clocks: Clocks) -> Order:
+def _work(instructions: Sequence[Run | Copy | Free], hazards: Hazards, clocks: Clocks) -> Work:
     index = clocks.index
     also = [i.also if type(i) is Copy else None for i in instructions]
-    ending_at, ending = hazards.ending(len(instructions))
-    return Order(
+    return Work(
         np.array([index[i.stream] for i in instructions], np.int64),
         np.array([-1 if stream is None else index[stream] for stream in also], np.int64),
         hazards.after_at,
@@ -60,13 +70,12 @@ def _order(instructions: Sequence[Run | Copy | Free], hazards: Hazards, clocks: 
         np.array([index[stream] for stream in hazards.owners], np.int64),
         hazards.uses_at,
         hazards.uses,
-        ending_at,
-        ending,
+        *hazards.ending(len(instructions)),
     )
 
 
 @kernel
-def walk(o: Order, h: Held, m: Moments) -> None:
+def walk(o: Work, h: Frees, c: ClockState) -> None:
     """Issue each instruction after waits for its predecessors, with frees where possible."""
     for i in range(len(o.own)):
         own = o.own[i]
@@ -76,106 +85,98 @@ def walk(o: Order, h: Held, m: Moments) -> None:
             producer = o.after[k]
             stream = o.own[producer]
             position = h.position[producer]
-            if stream == own or reaches(m, m.behind, own * m.places, stream, position):
+            if stream == own or includes(c, c.clocks, own * c.width, stream, position):
                 continue
             if also >= 0 and (
-                stream == also or reaches(m, m.behind, also * m.places, stream, position)
+                stream == also or includes(c, c.clocks, also * c.width, stream, position)
             ):
                 continue
-            catch_up(m, own, stream, position, h.behind, producer * m.places)
+            wait_for(c, own, stream, position, h.clocks, producer * c.width)
             emit(h, WAIT, producer, i)
-            waited(o, h, m, own, stream, i)
+            free_waited(o, h, c, own, stream, i)
         # 2. Issue the instruction, and keep its position and its clock for later waits.
-        advance(m, own, also)
-        h.position[i] = m.count[own]
-        for k in range(m.places):
-            h.behind[i * m.places + k] = m.behind[own * m.places + k]
-        emit(h, DO, i, i)
+        advance(c, own, also)
+        h.position[i] = c.count[own]
+        for k in range(c.width):
+            h.clocks[i * c.width + k] = c.clocks[own * c.width + k]
+        emit(h, ISSUE, i, i)
         # 3. Free blocks whose uses all happen before by now.
         if also >= 0:
-            release(o, h, m, also, i)
-        ended(o, h, m, i)
+            free_due(o, h, c, also, i)
+        free_unused(o, h, c, i)
 
 
 class _Issued:
-    """The issued instructions, as numbers, and the program that they form."""
+    """The issued items, as numbers, and the program that they form."""
 
     def __init__(
         self,
         instructions: Sequence[Any],
         hazards: Hazards,
         clocks: Clocks,
-        o: Order,
-        h: Held,
-        m: Moments,
+        o: Work,
+        h: Frees,
+        c: ClockState,
     ):
         self.instructions = instructions
         self.hazards = hazards
         self.clocks = clocks
         self.streams = list(clocks.index)
+        self.own = np.asarray(o.own, np.int64)
         self.o = o
         self.h = h
-        self.m = m
-        count = h.issued[0]
-        self.kind, self.item, self.line = (
-            np.asarray(column[:count], np.int64) for column in (h.kind, h.item, h.line)
+        self.c = c
+        columns = (h.kind, h.item, h.at)
+        self.kind, self.item, self.at = (
+            np.asarray(column[: h.issued[0]], np.int64) for column in columns
         )
         self.producers: Ints = np.unique(self.item[self.kind == WAIT])
 
     def program(self) -> list[Instruction]:
         """Return the instructions, with a record after each one that is waited for."""
-        behind = np.searchsorted(self.line, self.producers, side="right")
-        kind = np.insert(self.kind, behind, _RECORD).tolist()
-        frees = self._frees(self.item[self.kind == FREE].tolist())
-        lines: list[Iterator[Instruction]] = [
-            iter(part) for part in (self.instructions, self._waits(), frees, self._records())
-        ]
-        found: list[Instruction] = list(map(next, map(lines.__getitem__, kind)))
-        left = (np.asarray(self.h.stuck) >= 0).nonzero()[0].tolist()
-        return found + self._ending(left) if left else found
-
-    def _waits(self) -> list[Wait]:
+        recorded = np.searchsorted(self.at, self.producers, side="right")
+        kind = np.insert(self.kind, recorded, _RECORD).tolist()
         waits = self.kind == WAIT
         events = np.searchsorted(self.producers, self.item[waits]).tolist()
-        return list(map(Wait, self._streams(self.line[waits]), events))
-
-    def _records(self) -> list[Record]:
-        return list(map(Record, self._streams(self.producers), range(len(self.producers))))
+        # The items of each kind, in the order of their kinds' numbers.
+        lines: list[Iterator[Instruction]] = [
+            iter(self.instructions),
+            map(Wait, self._streams(self.at[waits]), events),
+            iter(self._frees(self.item[self.kind == FREE].tolist())),
+            map(Record, self._streams(self.producers), range(len(self.producers))),
+        ]
+        found: list[Instruction] = list(map(next, map(lines.__getitem__, kind)))
+        left = (np.asarray(self.h.pending) >= 0).nonzero()[0].tolist()
+        return found + self._ending(left) if left else found
 
     def _frees(self, blocks: Sequence[int]) -> list[Free]:
-        known = self.hazards
-        columns = (
-            [column[block] for block in blocks]
-            for column in (known.owners, known.values, known.versions)
-        )
-        return list(map(Free, *columns))
+        h = self.hazards
+        return [Free(h.owners[block], h.values[block], h.versions[block]) for block in blocks]
 
-    def _streams(self, lines: Ints) -> list[Stream]:
-        return [self.streams[own] for own in np.asarray(self.o.own, np.int64)[lines].tolist()]
+    def _streams(self, instructions: Ints) -> list[Stream]:
+        return [self.streams[own] for own in self.own[instructions].tolist()]
 
     def _ending(self, left: Sequence[int]) -> list[Instruction]:
         """Return waits for the uses of the remaining blocks, and the frees of these."""
-        self.clocks.resume(self.m)
-        own, position = (
-            np.asarray(column)[self.producers].tolist() for column in (self.o.own, self.h.position)
-        )
-        ending = Ending(
-            self.clocks, list(zip(own, position, self.producers.tolist(), strict=True)), self._stamp
-        )
+        self.clocks.resume(self.c)
+        producers = self.producers.tolist()
+        own = self.own[producers].tolist()
+        position = np.asarray(self.h.position)[producers].tolist()
+        events = list(zip(own, position, producers, strict=True))
+        ending = Ending(self.clocks, events, self._stamp)
         found: list[Instruction] = []
-        for own in sorted({self.o.owner[block] for block in left}):
-            held = [block for block in left if self.o.owner[block] == own]
-            found += ending.waits(own, chain.from_iterable(map(self._uses, held)))
-            held.sort(
-                key=lambda block: (self.o.own[self.h.stuck[block]], self.h.stuck[block], block)
-            )
-            found += self._frees(held)
+        for owner in sorted({self.o.owner[block] for block in left}):
+            blocks = [block for block in left if self.o.owner[block] == owner]
+            found += ending.waits(owner, chain.from_iterable(map(self._uses, blocks)))
+            pending = self.h.pending
+            blocks.sort(key=lambda b: (self.o.own[pending[b]], pending[b], b))
+            found += self._frees(blocks)
         return found
 
     def _uses(self, block: int) -> Sequence[int]:
         return self.o.uses[self.o.uses_at[block] : self.o.uses_at[block + 1]]  # type: ignore[no-any-return]
 
     def _stamp(self, at: int) -> Stamp:
-        places = self.m.places
-        behind = tuple(map(int, self.h.behind[at * places : (at + 1) * places]))
-        return int(self.o.own[at]), int(self.h.position[at]), behind
+        width = self.c.width
+        clock = tuple(map(int, self.h.clocks[at * width : (at + 1) * width]))
+        return int(self.own[at]), int(self.h.position[at]), clock

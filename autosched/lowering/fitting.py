@@ -63,7 +63,8 @@ def fitted(
     >>> import autosched as asc
     >>> graph = asc.Graph()
     >>> graph.output(y=graph.add(abs, graph.input("x"), name="y", nbytes=8, on="cuda:0"))
-    >>> fitted(graph, asc.Machine.emulated(gpus=1), asc.Costs(), Placement({"y": "cuda:0"}, ("y",))).outputs
+    >>> placement = Placement({"y": "cuda:0"}, ("y",))
+    >>> fitted(graph, asc.Machine.emulated(gpus=1), asc.Costs(), placement).outputs
     (('y', 'cuda:0'),)
     """
     program = lower(graph, machine, placement, outputs)
@@ -154,7 +155,8 @@ class _Count:
             ]
             names = [*homes, *(self.graph.values[index].name for index in outputs)]
             raise MemoryLimitError(
-                f"device {device!r} has {limit:,.0f} B of memory, and what must be there at once takes "
+                f"device {device!r} has {limit:,.0f} B of memory, and what must be there at once "
+                "takes "
                 f"{needed:,.0f} B: {listed(names)}. This proves that no schedule exists"
             )
 
@@ -196,7 +198,8 @@ def _check_groups(
                 if allowed.group[other.index] == group and other is not task
             ]
             raise MemoryLimitError(
-                f"task {task.name!r} fits on no device where it may run: with its arguments, its results and the "
+                f"task {task.name!r} fits on no device where it may run: with its arguments, its "
+                "results and the "
                 f"inputs that live there it takes {sizes}"
                 + (f"; it must be with {listed(others)}" if others else "")
                 + ". This proves that no schedule exists"

@@ -12,18 +12,28 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from autosched._lib.jit import Mode, kernel
-from autosched.program.clock_kernels import Moments, reaches
+from autosched.program.clock_kernels import ClockState, includes
 
-__all__ = ["DO", "FREE", "WAIT", "Held", "Order", "emit", "ended", "release", "waited"]
+__all__ = [
+    "FREE",
+    "ISSUE",
+    "WAIT",
+    "Frees",
+    "Work",
+    "emit",
+    "free_due",
+    "free_unused",
+    "free_waited",
+]
 
-DO, WAIT, FREE = range(3)  # kinds of issued items
+ISSUE, WAIT, FREE = range(3)  # kinds of issued items
 
 
-class Order(NamedTuple):
+class Work(NamedTuple):
     """The instructions to be ordered and the blocks to be freed. Streams are numbers.
 
-    Instructions are runs and copies (and frees that make room). Ragged tables are pairs: where each
-    row begins, and the entries of all rows.
+    Instructions are runs and copies (and frees that make room). Ragged tables are pairs (CSR): row
+    offsets, and the entries of all rows.
     """
 
     own: Any  # [instruction], its stream
@@ -37,127 +47,139 @@ class Order(NamedTuple):
     ending: Any  # [instruction], blocks that it uses last
 
 
-class Held(NamedTuple):
+class Frees(NamedTuple):
     """The instructions issued so far, and the blocks that wait to be freed."""
 
     position: Any  # [instruction], its position on its stream
-    behind: Any  # [instruction, place], its clock
-    kind: Any  # [issued item], DO, WAIT, FREE or a record
+    clocks: Any  # [instruction, entry], its clock
+    kind: Any  # [issued item], ISSUE, WAIT, FREE or a record
     item: Any  # [issued item], the instruction, block, or instruction waited for
-    line: Any  # [issued item], the instruction with which it is issued
+    at: Any  # [issued item], the instruction with which it is issued
     issued: Any  # number of issued items
     # [block], the first use that does not happen before its owner's next instruction; -1 if there
     # is none, -2 before the first check
-    stuck: Any
+    pending: Any
     # For each owner and stream, a skew heap of (position, use, block), to be tried when the
     # owner's clock reaches that position.
-    root: Any  # [owner, place]
-    at: Any  # [entry]
+    root: Any  # [owner, stream]
+    due_at: Any  # [heap entry]
     use: Any
     block: Any
     left: Any
     right: Any
     entries: Any  # how many there are
     due: Any  # scratch space to sort entries
-    watched: Any  # [stream], of single-copy streams, the last entry of a block that it uses
-    earlier: Any  # [such an entry], the entry before
-    watching: Any  # [such an entry], its block
+    watched: Any  # [stream], of single-copy streams, the last watch of a block that it uses
+    earlier: Any  # [watch], the watch before
+    watching: Any  # [watch], its block
     watches: Any  # how many there are
 
     @classmethod
-    def of(cls, how: Mode, o: Order, streams: int, places: int) -> Held:
+    def of(cls, how: Mode, o: Work, streams: int, width: int) -> Frees:
         """Return the initial state."""
         count = len(o.own)
         blocks = len(o.owner)
         uses = len(o.uses)
         issued = count + len(o.after) + blocks
-        entries = (
-            uses + 2 * len(o.after) if places < streams else uses
-        )  # a copy uses at most two blocks
+        # Waits for single-copy streams add entries; a copy uses at most two blocks.
+        entries = uses + 2 * len(o.after) if width < streams else uses
         return cls(
-            how.counts(count), how.small(count * places),
+            how.counts(count), how.small(count * width),
             how.counts(issued), how.counts(issued), how.counts(issued), how.counts(1),
-            how.counts(blocks, -2), how.counts(places * places, -1),
-            how.counts(entries), how.counts(entries), how.counts(entries), how.counts(entries), how.counts(entries),
-            how.counts(1), how.counts(entries),
+            how.counts(blocks, -2), how.counts(width * width, -1),
+            how.counts(entries), how.counts(entries), how.counts(entries), how.counts(entries),
+            how.counts(entries), how.counts(1), how.counts(entries),
             how.counts(streams, -1), how.counts(uses), how.counts(uses), how.counts(1),
         )  # fmt: skip
 
 
 @kernel
-def emit(h: Held, kind: int, item: int, line: int) -> None:
+def emit(h: Frees, kind: int, item: int, at: int) -> None:
     """Issue one instruction, wait or free."""
     k = h.issued[0]
     h.kind[k] = kind
     h.item[k] = item
-    h.line[k] = line
+    h.at[k] = at
     h.issued[0] = k + 1
 
 
 @kernel
-def ended(o: Order, h: Held, m: Moments, line: int) -> None:
+def free_unused(o: Work, h: Frees, c: ClockState, at: int) -> None:
     """Free, if possible, the blocks that the current instruction uses last."""
-    for k in range(o.ending_at[line], o.ending_at[line + 1]):
-        tried(o, h, m, o.ending[k], line)
+    for k in range(o.ending_at[at], o.ending_at[at + 1]):
+        try_free(o, h, c, o.ending[k], at)
 
 
 @kernel
-def waited(o: Order, h: Held, m: Moments, own: int, user: int, line: int) -> None:
+def free_waited(o: Work, h: Frees, c: ClockState, own: int, user: int, at: int) -> None:
     """Free blocks of a stream after it has waited for another.
 
-    Also note which streams have waited for a single-copy stream.
+    If the other is a single-copy stream, its blocks can also be freed after this wait.
     """
-    if user >= m.places and m.last[user] >= 0:
+    if user >= c.width and c.last[user] >= 0:
         w = h.watched[user]
         while w >= 0:
             block = h.watching[w]
-            if h.stuck[block] >= 0 and o.own[h.stuck[block]] == user:
-                hold(o, h, m, block, m.waiter[m.last[user]], m.since[m.last[user]])
+            if h.pending[block] >= 0 and o.own[h.pending[block]] == user:
+                postpone(o, h, c, block, c.waiter[c.last[user]], c.since[c.last[user]])
             w = h.earlier[w]
-    release(o, h, m, own, line)
+    free_due(o, h, c, own, at)
 
 
 @kernel
-def tried(o: Order, h: Held, m: Moments, block: int, line: int) -> None:
-    """Free a block, or hold it until its owner happens after the first remaining use."""
+def try_free(o: Work, h: Frees, c: ClockState, block: int, at: int) -> None:
+    """Free a block, or postpone it until its owner happens after the first remaining use.
+
+    1. Find the first use that does not happen before the owner's next instruction.
+    2. If its stream has an entry in clocks, try again when the owner's clock includes it.
+    3. If it is on a single-copy stream, try again when the owner's clock includes any of the
+       instructions that waited for that stream, or will wait for it.
+    4. If there is none, free the block.
+    """
     own = o.owner[block]
     for k in range(o.uses_at[block], o.uses_at[block + 1]):
         use = o.uses[k]
         user = o.own[use]
-        if user == own or reaches(m, m.behind, own * m.places, user, h.position[use]):
+        if user == own or includes(c, c.clocks, own * c.width, user, h.position[use]):
             continue
-        h.stuck[block] = use
-        if user < m.places:
-            hold(o, h, m, block, user, h.position[use])
+        h.pending[block] = use
+        if user < c.width:
+            postpone(o, h, c, block, user, h.position[use])
             return
         w = h.watches[0]
-        h.watching[w], h.earlier[w], h.watched[user] = block, h.watched[user], w
+        h.watching[w] = block
+        h.earlier[w] = h.watched[user]
+        h.watched[user] = w
         h.watches[0] = w + 1
-        w = m.last[user]
+        w = c.last[user]
         while w >= 0:
-            hold(o, h, m, block, m.waiter[w], m.since[w])
-            w = m.before[w]
+            postpone(o, h, c, block, c.waiter[w], c.since[w])
+            w = c.previous[w]
         return
-    h.stuck[block] = -1
-    emit(h, FREE, block, line)
+    h.pending[block] = -1
+    emit(h, FREE, block, at)
 
 
 @kernel
-def hold(o: Order, h: Held, m: Moments, block: int, user: int, position: int) -> None:
-    """Let a block be tried again when its owner happens after a position of a stream."""
+def postpone(o: Work, h: Frees, c: ClockState, block: int, user: int, position: int) -> None:
+    """Try a block again when its owner happens after a position of a stream."""
     e = h.entries[0]
-    heap = o.owner[block] * m.places + user
-    h.at[e], h.use[e], h.block[e], h.left[e], h.right[e] = position, h.stuck[block], block, -1, -1
+    h.due_at[e] = position
+    h.use[e] = h.pending[block]
+    h.block[e] = block
+    h.left[e] = -1
+    h.right[e] = -1
     h.entries[0] = e + 1
+    heap = o.owner[block] * c.width + user
     h.root[heap] = melded(h, h.root[heap], e)
 
 
 @kernel
-def melded(h: Held, a: int, b: int) -> int:
+def melded(h: Frees, a: int, b: int) -> int:
     """Return the union of two skew heaps (Sleator, Tarjan, SIAM J. Computing 15(1), 1986)."""
     root = parent = -1
     while a >= 0 and b >= 0:
-        if (h.at[b], h.use[b], h.block[b]) < (h.at[a], h.use[a], h.block[a]):
+        if (h.due_at[b], h.use[b], h.block[b]) < (h.due_at[a], h.use[a], h.block[a]):
             a, b = b, a
         if parent < 0:
             root = a
@@ -174,13 +196,13 @@ def melded(h: Held, a: int, b: int) -> int:
 
 
 @kernel
-def release(o: Order, h: Held, m: Moments, own: int, line: int) -> None:
+def free_due(o: Work, h: Frees, c: ClockState, own: int, at: int) -> None:
     """Free blocks of a stream whose clock has advanced, ordered by stream, use and block."""
     count = 0
-    base = own * m.places
-    for user in range(m.places if own < m.places else 0):
+    base = own * c.width
+    for user in range(c.width if own < c.width else 0):
         entry = h.root[base + user]
-        while entry >= 0 and h.at[entry] <= m.behind[base + user]:
+        while entry >= 0 and h.due_at[entry] <= c.clocks[base + user]:
             key = o.own[h.use[entry]], h.use[entry], h.block[entry]
             k = count
             while (
@@ -195,5 +217,5 @@ def release(o: Order, h: Held, m: Moments, own: int, line: int) -> None:
         h.root[base + user] = entry
     for k in range(count):
         entry = h.due[k]
-        if h.stuck[h.block[entry]] == h.use[entry]:
-            tried(o, h, m, h.block[entry], line)
+        if h.pending[h.block[entry]] == h.use[entry]:
+            try_free(o, h, c, h.block[entry], at)

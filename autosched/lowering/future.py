@@ -18,7 +18,7 @@ __all__ = ["Future"]
 
 
 class Future:
-    """The remaining reads of each version by device, and all uses of memory written in parts."""
+    """The remaining reads of each version by device, and all uses of memory written by regions."""
 
     def __init__(
         self, graph: Graph, tasks: Sequence[Task], runs: Sequence[Run], outputs: Mapping[str, str]
@@ -28,14 +28,14 @@ class Future:
         self.touches: dict[tuple[int, str], deque[int]] = {}  # by root and device
         self.runs: dict[str, deque[Task]] = {}  # by device
         self.anywhere: set[Use] = set()  # outputs that may be on any device at the end
-        self.parted = {
+        self.partial = {
             value.root
             for value in graph.values
             if graph.in_parts(value.index)
             and any(map(graph.last_version, graph.members(value.index)))
         }
         for i, (task, run) in enumerate(zip(tasks, runs, strict=True)):
-            self._note(i, task, run.stream.device)
+            self._add(i, task, run.stream.device)
         for label, index in graph.outputs.items():
             use = Use(index, graph.last_version(index))
             if label in outputs:
@@ -43,20 +43,20 @@ class Future:
             else:
                 self.anywhere.add(use)
 
-    def _note(self, i: int, task: Task, device: str) -> None:
+    def _add(self, i: int, task: Task, device: str) -> None:
         self.runs.setdefault(device, deque()).append(task)
         for use in self.needs(task):
             self.reads.setdefault(use, {}).setdefault(device, deque()).append(i)
         for root in self._roots(task):
-            if root in self.parted:
+            if root in self.partial:
                 self.touches.setdefault((root, device), deque()).append(i)
 
     def needs(self, task: Task) -> Iterator[Use]:
-        """Yield the versions that a task needs; of memory written in parts, any version will do."""
+        """Yield the versions that a task needs; any will do of memory written by regions."""
         for use in task.reads:
             if self.graph.touched(task, use.value) is None:
                 yield use
-            elif self.graph.values[use.value].root not in self.parted:
+            elif self.graph.values[use.value].root not in self.partial:
                 yield Use(use.value, 0)
 
     def done(self, task: Task, device: str) -> None:
@@ -74,16 +74,16 @@ class Future:
             self.graph.values[use.value].root for use in (*task.reads, *task.outputs)
         )
 
-    def next(self, use: Use, device: str) -> float:
+    def next_read(self, use: Use, device: str) -> float:
         """Return when a device reads a version next; infinity if it does not."""
-        coming = self.reads.get(use, {}).get(device)
-        return coming[0] if coming else math.inf
+        positions = self.reads.get(use, {}).get(device)
+        return positions[0] if positions else math.inf
 
     def next_touch(self, root: int, device: str) -> float:
-        """Return when a device next touches memory written in parts; infinity if it does not."""
-        coming = self.touches.get((root, device))
-        return coming[0] if coming else math.inf
+        """Return when a device next touches memory written by regions; infinity if it does not."""
+        positions = self.touches.get((root, device))
+        return positions[0] if positions else math.inf
 
     def readers(self, use: Use) -> list[str]:
         """Return the devices that still read a version."""
-        return [device for device, coming in self.reads.get(use, {}).items() if coming]
+        return [device for device, positions in self.reads.get(use, {}).items() if positions]

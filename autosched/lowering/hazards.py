@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosched.graph.flow import rows_of
-from autosched.graph.graph import Graph, Task, Use
-from autosched.graph.parts import Accesses
+from autosched.graph.graph import Graph, Task
+from autosched.graph.regions import Accesses, Region
 from autosched.machine.machine import Machine
 from autosched.placement import home
 from autosched.program.program import Copy, Free, Run, Stream, occupied
-from autosched.program.residency import Standing
+from autosched.program.residency import Buffer, Buffers, Step
 
-__all__ = ["Block", "Hazards", "alone", "find_hazards"]
+__all__ = ["Block", "Hazards", "find_hazards", "single_copy_streams"]
 
 Ints = NDArray[np.int64]
 
@@ -50,7 +50,7 @@ class Block:
 class Hazards:
     """The positions that each run or copy must follow, and the blocks to be freed.
 
-    Ragged tables are pairs: where each row begins, and the entries of all rows.
+    Ragged tables are pairs (CSR): row offsets, and the entries of all rows.
     """
 
     after_at: Ints
@@ -82,205 +82,157 @@ def _owner(block: Block) -> Stream:
 
 
 def ragged(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
-    """Return where each row begins, and the entries of all rows in one array."""
+    """Return row offsets, and the entries of all rows in one array (CSR)."""
     at = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(list(map(len, rows)), out=at[1:])
     return at, np.fromiter(chain.from_iterable(rows), np.int64, at[-1])
 
 
-def alone(instructions: Sequence[Run | Copy | Free], hazards: Hazards) -> frozenset[Stream]:
+def single_copy_streams(
+    instructions: Sequence[Run | Copy | Free], hazards: Hazards
+) -> frozenset[Stream]:
     """Return the single-copy streams that wait for no other of them, as ``vector_clocks`` needs.
 
     Streams that own memory are excluded, since they wait for all users of it.
     """
-    held = Counter(instruction.stream for instruction in instructions)
-    held.update(i.also for i in instructions if type(i) is Copy and i.also is not None)
+    held = Counter(stream for instruction in instructions for stream in occupied(instruction))
     found = {
         i: each.stream
         for i, each in enumerate(instructions)
-        if type(each) is Copy and held[each.stream] == 1
+        if type(each) is Copy and each.also is None and held[each.stream] == 1
     }
-    found = {i: stream for i, stream in found.items() if len(occupied(instructions[i])) == 1}
-    lone = np.zeros(len(instructions), bool)
-    lone[list(found)] = True
+    single = np.zeros(len(instructions), bool)
+    single[list(found)] = True
     at = hazards.after_at
     after = hazards.after
-    rows = rows_of(hazards.after_at)
-    waited = [
-        found[before]
-        for i, before in zip(
-            *(column[lone[rows] & lone[after]].tolist() for column in (rows, after)), strict=True
-        )
-        if not any(
-            before in after[at[other] : at[other + 1]] for other in after[at[i] : at[i + 1]]
-        )  # another predecessor already implies it
-    ]
+    rows = rows_of(at)
+    both = single[rows] & single[after]
+    waited = []
+    for i, before in zip(rows[both].tolist(), after[both].tolist(), strict=True):
+        others = (after[at[other] : at[other + 1]] for other in after[at[i] : at[i + 1]])
+        if not any(before in other for other in others):  # no other predecessor implies it
+            waited.append(found[before])
     return frozenset(found.values()).difference(waited, hazards.owners)
-
-
-# A value on a device: its block and its maker. The maker of a view did not write the block.
-_Held = tuple[Block, int]
 
 
 def find_hazards(
     graph: Graph,
     machine: Machine,
-    tasks: Sequence[Task],
     instructions: Sequence[Run | Copy | Free],
     outputs: Mapping[str, str],
 ) -> Hazards:
     """Return the hazards of runs and copies in issue order; ``outputs`` has their final devices.
 
-    ``tasks`` are those of the runs, in the same order. If the instructions contain frees, memory is
-    limited: an allocation on a device then comes after all earlier frees there.
+    If the instructions contain frees, memory is limited: an allocation on a device then comes after
+    all earlier frees there.
     """
-    walk = _Walk(graph, machine)
-    coming = iter(tasks)
-    for i, instruction in enumerate(instructions):
-        if isinstance(instruction, Run):
-            walk.run(i, instruction.stream, next(coming))
-        elif isinstance(instruction, Copy):
-            walk.copy(i, instruction)
-        else:
-            walk.free(i, instruction)
-    for label, device in outputs.items():
-        value = graph.outputs[label]
-        walk.held(value, graph.last_version(value), device)[0].kept = True
-    for block, device in walk.unread:
-        block.owner = block.owner or Stream(device, "compute")
-    return Hazards.of(
-        walk.after, [block for block in walk.blocks if not block.kept and not block.freed]
-    )
+    buffers = Buffers(graph, {v.index: home(graph, machine, v) for v in graph.sources})
+    walk = _Walk(graph, buffers)
+    for step in buffers.walk(instructions):
+        walk.step(step)
+    return walk.hazards(outputs)
 
 
 class _Walk:
-    def __init__(self, graph: Graph, machine: Machine):
+    """The block of each buffer, and the positions that each instruction must follow."""
+
+    def __init__(self, graph: Graph, buffers: Buffers):
         self.graph = graph
         self.values = graph.values
-        self.standing: Standing[int, _Held] = Standing()
-        self.home: dict[int, Block] = {}  # of inputs and constants
-        self.blocks: list[Block] = []
+        self.buffers = buffers
+        self.blocks: dict[Buffer, Block] = {}
         self.after: list[list[int]] = []
-        self.ran: dict[int, int] = {}
-        self.room: dict[str, dict[Stream, int]] = {}  # by device, the last free of each stream
-        self.unread: list[
-            tuple[Block, str]
-        ] = []  # copied blocks not yet used by a stream of their device
-        for value in graph.sources:
-            self.home[value.index] = self._new(
-                -1, Use(value.index, 0), home(graph, machine, value), None
-            )
-            self.home[value.index].kept = True
+        self.ran: dict[int, int] = {}  # by task, its position
+        self.frees: dict[str, dict[Stream, int]] = {}  # by device, the last free of each stream
+        for source in buffers.sources.values():
+            self._allocate(source, None).kept = True
 
-    def _new(self, i: int, use: Use, device: str, owner: Stream | None) -> Block:
-        index, version = use
-        value = self.values[index]
-        block = Block(value.name, version, owner)
-        self.blocks.append(block)
-        self.standing.put(index, version, device, (block, i))
-        if i >= 0:
-            block.accesses.write(value.part, i)
-        return block
+    def step(self, step: Step) -> None:
+        """Add the positions that an instruction must follow.
 
-    def held(self, value: int, version: int, device: str) -> _Held:
-        """Return the block of a version on a device, which must be there, and its maker."""
-        found = self.standing.get(value, version, device)
-        assert found is not None, f"{self.values[value].name}@{version} is not on {device}"
-        return found
+        1. Tasks with an order dependency.
+        2. For each argument: its maker, and the accesses with which the access conflicts.
+        3. For each new block: the frees that made room. For an input that is overwritten: its
+           earlier accesses.
+        4. For a free: all uses of the block.
+        """
+        i = step.at
+        instruction = step.instruction
+        stream = instruction.stream
+        found: Collection[int]
+        if step.task is not None:
+            found = self._run(i, stream, step.task, step)
+        elif isinstance(instruction, Copy):
+            found = self._copy(i, instruction, step)
+        else:
+            block = self.blocks[step.reads[0].block]
+            block.owner = stream
+            block.freed = True
+            self.frees.setdefault(stream.device, {})[stream] = i
+            found = block.uses.values()
+        earlier = {position for position in found if 0 <= position < i}
+        self.after.append(sorted(earlier) if len(earlier) > 1 else list(earlier))
 
-    def run(self, i: int, stream: Stream, task: Task) -> None:
-        """Add the accesses of a run, its results, and its order dependencies."""
-        device = stream.device
-        values = self.values
+    def hazards(self, outputs: Mapping[str, str]) -> Hazards:
+        """Return what was found; ``outputs`` are not freed."""
+        for label, device in outputs.items():
+            value = self.graph.outputs[label]
+            final = self.buffers.find(value, self.graph.last_version(value), device)
+            self.blocks[final.block].kept = True
+        freed: list[Block] = []
+        for buffer, block in self.blocks.items():
+            block.version = buffer.version
+            if not block.kept and not block.freed:
+                block.owner = block.owner or Stream(buffer.device, "compute")
+                freed.append(block)
+        return Hazards.of(self.after, freed)
+
+    def _run(self, i: int, stream: Stream, task: Task, step: Step) -> list[int]:
         found = [self.ran[d.task] for d in task.dependencies if d.kind == "order"]
         self.ran[task.index] = i
-        blocks: dict[int, Block] = {}
-        for use in task.reads:
-            value, version = use
-            part = None if task.part is None else self.graph.touched(task, value)
-            held = (
-                self.standing.get(value, version, device)
-                if part is None
-                else self.standing.held(value, device)
-            )
-            assert held is not None, f"{values[value].name}@{version} is not on {device}"
-            block, maker = held
-            blocks[value] = block
-            if block.owner is None:
-                block.owner = stream
-            block.uses[stream] = i
-            found.append(maker)
-            if use in task.writes:
-                writers, readers = block.accesses.write(part or values[value].part, i)
-                found += writers + readers
-            else:
-                found += block.accesses.read(part or values[value].part, i)
-        if task.changes:
-            self._change(task, device)
-        for use in task.outputs:
-            if self.graph.is_used(use.value):
-                found += self._make(i, stream, use, blocks)
-        self.after.append(_earlier(i, found))
+        for use, buffer in zip(task.reads, step.reads, strict=True):
+            region = self.graph.touched(task, use.value) or self.values[use.value].region
+            found += self._access(i, stream, buffer, region, use in task.writes)
+        for made in step.made:
+            if made is not None and made.base is None:
+                self._allocate(made, stream).uses[stream] = i
+                found += self._frees_on(stream.device)
+        return found
 
-    def _change(self, task: Task, device: str) -> None:
-        """Advance the versions that a run writes, and the name of the block that holds them."""
-        for value, version in task.changes:
-            stands = self.standing.change(value, version, device)
-            held = self.standing.held(value, device)
-            if stands is not None and held is not None and held[0].value == self.values[value].name:
-                held[0].version = stands
-
-    def _make(
-        self, i: int, stream: Stream, use: Use, blocks: Mapping[int, Block]
-    ) -> Collection[int]:
-        """Put a result into a new block, or that of its base; return the frees that made room."""
-        root = self.values[use.value].root
-        if root == use.value:
-            self._new(i, use, stream.device, stream).uses[stream] = i
-            return self._frees(stream.device)
-        base = next(block for value, block in blocks.items() if self.values[value].root == root)
-        self.standing.put(*use, stream.device, (base, i))
-        return ()
-
-    def copy(self, i: int, copy: Copy) -> None:
-        """Add the read of a copy, and the block that it fills."""
+    def _copy(self, i: int, copy: Copy, step: Step) -> list[int]:
         stream = copy.stream
-        value = self.graph.value(copy.value)
-        use = Use(value.index, copy.version)
-        part = value.part
-        source, maker = self.held(*use, copy.source)
-        if source.owner is None and stream.device == copy.source:
-            source.owner = stream
-        source.uses[stream] = i
-        found = source.accesses.read(part, i)
-        found.append(maker)
+        (source,) = step.reads
+        (target,) = step.made
+        assert target is not None
+        region = self.values[source.value].region
+        found = self._access(i, stream, source, region, False)
         if copy.overwrite:
-            block = self.home[use.value]
-            writers, readers = block.accesses.write(part, i)
-            found += writers + readers
-            self.standing.put(*use, copy.destination, (block, i))
+            found += self._access(i, stream, target, region, True)
         else:
             owner = copy.also or (stream if stream.device == copy.destination else None)
-            block = self._new(i, use, copy.destination, owner)
-            found += self._frees(copy.destination)
-            if owner is None:
-                self.unread.append((block, copy.destination))
+            self._allocate(target, owner).uses[stream] = i
+            found += self._frees_on(copy.destination)
+        return found
+
+    def _access(
+        self, i: int, stream: Stream, buffer: Buffer, region: Region, writes: bool
+    ) -> list[int]:
+        """Add an access, and return the positions that it must follow."""
+        block = self.blocks[buffer.block]
+        if block.owner is None and stream.device == buffer.device:
+            block.owner = stream
         block.uses[stream] = i
-        self.after.append(_earlier(i, found))
+        if not writes:
+            return [buffer.maker, *block.accesses.read(region, i)]
+        writers, readers = block.accesses.write(region, i)
+        return [buffer.maker, *writers, *readers]
 
-    def free(self, i: int, free: Free) -> None:
-        """Add the free of a block, after all its users."""
-        block, _ = self.held(self.graph.value(free.value).index, free.version, free.stream.device)
-        block.owner = free.stream
-        block.freed = True
-        self.room.setdefault(free.stream.device, {})[free.stream] = i
-        self.after.append(_earlier(i, [*block.uses.values()]))
+    def _allocate(self, buffer: Buffer, owner: Stream | None) -> Block:
+        value = self.values[buffer.value]
+        block = self.blocks[buffer] = Block(value.name, buffer.version, owner)
+        if buffer.maker >= 0:
+            block.accesses.write(value.region, buffer.maker)
+        return block
 
-    def _frees(self, device: str) -> Collection[int]:
-        return self.room[device].values() if device in self.room else ()
-
-
-def _earlier(i: int, found: Sequence[int]) -> list[int]:
-    """Return the positions before ``i``, sorted and without duplicates."""
-    kept = {p for p in found if 0 <= p < i}
-    return sorted(kept) if len(kept) > 1 else list(kept)
+    def _frees_on(self, device: str) -> Collection[int]:
+        return self.frees[device].values() if device in self.frees else ()

@@ -22,18 +22,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
 from itertools import islice
 from typing import NoReturn
 
-from autosched.errors import MemoryLimitError, ScheduleError
+from autosched.errors import MemoryLimitError
 from autosched.graph.graph import Graph, Task, Use
-from autosched.lowering.copies import copy_streams
+from autosched.lowering.copies import CopyMaker, missing
 from autosched.lowering.future import Future
 from autosched.machine.machine import Machine
-from autosched.placement import home
 from autosched.program.program import Copy, Free, Run, Stream
-from autosched.program.residency import Standing
+from autosched.program.residency import Residency
 
 __all__ = ["spill_copies"]
 
@@ -50,7 +48,7 @@ class _Block:
     owner: Stream | None  # frees it; None until a stream of its device uses it
     holds: dict[int, int] = field(default_factory=dict)
     users: set[Stream] = field(default_factory=set)
-    next: float = -1.0  # the next run that reads it there; infinity if none does
+    next_use: float = -1.0  # the next run that reads it there; infinity if none does
     kept: bool = False
 
 
@@ -70,7 +68,7 @@ def spill_copies(
     walk = _Walk(graph, machine, Future(graph, tasks, runs, outputs), nbytes)
     walk.send(walk.reads_of_sources())
     for device in machine.names:
-        walk.fetch_ahead(device)
+        walk.prefetch(device)
     for task, run in zip(tasks, runs, strict=True):
         walk.run(task, run)
     return walk.result, walk.end(outputs)
@@ -88,55 +86,54 @@ class _Walk:
         self.limit = {device.name: device.nbytes for device in machine.devices}
         self.held = dict.fromkeys(machine.names, 0.0)
         self.blocks: dict[str, dict[_Block, None]] = {name: {} for name in machine.names}
-        self.standing: Standing[int, _Block] = Standing()
-        self.holders: dict[Use, list[str]] = {}
-        self.idle: dict[str, dict[_Block, None]] = {
-            name: {} for name in machine.names
-        }  # blocks without a next use on their device
+        self.table: Residency[int, _Block] = Residency()
+        # Blocks without a next use on their device.
+        self.idle: dict[str, dict[_Block, None]] = {name: {} for name in machine.names}
         self.idle_bytes = dict.fromkeys(machine.names, 0.0)
         self.busy: set[_Block] = set()  # blocks that the current run needs, never evicted
-        self.copies = 0
-        self._streams = cache(partial(copy_streams, machine))
-        for value in graph.sources:
-            self._put(Use(value.index, 0), home(graph, machine, value), None).kept = True
+        self.maker = CopyMaker(graph, machine)
+        for value, device in self.maker.home.items():
+            self._put(Use(value, 0), device, None).kept = True
         for device, held in self.held.items():
             if held > self.limit[device]:
-                self._refuse(device, 0.0, "more")
+                self._fail(device, 0.0, "more")
 
     # ---- runs and outputs
 
     def reads_of_sources(self) -> list[Use]:
         """Return the versions read from their initial devices, in the order of first reads."""
         uses = [Use(value.index, 0) for value in self.graph.sources]
-        first = {
-            use: min(
-                (self.future.next(use, device) for device in self.future.readers(use)),
-                default=math.inf,
-            )
-            for use in uses
-        }
-        return sorted(uses, key=first.__getitem__)
+
+        def first(use: Use) -> float:
+            reads = (self.future.next_read(use, device) for device in self.future.readers(use))
+            return min(reads, default=math.inf)
+
+        return sorted(uses, key=first)
 
     def run(self, task: Task, run: Run) -> None:
         """Copy what a run reads, make room for its results, and issue it."""
         device = run.stream.device
         self.busy = set()
         # 1. Copy what the task reads, and make room for its results.
-        missing = list(self._missing(task, device))
-        for use in missing:
+        lacking = list(missing(self.table, self.graph, task, device))
+        lacked = {use.value for use in lacking}
+        there = [use for use in task.reads if use.value not in lacked]
+        self.busy.update(self._argument(task, use, device) for use in there)
+        for use in lacking:
             self.busy.add(self._bring(use, device, f"for task {task.name!r}"))
         made = [use for use in task.outputs if self._takes_memory(use)]
-        self._room(
+        self._make_room(
             device,
             sum(self.nbytes[use.value] for use in made),
             f"for what task {task.name!r} makes",
         )
         # 2. Issue the run, and advance the versions that it writes and makes.
         self.result.append(run)
-        blocks = {
-            self.graph.values[use.value].root: self._touched(task, use, run.stream)
-            for use in reversed(task.reads)
-        }
+        blocks: dict[int, _Block] = {}
+        for use in reversed(task.reads):
+            block = self._argument(task, use, device)
+            self._use(block, run.stream)
+            blocks[self.graph.values[use.value].root] = block
         changed = list(self._change(task, device))
         for use in task.outputs:
             if self._takes_memory(use):
@@ -146,24 +143,20 @@ class _Walk:
         self.future.done(task, device)
         self.busy = set()
         for block in dict.fromkeys(blocks.values()):
-            self._look_ahead(block)
+            self._update_next_use(block)
         # 3. Copy the new versions: back to the caller, and to readers without a memory limit.
-        self._give_back(changed, device)
+        self._copy_back(changed, device)
         left = [*changed, *(use for use in task.outputs if self.graph.is_used(use.value))]
         self.send(left)
         # 4. Free blocks that are dead already, if only their owner's stream has used them.
-        for block in dict.fromkeys(blocks.values()):
-            if (
-                self.limit[device] < math.inf
-                and block.users <= {block.owner}
-                and self._is_dead(block)
-            ):
-                self._free(block)  # no stream has to wait for this free
+        #    So no stream has to wait for these frees.
+        for block in dict.fromkeys(blocks.values()) if self.limit[device] < math.inf else ():
+            if block.users <= {block.owner} and self._is_dead(block):
+                self._free(block)
         # 5. Prefetch for the devices that may now copy more.
-        for reader in dict.fromkeys(
-            [device, *(reader for use in left for reader in self.future.readers(use))]
-        ):
-            self.fetch_ahead(reader)
+        readers = (reader for use in left for reader in self.future.readers(use))
+        for reader in dict.fromkeys([device, *readers]):
+            self.prefetch(reader)
 
     def end(self, outputs: Mapping[str, str]) -> dict[str, str]:
         """Copy outputs to the devices where they are wanted, and return where each is."""
@@ -171,79 +164,58 @@ class _Walk:
         self.busy = set()
         for label, index in self.graph.outputs.items():
             use = Use(index, self.graph.last_version(index))
-            if label in outputs and (found := self.standing.get(*use, outputs[label])) is not None:
+            found = self.table.get(*use, outputs[label]) if label in outputs else None
+            if found is not None:
                 self.busy.add(found)
         for label, index in self.graph.outputs.items():
-            value = self.graph.values[index]
             use = Use(index, self.graph.last_version(index))
-            if label not in outputs:
-                places[label] = (
-                    home(self.graph, self.machine, value)
-                    if value.producer is None
-                    else self.holders[use][0]
-                )
-            elif outputs[label] not in self.holders[use]:
-                self.busy.add(self._bring(use, outputs[label], f"for output {label!r}"))
-            places.setdefault(label, outputs.get(label, ""))
+            holders = self.table.devices(*use)
+            places[label] = device = outputs.get(label) or self.maker.origin(use, holders)
+            if label in outputs and device not in holders:
+                self.busy.add(self._bring(use, device, f"for output {label!r}"))
         return places
 
     def send(self, uses: Sequence[Use]) -> None:
         """Copy versions to those of their readers whose memory has no limit."""
         for use in uses:
             for device in self.future.readers(use):
-                if (
-                    math.isinf(self.limit[device])
-                    and use in self.holders
-                    and device not in self.holders[use]
-                ):
+                holders = self.table.devices(*use)
+                if math.isinf(self.limit[device]) and holders and device not in holders:
                     self._bring(use, device, "")
 
-    def fetch_ahead(self, device: str) -> None:
+    def prefetch(self, device: str) -> None:
         """Copy what the next runs of a device read, as far as it fits without eviction."""
         need = 0.0  # bytes that those runs read and their device lacks
-        coming: set[Use] = set()
-        for task in islice(
-            self.future.runs.get(device, ()), _AHEAD if self.limit[device] < math.inf else 0
-        ):
+        expected: set[Use] = set()
+        most = _AHEAD if self.limit[device] < math.inf else 0
+        for task in islice(self.future.runs.get(device, ()), most):
             for use in self.future.needs(task):
-                if device in self.holders.get(use, ()) or use in coming:
+                holders = self.table.devices(*use)
+                if device in holders or use in expected:
                     continue
-                coming.add(use)
-                if not self.holders.get(use):
+                expected.add(use)
+                if not holders:
                     need += self.nbytes[use.value]
                 elif self._reclaim(device, need + self.nbytes[use.value]):
                     self._copy(use, device)
                 else:
                     return
             made = [use for use in task.outputs if self._takes_memory(use)]
-            coming.update(
+            expected.update(
                 task.outputs, (Use(value, version + 1) for value, version in task.changes)
             )
             need += sum(self.nbytes[use.value] for use in made)
 
-    def _missing(self, task: Task, device: str) -> Iterator[Use]:
-        """Yield what a task reads and its device lacks; what is there may not be evicted."""
-        for use in task.reads:
-            part = self.graph.touched(task, use.value) is not None
-            there = (
-                self.standing.held(use.value, device) if part else self.standing.get(*use, device)
-            )
-            if there is not None and (
-                not part or self.standing.latest(use.value, device) is not None
-            ):
-                self.busy.add(there)
-            else:
-                yield Use(use.value, 0) if part else use
-
     def _takes_memory(self, use: Use) -> bool:
         return self.graph.values[use.value].root == use.value and self.graph.is_used(use.value)
 
-    def _touched(self, task: Task, use: Use, stream: Stream) -> _Block:
-        part = self.graph.touched(task, use.value) is not None
-        device = stream.device
-        block = self.standing.held(use.value, device) if part else self.standing.get(*use, device)
+    def _argument(self, task: Task, use: Use, device: str) -> _Block:
+        """Return the block of an argument; any version will do where a task touches a region."""
+        if self.graph.touched(task, use.value) is None:
+            block = self.table.get(*use, device)
+        else:
+            block = self.table.held(use.value, device)
         assert block is not None
-        self._use(block, stream)
         return block
 
     def _use(self, block: _Block, stream: Stream) -> None:
@@ -254,63 +226,39 @@ class _Walk:
     def _change(self, task: Task, device: str) -> Iterator[Use]:
         """Advance the versions that a task writes; yield the resulting ones."""
         for value, version in task.changes:
-            stands = self.standing.change(value, version, device)
-            block = self.standing.held(value, device)
-            if stands is not None and block is not None:
-                self._left(Use(value, block.holds[value]), device)
-                block.holds[value] = stands
-                self.holders.setdefault(Use(value, stands), []).append(device)
-                yield Use(value, stands)
+            new = self.table.change(value, version, device)
+            block = self.table.held(value, device)
+            if new is not None and block is not None:
+                block.holds[value] = new
+                yield Use(value, new)
 
-    def _give_back(self, changed: Sequence[Use], device: str) -> None:
+    def _copy_back(self, changed: Sequence[Use], device: str) -> None:
         """Copy an input back over the caller's tensor after its last write."""
         for use in changed:
-            value = self.graph.values[use.value]
-            where = home(self.graph, self.machine, value)
-            if (
-                value.producer is None
-                and use.version == self.graph.last_version(use.value)
-                and where != device
-            ):
+            where = self.maker.home.get(use.value, device)
+            if where != device and use.version == self.graph.last_version(use.value):
                 self._copy(use, where)
 
     # ---- copies
 
     def _bring(self, use: Use, device: str, why: str) -> _Block:
-        self._room(device, 0.0 if self._goes_home(use, device) else self.nbytes[use.value], why)
+        overwrites = self.maker.overwrites(use, device)
+        self._make_room(device, 0.0 if overwrites else self.nbytes[use.value], why)
         return self._copy(use, device)
 
-    def _goes_home(self, use: Use, device: str) -> bool:
-        """Whether a copy overwrites the caller's tensor: of a written input, to its own device."""
-        value = self.graph.values[use.value]
-        written = value.producer is None and self.graph.last_version(use.value) > 0
-        return written and device == home(self.graph, self.machine, value)
-
     def _copy(self, use: Use, device: str) -> _Block:
-        value = self.graph.values[use.value]
-        overwrite = self._goes_home(use, device)
-        source = next(
-            (other for other in self.holders[use] if self.machine.link(other, device)), None
-        )
-        if source is None:
-            raise ScheduleError(
-                f"value {value.name!r} is on {self.holders[use][0]!r} and needed on {device!r}, but no link joins them"
-            )
-        stream, also = self._streams(source, device, 0 if self.machine.contention else self.copies)
-        self.copies += 1
-        read = self.standing.get(*use, source)
+        copy = self.maker.copy(use, self.table.devices(*use), device)
+        stream = copy.stream
+        read = self.table.get(*use, copy.source)
         assert read is not None
-        self.result.append(
-            Copy(stream, value.name, use.version, source, device, also, overwrite=overwrite)
-        )
+        self.result.append(copy)
         self._use(read, stream)
-        if not overwrite:
-            return self._put(
-                use, device, also or (stream if stream.device == device else None), stream
-            )
-        block = self.standing.held(value.root, device)
+        if not copy.overwrite:
+            owner = copy.also or (stream if stream.device == device else None)
+            return self._put(use, device, owner, stream)
+        block = self.table.held(self.graph.values[use.value].root, device)
         assert block is not None
-        self._left(Use(use.value, block.holds[use.value]), device)
+        self.table.drop(use.value, block.holds[use.value], device)
         self._share(use, block)
         return block
 
@@ -323,16 +271,16 @@ class _Walk:
         self.held[device] += block.nbytes
         self.blocks[device][block] = None
         self._share(use, block)
-        for stream in filter(None, (owner or user,)):
+        if stream := owner or user:
             self._use(block, stream)
-        self._look_ahead(block)
+        self._update_next_use(block)
         return block
 
-    def _look_ahead(self, block: _Block) -> None:
+    def _update_next_use(self, block: _Block) -> None:
         """Update when a block is used next, which changes only after a run of its device."""
-        block.next = self._next(block)
+        block.next_use = self._next_use(block)
         idle = self.idle[block.device]
-        held = self._is_parted(block) or block.next == math.inf
+        held = self._is_partial(block) or block.next_use == math.inf
         if not block.kept and held != (block in idle):
             self.idle_bytes[block.device] += block.nbytes if held else -block.nbytes
             if held:
@@ -342,12 +290,7 @@ class _Walk:
 
     def _share(self, use: Use, block: _Block) -> None:
         block.holds[use.value] = use.version
-        self.standing.put(*use, block.device, block)
-        self.holders.setdefault(use, []).append(block.device)
-
-    def _left(self, use: Use, device: str) -> None:
-        self.standing.drop(*use, device)
-        self.holders[use].remove(device)
+        self.table.put(*use, block.device, block)
 
     def _free(self, block: _Block) -> None:
         """Free a block, which must be dead or copied elsewhere."""
@@ -355,7 +298,7 @@ class _Walk:
         owner = block.owner or Stream(block.device, "compute")
         self.result.append(Free(owner, self.graph.values[value].name, version))
         for use in block.holds.items():
-            self._left(Use(*use), block.device)
+            self.table.drop(*use, block.device)
         del self.blocks[block.device][block]
         if block in self.idle[block.device]:
             del self.idle[block.device][block]
@@ -364,12 +307,12 @@ class _Walk:
 
     # ---- room
 
-    def _room(self, device: str, nbytes: float, why: str) -> None:
+    def _make_room(self, device: str, nbytes: float, why: str) -> None:
         """Free or spill blocks until a new one fits. Raises ScheduleError if that is not enough."""
         while not self._reclaim(device, nbytes):
-            blocks = sorted(self.blocks[device], key=lambda block: block.next, reverse=True)
-            if not any(self._is_movable(block) and self._move(block) for block in blocks):
-                self._refuse(device, nbytes, why)
+            blocks = sorted(self.blocks[device], key=lambda block: block.next_use, reverse=True)
+            if not any(self._is_movable(block) and self._spill(block) for block in blocks):
+                self._fail(device, nbytes, why)
 
     def _reclaim(self, device: str, nbytes: float) -> bool:
         """Free dead blocks, the oldest first, if they give enough room; return whether they do."""
@@ -392,69 +335,62 @@ class _Walk:
         """Whether a block is no longer needed, also not as the source of a copy."""
         if block.kept or block in self.busy or not self._is_whole(block):
             return False
-        if (self._next(block) if self._is_parted(block) else block.next) < math.inf:
+        if (self._next_use(block) if self._is_partial(block) else block.next_use) < math.inf:
             return False
-        return all(self._stands_elsewhere(use, block.device) for use in self._wanted(block))
+        return all(self._is_elsewhere(use, block.device) for use in self._live(block))
 
     def _is_whole(self, block: _Block) -> bool:
         """Whether a block holds its versions with all their parts."""
         return all(
-            self.standing.get(value, version, block.device) is block
+            self.table.get(value, version, block.device) is block
             for value, version in block.holds.items()
         )
 
     def _is_movable(self, block: _Block) -> bool:
-        return (
-            not block.kept
-            and block not in self.busy
-            and not self._is_parted(block)
-            and self._is_whole(block)
-        )
+        evictable = not block.kept and block not in self.busy
+        return evictable and not self._is_partial(block) and self._is_whole(block)
 
-    def _is_parted(self, block: _Block) -> bool:
-        return self.graph.values[next(iter(block.holds))].root in self.future.parted
+    def _is_partial(self, block: _Block) -> bool:
+        return self._root(block) in self.future.partial
 
-    def _next(self, block: _Block) -> float:
+    def _root(self, block: _Block) -> int:
+        return self.graph.values[next(iter(block.holds))].root
+
+    def _next_use(self, block: _Block) -> float:
         """Return when a block is next used on its device."""
-        first = min(self.future.next(Use(*use), block.device) for use in block.holds.items())
-        return min(
-            first,
-            self.future.next_touch(self.graph.values[next(iter(block.holds))].root, block.device),
-        )
+        reads = [self.future.next_read(Use(*use), block.device) for use in block.holds.items()]
+        return min(*reads, self.future.next_touch(self._root(block), block.device))
 
-    def _wanted(self, block: _Block) -> list[Use]:
+    def _live(self, block: _Block) -> list[Use]:
         """Return the versions in a block that are still read or are outputs.
 
         They are read on this device, or on one that does not hold them yet.
         """
-        uses = [Use(*use) for use in block.holds.items()]
-        return [
-            use
-            for use in uses
-            if use in self.future.anywhere
-            or any(
-                at == block.device or at not in self.holders[use] for at in self.future.readers(use)
-            )
-        ]
+        found: list[Use] = []
+        for use in map(Use._make, block.holds.items()):
+            others = set(self.table.devices(*use)) - {block.device}
+            if use in self.future.anywhere or not others.issuperset(self.future.readers(use)):
+                found.append(use)
+        return found
 
-    def _stands_elsewhere(self, use: Use, device: str) -> bool:
-        others = [other for other in self.holders[use] if other != device]
+    def _is_elsewhere(self, use: Use, device: str) -> bool:
+        others = [other for other in self.table.devices(*use) if other != device]
         lacking = [at for at in self.future.readers(use) if at not in others]
         return any(all(self.machine.link(other, at) for at in lacking) for other in others)
 
-    def _move(self, block: _Block) -> bool:
+    def _spill(self, block: _Block) -> bool:
         """Spill a block: copy out what no other device holds, and free it. Return success."""
-        out = [use for use in self._wanted(block) if not self._stands_elsewhere(use, block.device)]
+        out = [use for use in self._live(block) if not self._is_elsewhere(use, block.device)]
         need = sum(self.nbytes[use.value] for use in out)
-        refuge = self._refuge(block.device, out, need) if out else block.device
-        if refuge is None:
+        target = self._spill_target(block.device, out, need) if out else block.device
+        if target is None:
             return False
         for use in out:
-            self._copy(use, refuge)
+            self._copy(use, target)
         self._free(block)
         return True
 
-    def _refuge(self, device: str, uses: Sequence[Use], nbytes: float) -> str | None:
+    def _spill_target(self, device: str, uses: Sequence[Use], nbytes: float) -> str | None:
         """Return a device with room that is linked to all readers; the host if possible."""
         ends = {device} | {at for use in uses for at in self.future.readers(use)}
         for other in dict.fromkeys([self.machine.host, *self.machine.names]):
@@ -463,7 +399,7 @@ class _Walk:
                 return other
         return None
 
-    def _refuse(self, device: str, nbytes: float, why: str) -> NoReturn:
+    def _fail(self, device: str, nbytes: float, why: str) -> NoReturn:
         blocks = sorted(self.blocks[device], key=lambda block: -block.nbytes)
         names = [self.graph.values[next(iter(block.holds))].name for block in blocks]
         sizes = [
@@ -471,7 +407,8 @@ class _Walk:
         ]
         more = f" and {len(sizes) - _MOST_NAMED} more" if len(sizes) > _MOST_NAMED else ""
         raise MemoryLimitError(
-            f"device {device!r} has {self.limit[device]:,.0f} B of memory, holds {self.held[device]:,.0f} B that "
-            f"cannot leave ({', '.join(sizes[:_MOST_NAMED])}{more}), and needs {nbytes:,.0f} B {why}. "
+            f"device {device!r} has {self.limit[device]:,.0f} B of memory, "
+            f"holds {self.held[device]:,.0f} B that cannot leave "
+            f"({', '.join(sizes[:_MOST_NAMED])}{more}), and needs {nbytes:,.0f} B {why}. "
             f"No schedule was found, which proves nothing"
         )

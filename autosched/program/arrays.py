@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from autosched.program.program import Copy, Free, Instruction, Program, Record, Run, Wait
 
-__all__ = ["COPY", "FREE", "RECORD", "RUN", "WAIT", "Columns", "columns"]
+__all__ = ["COPY", "FREE", "RECORD", "RUN", "WAIT", "Columns", "columns_of"]
 
 RUN, COPY, RECORD, WAIT, FREE = range(5)
 _KIND: Mapping[type[Instruction], int] = {
@@ -34,8 +34,9 @@ Ints = NDArray[np.int64]
 class Columns:
     r"""The kind and the stream of each instruction, as numbers: positions in ``program.streams``.
 
-    >>> lines = "cuda:0/compute run h", "cuda:0/compute record e7", "cpu/compute wait e7", "cpu/compute run y"
-    >>> columns(Program.parse("\n".join(lines))).event.tolist()
+    >>> lines = ["cuda:0/compute run h", "cuda:0/compute record e7"]
+    >>> lines += ["cpu/compute wait e7", "cpu/compute run y"]
+    >>> Program.parse("\n".join(lines)).columns.event.tolist()
     [-1, 0, 0, -1]
     """
 
@@ -63,15 +64,8 @@ class Columns:
         )
 
 
-def columns(program: Program) -> Columns:
-    """Return the arrays of a program, which are cached."""
-    known: Columns | None = program.__dict__.get("_columns")
-    if known is None:
-        known = program.__dict__["_columns"] = _columns(program)
-    return known
-
-
-def _columns(program: Program) -> Columns:
+def columns_of(program: Program) -> Columns:
+    """Return the arrays of a program; ``Program.columns`` caches them."""
     instructions = program.instructions
     number = {stream: i for i, stream in enumerate(program.streams)}
     kind = _numbers(map(type, instructions), _KIND.__getitem__, len(instructions))

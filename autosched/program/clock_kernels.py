@@ -10,74 +10,71 @@ from typing import Any, NamedTuple
 
 from autosched._lib.jit import Mode, kernel
 
-__all__ = ["Moments", "advance", "catch_up", "reaches"]
+__all__ = ["ClockState", "advance", "includes", "wait_for"]
 
 
-class Moments(NamedTuple):
-    """The clocks while a program is walked. Row ``s`` of ``behind`` begins at ``s * places``."""
+class ClockState(NamedTuple):
+    """The clocks while a program is walked. Row ``s`` of ``clocks`` begins at ``s * width``."""
 
-    places: int
-    behind: Any  # [stream, place]
+    width: int  # the number of entries of a clock
+    clocks: Any  # [stream, entry]
     count: Any  # [stream]
     last: Any  # [stream], the last wait for it if it has no entry, -1 for none
     waiter: Any  # [wait], the waiting stream
     since: Any  # [wait], the position from which it has waited
-    before: Any  # [wait], the previous wait for the same stream
+    previous: Any  # [wait], the previous wait for the same stream
     used: Any  # number of waits
 
     @classmethod
-    def of(cls, mode: Mode, streams: int, places: int, waits: int) -> Moments:
+    def of(cls, mode: Mode, streams: int, width: int, waits: int) -> ClockState:
         """Return the initial state; ``waits`` bounds the waits if some streams have no entry."""
-        waits = waits if places < streams else 0
+        waits = waits if width < streams else 0
         return cls(
-            places,
-            mode.counts(streams * places),
-            mode.counts(streams),
-            mode.counts(streams, -1),
-            mode.counts(waits),
-            mode.counts(waits),
-            mode.counts(waits),
-            mode.counts(1),
-        )
+            width, mode.counts(streams * width), mode.counts(streams), mode.counts(streams, -1),
+            mode.counts(waits), mode.counts(waits), mode.counts(waits), mode.counts(1),
+        )  # fmt: skip
 
 
 @kernel
-def reaches(m: Moments, row: Any, base: int, other: int, position: int) -> bool:
+def includes(c: ClockState, clocks: Any, base: int, other: int, position: int) -> bool:
     """Whether a clock (the row at ``base``) includes a position of a stream."""
-    if other < m.places:
-        return bool(row[base + other] >= position)
-    w = m.last[other]
+    if other < c.width:
+        return bool(clocks[base + other] >= position)
+    w = c.last[other]
     while w >= 0:
-        if row[base + m.waiter[w]] >= m.since[w]:
+        if clocks[base + c.waiter[w]] >= c.since[w]:
             return True
-        w = m.before[w]
+        w = c.previous[w]
     return bool(position == 0)
 
 
 @kernel
-def advance(m: Moments, own: int, also: int) -> None:
+def advance(c: ClockState, own: int, also: int) -> None:
     """Advance the clocks by a run or copy; one on two streams (else -1) orders both."""
-    m.count[own] += 1
+    c.count[own] += 1
     if also >= 0:
-        a = own * m.places
-        b = also * m.places
-        for k in range(m.places):
-            m.behind[a + k] = m.behind[b + k] = max(m.behind[a + k], m.behind[b + k])
-        m.behind[a + own] = m.behind[b + own] = m.count[own]
-        m.behind[a + also] = m.behind[b + also] = m.count[also]
+        a = own * c.width
+        b = also * c.width
+        for k in range(c.width):
+            c.clocks[a + k] = c.clocks[b + k] = max(c.clocks[a + k], c.clocks[b + k])
+        c.clocks[a + own] = c.clocks[b + own] = c.count[own]
+        c.clocks[a + also] = c.clocks[b + also] = c.count[also]
 
 
 @kernel
-def catch_up(m: Moments, own: int, other: int, position: int, row: Any, base: int) -> None:
+def wait_for(c: ClockState, own: int, other: int, position: int, clocks: Any, base: int) -> None:
     """Order the next instruction of a stream after a stamp of another, and after its clock."""
-    a = own * m.places
-    for k in range(m.places):
-        m.behind[a + k] = max(m.behind[a + k], row[base + k])
-    if other < m.places:
-        m.behind[a + other] = max(m.behind[a + other], position)
-    elif not reaches(m, m.behind, a, other, position):
-        m.count[own] += 1
-        m.behind[a + own] = m.count[own]
-        w = m.used[0]
-        m.waiter[w], m.since[w], m.before[w], m.last[other] = own, m.count[own], m.last[other], w
-        m.used[0] = w + 1
+    a = own * c.width
+    for k in range(c.width):
+        c.clocks[a + k] = max(c.clocks[a + k], clocks[base + k])
+    if other < c.width:
+        c.clocks[a + other] = max(c.clocks[a + other], position)
+    elif not includes(c, c.clocks, a, other, position):
+        c.count[own] += 1
+        c.clocks[a + own] = c.count[own]
+        w = c.used[0]
+        c.waiter[w] = own
+        c.since[w] = c.count[own]
+        c.previous[w] = c.last[other]
+        c.last[other] = w
+        c.used[0] = w + 1

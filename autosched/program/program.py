@@ -21,9 +21,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from autosched.errors import ProgramError
+
+if TYPE_CHECKING:
+    from autosched.program.arrays import Columns
 
 __all__ = ["Copy", "Free", "Instruction", "Program", "Record", "Run", "Stream", "Wait"]
 
@@ -151,9 +154,8 @@ class Program:
         arrows: list[tuple[int, int]] = []
         for i, instruction in enumerate(self.instructions):
             match instruction:
-                case Record(
-                    stream, event
-                ):  # without a run or copy since a wait, that wait's producers are passed on
+                case Record(stream, event):
+                    # Without a run or copy since a wait, that wait's producers are passed on.
                     before = [last[stream]] if stream in last else []
                     recorded[event] = [*before, *waiting.get(stream, ())]
                 case Wait(stream, event) if event in recorded:
@@ -163,6 +165,13 @@ class Program:
                         arrows += [(producer, i) for producer in waiting.pop(stream, ())]
                         last[stream] = i
         return tuple(arrows)
+
+    @cached_property
+    def columns(self) -> Columns:
+        """The kinds, streams and events of the instructions as arrays of numbers."""
+        from autosched.program.arrays import columns_of
+
+        return columns_of(self)
 
     def __len__(self) -> int:
         return len(self.instructions)

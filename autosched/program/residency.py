@@ -1,71 +1,79 @@
-"""Track which versions of values are on which devices.
+"""Track which versions of values are on which devices, in issue order.
 
-The table is updated while a program is walked in issue order. A write replaces a version by the
-next one. Tasks that write disjoint parts of a value may run in another order than that of its
-versions; then the value keeps its version until the missing writes have happened. This module knows
-no instruction; its callers choose what to store for each version.
+A write replaces a version by the next one. Tasks that write disjoint regions of a value may run in
+another order than that of its versions; then the value keeps its version until the missing writes
+have happened. ``Buffers`` walks a whole program, for all that read one. Passes that insert copies
+use the table directly, and ``verify`` has a traversal of its own on purpose.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Generic, TypeVar
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-__all__ = ["Standing"]
+from autosched.program.program import Copy, Free, Instruction, Run
+
+if TYPE_CHECKING:
+    from autosched.graph.graph import Graph, Task
+
+__all__ = ["Buffer", "Buffers", "Residency", "Step"]
 
 Name = TypeVar("Name", bound=Hashable)
 Item = TypeVar("Item")
 
 
-class Standing(Generic[Name, Item]):
-    """A table of items by value, version and device.
+class Residency(Generic[Name, Item]):
+    """A table of items by value, version and device; its callers choose what an item is.
 
-    >>> standing = Standing()
-    >>> standing.put("x", 0, "cpu", "memory")
-    >>> standing.change("x", 1, "cpu"), standing.get("x", 0, "cpu"), standing.held("x", "cpu")
+    >>> table = Residency()
+    >>> table.put("x", 0, "cpu", "memory")
+    >>> table.change("x", 1, "cpu"), table.get("x", 0, "cpu"), table.held("x", "cpu")
     (None, None, 'memory')
-    >>> standing.change("x", 0, "cpu"), standing.get("x", 2, "cpu"), standing.latest("x", "cpu")
+    >>> table.change("x", 0, "cpu"), table.get("x", 2, "cpu"), table.latest("x", "cpu")
     (2, 'memory', 2)
     """
 
     def __init__(self) -> None:
-        self._items: dict[tuple[Name, int, str], Item] = {}
+        self._items: dict[tuple[Name, int], dict[str, Item]] = {}  # by version, then by device
         self._latest: dict[tuple[Name, str], int] = {}
-        self._early: dict[tuple[Name, str], set[int]] = {}
+        self._early: dict[tuple[Name, str], set[int]] = {}  # versions written before their turn
 
     def put(self, value: Name, version: int, device: str, item: Item) -> None:
         """Store an item for a version of a value that is on a device now."""
-        self._items[value, version, device] = item
+        self._items.setdefault((value, version), {})[device] = item
         self._latest[value, device] = version
         if self._early:
             self._early.pop((value, device), None)
 
     def get(self, value: Name, version: int, device: str) -> Item | None:
-        """Return the item of this version on this device; None unless all its parts are there."""
+        """Return the item of a version on a device; None unless all its regions are there."""
         if self._early and (value, device) in self._early:
             return None
-        return self._items.get((value, version, device))
+        found = self._items.get((value, version))
+        return None if found is None else found.get(device)
 
     def held(self, value: Name, device: str) -> Item | None:
         """Return the item of a value on a device in any version; None if it is not there."""
         version = self._latest.get((value, device))
-        return None if version is None else self._items.get((value, version, device))
+        return None if version is None else self._items.get((value, version), {}).get(device)
 
     def drop(self, value: Name, version: int, device: str) -> None:
         """Remove this version from this device."""
-        self._items.pop((value, version, device), None)
+        self._items.get((value, version), {}).pop(device, None)
 
     def latest(self, value: Name, device: str) -> int | None:
         """Return the latest version of a value on a device; None if it is not there."""
         version = self._latest.get((value, device))
-        return version if version is not None and (value, version, device) in self._items else None
+        there = version is not None and device in self._items.get((value, version), {})
+        return version if there else None
 
     def change(self, value: Name, version: int, device: str) -> int | None:
         """Apply a write to this version; return the new version, or None if it is not due yet."""
-        if (value, version, device) not in self._items:
+        if device not in self._items.get((value, version), {}):
             self._early.setdefault((value, device), set()).add(version)
             return None
-        item = self._items.pop((value, version, device))
+        item = self._items[value, version].pop(device)
         early = self._early.get((value, device), set())
         version += 1
         while version in early:
@@ -73,10 +81,117 @@ class Standing(Generic[Name, Item]):
             version += 1
         if not early:
             self._early.pop((value, device), None)
-        self._items[value, version, device] = item
+        self._items.setdefault((value, version), {})[device] = item
         self._latest[value, device] = version
         return version
 
-    def where(self, value: Name, version: int) -> list[str]:
-        """Return the devices that hold this version."""
-        return [device for name, at, device in self._items if (name, at) == (value, version)]
+    def devices(self, value: Name, version: int) -> list[str]:
+        """Return the devices that hold this version, in the order in which they received it."""
+        return list(self._items.get((value, version), ()))
+
+
+@dataclass(eq=False, slots=True)
+class Buffer:
+    """A value (an index) on a device; an in-place write leaves the next version in it."""
+
+    value: int
+    version: int
+    device: str
+    maker: int  # position of the run or copy that made it; -1 if present from the start
+    base: Buffer | None = None  # the buffer whose memory it shares
+
+    @property
+    def block(self) -> Buffer:
+        """The buffer that was allocated with this memory: itself, unless it is a view."""
+        return self.base or self
+
+
+class Step(NamedTuple):
+    """An instruction, its position, and the buffers that it uses; none for records and waits."""
+
+    at: int
+    instruction: Instruction
+    task: Task | None  # of a run
+    reads: Sequence[Buffer]  # arguments, source of a copy, or what is freed
+    made: Sequence[Buffer | None]  # results; None for a result that nothing uses
+
+
+class Buffers:
+    """The buffers of a graph while a program is walked; ``homes`` has devices of its sources."""
+
+    def __init__(self, graph: Graph, homes: Mapping[int, str]):
+        self.graph = graph
+        self._table: Residency[int, Buffer] = Residency()
+        self.sources = {value: self._new(value, 0, home, -1) for value, home in homes.items()}
+
+    def walk(self, instructions: Iterable[Instruction]) -> Iterator[Step]:
+        """Yield the steps of instructions in issue order."""
+        graph = self.graph
+        for i, instruction in enumerate(instructions):
+            if type(instruction) is Run:
+                task = graph.task(instruction.task)
+                yield Step(i, instruction, task, *self._run(i, task, instruction.stream.device))
+            elif type(instruction) is Copy:
+                value = graph.value(instruction.value).index
+                read = self.find(value, instruction.version, instruction.source)
+                made = self._copy(i, value, instruction)
+                yield Step(i, instruction, None, [read], [made])
+            elif type(instruction) is Free:
+                value = graph.value(instruction.value).index
+                freed = self.find(value, instruction.version, instruction.stream.device)
+                yield Step(i, instruction, None, [freed], ())
+            else:
+                yield Step(i, instruction, None, (), ())
+
+    def find(self, value: int, version: int, device: str) -> Buffer:
+        """Return the buffer of a version on a device, which must be there."""
+        return self._checked(self._table.get(value, version, device), value, version, device)
+
+    def _checked(self, found: Buffer | None, value: int, version: int, device: str) -> Buffer:
+        assert found is not None, f"{self.graph.values[value].name}@{version} is not on {device}"
+        return found
+
+    def _new(
+        self, value: int, version: int, device: str, maker: int, base: Buffer | None = None
+    ) -> Buffer:
+        buffer = Buffer(value, version, device, maker, base)
+        self._table.put(value, version, device, buffer)
+        return buffer
+
+    def _run(self, i: int, task: Task, device: str) -> tuple[list[Buffer], list[Buffer | None]]:
+        graph = self.graph
+        # 1. Find the arguments; any version will do for a task that touches only a region.
+        reads: list[Buffer] = []
+        for value, version in task.reads:
+            if task.region is None or graph.touched(task, value) is None:
+                found = self._table.get(value, version, device)
+            else:
+                found = self._table.held(value, device)
+            reads.append(self._checked(found, value, version, device))
+        # 2. Advance the versions of what it writes.
+        for value, version in task.changes:
+            new = self._table.change(value, version, device)
+            changed = self._table.held(value, device)
+            if new is not None and changed is not None:
+                changed.version = new
+        # 3. Add the results; a view shares the block of the argument with the same root.
+        made: list[Buffer | None] = []
+        for value, version in task.outputs:
+            root = graph.values[value].root
+            if not graph.is_used(value):
+                made.append(None)
+                continue
+            base = None
+            if root != value:
+                base = next(b.block for b in reads if graph.values[b.value].root == root)
+            made.append(self._new(value, version, device, i, base))
+        return reads, made
+
+    def _copy(self, i: int, value: int, copy: Copy) -> Buffer:
+        if not copy.overwrite:
+            return self._new(value, copy.version, copy.destination, i)
+        home = self.sources[value]
+        home.version = copy.version
+        home.maker = i
+        self._table.put(value, copy.version, copy.destination, home)
+        return home

@@ -75,9 +75,9 @@ class Watcher:
     def _state(self, task: Task, value: int) -> Callable[[Any], Any]:
         """Return a function whose result changes if a task writes an argument that it must not."""
         root = self.graph.values[value].root
-        part = self.graph.values[value].part
+        part = self.graph.values[value].region
         written = [self.graph.values[use.value] for use in task.writes]
-        if any(other.root == root and other.part.overlaps(part) for other in written):
+        if any(other.root == root and other.region.overlaps(part) for other in written):
             known = effects_of(task.fn, task.args, task.kwargs).name if task.fn is not None else ""
             reshapes = known in RESHAPE | MOVE
             return _strides if self.graph.in_parts(value) and not reshapes else _nothing

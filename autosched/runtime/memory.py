@@ -21,7 +21,7 @@ from autosched.errors import GraphError, HazardError
 from autosched.graph.effects import COUNTS_IN_MEMORY, function_name
 from autosched.graph.graph import Graph, Here, Task, Value
 from autosched.program.program import Copy, Free, Program, Run
-from autosched.program.residency import Standing
+from autosched.program.residency import Buffers
 from autosched.runtime.backends import Emulating, Located, Step, Transfer
 from autosched.runtime.threads.tapes import Call
 
@@ -46,17 +46,17 @@ class Memory:
         self.reads: dict[int, list[int]] = {}  # of each run and copy, the slots it reads
         self.made: dict[int, list[int | None]] = {}  # and fills; None for unused results
         self.freed: dict[int, list[int]] = {}
-        self._slots: Standing[int, int] = Standing()
         self.sharing: dict[int, list[int]] = {}  # slots that share memory, by each of them
-        self._inputs: list[tuple[str, int]] = []
-        self._assign()
+        self._outputs: list[tuple[str, int]] = []
+        sources = self._assign()
+        self._inputs = [(v.name, sources[v.index]) for v in graph.sources if v.tensor is None]
         constants = [value for value in graph.sources if value.tensor is not None]
         self._constants = {value.name: value.tensor for value in constants}
         index = {name: graph.value(name).index for name, _ in program.inputs}
         self.written = {name for name in index if graph.last_version(index[name])}
         self._used = {name for name in index if graph.is_used(index[name])}
         self._in_parts = {name for name in self.written if graph.in_parts(index[name])}
-        self.homes = {graph.values[index].name: slot for index, slot in self._home.items()}
+        self.homes = {graph.values[index].name: slot for index, slot in sources.items()}
         copied = {instruction.value for instruction in program if isinstance(instruction, Copy)}
         self._counted = _counted(program, graph)
         # Inputs with several tensors, each of which is written by itself, or copied by itself.
@@ -65,11 +65,6 @@ class Memory:
         self._placed = [(name, device) for name, device in placed if device is not None]
         self._entangled: set[str] = set()
         self._blank = self.data.copy()
-        self._outputs: list[tuple[str, int]] = []
-        for label, device in program.outputs:
-            value = graph.outputs[label]
-            slot = self._slot(value, graph.last_version(value), device)
-            self._outputs.append((label, slot))
 
     # ---- during a run
 
@@ -300,62 +295,40 @@ class Memory:
 
     # ---- numbering
 
-    def _assign(self) -> None:
-        """Give each buffer of the program a slot, in issue order."""
+    def _assign(self) -> dict[int, int]:
+        """Give each buffer a slot; return the slots of inputs and constants by value (index)."""
+        values = self.graph.values
         homes = dict(self.program.inputs)
-        self._home: dict[int, int] = {}
-        for value in self.graph.sources:
-            slot = self._new(value.index, 0, homes[value.name], value.tensor)
-            self._home[value.index] = slot
-            if value.tensor is None:
-                self._inputs.append((value.name, slot))
-        for i, instruction in enumerate(self.program.instructions):
-            match instruction:
-                case Run(stream, name):
-                    self._assign_run(i, self.graph.task(name), stream.device)
-                case Copy(_, name, version, source, destination, _, overwrite):
-                    index = self.graph.value(name).index
-                    self.reads[i] = [self._slot(index, version, source)]
-                    if overwrite:
-                        self._slots.put(index, version, destination, self._home[index])
-                        self.made[i] = [self._home[index]]
-                    else:
-                        self.made[i] = [self._new(index, version, destination)]
-                case Free(stream, name, version):
-                    slot = self._slot(self.graph.value(name).index, version, stream.device)
-                    self.freed[i] = self.sharing[slot]
+        sources = {value.index: homes[value.name] for value in self.graph.sources}
+        buffers = Buffers(self.graph, sources)
+        slots = {buffer: self._new(values[v].tensor) for v, buffer in buffers.sources.items()}
+        for step in buffers.walk(self.program.instructions):
+            for made in step.made:
+                if made is not None and made not in slots:
+                    slots[made] = self._new(None)
+                    if made.base is not None:
+                        self._share(slots[made], slots[made.base])
+            if isinstance(step.instruction, Free):
+                self.freed[step.at] = self.sharing[slots[step.reads[0]]]
+            elif isinstance(step.instruction, (Run, Copy)):
+                self.reads[step.at] = [slots[buffer] for buffer in step.reads]
+                self.made[step.at] = [None if made is None else slots[made] for made in step.made]
+        for label, device in self.program.outputs:
+            index = self.graph.outputs[label]
+            final = buffers.find(index, self.graph.last_version(index), device)
+            self._outputs.append((label, slots[final]))
+        return {value: slots[buffer] for value, buffer in buffers.sources.items()}
 
-    def _assign_run(self, i: int, task: Task, device: str) -> None:
-        self.reads[i] = []
-        for use in task.reads:
-            partly = self.graph.touched(task, use.value) is not None
-            slot = self._slots.held(use.value, device) if partly else self._slot(*use, device)
-            assert slot is not None
-            self.reads[i].append(slot)
-        for use in task.changes:
-            self._slots.change(*use, device)
-        self.made[i] = []
-        for use in task.outputs:
-            value = self.graph.values[use.value]
-            used = self.graph.is_used(use.value)
-            self.made[i].append(self._new(*use, device) if used else None)
-            if used and value.root != value.index:
-                roots = [self.graph.values[read.value].root for read in task.reads]
-                group = self.sharing[self.reads[i][roots.index(value.root)]]
-                group.append(len(self.data) - 1)
-                self.sharing[len(self.data) - 1] = group
-
-    def _slot(self, value: int, version: int, device: str) -> int:
-        slot = self._slots.get(value, version, device)
-        assert slot is not None, f"{self.graph.values[value].name}@{version} is not on {device}"
-        return slot
-
-    def _new(self, value: int, version: int, device: str, data: Any = None) -> int:
+    def _new(self, data: Any) -> int:
         slot = len(self.data)
-        self._slots.put(value, version, device, slot)
         self.sharing[slot] = [slot]
         self.data.append(data)
         return slot
+
+    def _share(self, slot: int, base: int) -> None:
+        """Note that a slot shares memory with another."""
+        self.sharing[base].append(slot)
+        self.sharing[slot] = self.sharing[base]
 
 
 def _is_whole(fn: Any, arg: Any) -> bool:

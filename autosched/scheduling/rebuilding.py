@@ -78,7 +78,7 @@ def _add(graph: Graph, line: str, facts: Facts) -> None:
     (name,) = fields["task"]
     reads = [graph.value(item.partition("@")[0]) for item in fields.get("reads", ())]
     makes = tuple(fields.get("makes", ()))
-    graph._add(
+    graph.builder.add_task(
         None,
         tuple(reads),
         {},

@@ -25,7 +25,7 @@ from autosched.errors import ProgramError, ScheduleError
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.placement import home
-from autosched.program.arrays import COPY, RECORD, RUN, WAIT, columns
+from autosched.program.arrays import COPY, RECORD, RUN, WAIT
 from autosched.program.program import Copy, Program, Record, Run, Stream, Wait, occupied
 from autosched.timeline.timeline import Span, Timeline, what
 
@@ -40,12 +40,13 @@ def simulate(program: Program, graph: Graph, machine: Machine, costs: Costs) -> 
     >>> import autosched as asc
     >>> graph = asc.Graph()
     >>> graph.output(y=graph.input("x") + 1)
-    >>> schedule = asc.schedule(graph, asc.Machine.emulated(gpus=0), costs=asc.Costs.table({"add": 2.0}))
+    >>> costs = asc.Costs.table({"add": 2.0})
+    >>> schedule = asc.schedule(graph, asc.Machine.emulated(gpus=0), costs=costs)
     >>> asc.simulate(schedule.program, graph, schedule.machine, schedule.costs).makespan
     2.0
     """
     spans: list[Span] = []
-    for i, instruction, start, end in _moments(program, durations(program, graph, machine, costs)):
+    for i, instruction, start, end in _times(program, durations(program, graph, machine, costs)):
         nbytes = _nbytes(instruction, graph, costs)
         spans.append(Span(*what(instruction), occupied(instruction), start, end, i, nbytes))
     return replace(Timeline.of(spans, program.arrows), learn=functools.partial(_known, costs))
@@ -57,15 +58,15 @@ def makespan(program: Program, seconds: Sequence[float]) -> float:
     Raises ScheduleError as ``simulate`` does.
     """
     how = mode(len(program), last_end)
-    if how.fast and columns(program).is_clean:
+    if how.fast and program.columns.is_clean:
         found: float = how(last_end)(np.array(seconds, float), *_numbered(program))
         if found < math.inf:
             return found
-    return max((end for *_, end in _moments(program, seconds)), default=0.0)
+    return max((end for *_, end in _times(program, seconds)), default=0.0)
 
 
 def _numbered(program: Program) -> tuple[Any, ...]:
-    known = columns(program)
+    known = program.columns
     free = np.zeros(len(program.streams))
     events = np.zeros(known.records)
     return known.kind, known.stream, known.also, known.event, free, events
@@ -94,7 +95,7 @@ def last_end(
     return last
 
 
-def _moments(
+def _times(
     program: Program, seconds: Sequence[float]
 ) -> Iterator[tuple[int, Run | Copy, float, float]]:
     """Yield (position, run or copy, start, end)."""

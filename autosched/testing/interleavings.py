@@ -17,7 +17,7 @@ from itertools import combinations, cycle
 from typing import NamedTuple
 
 from autosched.graph.graph import Graph
-from autosched.graph.parts import Part
+from autosched.graph.regions import Region
 from autosched.program.program import Copy, Program, Record, Run, Stream, Wait, occupied
 from autosched.runtime.memory import Memory
 from autosched.runtime.threads.interleaver import Choose
@@ -58,12 +58,12 @@ class _Bytes(NamedTuple):
     """A region of the memory of some slots."""
 
     block: int
-    part: Part
+    region: Region
     written: bool
 
     def conflicts(self, other: _Bytes) -> bool:
         is_written = self.written or other.written
-        return self.block == other.block and is_written and self.part.overlaps(other.part)
+        return self.block == other.block and is_written and self.region.overlaps(other.region)
 
 
 class Footprint(NamedTuple):
@@ -93,16 +93,16 @@ def footprints(program: Program, graph: Graph) -> list[Footprint]:
         if isinstance(instruction, Run):
             task = graph.task(instruction.task)
             for use, block in zip(task.reads, blocks, strict=True):
-                part = graph.touched(task, use.value) or graph.values[use.value].part
-                touched.append(_Bytes(block, part, use in task.writes))
+                region = graph.touched(task, use.value) or graph.values[use.value].region
+                touched.append(_Bytes(block, region, use in task.writes))
             before = ((d.task, task.index) for d in task.dependencies if d.kind == "order")
             after = ((task.index, user) for user in graph.users[task.index])
             changed |= {("order", pair) for pair in (*before, *after)}
             changed |= {("state", id(item)) for item in task.shared}
         elif isinstance(instruction, Copy):
-            touched.append(_Bytes(blocks[0], graph.value(instruction.value).part, False))
+            touched.append(_Bytes(blocks[0], graph.value(instruction.value).region, False))
             for slot in made if instruction.overwrite else ():
-                touched.append(_Bytes(memory.sharing[slot][0], Part(), True))
+                touched.append(_Bytes(memory.sharing[slot][0], Region(), True))
         read = frozenset(("slot", slot) for slot in reads)
         found.append(Footprint(read, frozenset(changed), tuple(touched)))
     return found

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from autosched._lib.jit import Mode, kernel, mode
 from autosched.graph.flow import Flow, flow
 from autosched.graph.graph import HOST, Graph
-from autosched.program.arrays import COPY, FREE, RECORD, RUN, WAIT, Columns, columns
-from autosched.program.clock_kernels import Moments, advance, catch_up, reaches
+from autosched.program.arrays import COPY, FREE, RECORD, RUN, WAIT, Columns
+from autosched.program.clock_kernels import ClockState, advance, includes, wait_for
 from autosched.program.program import Program
 
 __all__ = ["proves"]
@@ -56,7 +56,7 @@ class State(NamedTuple):
     position: Any  # [instruction], its position on its stream
     event_own: Any  # [event], its stream
     event_position: Any  # [event], the position on that stream
-    event_behind: Any  # [event, place], its clock
+    event_clocks: Any  # [event, place], its clock
 
 
 def proves(program: Program, graph: Graph, host: str | None, how: Mode | None = None) -> bool:
@@ -69,7 +69,7 @@ def proves(program: Program, graph: Graph, host: str | None, how: Mode | None = 
     if small or not graph.is_plain:
         return False
     how = how or mode(len(program), walk)
-    p = columns(program)
+    p = program.columns
     g = flow(graph)
     if not p.is_clean:
         return False
@@ -81,10 +81,10 @@ def proves(program: Program, graph: Graph, host: str | None, how: Mode | None = 
         return False
     state = _state(how, graph, g, p, found)
     streams = len(program.streams)
-    places = found.places
+    width = found.width
     waits = int((p.kind == WAIT).sum())
-    m = Moments.of(how, streams, places, waits)
-    ended = how(walk)(how.of(found.lines), how.of(g), state, m, len(found.devices))
+    c = ClockState.of(how, streams, width, waits)
+    ended = how(walk)(how.of(found.lines), how.of(g), state, c, len(found.devices))
     return bool(ended) and found.is_left(np.asarray(state.made), np.asarray(state.ran))
 
 
@@ -102,10 +102,10 @@ class _Numbered:
         self.devices = {name: i for i, name in enumerate(dict.fromkeys(ends))}
         self.values = {value.name: value.index for value in graph.values}
         self.tasks = {task.name: task.index for task in graph.tasks}
-        alone = _alone(p, len(streams))
-        self.places = len(streams) - int(alone.sum())
+        single = _single_copy_streams(p, len(streams))
+        self.width = len(streams) - int(single.sum())
         self.rank = np.argsort(
-            np.argsort(alone, kind="stable")
+            np.argsort(single, kind="stable")
         )  # of streams; single-copy streams come last
         self.device = self._each(self.devices, [stream.device for stream in streams])
         self.copies = p.copies
@@ -186,7 +186,7 @@ class _Numbered:
         return bool((ran >= 0).all() and ((made != NOWHERE) == kept).all())
 
 
-def _alone(p: Columns, streams: int) -> NDArray[np.bool_]:
+def _single_copy_streams(p: Columns, streams: int) -> NDArray[np.bool_]:
     """Return which streams hold a single copy for which no other such stream waits.
 
     See ``vector_clocks``.
@@ -212,47 +212,47 @@ def _state(how: Mode, graph: Graph, g: Flow, p: Columns, found: _Numbered) -> St
         made[place] = GIVEN
         owner[place] = NOBODY
     return State(
-        how.counts(len(graph.tasks), -1), made, owner, how.counts(count, -1), how.counts(uses), how.counts(uses),
-        how.counts(1), how.counts(len(p.kind)), how.counts(p.records), how.counts(p.records),
-        how.counts(p.records * found.places),
+        how.counts(len(graph.tasks), -1), made, owner, how.counts(count, -1),
+        how.counts(uses), how.counts(uses), how.counts(1), how.counts(len(p.kind)),
+        how.counts(p.records), how.counts(p.records), how.counts(p.records * found.width),
     )  # fmt: skip
 
 
 @kernel
-def walk(p: Lines, g: Flow, s: State, m: Moments, devices: int) -> bool:
+def walk(p: Lines, g: Flow, s: State, c: ClockState, devices: int) -> bool:
     """Return whether every instruction satisfies the laws."""
     for i in range(len(p.kind)):
         kind = p.kind[i]
         own = p.own[i]
         subject = p.subject[i]
         if kind in (RUN, COPY):
-            advance(m, own, p.also[i])
-            s.position[i] = m.count[own]
-            if kind == RUN and not run(p, g, s, m, i, devices):
+            advance(c, own, p.also[i])
+            s.position[i] = c.count[own]
+            if kind == RUN and not run(p, g, s, c, i, devices):
                 return False
             if kind == COPY and not (
-                use(p, s, m, i, p.source[i]) and s.made[p.place[i]] == NOWHERE
+                use(p, s, c, i, p.source[i]) and s.made[p.place[i]] == NOWHERE
             ):
                 return False
             if kind == COPY:
                 make(s, i, p.place[i], p.owner[i])
         elif kind == FREE:
-            if not free(p, s, m, i, p.place[i]):
+            if not free(p, s, c, i, p.place[i]):
                 return False
         elif kind == RECORD:
             s.event_own[subject] = own
-            s.event_position[subject] = m.count[own]
-            for k in range(m.places):
-                s.event_behind[subject * m.places + k] = m.behind[own * m.places + k]
+            s.event_position[subject] = c.count[own]
+            for k in range(c.width):
+                s.event_clocks[subject * c.width + k] = c.clocks[own * c.width + k]
         else:
             other = s.event_own[subject]
             far = s.event_position[subject]
-            catch_up(m, own, other, far, s.event_behind, subject * m.places)
+            wait_for(c, own, other, far, s.event_clocks, subject * c.width)
     return True
 
 
 @kernel
-def run(p: Lines, g: Flow, s: State, m: Moments, i: int, devices: int) -> bool:
+def run(p: Lines, g: Flow, s: State, c: ClockState, i: int, devices: int) -> bool:
     """Return whether a run satisfies the laws.
 
     It must be the first of its task, and come after all that it reads and its predecessors.
@@ -263,10 +263,10 @@ def run(p: Lines, g: Flow, s: State, m: Moments, i: int, devices: int) -> bool:
         return False
     for k in range(g.after_at[task], g.after_at[task + 1]):
         before = s.ran[g.after[k]]
-        if before < 0 or not behind(p, s, m, before, p.own[i]):
+        if before < 0 or not is_earlier(p, s, c, before, p.own[i]):
             return False
     for k in range(g.reads_at[task], g.reads_at[task + 1]):
-        if not use(p, s, m, i, g.reads[k] * devices + device):
+        if not use(p, s, c, i, g.reads[k] * devices + device):
             return False
     for k in range(g.makes_at[task], g.makes_at[task + 1]):
         make(s, i, g.makes[k] * devices + device, p.own[i])
@@ -275,17 +275,17 @@ def run(p: Lines, g: Flow, s: State, m: Moments, i: int, devices: int) -> bool:
 
 
 @kernel
-def behind(p: Lines, s: State, m: Moments, before: int, own: int) -> bool:
+def is_earlier(p: Lines, s: State, c: ClockState, before: int, own: int) -> bool:
     """Whether the current instruction of a stream happens after another, or after an input."""
     if before == GIVEN or p.own[before] == own:
         return True
-    return reaches(m, m.behind, own * m.places, p.own[before], s.position[before])
+    return includes(c, c.clocks, own * c.width, p.own[before], s.position[before])
 
 
 @kernel
-def use(p: Lines, s: State, m: Moments, i: int, place: int) -> bool:
+def use(p: Lines, s: State, c: ClockState, i: int, place: int) -> bool:
     """Return whether what is read is present, and its maker happens before."""
-    if s.made[place] == NOWHERE or not behind(p, s, m, s.made[place], p.own[i]):
+    if s.made[place] == NOWHERE or not is_earlier(p, s, c, s.made[place], p.own[i]):
         return False
     note(s, i, place)
     return True
@@ -309,7 +309,7 @@ def note(s: State, i: int, place: int) -> None:
 
 
 @kernel
-def free(p: Lines, s: State, m: Moments, i: int, place: int) -> bool:
+def free(p: Lines, s: State, c: ClockState, i: int, place: int) -> bool:
     """Return whether a free satisfies the laws.
 
     The block must be present and not the caller's, and all its uses must happen before.
@@ -320,7 +320,7 @@ def free(p: Lines, s: State, m: Moments, i: int, place: int) -> bool:
         return False
     k = s.used[place]
     while k >= 0:
-        if not behind(p, s, m, s.use[k], p.own[i]):
+        if not is_earlier(p, s, c, s.use[k], p.own[i]):
             return False
         k = s.earlier[k]
     s.made[place] = NOWHERE

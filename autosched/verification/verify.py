@@ -26,11 +26,11 @@ from typing import NoReturn
 
 from autosched.errors import GraphError, ProgramError
 from autosched.graph.graph import HOST, Graph, Task, Use, Value
-from autosched.graph.parts import Accesses, Part
+from autosched.graph.regions import Accesses, Region
 from autosched.machine.machine import Machine
 from autosched.program.program import Copy, Free, Program, Record, Run, Stream, Wait, excerpt
-from autosched.program.residency import Standing
-from autosched.program.vector_clocks import Clocks, Stamp, alone
+from autosched.program.residency import Residency
+from autosched.program.vector_clocks import Clocks, Stamp, single_copy_streams
 from autosched.verification.functional import proves
 
 __all__ = ["verify"]
@@ -85,7 +85,8 @@ def _check_machine(program: Program, machine: Machine) -> None:
     for stream in program.streams:
         if stream.device not in machine.names:
             raise ProgramError(
-                f"stream {stream} is on no device of the machine: {', '.join(machine.names)} (law: place)"
+                f"stream {stream} is on no device of the machine: {', '.join(machine.names)} (law: "
+                "place)"
             )
         if not stream.name.startswith("copy-"):
             computing[stream.device] = computing.get(stream.device, 0) + 1
@@ -109,10 +110,9 @@ class _Verifier:
         self.program = program
         self.graph = graph
         self.host = host
-        self.bound: dict[
-            tuple[int, ...], Run
-        ] = {}  # by set of values kept together, the first run that made or wrote one
-        self.clocks = Clocks(program.streams, alone(program.instructions))
+        # By set of values kept together, the first run that made or wrote one.
+        self.bound: dict[tuple[int, ...], Run] = {}
+        self.clocks = Clocks(program.streams, single_copy_streams(program.instructions))
         self.index = self.clocks.index
         self.own = 0  # the stream of the current instruction
         self.clock: tuple[int, ...] = ()  # the clock of the current instruction
@@ -121,10 +121,9 @@ class _Verifier:
         self.inputs = dict(program.inputs)
         self.outputs = dict(program.outputs)
         self.at = -1
-        self.standing: Standing[str, _Held] = Standing()
-        self.written: dict[
-            int, _Memory
-        ] = {}  # by root of memory written in parts, the one block that is written
+        self.table: Residency[str, _Held] = Residency()
+        # By root of a storage written by regions, the one block that is written.
+        self.written: dict[int, _Memory] = {}
         self.blocks: dict[_Memory, _Place] = {}  # with the place for which each was made
         self.home: dict[str, _Memory] = {}
         self.at_home: dict[str, int] = {}  # the version that is in the caller's memory
@@ -160,12 +159,12 @@ class _Verifier:
     def _record(self, record: Record) -> None:
         if record.event in self.events:
             self._fail("events", f"event e{record.event} is recorded twice")
-        self.events[record.event] = self.clocks.now(self.index[record.stream])
+        self.events[record.event] = self.clocks.stamp(self.index[record.stream])
 
     def _wait(self, wait: Wait) -> None:
         if wait.event not in self.events:
             self._fail("events", f"event e{wait.event} is waited for but not recorded before")
-        self.clocks.catch_up(self.index[wait.stream], self.events[wait.event])
+        self.clocks.wait_for(self.index[wait.stream], self.events[wait.event])
 
     def _advance(self, stream: Stream, also: Stream | None = None) -> None:
         """Advance the clocks by a run or copy, which becomes the current instruction."""
@@ -207,30 +206,30 @@ class _Verifier:
                 )
 
     def _change(self, name: str, version: int, device: str) -> None:
-        stands = self.standing.change(name, version, device)
-        held = self.standing.held(name, device)
-        if stands is not None and held is not None and held[0] is self.home.get(name):
-            self.at_home[name] = stands
+        present = self.table.change(name, version, device)
+        held = self.table.held(name, device)
+        if present is not None and held is not None and held[0] is self.home.get(name):
+            self.at_home[name] = present
 
     def _follow(self, task: Task, before: Task) -> None:
         what = f"task {before.name!r}, after which {task.name!r} must run,"
         if before.index not in self.ran:
             self._fail("order", f"{what} has not run")
-        if not self._behind(self.ran[before.index]):
+        if not self._is_earlier(self.ran[before.index]):
             self._fail("order", f"{what} is not waited for", self.ran[before.index])
 
     def _access(self, device: str, task: Task, use: Use, writes: bool) -> _Memory:
         """Check one argument of a task."""
         value = self.graph.values[use.value]
-        part = None if task.part is None else self.graph.touched(task, use.value)
-        if part is None:
+        region = None if task.region is None else self.graph.touched(task, use.value)
+        if region is None:
             place = value.name, use.version, device
-            block = self._use(place, self.standing.get(*place), value.part, writes)
-        else:  # the versions of other parts are irrelevant
-            stands = self.standing.latest(value.name, device)
-            place = value.name, use.version if stands is None else stands, device
-            block = self._use(place, self.standing.held(value.name, device), part, writes)
-            self._check_part(task, value, block, part)
+            block = self._use(place, self.table.get(*place), value.region, writes)
+        else:  # the versions of other regions are irrelevant
+            present = self.table.latest(value.name, device)
+            place = value.name, use.version if present is None else present, device
+            block = self._use(place, self.table.held(value.name, device), region, writes)
+            self._check_region(task, value, block, region)
         if (
             writes
             and self.graph.in_parts(value.index)
@@ -238,12 +237,13 @@ class _Verifier:
         ):
             self._fail(
                 "presence",
-                f"task {task.name!r} writes a part of {value.name!r}, others of which are elsewhere",
+                f"task {task.name!r} writes a part of {value.name!r}, others of which are "
+                "elsewhere",
             )
         return block
 
-    def _check_part(self, task: Task, value: Value, block: _Memory, part: Part) -> None:
-        """Check that a task sees exactly the writes of a part that were added before it."""
+    def _check_region(self, task: Task, value: Value, block: _Memory, region: Region) -> None:
+        """Check that a task sees exactly the writes of a region that were added before it."""
         if self.written.get(value.root, block) is not block:
             self._fail(
                 "presence",
@@ -256,7 +256,7 @@ class _Verifier:
                     "presence",
                     f"task {task.name!r} needs what task {before.name!r} does, which has not run",
                 )
-        for other in block.accesses.writers(part):
+        for other in block.accesses.writers(region):
             late = self.program.instructions[other]
             if isinstance(late, Run) and self.graph.task(late.task).index > task.index:
                 self._fail(
@@ -270,12 +270,12 @@ class _Verifier:
         if root == use.value:
             block = self._new(place, (run.stream,))
             block.uses[self.own] = self.at
-            block.accesses.write(self.graph.values[root].part, self.at)
+            block.accesses.write(self.graph.values[root].region, self.at)
         else:
             base = next(
                 block for value, block in used.items() if self.graph.values[value].root == root
             )
-            self.standing.put(*place, (base, self.at))
+            self.table.put(*place, (base, self.at))
 
     def _copy(self, copy: Copy) -> None:
         target = (copy.value, copy.version, copy.destination)
@@ -288,10 +288,10 @@ class _Verifier:
                 f"a copy from {copy.source} to {copy.destination} is on a stream of one of the two",
             )
         self._advance(copy.stream, copy.also)
-        part = self._part(copy.value)
+        region = self._region(copy.value)
         source = (copy.value, copy.version, copy.source)
-        self._use(source, self.standing.get(*source), part, writes=False)
-        if (there := self.standing.get(*target)) is not None and not there[0].freed:
+        self._use(source, self.table.get(*source), region, writes=False)
+        if (there := self.table.get(*target)) is not None and not there[0].freed:
             self._fail("single", f"{_named(target)} is there already")
         if copy.overwrite:
             block = self.home.get(copy.value)
@@ -299,27 +299,27 @@ class _Verifier:
                 self._fail(
                     "presence", f"{copy.value!r} is no input that lives on {copy.destination}"
                 )
-            self._touch(block, part, writes=True)
-            self.standing.drop(copy.value, self.at_home[copy.value], copy.destination)
-            self.standing.put(*target, (block, self.at))
+            self._touch(block, region, writes=True)
+            self.table.drop(copy.value, self.at_home[copy.value], copy.destination)
+            self.table.put(*target, (block, self.at))
             self.at_home[copy.value] = copy.version
         else:
             streams = (copy.stream,) if copy.also is None else (copy.stream, copy.also)
             block = self._new(
                 target, tuple([s for s in streams if s.device == copy.destination][:1])
             )
-            block.accesses.write(part, self.at)
+            block.accesses.write(region, self.at)
         block.uses[self.own] = self.at
 
-    def _part(self, name: str) -> Part:
+    def _region(self, name: str) -> Region:
         try:
-            return self.graph.value(name).part
+            return self.graph.value(name).region
         except GraphError as error:
             self._fail("presence", str(error))
 
     def _free(self, free: Free) -> None:
         place = (free.value, free.version, free.stream.device)
-        held = self.standing.get(*place)
+        held = self.table.get(*place)
         if held is None:
             self._fail("free", f"{_named(place)} is not there to be freed")
         block = held[0]
@@ -330,12 +330,13 @@ class _Verifier:
         if block.owners and free.stream not in block.owners:
             self._fail(
                 "free",
-                f"{_named(place)} was allocated on {block.owners[0]}, and only that stream may free it",
+                f"{_named(place)} was allocated on {block.owners[0]}, and only that stream may "
+                "free it",
             )
         self.own = self.index[free.stream]
-        self.clock = self.clocks.behind[self.own]
+        self.clock = self.clocks.clock[self.own]
         for use in block.uses.values():
-            if not self._behind(use):
+            if not self._is_earlier(use):
                 self._fail(
                     "free",
                     f"{_named(place)} is freed while {self._verb(use)} may still use it",
@@ -364,7 +365,7 @@ class _Verifier:
                 self._fail("free", f"{_named(place)} is never freed")
 
     def _final(self, place: _Place, what: str) -> _Memory:
-        held = self.standing.get(*place)
+        held = self.table.get(*place)
         if held is None:
             self._fail("result", f"{what}, {_named(place)}, is not there at the end")
         if held[0].freed:
@@ -373,40 +374,42 @@ class _Verifier:
 
     def _new(self, place: _Place, owners: tuple[Stream, ...]) -> _Memory:
         self.blocks[block := _Memory(owners)] = place
-        self.standing.put(*place, (block, self.at))
+        self.table.put(*place, (block, self.at))
         return block
 
-    def _use(self, place: _Place, held: _Held | None, part: Part, writes: bool) -> _Memory:
+    def _use(self, place: _Place, held: _Held | None, region: Region, writes: bool) -> _Memory:
         """Check a read: present, not freed, and after its writer and its maker."""
         if held is None:
             self._fail("presence", f"{_named(place)} is read but {self._missing(place)}")
         block, maker = held
         if block.freed:
             self._fail("presence", f"{_named(place)} is read after it was freed")
-        if not self._behind(maker):
+        if not self._is_earlier(maker):
             self._fail(
                 "order",
                 f"{_named(place)} is made by {self._verb(maker)}, which is not waited for",
                 maker,
             )
-        self._touch(block, part, writes, place)
+        self._touch(block, region, writes, place)
         return block
 
-    def _touch(self, block: _Memory, part: Part, writes: bool, place: _Place | None = None) -> None:
+    def _touch(
+        self, block: _Memory, region: Region, writes: bool, place: _Place | None = None
+    ) -> None:
         """Check that an access happens after all accesses with which it conflicts."""
         readers: Sequence[int] = ()
         if writes:
-            writers, readers = block.accesses.write(part, self.at)
+            writers, readers = block.accesses.write(region, self.at)
         else:
-            writers = block.accesses.read(part, self.at)
+            writers = block.accesses.read(region, self.at)
         for before in writers:
-            if not self._behind(before):
+            if not self._is_earlier(before):
                 what = f"{self._writing()} memory that {self._verb(before)} wrote"
                 if place is not None:
                     what = f"{_named(place)} is made by {self._verb(before)}"
                 self._fail("order", f"{what}, which is not waited for", before)
         for before in readers:
-            if not self._behind(before):
+            if not self._is_earlier(before):
                 what = f"{self._writing()} memory that {self._verb(before)} reads"
                 self._fail("order", f"{what}, which is not waited for", before)
         block.uses[self.own] = self.at
@@ -414,23 +417,23 @@ class _Verifier:
     def _missing(self, place: _Place) -> str:
         """Return why a place is empty."""
         value, version, device = place
-        stands = self.standing.latest(value, device)
-        if stands is not None and stands > version:
-            return f"was overwritten by version {stands}"
-        elsewhere = [other for other in self.standing.where(value, version) if other != device]
-        if stands is not None and stands == version:
+        present = self.table.latest(value, device)
+        if present is not None and present > version:
+            return f"was overwritten by version {present}"
+        elsewhere = [other for other in self.table.devices(value, version) if other != device]
+        if present is not None and present == version:
             return "a part of it was overwritten by what comes later"
         where = (
             f"it is on {elsewhere[0]}: a copy is missing" if elsewhere else "nothing made it before"
         )
         return f"not there; {where}"
 
-    def _behind(self, before: int) -> bool:
+    def _is_earlier(self, before: int) -> bool:
         """Whether an earlier access happens before the current one, which the clocks contain."""
         if before == _GIVEN:
             return True
         stream, position, _ = self.stamps[before]
-        return stream == self.own or self.clocks.reaches(self.clock, stream, position)
+        return stream == self.own or self.clocks.includes(self.clock, stream, position)
 
     def _task(self, run: Run) -> Task:
         try:

@@ -826,7 +826,7 @@ def test_inputs_that_are_missing_or_unknown(graph):
 
 
 def test_a_task_without_a_function_cannot_run(graph):
-    graph._add(None, (), {}, name="t")
+    graph.builder.add_task(None, (), {}, name="t")
     with refused("task 't' has no function: it can be planned, not run"):
         graph.run_serial(x=1, y=2)
 
@@ -1045,7 +1045,11 @@ def test_a_view_without_results_is_no_view(outputs, policy):
     x[:1].add_(1)
     graph.output(y=torch.where(x > 0, x, x))
     task = graph.task("unbind")
-    assert (task.view, task.part, dependencies(graph, "unbind")) == (False, None, [("add", "data")])
+    assert (task.view, task.region, dependencies(graph, "unbind")) == (
+        False,
+        None,
+        [("add", "data")],
+    )
     with asc.schedule(
         graph, asc.Machine.emulated(gpus=2), policy=policy, place={"unbind": "cuda:1", "add": "cpu"}
     ):

@@ -41,7 +41,7 @@ def agree(program: Program, graph: asc.Graph, what: str) -> bool:
     assert (found is None) == (expected is None), (
         f"{what}\nverify: {found}\nreference: {expected}\n{graph}\n\n{program}\n"
         + "\n".join(
-            f"{t.name}: {t.dependencies} changes {t.changes} part {t.part}" for t in graph.tasks
+            f"{t.name}: {t.dependencies} changes {t.changes} region {t.region}" for t in graph.tasks
         )
     )
     return found is None

@@ -31,7 +31,7 @@ from autosched.program.program import (
     Wait,
     occupied,
 )
-from autosched.program.vector_clocks import Clocks, Stamp, alone
+from autosched.program.vector_clocks import Clocks, Stamp, single_copy_streams
 from autosched.testing import contrary, explore, graphs, inputs_for, machines, races
 from autosched.testing.comparing import bits
 from autosched.testing.exploring import attempt
@@ -108,28 +108,28 @@ def test_clocks_know_who_waited_before_a_copy_alone_and_who_waited_behind_it() -
         cuda:0/c    run behind_both
         """
     )
-    assert alone(program.instructions) == {Stream("cpu", "copy-0")}
+    assert single_copy_streams(program.instructions) == {Stream("cpu", "copy-0")}
     assert_clocks_know(program)
 
 
 def assert_clocks_know(program: Program) -> None:
     expected = happens_before(program)
-    clocks, stamps = Clocks(program.streams, alone(program.instructions)), {}
+    clocks, stamps = Clocks(program.streams, single_copy_streams(program.instructions)), {}
     events: dict[int, Stamp] = {}
     for b, instruction in enumerate(program.instructions):
         streams = [clocks.index[stream] for stream in occupied(instruction)]
         if isinstance(instruction, Wait):
-            clocks.catch_up(streams[0], events[instruction.event])
+            clocks.wait_for(streams[0], events[instruction.event])
         known = {
             a
             for a, stamp in stamps.items()
-            if any(clocks.passed(stamp, stream) for stream in streams)
+            if any(clocks.happens_before(stamp, stream) for stream in streams)
         }
         assert known == {a for a in stamps if (a, b) in expected}
         if isinstance(instruction, (Run, Copy)):
             stamps[b] = clocks.advance(*streams)
         elif isinstance(instruction, Record):
-            events[instruction.event] = clocks.now(streams[0])
+            events[instruction.event] = clocks.stamp(streams[0])
 
 
 def corpus(n: int, views: bool):

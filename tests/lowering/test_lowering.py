@@ -15,7 +15,7 @@ from networkx.algorithms import bipartite
 import autosched as asc
 from autosched.lowering import lower, streams
 from autosched.program.program import Copy, Free, Record, Run, Wait, occupied
-from autosched.program.vector_clocks import Clocks, alone
+from autosched.program.vector_clocks import Clocks, single_copy_streams
 from autosched.testing import graphs, machines
 
 TWO_GPUS = asc.Machine.emulated(gpus=2)
@@ -532,4 +532,4 @@ def test_without_contention_clocks_have_no_place_for_each_copy() -> None:
     ).program
     copies = [i for i in program if isinstance(i, Copy)]
     assert len(copies) > 400
-    assert Clocks(program.streams, alone(program.instructions)).places == 3
+    assert Clocks(program.streams, single_copy_streams(program.instructions)).width == 3

@@ -176,7 +176,7 @@ def held(schedule: asc.Schedule) -> dict[str, int]:
     """
     memory = schedule._executor.memory
     homes = dict(memory.program.inputs)
-    device = {slot: homes[memory.graph.values[value].name] for value, slot in memory._home.items()}
+    device = {slot: homes[name] for name, slot in memory.homes.items()}
     for i, instruction in enumerate(memory.program):
         if isinstance(instruction, Run):
             device |= {

@@ -66,7 +66,7 @@ def test_plain_graphs_are_lowered_at_once_as_they_are_step_by_step(
     outputs = dict.fromkeys(list(graph.outputs)[:1], DEVICES[-1])
     at_once = lower(graph, machine, placement, outputs)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lowering, "is_plain", lambda *_: False)
+        patch.setattr(lowering, "is_functional", lambda *_: False)
         assert str(lower(graph, machine, placement, outputs)) == str(at_once)
 
 

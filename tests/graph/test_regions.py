@@ -1,4 +1,4 @@
-"""Parts against the elements that torch's views really see."""
+"""Regions against the elements that torch's views really see."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autosched.graph.parts import Accesses, Index, Looks, Part
+from autosched.graph.regions import Accesses, Frames, Region, RegionIndex
 
 whole = st.none() | st.integers(-7, 7)
 keys = st.one_of(
@@ -53,9 +53,11 @@ def elements(view: Any) -> set[int]:
     return set(view.reshape(-1).tolist())
 
 
-def walk(looks: Looks, root: Part, tensor: torch.Tensor, chain: list[Any]) -> tuple[Part, Any]:
+def walk(
+    frames: Frames, root: Region, tensor: torch.Tensor, chain: list[Any]
+) -> tuple[Region, Any]:
     """Follow a chain of views as far as torch does, and as far as memory is shared."""
-    part, view = root, tensor
+    region, view = root, tensor
     for name, args in chain:
         if isinstance(view, (tuple, list)) and name != "__getitem__":
             break
@@ -63,18 +65,16 @@ def walk(looks: Looks, root: Part, tensor: torch.Tensor, chain: list[Any]) -> tu
             seen = getattr(view, name)(*args)
         except (IndexError, RuntimeError, TypeError, ValueError):
             break
-        part, view = looks.view(part, name, args, {}), seen
-    return part, view
+        region, view = frames.view(region, name, args, {}), seen
+    return region, view
 
 
 @given(shape=shapes, chains=st.lists(st.lists(moves, max_size=4), min_size=2, max_size=4))
-def test_parts_that_are_called_apart_share_no_element(
-    shape: list[int], chains: list[list[Any]]
-) -> None:
+def test_disjoint_regions_share_no_element(shape: list[int], chains: list[list[Any]]) -> None:
     tensor = torch.arange(torch.Size(shape).numel()).reshape(shape)
-    looks = Looks()
-    root = looks.root()
-    seen = [walk(looks, root, tensor, chain) for chain in chains]
+    frames = Frames()
+    root = frames.root()
+    seen = [walk(frames, root, tensor, chain) for chain in chains]
     for a, one in seen:
         for b, other in seen:
             if not a.overlaps(b):
@@ -90,38 +90,38 @@ def test_parts_that_are_called_apart_share_no_element(
     more=st.lists(moves, max_size=2),
     others=st.lists(moves, max_size=2),
 )
-def test_parts_of_a_view_are_told_apart_as_safely_as_those_of_a_tensor(
+def test_disjoint_regions_of_a_view_share_no_element(
     shape: list[int], chain: list[Any], more: list[Any], others: list[Any]
 ) -> None:
     tensor = torch.arange(torch.Size(shape).numel()).reshape(shape)
-    looks = Looks()
-    root = looks.root()
-    (a, one), (b, other) = (walk(looks, root, tensor, chain + rest) for rest in (more, others))
+    frames = Frames()
+    root = frames.root()
+    (a, one), (b, other) = (walk(frames, root, tensor, chain + rest) for rest in (more, others))
     if not a.overlaps(b):
         assert not elements(one) & elements(other)
 
 
-def part(text: str) -> Part:
-    return eval(text, {"x": Expression(LOOKS, LOOKS_ROOT)}).part
+def region(text: str) -> Region:
+    return eval(text, {"x": Expression(FRAMES, ROOT)}).region
 
 
 class Expression:
     """Python's own notation for a chain of views."""
 
-    def __init__(self, looks: Looks, part: Part):
-        self.looks, self.part = looks, part
+    def __init__(self, frames: Frames, region: Region):
+        self.frames, self.region = frames, region
 
     def __getitem__(self, key: Any) -> Expression:
-        return Expression(self.looks, self.looks.item(self.part, key))
+        return Expression(self.frames, self.frames.item(self.region, key))
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **kwargs: Expression(
-            self.looks, self.looks.view(self.part, name, args, kwargs)
+            self.frames, self.frames.view(self.region, name, args, kwargs)
         )
 
 
-LOOKS = Looks()
-LOOKS_ROOT = LOOKS.root()
+FRAMES = Frames()
+ROOT = FRAMES.root()
 
 
 @pytest.mark.parametrize(
@@ -154,9 +154,9 @@ LOOKS_ROOT = LOOKS.root()
         ("x.detach()[0]", "x[1]"),
     ],
 )
-def test_these_are_apart(a: str, b: str) -> None:
-    assert not part(a).overlaps(part(b))
-    assert not part(b).overlaps(part(a))
+def test_these_are_disjoint(a: str, b: str) -> None:
+    assert not region(a).overlaps(region(b))
+    assert not region(b).overlaps(region(a))
 
 
 @pytest.mark.parametrize(
@@ -183,16 +183,16 @@ def test_these_are_apart(a: str, b: str) -> None:
     ],
 )
 def test_these_may_overlap(a: str, b: str) -> None:
-    assert part(a).overlaps(part(b))
-    assert part(b).overlaps(part(a))
+    assert region(a).overlaps(region(b))
+    assert region(b).overlaps(region(a))
 
 
 @pytest.mark.parametrize(
     ("a", "b"), [("x", "x[1]"), ("x[:4]", "x[1:3]"), ("x[:4]", "x[2, 5]"), ("x[::2]", "x[2::4]")]
 )
-def test_a_part_covers_what_lies_in_it(a: str, b: str) -> None:
-    assert part(a).covers(part(b))
-    assert not part(b).covers(part(a))
+def test_a_region_covers_smaller_regions(a: str, b: str) -> None:
+    assert region(a).covers(region(b))
+    assert not region(b).covers(region(a))
 
 
 accesses = st.lists(
@@ -208,34 +208,34 @@ def test_accesses_order_what_conflicts_directly_or_through_others(
     drawn: list[tuple[bool, int, int, bool]],
 ) -> None:
     """Against all pairs: who must come after whom is the same, once what follows from the rest is added."""
-    looks, found = Looks(), Accesses()
-    x = looks.root()
-    parts = [x if all_ else looks.item(x, slice(a, a + n)) for _, a, n, all_ in drawn]
+    frames, found = Frames(), Accesses()
+    x = frames.root()
+    regions = [x if all_ else frames.item(x, slice(a, a + n)) for _, a, n, all_ in drawn]
     reached: list[set[int]] = []
     for i, (writes, *_) in enumerate(drawn):
         before = (
-            [w for ws in found.write(parts[i], i) for w in ws]
+            [w for ws in found.write(regions[i], i) for w in ws]
             if writes
-            else found.read(parts[i], i)
+            else found.read(regions[i], i)
         )
         reached.append(set(before).union(*(reached[j] for j in before)))
     for i, (writes, *_) in enumerate(drawn):
         for j in range(i):
-            conflict = (writes or drawn[j][0]) and parts[i].overlaps(parts[j])
+            conflict = (writes or drawn[j][0]) and regions[i].overlaps(regions[j])
             assert not conflict or j in reached[i]
-        assert all(any(parts[i].overlaps(parts[j]) for j in reached[i]) for _ in reached[i])
+        assert all(any(regions[i].overlaps(regions[j]) for j in reached[i]) for _ in reached[i])
 
 
 @given(st.lists(st.tuples(st.integers(-9, 9), st.integers(-9, 9), st.booleans()), max_size=30))
 def test_an_index_finds_all_that_overlaps(drawn: list[tuple[int, int, bool]]) -> None:
-    looks, index = Looks(), Index[int]()
-    x = looks.root()
-    parts = [
-        looks.item(x, slice(a, b) if rows else (slice(None), slice(a, b))) for a, b, rows in drawn
+    frames, index = Frames(), RegionIndex[int]()
+    x = frames.root()
+    regions = [
+        frames.item(x, slice(a, b) if rows else (slice(None), slice(a, b))) for a, b, rows in drawn
     ]
-    for i, made in enumerate(parts):
+    for i, made in enumerate(regions):
         index.setdefault(made, i)
-    for asked in (x, *parts):
+    for asked in (x, *regions):
         assert {found for found, _ in index.overlapping(asked)} == {
-            p for p in parts if p.overlaps(asked)
+            p for p in regions if p.overlaps(asked)
         }

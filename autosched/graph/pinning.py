@@ -1,0 +1,87 @@
+"""Fix the devices of inputs and tasks in a copy of a graph that does not grow."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import fnmatch
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from autosched.errors import GraphError, listed
+from autosched.graph.builder import check_device
+from autosched.graph.task import Task
+
+if TYPE_CHECKING:
+    from autosched.graph.graph import Graph
+
+__all__ = ["by_pattern", "pinned"]
+
+
+def pinned(graph: Graph, inputs: Mapping[str, str], place: Mapping[str, str]) -> Graph:
+    """Implement ``Graph.pinned``."""
+    twin = copy.copy(graph)
+    for field, item in graph.__dict__.items():
+        if isinstance(item, (list, dict, set)):
+            setattr(twin, field, item.copy())
+    twin.users = [list(users) for users in graph.users]
+    twin.builder = graph.builder.closed(twin)
+    sources = {value.name: value for value in graph.sources}
+    devices = by_pattern(inputs, sources, "inputs", "input", graph.input_names)
+    for name, device in devices.items():
+        moved = copy.copy(sources[name])
+        moved.home = check_device(device)
+        twin.values[moved.index] = twin.names[name] = moved
+    where = {pattern: check_device(device) for pattern, device in place.items()}
+    for pattern, device in where.items():
+        found = [task for task in graph.tasks if _any_match(_names(task), pattern)]
+        if not found:
+            raise GraphError(f"pattern {pattern!r} in place= fits no task's name and no module")
+        for task in found:
+            if twin.tasks[task.index].device is None and not task.view:
+                twin.tasks[task.index] = placed = dataclasses.replace(task, device=device)
+                if twin.names[task.name] is task:
+                    twin.names[task.name] = placed
+    return twin
+
+
+def _any_match(names: Iterable[str], pattern: str) -> bool:
+    """Whether a shell pattern matches one of the names."""
+    return any(fnmatch.fnmatchcase(name, pattern) for name in names)
+
+
+def _names(task: Task) -> Iterator[str]:
+    """Yield the names that a pattern is matched with: the task's, its module's, and its parts'."""
+    yield from filter(None, (task.name, task.origin.module))
+    for part in task.parts:
+        yield from _names(part)
+
+
+def by_pattern(
+    given: Mapping[str, Any],
+    names: Collection[str],
+    argument: str,
+    what: str,
+    shown: Iterable[str] | None = None,
+) -> dict[str, Any]:
+    """Return by name what is given by names or by shell patterns.
+
+    A name precedes patterns, and earlier patterns precede later ones. Raises GraphError for a name
+    or pattern without a match.
+
+    >>> by_pattern({"w*": 0, "w2": 1}, ["x", "w1", "w2"], "inputs", "input")
+    {'w2': 1, 'w1': 0}
+    """
+    found = {name: item for name, item in given.items() if name in names}
+    for pattern, item in given.items():
+        if pattern in names:
+            continue
+        matches = fnmatch.filter(names, pattern) if isinstance(pattern, str) else []
+        if not matches:
+            known = listed(names if shown is None else shown)
+            raise GraphError(
+                f"{argument}= names {pattern!r}, which is no {what}; {what}s are {known}"
+            )
+        for name in matches:
+            found.setdefault(name, item)
+    return found
