@@ -218,7 +218,8 @@ class GraphBuilder:
             self.storages.reshape(written[0].index)  # one of its views may be the same tensor
         if not returns_written:
             return result
-        return written[0] if len(written) == 1 else tuple(written)
+        returned = [self._as_value(item) for item in known.returned or known.writes]
+        return returned[0] if len(returned) == 1 else tuple(returned)
 
     def reshape(self, name: str, value: Value) -> None:
         """Apply the effect of a function that changes the shape of a value in place."""

@@ -108,7 +108,8 @@ class Effects(NamedTuple):
     base: Any = None
     view: bool = False  # a view of the base's memory, at no cost
     random: bool = False
-    in_place: bool = False  # returns its written argument
+    in_place: bool = False  # returns what it writes
+    returned: Sequence[Any] = ()  # if in place, the written arguments that it returns; else all
 
 
 def effects_of(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Effects:
@@ -169,9 +170,13 @@ def _by_schema(fn: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
     random = any(str(tag).endswith("nondeterministic_seeded") for tag in fn.tags)
     random &= name not in _RANDOM_WITH_DROPOUT or given.get("dropout_p", 0) != 0
     in_place = bool(returned) and all(alias is not None and alias.is_write for alias in returned)
-    return Effects(
-        name, writes, base, base is not None and name in VIEWS, random or name in RANDOM, in_place
-    )
+    view = base is not None and name in VIEWS
+    effects = Effects(name, writes, base, view, random or name in RANDOM, in_place)
+    if not in_place:
+        return effects
+    sets = [alias.before_set for alias in returned]
+    own = [item for item, alias in marked if any(alias.before_set & names for names in sets)]
+    return effects._replace(returned=[leaf for item in own for leaf in flatten(item)])
 
 
 def _is_written(argument: Any) -> bool:

@@ -31,6 +31,10 @@ UNDEFINED = {
     "new_empty_strided": "uninitialised memory",
 }
 
+# Gradients that torch computes by other operators where it is traced: the same numbers, in memory
+# of another order.
+LAYOUTS = {"ormqr": "its gradient is concatenated where it is traced, and copied into place else"}
+
 MACHINE = asc.Machine.emulated(gpus=2)
 
 
@@ -155,7 +159,10 @@ def examine(case: Case) -> str | None:
             )
         except Exception as error:
             return f"{way.__name__} raises {type(error).__name__}: {error}"
-        if (wrong := difference(expected, found) or _layout(expected, found)) is not None:
+        wrong = difference(expected, found)
+        if wrong is None and case.name.partition("[")[0] not in LAYOUTS:
+            wrong = _layout(expected, found)
+        if wrong is not None:
             return f"{way.__name__} {wrong}"
     return None
 

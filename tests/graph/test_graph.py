@@ -1084,3 +1084,11 @@ def test_without_torch_a_method_may_have_any_name(monkeypatch):
     graph = Graph()
     graph.output(y=graph.input("x").title())
     assert graph.run_serial(x="a word") == {"y": "A Word"}
+
+
+def test_an_operator_may_return_some_of_what_it_writes() -> None:
+    graph = asc.Graph()
+    x, noise = graph.inputs("x", "noise")
+    result = graph.add(torch.ops.aten.rrelu_with_noise_.default, x, noise, 0.1, 0.3, True)
+    assert result is x
+    assert [use.value for use in graph.tasks[0].writes] == [x.index, noise.index]
