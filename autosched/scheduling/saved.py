@@ -21,7 +21,7 @@ from autosched.errors import ScheduleError
 from autosched.graph.graph import Graph, Task
 from autosched.machine.machine import READER as MACHINE
 from autosched.machine.machine import Machine
-from autosched.placement import Placement
+from autosched.placement import Placement, Send
 from autosched.program.program import Instruction, Program, Run
 from autosched.runtime.backends import BACKENDS
 from autosched.runtime.check import Check
@@ -156,6 +156,8 @@ def to_text(saved: Saved) -> str:
         "graph": saved.graph,
         "facts": json_data(saved.facts),
     }
+    if saved.placement.copies:
+        document["copies"] = [send._asdict() for send in saved.placement.copies]
     text = json.dumps(document, indent=2) + "\n"
     if from_text(text).program != saved.program:
         what = "the program has parts that its text form does not show"
@@ -178,7 +180,7 @@ def from_text(text: str) -> Saved:
 def _document(item: Any, place: str) -> Saved:
     if isinstance(item, dict) and "format" in item:
         _DOCUMENT["format"](item["format"], "format")  # first: else other messages would mislead
-    saved: Saved = struct(_saved, _DOCUMENT, optional=["facts"])(item, place)
+    saved: Saved = struct(_saved, _DOCUMENT, optional=["facts", "copies"])(item, place)
     return saved
 
 
@@ -188,10 +190,11 @@ def _saved(
     placement: Mapping[str, str],
     program: Sequence[Instruction],
     format: int,
+    copies: tuple[Send, ...] = (),
     **rest: Any,
 ) -> Saved:
     whole = Program(tuple(program), tuple(inputs.items()), tuple(outputs.items()))
-    return Saved(placement=Placement(placement, tuple(placement)), program=whole, **rest)
+    return Saved(placement=Placement(placement, tuple(placement), copies), program=whole, **rest)
 
 
 def _instruction(item: Any, place: str) -> Instruction:
@@ -215,6 +218,9 @@ _backend = one(
     f"one of {', '.join(BACKENDS)}", lambda item: isinstance(item, str) and item in BACKENDS
 )
 
+_version = one("a version: 0 or more", lambda n: is_whole(n) and n >= 0)
+
+_SEND = {"value": _text, "version": _version, "device": _name, "before": _text}
 _FACTS = {
     "name": _text,
     "seconds": table(read_seconds),
@@ -228,6 +234,7 @@ _DOCUMENT = {
     "inputs": table(_name),
     "outputs": table(_name),
     "placement": table(_name),
+    "copies": each(struct(Send, _SEND)),
     "program": each(_instruction),
     "machine": MACHINE,
     "costs": COSTS,

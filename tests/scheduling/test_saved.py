@@ -129,6 +129,18 @@ def assert_equals_serial(schedule: asc.Schedule, graph: asc.Graph) -> None:
     assert all(torch.equal(inputs[name], expected_inputs[name]) for name in inputs)
 
 
+def test_copies_of_a_placement_are_saved(path: Path) -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    halves = [graph.add(torch.neg, x, name=name) for name in "ab"]
+    graph.output(y=graph.add(torch.add, *halves, name="c"))
+    costs = asc.Costs.table({name: 1.0 for name in "abc"})
+    made = asc.schedule(graph, asc.Machine.emulated(gpus=2), policy="heft", costs=costs)
+    made.save(path)
+    assert made.placement.copies
+    assert asc.load(path, graph).placement == made.placement
+
+
 def test_a_file_is_made_for_reading(path: Path) -> None:
     graph = asc.Graph()
     x = graph.input("x")
