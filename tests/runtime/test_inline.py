@@ -172,8 +172,8 @@ def test_a_schedule_that_is_closed_while_its_code_runs_says_so() -> None:
     assert inside.wait(10)
     closing = threading.Thread(target=schedule.close)
     closing.start()
-    while "_closed" not in schedule.__dict__:
-        pass
+    while not schedule._state.closed:
+        assert closing.is_alive()
     go_on.set()
     thread.join()
     closing.join()
