@@ -21,9 +21,10 @@ pages = importlib.import_module("pages")
 sys.path.remove(str(DOCS))
 
 
-# The commands start many processes.
+# The commands start many processes; the others train.
+SLOW = "commands", "compile_training", "memory", "parallel_training"
 PAGES = [
-    pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem == "commands" else [])
+    pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem in SLOW else [])
     for path in pages.pages()
 ]
 

@@ -619,7 +619,13 @@ def test_a_policy_is_told_where_a_task_can_still_go():
 BIG = 10**30  # above what 64 bits hold
 
 
-@pytest.mark.parametrize("tasks", [5, 400])
+@pytest.mark.parametrize(
+    ("policy", "tasks"),
+    [
+        *(("auto", 5), ("portfolio", 5), ("portfolio", 400)),
+        pytest.param("auto", 400, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize(
     ("device", "link", "costs"),
     [
@@ -641,7 +647,6 @@ BIG = 10**30  # above what 64 bits hold
         ({}, {}, {"nbytes": BIG}),
     ],
 )
-@pytest.mark.parametrize("policy", ["auto", "portfolio"])
 def test_numbers_may_be_whole_and_as_large_as_floats(tasks, device, link, costs, policy):
     graph = Graph()
     values = [graph.input("x")]

@@ -134,7 +134,7 @@ def test_copies_of_a_placement_are_saved(path: Path) -> None:
     x = graph.input("x")
     halves = [graph.add(torch.neg, x, name=name) for name in "ab"]
     graph.output(y=graph.add(torch.add, *halves, name="c"))
-    costs = asc.Costs.table({name: 1.0 for name in "abc"})
+    costs = asc.Costs.table(dict.fromkeys("abc", 1.0))
     made = asc.schedule(graph, asc.Machine.emulated(gpus=2), policy="heft", costs=costs)
     made.save(path)
     assert made.placement.copies

@@ -69,6 +69,7 @@ def test_examples_shrink_to_few_moves(prefixes: Sequence[str]) -> None:
     assert len(leading_to(named(*prefixes))) <= 6
 
 
+@pytest.mark.slow
 def test_disjoint_slices_of_one_value_are_both_written() -> None:
     graph = leading_to(
         lambda graph: len({task.writes[0].value for task in graph.tasks if task.writes}) >= 2
