@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
+import pickle
 import queue
 import random
 import zlib
@@ -115,11 +116,11 @@ def _state(item: Any, depth: int = 0) -> Hashable:
         case random.Random():
             return item.getstate()
         case RandomState():
-            return repr(item.get_state(legacy=False))
+            return pickle.dumps(item.get_state(legacy=False))
         case NumpyGenerator():
-            return repr(item.bit_generator.state)
+            return pickle.dumps(item.bit_generator.state)
         case BitGenerator():
-            return repr(item.state)
+            return pickle.dumps(item.state)
         case numpy.ndarray() | array():
             return zlib.crc32(item.tobytes())
         case queue.Queue() | queue.SimpleQueue():
