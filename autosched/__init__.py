@@ -1,4 +1,4 @@
-r"""autosched: a step of tensor work, written once in serial order, scheduled for all the devices there are.
+r"""Schedule a step of tensor work, written once in serial order, on several devices.
 
 ::
 
@@ -6,7 +6,7 @@ r"""autosched: a step of tensor work, written once in serial order, scheduled fo
                               \     /
      Graph ---- policy ----> Placement ---- lowering ----> Program --+-- execute --> outputs
      what                    where, in      streams, copies, one     +-- simulate -> Timeline -> viz
-                             which order    events, frees    list    +-- verify ---> nothing, or ProgramError
+                             which order    events, frees    list    +-- verify ---> ProgramError?
 
 Write a ``Graph``, choose a ``Machine``, and call what ``schedule(graph, machine)`` returns.
 """

@@ -178,7 +178,7 @@ class _Writer:
     def _head(self) -> Iterator[str]:
         yield "@torch.no_grad()"
         if self.module.streams:
-            yield "@behind_the_caller"
+            yield "@ordered_with_caller"
         given = [Piece("*"), *map(Piece, self.functions.given)] if self.functions.given else []
         parameters = [*map(Piece, self.inputs.values()), *given]
         yield laid_out(bracketed("def step", "()", parameters), 0, 1) + ":"

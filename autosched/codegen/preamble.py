@@ -16,7 +16,7 @@ from autosched.program.program import Copy, Program, Record
 __all__ = ["HELPERS", "name_globals", "preamble"]
 
 HELPERS = [
-    *"Event Idle Stream behind_the_caller copy current_stream".split(),
+    *"Event Idle Stream ordered_with_caller copy current_stream".split(),
     *"functools host_streams step streams".split(),
 ]
 
@@ -39,11 +39,11 @@ if {idle}:
     Stream = Event = current_stream = Idle
 """
 
-_BEHIND = '''
-def behind_the_caller(step):
-    """Let step begin when the caller's streams have come this far, and them go on when ours have ended.
+_ORDERED = '''
+def ordered_with_caller(step):
+    """Run step after the earlier work of the caller's streams; make their later work wait for it.
 
-    The memory of its outputs does not go back before the caller's streams are done with it.
+    The memory of outputs is not reused before the caller's streams have finished with it.
     """
 
     @functools.wraps(step)
@@ -68,7 +68,7 @@ def behind_the_caller(step):
 
 _TO = '''
 def to(value, device):
-    """Copy a tensor, or all in a tuple, list or dict, on the current stream; to the CPU, into pinned memory."""
+    """Copy the tensors of a tree on the current stream; to the CPU, into page-locked memory."""
     if isinstance(value, torch.Tensor):
         twin = value.detach().to(device, non_blocking=True, copy=True)
         return twin.requires_grad_() if value.requires_grad and value.is_leaf else twin
@@ -105,7 +105,7 @@ def preamble(program: Program, machine: Machine, module: Globals) -> Iterator[st
         yield _IDLE
         yield _STREAMS.replace("{idle}", _idle(machine, module))
         yield "\n".join(_streams(program, machine, module)) + "\n"
-        yield _BEHIND
+        yield _ORDERED
     if any(isinstance(i, Copy) and not i.overwrite for i in program):
         yield _TO
 

@@ -32,8 +32,8 @@ def learn(
     """Return costs with measured seconds of tasks (medians over runs) and bytes of copied values.
 
     Several timelines, also of different placements, are combined: all readings count, so a
-    measurement on one device still counts when the next plan moves the task to another. ``costs`` are
-    the earlier costs, before the first timeline. The seconds of a task on a device are, in this
+    measurement on one device still counts when the next plan moves the task to another. ``costs``
+    are the earlier costs, before the first timeline. The seconds of a task on a device are, in this
     order:
 
     1. the measured seconds on this device;

@@ -6,9 +6,9 @@ between devices without a link. If no such placement is found, the policy raises
 which names the task, the devices and the reason.
 
 To add a policy, write such a function in a module of its own, cite its paper in the docstring, and
-add it to ``POLICIES``; the tests run over that table. ``Problem`` of ``autosched.problem`` tabulates
-graph, machine and costs. The modules of ``base`` provide the other parts: ``Possible`` tracks the
-devices that are left for each task, ``Room`` tracks the bytes on each device, ``ranks`` computes
+add it to ``POLICIES``; the tests run over that table. ``Problem`` of ``autosched.problem`` has
+graph, machine and costs as arrays. The modules of ``base`` provide the other parts: ``Possible``
+tracks the devices that are left for each task, ``Room`` the bytes on each device, ``ranks`` computes
 priorities, ``Plan`` times tasks and copies, and ``turns`` places tasks one by one. A policy with
 parameters is a function that returns a policy, such as ``single_on(device)``,
 ``in_order(sequences)`` and ``robust(noise)``. Any function with this signature works as

@@ -143,8 +143,8 @@ class Memory:
                 )
             if _has_gaps(leaf):
                 raise HazardError(
-                    f"{copy.value!r} has gaps in memory, strides {_strides(leaf)}, where as_strided"
-                    f" may look, and its copy on {copy.destination} has other numbers there; pass a "
+                    f"{copy.value!r} has gaps in memory (strides {_strides(leaf)}) that as_strided "
+                    f"may read, and its copy on {copy.destination} has other numbers there; pass a "
                     f"clone, or let the task run on {copy.source}"
                 )
 

@@ -662,10 +662,10 @@ streams = [cuda0_copy_in, cuda0_compute, cuda0_copy_out, cuda1_copy_in, cuda1_co
 host_streams = [cuda0_copy_in, cuda1_copy_in]  # copy from or to host memory
 
 
-def behind_the_caller(step):
-    """Let step begin when the caller's streams have come this far, and them go on when ours have ended.
+def ordered_with_caller(step):
+    """Run step after the earlier work of the caller's streams; make their later work wait for it.
 
-    The memory of its outputs does not go back before the caller's streams are done with it.
+    The memory of outputs is not reused before the caller's streams have finished with it.
     """
 
     @functools.wraps(step)
@@ -689,7 +689,7 @@ def behind_the_caller(step):
 
 
 def to(value, device):
-    """Copy a tensor, or all in a tuple, list or dict, on the current stream; to the CPU, into pinned memory."""
+    """Copy the tensors of a tree on the current stream; to the CPU, into page-locked memory."""
     if isinstance(value, torch.Tensor):
         twin = value.detach().to(device, non_blocking=True, copy=True)
         return twin.requires_grad_() if value.requires_grad and value.is_leaf else twin
@@ -702,7 +702,7 @@ def to(value, device):
 
 
 @torch.no_grad()
-@behind_the_caller
+@ordered_with_caller
 def step(x, w1, w2):
     """Run once; return the outputs by name."""
     # stream cuda:0/copy-in
