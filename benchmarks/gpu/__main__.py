@@ -7,6 +7,7 @@ A report and a JSON file for each question, and a summary of all, ``gpu.md``. Ne
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import sys
 import traceback
@@ -155,4 +156,6 @@ def _options() -> ArgumentParser:
 
 
 if __name__ == "__main__":
+    logging.basicConfig()
+    logging.getLogger("autosched").setLevel(logging.DEBUG)  # tracebacks of what is not recorded
     sys.exit(main())

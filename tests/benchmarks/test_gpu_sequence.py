@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -91,6 +92,15 @@ def test_a_part_that_is_out_of_time_says_where_it_is_and_ends(bench, tmp_path):
     )
     assert end.words == "FAILED: not done in 2 s"
     assert "in stuck" in log.read_text()
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_gpu_runs_the_sequence():
+    told = ["GPU_PYTHON=python3", "GPU_PARTS=probes tests", "GPU_OUT=there"]
+    done = subprocess.run(
+        ["make", "-n", "gpu", *told], cwd=FOLDER.parent.parent, capture_output=True, text=True, check=True
+    )  # fmt: skip
+    assert 'benchmarks/gpu/sequence.py --out "there" probes tests' in done.stdout
 
 
 def test_what_the_caller_has_set_is_kept(bench):
