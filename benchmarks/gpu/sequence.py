@@ -1,7 +1,8 @@
 """All there is to run on a GPU, in parts of at most nine minutes: ``make gpu``.
 
-Tests come first, slow parts last. Each part is a process of its own, whose output also goes to a log, and the next
-one runs even if it fails or runs out of time. After each part all logs and results are in one tar.
+Tests come first, slow parts last. Each part is a process of its own, whose output also goes to a
+log, and the next one runs even if it fails or runs out of time. After each part all logs and
+results are in one tar.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ SETTINGS = {
 
 
 class Part(NamedTuple):
-    """A process: what follows ``python``, its limit in seconds, and what a rehearsal runs instead."""
+    """A process: what follows ``python``, its limit in seconds, and what a rehearsal runs."""
 
     name: str
     command: tuple[str, ...]
@@ -69,7 +70,7 @@ def _network(name: str) -> Part:
 
 
 def _compiled() -> Part:
-    """Return the case with torch.compile, which may fail in its own way: not recorded with the others."""
+    """Return the case with torch.compile, whose figures are not recorded with the others."""
     asked = (*BENCHMARKS, "--only", "inference", "--case", "GoogLeNet")
     return Part("torch.compile", (*asked, "--quick"), MOST, REHEARSED)
 
@@ -125,8 +126,12 @@ def run(name: str, command: Sequence[str], limit: float, log: Path) -> End:
     with log.open("wb") as file:
         part = subprocess.Popen(
             [sys.executable, *command],
-            cwd=ROOT, env=environment(os.environ), stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            cwd=ROOT,
+            env=environment(os.environ),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
             code = _followed(part, log, start + limit)
         finally:

@@ -1,4 +1,4 @@
-"""All that runs on a GPU, in parts: each ends in time, none keeps the next from running; and the probes."""
+"""All that runs on a GPU, in parts: each ends in time, and the next one runs; and the probes."""
 
 from __future__ import annotations
 
@@ -98,8 +98,12 @@ def test_a_part_that_is_out_of_time_says_where_it_is_and_ends(bench, tmp_path):
 def test_make_gpu_runs_the_sequence():
     told = ["GPU_PYTHON=python3", "GPU_PARTS=probes tests", "GPU_OUT=there"]
     done = subprocess.run(
-        ["make", "-n", "gpu", *told], cwd=FOLDER.parent.parent, capture_output=True, text=True, check=True
-    )  # fmt: skip
+        ["make", "-n", "gpu", *told],
+        cwd=FOLDER.parent.parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert 'benchmarks/gpu/sequence.py --out "there" probes tests' in done.stdout
 
 
