@@ -10,6 +10,9 @@ TORCH ?=
 OTHER := .venv-torch-$(TORCH)
 # An interpreter that has torch for its GPU already, and what tests need, can be taken as it is: make gpu GPU_PYTHON=python3
 GPU_PYTHON ?=
+# Some parts of it, and the folder for logs and the tar: make gpu GPU_PARTS="probes tests" GPU_OUT=build/gpu
+GPU_PARTS ?=
+GPU_OUT ?=
 ON_GPU = PYTHONPATH="$(CURDIR)" $(or $(GPU_PYTHON),$(BIN)/python)
 
 .DEFAULT_GOAL := help
@@ -41,8 +44,7 @@ bench: $(BENCH_INSTALLED) ## run every benchmark, in its quick form
 
 gpu: $(if $(GPU_PYTHON),,$(INSTALLED)) ## on a machine with a GPU: the tests that need one, its benchmarks and their report
 	@$(ON_GPU) -c 'import sys, torch; torch.accelerator.is_available() or sys.exit("make gpu: there is no GPU here that torch can use. To run its benchmarks in small on the CPU: python benchmarks/gpu --rehearse")'
-	$(ON_GPU) -m pytest -m "cuda or multigpu" tests
-	$(ON_GPU) benchmarks/gpu --write
+	$(ON_GPU) benchmarks/gpu/sequence.py $(if $(GPU_OUT),--out "$(GPU_OUT)") $(GPU_PARTS)
 
 browser: $(BROWSER_INSTALLED) ## open pages and traces in a real browser without a display; needs node and npm
 	$(BIN)/python -m pytest tests/viz/test_page.py tests/viz/test_perfetto.py

@@ -56,12 +56,13 @@ def publish(
     parts: Iterable[str],
     chosen: argparse.Namespace,
     packages: Sequence[str] = ("torch",),
+    folder: Path = RESULTS,
 ) -> None:
-    """Print a report, and write it to ``results/<name>.md`` if that was chosen."""
+    """Print a report, and write it to ``<folder>/<name>.md`` if that was chosen."""
     versions = ", ".join(f"{package} {version(package)}" for package in packages)
     where = f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, {versions}"
     text = "\n\n".join([f"# {title}", *parts, f"Measured on {where}."]) + "\n"
     print(text)
     if chosen.write:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"{name}.md").write_text(text)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.md").write_text(text)

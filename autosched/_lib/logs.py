@@ -1,6 +1,7 @@
 """Define the logger ``autosched``.
 
-It logs captures, recaptures and plans, with their seconds. To show them:
+It logs captures, recaptures and plans, with their seconds; with level DEBUG, also the tracebacks of
+tasks that failed while they were recorded. To show them:
 
     logging.basicConfig(level=logging.INFO)
 """

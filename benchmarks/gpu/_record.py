@@ -11,6 +11,7 @@ import math
 import os
 import platform
 import subprocess
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 from _report import table
 
+CALLS = "gpu_calls"  # the folder of what each process measured
 VERDICTS = {True: "holds", False: "does NOT hold"}
 
 
@@ -113,7 +115,7 @@ def write_json(path: Path, title: str, cases: Cases, machine: Mapping[str, str])
     for name, case in cases.items():
         for told, one in zip(found[name]["promises"], case.promises, strict=True):
             told.update(most=told["most"] if math.isfinite(told["most"]) else None, holds=one.holds)
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
         json.dumps({"title": title, "machine": dict(machine), "cases": found}, indent=1) + "\n"
     )
@@ -133,6 +135,13 @@ def _case(item: Mapping[str, Any]) -> Case:
     limits = ((one, math.inf if one["most"] is None else one["most"]) for one in item["promises"])
     found = [Promise(one["what"], one["value"], one["least"], most) for one, most in limits]
     return Case(item["seconds"], found, item["left_out"], item["notes"])
+
+
+def path_of_call(folder: Path, name: str) -> Path:
+    """Return a file for what one call measures, which no other call writes."""
+    now = time.time_ns()
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now // 10**9))
+    return folder / CALLS / f"{name}_{stamp}-{now % 10**9:09}_{os.getpid()}.json"
 
 
 def earlier(path: Path, machine: Mapping[str, str]) -> dict[str, Case]:
@@ -166,6 +175,7 @@ def hardware() -> dict[str, str]:
         found["GPU"] = torch.cuda.get_device_name(0)
         found["CUDA"], found["cuDNN"] = str(torch.version.cuda), str(torch.backends.cudnn.version())
         tf32 = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+        found["hardware queues"] = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "8")
         found["TF32"] = "convolutions {}, products {}".format(
             *("yes" if allowed else "no" for allowed in tf32)
         )

@@ -22,6 +22,10 @@ import autosched as asc
 
 WARM = 3  # calls of each, at least, and so many seconds, before anything counts
 WARM_SECONDS = 0.3
+SPIN_SECONDS = 0.2  # of products before each reading of the GPU's clock
+SPIN_LIMIT = 5.0
+AGREED = 0.02  # by which two readings in a row may differ
+SLEEP = 1_000_000  # cycles
 
 
 @dataclass(frozen=True)
@@ -87,9 +91,48 @@ class Rig:
         for index in range(self.real):
             torch.accelerator.synchronize(index)
 
+    def warm_clocks(self) -> list[int]:
+        """Compute until two readings of each GPU's clock agree; return how many were taken.
+
+        A GPU at rest runs at a fraction of its clock, and every time measured then is too long.
+        """
+        return [self._warm_clock(index) for index in range(self.real if self.cuda else 0)]
+
+    def _warm_clock(self, index: int) -> int:
+        x = self.random(8, 8) if self.rehearse else self.random(4096, 4096)
+        spin = 0.0 if self.rehearse else SPIN_SECONDS
+        with torch.cuda.device(index):
+            there = x.to(f"cuda:{index}")
+            return readings_until_steady(lambda: _clock_reading(there, spin))
+
     def rounds(self, many: int) -> int:
         """Return how often something is measured that is usually measured ``many`` times."""
         return 2 if self.rehearse else max(3, many // 5) if self.quick else many
+
+
+def readings_until_steady(read: Callable[[], float]) -> int:
+    """Read until two readings in a row agree, or time is up; return how many were taken."""
+    end, before = time.perf_counter() + SPIN_LIMIT, math.inf
+    now, count = read(), 1
+    while abs(now - before) > AGREED * now and time.perf_counter() < end:
+        before, now, count = now, read(), count + 1
+    return count
+
+
+def _clock_reading(x: Tensor, spin: float) -> float:
+    """Return the seconds of a sleep of so many cycles, after some products."""
+    end = time.perf_counter() + spin
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    while True:
+        x.mm(x)
+        torch.cuda.synchronize()
+        if time.perf_counter() >= end:
+            break
+    first.record()
+    torch.cuda._sleep(SLEEP)
+    last.record()
+    last.synchronize()
+    return float(first.elapsed_time(last)) / 1e3
 
 
 def race(

@@ -7,9 +7,11 @@ replay would otherwise find it where it was. What a machine cannot do, or a pack
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -57,6 +59,7 @@ def entered(
             reasons[name] = str(why)
         except Exception as error:
             # One of many: what others found is worth having, and the report says what went wrong here.
+            traceback.print_exc()
             first = next(iter(str(error).splitlines()), "")
             reasons[name] = f"failed: {type(error).__name__}: {first[:200]}"
     return entries, reasons
@@ -98,11 +101,10 @@ def measured(
     replayed: bool = False,
 ) -> asc.Costs:
     """Return the costs of a graph as they are measured on this machine; estimated, where GPUs are emulated."""
-    return (
-        asc.measure_costs(graph, machine, inputs, replay=replayed)
-        if rig.real
-        else asc.Costs.estimate(graph, inputs)
-    )
+    if not rig.real:
+        return asc.Costs.estimate(graph, inputs)
+    rig.warm_clocks()
+    return asc.measure_costs(graph, machine, inputs, replay=replayed)
 
 
 @functools.cache
@@ -141,7 +143,7 @@ def cuda_graph(rig: Rig, model: nn.Module, x: Tensor) -> Entry:
         for _ in range(3):
             model(still)
     torch.cuda.current_stream().wait_stream(side)
-    with torch.cuda.graph(graph, stream=side):
+    with _own_workspaces(), torch.cuda.graph(graph):  # not on `side`, which has a workspace
         scores = model(still)
 
     def call() -> Tensor:
@@ -150,6 +152,19 @@ def cuda_graph(rig: Rig, model: nn.Module, x: Tensor) -> Entry:
         return scores
 
     return Entry(call)
+
+
+@contextlib.contextmanager
+def _own_workspaces() -> Iterator[None]:
+    """Release cuBLAS workspaces before and after a capture.
+
+    A graph must not keep the address of a workspace of the ordinary pool, which others may free.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 def compiled(rig: Rig, model: nn.Module, x: Tensor) -> Entry:

@@ -38,8 +38,8 @@ def _case(rig: Rig) -> Case:
     makers = {
         "by hand": lambda: Entry(partial(hand, x, y)),
         "generated code": lambda: _generated(rig, x, y),
-        "autosched": lambda: _ours(rig, x, y),
-        "autosched, replay": lambda: _ours(rig, x, y, **replaying(rig)),
+        "autosched": lambda: ours(rig, x, y),
+        "autosched, replay": lambda: ours(rig, x, y, **replaying(rig)),
     }
     entries, reasons = entered(rig, makers)
     _check(entries)
@@ -74,7 +74,8 @@ def lanes(gpu: str) -> asc.Graph:
     return graph
 
 
-def _ours(rig: Rig, x: Tensor, y: Tensor, **how: Any) -> Entry:
+def ours(rig: Rig, x: Tensor, y: Tensor, **how: Any) -> Entry:
+    """Return ours, planned for as many streams as there are lanes."""
     machine = rig.machine(1, streams=LANES)
     schedule = asc.schedule(lanes(rig.names[0]), machine, policy="single", **how)
     return Entry(partial(schedule, x=x, y=y), schedule)
@@ -83,7 +84,7 @@ def _ours(rig: Rig, x: Tensor, y: Tensor, **how: Any) -> Entry:
 def _generated(rig: Rig, x: Tensor, y: Tensor) -> Entry:
     if not rig.real:
         raise LeftOut("names devices that are not there")
-    entry = _ours(rig, x, y)
+    entry = ours(rig, x, y)
     assert entry.schedule is not None
     code = entry.schedule.code
     entry.schedule.close()

@@ -29,6 +29,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from autosched._lib.copying import span
+from autosched._lib.logs import LOG
 from autosched._lib.tree import flatten, transform
 from autosched.errors import ScheduleError
 from autosched.graph.graph import Graph
@@ -254,6 +255,7 @@ class Recording:
             name = f"task {run.task!r}" if isinstance(run, Run) else f"{run}"
             first_line = str(error).strip().partition("\n")[0]
             self.reason = f"{name} failed: {type(error).__name__}: {first_line}"
+            LOG.debug("%s is not recorded", name, exc_info=True)
 
     def _check(self, segment: Segment) -> None:
         """Raise _RefusalError if a task returned a result that no replay computes again."""

@@ -233,6 +233,19 @@ def test_a_task_that_waits_for_the_device_is_named_and_the_run_goes_on_without_g
         assert (outputs["y"].tolist(), outputs["x"].tolist()) == ([8, 8], [3, 3])
 
 
+def test_the_traceback_of_what_is_not_recorded_is_logged(gpu, caplog):
+    def reads(a):
+        return a * a.sum().item()
+
+    graph = asc.Graph()
+    with graph.on("cuda:0"):
+        graph.output(y=graph.add(reads, graph.input("x"), name="reads"))
+    with caplog.at_level("DEBUG", logger="autosched"):
+        refused(graph, gpu, "task 'reads' failed: ", lambda: {"x": torch.ones(2, device="cuda:0")})
+    assert "task 'reads' is not recorded" in caplog.text
+    assert "in reads" in caplog.text
+
+
 def test_random_numbers_go_on_after_a_recording_that_failed(gpu):
     def draws(a):
         drawn = a + torch.rand_like(a)
