@@ -44,6 +44,7 @@ class Outputs:
         self._lent = {_storage(leaf): (key, leaf) for key, leaf in _tensors(lent)}
         self._lasting = {_storage(leaf) for _, leaf in _tensors(lasting)}
         self._spans: dict[int, _Span] = {}  # by address of a storage
+        self._viewed: dict[str, set[int]] = {}  # of inputs, the leaves that outputs are views of
         self._trees = {label: transform(self._found, tree) for label, tree in outputs.items()}
         self._rows = {at: (borrowed(_row(span)), span.first) for at, span in self._spans.items()}
 
@@ -52,7 +53,12 @@ class Outputs:
 
         The caller's streams must wait for the replay first.
         """
-        given: dict[Hashable, Any] = dict(_tensors(inputs)) if self._lent else {}
+        given: dict[Hashable, Any] = {
+            (name, number): leaf
+            for name, numbers in self._viewed.items()
+            for number, leaf in enumerate(flatten(inputs[name]))
+            if number in numbers
+        }
         copies = {address: (row.clone(), first) for address, (row, first) in self._rows.items()}
 
         def made(leaf: Any) -> Any:
@@ -75,6 +81,8 @@ class Outputs:
             return leaf
         if address in self._lent:
             key, base = self._lent[address]
+            name, number = key
+            self._viewed.setdefault(name, set()).add(number)
             return _View.of_tensor(key, leaf, leaf.data_ptr() - base.data_ptr(), leaf is base)
         found = _Span.of(leaf, address)
         self._spans[address] = found.joined(self._spans.get(address, found))

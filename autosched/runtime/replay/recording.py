@@ -74,6 +74,11 @@ class Parts:
         return {name: home for name, home in homes if name in names and self.physical[home]}
 
     @cached_property
+    def written(self) -> list[str]:
+        """The inputs on accelerators that tasks write."""
+        return [name for name in self.on_devices if name in self.memory.written]
+
+    @cached_property
     def works(self) -> dict[int, Segment | int]:
         """The meaning of each run, copy and free of the segmented program, by its position."""
         cut = self.cut
@@ -141,7 +146,7 @@ class Recording:
         """
         parts = self.parts
         outputs = parts.memory.outputs()
-        for name in [name for name in parts.on_devices if name in parts.memory.written]:
+        for name in parts.written:
             new = flatten(self._buffers.get(name, inputs[name]))
             for leaf, changed in zip(flatten(inputs[name]), new, strict=True):
                 if leaf is changed:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import autosched as asc
 from autosched.placement import home
 from autosched.runtime.replay.cuda_graphs import Replay, _borrowed
+from autosched.runtime.replay.outputs import Outputs
 from autosched.testing.scattering import scattered
 from autosched.testing.strategies import graphs, inputs_for, noisy
 from tests.gpu.fake_gpu import playing
@@ -453,3 +454,17 @@ def test_a_captured_graph_has_all_dependencies_of_its_segment(monkeypatch):
 
     sizes = sorted(len(behind(node) & {each["index"] for each in kernels}) for node in kernels)
     assert sizes == [1, 2, 2, 4]
+
+
+def test_only_inputs_that_outputs_are_views_of_are_inspected():
+    class Secret(torch.Tensor):
+        def numel(self):
+            raise AssertionError("no output needs it")
+
+    x, weight = torch.arange(4.0), torch.ones(2)
+    again = Outputs({"part": x[1:]}, {"many": [torch.ones(1), x], "weight": weight}, {}, id)
+    other = torch.arange(4.0) + 10
+    secret = torch.ones(2).as_subclass(Secret)
+    found = again({"many": [torch.ones(1), other], "weight": secret})
+    assert torch.equal(found["part"], other[1:])
+    assert found["part"].data_ptr() == other[1:].data_ptr()
