@@ -44,7 +44,8 @@ class Placement:
     ``copies`` are hints for the order of copies that queue for copy streams. Each is issued
     immediately before the task that it names, but never before its value exists or after its first
     reader. Copies that are not listed are issued as early as possible. ``bound`` is a lower bound
-    on the makespan of all placements, in seconds, as far as the policy has proved one.
+    on the makespan of all placements, in seconds, as far as the policy has proved one. ``streams``
+    limits the compute streams of each accelerator that lowering uses; None: all that it has.
 
     >>> Placement({"a": "cuda:0", "b": "cpu"}, ("a", "b")).device["b"]
     'cpu'
@@ -54,6 +55,7 @@ class Placement:
     order: tuple[str, ...]
     copies: tuple[Send, ...] = field(default=(), repr=False)
     bound: float = field(default=0.0, compare=False, repr=False)
+    streams: int | None = None
 
 
 def home(graph: Graph, machine: Machine, value: Value) -> str:

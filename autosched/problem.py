@@ -60,6 +60,9 @@ class Tables(NamedTuple):
     rate: Floats  # [source row, device]
     holds_out: Ints  # [source row, device]: a copy occupies the source's copy-out stream
     holds_in: Ints  # [source row, device]: a copy occupies the destination's copy-in stream
+    issue: Floats  # [task, device], of a thread, before the task can start
+    issue_copy: Floats  # [source row, device]
+    begin: Floats  # one number: when threads begin to issue
     returns: Ints  # data that are copied back in the end, since tasks write inputs,
     returns_to: Ints  # to these devices
 
@@ -97,6 +100,9 @@ class Tables(NamedTuple):
             rate=self._turned(self.rate),
             holds_out=self._turned(self.holds_in),
             holds_in=self._turned(self.holds_out),
+            issue=np.zeros(n * devices),  # there is no first to issue: see Listing.mirrored
+            issue_copy=np.zeros(devices * devices),
+            begin=np.zeros(1),
             returns=np.zeros(0, np.int64),
             returns_to=np.zeros(0, np.int64),
         )
@@ -152,6 +158,7 @@ class Problem:
             number[home(graph, machine, value)] if maker is None else -1
             for maker, value in zip(makers, values, strict=True)
         ]
+        replay = costs.replay
         pageable = [
             maker is None and value.name in costs.pageable
             for maker, value in zip(makers, values, strict=True)
@@ -174,6 +181,8 @@ class Problem:
             home=np.array(homes, np.int64),
             row=np.array(homes, np.int64) + count * np.array(pageable, np.int64),
             nbytes=np.array([costs.value_nbytes(value) for value in values], float),
+            issue=_issue(graph, machine, costs).ravel(),
+            begin=np.array([0.0 if replay is None else replay.call + replay.graph]),
             returns=np.array(returned, np.int64),
             returns_to=np.array(back, np.int64),
             **_paths(machine, bool(costs.pageable)),
@@ -263,6 +272,15 @@ def _seconds(graph: Graph, machine: Machine, costs: Costs) -> Floats:
     return table
 
 
+def _issue(graph: Graph, machine: Machine, costs: Costs) -> Floats:
+    """Return for how long a thread is busy issuing each task on each device."""
+    table = np.zeros((len(graph), len(machine.devices)))
+    if costs.has_issuing(machine.devices):
+        for task in graph.tasks:
+            table[task.index] = [costs.issue_seconds(task, device) for device in machine.devices]
+    return table
+
+
 def _together(seconds: Floats, group: Ints) -> Floats:
     """Return the durations of whole groups, by task."""
     if (group == np.arange(len(group))).all():
@@ -302,7 +320,7 @@ def _others(graph: Graph, reads: Rows, maker: Sequence[int]) -> Rows:
 
 
 def _paths(machine: Machine, pageable: bool) -> dict[str, NDArray[Any]]:
-    """Return latency, rate, holds_out and holds_in of ``Tables``."""
+    """Return latency, rate, issue_copy, holds_out and holds_in of ``Tables``."""
     rows = []
     for slow in (False, True) if pageable else (False,):
         for source in machine.devices:
@@ -313,18 +331,21 @@ def _paths(machine: Machine, pageable: bool) -> dict[str, NDArray[Any]]:
                 into = destination.kind != "cpu"
                 latency, rate = math.inf, math.inf
                 if source.name == destination.name:
-                    rows.append((0.0, math.inf, False, False))
+                    rows.append((0.0, math.inf, 0.0, False, False))
                     continue
                 if link is not None:
                     latency = link.latency
                     rate = link.bytes_per_second
                     if slow and into and not out:
                         rate = link.pageable_bytes_per_second or rate
-                rows.append((latency, rate, out or not into, into or not out))
-    latencies, rates, holds_out, holds_in = zip(*rows, strict=True)
+                issuer = source if out else destination
+                issue = issuer.issue_seconds if issuer.kind != "cpu" else 0.0
+                rows.append((latency, rate, issue, out or not into, into or not out))
+    latencies, rates, issues, holds_out, holds_in = zip(*rows, strict=True)
     return {
         "latency": np.array(latencies, float),
         "rate": np.array(rates, float),
+        "issue_copy": np.array(issues, float),
         "holds_out": np.array(holds_out, np.int64) * machine.contention,
         "holds_in": np.array(holds_in, np.int64) * machine.contention,
     }

@@ -22,7 +22,10 @@ __all__ = ["Reader", "each", "json_data", "number", "one", "parse", "refuse", "s
 Reader = Callable[[Any, str], Any]
 
 # Written only if set, because older files do not have them.
-_NEWER = ("pageable", "pageable_bytes_per_second")
+_NEWER = (
+    *("pageable", "pageable_bytes_per_second"),
+    *("issue_seconds", "event_seconds", "issue", "replay"),
+)
 
 
 def parse(text: str, reader: Reader) -> Any:

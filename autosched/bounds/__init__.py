@@ -17,6 +17,7 @@ import numpy as np
 
 from autosched._lib.gc_pause import without_collecting
 from autosched.bounds.chains import heads, tails, through
+from autosched.bounds.host import host
 from autosched.bounds.intervals import interval
 from autosched.bounds.load import gathered, shared
 from autosched.bounds.memory import fitting, traffic
@@ -45,13 +46,14 @@ def bounds(graph: Graph, machine: Machine, costs: Costs) -> dict[str, float]:
     * ``copies``: the time that copy streams need for copies that constraints force; 0 without
       contention.
     * ``memory``: the time for what must be recomputed or copied again where memory is short.
+    * ``host``: the time that threads of the host need to issue all tasks; 0 if that takes no time.
 
     Where all costs are integers, so are bounds. Raises ScheduleError for arguments of a wrong type.
 
     >>> graph = Graph()
     >>> y = graph.add(abs, graph.add(abs, graph.input("x"), seconds=1.0), seconds=2.0)
     >>> bounds(graph, Machine.emulated(gpus=1), Costs())
-    {'critical_path': 3.0, 'work': 1.5, 'interval': 3.0, 'copies': 0.0, 'memory': 0.0}
+    {'critical_path': 3.0, 'work': 1.5, 'interval': 3.0, 'copies': 0.0, 'memory': 0.0, 'host': 0.0}
     """
     _check(graph=(graph, Graph), machine=(machine, Machine), costs=(costs, Costs))
     problem = Problem.of(graph, machine, costs)
@@ -69,11 +71,9 @@ def bounds(graph: Graph, machine: Machine, costs: Costs) -> dict[str, float]:
         "copies": copies(relaxed, machine),
         "memory": traffic(graph, machine, costs, relaxed),
     }
-    return (
-        {name: _next_whole(seconds) for name, seconds in found.items()}
-        if _is_whole(problem, machine)
-        else found
-    )
+    if _is_whole(problem, machine):
+        found = {name: _next_whole(seconds) for name, seconds in found.items()}
+    return {**found, "host": host(relaxed, machine, costs)}
 
 
 def _check(**given: tuple[Any, type]) -> None:

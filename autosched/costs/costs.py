@@ -25,7 +25,7 @@ from autosched.errors import ScheduleError, shown
 from autosched.graph.graph import Graph, Task, Value
 from autosched.machine.machine import Device
 
-__all__ = ["READER", "Costs", "Work", "read_seconds"]
+__all__ = ["READER", "Costs", "Replay", "Work", "read_seconds"]
 
 Seconds = float | Mapping[str, float]
 
@@ -61,6 +61,23 @@ class Work:
 
 
 @dataclass(frozen=True)
+class Replay:
+    """Seconds for which the host is busy in a run that replays CUDA graphs.
+
+    ``call``: from the call to the first launch; ``graph``: to launch a graph, and ``node``: for
+    each kernel in it. Raises ScheduleError for numbers that are negative or infinite.
+    """
+
+    call: float = 50e-6
+    graph: float = 15e-6
+    node: float = 0.35e-6
+
+    def __post_init__(self) -> None:
+        for name in ("call", "graph", "node"):
+            _check_finite(getattr(self, name), f"{name} of replay")
+
+
+@dataclass(frozen=True)
 class Costs:
     """Seconds per task and device, and bytes per value.
 
@@ -75,7 +92,9 @@ class Costs:
 
     Numbers are 0 or more. Seconds may be infinite: a task cannot run there. Raises ScheduleError
     for any other. ``pageable`` names inputs and constants in host memory that is not page-locked:
-    see ``Link``.
+    see ``Link``. ``issue`` has the seconds for which a thread is busy issuing a task to an
+    accelerator, where they are not its launches times ``Device.issue_seconds``; ``replay`` those of
+    a replayed run.
 
     >>> seconds = {"a": 1.0, "b": {"cpu:0": 2.0, "cpu:1": 3.0}}
     >>> costs = Costs.table(seconds, nbytes={"a": 4096})
@@ -89,17 +108,20 @@ class Costs:
     default_seconds: float = 1e-5
     default_nbytes: float = 0.0
     pageable: frozenset[str] = frozenset()
+    issue: Mapping[str, float] = field(default_factory=dict)
+    replay: Replay | None = None
 
     def __post_init__(self) -> None:
-        for kind in ("seconds", "nbytes", "work"):
+        for kind in ("seconds", "nbytes", "work", "issue"):
             _check_table(getattr(self, kind), kind)
         if any(by_device(given) is not given for given in self.seconds.values()):
             table = {name: by_device(given) for name, given in self.seconds.items()}
             object.__setattr__(self, "seconds", table)
         for name, given in self.seconds.items():
             _check_seconds(given, f"seconds of {name!r}")
-        for name, number in self.nbytes.items():
-            _check_finite(number, f"nbytes of {name!r}")
+        for kind in ("nbytes", "issue"):
+            for name, number in getattr(self, kind).items():
+                _check_finite(number, f"{kind} of {name!r}")
         for name, work in self.work.items():
             if not isinstance(work, Work):
                 what = f"work of {name!r} must be Work(flops, nbytes)"
@@ -112,6 +134,9 @@ class Costs:
         if not isinstance(names, frozenset) or not all(isinstance(name, str) for name in names):
             what = "pageable must be a frozenset of names of inputs"
             raise ScheduleError(f"{what}, got {shown(names)}")
+        if self.replay is not None and not isinstance(self.replay, Replay):
+            what = "replay of costs must be Replay(call, graph, node) or None"
+            raise ScheduleError(f"{what}, got {shown(self.replay)}")
 
     @classmethod
     def table(
@@ -203,6 +228,29 @@ class Costs:
             return float(given)
         return [self.task_seconds(task, device) for device in devices]
 
+    def launches(self, task: Task) -> float:
+        """Return the number of operators that a task launches: 1 where its work is unknown."""
+        if task.view:
+            return 0.0
+        given = self.seconds.get(task.name, task.seconds)
+        if given is None and task.parts:
+            return sum(map(self.launches, task.parts))
+        work = self.work.get(task.name)
+        return 1.0 if given is not None or work is None else work.launches
+
+    def issue_seconds(self, task: Task, device: Device) -> float:
+        """Return for how long a thread is busy issuing a task; a CPU's own thread never is."""
+        if device.kind == "cpu" or task.view:
+            return 0.0
+        if self.replay is not None:
+            return self.launches(task) * self.replay.node
+        known = self.issue.get(task.name)
+        return self.launches(task) * device.issue_seconds if known is None else float(known)
+
+    def has_issuing(self, devices: Iterable[Device]) -> bool:
+        """Return whether issuing work to one of these devices takes time."""
+        return bool(self.issue) or self.replay is not None or any(d.has_issuing for d in devices)
+
     def value_nbytes(self, value: Value) -> float:
         """Return the bytes of a value."""
         given = self.nbytes.get(value.name, value.nbytes)
@@ -213,13 +261,14 @@ class Costs:
 
         A misspelt name would have no effect.
         """
-        if not (self.seconds or self.nbytes or self.work or self.pageable):
+        if not (self.seconds or self.nbytes or self.work or self.pageable or self.issue):
             return
         called = list(chain.from_iterable(map(_with_parts, graph.tasks)))
         tasks = {task.name for task in called}
         results = chain.from_iterable(flatten(task.result) for task in called)
         values = {value.name for value in chain(graph.values, results)}
-        for kind, known in (("seconds", tasks), ("nbytes", values), ("work", tasks)):
+        tables = {"seconds": tasks, "nbytes": values, "work": tasks, "issue": tasks}
+        for kind, known in tables.items():
             for name in getattr(self, kind):
                 if name not in known:
                     what = f"costs give {kind} for {name!r}"
@@ -274,5 +323,7 @@ _COSTS = {
     "default_seconds": _amount,
     "default_nbytes": _finite,
     "pageable": _names,
+    "issue": json_reader.table(_finite),
+    "replay": json_reader.struct(Replay, dict.fromkeys(("call", "graph", "node"), _finite)),
 }
-READER = json_reader.struct(Costs, _COSTS, optional=["pageable"])
+READER = json_reader.struct(Costs, _COSTS, optional=["pageable", "issue", "replay"])

@@ -16,6 +16,7 @@ from autosched.lowering.fitting import fitted
 from autosched.machine.machine import Machine
 from autosched.placement import Placement, home
 from autosched.program.program import Copy, Program
+from autosched.simulation.issuing import Issuing, issuing
 from autosched.simulation.simulate import durations, makespan, simulate
 from autosched.timeline.timeline import Timeline
 
@@ -53,12 +54,17 @@ class Case:
     @cached_property
     def makespan(self) -> float:
         """The predicted makespan. Raises ScheduleError if the machine cannot run the program."""
-        return makespan(self.program, self.seconds)
+        return makespan(self.program, self.seconds, self.issuing)
 
     @cached_property
     def seconds(self) -> tuple[float, ...]:
         """The predicted duration of each instruction."""
         return durations(self.program, self.graph, self.machine, self.costs)
+
+    @cached_property
+    def issuing(self) -> Issuing | None:
+        """The threads that issue the program; None if that takes no time."""
+        return issuing(self.program, self.graph, self.machine, self.costs)
 
     @cached_property
     def workers(self) -> tuple[str, ...]:
@@ -95,9 +101,14 @@ class Case:
 
     # ---- what if
 
-    def timed(self, seconds: Sequence[float]) -> float:
-        """Return the makespan with other durations of instructions."""
-        return makespan(self.program, seconds)
+    def timed(self, seconds: Sequence[float], free: Iterable[int] = ()) -> float:
+        """Return the makespan with other durations; issuing the instructions ``free`` takes none."""
+        threads = self.issuing
+        if threads is not None:
+            issued = threads.seconds.copy()
+            issued[list(free)] = 0.0
+            threads = threads._replace(seconds=issued)
+        return makespan(self.program, seconds, threads)
 
     def with_costs(self, costs: Costs) -> Case:
         """Return the case with other costs and the same placement."""
@@ -109,6 +120,8 @@ class Case:
         Raises ScheduleError if that is impossible.
         """
         machine = machine or self.machine
+        if placement.streams is None:
+            placement = replace(placement, streams=self.placement.streams)
         program = fitted(self.graph, machine, self.costs, placement, self._outputs)
         return replace(self, machine=machine, placement=placement, program=program)
 

@@ -17,7 +17,7 @@ from autosched.explanation.case import Case
 from autosched.explanation.causes import Predecessor
 from autosched.machine.machine import Link, Machine
 from autosched.program.program import Copy, Program, Stream
-from autosched.simulation.simulate import is_pageable, makespan
+from autosched.simulation.simulate import is_pageable
 
 __all__ = ["add_copy_streams", "pageable_note", "pin_memory", "reloads", "spill_note"]
 
@@ -104,7 +104,7 @@ def add_copy_streams(case: Case, before: Sequence[Sequence[Predecessor]]) -> Ite
         "for each link lets copies by different links go at once, where these are independent "
         "(by hand, in schedule.code)"
     )
-    by_link = makespan(_with_streams_by_link(apart.program), apart.seconds)
+    by_link = replace(apart, program=_with_streams_by_link(apart.program)).makespan
     yield Remedy("copy streams", words, (), values, by_link)
 
 
@@ -142,7 +142,7 @@ def _is_queued_after(case: Case, copy: Copy, before: Predecessor) -> bool:
 def _with_streams_by_link(program: Program) -> Program:
     """Return a program with one copy stream for each pair of source and destination."""
     streams = {
-        copy.stream: Stream(copy.source, f"copies to {copy.destination}")
+        copy.stream: Stream(copy.stream.device, f"copies {copy.source} to {copy.destination}")
         for copy in program
         if isinstance(copy, Copy)
     }

@@ -1,4 +1,4 @@
-"""Suggest a remedy for tasks that take less time than their launch.
+"""Suggest remedies for tasks that take less time than their launch, and for busy threads.
 
 Merging saves no launches, because a merged task calls its operators one by one. So the advice is to
 fuse kernels or to replay a CUDA graph, for merged tasks too.
@@ -7,15 +7,18 @@ fuse kernels or to replay a CUDA graph, for merged tasks too.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from autosched._lib.text import count, duration, file_name, name_list
-from autosched.explanation.advice import Remedy
+from autosched.costs.costs import Replay
+from autosched.explanation.advice import LEAST, Remedy
 from autosched.explanation.case import Case
 from autosched.graph.graph import Task
 from autosched.machine.machine import Device
 from autosched.program.program import Run, Stream, Wait
+from autosched.simulation.simulate import makespan
 
-__all__ = ["fuse_launches"]
+__all__ = ["fuse_launches", "host_note", "is_issued_late", "replay_launches"]
 
 
 def fuse_launches(case: Case) -> Iterator[Remedy]:
@@ -27,11 +30,12 @@ def fuse_launches(case: Case) -> Iterator[Remedy]:
     """
     rows = _launch_bound_rows(case)
     saved = {i: launch for row in rows for i, launch in row.items()}
-    for first in map(min, rows):
+    heads = set(map(min, rows))
+    for first in heads:
         saved[first] -= min(saved[first], _device(case, first).launch_seconds)
     if not any(saved.values()):
         return
-    makespan = case.timed([seconds - saved.get(i, 0.0) for i, seconds in enumerate(case.seconds)])
+    faster = [seconds - saved.get(i, 0.0) for i, seconds in enumerate(case.seconds)]
     tiny = [i for row in rows for i in row]
     tasks = [_task(case, i) for i in tiny]
     names = tuple(task.name for task in tasks)
@@ -44,7 +48,40 @@ def fuse_launches(case: Case) -> Iterator[Remedy]:
         f"({duration(whole - launch)}): merge kernels into one (torch.compile), "
         "or replay all as a CUDA graph, by asc.schedule(..., replay=True)"
     )
-    yield Remedy("launch", words, names, (), makespan)
+    yield Remedy("launch", words, names, (), case.timed(faster, saved.keys() - heads))
+
+
+def replay_launches(case: Case) -> Iterator[Remedy]:
+    """Suggest replaying CUDA graphs if threads of the host are busy issuing work."""
+    if is_issued_late(case) and case.costs.replay is None:
+        replayed = case.with_costs(replace(case.costs, replay=Replay()))
+        words = f"{_busy(case)}: replay CUDA graphs, by asc.schedule(..., replay=True)"
+        yield Remedy("launch", words, (), (), replayed.makespan)
+
+
+def host_note(case: Case) -> tuple[str, ...]:
+    """Note that the host bounds the makespan, if it would be shorter with work issued in no time."""
+    if not is_issued_late(case):
+        return ()
+    free = duration(makespan(case.program, case.seconds))
+    return (f"the host bounds the run: {_busy(case)}; issued in no time, it would take {free}",)
+
+
+def is_issued_late(case: Case) -> bool:
+    """Return whether issuing work prolongs the run."""
+    least = 0.0 if case.issuing is None else makespan(case.program, case.seconds)
+    return case.issuing is not None and case.makespan - least > LEAST * case.makespan
+
+
+def _busy(case: Case) -> str:
+    """Describe for how long the busiest thread issues work."""
+    assert case.issuing is not None
+    thread = dict(zip(case.program.streams, case.issuing.thread.tolist(), strict=True))
+    busy: dict[int, float] = {}
+    for instruction, seconds in zip(case.program, case.issuing.seconds.tolist(), strict=True):
+        number = thread[instruction.stream]
+        busy[number] = busy.get(number, float(case.issuing.begin[0])) + seconds
+    return f"one thread is busy for {duration(max(busy.values()))} with issuing work"
 
 
 def _launch_bound_rows(case: Case) -> list[dict[int, float]]:
@@ -72,11 +109,7 @@ def _launch_bound_rows(case: Case) -> list[dict[int, float]]:
 
 def _launch_seconds(case: Case, task: Task, device: Device) -> float:
     """Return the launch time of a task, which is part of its duration."""
-    work = case.costs.work.get(task.name)
-    given = case.costs.seconds.get(task.name, task.seconds)
-    if given is None and task.parts:
-        return sum(_launch_seconds(case, part, device) for part in task.parts if not part.view)
-    return device.launch_seconds * (work.launches if given is None and work is not None else 1)
+    return device.launch_seconds * case.costs.launches(task)
 
 
 def _device(case: Case, instruction: int) -> Device:

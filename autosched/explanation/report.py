@@ -17,7 +17,7 @@ from autosched.explanation.causes import Predecessor, binding_predecessors, pred
 from autosched.explanation.copies import add_copy_streams, pageable_note, pin_memory, spill_note
 from autosched.explanation.facts import Idle, Step, critical_path, idle, idle_by_span, path_seconds
 from autosched.explanation.host_reads import avoid_host_reads, host_read_note
-from autosched.explanation.launches import fuse_launches
+from autosched.explanation.launches import fuse_launches, host_note, is_issued_late, replay_launches
 from autosched.explanation.placements import Plans, change_placement, device_count_note
 from autosched.explanation.report_text import report_text
 from autosched.explanation.resident_inputs import keep_inputs
@@ -53,7 +53,8 @@ class Explanation:
     """Why a schedule takes as long as it does, and what would help. Times are seconds.
 
     ``bound`` is the number of tasks that must run on a certain accelerator; ``efficiency`` takes
-    these bindings as given. ``path_seconds`` divides the makespan (see ``facts.path_seconds``).
+    these bindings as given. ``path_seconds`` divides the makespan (see ``facts.path_seconds``); its
+    ``host`` is predicted time in which work was not issued yet.
     ``idle`` has the accelerators, or all devices if there are none. ``twice_as_fast`` is the share
     of the makespan that links, or accelerators, of twice the speed would save. ``advice`` is
     predicted, the largest gain first; ``late`` refers to a measured run.
@@ -125,6 +126,7 @@ def explain(case: Case, measured: Timeline | None = None) -> Explanation:
         devices=tuple(name for name in case.machine.names if name in used),
         advice=worthwhile(_remedies(case, plans, planned, waited), case.makespan),
         notes=(
+            *host_note(case),
             *device_count_note(case, plans),
             *host_read_note(case, waited),
             *pageable_note(case),
@@ -132,7 +134,7 @@ def explain(case: Case, measured: Timeline | None = None) -> Explanation:
         ),
         efficiency=_efficiency(case, timeline.makespan),
         critical_path=path,
-        path_seconds=path_seconds(path),
+        path_seconds=_path_seconds(case, path, measured is not None),
         idle=tuple(idle(name, timeline, binding) for name in case.workers),
         copied_bytes=sum(span.nbytes for span in timeline.spans),
         copies_hidden=timeline.overlap().copies_hidden,
@@ -161,6 +163,7 @@ def _remedies(
     yield from keep_inputs(case)
     yield from avoid_host_reads(case, waited)
     yield from fuse_launches(case)
+    yield from replay_launches(case)
     yield from change_placement(case, plans)
     yield from add_copy_streams(case, before)
 
@@ -184,6 +187,14 @@ def _efficiency(case: Case, makespan: float) -> Efficiency:
     found = bounds(case.graph, case.machine, case.costs)
     name = max(found, key=lambda bound: found[bound])
     return Efficiency(found[name] / makespan if makespan else 1.0, name, found[name])
+
+
+def _path_seconds(case: Case, path: Sequence[Step], measured: bool) -> dict[str, float]:
+    """Return the seconds of the critical path by cause; predicted gaps are the host's."""
+    found = path_seconds(path)
+    if measured or not is_issued_late(case):
+        return found
+    return {"host" if cause == "gap" else cause: seconds for cause, seconds in found.items()}
 
 
 def _twice_as_fast(case: Case) -> dict[str, float]:

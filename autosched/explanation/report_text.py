@@ -28,6 +28,7 @@ _BOUNDS = {
     "interval": "there is a span of time in which devices must do that much",
     "copies": "copy streams need that long for what must go through them",
     "memory": "what does not fit in memory must be fetched, or made, again",
+    "host": "threads of the host need that long to issue all tasks",
 }
 _PATH = {
     "compute": "computing",
@@ -36,6 +37,7 @@ _PATH = {
     "link": "copies in line behind others",
     "order": "waiting for memory or order",
     "gap": "nothing (gaps)",
+    "host": "waiting for the host to issue work",
 }
 _WAITS = {
     "copy": "for copies",

@@ -49,7 +49,7 @@ def lower(
     """
     check(placement, graph, machine)
     tasks = [graph.task(name) for name in placement.order]
-    runs = assign_streams(graph, machine, tasks, placement.device)
+    runs = assign_streams(graph, machine, tasks, placement)
     instructions: Sequence[Run | Copy | Free]
     if nbytes is None and is_functional(graph, machine):
         instructions, places, hazards = insert_functional(

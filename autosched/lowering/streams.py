@@ -12,10 +12,11 @@ window, too. The full closure of 100,000 tasks would take a gigabyte.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from autosched.graph.graph import Graph, Task
-from autosched.machine.machine import Machine
+from autosched.machine.machine import Device, Machine
+from autosched.placement import Placement
 from autosched.program.program import Run, Stream
 
 __all__ = ["assign_streams"]
@@ -25,17 +26,16 @@ _WINDOW = 4_096  # beyond, reachability within so many tasks
 
 
 def assign_streams(
-    graph: Graph, machine: Machine, tasks: Sequence[Task], device: Mapping[str, str]
+    graph: Graph, machine: Machine, tasks: Sequence[Task], placement: Placement
 ) -> list[Run]:
     """Return a run for each task on its device; ``tasks`` are in issue order."""
     on: dict[str, list[int]] = {name: [] for name in machine.names}
     for task in tasks:
-        on[device[task.name]].append(task.index)
+        on[placement.device[task.name]].append(task.index)
     stream: dict[int, Stream] = {}
     for name, indices in on.items():
-        streams = [
-            Stream(name, f"compute{number or ''}") for number in range(machine.device(name).streams)
-        ]
+        count = _stream_count(machine.device(name), placement.streams)
+        streams = [Stream(name, f"compute{number or ''}") for number in range(count)]
         if len(streams) == 1:
             stream.update(dict.fromkeys(indices, streams[0]))
         else:
@@ -47,6 +47,13 @@ def assign_streams(
                 )
             )
     return [Run(stream[task.index], task.name) for task in tasks]
+
+
+def _stream_count(device: Device, most: int | None) -> int:
+    """Return how many compute streams of a device to use; ``most`` is for accelerators."""
+    if most is None or device.kind == "cpu":
+        return device.streams
+    return min(device.streams, most)
 
 
 def _choose(graph: Graph, tasks: Sequence[int], count: int) -> list[int]:

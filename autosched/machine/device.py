@@ -27,6 +27,11 @@ class Device:
     differs (several logical devices on one GPU). ``imagined`` devices are emulated; devices of
     ``Machine.emulated`` are, and so is a copy with other rates.
 
+    ``issue_seconds`` is the time for which a thread of the host is busy issuing an operator or a
+    copy to an accelerator, ``event_seconds`` the same for a record or a wait. One thread issues all
+    streams that do not wait for the CPU, so these times add up over streams, while launches on
+    different streams overlap. 0, the default, means that issuing is free.
+
     >>> Device("cuda:1").kind
     'cuda'
     """
@@ -38,6 +43,8 @@ class Device:
     launch_seconds: float = 5e-6
     nbytes: float = math.inf  # of memory
     physical: str | None = None
+    issue_seconds: float = 0.0
+    event_seconds: float = 0.0
     # Not saved: the JSON of the machine has it.
     imagined: bool = field(default=False, compare=False, repr=False, metadata={"saved": False})
 
@@ -50,6 +57,11 @@ class Device:
     def kind(self) -> str:
         """The part of the name before the colon: ``"cpu"``, ``"cuda"``, ``"xpu"``."""
         return self.name.partition(":")[0]
+
+    @property
+    def has_issuing(self) -> bool:
+        """Whether work for this device has to be issued, and that takes time."""
+        return self.kind != "cpu" and (self.issue_seconds > 0 or self.event_seconds > 0)
 
 
 @dataclass(frozen=True)
@@ -87,10 +99,11 @@ def device_line(device: Device) -> str:
     """Describe a device in one line of text."""
     memory = "" if math.isinf(device.nbytes) else f", {device.nbytes / 2**30:.0f} GiB"
     physical = f" (on {device.physical})" if device.physical not in (None, device.name) else ""
+    issue = f", {_figure(device.issue_seconds * 1e6)} us to issue" if device.has_issuing else ""
     return (
         f"{device.name}: {_figure(device.flops_per_second / 1e9)} GFLOP/s, "
         f"{_figure(device.bytes_per_second / 1e9)} GB/s, "
-        f"{_figure(device.launch_seconds * 1e6)} us to launch, "
+        f"{_figure(device.launch_seconds * 1e6)} us to launch{issue}, "
         f"{count(device.streams, 'compute stream')}{memory}{physical}"
     )
 
@@ -116,7 +129,7 @@ def _check_device(device: Device) -> None:
             f"device {device.name!r} has {shown(device.streams)} streams; 1 to {most} are possible"
         )
     _positive(device, "flops_per_second", "bytes_per_second", "nbytes")
-    _not_negative(device, "launch_seconds")
+    _not_negative(device, "launch_seconds", "issue_seconds", "event_seconds")
     if device.physical is not None and not is_device(device.physical):
         what = f"physical of device {device.name!r} must be as 'cuda:0' or None"
         raise MachineError(f"{what}, got {device.physical!r}")

@@ -117,9 +117,10 @@ class Machine:
         names = [f"{kind}:{i}" for i in range(wanted)]
         memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
         devices = [Device("cpu", cpu_streams, *_CPU_RATES, nbytes=memory)]
+        gpu = replace(_GPU, issue_seconds=_ISSUE_SECONDS, event_seconds=_EVENT_SECONDS)
         for i, name in enumerate(names):
             nbytes = _memory(kind, i % count, wanted, count)
-            devices.append(replace(_GPU, name=name, physical=f"{kind}:{i % count}", nbytes=nbytes))
+            devices.append(replace(gpu, name=name, physical=f"{kind}:{i % count}", nbytes=nbytes))
         return cls(devices, _links(names, "pcie4", None, None))
 
     @classmethod
@@ -170,6 +171,8 @@ class Machine:
                 flops_per_second=d.flops_per_second / factor,
                 bytes_per_second=d.bytes_per_second / factor,
                 launch_seconds=d.launch_seconds * factor,
+                issue_seconds=d.issue_seconds * factor,
+                event_seconds=d.event_seconds * factor,
             )
             for d in self.devices
         ]
@@ -204,6 +207,15 @@ class Machine:
     def accelerators(self) -> tuple[str, ...]:
         """The names of the devices that are not CPUs."""
         return tuple(device.name for device in self.devices if device.kind != "cpu")
+
+    @cached_property
+    def physical(self) -> dict[str, str | None]:
+        """The physical device of each name; None for the host's.
+
+        >>> Machine.emulated(gpus=1).physical
+        {'cpu': None, 'cuda:0': 'cuda:0'}
+        """
+        return {d.name: None if d.kind == "cpu" else d.physical or d.name for d in self.devices}
 
     def device(self, name: str) -> Device:
         """Return a device by name. Raises MachineError if there is none."""
@@ -306,6 +318,8 @@ def _marked(device: Device, imagined: bool) -> Device:
 _CPU_RATES = (50e9, 10e9, 5e-6)
 _USABLE = 15 / 16  # usable share of a GPU's memory; contexts, workspaces and rounding take the rest
 _GPU = Device("cuda:0", flops_per_second=20e12, bytes_per_second=1e12, launch_seconds=5e-6)
+_ISSUE_SECONDS = 5e-6  # of Python and the driver, for an operator that is one kernel
+_EVENT_SECONDS = 1e-6
 
 
 def _memory(kind: str, index: int, wanted: int, count: int) -> float:
@@ -355,6 +369,8 @@ _DEVICE = {
     "launch_seconds": _delay,
     "nbytes": _rate,
     "physical": _name_or_null,
+    "issue_seconds": _delay,
+    "event_seconds": _delay,
 }
 
 

@@ -19,6 +19,7 @@ from autosched.lowering import lower
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.program.program import Copy, Program, Run
+from autosched.simulation.issuing import issuing
 from autosched.simulation.simulate import durations, makespan
 
 __all__ = ["PERCENT", "checked_noise", "noisy_costs", "noisy_makespans", "noisy_placement"]
@@ -35,8 +36,8 @@ def noisy_makespans(
     """Return the median and the 95th percentile of 100 noisy makespans.
 
     In each, the durations of all tasks and copies are multiplied by uniform random numbers from 1
-    - noise to 1 + noise; copies of one value share one number. Raises ScheduleError as ``simulate``
-    does, and for noise that is not from 0 to 1.
+    - noise to 1 + noise; copies of one value share one number. Issuing takes as long as always.
+    Raises ScheduleError as ``simulate`` does, and for noise that is not from 0 to 1.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -57,10 +58,11 @@ def noisy_makespans(
             index[i] = tasks[instruction.task]
         elif isinstance(instruction, Copy):
             index[i] = len(tasks) + values[instruction.value]
+    threads = issuing(program, graph, machine, costs)
     factors = np.random.default_rng(seed).uniform(
         1 - noise, 1 + noise, (_TRIALS, len(tasks) + len(values))
     )
-    ends = sorted(makespan(program, (seconds * luck[index]).tolist()) for luck in factors)
+    ends = sorted(makespan(program, (seconds * luck[index]).tolist(), threads) for luck in factors)
     return float(np.median(ends)), ends[_TRIALS * PERCENT // 100 - 1]
 
 

@@ -1,6 +1,8 @@
 """Represent programs, the instruction lists of schedules.
 
 program        Program, its instructions, text form and parser
+host_streams   which streams wait for a CPU
+units          which instructions can be issued as a whole
 arrays         a program as arrays, for kernels
 vector_clocks  which instruction happens before which
 clock_kernels  the same arithmetic for kernels

@@ -32,7 +32,7 @@ from autosched.runtime.memory import Memory
 from autosched.runtime.nesting import Calls
 from autosched.runtime.profile import Notes, Trace, is_traced
 from autosched.runtime.replay.cache import Recordings
-from autosched.runtime.replay.segments import physical, segmented
+from autosched.runtime.replay.segments import segmented
 from autosched.runtime.threads.tapes import Fault, Late, Stretch, Tape, Team
 from autosched.runtime.threads.thread_team import ThreadTeam
 from autosched.timeline.timeline import Timeline
@@ -78,7 +78,7 @@ class Executor:
         self.graph = graph
         self.backend = backend
         replayable = Capabilities(backend).replayable
-        cut = None if replayable is None else segmented(program, physical(machine))
+        cut = None if replayable is None else segmented(program, machine.physical)
         backend.open(program if cut is None else cut.everything, machine)
         self.compiler = Compiler(program, graph, machine, backend, seconds, nvtx)
         self.memory = self.compiler.memory
@@ -88,7 +88,7 @@ class Executor:
         _serving[id(backend)] = backend
         self.recordings: Recordings | None = None
         if cut is not None and replayable is not None and not check:
-            self.recordings = Recordings(cut, physical(machine), self.compiler, replayable)
+            self.recordings = Recordings(cut, machine.physical, self.compiler, replayable)
 
     def _begin(self) -> None:
         """Create everything that belongs to this process: threads, and their locks."""

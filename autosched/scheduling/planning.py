@@ -28,7 +28,7 @@ from autosched._lib.allowed import WORDS, device_name
 from autosched._lib.gc_pause import without_collecting
 from autosched._lib.logs import LOG
 from autosched._lib.tree import flatten
-from autosched.costs.costs import Costs
+from autosched.costs.costs import Costs, Replay
 from autosched.errors import GraphError, MachineError, MemoryLimitError, ScheduleError, listed
 from autosched.graph.graph import Graph, by_pattern
 from autosched.lowering.fitting import confined, fitted, is_limited
@@ -42,6 +42,7 @@ from autosched.scheduling.arguments import check_arguments
 from autosched.scheduling.hosting import put_on_host
 from autosched.scheduling.progress_bar import progress_bar
 from autosched.scheduling.schedule import Schedule
+from autosched.simulation.issuing import issuing
 from autosched.simulation.simulate import durations
 from autosched.simulation.simulate import makespan as predict_makespan
 
@@ -73,7 +74,7 @@ def schedule(
       to fit, ``"auto"`` is used instead.
     * ``policy``: a name, or a function ``(graph, machine, costs) -> Placement``. ``"auto"`` tries
       several, including each device alone, and takes the placement of least predicted makespan; of
-      equal ones that with the fewest copies.
+      equal ones that with the fewest copies. Where issuing takes time, it also tries fewer streams.
     * ``seconds``: how long ``"auto"``, ``"search"`` and ``"exact"`` may search for better plans.
       Without it ``"auto"`` takes a moment; it and ``"search"`` then count their work, so plans are
       reproducible. ``seed`` changes the random numbers of a search. ``progress`` is called with the
@@ -92,7 +93,7 @@ def schedule(
       do not detect every write.
     * ``nvtx``: put each task and copy into an NVTX range with its name and stream; CUDA only.
     * ``replay``: capture the work of accelerators in CUDA graphs and replay these: see
-      ``Schedule.not_replayed``.
+      ``Schedule.not_replayed``. Where issuing takes time, it is predicted with ``costs.replay``.
 
     Raises GraphError, MachineError or ScheduleError for arguments that do not fit together, or do
     not fit into memory.
@@ -119,6 +120,8 @@ def schedule(
         wanted = _wanted(graph, outputs)
         # 3. Determine the costs, and rule out devices whose memory is too small for a task.
         costs = _costs(costs, pinned, machine, examples)
+        if _replays(backend) and costs.replay is None and costs.has_issuing(machine.devices):
+            costs = dataclasses.replace(costs, replay=Replay())
         problem = _Problem(pinned, machine, costs, confined(pinned, machine, costs, wanted), wanted)
         # 4., 5. Place, lower and predict.
         begun = time.perf_counter()
@@ -192,10 +195,15 @@ def _backend(
             raise MachineError(f"nvtx=True shows CUDA devices to Nsight, and {why}; leave it out")
     if replay and made == "accelerator":
         return "replay"
-    if replay and made != "replay" and not hasattr(made, "recorder"):
+    if replay and not _replays(made):
         what = f"replay=True is for accelerators, and backend {made!r} has none"
         warnings.warn(f"{what}; runs are ordinary ones", RuntimeWarning, stacklevel=3)
     return made
+
+
+def _replays(backend: str | Backend) -> bool:
+    """Whether a backend can replay what it has recorded."""
+    return backend == "replay" if isinstance(backend, str) else hasattr(backend, "recorder")
 
 
 # ---- 2. the graph
@@ -317,7 +325,19 @@ def _plan(
         policies = candidates(graph, machine, seconds, seed, progress)
     if is_limited(graph, machine, problem.costs):
         policies = (*policies, single, m_etf, m_sct)
-    return _best(problem, policies)
+    return _best(problem, policies, _stream_limits(machine, problem.costs))
+
+
+def _stream_limits(machine: Machine, costs: Costs) -> tuple[int | None, ...]:
+    """Return the limits on streams to try: halves of what there is, if issuing takes time."""
+    if not costs.has_issuing(machine.devices):
+        return (None,)
+    limits: list[int | None] = [None]
+    most = max((machine.device(name).streams for name in machine.accelerators), default=1)
+    while most > 1:
+        most //= 2
+        limits.append(most)
+    return tuple(limits)
 
 
 def find_policy(
@@ -348,8 +368,13 @@ def find_policy(
 # ---- 5. placements and programs
 
 
-def _best(problem: _Problem, policies: Iterable[Policy]) -> _Plan:
-    """Return the plan of least makespan, of equal ones that with the fewest copies."""
+def _best(
+    problem: _Problem, policies: Iterable[Policy], limits: Iterable[int | None] = (None,)
+) -> _Plan:
+    """Return the plan of least makespan, of equal ones that with the fewest copies.
+
+    Each placement is tried with each of these limits on streams that it does not have itself.
+    """
     tried: list[Placement] = []
     plans: list[_Plan] = []
     refusal = ScheduleError(f"graph {problem.graph.name!r} cannot run on this machine")
@@ -360,7 +385,9 @@ def _best(problem: _Problem, policies: Iterable[Policy]) -> _Plan:
                 raise ScheduleError(f"policy {policy!r} must return a Placement, got {placement!r}")
             if placement not in tried:
                 tried.append(placement)
-                plans.append(_lowered(problem, placement))
+                for most in limits if placement.streams is None else (placement.streams,):
+                    limited = dataclasses.replace(placement, streams=most)
+                    plans.append(_lowered(problem, limited))
         except ScheduleError as error:
             refusal = error
     if not plans:
@@ -376,7 +403,8 @@ def _lowered(problem: _Problem, placement: Placement) -> _Plan:
     graph, machine, costs, _, outputs = problem
     program = fitted(graph, machine, costs, placement, outputs)
     seconds = durations(program, graph, machine, costs)
-    return _Plan(placement, program, predict_makespan(program, seconds))
+    threads = issuing(program, graph, machine, costs)
+    return _Plan(placement, program, predict_makespan(program, seconds, threads))
 
 
 def _copies(program: Program) -> int:

@@ -158,6 +158,8 @@ def to_text(saved: Saved) -> str:
     }
     if saved.placement.copies:
         document["copies"] = [send._asdict() for send in saved.placement.copies]
+    if saved.placement.streams is not None:
+        document["streams"] = saved.placement.streams
     text = json.dumps(document, indent=2) + "\n"
     if from_text(text).program != saved.program:
         what = "the program has parts that its text form does not show"
@@ -180,7 +182,7 @@ def from_text(text: str) -> Saved:
 def _document(item: Any, place: str) -> Saved:
     if isinstance(item, dict) and "format" in item:
         _DOCUMENT["format"](item["format"], "format")  # first: else other messages would mislead
-    saved: Saved = struct(_saved, _DOCUMENT, optional=["facts", "copies"])(item, place)
+    saved: Saved = struct(_saved, _DOCUMENT, optional=["facts", "copies", "streams"])(item, place)
     return saved
 
 
@@ -191,10 +193,12 @@ def _saved(
     program: Sequence[Instruction],
     format: int,
     copies: tuple[Send, ...] = (),
+    streams: int | None = None,
     **rest: Any,
 ) -> Saved:
     whole = Program(tuple(program), tuple(inputs.items()), tuple(outputs.items()))
-    return Saved(placement=Placement(placement, tuple(placement), copies), program=whole, **rest)
+    placed = Placement(placement, tuple(placement), copies, streams=streams)
+    return Saved(placement=placed, program=whole, **rest)
 
 
 def _instruction(item: Any, place: str) -> Instruction:
@@ -235,6 +239,7 @@ _DOCUMENT = {
     "outputs": table(_name),
     "placement": table(_name),
     "copies": each(struct(Send, _SEND)),
+    "streams": one("a number of streams: 1 or more", lambda n: is_whole(n) and n >= 1),
     "program": each(_instruction),
     "machine": MACHINE,
     "costs": COSTS,

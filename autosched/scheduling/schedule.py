@@ -39,6 +39,7 @@ from autosched.scheduling.arguments import check_arguments, checked_count, check
 from autosched.scheduling.rebuilding import rebuilt
 from autosched.scheduling.saved import Saved, check_graph, describe, facts_of, from_text, to_text
 from autosched.simulation.footprint import footprint, memory_over_time
+from autosched.simulation.issuing import Issuing, issuing
 from autosched.simulation.simulate import durations, simulate
 from autosched.simulation.simulate import makespan as last_end
 from autosched.timeline.timeline import Timeline
@@ -351,10 +352,15 @@ class Schedule:
         """The predicted duration of each instruction."""
         return durations(self.program, self.graph, self.machine, self.costs)
 
+    @property
+    def _issuing(self) -> Issuing | None:
+        """The threads that issue the program; None if that takes no time."""
+        return issuing(self.program, self.graph, self.machine, self.costs)
+
     @cached_property
     def makespan(self) -> float:
         """Predicted seconds from the first instruction to the last."""
-        return last_end(self.program, self._durations)
+        return last_end(self.program, self._durations, self._issuing)
 
     @cached_property
     def peak_bytes(self) -> dict[str, float]:
@@ -369,8 +375,9 @@ class Schedule:
 
     @cached_property
     def serial_seconds(self) -> float:
-        """Predicted duration of the same tasks and copies, one at a time."""
-        return sum(self._durations)
+        """Predicted duration of the same tasks and copies, issued and run one at a time."""
+        threads = self._issuing
+        return sum(self._durations) + (0.0 if threads is None else threads.total)
 
     @cached_property
     def lower_bound(self) -> float:

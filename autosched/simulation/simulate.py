@@ -1,8 +1,9 @@
 """Predict when each instruction of a program runs.
 
 One pass in issue order suffices, since streams are in order. A run starts when its stream is free
-and its waits are satisfied; a copy starts when all streams that it occupies are free. This module
-reads costs and the machine, and decides nothing.
+and its waits are satisfied; a copy starts when all streams that it occupies are free. Neither
+starts before a thread has issued it: see ``issuing``. This module reads costs and the machine, and
+decides nothing.
 
 The streams of a device are simulated as if they did not disturb each other. One factor of
 contention per device would be wrong for large kernels or for small ones. One factor per pair of
@@ -27,6 +28,7 @@ from autosched.machine.machine import Machine
 from autosched.placement import home
 from autosched.program.arrays import COPY, RECORD, RUN, WAIT
 from autosched.program.program import Copy, Program, Record, Run, Stream, Wait, occupied
+from autosched.simulation.issuing import Issuing, Threads, issuing
 from autosched.timeline.timeline import Span, Timeline, what
 
 __all__ = ["durations", "is_pageable", "makespan", "simulate"]
@@ -46,66 +48,98 @@ def simulate(program: Program, graph: Graph, machine: Machine, costs: Costs) -> 
     2.0
     """
     spans: list[Span] = []
-    for i, instruction, start, end in _times(program, durations(program, graph, machine, costs)):
+    parts = program, graph, machine, costs
+    for i, instruction, start, end in _times(program, durations(*parts), issuing(*parts)):
         nbytes = _nbytes(instruction, graph, costs)
         spans.append(Span(*what(instruction), occupied(instruction), start, end, i, nbytes))
     return replace(Timeline.of(spans, program.arrows), learn=functools.partial(_known, costs))
 
 
-def makespan(program: Program, seconds: Sequence[float]) -> float:
-    """Return when the last instruction ends, given the seconds of each.
+def makespan(program: Program, seconds: Sequence[float], issued: Issuing | None = None) -> float:
+    """Return when the last instruction ends, given the seconds of each, and of issuing it.
 
     Raises ScheduleError as ``simulate`` does.
     """
     how = mode(len(program), last_end)
     if how.fast and program.columns.is_clean:
-        found: float = how(last_end)(np.array(seconds, float), *_numbered(program))
+        known = issued or Issuing.free(program)
+        found: float = how(last_end)(np.array(seconds, float), *known, *_numbered(program))
         if found < math.inf:
             return found
-    return max((end for *_, end in _times(program, seconds)), default=0.0)
+    return max((end for *_, end in _times(program, seconds, issued)), default=0.0)
 
 
 def _numbered(program: Program) -> tuple[Any, ...]:
     known = program.columns
     free = np.zeros(len(program.streams))
     events = np.zeros(known.records)
-    return known.kind, known.stream, known.also, known.event, free, events
+    clock = np.zeros(len(program.streams) + 1)  # of threads
+    issued = np.zeros(known.records)
+    return known.kind, known.stream, known.also, known.event, free, events, clock, issued
 
 
 @kernel
 def last_end(
-    seconds: Any, kind: Any, stream: Any, also: Any, event: Any, free: Any, events: Any
+    seconds: Any,
+    issue: Any,
+    thread: Any,
+    blocks: Any,
+    begin: Any,
+    kind: Any,
+    stream: Any,
+    also: Any,
+    event: Any,
+    free: Any,
+    events: Any,
+    clock: Any,
+    issued: Any,
 ) -> float:
-    """Return when the last instruction ends; ``free`` and ``events`` are scratch arrays."""
+    """Return when the last instruction ends; those from ``free`` on are scratch arrays.
+
+    ``issue``, ``thread``, ``blocks`` and ``begin`` are those of ``Issuing``; ``free`` and ``clock``
+    are the times until which streams and threads are busy.
+    """
     last = 0.0
+    for own in range(len(clock)):
+        clock[own] = begin[0]
     for i in range(len(kind)):
         own = stream[i]
         second = also[i]
+        who = thread[own]
+        if kind[i] == WAIT:
+            clock[who] = max(clock[who], issued[event[i]])
+        clock[who] += issue[i]
         if kind[i] in (RUN, COPY):
             end = free[own] if second < 0 else max(free[own], free[second])
-            end += seconds[i]
+            end = max(end, clock[who]) + seconds[i]
             free[own] = end
             if second >= 0:
                 free[second] = end
             last = max(last, end)
         elif kind[i] == RECORD:
-            events[event[i]] = free[own]
+            events[event[i]] = max(free[own], clock[who])
+            issued[event[i]] = clock[who]
         elif kind[i] == WAIT:
             free[own] = max(free[own], events[event[i]])
+        if blocks[own]:
+            clock[who] = max(clock[who], free[own])
     return last
 
 
 def _times(
-    program: Program, seconds: Sequence[float]
+    program: Program, seconds: Sequence[float], issued: Issuing | None
 ) -> Iterator[tuple[int, Run | Copy, float, float]]:
     """Yield (position, run or copy, start, end)."""
     free: dict[Stream, float] = dict.fromkeys(program.streams, 0.0)
     events: dict[int, float] = {}
+    threads = None if issued is None else Threads(program, issued)
     for i, instruction in enumerate(program.instructions):
         stream = instruction.stream
+        ready = 0.0 if threads is None else threads.issue(i, instruction)
         if isinstance(instruction, (Run, Copy)):
             also = instruction.also if isinstance(instruction, Copy) else None
             start = free[stream] if also is None else max(free[stream], free[also])
+            start = max(start, ready)
             end = start + seconds[i]
             if end == math.inf:
                 raise ScheduleError(
@@ -116,13 +150,15 @@ def _times(
                 free[also] = end
             yield i, instruction, start, end
         elif isinstance(instruction, Record):
-            events[instruction.event] = free[stream]
+            events[instruction.event] = max(free[stream], ready)
         elif isinstance(instruction, Wait):
             if instruction.event not in events:
                 raise ProgramError(
                     f"{stream} waits for e{instruction.event}, which is not recorded before"
                 )
             free[stream] = max(free[stream], events[instruction.event])
+        if threads is not None:
+            threads.finish(stream, free[stream])
 
 
 def durations(program: Program, graph: Graph, machine: Machine, costs: Costs) -> tuple[float, ...]:

@@ -28,6 +28,7 @@ from autosched.policies.local_search.annealer import Annealer
 from autosched.policies.local_search.annealing import anneal, below, shift
 from autosched.policies.local_search.portfolio import best_listed
 from autosched.problem import Policy, Problem
+from autosched.simulation.issuing import issuing
 from autosched.simulation.simulate import durations, makespan
 from tests.policies.test_policies import COSTS, TOPCUOGLU, breaks_a_rule, cases, processors
 
@@ -100,16 +101,18 @@ def assert_is_plan(problem: Problem, found: Listed) -> None:
 def predicted(graph: Graph, machine: Machine, placement: Placement) -> float:
     program = lower(graph, machine, placement)
     asc.verify(program, graph, machine)
-    return makespan(program, durations(program, graph, machine, COSTS))
+    parts = program, graph, machine, COSTS
+    return makespan(program, durations(*parts), issuing(*parts))
 
 
 # ---- compiled or not
 
 
-@given(problems())
-def test_kernels_give_the_same_bits_compiled_or_not(case):
+@given(problems(), st.sampled_from([0.0, 0.7, 5.0]))
+def test_kernels_give_the_same_bits_compiled_or_not(case, issue):
     pytest.importorskip("numba")
-    *_, problem = case
+    graph, machine, _ = case
+    problem = Problem.of(graph, issued(machine, issue), COSTS)
     expected, found = plans(listed(problem)), plans(listed(problem, COMPILED))
     assert list(map(bits, found)) == list(map(bits, expected))
 
@@ -196,12 +199,23 @@ def crossed(draw: st.DrawFn) -> tuple[Graph, Machine]:
     )
 
 
-@given(crossed())
-def test_a_program_ends_when_its_plan_says_or_earlier(case):
-    problem = Problem.of(*case, COSTS)
+def issued(machine: Machine, issue: float, event: float = 0.0) -> Machine:
+    """Return the machine with these seconds to issue work to each device that is no CPU."""
+    devices = [
+        dataclasses.replace(device, issue_seconds=issue, event_seconds=event)
+        for device in machine.devices
+    ]
+    return Machine(devices, machine.links, contention=machine.contention)
+
+
+@given(crossed(), st.sampled_from([0.0, 1.0, 5.0]))
+def test_a_program_ends_when_its_plan_says_or_earlier(case, issue):
+    graph, machine = case[0], issued(case[1], issue)
+    problem = Problem.of(graph, machine, COSTS)
     made = listed(problem)
     for found in plans(made):
-        assert predicted(*case, made.placement(problem, found)) <= found.makespan * (1 + 1e-9)
+        end = predicted(graph, machine, made.placement(problem, found))
+        assert end <= found.makespan * (1 + 1e-9)
 
 
 def test_a_plan_ends_when_what_was_written_is_back():

@@ -39,6 +39,8 @@ class Planning(NamedTuple):
     begins: Any  # [stream, gap]
     ends: Any  # [stream, gap]
     gaps: Any  # [stream], how many it has
+    begin_issuing: float  # when the thread begins to issue
+    issued: Any  # until when it is busy; and the same after the copies of the task in question
     most_gaps: int  # the most gaps of a stream that are stored
     copy: Any  # copies planned so far, as datum * devices + destination,
     begin: Any  # their start times,
@@ -67,6 +69,8 @@ class Planning(NamedTuple):
             begins=mode.numbers(streams * most_gaps),
             ends=mode.numbers(streams * most_gaps),
             gaps=mode.counts(streams, 1),
+            begin_issuing=float(t.begin[0]),
+            issued=mode.numbers(2),
             most_gaps=most_gaps,
             copy=mode.counts(copies),
             begin=mode.numbers(copies),
@@ -201,6 +205,7 @@ def list_schedule(
             ready = arrive(t, p, count, after, limit, s, False)
             if ready >= limit:
                 continue
+            ready = issue(t, base + p, ready, s, False)
             stream, g, begin = earliest_gap(s, p, ready, t.seconds[base + p], limit)
             if stream >= 0:
                 best = p
@@ -212,6 +217,7 @@ def list_schedule(
             return math.inf
         fixed[t.group[task]] = best
         arrive(t, best, count, after, math.inf, s, True)
+        issue(t, base + best, 0.0, s, True)
         take(s, where, gap, at, at + t.seconds[base + best])
         device[task] = best
         start[task] = at
@@ -251,6 +257,7 @@ def decode(
         if contended:
             ready = arrive(t, p, sources(t, task, device, finish, s), ready, limit, s, True)
         else:
+            s.issued[1] = s.issued[0]
             for j in range(t.reads_at[task], t.reads_at[task + 1]):
                 datum = t.reads[j]
                 maker = t.maker[datum]
@@ -263,6 +270,7 @@ def decode(
                 ready = max(ready, since)
         if ready >= limit:
             return math.inf
+        ready = issue(t, task * devices + p, ready, s, True)
         stream, gap, begin = earliest_gap(s, p, ready, seconds, limit)
         if stream < 0:
             return math.inf
@@ -287,6 +295,7 @@ def clear(s: Planning) -> None:
     for k in range(s.sent[0]):
         s.arrival[s.copy[k]] = math.nan
     s.sent[0] = 0
+    s.issued[0] = s.begin_issuing
 
 
 @kernel
@@ -340,6 +349,7 @@ def arrive(
     """
     devices = len(t.streams)
     s.in_next[p] = s.in_free[p]
+    issued = s.issued[0]
     for k in range(count):
         s.out_next[s.where[k]] = s.out_free[s.where[k]]
     for k in range(count):
@@ -355,6 +365,9 @@ def arrive(
                 end = there
             else:
                 seconds = copy_seconds(t, datum, path)
+                if t.issue_copy[path] > 0:
+                    issued += t.issue_copy[path]
+                    end = max(end, issued)
                 begin = send(t, path, end, seconds, s.out_next, where, s.in_next, p)
                 end = begin + seconds
                 if commit and busy:
@@ -366,11 +379,29 @@ def arrive(
             ready = end
             if ready >= limit:
                 return math.inf
+    s.issued[1] = issued
     if commit:
+        s.issued[0] = issued
         s.in_free[p] = s.in_next[p]
         for k in range(count):
             s.out_free[s.where[k]] = s.out_next[s.where[k]]
     return ready
+
+
+@kernel
+def issue(t: Tables, where: int, ready: float, s: Planning, commit: bool) -> float:
+    """Return when a task can start that is issued after its copies, which ``arrive`` issued.
+
+    ``where`` is task * devices + device. One thread issues everything. That is pessimistic for
+    streams that wait for a CPU. Tasks may be issued in another order than they are placed in: in
+    that of their starts, each is still issued before it starts.
+    """
+    if t.issue[where] == 0:
+        return ready
+    issued: float = s.issued[1] + t.issue[where]
+    if commit:
+        s.issued[0] = issued
+    return max(ready, issued)
 
 
 @kernel

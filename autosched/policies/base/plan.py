@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from autosched._lib.jit import Mode
 from autosched.errors import ScheduleError
-from autosched.policies.base.kernels import Planning, arrive, earliest_gap, sources, take
+from autosched.policies.base.kernels import Planning, arrive, earliest_gap, issue, sources, take
 from autosched.problem import Problem
 
 __all__ = ["Plan", "Slot"]
@@ -93,10 +93,11 @@ class Plan:
         base = stream * s.most_gaps
         stored = slice(base, base + s.gaps[stream] + 1)  # commit adds at most one gap
         gaps = s.gaps[stream], s.begins[stored], s.ends[stored]
-        free = s.out_free[:], s.in_free[:]
+        free = s.out_free[:], s.in_free[:], s.issued[:]
         sent = s.sent[0]
         count = self._sources(task)
         arrive(self.problem.lists, device, count, 0.0, math.inf, s, True)
+        issue(self.problem.lists, self._where(task, device), 0.0, s, True)
         finish = start + self.problem.seconds[task][device]
         take(s, stream, gap, start, finish)
         self.device[task] = device
@@ -105,7 +106,7 @@ class Plan:
 
         def undo() -> None:
             s.gaps[stream], s.begins[stored], s.ends[stored] = gaps
-            s.out_free[:], s.in_free[:] = free
+            s.out_free[:], s.in_free[:], s.issued[:] = free
             for copy in s.copy[sent : s.sent[0]]:
                 s.arrival[copy] = math.nan
             s.sent[0] = sent
@@ -131,6 +132,10 @@ class Plan:
         """Store what a task reads, as far as it is planned, and return the number of data."""
         return sources(self.problem.lists, task, self.device, self.finish, self.state)
 
+    def _where(self, task: int, device: int) -> int:
+        """Return the position of a task and a device in flat tables."""
+        return task * len(self.problem.devices) + device
+
     def _ready(self, task: int) -> float:
         """Return when all predecessors of a task that are planned have ended."""
         return max([self.finish[u] for u in self.problem.before[task]], default=0.0)
@@ -141,6 +146,7 @@ class Plan:
         ready = arrive(self.problem.lists, device, count, ready, limit, s, False)
         if ready >= limit:
             return None
+        ready = issue(self.problem.lists, self._where(task, device), ready, s, False)
         seconds = self.problem.seconds[task][device]
         stream, gap, start = earliest_gap(s, device, ready, seconds, limit)
         return Slot(device, stream, gap, start) if stream >= 0 else None

@@ -43,7 +43,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import product
 from typing import Any
 
 import torch
@@ -51,7 +50,8 @@ import torch
 from autosched._lib.tree import flatten
 from autosched.errors import MachineError
 from autosched.machine.machine import Machine
-from autosched.program.program import Copy, Program, Record, Run, Stream, Wait, occupied
+from autosched.program.host_streams import waiting_for_host
+from autosched.program.program import Copy, Program, Record, Stream, occupied
 from autosched.runtime.backends import Step, Transfer
 from autosched.runtime.backends.clock import DeviceClock
 from autosched.runtime.backends.host import Host, copy_in_host_memory
@@ -106,7 +106,7 @@ class Accelerator(Host):
             is_gpu = record.stream in self.streams
             device = self.devices[record.stream.device]
             self.events[record.event] = torch.Event(device) if is_gpu else None
-        self.own_thread = set() if self.serial else _waiting_for_host(program, set(self.streams))
+        self.own_thread = set() if self.serial else waiting_for_host(program, set(self.streams))
         copies = [i for i in program if isinstance(i, Copy)]
         on_cpu = {name for name, device in self.devices.items() if device.type == "cpu"}
         host = {i.stream for i in copies if i.source in on_cpu or i.destination in on_cpu}
@@ -319,15 +319,3 @@ def _pooled(device: torch.device, name: Stream) -> torch.Stream:
     raise MachineError(
         f"{device} has no stream left for {name}: torch repeats itself after {_POOL}"
     )
-
-
-def _waiting_for_host(program: Program, gpu: set[Stream]) -> set[Stream]:
-    """Return the CPU streams, and all streams that wait, directly or not, for one of them."""
-    recorder = {i.event: i.stream for i in program if isinstance(i, Record)}
-    pairs = [(i.stream, recorder[i.event]) for i in program if isinstance(i, Wait)]
-    for streams in [occupied(i) for i in program if isinstance(i, (Run, Copy))]:
-        pairs += product(streams, streams)
-    waiting = {stream for stream in program.streams if stream not in gpu}
-    while found := {stream for stream, other in pairs if other in waiting} - waiting:
-        waiting |= found
-    return waiting

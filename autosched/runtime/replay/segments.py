@@ -1,14 +1,7 @@
 """Divide a program into segments that can be recorded and replayed whole.
 
 Work on the host, copies between physical devices, and frees of host memory remain outside segments.
-Everything else is on one physical device. Two such instructions share a segment if they have the
-same predecessors and the same successors among the instructions that are not on their device. So
-beginning a segment as a whole and ending it as a whole delays no other instruction: no copy and no
-host task waits for more of a graph than it needs. Where copies are many, segments are small.
-
-Segments never wait for each other in a cycle. (Suppose that a segment A had to wait for an
-instruction B of another device, which has to wait for A. Then B would be a successor of some
-instructions of A and a predecessor of others, so these would not be in one segment.)
+Everything else is on one physical device, and is divided by ``program.units``.
 
 Knows no function and no tensor, and not how a segment is recorded.
 """
@@ -17,14 +10,13 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, count
 
 from autosched.lowering.events import insert_events
 from autosched.lowering.hazards import Hazards
-from autosched.machine.machine import Machine
 from autosched.program.program import (
     Copy,
     Free,
@@ -36,10 +28,9 @@ from autosched.program.program import (
     Wait,
     occupied,
 )
+from autosched.program.units import Before, predecessors, units, where_is
 
-__all__ = ["Segment", "Segmented", "physical", "segmented"]
-
-_Before = dict[int, list[int]]  # the direct predecessors of each run, copy and free, by position
+__all__ = ["Segment", "Segmented", "segmented"]
 
 
 @dataclass(frozen=True)
@@ -81,16 +72,6 @@ class Segmented:
         return Program(tuple(chain.from_iterable(program.instructions for program in programs)))
 
 
-def physical(machine: Machine) -> dict[str, str | None]:
-    """Return the physical device of each name; None for the host's.
-
-    >>> physical(Machine.emulated(gpus=1))
-    {'cpu': None, 'cuda:0': 'cuda:0'}
-    """
-    devices = machine.devices
-    return {d.name: None if d.kind == "cpu" else d.physical or d.name for d in devices}
-
-
 def segmented(program: Program, device: Mapping[str, str | None]) -> Segmented:
     r"""Divide a program into segments.
 
@@ -104,27 +85,27 @@ def segmented(program: Program, device: Mapping[str, str | None]) -> Segmented:
     ((0, 1), 4, (5,))
     """
     # 1. Find the units: the instructions of a segment, or a single one; and their predecessors.
-    before = _before(program)
-    where = {i: _where(program.instructions[i], device) for i in before}
-    units = _units(program, before, where)
-    unit = {i: number for number, members in enumerate(units) for i in members}
+    before = predecessors(program)
+    where = {i: where_is(program.instructions[i], device) for i in before}
+    parted = units(program, before, where)
+    unit = {i: number for number, members in enumerate(parted) for i in members}
     needs: list[list[int]] = []
-    for number, members in enumerate(units):
+    for number, members in enumerate(parted):
         found = {unit[p] for i in members for p in before[i]}
         needs.append(sorted(found - {number}))
     # 2. Order them, and make a segment, or keep the instruction.
     fresh = count(1 + max((i.event for i in program if isinstance(i, Record)), default=-1))
     works: list[Run | Copy | Free] = []
     parts: list[Segment | int] = []
-    order = _topological([members[0] for members in units], needs)
+    order = _topological([members[0] for members in parted], needs)
     for number in order:
-        first = units[number][0]
+        first = parted[number][0]
         on = where[first]
         if on is None:
             parts.append(first)
             works.append(_work(program, first))
         else:
-            segment = _segment(program, on, units[number], before, fresh)
+            segment = _segment(program, on, parted[number], before, fresh)
             parts.append(segment)
             works.append(Run(segment.stream, f"segment-{len(works)}"))
     # 3. Insert events between them.
@@ -134,64 +115,6 @@ def segmented(program: Program, device: Mapping[str, str | None]) -> Segmented:
     return Segmented(
         program, Program(tuple(between), program.inputs, program.outputs), tuple(parts)
     )
-
-
-def _before(program: Program) -> dict[int, list[int]]:
-    """Return the direct predecessors of each run, copy and free: on its streams, and by events."""
-    last: dict[Stream, list[int]] = {}
-    recorded: dict[int, list[int]] = {}
-    found: dict[int, list[int]] = {}
-    for i, instruction in enumerate(program):
-        match instruction:
-            case Record(stream, event):
-                recorded[event] = last.get(stream, [])
-            case Wait(stream, event):
-                last[stream] = [*dict.fromkeys([*last.get(stream, ()), *recorded.get(event, ())])]
-            case _:
-                streams = occupied(instruction)
-                found[i] = sorted({p for stream in streams for p in last.get(stream, ())})
-                last.update((stream, [i]) for stream in streams)
-    return found
-
-
-def _where(instruction: Instruction, device: Mapping[str, str | None]) -> str | None:
-    """Return the physical device of an instruction; None for those outside segments."""
-    if isinstance(instruction, Copy):
-        source = device[instruction.source]
-        destination = device[instruction.destination]
-        return source if source == destination else None
-    return device[instruction.stream.device]
-
-
-def _units(program: Program, before: _Before, where: Mapping[int, str | None]) -> list[list[int]]:
-    """Return the instructions of each segment, and each one that is outside segments."""
-    after: dict[int, list[int]] = {i: [] for i in reversed(before)}
-    for i, found in before.items():
-        for p in found:
-            after[p].append(i)
-    # The instructions of a stream on one device are in a line, in which vector clocks count.
-    line = {i: (program.instructions[i].stream, device) for i, device in where.items()}
-    number = {key: at for at, key in enumerate(dict.fromkeys(line.values()))}
-    own = {i: number[key] for i, key in line.items()}
-    clocks = _clocks(before, own, len(number)), _clocks(after, own, len(number))
-    units: dict[Hashable, list[int]] = {}
-    for i, device in where.items():
-        others = [at for (_, on), at in number.items() if on != device]
-        known = [tuple(clock[i][other] for other in others) for clock in clocks]
-        units.setdefault(i if device is None else (device, *known), []).append(i)
-    return list(units.values())
-
-
-def _clocks(before: _Before, own: Mapping[int, int], width: int) -> dict[int, list[int]]:
-    """Return the vector clock of each instruction; ``own`` is the line that it is in."""
-    clocks: dict[int, list[int]] = {}
-    so_far = [0] * width
-    for i, found in before.items():
-        clock = [*map(max, zip(*(clocks[p] for p in found), strict=True))] if found else [0] * width
-        so_far[own[i]] += 1
-        clock[own[i]] = so_far[own[i]]
-        clocks[i] = clock
-    return clocks
 
 
 def _topological(first: Sequence[int], needs: Sequence[Sequence[int]]) -> list[int]:
@@ -215,7 +138,7 @@ def _topological(first: Sequence[int], needs: Sequence[Sequence[int]]) -> list[i
 
 
 def _segment(
-    program: Program, device: str, members: Sequence[int], before: _Before, fresh: count[int]
+    program: Program, device: str, members: Sequence[int], before: Before, fresh: count[int]
 ) -> Segment:
     """Return a segment of these members, on the stream that has most of them."""
     works = [_work(program, i) for i in members]
@@ -239,7 +162,7 @@ def _segment(
 
 
 def _branch_by_branch(
-    program: Program, members: Sequence[int], before: _Before, streams: Sequence[Stream]
+    program: Program, members: Sequence[int], before: Before, streams: Sequence[Stream]
 ) -> list[int]:
     """Return members in an order that stays on a stream as long as possible.
 

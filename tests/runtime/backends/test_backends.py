@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import autosched as asc
+from autosched.program.host_streams import waiting_for_host
 from autosched.program.program import Copy, Program, Stream
 from autosched.runtime.backends import (
     BACKENDS,
@@ -27,7 +28,6 @@ from autosched.runtime.backends import (
     make,
     suited,
 )
-from autosched.runtime.backends.accelerator import _waiting_for_host
 from autosched.runtime.backends.emulated import Emulated
 from autosched.runtime.backends.host import Host
 from autosched.runtime.backends.threads import Threads
@@ -443,7 +443,7 @@ MEETING = """
 def test_streams_that_wait_for_the_host_however_indirectly_get_threads_of_their_own(text, own):
     program = Program.parse(text)
     gpu = {stream for stream in program.streams if stream.device != "cpu"}
-    assert sorted(map(str, _waiting_for_host(program, gpu))) == own
+    assert sorted(map(str, waiting_for_host(program, gpu))) == own
 
 
 def test_streams_are_made_once_and_never_more_than_torch_has(monkeypatch):

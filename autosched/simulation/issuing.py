@@ -1,0 +1,153 @@
+"""Determine which thread issues each instruction, and for how long that keeps it busy.
+
+A thread issues one instruction after another, in the order of the program. Work for an accelerator
+starts when it has been issued at the earliest, and a thread does not wait for it. Streams that wait
+for a CPU are issued by threads of their own, all others by the calling thread (see
+``program.host_streams``). The thread of a CPU stream does its work itself. A thread can issue a
+wait only after another has issued the record.
+
+In a replayed run, each unit of a program (see ``program.units``) is issued as one graph, with its
+first instruction. Its records and waits are part of the graph.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosched.costs.costs import Costs, Replay
+from autosched.graph.graph import Graph
+from autosched.machine.machine import Machine
+from autosched.program.host_streams import waiting_for_host
+from autosched.program.program import Copy, Free, Instruction, Program, Record, Run, Stream, Wait
+from autosched.program.units import predecessors, units, where_is
+
+__all__ = ["Issuing", "Threads", "issuing"]
+
+
+class Issuing(NamedTuple):
+    """The threads that issue a program. Streams are positions in ``program.streams``."""
+
+    seconds: NDArray[np.float64]  # of each instruction
+    thread: NDArray[np.int64]  # of each stream, from 0; the calling thread has the last number
+    blocks: NDArray[np.bool_]  # by stream: a CPU's, whose thread is busy until its work ends
+    begin: NDArray[np.float64]  # one number: when the threads begin
+
+    @property
+    def total(self) -> float:
+        """The seconds of all threads together."""
+        return float(self.begin[0] + self.seconds.sum())
+
+    @classmethod
+    def free(cls, program: Program) -> Issuing:
+        """Return the threads of a program that is issued in no time."""
+        streams = len(program.streams)
+        return cls.of([0.0] * len(program), [0] * streams, [False] * streams, 0.0)
+
+    @classmethod
+    def of(
+        cls, seconds: list[float], thread: list[int], blocks: list[bool], begin: float
+    ) -> Issuing:
+        """Return the same of lists."""
+        return cls(
+            np.array(seconds, float),
+            np.array(thread, np.int64),
+            np.array(blocks, bool),
+            np.array([begin], float),
+        )
+
+
+class Threads:
+    """The time until which each thread is busy, while a program is walked in issue order."""
+
+    def __init__(self, program: Program, issuing: Issuing):
+        self.seconds: list[float] = issuing.seconds.tolist()
+        self.thread = dict(zip(program.streams, issuing.thread.tolist(), strict=True))
+        self.blocks = dict(zip(program.streams, issuing.blocks.tolist(), strict=True))
+        self.clock: list[float] = issuing.begin.tolist() * (len(program.streams) + 1)
+        self.issued: dict[int, float] = {}  # by event, when its record was issued
+
+    def issue(self, i: int, instruction: Instruction) -> float:
+        """Issue an instruction, and return when that has been done."""
+        thread = self.thread[instruction.stream]
+        clock: float = self.clock[thread]
+        if isinstance(instruction, Wait):
+            clock = max(clock, self.issued.get(instruction.event, 0.0))
+        clock += self.seconds[i]
+        if isinstance(instruction, Record):
+            self.issued[instruction.event] = clock
+        self.clock[thread] = clock
+        return clock
+
+    def finish(self, stream: Stream, end: float) -> None:
+        """Let the thread of a CPU stream be busy until its work has ended."""
+        if self.blocks[stream]:
+            thread = self.thread[stream]
+            self.clock[thread] = max(self.clock[thread], end)
+
+
+def issuing(program: Program, graph: Graph, machine: Machine, costs: Costs) -> Issuing | None:
+    """Return the threads that issue a program; None if issuing takes no time.
+
+    >>> import autosched as asc
+    >>> graph = asc.Graph()
+    >>> graph.output(y=graph.input("x") + 1)
+    >>> made = asc.schedule(graph, asc.Machine.emulated(gpus=1), policy="single")
+    >>> issuing(made.program, graph, made.machine, made.costs) is None
+    True
+    """
+    if not costs.has_issuing(machine.devices):
+        return None
+    streams = program.streams
+    gpu = {stream for stream in streams if machine.device(stream.device).kind != "cpu"}
+    waiting = waiting_for_host(program, gpu)
+    seconds = [_seconds(instruction, graph, machine, costs) for instruction in program]
+    if costs.replay is not None:
+        _issue_units(seconds, program, graph, machine, costs, costs.replay)
+    return Issuing.of(
+        seconds,
+        thread=[i if stream in waiting else len(streams) for i, stream in enumerate(streams)],
+        blocks=[stream not in gpu for stream in streams],
+        begin=0.0 if costs.replay is None else costs.replay.call,
+    )
+
+
+def _seconds(instruction: Instruction, graph: Graph, machine: Machine, costs: Costs) -> float:
+    """Return for how long a thread is busy issuing one instruction."""
+    device = machine.device(instruction.stream.device)
+    if isinstance(instruction, Run):
+        return costs.issue_seconds(graph.task(instruction.task), device)
+    if device.kind == "cpu" or isinstance(instruction, Free):
+        return 0.0
+    return device.issue_seconds if isinstance(instruction, Copy) else device.event_seconds
+
+
+def _issue_units(
+    seconds: list[float],
+    program: Program,
+    graph: Graph,
+    machine: Machine,
+    costs: Costs,
+    replay: Replay,
+) -> None:
+    """Let the first instruction of each unit issue all of it, as a graph."""
+    before = predecessors(program)
+    where = {i: where_is(program.instructions[i], machine.physical) for i in before}
+    replayed = {program.instructions[i].stream for i, device in where.items() if device is not None}
+    for i, instruction in enumerate(program):
+        if isinstance(instruction, (Record, Wait)) and instruction.stream in replayed:
+            seconds[i] = 0.0
+    for members in units(program, before, where):
+        if where[members[0]] is None:
+            continue
+        nodes = 0.0
+        for i in members:
+            seconds[i] = 0.0
+            match program.instructions[i]:
+                case Run(_, task):
+                    nodes += costs.launches(graph.task(task))
+                case Copy():
+                    nodes += 1
+        seconds[members[0]] = replay.graph + nodes * replay.node if nodes else 0.0
