@@ -19,7 +19,7 @@ from autosched.bounds import bounds
 from autosched.coarsening.grouping import merge
 from autosched.comparison.compare import compare
 from autosched.comparison.comparison import Comparison
-from autosched.costs.costs import Costs, Work
+from autosched.costs.costs import Costs, Replay, Work
 from autosched.errors import (
     AutoschedError,
     CaptureError,
@@ -106,6 +106,7 @@ __all__ = [
     "Possible",
     "Program",
     "ProgramError",
+    "Replay",
     "RunTimeoutError",
     "Schedule",
     "ScheduleError",

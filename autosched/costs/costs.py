@@ -66,6 +66,9 @@ class Replay:
 
     ``call``: from the call to the first launch; ``graph``: to launch a graph, and ``node``: for
     each kernel in it. Raises ScheduleError for numbers that are negative or infinite.
+
+    >>> Costs(replay=Replay(node=1e-6)).replay
+    Replay(call=5e-05, graph=1.5e-05, node=1e-06)
     """
 
     call: float = 50e-6
@@ -245,7 +248,11 @@ class Costs:
         if self.replay is not None:
             return self.launches(task) * self.replay.node
         known = self.issue.get(task.name)
-        return self.launches(task) * device.issue_seconds if known is None else float(known)
+        if known is not None:
+            return float(known)
+        if task.parts and self.seconds.get(task.name, task.seconds) is None:
+            return sum(self.issue_seconds(part, device) for part in task.parts)
+        return self.launches(task) * device.issue_seconds
 
     def has_issuing(self, devices: Iterable[Device]) -> bool:
         """Return whether issuing work to one of these devices takes time."""

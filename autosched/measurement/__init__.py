@@ -7,8 +7,9 @@
     bench           timed calls in serial runs on one device of several equal ones
     tasks           costs of a graph from the measurements of each bench
     links           rate and latency of links, from copies of many sizes
+    issuing         for how long a thread is busy issuing work
     stream_sharing  whether streams of a device run concurrently
-    machines        a machine with measured links and streams
+    machines        a machine with measured links, streams and issuing
     sanity          readings that are impossible
     cache           a file of earlier measurements
     slowdown        how much slower an emulated machine must be for this CPU

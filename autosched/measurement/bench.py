@@ -2,8 +2,7 @@
 
 The device stands for all equal devices of a machine. A device is measured while it is kept busy: a
 kernel that sleeps holds it until all of a task is launched, so that two events measure the kernels,
-and the host's clock measures the launches. A task costs the larger of the two, or only the first if
-the schedule will be replayed.
+and the host's clock measures the launches.
 
 Runs are whole, and the first one is a warm-up. So each task finds the caches as the previous task
 left them, as it will in real runs: that task's results are cached, weights used long before may not
@@ -170,8 +169,8 @@ class Bench:
 
     # ---- accepted readings
 
-    def accepted_seconds(self, replay: bool) -> dict[str, float]:
-        """Return the seconds of each measured task.
+    def accepted_readings(self) -> dict[str, Reading]:
+        """Return the reading of each measured task.
 
         An impossible reading is repeated once, and then omitted.
         """
@@ -188,8 +187,7 @@ class Bench:
         for signature, measured in self.readings.items():
             reading = measured.median()
             if reading is not None and signature not in refused:
-                longest = max(reading.seconds, reading.issued)
-                found[signature] = reading.seconds if replay else longest
+                found[signature] = reading
                 pair = reading.seconds, reading.issued
                 self.cached.put(pair, self.model, signature_text(signature))
         tasks = self.signature.items()

@@ -1,4 +1,4 @@
-"""Describe the local machine with measured links and streams."""
+"""Describe the local machine with measured links, streams and times of issuing."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from autosched.errors import MachineError
 from autosched.machine.machine import Device, Machine
 from autosched.measurement.cache import MeasurementCache
 from autosched.measurement.hardware import torch_device
+from autosched.measurement.issuing import issuing_seconds
 from autosched.measurement.links import Track, measured_links
 from autosched.measurement.stream_sharing import COUNTS, sharing, worthwhile_streams
 from autosched.scheduling.arguments import checked_count
@@ -25,11 +26,12 @@ def measure_machine(
     cache: bool | str | os.PathLike[str] | None = None,
     track: Track = iter,
 ) -> Machine:
-    """Return ``machine`` with its links and the compute streams of its accelerators as measured.
+    """Return ``machine`` with links, streams and times of issuing as measured.
 
     The default is ``Machine.local()``. A link has the rate and latency of the line through copies
     of 1 KiB to 64 MiB, in its slower direction. An accelerator has as many streams as are faster
-    than fewer for kernels too small to fill it; larger kernels run one after another anyway.
+    than fewer for kernels too small to fill it; larger kernels run one after another anyway. Its
+    ``issue_seconds`` and ``event_seconds`` are those of calls of torch.
     ``cache`` and ``track`` as for ``measure_costs``. Raises MachineError for an emulated machine.
 
     >>> measure_machine(Machine.local(gpus=0)) == Machine.local(gpus=0)
@@ -43,18 +45,20 @@ def measure_machine(
     made = measured_links(machine, repeat=repeat, cached=cached, track=track)
     physical = list(map(torch_device, made.devices))
     devices = [
-        _with_streams(device, where, physical.count(where), cached)
+        _measured(device, where, physical.count(where), cached)
         for device, where in zip(made.devices, physical, strict=True)
     ]
     cached.save()
     return Machine(devices, made.links, contention=made.contention)
 
 
-def _with_streams(
+def _measured(
     device: Device, where: torch.device, sharers: int, cached: MeasurementCache
 ) -> Device:
-    """Return an accelerator with its share of worthwhile streams; a CPU unchanged."""
+    """Return an accelerator with its share of worthwhile streams, and issuing; a CPU unchanged."""
     if where.type == "cpu":
         return device
     readings = [(count, sharing(where, count, cached=cached)) for count in COUNTS]
-    return replace(device, streams=max(1, worthwhile_streams(readings) // sharers))
+    issue, event = issuing_seconds(where, cached=cached)
+    streams = max(1, worthwhile_streams(readings) // sharers)
+    return replace(device, streams=streams, issue_seconds=issue, event_seconds=event)

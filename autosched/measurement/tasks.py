@@ -12,6 +12,7 @@ import math
 import os
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,10 +25,14 @@ from autosched.measurement.bench import Bench
 from autosched.measurement.cache import MeasurementCache
 from autosched.measurement.hardware import model_name, torch_device
 from autosched.measurement.links import Track
+from autosched.measurement.stopwatch import Reading
 from autosched.scheduling.arguments import checked_count
 from autosched.scheduling.planning import mark_pageable
 
 __all__ = ["measure_costs"]
+
+Readings = Mapping[tuple[Device, ...], Mapping[str, Reading]]
+"""By equal devices, the reading of each task that was measured there."""
 
 
 def measure_costs(
@@ -48,8 +53,9 @@ def measure_costs(
     estimated to do in a tenth of the time keep their estimate for the CPU. Readings that are
     impossible are taken again, then replaced by ``Costs.estimate`` with a warning.
 
-    * ``replay``: seconds of the kernels alone, as where CUDA graphs replay them; otherwise a task
-      takes at least as long as Python needs to launch it.
+    * ``replay``: seconds of the kernels alone, as where CUDA graphs replay them. Otherwise
+      ``Costs.issue`` has the seconds that Python needs to launch a task; if the devices of the
+      machine have no ``issue_seconds``, a task takes at least so long instead.
     * ``cache``: a folder in which readings of torch's own functions are cached for this machine,
       driver and torch, or True for ``$XDG_CACHE_HOME/autosched``.
     * ``track``: iterates over a sequence and displays the progress, such as ``tqdm.tqdm``.
@@ -74,13 +80,41 @@ def measure_costs(
         for bench, run in track([(bench, run) for bench in benches for run in range(repeat + 1)]):
             if not bench.is_done(run):
                 bench.run(warm=run == 0)
-        seconds = {bench.devices: bench.accepted_seconds(replay) for bench in benches}
+        readings = {bench.devices: bench.accepted_readings() for bench in benches}
     for complaint in (complaint for bench in benches for complaint in bench.complaints):
         warnings.warn(complaint, stacklevel=3)
     cached.save()
-    measured = known.override(_tables(graph, machine, known, seconds), benches[0].nbytes)
+    tables = _tables(graph, machine, known, _seconds(readings, replay))
+    measured = known.override(tables, benches[0].nbytes)
+    measured = replace(measured, issue={} if replay else _issue(readings))
     measured.check(graph)
     return measured
+
+
+def _seconds(readings: Readings, replay: bool) -> dict[tuple[Device, ...], dict[str, float]]:
+    """Return the seconds of each measured task.
+
+    If the machine knows no time of issuing, a task takes as long as it takes to launch, at least.
+    """
+    return {
+        devices: {
+            name: reading.seconds
+            if replay or devices[0].has_issuing
+            else max(reading.seconds, reading.issued)
+            for name, reading in found.items()
+        }
+        for devices, found in readings.items()
+    }
+
+
+def _issue(readings: Readings) -> dict[str, float]:
+    """Return the seconds to issue each task, where the machine knows times of issuing."""
+    return {
+        name: reading.issued
+        for devices, found in readings.items()
+        if devices[0].has_issuing
+        for name, reading in found.items()
+    }
 
 
 def _preserved_random_state(machine: Machine) -> contextlib.AbstractContextManager[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import re
@@ -440,10 +441,13 @@ def test_where_torch_has_no_sleep_a_device_is_timed_as_it_is_fed(
     assert (reading.seconds, reading.clean) == (pytest.approx(2.2e-5), True)
 
 
-@pytest.mark.parametrize(("replay", "small"), [(False, 2e-5), (True, 3e-6)])
+@pytest.mark.parametrize(
+    ("replay", "issue", "small"), [(False, 0.0, 2e-5), (True, 0.0, 3e-6), (False, 1e-6, 3e-6)]
+)
 def test_tasks_on_a_gpu_take_what_kernels_take_or_what_launching_them_does(
-    monkeypatch: pytest.MonkeyPatch, replay: bool, small: float
+    monkeypatch: pytest.MonkeyPatch, replay: bool, issue: float, small: float
 ) -> None:
+    """What launching takes is told apart from the kernels where the machine knows of issuing."""
     gpu = Gpu(monkeypatch)
     calls: list[str] = []
 
@@ -469,12 +473,14 @@ def test_tasks_on_a_gpu_take_what_kernels_take_or_what_launching_them_does(
     monkeypatch.setattr(
         bench.Bench, "device", property(lambda self: CPU, lambda self, _: None), raising=False
     )
-    seconds = asc.measure_costs(
-        graph, PLAYED, {"x": torch.ones(1)}, repeat=4, replay=replay
-    ).seconds
-    assert {name: table["cuda:0"] for name, table in seconds.items()} == pytest.approx(
+    devices = [dataclasses.replace(device, issue_seconds=issue) for device in PLAYED.devices]
+    machine = asc.Machine(devices, PLAYED.links)
+    costs = asc.measure_costs(graph, machine, {"x": torch.ones(1)}, repeat=4, replay=replay)
+    assert {name: table["cuda:0"] for name, table in costs.seconds.items()} == pytest.approx(
         {"large": 1e-3, "small": small, "item": 2.5e-5, "write": small}, rel=0.2
     )
+    launched = {"large": 2e-5, "small": 2e-5, "item": 2.3e-5, "write": 2e-5}
+    assert costs.issue == (pytest.approx(launched, rel=0.2) if issue else {})
 
 
 # ---- the cache
@@ -719,7 +725,11 @@ def test_a_device_gets_its_part_of_as_many_streams_as_pay(
         machines, "sharing", lambda device, count, cached: Sharing(max(1.0, count / 4), count)
     )
     monkeypatch.setattr(machines, "measured_links", lambda machine, **_: machine)
-    assert [device.streams for device in asc.measure_machine(PLAYED).devices] == [
+    monkeypatch.setattr(machines, "issuing_seconds", lambda device, cached: (4e-6, 1e-6))
+    made = asc.measure_machine(PLAYED).devices
+    assert [device.issue_seconds for device in made] == [0, 4e-6, 4e-6]
+    assert [device.event_seconds for device in made] == [0, 1e-6, 1e-6]
+    assert [device.streams for device in made] == [
         1,
         streams,
         streams,
@@ -773,6 +783,8 @@ def test_on_played_gpus_all_is_measured_and_nothing_is_touched_too_early(
         0 <= seconds < math.inf for table in costs.seconds.values() for seconds in table.values()
     )
     assert inputs["x"].sum() == 64 * 2  # by the profile alone
+    assert all(0 < made.device(name).issue_seconds < 1 for name in made.accelerators)
+    assert all(0 < made.device(name).event_seconds < 1 for name in made.accelerators)
     assert 0 < timeline.doubt < 1
 
 

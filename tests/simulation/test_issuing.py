@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 import autosched as asc
 from autosched.bounds import bounds
-from autosched.costs.costs import Replay
 from autosched.policies import POLICIES
 from autosched.policies.noise import noisy_makespans
 from autosched.simulation.issuing import Issuing, issuing
@@ -120,7 +119,7 @@ def test_a_task_may_have_its_own_time_of_issue_and_launches_count():
 
 def test_a_replayed_run_costs_a_constant_and_each_graph_and_node():
     """Both branches are one graph; the copy out cuts one that follows, and is issued as always."""
-    costs = asc.Costs(replay=Replay(call=10, graph=5, node=0.5))
+    costs = asc.Costs(replay=asc.Replay(call=10, graph=5, node=0.5))
     text = """
         cuda:0/compute run a
         cuda:0/compute record e0
@@ -163,7 +162,7 @@ def test_threads_that_issue_in_no_time_change_nothing(graph, machine):
     assert makespan(program, seconds, none) == makespan(program, seconds)
 
 
-@given(graph=graphs(), machine=machines(), replay=st.sampled_from([None, Replay()]))
+@given(graph=graphs(), machine=machines(), replay=st.sampled_from([None, asc.Replay()]))
 def test_the_kernel_and_the_timeline_agree_to_the_bit(graph, machine, replay):
     machine = slow_to_issue(machine, ISSUE, ISSUE / 5)
     costs = dataclasses.replace(COSTS, replay=replay)
@@ -178,7 +177,7 @@ def test_the_kernel_and_the_timeline_agree_to_the_bit(graph, machine, replay):
 @given(graph=graphs(), machine=machines(), data=st.data())
 def test_no_program_ends_before_a_bound_and_slower_threads_gain_nothing(graph, machine, data):
     policy = data.draw(st.sampled_from(sorted(POLICIES)))
-    replay = data.draw(st.sampled_from([None, Replay()]))
+    replay = data.draw(st.sampled_from([None, asc.Replay()]))
     issues = sorted(data.draw(st.lists(st.sampled_from([0.0, 1e-6, 4e-6, 3e-5]), min_size=2)))
     costs = dataclasses.replace(COSTS, replay=replay)
     program, own, *_ = parts(graph, machine, policy, costs)
@@ -241,7 +240,7 @@ def test_explain_says_that_the_host_bounds_and_that_replay_helps():
 
 
 def test_costs_and_machines_with_issuing_are_saved_and_read_back():
-    costs = asc.Costs(issue={"t0.0": 1e-6}, replay=Replay(node=0.0))
+    costs = asc.Costs(issue={"t0.0": 1e-6}, replay=asc.Replay(node=0.0))
     assert asc.Costs.from_json(costs.to_json()) == costs
     assert asc.Machine.from_json(gpu(2).to_json()) == gpu(2)
     assert "issue" not in asc.Costs().to_json()
@@ -252,7 +251,7 @@ def test_costs_and_machines_with_issuing_are_saved_and_read_back():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Replay(call=-1), "call of replay must be a number, 0 or more"),
+        (lambda: asc.Replay(call=-1), "call of replay must be a number, 0 or more"),
         (lambda: asc.Costs(replay=3), "replay of costs must be Replay"),
         (lambda: asc.Costs(issue={"a": float("inf")}), "issue of 'a' must be a number"),
         (lambda: asc.Device("cuda:0", event_seconds=-1), "event_seconds of"),
