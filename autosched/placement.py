@@ -55,7 +55,7 @@ class Placement:
     order: tuple[str, ...]
     copies: tuple[Send, ...] = field(default=(), repr=False)
     bound: float = field(default=0.0, compare=False, repr=False)
-    streams: int | None = None
+    streams: int | None = field(default=None, repr=False)
 
 
 def home(graph: Graph, machine: Machine, value: Value) -> str:

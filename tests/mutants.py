@@ -149,6 +149,7 @@ ACCESSES = (
 LISTING = "tests/policies/test_listing.py"
 PLANS = f"{LISTING}::test_a_plan_keeps_to_what_data_and_streams_allow"
 FORGETFUL = f"{LISTING}::test_plans_that_forget_gaps_are_plans"
+ISSUED = "tests/simulation/test_issuing.py"
 PROMISED = f"{LISTING}::test_a_program_ends_when_its_plan_says_or_earlier"
 RETURNED = f"{LISTING}::test_a_plan_ends_when_what_was_written_is_back"
 TAILS = f"{LISTING}::test_no_plan_ends_before_the_best_that_follows_any_of_its_tasks"
@@ -595,6 +596,34 @@ MUTANTS = (
         "start = max(start, in_free[p])",
         "start = max(start, 0.0)",
         PROMISED,
+    ),
+    Mutant(
+        "issuing a task keeps no thread busy in plans",
+        "autosched/policies/base/kernels.py",
+        "    if commit:\n        s.issued[0] = issued\n    return max(ready, issued)\n",
+        "    return max(ready, issued)\n",
+        PROMISED,
+    ),
+    Mutant(
+        "a thread issues a wait before another has issued the record",
+        "autosched/simulation/issuing.py",
+        "clock = max(clock, self.issued.get(instruction.event, 0.0))",
+        "clock = max(clock, 0.0)",
+        f"{ISSUED}::test_a_stream_that_waits_for_the_cpu_delays_no_other",
+    ),
+    Mutant(
+        "one thread is taken to issue all even where some tasks may run on a CPU",
+        "autosched/bounds/host.py",
+        " and not possible[:, on_cpu].any():",
+        ":",
+        f"{ISSUED}::test_the_bound_knows_that_a_cpu_issues_nothing_and_that_streams_behind_it_have_threads",
+    ),
+    Mutant(
+        "auto tries all streams alone",
+        "autosched/policies/candidates.py",
+        "        limits.append(most)\n",
+        "        pass\n",
+        f"{ISSUED}::test_many_small_kernels_take_no_less_than_issuing_them_and_auto_is_content_with_one_stream",
     ),
     Mutant(
         "what is written comes home in no time",

@@ -1,9 +1,10 @@
-"""List the policies that ``policy="auto"`` tries."""
+"""List the policies, and the limits on streams, that ``policy="auto"`` tries."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from autosched.costs.costs import Costs
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Device, Machine
 from autosched.policies.literature.heft import heft
@@ -12,7 +13,7 @@ from autosched.policies.round_robin import round_robin
 from autosched.policies.single import single, single_on
 from autosched.problem import Policy
 
-__all__ = ["candidates"]
+__all__ = ["candidates", "stream_limits"]
 
 _SMALL = 2_000  # tasks, up to which there is time to lower and simulate policies that rarely win
 
@@ -41,3 +42,15 @@ def candidates(
         anonymous = replace(device, name=device.kind, physical=None)
         like.setdefault(device if device.name in pinned else anonymous, device.name)
     return (*map(single_on, like.values()), single, round_robin, heft, improved)
+
+
+def stream_limits(machine: Machine, costs: Costs) -> tuple[int | None, ...]:
+    """Return the limits on streams to try: halves of what there is, if issuing takes time."""
+    if not costs.has_issuing(machine.devices):
+        return (None,)
+    limits: list[int | None] = [None]
+    most = max((machine.device(name).streams for name in machine.accelerators), default=1)
+    while most > 1:
+        most //= 2
+        limits.append(most)
+    return tuple(limits)

@@ -12,13 +12,14 @@ use other draws than those by which they are judged.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from autosched.costs.costs import Costs
 from autosched.errors import ScheduleError
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
-from autosched.policies.candidates import candidates
+from autosched.policies.candidates import candidates, stream_limits
 from autosched.policies.literature.heft import heft
 from autosched.policies.noise import checked_noise, noisy_costs, noisy_placement
 from autosched.problem import Policy
@@ -55,7 +56,8 @@ def robust(
             except ScheduleError as error:
                 refusal = error
                 continue
-            found += [placement] if placement not in found else []
+            limited = (replace(placement, streams=most) for most in stream_limits(machine, costs))
+            found += [each for each in limited if each not in found]
         if not found:
             raise refusal
         return min(

@@ -35,6 +35,7 @@ from autosched.lowering.fitting import confined, fitted, is_limited
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies import POLICIES, TIMED, Policy, Progress, candidates, m_etf, m_sct, single
+from autosched.policies.candidates import stream_limits
 from autosched.program.program import Copy, Program
 from autosched.runtime.backends import Backend, check_name, suited
 from autosched.runtime.check import Check
@@ -325,19 +326,7 @@ def _plan(
         policies = candidates(graph, machine, seconds, seed, progress)
     if is_limited(graph, machine, problem.costs):
         policies = (*policies, single, m_etf, m_sct)
-    return _best(problem, policies, _stream_limits(machine, problem.costs))
-
-
-def _stream_limits(machine: Machine, costs: Costs) -> tuple[int | None, ...]:
-    """Return the limits on streams to try: halves of what there is, if issuing takes time."""
-    if not costs.has_issuing(machine.devices):
-        return (None,)
-    limits: list[int | None] = [None]
-    most = max((machine.device(name).streams for name in machine.accelerators), default=1)
-    while most > 1:
-        most //= 2
-        limits.append(most)
-    return tuple(limits)
+    return _best(problem, policies, stream_limits(machine, problem.costs))
 
 
 def find_policy(

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import autosched as asc
+from autosched import policies
 from autosched.bounds import bounds
 from autosched.policies import POLICIES
 from autosched.policies.noise import noisy_makespans
@@ -193,10 +194,31 @@ def test_no_program_ends_before_a_bound_and_slower_threads_gain_nothing(graph, m
     assert made.lower_bound * (1 - 1e-9) <= made.makespan <= made.serial_seconds * (1 + 1e-9)
 
 
+def test_the_bound_knows_that_a_cpu_issues_nothing_and_that_streams_behind_it_have_threads():
+    device = asc.Device("cuda:0", 2, issue_seconds=4)
+    machine = asc.Machine([asc.Device("cpu"), device], LINKS[:1], imagined=True)
+    graph = tasks("a", "b", "c", seconds=0.5, after={"b": "a", "c": "a"})
+    text = """
+        cpu/compute run a
+        cpu/compute record e0
+        cuda:0/compute wait e0
+        cuda:0/compute run b
+        cuda:0/compute1 wait e0
+        cuda:0/compute1 run c
+    """
+    found = simulate(asc.Program.parse(text), graph, machine, asc.Costs())
+    assert [span.end for span in found.spans] == [0.5, 5, 5]
+    assert bounds(graph, machine, asc.Costs())["host"] <= 1.5  # all on the CPU
+    costs = asc.Costs.table({"a": {"cpu": 0.5}, "b": {"cuda:0": 0.5}, "c": {"cuda:0": 0.5}})
+    assert bounds(graph, machine, costs)["host"] == pytest.approx(4)
+    costs = asc.Costs.table({name: {"cuda:0": 0.5} for name in "abc"})
+    assert bounds(graph, machine, costs)["host"] == 3 * 4
+
+
 # ---- many small kernels
 
 
-def launch_bound(lanes: int = 8, depth: int = 6) -> asc.Graph:
+def launch_bound(lanes: int = 8, depth: int = 3) -> asc.Graph:
     """Kernels of a microsecond, in lanes that exchange data at each step."""
     graph = asc.Graph("small kernels")
     values = list(graph.inputs(*(f"x{i}" for i in range(lanes))))
@@ -225,6 +247,20 @@ def test_many_small_kernels_take_no_less_than_issuing_them_and_auto_is_content_w
     assert total < auto.makespan <= one.makespan < eight.makespan
     assert auto.placement.streams == len(auto.program.streams) == 1
     assert len(asc.schedule(graph, gpu(8, issue=0.0, event=0.0)).program.streams) == 8
+
+
+def test_the_robust_policy_is_content_with_one_stream_too():
+    robust = asc.schedule(launch_bound(4, 4), gpu(4), policy=policies.robust(0.1))
+    assert robust.placement.streams == len(robust.program.streams) == 1
+
+
+def test_the_limit_on_streams_is_saved_and_read_back(tmp_path):
+    made = asc.schedule(launch_bound(2, 6), gpu(2))
+    assert made.placement.streams == 1
+    made.save(tmp_path / "saved.json")
+    again = asc.load(tmp_path / "saved.json", made.graph)
+    assert (again.placement, again.program) == (made.placement, made.program)
+    assert again.makespan == made.makespan
 
 
 def test_explain_says_that_the_host_bounds_and_that_replay_helps():
