@@ -39,6 +39,7 @@ class Planning(NamedTuple):
     begins: Any  # [stream, gap]
     ends: Any  # [stream, gap]
     gaps: Any  # [stream], how many it has
+    issues: bool  # whether issuing takes time
     begin_issuing: float  # when the thread begins to issue
     issued: Any  # until when it is busy; and the same after the copies of the task in question
     most_gaps: int  # the most gaps of a stream that are stored
@@ -69,6 +70,7 @@ class Planning(NamedTuple):
             begins=mode.numbers(streams * most_gaps),
             ends=mode.numbers(streams * most_gaps),
             gaps=mode.counts(streams, 1),
+            issues=bool(t.issue.any() or t.issue_copy.any()),
             begin_issuing=float(t.begin[0]),
             issued=mode.numbers(2),
             most_gaps=most_gaps,
@@ -205,7 +207,8 @@ def list_schedule(
             ready = arrive(t, p, count, after, limit, s, False)
             if ready >= limit:
                 continue
-            ready = issue(t, base + p, ready, s, False)
+            if s.issues:
+                ready = issue(t, base + p, ready, s, False)
             stream, g, begin = earliest_gap(s, p, ready, t.seconds[base + p], limit)
             if stream >= 0:
                 best = p
@@ -270,7 +273,8 @@ def decode(
                 ready = max(ready, since)
         if ready >= limit:
             return math.inf
-        ready = issue(t, task * devices + p, ready, s, True)
+        if s.issues:
+            ready = issue(t, task * devices + p, ready, s, True)
         stream, gap, begin = earliest_gap(s, p, ready, seconds, limit)
         if stream < 0:
             return math.inf
@@ -365,7 +369,7 @@ def arrive(
                 end = there
             else:
                 seconds = copy_seconds(t, datum, path)
-                if t.issue_copy[path] > 0:
+                if s.issues and t.issue_copy[path] > 0:
                     issued += t.issue_copy[path]
                     end = max(end, issued)
                 begin = send(t, path, end, seconds, s.out_next, where, s.in_next, p)
@@ -379,7 +383,8 @@ def arrive(
             ready = end
             if ready >= limit:
                 return math.inf
-    s.issued[1] = issued
+    if s.issues:
+        s.issued[1] = issued
     if commit:
         s.issued[0] = issued
         s.in_free[p] = s.in_next[p]
