@@ -249,6 +249,20 @@ def test_many_small_kernels_take_no_less_than_issuing_them_and_auto_is_content_w
     assert len(asc.schedule(graph, gpu(8, issue=0.0, event=0.0)).program.streams) == 8
 
 
+def test_replay_is_predicted_where_issuing_takes_time_and_pays_for_streams_again():
+    graph = launch_bound()
+    one, eight = (
+        asc.schedule(graph, gpu(streams), policy="heft", replay=True, backend="replay")
+        for streams in (1, 8)
+    )
+    assert eight.costs.replay == asc.Replay()
+    assert eight.makespan < one.makespan < len(graph) * 5e-6
+    classic = asc.schedule(graph, gpu(8, 0.0, 0.0), policy="heft", replay=True, backend="replay")
+    assert classic.costs.replay is None
+    own = asc.Costs(replay=asc.Replay(call=1.0))
+    assert asc.schedule(graph, gpu(8), policy="heft", costs=own).makespan > 1
+
+
 def test_the_robust_policy_is_content_with_one_stream_too():
     robust = asc.schedule(launch_bound(4, 4), gpu(4), policy=policies.robust(0.1))
     assert robust.placement.streams == len(robust.program.streams) == 1
