@@ -120,7 +120,7 @@ def test_compiled_kernels_count_no_references(monkeypatch):
     monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])  # what is loaded cannot be read
     made = listed(Problem.of(TOPCUOGLU, processors(3), COSTS), COMPILED)
     compiled = jit._compiled.__wrapped__(earliest_gap)
-    assert compiled(made.planning, 0, 1.0, 1.0, math.inf) == (0, 0, 1.0)
+    assert compiled(made.planning, 0, 1.0, 1.0, math.inf) == (1.0, 0, 0)
     (code,) = compiled.inspect_llvm().values()
     assert "earliest_gap" in code
     assert "NRT_incref" not in code

@@ -29,9 +29,9 @@ class Planning(NamedTuple):
 
     since: Any  # of each datum that the task reads: when it is produced,
     datum: Any  # its number,
-    where: Any  # and its device
-    out_next: Any  # when copy streams are free after the copies of the task in question
-    in_next: Any
+    where: Any  # its device,
+    row: Any  # and the path from there to the first device
+    out_next: Any  # when copy-out streams are free after the copies of the task in question
     out_free: Any  # when copy streams are free
     in_free: Any
     arrival: Any  # [datum, device], nan where it was not copied
@@ -58,8 +58,8 @@ class Planning(NamedTuple):
             since=mode.numbers(reads),
             datum=mode.counts(reads),
             where=mode.counts(reads),
+            row=mode.counts(reads),
             out_next=mode.numbers(devices),
-            in_next=mode.numbers(devices),
             out_free=mode.numbers(devices),
             in_free=mode.numbers(devices),
             arrival=mode.numbers(len(t.maker) * devices if contended else 0, math.nan),
@@ -91,14 +91,16 @@ def send(
     It starts when its datum exists, ``since``, and the copy streams that it occupies are free. It
     occupies them until its end. Times may be in any unit.
     """
+    holds_out = t.holds_out[path]
+    holds_in = t.holds_in[path]
     start = since
-    if t.holds_out[path]:
-        start = max(start, out_free[q])
-    if t.holds_in[path]:
-        start = max(start, in_free[p])
-    if t.holds_out[path]:
+    if holds_out and out_free[q] > start:
+        start = out_free[q]
+    if holds_in and in_free[p] > start:
+        start = in_free[p]
+    if holds_out:
         out_free[q] = start + seconds
-    if t.holds_in[path]:
+    if holds_in:
         in_free[p] = start + seconds
     return start
 
@@ -201,7 +203,7 @@ def list_schedule(
             ready = arrive(t, p, count, after, limit, s, False)
             if ready >= limit:
                 continue
-            stream, g, begin = earliest_gap(s, p, ready, t.seconds[base + p], limit)
+            begin, stream, g = earliest_gap(s, p, ready, t.seconds[base + p], limit)
             if stream >= 0:
                 best = p
                 where = stream
@@ -263,7 +265,7 @@ def decode(
                 ready = max(ready, since)
         if ready >= limit:
             return math.inf
-        stream, gap, begin = earliest_gap(s, p, ready, seconds, limit)
+        begin, stream, gap = earliest_gap(s, p, ready, seconds, limit)
         if stream < 0:
             return math.inf
         start[task] = begin
@@ -300,6 +302,7 @@ def go_home(t: Tables, device: Any, finish: Any, s: Planning) -> float:
         s.since[0] = finish[maker]
         s.datum[0] = datum
         s.where[0] = device[maker]
+        s.row[0] = device[maker] * len(t.streams)
         end = max(end, arrive(t, p, 1, 0.0, math.inf, s, True))
     return end
 
@@ -311,21 +314,32 @@ def sources(t: Tables, task: int, device: Any, finish: Any, s: Planning) -> int:
     Data of tasks that are not placed yet are left out. Return the number.
     """
     count = 0
+    devices = len(t.streams)
     for j in range(t.reads_at[task], t.reads_at[task + 1]):
         datum = t.reads[j]
         maker = t.maker[datum]
-        if maker >= 0 and device[maker] < 0:
+        since = 0.0
+        where = t.home[datum]
+        row = t.row[datum]
+        if maker >= 0:
+            since = finish[maker]
+            where = device[maker]
+            row = where
+        if where < 0:
             continue
-        since, where = (finish[maker], device[maker]) if maker >= 0 else (0.0, t.home[datum])
         k = count
         while k > 0 and (
             s.since[k - 1] > since or (s.since[k - 1] == since and s.datum[k - 1] > datum)
         ):
-            s.since[k], s.datum[k], s.where[k] = s.since[k - 1], s.datum[k - 1], s.where[k - 1]
+            s.since[k] = s.since[k - 1]
+            s.datum[k] = s.datum[k - 1]
+            s.where[k] = s.where[k - 1]
+            s.row[k] = s.row[k - 1]
             k -= 1
         s.since[k] = since
         s.datum[k] = datum
         s.where[k] = where
+        s.row[k] = row * devices
         count += 1
     return count
 
@@ -338,74 +352,90 @@ def arrive(
 
     With ``commit``, the copies for that are added to the plan.
     """
+    source = s.where
+    out_next = s.out_next
+    out_free = s.out_free
+    arrival = s.arrival
+    contended = len(arrival) > 0
     devices = len(t.streams)
-    s.in_next[p] = s.in_free[p]
+    in_next = s.in_free[p]
     for k in range(count):
-        s.out_next[s.where[k]] = s.out_free[s.where[k]]
+        out_next[source[k]] = out_free[source[k]]
     for k in range(count):
-        where = s.where[k]
-        datum = s.datum[k]
+        q = source[k]
         end = s.since[k]
-        if where != p:
-            row = where if t.maker[datum] >= 0 else t.row[datum]
-            path = row * devices + p
-            busy = t.holds_out[path] + t.holds_in[path]
-            there = s.arrival[datum * devices + p] if busy else math.nan
-            if not math.isnan(there):
-                end = there
+        if q != p:
+            datum = s.datum[k]
+            copy = datum * devices + p
+            if contended and arrival[copy] >= 0.0:
+                end = arrival[copy]
             else:
-                seconds = copy_seconds(t, datum, path)
-                begin = send(t, path, end, seconds, s.out_next, where, s.in_next, p)
+                # This is `send`, without the call, which takes uncompiled as long as the rest.
+                path = s.row[k] + p
+                seconds = t.latency[path] + t.nbytes[datum] / t.rate[path]
+                holds_out = t.holds_out[path]
+                holds_in = t.holds_in[path]
+                begin = end
+                if holds_out and out_next[q] > begin:
+                    begin = out_next[q]
+                if holds_in and in_next > begin:
+                    begin = in_next
                 end = begin + seconds
-                if commit and busy:
-                    s.copy[s.sent[0]] = datum * devices + p
+                if holds_out:
+                    out_next[q] = end
+                if holds_in:
+                    in_next = end
+                if commit and contended:
+                    s.copy[s.sent[0]] = copy
                     s.begin[s.sent[0]] = begin
                     s.sent[0] += 1
-                    s.arrival[datum * devices + p] = end
+                    arrival[copy] = end
         if end > ready:
             ready = end
             if ready >= limit:
                 return math.inf
     if commit:
-        s.in_free[p] = s.in_next[p]
+        s.in_free[p] = in_next
         for k in range(count):
-            s.out_free[s.where[k]] = s.out_next[s.where[k]]
+            out_free[source[k]] = out_next[source[k]]
     return ready
 
 
 @kernel
 def earliest_gap(
     s: Planning, p: int, ready: float, seconds: float, limit: float
-) -> tuple[int, int, float]:
-    """Return stream, gap and start of a task that starts before ``limit``; stream -1 if none."""
-    found = (-1, -1, math.inf)
+) -> tuple[float, int, int]:
+    """Return the first start before ``limit``, its stream and gap; or infinity."""
+    found = (math.inf, -1, -1)
+    begins = s.begins
+    ends = s.ends
     for stream in range(s.first[p], s.first[p + 1]):
-        gap = fit(s, stream, ready, seconds, limit)
-        if gap >= 0:
-            limit = max(ready, s.begins[stream * s.most_gaps + gap])
-            found = (stream, gap, limit)
+        base = stream * s.most_gaps
+        last = base + s.gaps[stream] - 1
+        gap = last
+        if begins[last] > ready:
+            gap = _after(ends, base, last, ready)
+        more = gap + MOST_TRIED
+        begin = max(ready, begins[gap])
+        while begin < limit and begin + seconds > ends[gap]:
+            gap = gap + 1 if gap < more else last
+            begin = begins[gap]
+        if begin < limit:
+            found = (begin, stream, gap - base)
+            limit = begin
     return found
 
 
 @kernel
-def fit(s: Planning, stream: int, ready: float, seconds: float, limit: float) -> int:
-    """Return the first gap of a stream in which a task can start before ``limit``, or -1."""
-    base = stream * s.most_gaps
-    low = 0
-    high = s.gaps[stream]
+def _after(ends: Any, low: int, high: int, time: float) -> int:
+    """Return the first gap from ``low`` to ``high`` that ends after a time."""
     while low < high:
         middle = (low + high) // 2
-        if s.ends[base + middle] > ready:
+        if ends[middle] > time:
             high = middle
         else:
             low = middle + 1
-    last = s.gaps[stream] - 1
-    gap = low
-    begin = max(ready, s.begins[base + low])
-    while begin < limit and begin + seconds > s.ends[base + gap]:
-        gap = gap + 1 if gap < low + MOST_TRIED else last
-        begin = s.begins[base + gap]
-    return gap if begin < limit else -1
+    return low
 
 
 @kernel
