@@ -572,8 +572,8 @@ MUTANTS = (
     Mutant(
         "a task is put into a gap that is too short",
         "autosched/policies/base/kernels.py",
-        "    while begin < limit and begin + seconds > s.ends[base + gap]:",
-        "    while begin < limit and begin > s.ends[base + gap]:",
+        "        while begin < limit and begin + seconds > ends[gap]:",
+        "        while begin < limit and begin > ends[gap]:",
         PLANS,
     ),
     Mutant(
@@ -593,8 +593,8 @@ MUTANTS = (
     Mutant(
         "copies into a device do not queue in plans",
         "autosched/policies/base/kernels.py",
-        "start = max(start, in_free[p])",
-        "start = max(start, 0.0)",
+        "begin = in_next\n",
+        "begin = begin + 0.0\n",
         PROMISED,
     ),
     Mutant(

@@ -58,10 +58,13 @@ def _compiled(function: F) -> F:
     twin = types.FunctionType(function.__code__, function.__globals__, function.__name__)
     twin.__qualname__ = _name(function)
     twin.__module__ = function.__module__
+    # Kernels allocate no arrays, so their code counts no references to arrays. Otherwise most
+    # accesses to tables change a count atomically, which takes several times as long as the rest.
+    options: dict[str, Any] = {"_nrt": False}
     try:
-        return cast(F, numba.njit(cache=True)(twin))
+        return cast(F, numba.njit(cache=True, **options)(twin))
     except RuntimeError:  # no cache folder is writable
-        return cast(F, numba.njit(twin))
+        return cast(F, numba.njit(**options)(twin))
 
 
 def _name(function: Callable[..., Any]) -> str:
@@ -70,8 +73,8 @@ def _name(function: Callable[..., Any]) -> str:
 
 @functools.cache
 def _stamp(function: Callable[..., Any]) -> str:
-    """Return a hash of the sources of a kernel, of those it may call and of their tables."""
-    modules = [function.__module__]
+    """Return a hash of the sources of a kernel, those it may call, their tables, and this one."""
+    modules = [__name__, function.__module__]
     for name in modules:  # the list grows during the loop
         for item in vars(sys.modules[name]).values():
             is_table = isinstance(item, type) and issubclass(item, tuple)

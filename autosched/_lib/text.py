@@ -67,8 +67,12 @@ def duration(seconds: float) -> str:
 
 def time_unit(seconds: float) -> tuple[float, str]:
     """Return the seconds and symbol of the unit for a time."""
-    units = (1.0, "s"), (1e-3, "ms")
-    return next((unit for unit in units if abs(seconds) >= unit[0]), (1e-6, "us"))
+    size = abs(seconds)
+    if size >= 1.0:
+        return 1.0, "s"
+    if size >= 1e-3:
+        return 1e-3, "ms"
+    return 1e-6, "us"
 
 
 def amount(number: float, unit: str) -> str:

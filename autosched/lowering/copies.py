@@ -83,7 +83,7 @@ def missing(table: Residency[int, Any], graph: Graph, task: Task, device: str) -
     device, so the other regions are there as well.
     """
     for use in task.reads:
-        if graph.touched(task, use.value) is None:
+        if task.region is None or graph.touched(task, use.value) is None:
             if table.get(*use, device) is None:
                 yield use
         elif table.held(use.value, device) is None:

@@ -191,7 +191,9 @@ class _Walk:
         found = [self.ran[d.task] for d in task.dependencies if d.kind == "order"]
         self.ran[task.index] = i
         for use, buffer in zip(task.reads, step.reads, strict=True):
-            region = self.graph.touched(task, use.value) or self.values[use.value].region
+            region = self.values[use.value].region
+            if task.region is not None:
+                region = self.graph.touched(task, use.value) or region
             found += self._access(i, stream, buffer, region, use in task.writes)
         for made in step.made:
             if made is not None and made.base is None:
@@ -218,12 +220,14 @@ class _Walk:
         self, i: int, stream: Stream, buffer: Buffer, region: Region, writes: bool
     ) -> list[int]:
         """Add an access, and return the positions that it must follow."""
-        block = self.blocks[buffer.block]
+        block = self.blocks[buffer.base or buffer]
         if block.owner is None and stream.device == buffer.device:
             block.owner = stream
         block.uses[stream] = i
         if not writes:
-            return [buffer.maker, *block.accesses.read(region, i)]
+            found = block.accesses.read(region, i)
+            found.append(buffer.maker)
+            return found
         writers, readers = block.accesses.write(region, i)
         return [buffer.maker, *writers, *readers]
 

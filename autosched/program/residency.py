@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from autosched.program.program import Copy, Free, Instruction, Run
 
@@ -21,6 +21,8 @@ __all__ = ["Buffer", "Buffers", "Residency", "Step"]
 
 Name = TypeVar("Name", bound=Hashable)
 Item = TypeVar("Item")
+
+_NOWHERE: Mapping[str, Any] = {}
 
 
 class Residency(Generic[Name, Item]):
@@ -41,7 +43,11 @@ class Residency(Generic[Name, Item]):
 
     def put(self, value: Name, version: int, device: str, item: Item) -> None:
         """Store an item for a version of a value that is on a device now."""
-        self._items.setdefault((value, version), {})[device] = item
+        devices = self._items.get((value, version))
+        if devices is None:
+            self._items[value, version] = {device: item}
+        else:
+            devices[device] = item
         self._latest[value, device] = version
         if self._early:
             self._early.pop((value, device), None)
@@ -50,8 +56,7 @@ class Residency(Generic[Name, Item]):
         """Return the item of a version on a device; None unless all its regions are there."""
         if self._early and (value, device) in self._early:
             return None
-        found = self._items.get((value, version))
-        return None if found is None else found.get(device)
+        return self._items.get((value, version), _NOWHERE).get(device)
 
     def held(self, value: Name, device: str) -> Item | None:
         """Return the item of a value on a device in any version; None if it is not there."""
@@ -107,7 +112,7 @@ class Buffer:
 
 
 class Step(NamedTuple):
-    """An instruction, its position, and the buffers that it uses; none for records and waits."""
+    """A run, copy or free, its position, and the buffers that it uses."""
 
     at: int
     instruction: Instruction
@@ -125,7 +130,7 @@ class Buffers:
         self.sources = {value: self._new(value, 0, home, -1) for value, home in homes.items()}
 
     def walk(self, instructions: Iterable[Instruction]) -> Iterator[Step]:
-        """Yield the steps of instructions in issue order."""
+        """Yield the steps of runs, copies and frees in issue order."""
         graph = self.graph
         for i, instruction in enumerate(instructions):
             if type(instruction) is Run:
@@ -140,14 +145,10 @@ class Buffers:
                 value = graph.value(instruction.value).index
                 freed = self.find(value, instruction.version, instruction.stream.device)
                 yield Step(i, instruction, None, [freed], ())
-            else:
-                yield Step(i, instruction, None, (), ())
 
     def find(self, value: int, version: int, device: str) -> Buffer:
         """Return the buffer of a version on a device, which must be there."""
-        return self._checked(self._table.get(value, version, device), value, version, device)
-
-    def _checked(self, found: Buffer | None, value: int, version: int, device: str) -> Buffer:
+        found = self._table.get(value, version, device)
         assert found is not None, f"{self.graph.values[value].name}@{version} is not on {device}"
         return found
 
@@ -161,13 +162,10 @@ class Buffers:
     def _run(self, i: int, task: Task, device: str) -> tuple[list[Buffer], list[Buffer | None]]:
         graph = self.graph
         # 1. Find the arguments; any version will do for a task that touches only a region.
-        reads: list[Buffer] = []
-        for value, version in task.reads:
-            if task.region is None or graph.touched(task, value) is None:
-                found = self._table.get(value, version, device)
-            else:
-                found = self._table.held(value, device)
-            reads.append(self._checked(found, value, version, device))
+        if task.region is None:
+            reads = [self.find(value, version, device) for value, version in task.reads]
+        else:
+            reads = [self._touched(task, value, version, device) for value, version in task.reads]
         # 2. Advance the versions of what it writes.
         for value, version in task.changes:
             new = self._table.change(value, version, device)
@@ -177,15 +175,22 @@ class Buffers:
         # 3. Add the results; a view shares the block of the argument with the same root.
         made: list[Buffer | None] = []
         for value, version in task.outputs:
-            root = graph.values[value].root
             if not graph.is_used(value):
                 made.append(None)
                 continue
             base = None
+            root = graph.values[value].root
             if root != value:
                 base = next(b.block for b in reads if graph.values[b.value].root == root)
             made.append(self._new(value, version, device, i, base))
         return reads, made
+
+    def _touched(self, task: Task, value: int, version: int, device: str) -> Buffer:
+        """Return the buffer of an argument of a task that touches a region."""
+        found = None
+        if self.graph.touched(task, value) is not None:
+            found = self._table.held(value, device)
+        return found or self.find(value, version, device)
 
     def _copy(self, i: int, value: int, copy: Copy) -> Buffer:
         if not copy.overwrite:

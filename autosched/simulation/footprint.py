@@ -42,24 +42,29 @@ def footprint(
     """
     buffers = Buffers(graph, {graph.value(name).index: home for name, home in program.inputs})
     held = {device.name: 0.0 for device in machine.devices}
+    histories: dict[str, list[float]] = {name: [] for name in held}
     sizes: dict[Buffer, float] = {}  # of the blocks in memory
 
-    def hold(buffer: Buffer | None) -> None:
-        if buffer is not None and buffer.base is None and buffer not in sizes:
-            sizes[buffer] = costs.value_nbytes(graph.values[buffer.value])
-            held[buffer.device] += sizes[buffer]
+    def hold(at: int, device: str, nbytes: float) -> None:
+        """Add bytes to a device; until instruction ``at`` it held what it holds now."""
+        history = histories[device]
+        if at >= len(history):
+            history += [held[device]] * (at + 1 - len(history))
+        held[device] += nbytes
 
     for source in buffers.sources.values():
-        hold(source)
-    histories = {name: [nbytes] for name, nbytes in held.items()}
+        sizes[source] = costs.value_nbytes(graph.values[source.value])
+        hold(-1, source.device, sizes[source])
     for step in buffers.walk(program.instructions):
         for made in step.made:
-            hold(made)
+            if made is not None and made.base is None and made not in sizes:
+                sizes[made] = costs.value_nbytes(graph.values[made.value])
+                hold(step.at, made.device, sizes[made])
         if isinstance(step.instruction, Free):
             (freed,) = step.reads
-            held[freed.device] -= sizes.pop(freed.block, 0.0)
-        for name, nbytes in held.items():
-            histories[name].append(nbytes)
+            hold(step.at, freed.device, -sizes.pop(freed.block, 0.0))
+    for name in held:
+        hold(len(program), name, 0.0)
     return {name: tuple(history) for name, history in histories.items()}
 
 

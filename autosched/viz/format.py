@@ -53,6 +53,8 @@ def sorted_streams(timeline: Timeline) -> list[Stream]:
 
 def columns(text: str) -> int:
     """Return the columns of a text: 2 for wide characters, 0 for combining ones."""
+    if text.isascii():
+        return len(text)
     return sum(
         0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
         for c in text

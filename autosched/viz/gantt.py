@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from autosched._lib.text import duration
 from autosched.program.program import Stream
@@ -56,13 +56,10 @@ class _Axis:
 
     left: float
     end: float
+    right: ClassVar[float] = WIDTH - MARGIN - IDLE
 
     def x(self, seconds: float) -> float:
         return self.left + (self.right - self.left) * (seconds / self.end if self.end else 0.0)
-
-    @property
-    def right(self) -> float:
-        return WIDTH - MARGIN - IDLE
 
 
 class _Row(NamedTuple):

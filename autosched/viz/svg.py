@@ -171,8 +171,11 @@ def path(cls: str, *parts: str | float) -> str:
     >>> path("grid", "M", 1, 2.5, "H", 3)
     '<path class="grid" d="M1 2.5H3"/>'
     """
-    words = " ".join(part if isinstance(part, str) else number(part) for part in parts)
-    data = re.sub(" ?([A-Za-z]) ?", r"\1", words)
+    data = ""
+    space = ""
+    for part in parts:
+        data += part if isinstance(part, str) else space + number(part)
+        space = "" if isinstance(part, str) else " "
     return f'<path class="{cls}" d="{data}"/>'
 
 

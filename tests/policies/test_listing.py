@@ -21,6 +21,7 @@ from autosched.machine.machine import Machine
 from autosched.placement import Placement, Send, check
 from autosched.policies import heft, portfolio, search
 from autosched.policies.base import listing
+from autosched.policies.base.kernels import earliest_gap
 from autosched.policies.base.listing import Listed, Listing
 from autosched.policies.base.possible import Possible
 from autosched.policies.base.ranks import downward_ranks, mean, upward_ranks
@@ -115,6 +116,17 @@ def test_kernels_give_the_same_bits_compiled_or_not(case, issue):
     problem = Problem.of(graph, issued(machine, issue), COSTS)
     expected, found = plans(listed(problem)), plans(listed(problem, COMPILED))
     assert list(map(bits, found)) == list(map(bits, expected))
+
+
+def test_compiled_kernels_count_no_references(monkeypatch):
+    caching = pytest.importorskip("numba.core.caching")
+    monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])  # what is loaded cannot be read
+    made = listed(Problem.of(TOPCUOGLU, processors(3), COSTS), COMPILED)
+    compiled = jit._compiled.__wrapped__(earliest_gap)
+    assert compiled(made.planning, 0, 1.0, 1.0, math.inf) == (1.0, 0, 0)
+    (code,) = compiled.inspect_llvm().values()
+    assert "earliest_gap" in code
+    assert "NRT_incref" not in code
 
 
 def test_small_work_is_plain_and_large_work_is_compiled(monkeypatch):

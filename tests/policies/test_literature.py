@@ -321,10 +321,10 @@ def test_what_is_taken_back_was_never_planned(case):
     for task in range(len(problem.tasks)):
         for slot in plan.slots(task, possible.devices(task)):
             before = state(plan)
-            taken = [plan.commit(task, slot)]
+            taken = [plan.attempt(task, slot)]
             behind = plan.find(len(problem.tasks) - 1, possible.devices(len(problem.tasks) - 1))
             if behind is not None and task < len(problem.tasks) - 1:
-                taken.append(plan.commit(len(problem.tasks) - 1, behind))
+                taken.append(plan.attempt(len(problem.tasks) - 1, behind))
             assert state(plan) != before
             for undo in reversed(taken):
                 undo()

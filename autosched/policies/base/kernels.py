@@ -1,4 +1,4 @@
-"""Compute ranks and list schedules over flat arrays.
+"""Compute list schedules over flat arrays.
 
 All kernels read ``Tables``; tasks, devices and data are numbers. Orders, devices and weights are
 arguments.
@@ -18,7 +18,7 @@ import numpy as np
 from autosched._lib.jit import Mode, kernel
 from autosched.problem import Tables
 
-__all__ = ["Planning", "copy_seconds", "decode", "list_schedule", "longest", "optimistic", "send"]
+__all__ = ["Planning", "copy_seconds", "decode", "list_schedule", "send"]
 
 # Gaps examined for a task; without a limit, many small gaps make planning quadratic.
 MOST_TRIED = 64
@@ -29,9 +29,9 @@ class Planning(NamedTuple):
 
     since: Any  # of each datum that the task reads: when it is produced,
     datum: Any  # its number,
-    where: Any  # and its device
-    out_next: Any  # when copy streams are free after the copies of the task in question
-    in_next: Any
+    where: Any  # its device,
+    row: Any  # and the path from there to the first device
+    out_next: Any  # when copy-out streams are free after the copies of the task in question
     out_free: Any  # when copy streams are free
     in_free: Any
     arrival: Any  # [datum, device], nan where it was not copied
@@ -61,8 +61,8 @@ class Planning(NamedTuple):
             since=mode.numbers(reads),
             datum=mode.counts(reads),
             where=mode.counts(reads),
+            row=mode.counts(reads),
             out_next=mode.numbers(devices),
-            in_next=mode.numbers(devices),
             out_free=mode.numbers(devices),
             in_free=mode.numbers(devices),
             arrival=mode.numbers(len(t.maker) * devices if contended else 0, math.nan),
@@ -97,69 +97,18 @@ def send(
     It starts when its datum exists, ``since``, and the copy streams that it occupies are free. It
     occupies them until its end. Times may be in any unit.
     """
+    holds_out = t.holds_out[path]
+    holds_in = t.holds_in[path]
     start = since
-    if t.holds_out[path]:
-        start = max(start, out_free[q])
-    if t.holds_in[path]:
-        start = max(start, in_free[p])
-    if t.holds_out[path]:
+    if holds_out and out_free[q] > start:
+        start = out_free[q]
+    if holds_in and in_free[p] > start:
+        start = in_free[p]
+    if holds_out:
         out_free[q] = start + seconds
-    if t.holds_in[path]:
+    if holds_in:
         in_free[p] = start + seconds
     return start
-
-
-@kernel
-def longest(
-    t: Tables, weight: Any, kind: Any, kinds: int, latency: Any, per_byte: Any, rest: Any
-) -> None:
-    """Fill ``rest`` with the longest path from each task's end to the end of the graph.
-
-    ``weight`` is the duration of each task. A datum that moves from a task of ``kind`` a to one of
-    ``kind`` b takes ``latency[a, b] + nbytes * per_byte[a, b]``. ``rest`` must be zero everywhere.
-    """
-    for task in range(len(weight) - 1, -1, -1):
-        here = rest[task] + weight[task]
-        for i in range(t.before_at[task], t.before_at[task + 1]):
-            rest[t.before[i]] = max(rest[t.before[i]], here)
-        for i in range(t.reads_at[task], t.reads_at[task + 1]):
-            maker = t.maker[t.reads[i]]
-            if maker >= 0:
-                away = here
-                if t.group[maker] != t.group[task]:
-                    ends = kind[maker] * kinds + kind[task]
-                    away += latency[ends] + t.nbytes[t.reads[i]] * per_byte[ends]
-                rest[maker] = max(rest[maker], away)
-
-
-@kernel
-def optimistic(t: Tables, latency: float, per_byte: float, table: Any, column: Any) -> None:
-    """Fill ``table[task, device]`` with the optimistic cost, the least time after a task's end.
-
-    A datum that changes device takes ``latency + nbytes * per_byte``. ``table`` must be zero
-    everywhere; ``column`` has one element per device. Source: Arabnejad, Barbosa, IEEE TPDS 25(3),
-    2014.
-    """
-    devices = len(t.streams)
-    for task in range(len(t.group) - 1, -1, -1):
-        least = math.inf
-        for p in range(devices):
-            column[p] = table[task * devices + p] + t.seconds[task * devices + p]
-            least = min(least, column[p])
-        for i in range(t.before_at[task], t.before_at[task + 1]):
-            base = t.before[i] * devices
-            for p in range(devices):
-                table[base + p] = max(table[base + p], least)
-        for i in range(t.reads_at[task], t.reads_at[task + 1]):
-            maker = t.maker[t.reads[i]]
-            if maker < 0:
-                continue
-            far = least + (latency + t.nbytes[t.reads[i]] * per_byte)
-            if t.group[maker] == t.group[task]:
-                far = math.inf
-            base = maker * devices
-            for p in range(devices):
-                table[base + p] = max(table[base + p], min(far, column[p]))
 
 
 @kernel
@@ -209,7 +158,7 @@ def list_schedule(
                 continue
             if s.issues:
                 ready = issue(t, base + p, ready, s, False)
-            stream, g, begin = earliest_gap(s, p, ready, t.seconds[base + p], limit)
+            begin, stream, g = earliest_gap(s, p, ready, t.seconds[base + p], limit)
             if stream >= 0:
                 best = p
                 where = stream
@@ -275,7 +224,7 @@ def decode(
             return math.inf
         if s.issues:
             ready = issue(t, task * devices + p, ready, s, True)
-        stream, gap, begin = earliest_gap(s, p, ready, seconds, limit)
+        begin, stream, gap = earliest_gap(s, p, ready, seconds, limit)
         if stream < 0:
             return math.inf
         start[task] = begin
@@ -313,6 +262,7 @@ def go_home(t: Tables, device: Any, finish: Any, s: Planning) -> float:
         s.since[0] = finish[maker]
         s.datum[0] = datum
         s.where[0] = device[maker]
+        s.row[0] = device[maker] * len(t.streams)
         end = max(end, arrive(t, p, 1, 0.0, math.inf, s, True))
     return end
 
@@ -324,21 +274,32 @@ def sources(t: Tables, task: int, device: Any, finish: Any, s: Planning) -> int:
     Data of tasks that are not placed yet are left out. Return the number.
     """
     count = 0
+    devices = len(t.streams)
     for j in range(t.reads_at[task], t.reads_at[task + 1]):
         datum = t.reads[j]
         maker = t.maker[datum]
-        if maker >= 0 and device[maker] < 0:
+        since = 0.0
+        where = t.home[datum]
+        row = t.row[datum]
+        if maker >= 0:
+            since = finish[maker]
+            where = device[maker]
+            row = where
+        if where < 0:
             continue
-        since, where = (finish[maker], device[maker]) if maker >= 0 else (0.0, t.home[datum])
         k = count
         while k > 0 and (
             s.since[k - 1] > since or (s.since[k - 1] == since and s.datum[k - 1] > datum)
         ):
-            s.since[k], s.datum[k], s.where[k] = s.since[k - 1], s.datum[k - 1], s.where[k - 1]
+            s.since[k] = s.since[k - 1]
+            s.datum[k] = s.datum[k - 1]
+            s.where[k] = s.where[k - 1]
+            s.row[k] = s.row[k - 1]
             k -= 1
         s.since[k] = since
         s.datum[k] = datum
         s.where[k] = where
+        s.row[k] = row * devices
         count += 1
     return count
 
@@ -351,45 +312,58 @@ def arrive(
 
     With ``commit``, the copies for that are added to the plan.
     """
+    source = s.where
+    out_next = s.out_next
+    out_free = s.out_free
+    arrival = s.arrival
+    contended = len(arrival) > 0
     devices = len(t.streams)
-    s.in_next[p] = s.in_free[p]
+    in_next = s.in_free[p]
     issued = s.issued[0]
     for k in range(count):
-        s.out_next[s.where[k]] = s.out_free[s.where[k]]
+        out_next[source[k]] = out_free[source[k]]
     for k in range(count):
-        where = s.where[k]
-        datum = s.datum[k]
+        q = source[k]
         end = s.since[k]
-        if where != p:
-            row = where if t.maker[datum] >= 0 else t.row[datum]
-            path = row * devices + p
-            busy = t.holds_out[path] + t.holds_in[path]
-            there = s.arrival[datum * devices + p] if busy else math.nan
-            if not math.isnan(there):
-                end = there
+        if q != p:
+            datum = s.datum[k]
+            copy = datum * devices + p
+            if contended and arrival[copy] >= 0.0:
+                end = arrival[copy]
             else:
-                seconds = copy_seconds(t, datum, path)
+                # This is `send`, without the call, which takes uncompiled as long as the rest.
+                path = s.row[k] + p
+                seconds = t.latency[path] + t.nbytes[datum] / t.rate[path]
+                holds_out = t.holds_out[path]
+                holds_in = t.holds_in[path]
                 if s.issues and t.issue_copy[path] > 0:
                     issued += t.issue_copy[path]
                     end = max(end, issued)
-                begin = send(t, path, end, seconds, s.out_next, where, s.in_next, p)
+                begin = end
+                if holds_out and out_next[q] > begin:
+                    begin = out_next[q]
+                if holds_in and in_next > begin:
+                    begin = in_next
                 end = begin + seconds
-                if commit and busy:
-                    s.copy[s.sent[0]] = datum * devices + p
+                if holds_out:
+                    out_next[q] = end
+                if holds_in:
+                    in_next = end
+                if commit and contended:
+                    s.copy[s.sent[0]] = copy
                     s.begin[s.sent[0]] = begin
                     s.sent[0] += 1
-                    s.arrival[datum * devices + p] = end
+                    arrival[copy] = end
         if end > ready:
             ready = end
             if ready >= limit:
                 return math.inf
-    if s.issues:
-        s.issued[1] = issued
+    s.issued[1] = issued
     if commit:
         s.issued[0] = issued
-        s.in_free[p] = s.in_next[p]
+        s.in_free[p] = in_next
         for k in range(count):
-            s.out_free[s.where[k]] = s.out_next[s.where[k]]
+            out_free[source[k]] = out_next[source[k]]
     return ready
 
 
@@ -412,36 +386,38 @@ def issue(t: Tables, where: int, ready: float, s: Planning, commit: bool) -> flo
 @kernel
 def earliest_gap(
     s: Planning, p: int, ready: float, seconds: float, limit: float
-) -> tuple[int, int, float]:
-    """Return stream, gap and start of a task that starts before ``limit``; stream -1 if none."""
-    found = (-1, -1, math.inf)
+) -> tuple[float, int, int]:
+    """Return the first start before ``limit``, its stream and gap; or infinity."""
+    found = (math.inf, -1, -1)
+    begins = s.begins
+    ends = s.ends
     for stream in range(s.first[p], s.first[p + 1]):
-        gap = fit(s, stream, ready, seconds, limit)
-        if gap >= 0:
-            limit = max(ready, s.begins[stream * s.most_gaps + gap])
-            found = (stream, gap, limit)
+        base = stream * s.most_gaps
+        last = base + s.gaps[stream] - 1
+        gap = last
+        if begins[last] > ready:
+            gap = _after(ends, base, last, ready)
+        more = gap + MOST_TRIED
+        begin = max(ready, begins[gap])
+        while begin < limit and begin + seconds > ends[gap]:
+            gap = gap + 1 if gap < more else last
+            begin = begins[gap]
+        if begin < limit:
+            found = (begin, stream, gap - base)
+            limit = begin
     return found
 
 
 @kernel
-def fit(s: Planning, stream: int, ready: float, seconds: float, limit: float) -> int:
-    """Return the first gap of a stream in which a task can start before ``limit``, or -1."""
-    base = stream * s.most_gaps
-    low = 0
-    high = s.gaps[stream]
+def _after(ends: Any, low: int, high: int, time: float) -> int:
+    """Return the first gap from ``low`` to ``high`` that ends after a time."""
     while low < high:
         middle = (low + high) // 2
-        if s.ends[base + middle] > ready:
+        if ends[middle] > time:
             high = middle
         else:
             low = middle + 1
-    last = s.gaps[stream] - 1
-    gap = low
-    begin = max(ready, s.begins[base + low])
-    while begin < limit and begin + seconds > s.ends[base + gap]:
-        gap = gap + 1 if gap < low + MOST_TRIED else last
-        begin = s.begins[base + gap]
-    return gap if begin < limit else -1
+    return low
 
 
 @kernel

@@ -9,7 +9,7 @@ copy streams that they occupy. The order of tasks is chosen by the caller. The a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from autosched._lib.jit import Mode
@@ -18,6 +18,8 @@ from autosched.policies.base.kernels import Planning, arrive, earliest_gap, issu
 from autosched.problem import Problem
 
 __all__ = ["Plan", "Slot"]
+
+_NOWHERE = math.inf, -1, -1
 
 
 class Slot(NamedTuple):
@@ -38,6 +40,11 @@ class Plan:
         self.device = [-1] * tasks
         self.start = [math.nan] * tasks
         self.finish = [0.0] * tasks
+        self._tables = problem.lists
+        self._seconds = problem.seconds
+        self._total = problem.together
+        self._stored = -1  # the task whose sources are stored in `state`,
+        self._count = 0  # and their number
         self.state = Planning.of(problem.tables, Mode(False), tasks + 1)
 
     def earliest_finish(
@@ -54,55 +61,65 @@ class Plan:
 
     def find(self, task: int, devices: Iterable[int], bias: Sequence[float] = ()) -> Slot | None:
         """Return the slot of ``earliest_finish``, or None."""
-        total = self.problem.together[task]
+        total = self._total[task]
         count = self._sources(task)
         ready = self._ready(task)
         best = None
         least = math.inf
         for device in devices:
             more = total[device] + bias[device] if bias else total[device]
-            slot = self._slot(task, device, count, ready, least - more)
-            if slot is not None and slot.start + more < least:
-                best = slot
-                least = slot.start + more
-        return best
+            start, stream, gap = self._gap(task, device, count, ready, least - more)
+            if start + more < least:
+                best = device, stream, gap, start
+                least = start + more
+        return None if best is None else Slot._make(best)
 
-    def slots(self, task: int, devices: Iterable[int]) -> Iterator[Slot]:
-        """Yield the earliest slot on each device on which the task can finish."""
+    def slots(self, task: int, devices: Iterable[int]) -> list[Slot]:
+        """Return the earliest slot on each device on which the task can finish."""
         count = self._sources(task)
         ready = self._ready(task)
+        total = self._total[task]
+        found = []
         for device in devices:
-            slot = self._slot(task, device, count, ready, math.inf)
-            if slot is not None and self.end(task, slot) < math.inf:
-                yield slot
+            start, stream, gap = self._gap(task, device, count, ready, math.inf)
+            if start + total[device] < math.inf:
+                found.append(Slot(device, stream, gap, start))
+        return found
 
     def end(self, task: int, slot: Slot) -> float:
         """Return when a task and the rest of its group would end there.
 
         Its first task decides for all.
         """
-        return slot.start + float(self.problem.together[task][slot.device])
+        return slot.start + float(self._total[task][slot.device])
 
-    def commit(self, task: int, slot: Slot) -> Callable[[], None]:
-        """Plan a task and its copies in this slot; return a function that undoes it.
+    def commit(self, task: int, slot: Slot) -> None:
+        """Plan a task and its copies in this slot."""
+        device, stream, gap, start = slot
+        s = self.state
+        arrive(self._tables, device, self._sources(task), 0.0, math.inf, s, True)
+        if s.issues:
+            issue(self._tables, self._where(task, device), 0.0, s, True)
+        finish = start + self._seconds[task][device]
+        take(s, stream, gap, start, finish)
+        self.device[task] = device
+        self.start[task] = start
+        self.finish[task] = finish
+        self._stored = -1
+
+    def attempt(self, task: int, slot: Slot) -> Callable[[], None]:
+        """Plan as ``commit`` does; return a function that undoes it.
 
         It must be called before anything else is planned.
         """
         s = self.state
-        device, stream, gap, start = slot
+        stream = slot.stream
         base = stream * s.most_gaps
         stored = slice(base, base + s.gaps[stream] + 1)  # commit adds at most one gap
         gaps = s.gaps[stream], s.begins[stored], s.ends[stored]
         free = s.out_free[:], s.in_free[:], s.issued[:]
         sent = s.sent[0]
-        count = self._sources(task)
-        arrive(self.problem.lists, device, count, 0.0, math.inf, s, True)
-        issue(self.problem.lists, self._where(task, device), 0.0, s, True)
-        finish = start + self.problem.seconds[task][device]
-        take(s, stream, gap, start, finish)
-        self.device[task] = device
-        self.start[task] = start
-        self.finish[task] = finish
+        self.commit(task, slot)
 
         def undo() -> None:
             s.gaps[stream], s.begins[stored], s.ends[stored] = gaps
@@ -113,6 +130,7 @@ class Plan:
             self.device[task] = -1
             self.start[task] = math.nan
             self.finish[task] = 0.0
+            self._stored = -1
 
         return undo
 
@@ -130,23 +148,29 @@ class Plan:
 
     def _sources(self, task: int) -> int:
         """Store what a task reads, as far as it is planned, and return the number of data."""
-        return sources(self.problem.lists, task, self.device, self.finish, self.state)
+        if task != self._stored:
+            self._count = sources(self._tables, task, self.device, self.finish, self.state)
+            self._stored = task
+        return self._count
 
     def _where(self, task: int, device: int) -> int:
         """Return the position of a task and a device in flat tables."""
         return task * len(self.problem.devices) + device
 
     def _ready(self, task: int) -> float:
-        """Return when all predecessors of a task that are planned have ended."""
-        return max([self.finish[u] for u in self.problem.before[task]], default=0.0)
+        """Return when predecessors that produce no data for a task have ended."""
+        t = self._tables
+        before = t.before[t.before_at[task] : t.before_at[task + 1]]
+        return max([self.finish[u] for u in before]) if before else 0.0
 
-    def _slot(self, task: int, device: int, count: int, ready: float, limit: float) -> Slot | None:
-        """Return the earliest slot on a device; None if its start is not below ``limit``."""
+    def _gap(
+        self, task: int, device: int, count: int, ready: float, limit: float
+    ) -> tuple[float, int, int]:
+        """Return the earliest start below ``limit``, its stream and gap; or infinity."""
         s = self.state
-        ready = arrive(self.problem.lists, device, count, ready, limit, s, False)
+        ready = arrive(self._tables, device, count, ready, limit, s, False)
         if ready >= limit:
-            return None
-        ready = issue(self.problem.lists, self._where(task, device), ready, s, False)
-        seconds = self.problem.seconds[task][device]
-        stream, gap, start = earliest_gap(s, device, ready, seconds, limit)
-        return Slot(device, stream, gap, start) if stream >= 0 else None
+            return _NOWHERE
+        if s.issues:
+            ready = issue(self._tables, self._where(task, device), ready, s, False)
+        return earliest_gap(s, device, ready, self._seconds[task][device], limit)

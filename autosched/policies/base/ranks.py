@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosched._lib.jit import Mode
-from autosched.policies.base.kernels import longest
 from autosched.policies.base.possible import Possible
+from autosched.policies.base.rank_kernels import longest
 from autosched.problem import Problem, Tables
 
 __all__ = [
@@ -158,21 +158,22 @@ def optimistic_costs(problem: Problem, possible: Possible) -> list[list[float]]:
     count = len(problem.devices)
     latency = problem.tables.latency[: count * count].reshape(count, count)
     per_byte = 1 / problem.tables.rate[: count * count].reshape(count, count)
+    seconds = np.where(possible.mask(), problem.by_task(problem.tables.seconds), math.inf)
     table = np.zeros((len(problem.tasks), count))
     for task in reversed(range(len(table))):
-        here = np.full(count, math.inf)
-        devices = list(possible.devices(task))
-        here[devices] = (table[task] + problem.seconds[task])[devices]
+        here = table[task] + seconds[task]
+        least = here.min()
+        copied = here + latency
         for before in problem.before[task]:
-            table[before] = np.maximum(table[before], here.min())
+            np.maximum(table[before], least, out=table[before])
         for datum in problem.reads[task]:
             maker = t.maker[datum]
             if maker < 0:
                 continue
             away = here
             if t.group[maker] != t.group[task]:
-                away = (here + latency + t.nbytes[datum] * per_byte).min(axis=1)
-            table[maker] = np.maximum(table[maker], away)
+                away = np.minimum.reduce(copied + t.nbytes[datum] * per_byte, axis=1)
+            np.maximum(table[maker], away, out=table[maker])
     return table.tolist()
 
 

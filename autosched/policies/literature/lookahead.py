@@ -45,33 +45,43 @@ def lookahead(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     after = [sorted(tasks, key=lambda task: -rank[task]) for tasks in problem.after]
 
     def pick(plan: Plan, task: int, devices: Sequence[int]) -> Slot:
-        slots = list(plan.slots(task, devices))
+        slots = sorted(plan.slots(task, devices), key=lambda slot: plan.end(task, slot))
         if not slots:
             raise plan.nowhere(task)
-        return min(
-            slots,
-            key=lambda slot: (_last(plan, possible, task, slot, after[task]), plan.end(task, slot)),
-        )
+        best = slots[0]
+        least = math.inf
+        for slot in slots:
+            last = _last(plan, possible, task, slot, after[task], least)
+            if last < least:
+                best = slot
+                least = last
+        return best
 
     return by_priority(problem, possible, rank, pick)
 
 
-def _last(plan: Plan, possible: Possible, task: int, slot: Slot, after: Iterable[int]) -> float:
+def _last(
+    plan: Plan, possible: Possible, task: int, slot: Slot, after: Iterable[int], limit: float
+) -> float:
     """Return when the last of a task and its successors ``after`` would finish.
 
-    Restore the plan.
+    Infinity if that is not below ``limit``. Restore the plan.
     """
     group = plan.problem.lists.group
-    undo = [plan.commit(task, slot)]
+    undo = []
     last = plan.end(task, slot)
+    placed = task, slot
     for other in after:
+        if last >= limit:
+            break
+        undo.append(plan.attempt(*placed))
         devices = [slot.device] if group[other] == group[task] else possible.devices(other)
         found = plan.find(other, devices)
         if found is None:
             last = math.inf
             break
-        undo.append(plan.commit(other, found))
         last = max(last, plan.end(other, found))
+        placed = other, found
     for take_back in reversed(undo):
         take_back()
-    return last
+    return last if last < limit else math.inf

@@ -26,9 +26,10 @@ from autosched.costs.costs import Costs
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
-from autosched.policies.base.kernels import decode, list_schedule, longest, optimistic
+from autosched.policies.base.kernels import decode, list_schedule
 from autosched.policies.base.listing import Listed, Listing
 from autosched.policies.base.possible import Possible
+from autosched.policies.base.rank_kernels import longest, optimistic
 from autosched.policies.literature.heft import heft
 from autosched.problem import Problem
 
