@@ -634,7 +634,7 @@ MUTANTS = (
     ),
     Mutant(
         "what follows a task is taken to travel",
-        "autosched/policies/base/kernels.py",
+        "autosched/policies/base/rank_kernels.py",
         "max(table[base + p], min(far, column[p]))",
         "max(table[base + p], far)",
         TAILS,

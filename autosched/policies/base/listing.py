@@ -23,6 +23,7 @@ from autosched._lib.jit import Mode
 from autosched.errors import ScheduleError
 from autosched.placement import Placement, Send
 from autosched.policies.base import kernels
+from autosched.policies.base.rank_kernels import optimistic
 from autosched.policies.base.ranks import MeanLinks, mean_seconds, ranks
 from autosched.problem import Problem, Tables
 
@@ -100,7 +101,7 @@ class Listing:
     def _optimistic(self, latency: float, per_byte: float) -> Any:
         table = self.mode.numbers(self.count * self.devices)
         column = self.mode.numbers(self.devices)
-        self.mode(kernels.optimistic)(self.tables, latency, per_byte, table, column)
+        self.mode(optimistic)(self.tables, latency, per_byte, table, column)
         return table
 
     @property
