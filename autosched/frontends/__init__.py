@@ -7,6 +7,7 @@ operators         nodes as tasks
 public_functions  the Python function that calls an ATen operator
 origins           module, phase and source line of an operator
 state             the tensors of modules and optimizers
+settings          learning rates and other settings of optimizers as inputs
 updates           which parameters an optimizer's operators update
 granularity       how many operators become one task
 

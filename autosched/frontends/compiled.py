@@ -12,8 +12,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple, cast
 
-import torch
-
 from autosched._lib.forks import rlock
 from autosched._lib.logs import LOG
 from autosched.coarsening.grouping import Granularity, check_granularity
@@ -26,6 +24,7 @@ from autosched.frontends.granularity import coarse
 from autosched.frontends.guards import Arguments, Guard, capture_key
 from autosched.frontends.reachability import Reach
 from autosched.frontends.recaptures import changes, remedy
+from autosched.frontends.settings import Varying
 from autosched.frontends.state import State
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
@@ -36,16 +35,18 @@ from autosched.scheduling.schedule import Schedule
 __all__ = ["CacheInfo", "Compiled", "compile"]
 
 
-# The capture that warns: a step has one before its optimizer has state, and one after.
-_WARNED = 3
+# The recapture that warns: a step has one when its optimizer has state.
+_WARNED = 2
 
 
 class _Entry(NamedTuple):
-    """A cached capture: graph, schedule, and guard of its calls."""
+    """A cached capture: its key, graph and schedule, and the guard of its calls."""
 
+    key: Hashable
     graph: Captured
     schedule: Schedule
     guard: Guard
+    settings: Callable[[], dict[str, float] | None]  # of optimizers, that are inputs
 
 
 class CacheInfo(NamedTuple):
@@ -116,9 +117,11 @@ class Compiled:
         self._granularity = granularity
         self._costs = costs
         self._options = options  # of schedule
-        self._cache: OrderedDict[Hashable, _Entry] = OrderedDict()  # least recently used first
+        self._cache: OrderedDict[int, _Entry] = OrderedDict()  # least recently used first
+        self._varying = Varying()
         self._hits = 0
         self._misses = 0
+        self._unexpected = 0  # recaptures, except those that make settings of optimizers inputs
         self._lock = rlock()
         functools.update_wrapper(self, fn, updated=())
 
@@ -138,8 +141,8 @@ class Compiled:
         with self._lock:
             return self._find(args, kwargs)[0].schedule
 
-    def _find(self, args: Any, kwargs: Mapping[str, Any]) -> tuple[_Entry, dict[str, torch.Tensor]]:
-        """Return the cache entry for a call, and its tensors by name.
+    def _find(self, args: Any, kwargs: Mapping[str, Any]) -> tuple[_Entry, dict[str, Any]]:
+        """Return the cache entry for a call, and its inputs by name.
 
         1. Return the first entry whose guard recognizes the call.
         2. Otherwise compute the key of the call, and look it up in the cache.
@@ -148,33 +151,52 @@ class Compiled:
         4. Store a new guard, which recognizes the objects of this call.
         """
         arguments = Arguments(args, kwargs)
-        for key, entry in reversed(self._cache.items()):
+        for number, entry in reversed(self._cache.items()):
             inputs = entry.guard.inputs(arguments)
-            if inputs is not None:
+            settings = entry.settings() if inputs is not None else None
+            if inputs is not None and settings is not None:
                 self._hits += 1
-                self._cache.move_to_end(key)
-                return entry, inputs
+                self._cache.move_to_end(number)
+                return entry, {**inputs, **settings}
         given = arguments_of(self.fn, args, kwargs)
         state = State.of(self.fn, [*args, *kwargs.values()])
-        reach = Reach([self.fn, *arguments.others])
+        varying = self._varying.names(state)
+        reach = Reach([self.fn, *arguments.others], varying=state.items_of(varying))
         key = capture_key(state, reach, arguments, given)
-        guard = Guard(state, reach, arguments, given)
-        known = self._cache.pop(key, None)
+        known = self._known(key, state)
         if known is not None:
             self._hits += 1
-            entry = known._replace(guard=guard)
+            number = known
+            graph, made = self._cache.pop(number)[1:3]
         else:
             self._misses += 1
+            number = self._misses
             self._explain(key, state)
-            entry = _Entry(*self._captured(args, kwargs), guard)
-        self._cache[key] = entry
+            graph, made = self._captured(args, kwargs, varying)
+            if constant := varying - graph.settings.wanted:
+                self._varying.keep(constant)
+                rest = state.items_of(graph.settings.wanted)
+                reach = Reach([self.fn, *arguments.others], varying=rest)
+                key = capture_key(state, reach, arguments, given)
+        guard = Guard(state, reach, arguments, given)
+        entry = _Entry(key, graph, made, guard, graph.settings.reader(state))
+        self._cache[number] = entry
         while len(self._cache) > self.maxsize:
             self._cache.popitem(last=False)[1].schedule.close()
-        return entry, {**state.tensors(), **given}
+        return entry, {**state.tensors(), **given, **graph.settings.inputs(state)}
 
-    def _captured(self, args: Any, kwargs: Mapping[str, Any]) -> tuple[Captured, Schedule]:
+    def _known(self, key: Hashable, state: State) -> int | None:
+        """Return the number of the cache entry with a key, for the present settings."""
+        for number, entry in reversed(self._cache.items()):
+            if entry.key == key and entry.graph.settings.reader(state)() is not None:
+                return number
+        return None
+
+    def _captured(
+        self, args: Any, kwargs: Mapping[str, Any], varying: frozenset[str]
+    ) -> tuple[Captured, Schedule]:
         """Capture the function, and return the best graph with its schedule."""
-        operators = captured(self.fn, args, kwargs)
+        operators = captured(self.fn, args, kwargs, varying)
         examples = operators.examples
         operators.examples = {}  # or this batch would live as long as the schedule
         costs = {"costs": self._costs} if self._costs is not None else {"examples": examples}
@@ -200,12 +222,16 @@ class Compiled:
         """Log why a call needs a recapture; the third time, warn."""
         if not self._cache:
             return
-        found = changes(next(reversed(self._cache)), key)
         name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
+        if new := self._varying.new:
+            LOG.info("%r is captured again, with inputs %s", name, ", ".join(sorted(new)))
+            return
+        self._unexpected += 1
+        found = changes(next(reversed(self._cache.values())).key, key)
         described = ", ".join(f"{what}: {how}" if what else how for what, how in found)
         why = f"{name!r} is captured for the {_ordinal(self._misses)} time: {described}"
         LOG.info("%s", why)
-        if self._misses == _WARNED:
+        if self._unexpected == _WARNED:
             optimizers = state.optimizers.values()
             groups = [group for optimizer in optimizers for group in optimizer.param_groups]
             settings = frozenset(name for group in groups for name in group)
