@@ -501,7 +501,7 @@ MUTANTS = (
     Mutant(
         "tensors that a step leaves in attributes are forgotten",
         "autosched/frontends/state.py",
-        "                self.modules[key].get_submodule(path).__dict__[name] = tensor\n",
+        "                dict(self.modules[key].named_modules())[path].__dict__[name] = tensor\n",
         "                pass\n",
         "tests/frontends/test_ordinary.py::test_tensors_in_attributes_of_modules_are_state",
     ),

@@ -12,6 +12,7 @@ updates           which parameters an optimizer's operators update
 granularity       how many operators become one task
 
 compiled          functions that are captured and scheduled when they are called
+modules           compiled modules, which autograd records
 guards            whether a call can use an earlier capture
 reachability      the non-tensor objects that a function can read
 recaptures        why a call cannot use an earlier capture

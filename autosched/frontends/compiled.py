@@ -10,7 +10,9 @@ import functools
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast, overload
+
+import torch
 
 from autosched._lib.forks import rlock
 from autosched._lib.logs import LOG
@@ -22,6 +24,7 @@ from autosched.frontends.capture_lock import check_not_capturing
 from autosched.frontends.captured import Captured, arguments_of
 from autosched.frontends.granularity import coarse
 from autosched.frontends.guards import Arguments, Guard, capture_key
+from autosched.frontends.modules import CompiledModule
 from autosched.frontends.reachability import Reach
 from autosched.frontends.recaptures import changes, remedy
 from autosched.frontends.settings import Varying
@@ -58,6 +61,12 @@ class CacheInfo(NamedTuple):
     currsize: int
 
 
+@overload
+def compile(
+    fn: torch.nn.Module, machine: Machine | None = None, **options: Any
+) -> CompiledModule: ...
+@overload
+def compile(fn: Callable[..., Any], machine: Machine | None = None, **options: Any) -> Compiled: ...
 def compile(
     fn: Callable[..., Any],
     machine: Machine | None = None,
@@ -67,7 +76,7 @@ def compile(
     maxsize: int = 8,
     granularity: Granularity = "op",
     **options: Any,
-) -> Compiled:
+) -> Compiled | CompiledModule:
     """Return a function that runs ``fn`` on a machine, by a schedule.
 
     ``fn`` is what ``capture`` takes: a function of tensors, a module, or a training step. The first
@@ -75,8 +84,11 @@ def compile(
     recently used captures are cached. ``costs`` default to an estimate; ``granularity`` is that of
     ``capture``, except that ``"auto"`` merges only where that is predicted to be no slower;
     ``options`` are those of ``schedule``. The third capture warns of what changed; the logger
-    ``autosched`` reports each recapture. Autograd does not record the function: gradients are
-    computed inside it, and if a gradient would be lost, GradientError is raised.
+    ``autosched`` reports each recapture.
+
+    Of a module, return a module with the same parameters, which autograd records: it has schedules
+    for forward and backward, if ``options`` are among those of ``TorchBackend``. Other functions
+    compute gradients inside, and if a gradient would be lost, GradientError is raised.
 
     >>> model = torch.nn.Linear(3, 2)
     >>> run = compile(model, Machine.emulated(gpus=1), backend="host")
@@ -84,7 +96,7 @@ def compile(
     ...     torch.equal(run(torch.ones(4, 3)), model(torch.ones(4, 3))), run.cache_info()
     (True, CacheInfo(hits=0, misses=1, maxsize=8, currsize=1))
     """
-    if isinstance(fn, Compiled):
+    if isinstance(fn, Compiled | CompiledModule):
         raise ScheduleError(f"{fn!r} is compiled already; compile the function itself, {fn.fn!r}")
     if not callable(fn) or isinstance(fn, Graph | Schedule):
         hint = "; autosched.schedule(graph, machine) takes a graph" if isinstance(fn, Graph) else ""
@@ -93,9 +105,9 @@ def compile(
     if not isinstance(maxsize, int) or isinstance(maxsize, bool) or maxsize < 1:
         raise ScheduleError(f"maxsize must be 1 or more, got {maxsize!r}")
     check_granularity(granularity)
-    return Compiled(
-        fn, maxsize, granularity, costs, {"machine": machine, "policy": policy, **options}
-    )
+    options |= {"machine": machine, "policy": policy}
+    compiled = Compiled(fn, maxsize, granularity, costs, options)
+    return CompiledModule(compiled) if isinstance(fn, torch.nn.Module) else compiled
 
 
 class Compiled:
@@ -114,9 +126,10 @@ class Compiled:
     ):
         self.fn = fn
         self.maxsize = maxsize
-        self._granularity = granularity
-        self._costs = costs
-        self._options = options  # of schedule
+        self.granularity = granularity
+        self.costs = costs
+        self.options = options  # of schedule
+        self.stacklevel = 4  # of the user's call, in ``_explain``
         self._cache: OrderedDict[int, _Entry] = OrderedDict()  # least recently used first
         self._varying = Varying()
         self._hits = 0
@@ -199,9 +212,9 @@ class Compiled:
         operators = captured(self.fn, args, kwargs, varying)
         examples = operators.examples
         operators.examples = {}  # or this batch would live as long as the schedule
-        costs = {"costs": self._costs} if self._costs is not None else {"examples": examples}
+        costs = {"costs": self.costs} if self.costs is not None else {"examples": examples}
         graphs = self._candidates(operators, examples)
-        made = [(graph, schedule(graph, **self._options, **costs)) for graph in graphs]
+        made = [(graph, schedule(graph, **self.options, **costs)) for graph in graphs]
         return min(made, key=lambda pair: pair[1].makespan)
 
     def _candidates(self, graph: Captured, examples: Mapping[str, Any]) -> list[Captured]:
@@ -209,14 +222,14 @@ class Compiled:
 
         Its tasks have places; tasks in different places are not merged.
         """
-        granularity = self._granularity
+        granularity = self.granularity
         operators = [coarse(graph, "op", examples)] if granularity != "module" else []
         if granularity == "op":
             return operators
-        machine = self._options["machine"] or Machine.local()
+        machine = self.options["machine"] or Machine.local()
         device = machine.device((*machine.accelerators, machine.host)[0])
-        pinned = cast(Captured, graph.pinned(place=self._options.get("place")))
-        return [coarse(pinned, granularity, examples, self._costs, device), *operators]
+        pinned = cast(Captured, graph.pinned(place=self.options.get("place")))
+        return [coarse(pinned, granularity, examples, self.costs, device), *operators]
 
     def _explain(self, key: Hashable, state: State) -> None:
         """Log why a call needs a recapture; the third time, warn."""
@@ -240,7 +253,7 @@ class Compiled:
                 f"{why} since the last call; {advice}. Only the logger 'autosched' reports later "
                 "captures",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=self.stacklevel,
             )
 
     def cache_info(self) -> CacheInfo:
@@ -252,6 +265,10 @@ class Compiled:
         with self._lock:
             while self._cache:
                 self._cache.popitem()[1].schedule.close()
+
+    def __reduce__(self) -> Any:
+        options = dict(self.options)
+        return Compiled, (self.fn, self.maxsize, self.granularity, self.costs, options)
 
     def __enter__(self) -> Compiled:
         return self

@@ -148,7 +148,7 @@ class State:
                 owner, _, leaf = path.rpartition(".")
                 self.modules[key].get_submodule(owner)._buffers[leaf] = tensor
             case ("attribute", key, path, name):
-                self.modules[key].get_submodule(path).__dict__[name] = tensor
+                dict(self.modules[key].named_modules())[path].__dict__[name] = tensor
             case ("moment", key, name, field):
                 self.optimizers[key].state[self.parameters[name]][field] = tensor
             case ("setting", key, number, field):
