@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import operator
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -208,15 +209,22 @@ def test_a_float_that_becomes_a_tensor_is_captured_again() -> None:
         assert run.cache_info().misses == before + 1
 
 
-def test_settings_are_numbers_on_every_device() -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"policy": "round_robin"},
+        {"granularity": "module"},
+        {"granularity": "auto", "inputs": "cuda:1"},
+    ],
+)
+def test_settings_are_numbers_on_every_device(options: dict[str, Any]) -> None:
     machine = asc.Machine.emulated(gpus=2)
     model = net()
     twin = copy.deepcopy(model)
     optimizers = [optim.AdamW(m.parameters(), lr=0.1) for m in (model, twin)]
     schedulers = [SCHEDULERS["one cycle"](optimizer) for optimizer in optimizers]
     step = step_of(twin, optimizers[1])
-    options: Any = {"policy": "round_robin", "backend": "virtual"}
-    with asc.compile(step_of(model, optimizers[0]), machine, **options) as run:
+    with asc.compile(step_of(model, optimizers[0]), machine, backend="virtual", **options) as run:
         for number in range(4):
             x = torch.randn(3, 4)
             assert torch.equal(run(x), step(x))
@@ -273,3 +281,15 @@ def test_code_that_holds_a_group_reads_its_settings_in_each_call() -> None:
             assert all(map(torch.equal, found[:2], expected[:2]))
             assert found[2] == rate
         assert run.cache_info().misses == 1
+
+
+def test_generated_code_has_numbers_only_where_no_method_is_called() -> None:
+    """The code of ``torch.mul(x, t)`` is ``x.mul(t)``, and a float has no such method."""
+    for fn, is_scalar in ((torch.mul, False), (operator.mul, True)):
+        graph = asc.Graph()
+        rate, other = graph.inputs("rate", "other")
+        graph.output(y=graph.add(fn, rate, other))
+        with asc.schedule(graph, HERE, backend="host") as run:
+            for _ in range(3):
+                assert run(rate=0.5, other=torch.ones(2))["y"].tolist() == [0.5, 0.5]
+            assert ("rate" in run._executor.scalars) is is_scalar
