@@ -165,12 +165,12 @@ class Compiled:
         """
         arguments = Arguments(args, kwargs)
         for number, entry in reversed(self._cache.items()):
-            inputs = entry.guard.inputs(arguments)
-            settings = entry.settings() if inputs is not None else None
-            if inputs is not None and settings is not None:
+            inputs: dict[str, Any] | None = entry.guard.inputs(arguments)
+            if inputs is not None and (settings := entry.settings()) is not None:
+                inputs.update(settings)
                 self._hits += 1
                 self._cache.move_to_end(number)
-                return entry, {**inputs, **settings}
+                return entry, inputs
         given = arguments_of(self.fn, args, kwargs)
         state = State.of(self.fn, [*args, *kwargs.values()])
         varying = self._varying.names(state)

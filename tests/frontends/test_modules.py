@@ -85,6 +85,7 @@ def test_gradients_are_those_of_the_eager_module(options: dict[str, Any]) -> Non
         assert run.cache_info().misses == 0
 
 
+@pytest.mark.slow
 def test_it_trains_as_the_eager_module() -> None:
     eager, model = net(), net()
     run = compiled(model)
@@ -166,7 +167,13 @@ def test_changed_attributes_count() -> None:
     run.close()
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda run: pickle.loads(pickle.dumps(run))])
+@pytest.mark.parametrize(
+    "duplicate",
+    [
+        copy.deepcopy,
+        pytest.param(lambda run: pickle.loads(pickle.dumps(run)), marks=pytest.mark.slow),
+    ],
+)
 def test_copies_are_compiled_modules_of_their_own(duplicate: Any) -> None:
     run = compiled(net().eval())
     x = torch.randn(3, 4)
