@@ -7,6 +7,7 @@ module whose code calls ``backward()`` is a training step, and always captured.
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -48,8 +49,9 @@ class CompiledModule(torch.nn.Module):
 
     def __init__(self, compiled: Compiled):
         # Not that of torch.nn.Module: all state is that of ``fn``.
-        compiled.stacklevel += 1
-        vars(self).update(fn=compiled.fn, _compiled=compiled, _autograd=_Autograd(compiled))
+        own = copy.copy(compiled)  # with a cache of its own, in copies of this module, too
+        own.stacklevel += 1
+        vars(self).update(fn=own.fn, _compiled=own, _autograd=_Autograd(own))
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the module by a schedule, and let autograd record it where it is enabled."""

@@ -192,6 +192,28 @@ def test_copies_are_compiled_modules_of_their_own(duplicate: Any) -> None:
     other.close()
 
 
+def test_a_shallow_copy_has_the_same_parameters_and_schedules_of_its_own() -> None:
+    run = compiled(net().eval())
+    other = copy.copy(run)
+    assert other.fn is run.fn
+    with torch.no_grad():
+        other(torch.ones(2, 4))
+        assert (run.cache_info().misses, other.cache_info().misses) == (0, 1)
+        run.close()
+        other(torch.ones(2, 4))
+    assert other.cache_info().hits == 1
+    other.close()
+
+
+def test_the_third_capture_warns_at_the_line_of_the_call() -> None:
+    with compiled(net().eval()) as run, torch.no_grad():
+        for size in (2, 3):
+            run(torch.ones(size, 4))
+        with pytest.warns(RuntimeWarning, match="captured for the 3rd time") as caught:
+            run(torch.ones(4, 4))
+    assert caught[0].filename == __file__
+
+
 def test_hooks_run() -> None:
     eager, model = net().eval(), net().eval()
     run = compiled(model)

@@ -213,8 +213,10 @@ def test_a_float_that_becomes_a_tensor_is_captured_again() -> None:
     "options",
     [
         {"policy": "round_robin"},
-        {"granularity": "module"},
-        {"granularity": "auto", "inputs": "cuda:1"},
+        {"granularity": "module", "policy": "heft"},
+        pytest.param(
+            {"granularity": "auto", "policy": "heft", "inputs": "cuda:1"}, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_settings_are_numbers_on_every_device(options: dict[str, Any]) -> None:
