@@ -500,9 +500,31 @@ MUTANTS = (
         "tests/frontends/test_public_functions.py::test_an_operator_is_spelled_as_people_do",
     ),
     Mutant(
+        "a capture is used where a setting of an optimizer leads to another path",
+        "autosched/frontends/settings.py",
+        "                if all(evaluated(item, values) is result for item, result in conditions):\n",
+        "                if True:\n",
+        "tests/frontends/test_settings.py::test_each_branch_that_depends_on_a_setting_is_a_capture",
+    ),
+    Mutant(
+        "torch computes constants of a trace with NaN for symbols",
+        "autosched/_lib/fake_tensors.py",
+        "        self._forget_constants((args, kwargs))\n",
+        "",
+        "tests/frontends/test_settings.py"
+        "::test_a_number_is_not_computed_from_constants_of_the_trace",
+    ),
+    Mutant(
+        "methods of a compiled module return the module that is not compiled",
+        "autosched/frontends/modules.py",
+        "        return self if result is self.fn else result\n",
+        "        return result\n",
+        "tests/frontends/test_modules.py::test_its_state_is_that_of_the_module",
+    ),
+    Mutant(
         "tensors that a step leaves in attributes are forgotten",
         "autosched/frontends/state.py",
-        "                self.modules[key].get_submodule(path).__dict__[name] = tensor\n",
+        "                dict(self.modules[key].named_modules())[path].__dict__[name] = tensor\n",
         "                pass\n",
         "tests/frontends/test_ordinary.py::test_tensors_in_attributes_of_modules_are_state",
     ),

@@ -96,16 +96,20 @@ def first_meeting(
 
 
 def are_apart(items: Iterable[Any]) -> bool:
-    """Whether these are tensors with separate storages; False if a closer look is needed.
+    """Whether tensors have separate storages; False if a closer look is needed.
+
+    Floats, which have none, are ignored.
 
     >>> import torch
     >>> x = torch.zeros(4)
-    >>> are_apart([x, torch.zeros(4)]), are_apart([x[:2], x[2:]]), are_apart([x, [torch.zeros(4)]])
+    >>> are_apart([x, 0.5, torch.zeros(4)]), are_apart([x[:2], x[2:]]), are_apart([x, [torch.zeros(4)]])
     (True, False, False)
     """
     spans = []
     try:
         for item in items:
+            if type(item) is float:
+                continue
             storage = item.untyped_storage()
             first = storage.data_ptr()
             spans.append((first, first + storage.nbytes()))

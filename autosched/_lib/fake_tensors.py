@@ -67,6 +67,7 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Apply an operator to fake tensors."""
         kwargs = kwargs or {}
+        self._forget_constants((args, kwargs))
         if self._inside or not _may_differ(func, args, kwargs):
             if func in _READ_ELEMENTS:
                 raise DataDependentOutputException(func)
@@ -78,6 +79,17 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]
             self._inside = False
         strides = self._strides(func, args, kwargs)
         return result if strides is None else _restrided(result, strides, self)
+
+    def _forget_constants(self, arguments: Any) -> None:
+        """Treat tensors whose elements torch knows like others, if a number is a symbol.
+
+        torch would compute the elements of the result with NaN for the number.
+        """
+        leaves = list(flatten(arguments))
+        if any(isinstance(leaf, (torch.SymFloat, torch.SymInt, torch.SymBool)) for leaf in leaves):
+            for leaf in leaves:
+                if isinstance(leaf, FakeTensor) and leaf.constant is not None:
+                    self.fake_tensor_converter.invalidate_constant_aliases(leaf.constant)
 
     def _strides(
         self, func: OpOverload[Any, Any], args: Sequence[Any], kwargs: Mapping[str, Any]

@@ -7,10 +7,12 @@ operators         nodes as tasks
 public_functions  the Python function that calls an ATen operator
 origins           module, phase and source line of an operator
 state             the tensors of modules and optimizers
+settings          learning rates and other settings of optimizers as inputs
 updates           which parameters an optimizer's operators update
 granularity       how many operators become one task
 
 compiled          functions that are captured and scheduled when they are called
+modules           compiled modules, which autograd records
 guards            whether a call can use an earlier capture
 reachability      the non-tensor objects that a function can read
 recaptures        why a call cannot use an earlier capture

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from autosched.frontends.host_calls import warn_of_calls
 from autosched.frontends.operators import Operators, common_device
 from autosched.frontends.origins import origins_of, traced_at
 from autosched.frontends.random_state import random_nodes
+from autosched.frontends.settings import Settings
 from autosched.frontends.state import Place
 from autosched.frontends.tracing import Trace, generator_id, trace
 from autosched.frontends.unsupported import (
@@ -81,15 +82,26 @@ def capture(
     return coarse(graph, granularity, graph.examples)
 
 
-def captured(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
-    """Like ``capture``, with a task for each operator of marked functions."""
+def captured(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    varying: Iterable[str] = (),
+) -> Captured:
+    """Like ``capture``, with a task for each operator of marked functions.
+
+    ``varying`` are the names of optimizers' settings that are to be inputs.
+    """
     check_modes()
     with capturing():
         graph = Captured(fn, args, kwargs)
+        graph.settings = Settings(varying)
         check_tensors(graph.examples)
         check_state(graph.state)
         begun = time.perf_counter()
-        _Builder(graph, trace(graph, args, kwargs)).build()
+        traced = trace(graph, args, kwargs)
+        graph.hold(traced.settings)
+        _Builder(graph, traced).build()
         seconds = time.perf_counter() - begun
     LOG.info("captured %r: %d tasks in %.3g s", graph.name, len(graph), seconds)
     return graph
@@ -110,7 +122,8 @@ class _Builder:
         graph = self.graph
         examples = graph.examples
         if torch.is_grad_enabled():
-            given = frozenset(name for name, item in examples.items() if item.requires_grad)
+            tensors = {name: item for name, item in examples.items() if torch.is_tensor(item)}
+            given = frozenset(name for name, item in tensors.items() if item.requires_grad)
             differentiable = frozenset(self.traced.differentiable)
             graph.followed = Followed(given, differentiable, tuple(self.traced.rewritten))
         random = random_nodes(self.traced.module.graph)
@@ -119,7 +132,8 @@ class _Builder:
         updates = Updates(nodes, self._places(nodes))
         origins = origins_of(nodes, definition_of(graph.fn), updates.owner)
         on_host = updates.on_host | random
-        operators = Operators(graph, origins, common_device(examples.values()), on_host)
+        device = common_device(filter(torch.is_tensor, examples.values()))
+        operators = Operators(graph, origins, device, on_host)
         names = iter(examples)
         for node in nodes:
             if node.op == "placeholder":
@@ -137,7 +151,7 @@ class _Builder:
 
     def _input(self, name: str) -> Value:
         """Add an input on the device of the present tensor."""
-        device = str(self.graph.examples[name].device)
+        device = str(getattr(self.graph.examples[name], "device", "cpu"))
         with self.graph.on(device) if device != "cpu" else contextlib.nullcontext():
             return self.graph.input(name)
 

@@ -16,6 +16,7 @@ import torch
 from autosched._lib.tree import transform
 from autosched.errors import CaptureError, GraphError
 from autosched.frontends.reachability import is_value, value_key
+from autosched.frontends.settings import Settings
 from autosched.frontends.state import Place, State
 from autosched.graph.graph import Graph
 
@@ -67,6 +68,7 @@ class Captured(Graph):
         self.constants = {path: leaf for path, leaf in named if is_value(leaf)}
         # The function's result, with an ``Output`` for each tensor.
         self.returned: Any = None
+        self.settings = Settings()  # of optimizers, as inputs
         # Outputs that are new state, and their places; places that are empty afterwards.
         self.made: dict[str, Place] = {}
         self.gone: tuple[Place, ...] = ()
@@ -78,7 +80,7 @@ class Captured(Graph):
 
         Raises GraphError if a number among the arguments differs from that of the capture.
         """
-        found: dict[str, Any] = self.state.tensors()
+        found = self._present()
         for path, leaf in _named_leaves(self.fn, args, kwargs):
             if isinstance(leaf, torch.Tensor):
                 found[path] = leaf
@@ -90,6 +92,17 @@ class Captured(Graph):
                         f"captured, and the graph contains that value{_AGAIN}"
                     )
         return found
+
+    def hold(self, settings: Settings) -> None:
+        """Have settings of optimizers as inputs."""
+        inputs = settings.inputs(self.state)
+        self.settings = settings
+        self.held |= inputs.keys()
+        self.examples = {**self.examples, **inputs}
+
+    def _present(self) -> dict[str, Any]:
+        """Return what modules and optimizers hold now."""
+        return {**self.state.tensors(), **self.settings.inputs(self.state)}
 
     def completed(
         self, args: Sequence[Any], inputs: dict[str, Any]
@@ -104,7 +117,7 @@ class Captured(Graph):
         if args or inputs.keys() - self.names.keys():
             found = self.feed(*args, **inputs)
         else:
-            found = {**self.state.tensors(), **inputs}
+            found = {**self._present(), **inputs}
         for name in sorted(found.keys() ^ set(self.input_names)):
             when = f"when {self.name!r} was captured{_AGAIN}"
             if name in self.held:

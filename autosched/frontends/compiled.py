@@ -10,7 +10,7 @@ import functools
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast, overload
 
 import torch
 
@@ -24,8 +24,10 @@ from autosched.frontends.capture_lock import check_not_capturing
 from autosched.frontends.captured import Captured, arguments_of
 from autosched.frontends.granularity import coarse
 from autosched.frontends.guards import Arguments, Guard, capture_key
+from autosched.frontends.modules import CompiledModule
 from autosched.frontends.reachability import Reach
 from autosched.frontends.recaptures import changes, remedy
+from autosched.frontends.settings import Varying
 from autosched.frontends.state import State
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
@@ -36,16 +38,18 @@ from autosched.scheduling.schedule import Schedule
 __all__ = ["CacheInfo", "Compiled", "compile"]
 
 
-# The capture that warns: a step has one before its optimizer has state, and one after.
-_WARNED = 3
+# The recapture that warns: a step has one when its optimizer has state.
+_WARNED = 2
 
 
 class _Entry(NamedTuple):
-    """A cached capture: graph, schedule, and guard of its calls."""
+    """A cached capture: its key, graph and schedule, and the guard of its calls."""
 
+    key: Hashable
     graph: Captured
     schedule: Schedule
     guard: Guard
+    settings: Callable[[], dict[str, float] | None]  # of optimizers, that are inputs
 
 
 class CacheInfo(NamedTuple):
@@ -57,6 +61,12 @@ class CacheInfo(NamedTuple):
     currsize: int
 
 
+@overload
+def compile(
+    fn: torch.nn.Module, machine: Machine | None = None, **options: Any
+) -> CompiledModule: ...
+@overload
+def compile(fn: Callable[..., Any], machine: Machine | None = None, **options: Any) -> Compiled: ...
 def compile(
     fn: Callable[..., Any],
     machine: Machine | None = None,
@@ -66,7 +76,7 @@ def compile(
     maxsize: int = 8,
     granularity: Granularity = "op",
     **options: Any,
-) -> Compiled:
+) -> Compiled | CompiledModule:
     """Return a function that runs ``fn`` on a machine, by a schedule.
 
     ``fn`` is what ``capture`` takes: a function of tensors, a module, or a training step. The first
@@ -74,8 +84,11 @@ def compile(
     recently used captures are cached. ``costs`` default to an estimate; ``granularity`` is that of
     ``capture``, except that ``"auto"`` merges only where that is predicted to be no slower;
     ``options`` are those of ``schedule``. The third capture warns of what changed; the logger
-    ``autosched`` reports each recapture. Autograd does not record the function: gradients are
-    computed inside it, and if a gradient would be lost, GradientError is raised.
+    ``autosched`` reports each recapture.
+
+    Of a module, return a module with the same parameters, which autograd records: it has schedules
+    for forward and backward, if ``options`` are among those of ``TorchBackend``. Other functions
+    compute gradients inside, and if a gradient would be lost, GradientError is raised.
 
     >>> model = torch.nn.Linear(3, 2)
     >>> run = compile(model, Machine.emulated(gpus=1), backend="host")
@@ -83,7 +96,7 @@ def compile(
     ...     torch.equal(run(torch.ones(4, 3)), model(torch.ones(4, 3))), run.cache_info()
     (True, CacheInfo(hits=0, misses=1, maxsize=8, currsize=1))
     """
-    if isinstance(fn, Compiled):
+    if isinstance(fn, Compiled | CompiledModule):
         raise ScheduleError(f"{fn!r} is compiled already; compile the function itself, {fn.fn!r}")
     if not callable(fn) or isinstance(fn, Graph | Schedule):
         hint = "; autosched.schedule(graph, machine) takes a graph" if isinstance(fn, Graph) else ""
@@ -92,9 +105,9 @@ def compile(
     if not isinstance(maxsize, int) or isinstance(maxsize, bool) or maxsize < 1:
         raise ScheduleError(f"maxsize must be 1 or more, got {maxsize!r}")
     check_granularity(granularity)
-    return Compiled(
-        fn, maxsize, granularity, costs, {"machine": machine, "policy": policy, **options}
-    )
+    options |= {"machine": machine, "policy": policy}
+    compiled = Compiled(fn, maxsize, granularity, costs, options)
+    return CompiledModule(compiled) if isinstance(fn, torch.nn.Module) else compiled
 
 
 class Compiled:
@@ -113,12 +126,15 @@ class Compiled:
     ):
         self.fn = fn
         self.maxsize = maxsize
-        self._granularity = granularity
-        self._costs = costs
-        self._options = options  # of schedule
-        self._cache: OrderedDict[Hashable, _Entry] = OrderedDict()  # least recently used first
+        self.granularity = granularity
+        self.costs = costs
+        self.options = options  # of schedule
+        self.stacklevel = 4  # of the user's call, in ``_explain``
+        self._cache: OrderedDict[int, _Entry] = OrderedDict()  # least recently used first
+        self._varying = Varying()
         self._hits = 0
         self._misses = 0
+        self._unexpected = 0  # recaptures, except those that make settings of optimizers inputs
         self._lock = rlock()
         functools.update_wrapper(self, fn, updated=())
 
@@ -138,8 +154,8 @@ class Compiled:
         with self._lock:
             return self._find(args, kwargs)[0].schedule
 
-    def _find(self, args: Any, kwargs: Mapping[str, Any]) -> tuple[_Entry, dict[str, torch.Tensor]]:
-        """Return the cache entry for a call, and its tensors by name.
+    def _find(self, args: Any, kwargs: Mapping[str, Any]) -> tuple[_Entry, dict[str, Any]]:
+        """Return the cache entry for a call, and its inputs by name.
 
         1. Return the first entry whose guard recognizes the call.
         2. Otherwise compute the key of the call, and look it up in the cache.
@@ -148,38 +164,57 @@ class Compiled:
         4. Store a new guard, which recognizes the objects of this call.
         """
         arguments = Arguments(args, kwargs)
-        for key, entry in reversed(self._cache.items()):
-            inputs = entry.guard.inputs(arguments)
-            if inputs is not None:
+        for number, entry in reversed(self._cache.items()):
+            inputs: dict[str, Any] | None = entry.guard.inputs(arguments)
+            if inputs is not None and (settings := entry.settings()) is not None:
+                inputs.update(settings)
                 self._hits += 1
-                self._cache.move_to_end(key)
+                self._cache.move_to_end(number)
                 return entry, inputs
         given = arguments_of(self.fn, args, kwargs)
         state = State.of(self.fn, [*args, *kwargs.values()])
-        reach = Reach([self.fn, *arguments.others])
+        varying = self._varying.names(state)
+        reach = Reach([self.fn, *arguments.others], varying=state.items_of(varying))
         key = capture_key(state, reach, arguments, given)
-        guard = Guard(state, reach, arguments, given)
-        known = self._cache.pop(key, None)
+        known = self._known(key, state)
         if known is not None:
             self._hits += 1
-            entry = known._replace(guard=guard)
+            number = known
+            graph, made = self._cache.pop(number)[1:3]
         else:
             self._misses += 1
+            number = self._misses
             self._explain(key, state)
-            entry = _Entry(*self._captured(args, kwargs), guard)
-        self._cache[key] = entry
+            graph, made = self._captured(args, kwargs, varying)
+            if constant := varying - graph.settings.wanted:
+                self._varying.keep(constant)
+                rest = state.items_of(graph.settings.wanted)
+                reach = Reach([self.fn, *arguments.others], varying=rest)
+                key = capture_key(state, reach, arguments, given)
+        guard = Guard(state, reach, arguments, given)
+        entry = _Entry(key, graph, made, guard, graph.settings.reader(state))
+        self._cache[number] = entry
         while len(self._cache) > self.maxsize:
             self._cache.popitem(last=False)[1].schedule.close()
-        return entry, {**state.tensors(), **given}
+        return entry, {**state.tensors(), **given, **graph.settings.inputs(state)}
 
-    def _captured(self, args: Any, kwargs: Mapping[str, Any]) -> tuple[Captured, Schedule]:
+    def _known(self, key: Hashable, state: State) -> int | None:
+        """Return the number of the cache entry with a key, for the present settings."""
+        for number, entry in reversed(self._cache.items()):
+            if entry.key == key and entry.graph.settings.reader(state)() is not None:
+                return number
+        return None
+
+    def _captured(
+        self, args: Any, kwargs: Mapping[str, Any], varying: frozenset[str]
+    ) -> tuple[Captured, Schedule]:
         """Capture the function, and return the best graph with its schedule."""
-        operators = captured(self.fn, args, kwargs)
+        operators = captured(self.fn, args, kwargs, varying)
         examples = operators.examples
         operators.examples = {}  # or this batch would live as long as the schedule
-        costs = {"costs": self._costs} if self._costs is not None else {"examples": examples}
+        costs = {"costs": self.costs} if self.costs is not None else {"examples": examples}
         graphs = self._candidates(operators, examples)
-        made = [(graph, schedule(graph, **self._options, **costs)) for graph in graphs]
+        made = [(graph, schedule(graph, **self.options, **costs)) for graph in graphs]
         return min(made, key=lambda pair: pair[1].makespan)
 
     def _candidates(self, graph: Captured, examples: Mapping[str, Any]) -> list[Captured]:
@@ -187,25 +222,29 @@ class Compiled:
 
         Its tasks have places; tasks in different places are not merged.
         """
-        granularity = self._granularity
+        granularity = self.granularity
         operators = [coarse(graph, "op", examples)] if granularity != "module" else []
         if granularity == "op":
             return operators
-        machine = self._options["machine"] or Machine.local()
+        machine = self.options["machine"] or Machine.local()
         device = machine.device((*machine.accelerators, machine.host)[0])
-        pinned = cast(Captured, graph.pinned(place=self._options.get("place")))
-        return [coarse(pinned, granularity, examples, self._costs, device), *operators]
+        pinned = cast(Captured, graph.pinned(place=self.options.get("place")))
+        return [coarse(pinned, granularity, examples, self.costs, device), *operators]
 
     def _explain(self, key: Hashable, state: State) -> None:
         """Log why a call needs a recapture; the third time, warn."""
         if not self._cache:
             return
-        found = changes(next(reversed(self._cache)), key)
         name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
+        if new := self._varying.new:
+            LOG.info("%r is captured again, with inputs %s", name, ", ".join(sorted(new)))
+            return
+        self._unexpected += 1
+        found = changes(next(reversed(self._cache.values())).key, key)
         described = ", ".join(f"{what}: {how}" if what else how for what, how in found)
         why = f"{name!r} is captured for the {_ordinal(self._misses)} time: {described}"
         LOG.info("%s", why)
-        if self._misses == _WARNED:
+        if self._unexpected == _WARNED:
             optimizers = state.optimizers.values()
             groups = [group for optimizer in optimizers for group in optimizer.param_groups]
             settings = frozenset(name for group in groups for name in group)
@@ -214,7 +253,7 @@ class Compiled:
                 f"{why} since the last call; {advice}. Only the logger 'autosched' reports later "
                 "captures",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=self.stacklevel,
             )
 
     def cache_info(self) -> CacheInfo:
@@ -226,6 +265,10 @@ class Compiled:
         with self._lock:
             while self._cache:
                 self._cache.popitem()[1].schedule.close()
+
+    def __reduce__(self) -> Any:
+        options = dict(self.options)
+        return Compiled, (self.fn, self.maxsize, self.granularity, self.costs, options)
 
     def __enter__(self) -> Compiled:
         return self

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autosched._lib.tree import flatten
 from autosched.errors import CaptureError
+from autosched.frontends.settings import Number, call_with_floats
 from autosched.graph.effects import function_name
 
 __all__ = ["EagerOperators"]
@@ -50,6 +51,8 @@ class EagerOperators(TorchFunctionMode):
             one, other = args if name != "__rmatmul__" else args[::-1]
             if _is_folded_if_traced(one, other):
                 return torch.bmm(one, other.expand(len(one), -1, -1))
+        if name.startswith("_fused_") and any(isinstance(i, Number) for i in kwargs.values()):
+            return call_with_floats(fn, args, kwargs)
         result = fn(*args, **kwargs)
         if name in _DATA_DEPENDENT:
             position, word = _DATA_DEPENDENT[name]

@@ -16,7 +16,7 @@ import sys
 import weakref
 from array import array
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from itertools import chain
 from operator import is_
@@ -79,7 +79,7 @@ class Reach:
     """The non-tensor values that a call can read.
 
     ``key`` has their present values, and ``unchanged`` tests whether they remain. ``written``:
-    include values that code only writes.
+    include values that code only writes; ``varying``: leave out these items of dicts, by their ids.
 
     1. Start with the roots, torch's global hooks, and custom operators that code mentions.
     2. Visit each object once. Its kind determines what ``key`` contains of it, what ``unchanged``
@@ -89,8 +89,14 @@ class Reach:
        that were passed over before. Repeat from 1 until no name is new.
     """
 
-    def __init__(self, roots: Iterable[Any], written: bool = False):
+    def __init__(
+        self,
+        roots: Iterable[Any],
+        written: bool = False,
+        varying: Mapping[int, Collection[str]] = {},
+    ):
         self.roots = [*roots, *_GLOBAL_HOOKS]
+        self.varying = varying
         self.written = written
         self.mentioned: set[str] = set()
         before = -1
@@ -292,7 +298,12 @@ class Reach:
         if len(item) > _MOST_ITEMS:
             self.key.append(id(item))
             return
-        if not isinstance(item, (tuple, frozenset)):
+        if id(item) in self.varying:
+            names = [name for name in item if name not in self.varying[id(item)]]
+            self.containers.append(item.keys())
+            self.entries += [(item, name) for name in names]
+            item = {name: item[name] for name in names}
+        elif not isinstance(item, (tuple, frozenset)):
             self.containers.append(item)
         if isinstance(item, Mapping):
             for name, value in item.items():

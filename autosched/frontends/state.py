@@ -18,7 +18,7 @@ from torch.nn.utils import stateless
 
 from autosched.graph.effects import shared_state
 
-__all__ = ["Place", "State", "hooks_of"]
+__all__ = ["Place", "State", "hooks_of", "parts_of"]
 
 Place = tuple[str, ...]
 
@@ -113,6 +113,28 @@ class State:
             if not isinstance(item, torch.Tensor)
         }
 
+    def settings(self) -> dict[str, tuple[dict[str, Any], str]]:
+        """Return, by name, the floats, and tuples of them, in groups of torch's own optimizers.
+
+        Each is the group and the name there.
+        """
+        return {
+            _setting(key, number, field): (group, field)
+            for key, optimizer in self.optimizers.items()
+            if type(optimizer).__module__.startswith("torch.optim.")
+            for number, group in enumerate(optimizer.param_groups)
+            for field, item in group.items()
+            if parts_of(field, item)
+        }
+
+    def items_of(self, settings: Iterable[str]) -> dict[int, set[str]]:
+        """Return the names of settings in their groups, by the ids of the groups."""
+        known = self.settings()
+        found: dict[int, set[str]] = {}
+        for group, field in map(known.__getitem__, settings):
+            found.setdefault(id(group), set()).add(field)
+        return found
+
     def put(self, place: Place, tensor: torch.Tensor | None) -> None:
         """Put a tensor in a place; None empties it."""
         match place:
@@ -126,7 +148,7 @@ class State:
                 owner, _, leaf = path.rpartition(".")
                 self.modules[key].get_submodule(owner)._buffers[leaf] = tensor
             case ("attribute", key, path, name):
-                self.modules[key].get_submodule(path).__dict__[name] = tensor
+                dict(self.modules[key].named_modules())[path].__dict__[name] = tensor
             case ("moment", key, name, field):
                 self.optimizers[key].state[self.parameters[name]][field] = tensor
             case ("setting", key, number, field):
@@ -147,12 +169,15 @@ class State:
                 parameter.grad = grads[name]
 
     @contextlib.contextmanager
-    def replaced_by(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[State]:
+    def replaced_by(
+        self, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any]
+    ) -> Iterator[State]:
         """Replace the tensors of modules and optimizers temporarily, by name.
 
-        Yield their state then.
+        So are ``settings`` of optimizers. Yield their state then.
         """
         with contextlib.ExitStack() as stack:
+            stack.enter_context(self._with_settings(settings))
             for module in self.modules.values():
                 stack.enter_context(_restoring_attributes(module))
             names = {id(tensor): name for name, (_, tensor) in self.places().items()}
@@ -173,6 +198,19 @@ class State:
             for key, optimizer in self.optimizers.items():
                 stack.enter_context(self._replaced_in(key, optimizer, tensors))
             yield State(self.modules, self.optimizers, parameters)
+
+    @contextlib.contextmanager
+    def _with_settings(self, settings: Mapping[str, Any]) -> Iterator[None]:
+        """Replace floats in groups of optimizers temporarily; code may hold these groups."""
+        known = self.settings()
+        before = [(group, field, group[field]) for group, field in known.values()]
+        for name, (group, field) in known.items():
+            group[field] = _replaced(name, group[field], settings)
+        try:
+            yield
+        finally:
+            for group, field, item in before:
+                group[field] = item
 
     @contextlib.contextmanager
     def _replaced_in(
@@ -216,6 +254,26 @@ def _restoring_attributes(root: torch.nn.Module) -> Iterator[None]:
         for attributes, old in before:
             attributes.clear()
             attributes.update(old)
+
+
+def parts_of(name: str, setting: Any) -> dict[str, float]:
+    """Return the floats of an optimizer's setting by name; none if it is anything else.
+
+    >>> parts_of("lr", 0.5), parts_of("betas", (0.9, 0.99)), parts_of("momentum", 0)
+    ({'lr': 0.5}, {'betas.0': 0.9, 'betas.1': 0.99}, {})
+    """
+    if isinstance(setting, float):
+        return {name: setting}
+    if type(setting) is tuple and all(isinstance(part, float) for part in setting):
+        return {f"{name}.{i}": part for i, part in enumerate(setting)}
+    return {}
+
+
+def _replaced(name: str, setting: Any, found: Mapping[str, Any]) -> Any:
+    """Return an optimizer's setting with the parts that are found by name."""
+    if type(setting) is tuple:
+        return tuple([found.get(f"{name}.{i}", part) for i, part in enumerate(setting)])
+    return found.get(name, setting)
 
 
 def _setting(key: str, group: int, field: str) -> str:

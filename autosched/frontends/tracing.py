@@ -32,6 +32,7 @@ from autosched.frontends.host_calls import Call, observing_calls
 from autosched.frontends.origins import annotating_origins
 from autosched.frontends.random_state import tracing_random_state
 from autosched.frontends.reachability import is_value
+from autosched.frontends.settings import Number, Settings, values_of, without_reads, without_repeats
 from autosched.frontends.side_effects import SideEffects, TensorProperties
 from autosched.frontends.state import Place, State
 from autosched.frontends.unsupported import definition_of, failure_message
@@ -45,7 +46,8 @@ _CONSTANTS = (enum.Enum, type, torch.nn.Module, torch.optim.Optimizer, torch.Gen
 class Trace:
     """The operators of a call, and what the call returned and changed.
 
-    The placeholders of ``module`` are the examples of the capture, in their order.
+    The placeholders of ``module`` are the examples of the capture, in their order, and the
+    ``settings``.
     """
 
     module: torch.fx.GraphModule = field(init=False)
@@ -57,6 +59,7 @@ class Trace:
     rewritten: list[str] = field(default_factory=list)  # inputs with another autograd history
     generators: set[int] = field(default_factory=set)  # ids of those that existed before
     calls: list[Call] = field(default_factory=list)  # of the host, which a graph does not repeat
+    settings: Settings = field(default_factory=Settings)  # of optimizers, that are inputs
 
 
 def generator_id(generator: Any) -> int:
@@ -115,6 +118,7 @@ class _Tracer:
         self.arguments = (list(args), dict(kwargs))
         self.state = graph.state
         self.examples = graph.examples
+        self.varying = graph.settings.wanted
         self.made = made
         self.found = Trace()
         self.effects: SideEffects | None = None  # while the function runs
@@ -123,8 +127,9 @@ class _Tracer:
     def trace(self) -> Trace:
         """Trace the function, again if the reason of failure is removed.
 
-        That is a cache that returned what was computed before, or a path for real tensors that
-        cannot be captured, where another one for fake tensors exists.
+        That is a cache that returned what was computed before, a path for real tensors that cannot
+        be captured, where another one for fake tensors exists, or settings of optimizers that must
+        be constants.
         """
         checks = FakeChecks()
         why = ""
@@ -134,19 +139,26 @@ class _Tracer:
             except Exception as error:
                 if self.outside is not None and clear_caches_of(self.outside):
                     continue
+                if self.varying:
+                    self.varying = frozenset()
+                    continue
                 message = failure_message(self.fn, error)
                 if not checks.lines or checks.truthful:
                     raise CaptureError(message) from error
                 checks.truthful = True
                 why = message.partition(" ")[2]
             else:
+                if constant := self.found.settings.constant:
+                    self.varying -= constant
+                    continue
                 if why:
                     warn_of_fake_check(checks.lines[-1], why, definition_of(self.fn))
                 return self.found
 
     def _attempt(self, checks: FakeChecks) -> None:
         self.outside = None
-        self.found = found = Trace()
+        self.found = found = Trace(settings=Settings(self.varying))
+        settings = values_of(self.state, self.varying)
 
         def step(fakes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             return self._step(fakes)  # ``make_fx`` does not accept a method
@@ -161,23 +173,29 @@ class _Tracer:
         ):
             fakes = Fakes()
             inputs = [fakes.from_tensor(item) for item in self.examples.values()]
+            floats = [torch.tensor(item, dtype=torch.float64) for _, item in settings.values()]
+            inputs += map(fakes.from_tensor, floats)
             found.module = make_fx(step, tracing_mode="fake")(inputs)
+        found.settings.names = without_reads(found.module.graph, list(settings))
+        without_repeats(found.module.graph)
 
     def _step(self, fakes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run the function; return the tensors of its result and state."""
+        fakes, floats = fakes[: len(self.examples)], fakes[len(self.examples) :]
+        numbers = self._numbers(floats)
         twins = dict(zip(map(id, self.examples.values()), fakes, strict=True))
         args, kwargs = transform(lambda leaf: twins.get(id(leaf), leaf), self.arguments)
         before = dict(zip(self.examples, fakes, strict=True))
-        numbers = self.state.numbers()
+        counters = self.state.numbers()
         with (
-            self.state.replaced_by(before) as state,
+            self.state.replaced_by(before, numbers) as state,
             self._checking_changes(before, (args, kwargs)),
             EagerOperators(),
         ):
             result = self.fn(*args, **kwargs)
             found = self._results(result)
             for name, item in state.numbers().items():
-                if item is not None and item != numbers.get(name):
+                if item is not None and item != counters.get(name):
                     raise CaptureError(
                         f"{name!r} is {item!r} after the step, but a graph changes tensors only; "
                         "use an optimizer that keeps it in a tensor"
@@ -188,6 +206,15 @@ class _Tracer:
             name for name, item in pairs if isinstance(item, torch.Tensor) and item.requires_grad
         ]
         return found
+
+    def _numbers(self, floats: Sequence[Any]) -> dict[str, Number]:
+        """Return the settings that vary, by name, as they are read from tensors."""
+        found = values_of(self.state, self.varying).items()
+        settings = self.found.settings
+        return {
+            part: Number(tensor.item(), value, settings, frozenset([name]), part)
+            for (part, (name, value)), tensor in zip(found, floats, strict=True)
+        }
 
     def _results(self, result: Any) -> list[Any]:
         """Return the tensors in the function's result, and store its structure."""

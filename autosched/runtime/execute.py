@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from autosched._lib.forks import forks, rlock
 from autosched.codegen import Code
 from autosched.errors import AutoschedError, RunTimeoutError, ScheduleError
-from autosched.graph.graph import Graph
+from autosched.graph.graph import Graph, Value
 from autosched.machine.machine import Machine
 from autosched.program.program import Copy, Program, Run
 from autosched.runtime.backends import Backend, Capabilities, Step
@@ -210,7 +210,7 @@ class Executor:
         wrapped = watched or notes is not None or is_traced()
         may_inline = deadline is None and not wrapped and recordings is None
         inline = self.inline if may_inline else None
-        if inline is not None and all(map(_is_tensor, inputs.values())):
+        if inline is not None and self._suits(inputs):
             return self._run_inline(inline, inputs)
         team = self.team
         try:
@@ -271,6 +271,30 @@ class Executor:
             and all(self.compiler.can.free(stream) is None for stream in self.program.streams)
         )
         return Inline(self.code()) if is_equal and self.code is not None else None
+
+    def _suits(self, inputs: Mapping[str, Any]) -> bool:
+        """Whether generated code, which calls methods of tensors, can have these inputs."""
+        others = [name for name, item in inputs.items() if not _is_tensor(item)]
+        return not others or (
+            self.scalars.issuperset(others) and all(type(inputs[name]) is float for name in others)
+        )
+
+    @functools.cached_property
+    def scalars(self) -> frozenset[str]:
+        """The inputs that are arguments, but not objects, of methods: these can be numbers."""
+        objects = {
+            use.value
+            for task in self.graph.tasks
+            for use in task.reads
+            if task.composite is not None
+            or (
+                getattr(task.fn, "__module__", "") != "_operator"
+                and task.args
+                and isinstance(task.args[0], Value)
+                and task.args[0].index == use.value
+            )
+        }
+        return frozenset(v.name for v in self.graph.sources if v.index not in objects)
 
     def _run_inline(self, inline: Inline, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Run the generated code once."""

@@ -595,7 +595,7 @@ def test_whatever_changes_between_calls_results_are_as_without(
     torch.manual_seed(0)
     net = Net().eval()
     twin = copy.deepcopy(net)
-    with asc.compile(net, HERE, maxsize=3) as run:
+    with asc.compile(net, HERE, maxsize=3) as run, torch.no_grad():
         for change, arguments in changes:
             for model in (net, twin):
                 match change:

@@ -37,7 +37,11 @@ def serial_capture(fn: Callable[..., Any], *args: Tensor) -> Callable[..., Any]:
     return lambda *given: graph.finish(graph.run_serial(**graph.feed(*given)))
 
 
-WAYS = [lambda fn, *args: asc.compile(fn, HERE), scheduled_capture, serial_capture]
+def compiled_function(fn: Callable[..., Any], *_: Tensor) -> Callable[..., Any]:
+    return asc.compile(getattr(fn, "forward", fn), HERE)
+
+
+WAYS = [compiled_function, scheduled_capture, serial_capture]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -88,7 +92,7 @@ def test_nothing_requires_grad_where_it_would_not_in_torch(
 
 def test_compiled_parts_that_follow_each_other_raise_too(backbone: nn.Linear, x: Tensor) -> None:
     """The input of the second part is no leaf; its own gradient would be lost."""
-    second = asc.compile(nn.Linear(4, 2), HERE)
+    second = asc.compile(nn.Linear(4, 2).forward, HERE)
     trained = nn.Linear(3, 4)
     with pytest.raises(asc.GradientError, match=LOST):
         second(trained(x)).sum().backward()
@@ -144,7 +148,7 @@ def test_tensors_left_in_modules_raise(x: Tensor) -> None:
             self.last = self.inner(x)
 
     model = Remembers()
-    with asc.compile(model, HERE) as run:
+    with asc.compile(model.forward, HERE) as run:
         for _ in range(4):
             run(x)
             assert torch.equal(model.last, model.inner(x))

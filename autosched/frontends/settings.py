@@ -1,0 +1,296 @@
+"""Settings of optimizers, such as learning rates, that vary from call to call.
+
+While a step is traced, such a setting is a ``Number`` instead of a float. Arithmetic with it is
+traced, as it is with a number that ``item()`` returns; so the setting becomes an input of the
+graph, and tasks on the host repeat the arithmetic in each run, on the same floats as eager code. A
+comparison becomes a condition of the graph. Code that needs the float itself, such as
+``math.sqrt``, makes the setting a constant.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+
+from autosched.errors import GraphError
+from autosched.frontends.state import State, parts_of
+
+__all__ = [
+    "Number",
+    "Settings",
+    "Varying",
+    "call_with_floats",
+    "scheduled",
+    "values_of",
+    "without_reads",
+    "without_repeats",
+]
+
+# A number: a float, the name of a setting's float, or a function and its arguments.
+Expression = Any
+
+
+def evaluated(expression: Expression, values: Mapping[str, float]) -> Any:
+    """Return the value of an expression.
+
+    >>> evaluated((operator.sub, 1, "betas.0"), {"betas.0": 0.75})
+    0.25
+    """
+    if isinstance(expression, str):
+        return values[expression]
+    if isinstance(expression, tuple):
+        return expression[0](*[evaluated(item, values) for item in expression[1:]])
+    return expression
+
+
+class Settings:
+    """The settings that are inputs of a graph, and the conditions for them.
+
+    ``wanted`` are the names of settings that vary; ``names``, their floats that are inputs;
+    ``constant``, the settings whose floats the step needed while it was traced.
+    """
+
+    def __init__(self, wanted: Iterable[str] = ()):
+        self.wanted = frozenset(wanted)
+        self.constant: set[str] = set()
+        self.names: tuple[str, ...] = ()
+        self.conditions: dict[Expression, bool] = {}  # comparisons, and their results
+
+    def reader(self, state: State) -> Callable[[], dict[str, float] | None]:
+        """Return a function that returns the inputs now; None if the graph cannot have them."""
+        known = state.settings()
+        read = [(name, *known[name]) for name in self.wanted if name in known]
+        names = self.names
+        conditions = list(self.conditions.items())
+
+        def inputs() -> dict[str, float] | None:
+            values: dict[str, float] = {}
+            for name, group, field in read:
+                values.update(parts_of(name, group.get(field)))
+            try:
+                if all(evaluated(item, values) is result for item, result in conditions):
+                    return {name: values[name] for name in names}
+            except (KeyError, ArithmeticError):  # one is of another type, or out of range
+                pass
+            return None
+
+        return inputs
+
+    def inputs(self, state: State) -> dict[str, float]:
+        """Return the inputs now. Raises GraphError if the graph cannot have them."""
+        found = self.reader(state)()
+        if found is None:
+            raise GraphError(
+                f"the settings {', '.join(sorted(self.wanted))} have values for which the step "
+                "takes another path than when it was captured; capture it again, or use "
+                "autosched.compile, which recaptures by itself"
+            )
+        return found
+
+
+class Varying:
+    """Finds the settings that vary.
+
+    They are those that a learning rate scheduler has, and those that changed since an earlier
+    call. Others are constants: a step then has no numbers that a recording on a device could not
+    contain.
+    """
+
+    def __init__(self) -> None:
+        self.new: frozenset[str] = frozenset()  # since the call before the last one
+        self._found: frozenset[str] = frozenset()
+        self._last: dict[str, Any] = {}
+        self._changed: set[str] = set()
+        self._constant: set[str] = set()
+
+    def names(self, state: State) -> frozenset[str]:
+        """Return the names of the settings that vary."""
+        known = state.settings()
+        now = {name: group[field] for name, (group, field) in known.items()}
+        for name, item in now.items():
+            if self._last.get(name, item) != item:
+                self._changed.add(name)
+        self._last = now
+        found = (scheduled(state) | self._changed & now.keys()) - self._constant
+        self.new = found - self._found
+        self._found |= found
+        return found
+
+    def keep(self, names: Iterable[str]) -> None:
+        """Treat settings as constants from now on."""
+        self._constant.update(names)
+        self._found -= self._constant
+
+
+def scheduled(state: State) -> frozenset[str]:
+    """Return the names of the settings that learning rate schedulers change."""
+    return frozenset(
+        name
+        for name, (group, field) in state.settings().items()
+        if (field == "lr" and "initial_lr" in group)
+        or (field in ("momentum", "betas") and "max_momentum" in group)
+    )
+
+
+# ---- tracing
+
+
+def values_of(state: State, names: Iterable[str]) -> dict[str, tuple[str, float]]:
+    """Return the floats of settings, by name, each with the name of its setting."""
+    known = state.settings()
+    return {
+        part: (name, value)
+        for name in sorted(names)
+        for group, field in [known[name]]
+        for part, value in parts_of(name, group[field]).items()
+    }
+
+
+def without_repeats(graph: torch.fx.Graph) -> None:
+    """Let a graph compute each number of Python once."""
+    first: dict[tuple[Any, str], torch.fx.Node] = {}
+    for node in graph.nodes:
+        is_number = isinstance(node.meta.get("val"), torch.SymFloat)
+        if node.op == "call_function" and is_number and not isinstance(node.target, OpOverload):
+            same = first.setdefault((node.target, repr((node.args, node.kwargs))), node)
+            if same is not node:
+                node.replace_all_uses_with(same)
+                graph.erase_node(node)
+
+
+def without_reads(graph: torch.fx.Graph, names: Sequence[str]) -> tuple[str, ...]:
+    """Let the last placeholders, 0-dimensional tensors, represent the floats read from them.
+
+    ``names`` are theirs; return those of the floats that are used.
+    """
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    used = []
+    for name, node in zip(names, inputs[len(inputs) - len(names) :], strict=True):
+        for read in list(node.users):
+            node.meta["val"] = read.meta["val"]
+            read.replace_all_uses_with(node)
+            graph.erase_node(read)
+        if node.users:
+            used.append(name)
+        else:
+            graph.erase_node(node)
+    return tuple(used)
+
+
+class Number(torch.SymFloat):
+    """A float that a trace computes from settings.
+
+    ``symbol`` is its name in the trace; ``expression`` computes it from floats of the settings
+    ``names``, and ``value`` is it for the present ones.
+    """
+
+    def __init__(
+        self, symbol: torch.SymFloat, value: float, settings: Settings, names: frozenset[str],
+        expression: Expression,
+    ):  # fmt: skip
+        super().__init__(symbol.node)  # type: ignore[no-untyped-call]
+        self.value = value
+        self.settings = settings
+        self.names = names
+        self.expression = expression
+
+    def __float__(self) -> float:
+        """Return the value; the settings become constants."""
+        self.settings.constant |= self.names
+        return self.value
+
+    def __bool__(self) -> bool:
+        return bool(self != 0)
+
+    def __hash__(self) -> int:
+        return hash(float(self))
+
+    def __deepcopy__(self, _: Any) -> Number:
+        return self
+
+
+def _applied(fn: Callable[..., Any], *items: Any) -> tuple[Any, Expression, frozenset[str]]:
+    """Return the value of a function of numbers, its expression and the settings it needs."""
+    numbers = [item for item in items if isinstance(item, Number)]
+    values = [item.value if isinstance(item, Number) else item for item in items]
+    parts = [item.expression if isinstance(item, Number) else item for item in items]
+    names = frozenset[str]().union(*[item.names for item in numbers])
+    return fn(*values), (fn, *parts), names
+
+
+def _arithmetic(name: str, fn: Callable[..., Any], is_reflected: bool = False) -> Any:
+    """Return a method of ``Number`` that is traced."""
+    traced = getattr(torch.SymFloat, name)
+
+    def method(self: Number, *others: Any) -> Any:
+        symbol = traced(self, *others)
+        if not isinstance(symbol, torch.SymFloat) or not all(map(_is_known, others)):
+            return symbol
+        items = (*others, self) if is_reflected else (self, *others)
+        value, expression, names = _applied(fn, *items)
+        return Number(symbol, value, self.settings, names, expression)
+
+    return method
+
+
+def _comparison(name: str, fn: Callable[..., Any]) -> Any:
+    """Return a method of ``Number`` whose result becomes a condition."""
+    traced = getattr(torch.SymFloat, name)
+
+    def method(self: Number, other: Any) -> Any:
+        if not _is_known(other):
+            return traced(self, other)
+        result, expression, _ = _applied(fn, self, other)
+        self.settings.conditions[expression] = result
+        return result
+
+    return method
+
+
+def _conversion(name: str) -> Any:
+    """Return a method of ``Number`` that makes its settings constants."""
+    return lambda self, *others: getattr(float(self), name)(*others)
+
+
+def _is_known(item: Any) -> bool:
+    """Whether the value of a number is known while it is traced."""
+    return isinstance(item, (int, float, Number))
+
+
+for _name in ("add", "sub", "mul", "truediv", "pow"):
+    _fn = getattr(operator, _name)
+    setattr(Number, f"__{_name}__", _arithmetic(f"__{_name}__", _fn))
+    setattr(Number, f"__r{_name}__", _arithmetic(f"__r{_name}__", _fn, is_reflected=True))
+for _name in ("neg", "pos"):
+    setattr(Number, f"__{_name}__", _arithmetic(f"__{_name}__", getattr(operator, _name)))
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(Number, f"__{_name}__", _comparison(f"__{_name}__", getattr(operator, _name)))
+for _name in (
+    *("__repr__", "__str__", "__format__", "__int__", "__trunc__", "__floor__", "__ceil__"),
+    *("__round__", "__abs__", "__mod__", "__rmod__", "__floordiv__", "__rfloordiv__"),
+    *("__divmod__", "__rdivmod__", "is_integer", "as_integer_ratio", "hex"),
+):
+    setattr(Number, _name, _conversion(_name))
+
+
+def call_with_floats(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Call an operator that takes floats of Python, not symbols, as fused optimizers do.
+
+    The numbers among ``kwargs`` are put into its node of the trace afterwards.
+    """
+    numbers = {name: item for name, item in kwargs.items() if isinstance(item, Number)}
+    result = fn(*args, **{**kwargs, **{name: item.value for name, item in numbers.items()}})
+    mode = get_proxy_mode()
+    assert mode is not None
+    nodes = reversed(mode.tracer.graph.nodes)
+    node = next(node for node in nodes if str(node.target).startswith(f"aten.{fn.__name__}."))
+    symbols = {
+        name: get_proxy_slot(item, mode.tracer).force().node for name, item in numbers.items()
+    }
+    node.kwargs = {**node.kwargs, **symbols}
+    return result

@@ -1,0 +1,340 @@
+"""A compiled module is a module: it has the state of the module, and autograd follows it."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+import autosched as asc
+from tests.frontends.test_capture import assert_same
+
+HERE = asc.Machine([asc.Device("cpu")])
+TWO = asc.Machine.emulated(gpus=2)
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """Let every test begin and end with nothing that torch compiled."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Net(nn.Module):
+    """Has a buffer that it changes, dropout, a flag, and an overridden ``train``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5))
+        self.head = nn.Linear(6, 2)
+        self.factor = 1.0
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        found: Tensor = self.head(self.layers(x)) * self.factor
+        return found if scale is None else found * scale
+
+    def train(self, mode: bool = True) -> Net:
+        super().train(mode)
+        self.layers[2].eval()  # always
+        return self
+
+    def doubled(self) -> float:
+        return self.factor * 2
+
+
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def compiled(model: nn.Module, **options: Any) -> Any:
+    return asc.compile(model, **{"machine": HERE, "backend": "host", **options})
+
+
+def gradients(model: nn.Module, *inputs: Tensor, seed: int = 0) -> dict[str, Any]:
+    """Return the output of a call, and all gradients."""
+    given = [item.clone().requires_grad_() for item in inputs]
+    torch.manual_seed(seed)
+    out = model(*given)
+    out.square().sum().backward()
+    found = {f"input {i}": item.grad for i, item in enumerate(given)}
+    found |= {name: item.grad for name, item in model.named_parameters()}
+    model.zero_grad()
+    return {**found, "out": out.detach()}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"machine": TWO, "policy": "round_robin", "backend": "virtual"}]
+)
+def test_gradients_are_those_of_the_eager_module(options: dict[str, Any]) -> None:
+    eager, model = net(), net()
+    with compiled(model, **options) as run:
+        for mode in (True, False, True):
+            assert run.train(mode) is run
+            eager.train(mode)
+            x, scale = torch.randn(5, 4), torch.randn(5, 1)
+            assert_same(gradients(run, x, scale), gradients(eager, x, scale), mode)
+            assert_same(run.state_dict(), eager.state_dict(), mode)
+        assert {s.graph.name for s in run.schedules()} == {"forward", "backward"}
+        assert run.cache_info().misses == 0
+
+
+@pytest.mark.slow
+def test_it_trains_as_the_eager_module() -> None:
+    eager, model = net(), net()
+    run = compiled(model)
+    optimizers = [optim.AdamW(one.parameters(), lr=0.1) for one in (eager, run)]
+    for number, size in enumerate((3, 3, 5, 4)):
+        x = torch.randn(size, 4)
+        for one, optimizer in zip((eager, run), optimizers, strict=True):
+            torch.manual_seed(number)
+            one(x).square().mean().backward()
+            nn.utils.clip_grad_norm_(one.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+        assert_same(model.state_dict(), eager.state_dict(), number)
+    run.close()
+
+
+def test_without_gradients_it_is_a_captured_graph() -> None:
+    model = net().eval()
+    x = torch.randn(3, 4)
+    with compiled(model) as run:
+        expected = model(x).detach()
+        for mode in (torch.no_grad(), torch.inference_mode()):
+            with mode:
+                assert torch.equal(run(x), expected)
+                assert not run(x).requires_grad
+        run.requires_grad_(False)
+        assert torch.equal(run(x), expected)
+        assert run.schedules() == ()
+        assert run.cache_info()[:2] == (2, 3)
+        assert run.schedule(x).graph.name == "Net"
+
+
+def test_a_frozen_module_passes_gradients_on() -> None:
+    model = net().eval()
+    eager = copy.deepcopy(model)
+    with compiled(model) as run:
+        for one in (run, eager):
+            assert one.requires_grad_(False) is one
+        x = torch.randn(3, 4)
+        assert_same(gradients(run, x), gradients(eager, x), "frozen")
+
+
+def test_its_state_is_that_of_the_module() -> None:
+    model, other = net(), Net()
+    run = compiled(model)
+    assert isinstance(run, nn.Module)
+    assert list(run.state_dict()) == list(model.state_dict())
+    assert all(map(torch.equal, run.parameters(), model.parameters()))
+    assert [*map(id, run.parameters())] == [*map(id, model.parameters())]
+    assert [*run.named_modules()] == [*model.named_modules()]
+    assert run.load_state_dict(other.state_dict()).missing_keys == []
+    assert_same(model.state_dict(), other.state_dict(), "loaded")
+    assert run.to(torch.float64) is run
+    assert model.head.weight.dtype == torch.float64
+    assert run.eval() is run
+    assert not model.training
+    assert run.train() is run
+    assert not model.layers[2].training  # its own ``train`` is called
+    run.factor = 2.0
+    assert (model.factor, run.factor, run.doubled()) == (2.0, 2.0, 4.0)
+    run.head = nn.Linear(6, 3)
+    assert model.head.out_features == 3
+    del run.factor
+    assert not hasattr(model, "factor")
+    assert not hasattr(run, "factor")
+    assert repr(model) in repr(run)
+    assert "doubled" in dir(run)
+
+
+def test_changed_attributes_count() -> None:
+    run = compiled(net().eval())
+    x = torch.randn(3, 4)
+    for factor in (1.0, 3.0):
+        run.factor = factor
+        expected = run.fn(x).detach()
+        assert torch.equal(run(x), expected)
+        with torch.no_grad():
+            assert torch.equal(run(x), expected)
+    run.close()
+
+
+@pytest.mark.parametrize(
+    "duplicate",
+    [
+        copy.deepcopy,
+        pytest.param(lambda run: pickle.loads(pickle.dumps(run)), marks=pytest.mark.slow),
+    ],
+)
+def test_copies_are_compiled_modules_of_their_own(duplicate: Any) -> None:
+    run = compiled(net().eval())
+    x = torch.randn(3, 4)
+    expected = gradients(run, x)
+    other = duplicate(run)
+    assert type(other) is type(run)
+    assert other.maxsize == run.maxsize
+    assert_same(other.state_dict(), run.state_dict(), "copy")
+    assert_same(gradients(other, x), expected, "copy")
+    with torch.no_grad():
+        other.head.bias.zero_()
+        assert torch.equal(run(x), expected["out"])
+        assert not torch.equal(other(x), expected["out"])
+        assert torch.equal(other(x), other.fn(x))
+    run.close()
+    other.close()
+
+
+def test_a_shallow_copy_has_the_same_parameters_and_schedules_of_its_own() -> None:
+    run = compiled(net().eval())
+    other = copy.copy(run)
+    assert other.fn is run.fn
+    with torch.no_grad():
+        other(torch.ones(2, 4))
+        assert (run.cache_info().misses, other.cache_info().misses) == (0, 1)
+        run.close()
+        other(torch.ones(2, 4))
+    assert other.cache_info().hits == 1
+    other.close()
+
+
+def test_the_third_capture_warns_at_the_line_of_the_call() -> None:
+    with compiled(net().eval()) as run, torch.no_grad():
+        for size in (2, 3):
+            run(torch.ones(size, 4))
+        with pytest.warns(RuntimeWarning, match="captured for the 3rd time") as caught:
+            run(torch.ones(4, 4))
+    assert caught[0].filename == __file__
+
+
+def test_hooks_run() -> None:
+    eager, model = net().eval(), net().eval()
+    run = compiled(model)
+    for one in (eager, run):
+        one.register_forward_pre_hook(lambda _, args: tuple([2 * item for item in args]))
+        one.register_forward_hook(lambda _, args, out: out + 1)
+        one.head.weight.register_hook(lambda gradient: 3 * gradient)
+    x = torch.randn(3, 4)
+    assert_same(gradients(run, x), gradients(eager, x), "hooks")
+    with torch.no_grad():
+        assert torch.equal(run(x), eager(x))
+    run.close()
+
+
+def test_it_can_be_part_of_other_modules() -> None:
+    model = net().eval()
+    eager = nn.Sequential(nn.Linear(3, 4), copy.deepcopy(model), nn.Tanh())
+    run = compiled(model)
+    outer = nn.Sequential(copy.deepcopy(eager[0]), run, nn.Tanh())
+    assert list(outer.state_dict()) == list(eager.state_dict())
+    assert outer.eval()[1] is run
+    x = torch.randn(3, 3)
+    expected = gradients(eager, x)
+    assert_same(gradients(outer, x), expected, "in an eager module")
+    whole = compiled(outer)
+    assert_same(gradients(whole, x), expected, "in a compiled module")
+    with torch.no_grad():
+        assert torch.equal(outer(x), expected["out"])
+        assert torch.equal(whole(x), expected["out"])
+        assert whole.schedule(x).graph.input_names[:3] == (
+            "0.weight",
+            "0.bias",
+            "1.layers.0.weight",
+        )
+    whole.close()
+    run.close()
+
+
+def test_a_captured_step_may_call_it() -> None:
+    eager, model = net(), net()
+    run = compiled(model)
+    optimizers = [optim.SGD(one.parameters(), lr=0.1, momentum=0.9) for one in (eager, run)]
+
+    def step(x: Tensor, one: nn.Module, optimizer: optim.Optimizer) -> Tensor:
+        loss = one(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    with asc.compile(step, HERE, backend="host") as whole:
+        for number in range(3):
+            x = torch.randn(3, 4)
+            torch.manual_seed(number)
+            expected = step(x, eager, optimizers[0])
+            torch.manual_seed(number)
+            assert torch.equal(whole(x, run, optimizers[1]), expected)
+            assert_same(model.state_dict(), eager.state_dict(), number)
+        assert whole.cache_info().misses == 2
+    run.close()
+
+
+class Remembering(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = torch.zeros(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = x + self.last
+        return x
+
+
+def test_a_capture_leaves_tensors_in_it() -> None:
+    inner = compiled(Remembering())
+    with compiled(nn.Sequential(inner)) as run, torch.no_grad():
+        for _ in range(3):
+            run(torch.ones(2))
+        assert inner.fn.last.tolist() == [3, 3]
+    inner.close()
+
+
+def test_torch_compile_may_call_it() -> None:
+    run = compiled(net().eval())
+    x = torch.randn(3, 4)
+    outer = torch.compile(lambda x: run(x) + 1, backend="eager")
+    assert torch.equal(outer(x), run.fn(x) + 1)
+    run.close()
+
+
+def test_a_second_derivative_is_an_error() -> None:
+    run = compiled(nn.Sequential(nn.Linear(3, 3), nn.Tanh()))
+    x = torch.randn(2, 3, requires_grad=True)
+    (gradient,) = torch.autograd.grad(run(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="does not currently support double backward"):
+        gradient.sum().backward()
+    run.close()
+
+
+class Training(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss: Tensor = self.layer(x).sum()
+        loss.backward()
+        return loss
+
+
+def test_a_module_that_calls_backward_is_captured_whole() -> None:
+    run = compiled(Training())
+    run(torch.ones(2, 3))
+    assert run.cache_info().misses == 1
+    assert torch.equal(run.layer.weight.grad, torch.full((1, 3), 2.0))
+    run.close()
+
+
+def test_with_other_options_no_gradient_is_lost_unnoticed() -> None:
+    run = compiled(nn.Linear(3, 2), machine=TWO, place={"*": "cuda:1"})
+    out = run(torch.ones(2, 3))
+    assert torch.equal(out, run.fn(torch.ones(2, 3)))
+    with pytest.raises(asc.GradientError):
+        out.sum().backward()
+    run.close()
