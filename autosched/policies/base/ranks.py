@@ -151,7 +151,7 @@ def optimistic_costs(problem: Problem, possible: Possible) -> list[list[float]]:
 
     It is the largest, over the successors, of the least duration of the successor, the copy to it
     and what follows it, over the successor's devices. O(e p^2) for e reads and p devices, as links
-    may differ; ``kernels.optimistic`` takes O(e p) with equal links. The cost is infinite where a
+    may differ; ``rank_kernels.optimistic`` takes O(e p) with equal links. The cost is infinite where a
     task may not run. Source: Arabnejad, Barbosa, IEEE TPDS 25(3), 2014.
     """
     t = problem.lists
