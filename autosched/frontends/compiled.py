@@ -27,6 +27,7 @@ from autosched.frontends.guards import Arguments, Guard, capture_key
 from autosched.frontends.reachability import Reach
 from autosched.frontends.recaptures import changes, remedy
 from autosched.frontends.state import State
+from autosched.fusion import fuse as fused
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.policies import Policy
@@ -65,6 +66,7 @@ def compile(
     costs: Costs | None = None,
     maxsize: int = 8,
     granularity: Granularity = "op",
+    fuse: bool = False,
     **options: Any,
 ) -> Compiled:
     """Return a function that runs ``fn`` on a machine, by a schedule.
@@ -72,8 +74,9 @@ def compile(
     ``fn`` is what ``capture`` takes: a function of tensors, a module, or a training step. The first
     call captures and schedules, and so does one that needs a recapture; the ``maxsize`` most
     recently used captures are cached. ``costs`` default to an estimate; ``granularity`` is that of
-    ``capture``, except that ``"auto"`` merges only where that is predicted to be no slower;
-    ``options`` are those of ``schedule``. The third capture warns of what changed; the logger
+    ``capture``, except that ``"auto"`` merges only where that is predicted to be no slower; with
+    ``fuse``, Inductor compiles regions of tasks, and results differ from eager ones by rounding:
+    see ``fuse``. ``options`` are those of ``schedule``. The third capture warns of what changed; the logger
     ``autosched`` reports each recapture. Autograd does not record the function: gradients are
     computed inside it, and if a gradient would be lost, GradientError is raised.
 
@@ -92,9 +95,10 @@ def compile(
     if not isinstance(maxsize, int) or isinstance(maxsize, bool) or maxsize < 1:
         raise ScheduleError(f"maxsize must be 1 or more, got {maxsize!r}")
     check_granularity(granularity)
-    return Compiled(
-        fn, maxsize, granularity, costs, {"machine": machine, "policy": policy, **options}
-    )
+    if not isinstance(fuse, bool):
+        raise ScheduleError(f"fuse must be True or False, got {fuse!r}")
+    options = {"machine": machine, "policy": policy, **options}
+    return Compiled(fn, maxsize, granularity, costs, fuse, options)
 
 
 class Compiled:
@@ -109,10 +113,12 @@ class Compiled:
         maxsize: int,
         granularity: Granularity,
         costs: Costs | None,
+        fuse: bool,
         options: Mapping[str, Any],
     ):
         self.fn = fn
         self.maxsize = maxsize
+        self._fuse = fuse
         self._granularity = granularity
         self._costs = costs
         self._options = options  # of schedule
@@ -179,6 +185,9 @@ class Compiled:
         operators.examples = {}  # or this batch would live as long as the schedule
         costs = {"costs": self._costs} if self._costs is not None else {"examples": examples}
         graphs = self._candidates(operators, examples)
+        if self._fuse:
+            known = {"costs": self._costs, "examples": examples}
+            graphs = [fused(graphs[0], **self._options, **known)]
         made = [(graph, schedule(graph, **self._options, **costs)) for graph in graphs]
         return min(made, key=lambda pair: pair[1].makespan)
 

@@ -1,0 +1,65 @@
+"""Estimate the seconds of a fused region, before it is compiled.
+
+Inductor calls the library's kernel for a matrix product, a convolution or attention, as eager mode
+does, and fuses the other operators around it. So the estimate keeps the time of operators that
+compute more than they move. The others save the bytes that stay inside the region, and all launches
+but one for each kernel of a library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from autosched.costs.costs import Costs
+from autosched.graph.composite import Composite
+from autosched.graph.task import Task
+from autosched.graph.value import Value
+from autosched.machine.machine import Device
+
+__all__ = ["region_seconds"]
+
+
+def region_seconds(
+    composite: Composite, values: Sequence[Value], costs: Costs, device: Device
+) -> float:
+    """Return the seconds of a region on a device; ``values`` are those of its tasks' graph."""
+    tasks = list(_leaves(composite.tasks))
+    light = [task for task in tasks if _moves_most(task, costs)]
+    heavy = [task for task in tasks if not task.view and not _moves_most(task, costs)]
+    rest = sum(costs.task_seconds(task, device) for task in heavy)
+    before = sum(costs.task_seconds(task, device) for task in light)
+    moved = sum(costs.work[task.name].nbytes for task in light)
+    if not light or not moved:
+        return rest + before
+    launches = device.launch_seconds * min(len(light), len(heavy) + 1)
+    busy = max(0.0, before - device.launch_seconds * len(light))
+    outside = _outside(composite, light, values, costs)
+    return rest + min(before, launches + busy * min(1.0, outside / moved))
+
+
+def _leaves(tasks: Sequence[Task]) -> Iterator[Task]:
+    for task in tasks:
+        if task.parts:
+            yield from _leaves(task.parts)
+        else:
+            yield task
+
+
+def _moves_most(task: Task, costs: Costs) -> bool:
+    """Whether a task computes at most one operation per byte, as elementwise operators do."""
+    work = costs.work.get(task.name)
+    return work is not None and not task.view and work.flops <= work.nbytes
+
+
+def _outside(
+    composite: Composite, light: Sequence[Task], values: Sequence[Value], costs: Costs
+) -> float:
+    """Return the bytes that these tasks of a region read from others, or make for others."""
+    own = {task.index for task in light}
+    made = {use.value for task in light for use in task.outputs}
+    read = {use.value for task in light for use in task.reads} - made
+    others = (task for task in composite.tasks if task.index not in own)
+    needed = {use.value for task in others for use in task.reads} | set(composite.gives)
+    written = {use.value for task in light for use in task.writes}
+    moved = [*read, *(made & needed), *written]
+    return sum(costs.nbytes.get(values[value].name, 0.0) for value in moved)
