@@ -12,7 +12,6 @@ it, with one warning.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import itertools
@@ -85,7 +84,7 @@ class TorchBackend:
             Graph(),
             Machine.emulated(gpus=0) if machine is None else machine,
             policy="auto" if callable(policy) else policy,
-            costs=_restricted(costs, Graph()) if isinstance(costs, Costs) else costs,
+            costs=costs.restricted(Graph()) if isinstance(costs, Costs) else costs,
             backend=backend if isinstance(backend, str) else None,
             check=check,
         )
@@ -144,10 +143,11 @@ class TorchBackend:
     def _schedule(self, graph: AotGraph, examples: Mapping[str, Any]) -> Schedule:
         """Schedule a graph with its outputs on the devices of torch."""
         given = self._costs
-        costs = estimate(graph, examples).costs if given is None else _restricted(given, graph)
+        costs = estimate(graph, examples).costs if given is None else given.restricted(graph)
         if not self.machine.imagined if self._fuse is None else self._fuse:
             outputs = {"outputs": graph.homes, **self._options}
             graph = fuse(graph, self.machine, costs, examples=examples, **outputs)
+            costs = costs.restricted(graph)
         backend = self._backend() if callable(self._backend) else self._backend
         return schedule(
             graph, self.machine, costs=costs, outputs=graph.homes, backend=backend, **self._options
@@ -227,15 +227,6 @@ def _properties(argument: Any) -> Hashable:
         return type(argument), argument
     shape = (argument.shape, argument.stride())
     return *shape, argument.dtype, argument.device, argument.is_inference()
-
-
-def _restricted(costs: Costs, graph: Graph) -> Costs:
-    """Return costs without entries that this graph does not have."""
-    tables: dict[str, Any] = {
-        field: {name: entry for name, entry in getattr(costs, field).items() if name in graph.names}
-        for field in ("seconds", "nbytes", "work")
-    }
-    return dataclasses.replace(costs, **tables)
 
 
 default = TorchBackend()  # for the name "autosched"

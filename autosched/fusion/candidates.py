@@ -26,7 +26,6 @@ __all__ = ["by_device", "by_stream", "unfusable"]
 _UNFUSABLE_TAGS = {
     torch.Tag.data_dependent_output: "returns a number that depends on data",
     torch.Tag.dynamic_output_shape: "returns a tensor whose size depends on data",
-    torch.Tag.nondeterministic_seeded: "draws random numbers",
 }
 
 

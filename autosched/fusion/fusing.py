@@ -133,7 +133,7 @@ class _Fusion:
         return graphs[taken.index(min(taken))]
 
     def _schedule(self, graph: Graph) -> Schedule:
-        return schedule(graph, self.machine, costs=self.costs, **self.options)
+        return schedule(graph, self.machine, costs=self.costs.restricted(graph), **self.options)
 
     def _candidates(self) -> list[_Candidate]:
         """Return one region per device; and regions of streams, if there are several."""

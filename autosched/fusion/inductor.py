@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from autosched.graph.effects import effects_of
+
 __all__ = ["NotTraceableError", "compile_graph", "guard", "trace", "unavailable"]
 
 Compiled = Callable[..., Sequence[torch.Tensor]]
@@ -65,9 +67,8 @@ def trace(fn: Callable[..., Any], args: Sequence[Any]) -> torch.fx.GraphModule:
     for node in traced.graph.nodes:
         if node.op == "get_attr":
             raise NotTraceableError(f"it uses the tensor {node.target!r}, which is no argument")
-        if isinstance(node.target, torch._ops.OpOverload):
-            if torch.Tag.nondeterministic_seeded in node.target.tags:
-                raise NotTraceableError(f"{node.target} draws random numbers")
+        if effects_of(node.target, node.args, node.kwargs).random:
+            raise NotTraceableError(f"{node.target} draws random numbers")
     return traced
 
 
