@@ -20,8 +20,9 @@ from autosched.graph.graph import Graph, emptied
 from autosched.graph.including import repeat
 from autosched.graph.task import Origin, Seconds, Task
 from autosched.graph.value import Value
+from autosched.placement import Placement
 
-__all__ = ["Make", "common_origin", "merged"]
+__all__ = ["Make", "carried", "common_origin", "merged"]
 
 G = TypeVar("G", bound=Graph)
 
@@ -53,6 +54,44 @@ def merged(graph: G, groups: Mapping[str, str], make: Make = _itself) -> G:
     """
     wanted = {graph.task(name).index: group for name, group in groups.items()}
     return cast(G, _Merger(graph, wanted).build(make))
+
+
+def carried(graph: Graph, placement: Placement) -> Placement:
+    """Return a placement of a merged graph that follows a placement of the original graph.
+
+    Merged tasks are on the device of their parts. Of the tasks that could be issued next, the one
+    whose first part was issued first is.
+
+    >>> graph = Graph()
+    >>> x = graph.input("x")
+    >>> graph.output(y=(x + 1) * 2, z=-x)
+    >>> plan = Placement(dict.fromkeys(("add", "mul", "neg"), "cpu"), ("neg", "add", "mul"))
+    >>> carried(merged(graph, {"add": "a", "mul": "a"}), plan).order
+    ('neg', 'a')
+    """
+    number = {name: i for i, name in enumerate(placement.order)}
+
+    def first(task: Task) -> int:
+        names = [task.name, *(part.name for part in task.parts if not part.view)]
+        return min(number[name] for name in names if name in number)
+
+    place = [first(task) for task in graph.tasks]
+    waits = [len(task.dependencies) for task in graph.tasks]
+    ready = [(place[i], i) for i, count in enumerate(waits) if not count]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        _, i = heapq.heappop(ready)
+        order.append(i)
+        for user in graph.users[i]:
+            waits[user] -= 1
+            if not waits[user]:
+                heapq.heappush(ready, (place[user], user))
+    devices = {
+        task.name: placement.device[placement.order[n]]
+        for task, n in zip(graph.tasks, place, strict=True)
+    }
+    return Placement(devices, tuple(graph.tasks[i].name for i in order))
 
 
 def common_origin(tasks: Sequence[Task]) -> Origin:

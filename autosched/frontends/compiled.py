@@ -186,8 +186,8 @@ class Compiled:
         costs = {"costs": self._costs} if self._costs is not None else {"examples": examples}
         graphs = self._candidates(operators, examples)
         if self._fuse:
-            known = {"costs": self._costs, "examples": examples}
-            graphs = [fused(graphs[0], **self._options, **known)]
+            options: dict[str, Any] = {**self._options, "costs": self._costs}
+            graphs = [fused(graphs[0], examples=examples, **options)]
         made = [(graph, schedule(graph, **self._options, **costs)) for graph in graphs]
         return min(made, key=lambda pair: pair[1].makespan)
 

@@ -8,7 +8,7 @@ but one for each kernel of a library.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from autosched.costs.costs import Costs
 from autosched.graph.composite import Composite
@@ -23,43 +23,40 @@ def region_seconds(
     composite: Composite, values: Sequence[Value], costs: Costs, device: Device
 ) -> float:
     """Return the seconds of a region on a device; ``values`` are those of its tasks' graph."""
-    tasks = list(_leaves(composite.tasks))
-    light = [task for task in tasks if _moves_most(task, costs)]
-    heavy = [task for task in tasks if not task.view and not _moves_most(task, costs)]
-    rest = sum(costs.task_seconds(task, device) for task in heavy)
+    tasks = [task for task in composite.tasks if not task.view]
+    heavy = [task for task in tasks if _computes_most(task, costs)]
+    light = [task for task in tasks if not _computes_most(task, costs)]
+    launches = sum(_launches(task) for task in light)
     before = sum(costs.task_seconds(task, device) for task in light)
-    moved = sum(costs.work[task.name].nbytes for task in light)
-    if not light or not moved:
-        return rest + before
-    launches = device.launch_seconds * min(len(light), len(heavy) + 1)
-    busy = max(0.0, before - device.launch_seconds * len(light))
-    outside = _outside(composite, light, values, costs)
-    return rest + min(before, launches + busy * min(1.0, outside / moved))
+    busy = max(0.0, before - device.launch_seconds * launches)
+    fewer = device.launch_seconds * min(launches, len(heavy) + 1)
+    after = fewer + busy * _kept_part(composite, light, values, costs)
+    return sum(costs.task_seconds(task, device) for task in heavy) + min(before, after)
 
 
-def _leaves(tasks: Sequence[Task]) -> Iterator[Task]:
-    for task in tasks:
-        if task.parts:
-            yield from _leaves(task.parts)
-        else:
-            yield task
-
-
-def _moves_most(task: Task, costs: Costs) -> bool:
-    """Whether a task computes at most one operation per byte, as elementwise operators do."""
+def _computes_most(task: Task, costs: Costs) -> bool:
+    """Whether a task computes more than one operation per byte, unlike elementwise operators."""
     work = costs.work.get(task.name)
-    return work is not None and not task.view and work.flops <= work.nbytes
+    return work is not None and work.flops > work.nbytes
 
 
-def _outside(
+def _launches(task: Task) -> int:
+    return sum(map(_launches, task.parts)) if task.parts else not task.view
+
+
+def _kept_part(
     composite: Composite, light: Sequence[Task], values: Sequence[Value], costs: Costs
 ) -> float:
-    """Return the bytes that these tasks of a region read from others, or make for others."""
+    """Return the part of the bytes that these tasks move that others make or need."""
+    if not all(task.name in costs.work for task in light):
+        return 1.0
     own = {task.index for task in light}
     made = {use.value for task in light for use in task.outputs}
     read = {use.value for task in light for use in task.reads} - made
     others = (task for task in composite.tasks if task.index not in own)
     needed = {use.value for task in others for use in task.reads} | set(composite.gives)
     written = {use.value for task in light for use in task.writes}
-    moved = [*read, *(made & needed), *written]
-    return sum(costs.nbytes.get(values[value].name, 0.0) for value in moved)
+    kept = [*read, *(made & needed), *written]
+    moved = sum(costs.work[task.name].nbytes for task in light)
+    outside = sum(costs.nbytes.get(values[value].name, 0.0) for value in kept)
+    return min(1.0, outside / moved) if moved else 1.0

@@ -47,17 +47,15 @@ class _Variant(NamedTuple):
 class Region:
     """A call of the tasks of ``composite``, fused for ``threads`` threads of a CPU stream.
 
-    ``failure`` is the reason why it is not fused, once that is known. ``compiled`` is called when
-    the region has been compiled for the first time, or could not be.
+    ``failure`` is the reason why it is not fused, once that is known. ``on_compiled`` is called
+    when it has been compiled, or could not be.
     """
 
-    def __init__(
-        self, composite: Composite, threads: int, compiled: Callable[[], None] | None = None
-    ):
+    def __init__(self, composite: Composite, threads: int):
         self.composite = composite
         self.threads = threads
         self.failure: str | None = None
-        self._compiled = compiled
+        self.on_compiled: Callable[[], None] | None = None
         self._count = len(composite.takes)
         self._single = len(composite.gives) == 1
         self._variants: list[_Variant] = []  # most recently made first
@@ -75,12 +73,17 @@ class Region:
         made = variant.kernels.call(*given)
         return made[0] if self._single else tuple(made)
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether it has been called, and so compiled if possible."""
+        return bool(self._variants)
+
     def __repr__(self) -> str:
         return f"<Region of {len(self.composite.tasks)} tasks>"
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copies and pickles; compiled functions stay in this process."""
-        return self.__dict__ | {"_variants": [], "_compiled": None}
+        return self.__dict__ | {"_variants": [], "on_compiled": None}
 
     def _variant(self, given: Sequence[Any], devices: Sequence[Any]) -> _Variant:
         """Return a new variant for such arguments; compile it unless one differs in guards only."""
@@ -91,6 +94,8 @@ class Region:
             tensors = all(isinstance(arg, torch.Tensor) for arg in given)
             made = _Variant(guard(given) if tensors else _always, key, kernels)
             self._variants = [made, *self._variants[: _MOST - 1]]
+        if self.on_compiled is not None:
+            self.on_compiled()
         return made
 
     def _kernels(
@@ -111,9 +116,6 @@ class Region:
             own = isinstance(error, NotTraceableError)
             self.failure = str(error) if own else f"Inductor: {type(error).__name__}: {error}"
             LOG.info("%r is not fused: %s", self, self.failure)
-        if self._compiled is not None:
-            self._compiled()
-            self._compiled = None
         return kernels
 
     def _several(self, *args: Any) -> list[Any]:
@@ -123,7 +125,7 @@ class Region:
 
 def _properties(arg: Any) -> Hashable:
     if not isinstance(arg, torch.Tensor):
-        return type(arg)
+        return type(arg).__name__
     return tuple(arg.shape), arg.stride(), arg.dtype, arg.device
 
 
