@@ -34,12 +34,18 @@ def _itself(composite: Composite) -> tuple[Callable[..., Any], None]:
     return composite, None
 
 
-def merged(graph: G, groups: Mapping[str, str], make: Make = _itself) -> G:
+def merged(
+    graph: G,
+    groups: Mapping[str, str],
+    make: Make = _itself,
+    bound: Mapping[str, str] | None = None,
+) -> G:
     """Return the graph with each group as one task; ``groups`` has group names by task name.
 
     Merged tasks make the views that they need themselves. Other values keep their names, as do
     inputs and outputs. ``make`` gives the function of a merged task, which must do what its
-    composite does. Raises GraphError for unknown tasks.
+    composite does. ``bound`` has the devices to which tasks are to be bound, in place of their own
+    constraints. Raises GraphError for unknown tasks.
 
     >>> graph = Graph("step")
     >>> x, w = graph.inputs("x", "w")
@@ -53,7 +59,7 @@ def merged(graph: G, groups: Mapping[str, str], make: Make = _itself) -> G:
       output y = mul
     """
     wanted = {graph.task(name).index: group for name, group in groups.items()}
-    return cast(G, _Merger(graph, wanted).build(make))
+    return cast(G, _Merger(graph, wanted, bound or {}).build(make))
 
 
 def carried(graph: Graph, placement: Placement) -> Placement:
@@ -115,8 +121,12 @@ def common_origin(tasks: Sequence[Task]) -> Origin:
 class _Merger:
     """Partitions a graph into clusters, each of which becomes a task of the new graph."""
 
-    def __init__(self, graph: Graph, wanted: Mapping[int, str]):
-        self.graph, self.wanted, self.folding = graph, wanted, Folding(graph)
+    def __init__(self, graph: Graph, wanted: Mapping[int, str], bound: Mapping[str, str]):
+        self.graph = graph
+        self.wanted = wanted
+        self.folding = Folding(graph)
+        for name, device in bound.items():
+            self.folding.devices[graph.task(name).index] = device
         keys: dict[Hashable, int] = {}
         cluster: dict[int, int] = {}
         for index in sorted(self.folding.remaining):

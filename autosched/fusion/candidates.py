@@ -8,7 +8,7 @@ groups that would create a cycle.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,15 +16,15 @@ from torch._ops import OpOverload
 
 from autosched.coarsening.folding import Folding
 from autosched.coarsening.grouping import label_of, named
-from autosched.graph.graph import HOST, Graph
+from autosched.graph.graph import Graph
 from autosched.graph.task import Task
 from autosched.placement import Placement
 from autosched.program.program import Program, Record, Run, Stream, Wait
 
-__all__ = ["by_device", "by_stream", "unfusable"]
+__all__ = ["by_device", "by_stream", "reads_numbers", "unfusable"]
 
 _UNFUSABLE_TAGS = {
-    torch.Tag.data_dependent_output: "returns a number that depends on data",
+    torch.Tag.data_dependent_output: "returns what depends on data",
     torch.Tag.dynamic_output_shape: "returns a tensor whose size depends on data",
 }
 
@@ -37,20 +37,36 @@ def unfusable(graph: Graph, unknown: Mapping[str, str]) -> dict[str, str]:
     """
     merged = Folding(graph).merged
     found: dict[str, str] = {}
-    numbers: set[int] = set()  # values that are no tensors
     for task in graph.tasks:
         if task.view:
             continue
         reason = unknown.get(task.name) or _reason(task)
         if reason is None and task.index not in merged:
             reason = "touches a part of memory, or may return its argument"
-        if reason is None and any(use.value in numbers for use in task.reads):
-            reason = "reads a number that a task returns"
         if reason is not None:
             found[task.name] = reason
-        if task.fn is torch.ops.aten._local_scalar_dense.default:
-            numbers.update(use.value for use in task.outputs)
     return found
+
+
+def reads_numbers(tasks: Iterable[Task]) -> list[Task]:
+    """Return the tasks that read a number from a tensor, or use such a number.
+
+    A region can contain them if no size and no decision depends on the number.
+    """
+    numbers: set[int] = set()  # values that are no tensors
+    found = []
+    for task in tasks:
+        if task.fn is torch.ops.aten._local_scalar_dense.default or _is_python(task, numbers):
+            numbers.update(use.value for use in task.outputs)
+        elif not any(use.value in numbers for use in task.reads):
+            continue
+        found.append(task)
+    return found
+
+
+def _is_python(task: Task, numbers: Container[int]) -> bool:
+    """Whether a task computes with numbers alone."""
+    return bool(task.reads) and all(use.value in numbers for use in task.reads)
 
 
 def _reason(task: Task) -> str | None:
@@ -61,9 +77,10 @@ def _reason(task: Task) -> str | None:
         return "draws random numbers"
     if task.shared:
         return f"uses the state of {type(task.shared[0]).__name__}"
-    if task.device == HOST:
-        return "is bound to the host"
-    if isinstance(task.fn, OpOverload):
+    if (
+        isinstance(task.fn, OpOverload)
+        and task.fn is not torch.ops.aten._local_scalar_dense.default
+    ):
         return next((why for tag, why in _UNFUSABLE_TAGS.items() if tag in task.fn.tags), None)
     return next((why for part in task.parts if (why := _reason(part))), None)
 

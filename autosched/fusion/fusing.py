@@ -26,7 +26,7 @@ from autosched.fusion.inductor import unavailable
 from autosched.fusion.race import race
 from autosched.fusion.region import Region
 from autosched.graph.composite import Composite
-from autosched.graph.graph import Graph
+from autosched.graph.graph import HOST, Graph
 from autosched.graph.task import Seconds, Task
 from autosched.machine.machine import Machine
 from autosched.measurement import measure_costs
@@ -232,12 +232,18 @@ class _Fusion:
             }
             return Region(composite, candidate.threads), seconds
 
-        made = merged(self.graph, candidate.groups, make)
+        made = merged(self.graph, candidate.groups, make, self._bound(candidate.groups))
         made.not_fused = self.reasons
         try:
             return _Fused(made, self._scheduled(made))
         except ScheduleError:  # regions may be too large for memory, or for a policy's order
             return None
+
+    def _bound(self, groups: Mapping[str, str]) -> dict[str, str]:
+        """Return the tasks to be bound to the host, because others of their group are."""
+        graph = self.graph
+        hosted = {group for name, group in groups.items() if graph.task(name).device == HOST}
+        return {name: HOST for name, group in groups.items() if group in hosted}
 
     def _is_measurable(self) -> bool:
         """Whether tasks can be run now without consequences: on examples, and on a real machine."""

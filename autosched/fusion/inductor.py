@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from autosched.graph.effects import effects_of
 
-__all__ = ["NotTraceableError", "compile_graph", "guard", "trace", "unavailable"]
+__all__ = ["NotTraceableError", "as_tensor", "compile_graph", "guard", "trace", "unavailable"]
 
 Compiled = Callable[..., Sequence[torch.Tensor]]
 
@@ -52,16 +54,35 @@ def unavailable(kind: str) -> str | None:
     return f"Inductor does not compile for {kind!r} devices"
 
 
-def trace(fn: Callable[..., Any], args: Sequence[Any]) -> torch.fx.GraphModule:
-    """Return a function of tensors as a graph of ATen operators, for arguments like these.
+def trace(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[torch.fx.GraphModule, list[bool]]:
+    """Return a function of tensors and floats as a graph of ATen operators on tensors.
 
-    Nothing is computed. Raises NotTraceableError.
+    Nothing is computed. A float becomes a tensor without dimensions, ``as_tensor(x)``, so that its
+    value is no part of the graph; the result says which of the function's results are such tensors.
+    Raises NotTraceableError.
     """
-    if not all(isinstance(arg, torch.Tensor) for arg in args):
-        raise NotTraceableError("an argument is no tensor")
+    is_float = [type(arg) is float for arg in args]
+    if not all(isinstance(arg, (float, torch.Tensor)) for arg in args):
+        raise NotTraceableError("an argument is neither a tensor nor a float")
+    floats: list[bool] = []
+
+    def on_tensors(*tensors: Any) -> list[Any]:
+        pairs = zip(tensors, is_float, strict=True)
+        made = fn(*(tensor.item() if number else tensor for tensor, number in pairs))
+        floats[:] = [not isinstance(item, torch.Tensor) for item in made]
+        return [
+            torch.scalar_tensor(item, dtype=torch.float64) if number else item
+            for item, number in zip(made, floats, strict=True)
+        ]
+
     try:
-        with _quiet():
-            traced = make_fx(fn, tracing_mode="fake")(*args)
+        with _quiet(), torch.no_grad():
+            # Numbers that operators read from tensors are symbols; sizes are not.
+            fakes = FakeTensorMode(
+                allow_fallback_kernels=True, shape_env=ShapeEnv(), static_shapes=True
+            )
+            given = [fakes.from_tensor(as_tensor(arg).detach()) for arg in args]
+            traced = make_fx(on_tensors, tracing_mode="real")(*given)
     except Exception as error:  # tracing raises many kinds of errors
         raise NotTraceableError(f"{type(error).__name__}: {_first_line(error)}") from error
     for node in traced.graph.nodes:
@@ -69,7 +90,16 @@ def trace(fn: Callable[..., Any], args: Sequence[Any]) -> torch.fx.GraphModule:
             raise NotTraceableError(f"it uses the tensor {node.target!r}, which is no argument")
         if effects_of(node.target, node.args, node.kwargs).random:
             raise NotTraceableError(f"{node.target} draws random numbers")
-    return traced
+    return traced, floats
+
+
+def as_tensor(arg: Any) -> Any:
+    """Return a float as a tensor without dimensions; other arguments pass.
+
+    >>> as_tensor(0.5)
+    tensor(0.5000, dtype=torch.float64)
+    """
+    return torch.tensor(arg, dtype=torch.float64) if type(arg) is float else arg
 
 
 def compile_graph(

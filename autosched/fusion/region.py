@@ -17,7 +17,14 @@ import torch
 
 from autosched._lib.forks import rlock
 from autosched._lib.logs import LOG
-from autosched.fusion.inductor import NotTraceableError, compile_graph, guard, trace, unavailable
+from autosched.fusion.inductor import (
+    NotTraceableError,
+    as_tensor,
+    compile_graph,
+    guard,
+    trace,
+    unavailable,
+)
 from autosched.graph.composite import Composite
 
 __all__ = ["Region"]
@@ -27,10 +34,14 @@ _LOCK = rlock()  # Inductor compiles one graph at a time
 
 
 class _Kernels:
-    """A compiled function, shared by all regions that would be compiled to the same."""
+    """A compiled function, shared by all regions that would be compiled to the same.
 
-    def __init__(self, call: Callable[..., Sequence[torch.Tensor]]):
+    ``floats`` are the positions of results that are floats; the function returns them as tensors.
+    """
+
+    def __init__(self, call: Callable[..., Sequence[torch.Tensor]], floats: Sequence[int]):
         self.call = call
+        self.floats = floats
 
 
 _shared: weakref.WeakValueDictionary[Hashable, _Kernels] = weakref.WeakValueDictionary()
@@ -62,15 +73,19 @@ class Region:
 
     def __call__(self, *args: Any) -> Any:
         """Run the region on the values that it takes, and the placeholders for its device."""
-        given = args[: self._count]
+        given: Sequence[Any] = args[: self._count]
+        if float in map(type, given):
+            given = list(map(as_tensor, given))
         for variant in self._variants:
             if variant.matches(*given):
                 break
         else:
-            variant = self._variant(given, args[self._count :])
+            variant = self._variant(args[: self._count], args[self._count :])
         if variant.kernels is None:
             return self.composite(*args)
-        made = variant.kernels.call(*given)
+        made: list[Any] = list(variant.kernels.call(*given))
+        for i in variant.kernels.floats:
+            made[i] = made[i].item()
         return made[0] if self._single else tuple(made)
 
     @property
@@ -91,8 +106,9 @@ class Region:
             key = tuple(map(_properties, given))
             found = [variant for variant in self._variants if variant.key == key]
             kernels = found[0].kernels if found else self._kernels(key, given, devices)
-            tensors = all(isinstance(arg, torch.Tensor) for arg in given)
-            made = _Variant(guard(given) if tensors else _always, key, kernels)
+            tensors = list(map(as_tensor, given))
+            guarded = all(isinstance(arg, torch.Tensor) for arg in tensors)
+            made = _Variant(guard(tensors) if guarded else _always, key, kernels)
             self._variants = [made, *self._variants[: _MOST - 1]]
         if self.on_compiled is not None:
             self.on_compiled()
@@ -106,11 +122,13 @@ class Region:
             for kind in sorted({arg.device.type for arg in given if hasattr(arg, "device")}):
                 if why := unavailable(kind):
                     raise NotTraceableError(why)
-            graph = trace(lambda *tensors: self._several(*tensors, *devices), given)
+            graph, floats = trace(lambda *values: self._several(*values, *devices), given)
             identity = graph.code, key, self.threads
             kernels = _shared.get(identity)
             if kernels is None:
-                kernels = _shared[identity] = _Kernels(compile_graph(graph, given, self.threads))
+                compiled = compile_graph(graph, list(map(as_tensor, given)), self.threads)
+                positions = [i for i, is_float in enumerate(floats) if is_float]
+                kernels = _shared[identity] = _Kernels(compiled, positions)
         except Exception as error:  # Inductor raises many kinds of errors
             kernels = None
             own = isinstance(error, NotTraceableError)
