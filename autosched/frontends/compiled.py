@@ -76,7 +76,7 @@ def compile(
     recently used captures are cached. ``costs`` default to an estimate; ``granularity`` is that of
     ``capture``, except that ``"auto"`` merges only where that is predicted to be no slower; with
     ``fuse``, Inductor compiles regions of tasks, and results differ from eager ones by rounding:
-    see ``fuse``. ``options`` are those of ``schedule``. The third capture warns of what changed; the logger
+    see ``fuse``; a first step, which creates an optimizer's state, is not fused. ``options`` are those of ``schedule``. The third capture warns of what changed; the logger
     ``autosched`` reports each recapture. Autograd does not record the function: gradients are
     computed inside it, and if a gradient would be lost, GradientError is raised.
 
@@ -185,7 +185,7 @@ class Compiled:
         operators.examples = {}  # or this batch would live as long as the schedule
         costs = {"costs": self._costs} if self._costs is not None else {"examples": examples}
         graphs = self._candidates(operators, examples)
-        if self._fuse:
+        if self._fuse and not _is_passing(operators):
             options: dict[str, Any] = {**self._options, "costs": self._costs}
             graphs = [fused(graphs[0], examples=examples, **options)]
         made = [(graph, schedule(graph, **self._options, **costs)) for graph in graphs]
@@ -241,6 +241,13 @@ class Compiled:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _is_passing(graph: Captured) -> bool:
+    """Whether a step creates state of an optimizer, so that the next one is another graph."""
+    return any(
+        place[0] == "moment" and name not in graph.held for name, place in graph.made.items()
+    )
 
 
 def _ordinal(number: int) -> str:
