@@ -73,10 +73,11 @@ def compile(
 
     ``fn`` is what ``capture`` takes: a function of tensors, a module, or a training step. The first
     call captures and schedules, and so does one that needs a recapture; the ``maxsize`` most
-    recently used captures are cached. ``costs`` default to an estimate; ``granularity`` is that of
-    ``capture``, except that ``"auto"`` merges only where that is predicted to be no slower; with
-    ``fuse``, Inductor compiles regions of tasks, and results differ from eager ones by rounding:
-    see ``fuse``; a first step, which creates an optimizer's state, is not fused. ``options`` are those of ``schedule``. The third capture warns of what changed; the logger
+    recently used captures are cached. ``costs`` default to an estimate; ``granularity`` is that
+    of ``capture``, except that ``"auto"`` merges only where that is predicted to be no slower;
+    with ``fuse``, Inductor compiles regions of tasks, and results differ from eager ones by
+    rounding: see ``fuse``; a first step, which creates an optimizer's state, is not fused.
+    ``options`` are those of ``schedule``. The third capture warns of what changed; the logger
     ``autosched`` reports each recapture. Autograd does not record the function: gradients are
     computed inside it, and if a gradient would be lost, GradientError is raised.
 

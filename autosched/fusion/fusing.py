@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, overload
 
 import torch
@@ -20,7 +20,7 @@ from autosched.coarsening.merging import carried, merged
 from autosched.costs.costs import Costs
 from autosched.costs.estimate import Estimate, estimate
 from autosched.errors import ScheduleError
-from autosched.fusion.candidates import by_device, by_stream, unfusable
+from autosched.fusion.candidates import by_device, by_stream, reads_numbers, unfusable
 from autosched.fusion.estimate import region_seconds
 from autosched.fusion.inductor import unavailable
 from autosched.fusion.race import race
@@ -220,9 +220,7 @@ class _Fusion:
             found.append(_Candidate(groups, _threads(_cpu_streams(program))))
         return [candidate for candidate in found if candidate.groups]
 
-    def _fused(
-        self, candidate: _Candidate, regions: Callable[[Region], None] | None = None
-    ) -> _Fused | None:
+    def _fused(self, candidate: _Candidate) -> _Fused | None:
         """Return a new graph with these regions and estimated seconds; None if it has no plan."""
 
         def make(composite: Composite) -> tuple[Callable[..., Any], Seconds]:
@@ -259,8 +257,21 @@ class _Fusion:
         regions = [task.fn for task in made.graph.tasks if isinstance(task.fn, Region)]
         with _intra_op_threads(candidate.threads), self._shown(regions):
             found = measure_costs(made.graph, self.machine, self.examples, repeat=3)
+        if failed := [region for region in regions if region.failure is not None]:
+            self._blame(failed)
+            groups = {name: g for name, g in candidate.groups.items() if name not in self.reasons}
+            return self._measured(candidate._replace(groups=groups)) if groups else None
         made.graph.builder.set_seconds(found.seconds)
         return _Fused(made.graph, self._scheduled(made.graph))
+
+    def _blame(self, regions: Iterable[Region]) -> None:
+        """Note the tasks of regions that could not be compiled as not fusable.
+
+        These are the tasks that use numbers read from tensors, if there are some; else all.
+        """
+        for region in regions:
+            tasks = reads_numbers(region.composite.tasks) or region.composite.tasks
+            self.reasons.update((task.name, region.failure or "") for task in tasks)
 
     @contextlib.contextmanager
     def _shown(self, regions: Sequence[Region]) -> Iterator[None]:
