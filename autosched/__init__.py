@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from autosched.frontends.compiled import compile
     from autosched.frontends.dynamo import TorchBackend
     from autosched.frontends.guards import Watch
+    from autosched.fusion import fuse
     from autosched.measurement import measure_costs, measure_machine
 else:  # a type checker would take any name for one of ours
 
@@ -69,6 +70,7 @@ _LAZY = {
     "Watch": "autosched.frontends.guards",
     "capture": "autosched.frontends.capture",
     "compile": "autosched.frontends.compiled",
+    "fuse": "autosched.fusion",
     "measure_costs": "autosched.measurement",
     "measure_machine": "autosched.measurement",
 }
@@ -121,6 +123,7 @@ __all__ = [
     "capture",
     "compare",
     "compile",
+    "fuse",
     "in_order",
     "load",
     "measure_costs",

@@ -30,7 +30,16 @@ from autosched.graph.graph import Graph
 from autosched.graph.task import Task
 from autosched.machine.machine import Device
 
-__all__ = ["Granularity", "by_cost", "by_mark", "by_module", "check_granularity", "merge"]
+__all__ = [
+    "Granularity",
+    "by_cost",
+    "by_mark",
+    "by_module",
+    "check_granularity",
+    "label_of",
+    "merge",
+    "named",
+]
 
 Granularity = Literal["op", "module", "auto"]
 G = TypeVar("G", bound=Graph)
@@ -102,7 +111,7 @@ def by_cost(graph: Graph, costs: Costs, device: Device) -> dict[str, str]:
         joined += _join_neighbours(clusters, STEP, ahead=False)
         joined += _join_ends(clusters, STEP)
     found = [[graph.tasks[i] for i in sorted(c.tasks)] for c in clusters if len(c.tasks) > 1]
-    return _named((_label(tasks), tasks) for tasks in found)
+    return named((label_of(tasks), tasks) for tasks in found)
 
 
 def by_module(graph: Graph) -> dict[str, str]:
@@ -116,7 +125,7 @@ def by_module(graph: Graph) -> dict[str, str]:
         if origin.phase and not origin.whole and not task.view:
             label = ".".join(filter(None, (origin.module, origin.phase)))
             found.setdefault((label, origin.call), []).append(task)
-    return _named((label, tasks) for (label, _), tasks in found.items())
+    return named((label, tasks) for (label, _), tasks in found.items())
 
 
 def by_mark(graph: Graph) -> dict[str, str]:
@@ -129,7 +138,7 @@ def by_mark(graph: Graph) -> dict[str, str]:
             found.setdefault(
                 (".".join(filter(None, (origin.whole, phase))), origin.call), []
             ).append(task)
-    return _named((label, tasks) for (label, _), tasks in found.items())
+    return named((label, tasks) for (label, _), tasks in found.items())
 
 
 # ---- clusters of tasks, in topological order
@@ -264,7 +273,7 @@ def _reduced(
 # ---- names
 
 
-def _named(groups: Iterable[tuple[str, Sequence[Task]]]) -> dict[str, str]:
+def named(groups: Iterable[tuple[str, Sequence[Task]]]) -> dict[str, str]:
     """Return the group of each task by name; groups with the same label are numbered."""
     counts: dict[str, int] = {}
     found: dict[str, str] = {}
@@ -274,7 +283,7 @@ def _named(groups: Iterable[tuple[str, Sequence[Task]]]) -> dict[str, str]:
     return found
 
 
-def _label(tasks: Sequence[Task]) -> str:
+def label_of(tasks: Sequence[Task]) -> str:
     """Return a name for a group: its common module and phase, or its first task and a count."""
     origin = common_origin(tasks)
     if origin.module:

@@ -9,7 +9,7 @@ are pinned, are not merged, nor are tasks that ``Folding`` calls fixed. This mod
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeVar, cast
 
@@ -18,19 +18,34 @@ from autosched.coarsening.folding import Folding
 from autosched.graph.composite import Composite
 from autosched.graph.graph import Graph, emptied
 from autosched.graph.including import repeat
-from autosched.graph.task import Origin, Task
+from autosched.graph.task import Origin, Seconds, Task
 from autosched.graph.value import Value
+from autosched.placement import Placement
 
-__all__ = ["common_origin", "merged"]
+__all__ = ["Make", "carried", "common_origin", "merged"]
 
 G = TypeVar("G", bound=Graph)
 
+# Returns the function of a merged task, and its seconds if they are known.
+Make = Callable[[Composite], tuple[Callable[..., Any], Seconds | None]]
 
-def merged(graph: G, groups: Mapping[str, str]) -> G:
+
+def _itself(composite: Composite) -> tuple[Callable[..., Any], None]:
+    return composite, None
+
+
+def merged(
+    graph: G,
+    groups: Mapping[str, str],
+    make: Make = _itself,
+    bound: Mapping[str, str] | None = None,
+) -> G:
     """Return the graph with each group as one task; ``groups`` has group names by task name.
 
     Merged tasks make the views that they need themselves. Other values keep their names, as do
-    inputs and outputs. Raises GraphError for unknown tasks.
+    inputs and outputs. ``make`` gives the function of a merged task, which must do what its
+    composite does. ``bound`` has the devices to which tasks are to be bound, in place of their own
+    constraints. Raises GraphError for unknown tasks.
 
     >>> graph = Graph("step")
     >>> x, w = graph.inputs("x", "w")
@@ -44,7 +59,45 @@ def merged(graph: G, groups: Mapping[str, str]) -> G:
       output y = mul
     """
     wanted = {graph.task(name).index: group for name, group in groups.items()}
-    return cast(G, _Merger(graph, wanted).build())
+    return cast(G, _Merger(graph, wanted, bound or {}).build(make))
+
+
+def carried(graph: Graph, placement: Placement) -> Placement:
+    """Return a placement of a merged graph that follows a placement of the original graph.
+
+    Merged tasks are on the device of their parts. Of the tasks that could be issued next, the one
+    whose first part was issued first is.
+
+    >>> graph = Graph()
+    >>> x = graph.input("x")
+    >>> graph.output(y=(x + 1) * 2, z=-x)
+    >>> plan = Placement(dict.fromkeys(("add", "mul", "neg"), "cpu"), ("neg", "add", "mul"))
+    >>> carried(merged(graph, {"add": "a", "mul": "a"}), plan).order
+    ('neg', 'a')
+    """
+    number = {name: i for i, name in enumerate(placement.order)}
+
+    def first(task: Task) -> int:
+        names = [task.name, *(part.name for part in task.parts if not part.view)]
+        return min(number[name] for name in names if name in number)
+
+    place = [first(task) for task in graph.tasks]
+    waits = [len(task.dependencies) for task in graph.tasks]
+    ready = [(place[i], i) for i, count in enumerate(waits) if not count]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        _, i = heapq.heappop(ready)
+        order.append(i)
+        for user in graph.users[i]:
+            waits[user] -= 1
+            if not waits[user]:
+                heapq.heappush(ready, (place[user], user))
+    devices = {
+        task.name: placement.device[placement.order[n]]
+        for task, n in zip(graph.tasks, place, strict=True)
+    }
+    return Placement(devices, tuple(graph.tasks[i].name for i in order))
 
 
 def common_origin(tasks: Sequence[Task]) -> Origin:
@@ -68,8 +121,12 @@ def common_origin(tasks: Sequence[Task]) -> Origin:
 class _Merger:
     """Partitions a graph into clusters, each of which becomes a task of the new graph."""
 
-    def __init__(self, graph: Graph, wanted: Mapping[int, str]):
-        self.graph, self.wanted, self.folding = graph, wanted, Folding(graph)
+    def __init__(self, graph: Graph, wanted: Mapping[int, str], bound: Mapping[str, str]):
+        self.graph = graph
+        self.wanted = wanted
+        self.folding = Folding(graph)
+        for name, device in bound.items():
+            self.folding.devices[graph.task(name).index] = device
         keys: dict[Hashable, int] = {}
         cluster: dict[int, int] = {}
         for index in sorted(self.folding.remaining):
@@ -78,9 +135,9 @@ class _Merger:
             cluster[index] = keys.setdefault(key, len(keys))
         self.cluster = _split(cluster, self.folding.before)  # by remaining task
 
-    def build(self) -> Graph:
+    def build(self, make: Make) -> Graph:
         """Add the clusters to a new graph, in topological order, earliest first task first."""
-        writer = _Writer(self.graph, self.folding, self.cluster)
+        writer = _Writer(self.graph, self.folding, self.cluster, make)
         clusters = [self._members(tasks) for tasks in self._ordered()]
         taken = [_taken(self.graph, tasks) for tasks in clusters]
         needed = set(chain(self.graph.outputs.values(), *taken))
@@ -135,8 +192,9 @@ class _Merger:
 class _Writer:
     """Adds the tasks of a graph to a new graph of the same class."""
 
-    def __init__(self, graph: Graph, folding: Folding, cluster: Mapping[int, int]):
+    def __init__(self, graph: Graph, folding: Folding, cluster: Mapping[int, int], make: Make):
         self.old = graph
+        self.make = make
         self.folding = folding
         self.cluster = cluster
         self.new = emptied(graph)  # with the other attributes of a subclass
@@ -175,8 +233,9 @@ class _Writer:
             self.old.values[use.value].root for task in own for use in task.writes
         )
         origin = common_origin(own)
+        fn, seconds = self.make(composite) if all(task.fn for task in tasks) else (None, None)
         results = self.new.builder.add_task(
-            composite if all(task.fn for task in tasks) else None,
+            fn,
             (*(self.values[index] for index in takes), *composite.heres),
             {},
             name=self._label(own[0], label),
@@ -185,6 +244,7 @@ class _Writer:
             regions=[value.region for value in made],
             on=self.folding.devices[own[0].index],
             after=self._after(own),
+            seconds=seconds,
             origin=origin,
             composite=composite,
         )

@@ -7,6 +7,7 @@ The source is for people to read, keep and run without this package.
     origins     where a function is defined
     functions   how the source refers to a function: import, copied source, or parameter
     calls       a task as a line
+    statements  the calls of a task, of its parts, and of a region
     step        a program as the body of a function
     preamble    devices, streams, events
 
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import pairwise
 from textwrap import fill
 from typing import Any
@@ -33,6 +35,7 @@ from autosched.codegen.functions import Functions
 from autosched.codegen.names import Names
 from autosched.codegen.pieces import WIDTH, Piece, bracketed, laid_out, quoted
 from autosched.codegen.preamble import HELPERS, name_globals, preamble
+from autosched.codegen.statements import is_region, region_text
 from autosched.codegen.step import Body
 from autosched.errors import MachineError, ScheduleError
 from autosched.graph.graph import Graph
@@ -106,6 +109,8 @@ class _Writer:
         inputs = [value for value in graph.sources if value.tensor is None]
         self.inputs = {value.index: names.parameter(value.name) for value in inputs}
         self.module = name_globals(program, machine, names)
+        for task in filter(is_region, graph.tasks):
+            self._define(task, caller, names)
         self.tasks = {task.name: task for top in graph.tasks for task in _called(top)}
         for task in self.tasks.values():  # names in calls precede names of values
             caller.call(task, lambda _: "_")
@@ -117,6 +122,10 @@ class _Writer:
         self.body = Body(
             program, graph, machine, self.module, caller, names, self.inputs | constants
         )
+
+    def _define(self, task: Task, caller: Caller, names: Names) -> None:
+        write = partial(region_text, task, caller=caller, names=names)
+        self.functions.define(task.fn, task.name, write)
 
     def code(self, seconds: float | None) -> Code:
         lines = list(self.body.lines())
@@ -186,9 +195,10 @@ class _Writer:
 
 
 def _called(task: Task) -> Iterator[Task]:
-    """Yield a task, or the parts of a merged one."""
-    if not task.parts:
+    """Yield a task, or the parts of a merged one that is no region."""
+    if not task.parts or is_region(task):
         yield task
+        return
     for part in task.parts:
         yield from _called(part)
 

@@ -9,6 +9,8 @@ argument is missing, Python's own error names it.
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -50,6 +52,22 @@ class Functions:
             self.given[name] = item
             self.uses[name] = user
         return self._known[id(item)]
+
+    def define(self, item: Any, hint: str, write: Callable[[str], str]) -> None:
+        """Define a function by the source that ``write`` returns for its name.
+
+        If that source refers to objects that cannot be written, the function is given instead, when
+        it is referred to.
+        """
+        before = self.given.copy(), self.uses.copy(), self._known.copy()
+        name = self.names.shared(hint)
+        text = write(name)
+        if self.given.keys() & set(re.findall(r"\w+", text)):
+            self.given, self.uses, self._known = before
+            return
+        self._known[id(item)] = name
+        self.means[name] = item
+        self.texts.append(text)
 
     def _imported(self, item: Any) -> str | None:
         found = importable(item)

@@ -8,16 +8,15 @@ streams need no line.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autosched._lib.tree import flatten
-from autosched.codegen.calls import Caller, literal
+from autosched.codegen.calls import Caller
 from autosched.codegen.names import Names
 from autosched.codegen.pieces import Piece, bracketed, laid_out, quoted
-from autosched.graph.composite import Composite
-from autosched.graph.graph import Graph, Task, Value
+from autosched.codegen.statements import Statements, deletion
+from autosched.graph.graph import Graph, Task
 from autosched.machine.machine import Machine
 from autosched.program.program import Copy, Free, Program, Record, Run, Stream, Wait, occupied
 from autosched.program.residency import Residency
@@ -67,7 +66,7 @@ class Body:
         self.graph = graph
         self.machine = machine
         self.module = module
-        self.caller = caller
+        self.statements = Statements(caller, names)
         self.names = names
         self.sources = sources
         self.reads: dict[int, tuple[str, ...]] = {}  # names of what a call reads, by its position
@@ -138,7 +137,7 @@ class Body:
                 yield Piece(f"{events[event]}.synchronize()")
             case Free(stream, name, version):
                 index = self.graph.value(name).index
-                yield self._deletion(self.sharing[self._name(index, version, stream.device)])
+                yield deletion(self.sharing[self._name(index, version, stream.device)])
 
     def _copy(self, copy: Copy) -> Iterator[Piece]:
         value = self.graph.value(copy.value)
@@ -178,55 +177,9 @@ class Body:
         used = [use for use in task.outputs if self.graph.is_used(use.value)]
         made: dict[int, str] = {}
         spelled = self.module.devices.get(device) or 'torch.device("cpu")'
-        yield from self._called(task, found, made, {use.value for use in used}, spelled)
+        yield from self.statements.of(task, found, made, {use.value for use in used}, spelled)
         for use in used:
             self._put(*use, device, made[use.value], self._base(use.value, found))
-
-    def _called(
-        self,
-        task: Task,
-        given: Mapping[int, str],
-        made: dict[int, str],
-        used: Container[int],
-        device: str,
-    ) -> Iterator[Piece]:
-        """Write the calls of a task, and add the names of used results to ``made``."""
-        if task.composite is not None:
-            yield from self._parts(task, task.composite, given, made, used, device)
-            return
-        call = self.caller.call(task, given.__getitem__, device)
-        values = list(flatten(task.result))
-        if not values or (call.kind == "call" and not any(value.index in used for value in values)):
-            yield call.piece
-            return
-        names = {value.index: self.names.variable(value.name) for value in values}
-        made.update(names)
-        yield from self._unpacked(task.result, call.piece, names)
-        if unused := [name for index, name in names.items() if index not in used]:
-            yield self._deletion(unused)
-
-    def _parts(
-        self,
-        task: Task,
-        whole: Composite,
-        given: Mapping[int, str],
-        made: dict[int, str],
-        used: Container[int],
-        device: str,
-    ) -> Iterator[Piece]:
-        """Write the calls of a merged task; delete intermediate results after their last use."""
-        names = {
-            inner: given[value.index] for inner, value in zip(whole.takes, task.args, strict=False)
-        }
-        for part, dead in zip(whole.tasks, whole.dead, strict=True):
-            own = {use.value for use in part.outputs}
-            yield from self._called(part, names, names, own.difference(dead), device)
-            if last := [names[index] for index in dead if index not in own]:
-                yield self._deletion(last)
-        results = zip(whole.gives, task.outputs, strict=True)
-        made.update((use.value, names[inner]) for inner, use in results)
-        if unused := [made[use.value] for use in task.outputs if use.value not in used]:
-            yield self._deletion(unused)
 
     def _base(self, value: int, found: Mapping[int, str]) -> str | None:
         """Return the argument that a result shares memory with."""
@@ -250,33 +203,3 @@ class Body:
         name = self.there.get(value, version, device)
         assert name is not None, f"{self.graph.values[value].name}@{version} is not on {device}"
         return name
-
-    def _deletion(self, names: list[str]) -> Piece:
-        return Piece("del ", tuple(map(Piece, names)))
-
-    def _unpacked(self, shape: Any, piece: Piece, made: Mapping[int, str]) -> Iterator[Piece]:
-        """Assign the result of a call to names, in its structure."""
-        dicts: list[tuple[str, dict[Any, Any]]] = []
-        target = self._target(shape, made, dicts)
-        if target.endswith(")") and len(shape) > 1:
-            target = target[1:-1]
-        yield piece.prefixed(f"{target} = ")
-        for name, items in dicts:
-            for key, item in items.items():
-                yield from self._unpacked(item, Piece(f"{name}[{literal(key) or repr(key)}]"), made)
-            yield self._deletion([name])
-
-    def _target(
-        self, shape: Any, made: Mapping[int, str], dicts: list[tuple[str, dict[Any, Any]]]
-    ) -> str:
-        """Return the target of an assignment.
-
-        Dicts, which cannot be targets, get a name and are added to ``dicts``.
-        """
-        if isinstance(shape, Value):
-            return made[shape.index]
-        if isinstance(shape, dict):
-            dicts.append((self.names.variable("results"), shape))
-            return dicts[-1][0]
-        inner = ", ".join(self._target(item, made, dicts) for item in shape)
-        return f"({inner},)" if len(shape) == 1 else f"({inner})"

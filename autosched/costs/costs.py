@@ -263,6 +263,16 @@ class Costs:
         given = self.nbytes.get(value.name, value.nbytes)
         return float(self.default_nbytes if given is None else given)
 
+    def restricted(self, graph: Graph) -> Costs:
+        """Return costs without entries for names that a graph does not have."""
+        names = _names_of(graph)
+        tables: dict[str, Any] = {
+            kind: {name: item for name, item in getattr(self, kind).items() if name in known}
+            for kind, known in names.items()
+        }
+        sources = {value.name for value in graph.sources}
+        return replace(self, **tables, pageable=self.pageable & sources)
+
     def check(self, graph: Graph) -> None:
         """Raise ScheduleError if a table has names that the graph does not have.
 
@@ -270,12 +280,7 @@ class Costs:
         """
         if not (self.seconds or self.nbytes or self.work or self.pageable or self.issue):
             return
-        called = list(chain.from_iterable(map(_with_parts, graph.tasks)))
-        tasks = {task.name for task in called}
-        results = chain.from_iterable(flatten(task.result) for task in called)
-        values = {value.name for value in chain(graph.values, results)}
-        tables = {"seconds": tasks, "nbytes": values, "work": tasks, "issue": tasks}
-        for kind, known in tables.items():
+        for kind, known in _names_of(graph).items():
             for name in getattr(self, kind):
                 if name not in known:
                     what = f"costs give {kind} for {name!r}"
@@ -284,6 +289,15 @@ class Costs:
             raise ScheduleError(
                 f"costs call {name!r} pageable, which is no input of graph {graph.name!r}"
             )
+
+
+def _names_of(graph: Graph) -> dict[str, set[str]]:
+    """Return the names that each table may have: those of tasks and values, and of parts."""
+    called = list(chain.from_iterable(map(_with_parts, graph.tasks)))
+    tasks = {task.name for task in called}
+    results = chain.from_iterable(flatten(task.result) for task in called)
+    values = {value.name for value in chain(graph.values, results)}
+    return {"seconds": tasks, "nbytes": values, "work": tasks, "issue": tasks}
 
 
 def _with_parts(task: Task) -> Iterator[Task]:

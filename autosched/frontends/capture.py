@@ -43,6 +43,7 @@ from autosched.frontends.unsupported import (
     definition_of,
 )
 from autosched.frontends.updates import Updates
+from autosched.fusion import fuse as fused
 from autosched.graph.graph import Value
 from autosched.graph.task import Followed
 
@@ -50,7 +51,12 @@ __all__ = ["Captured", "capture", "captured"]
 
 
 def capture(
-    fn: Callable[..., Any], /, *args: Any, granularity: Granularity = "op", **kwargs: Any
+    fn: Callable[..., Any],
+    /,
+    *args: Any,
+    granularity: Granularity = "op",
+    fuse: bool = False,
+    **kwargs: Any,
 ) -> Captured:
     """Return ``fn(*args, **kwargs)`` as a graph, without executing it on data.
 
@@ -59,8 +65,9 @@ def capture(
     Inputs have the names of parameters and buffers (``fc1.weight``), of arguments as in the
     signature, ``fc1.weight.grad`` and ``optimizer.fc1.weight.exp_avg``. By default a task is an
     operator; with ``granularity="module"`` it is a call of a module, forward or backward, and with
-    ``"auto"`` a chain of operators or several small ones. Raises CaptureError, with the user's
-    line, for what a graph cannot express.
+    ``"auto"`` a chain of operators or several small ones. ``fuse`` returns what ``fuse`` makes of
+    the graph for ``Machine.local()``. Raises CaptureError, with the user's line, for what a graph
+    cannot express.
 
     >>> model = torch.nn.Linear(3, 2)
     >>> x = torch.ones(4, 3)
@@ -72,14 +79,16 @@ def capture(
     """
     check_granularity(granularity)
     signature = signature_of(fn)
-    if signature is not None and "granularity" in signature.parameters:
-        name = getattr(fn, "__qualname__", type(fn).__name__)
-        raise CaptureError(
-            f"{name!r} has a parameter 'granularity', which is also one of capture; wrap the "
-            "function in a lambda"
-        )
+    for name in ("granularity", "fuse"):
+        if signature is not None and name in signature.parameters:
+            function = getattr(fn, "__qualname__", type(fn).__name__)
+            raise CaptureError(
+                f"{function!r} has a parameter {name!r}, which is also one of capture; wrap the "
+                "function in a lambda"
+            )
     graph = captured(fn, args, kwargs)
-    return coarse(graph, granularity, graph.examples)
+    graph = coarse(graph, granularity, graph.examples)
+    return fused(graph) if fuse else graph
 
 
 def captured(

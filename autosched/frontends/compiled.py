@@ -29,6 +29,7 @@ from autosched.frontends.reachability import Reach
 from autosched.frontends.recaptures import changes, remedy
 from autosched.frontends.settings import Varying
 from autosched.frontends.state import State
+from autosched.fusion import fuse as fused
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.policies import Policy
@@ -75,14 +76,17 @@ def compile(
     costs: Costs | None = None,
     maxsize: int = 8,
     granularity: Granularity = "op",
+    fuse: bool = False,
     **options: Any,
 ) -> Compiled | CompiledModule:
     """Return a function that runs ``fn`` on a machine, by a schedule.
 
     ``fn`` is what ``capture`` takes: a function of tensors, a module, or a training step. The first
     call captures and schedules, and so does one that needs a recapture; the ``maxsize`` most
-    recently used captures are cached. ``costs`` default to an estimate; ``granularity`` is that of
-    ``capture``, except that ``"auto"`` merges only where that is predicted to be no slower;
+    recently used captures are cached. ``costs`` default to an estimate; ``granularity`` is that
+    of ``capture``, except that ``"auto"`` merges only where that is predicted to be no slower;
+    with ``fuse``, Inductor compiles regions of tasks, and results differ from eager ones by
+    rounding: see ``fuse``; a first step, which creates an optimizer's state, is not fused.
     ``options`` are those of ``schedule``. The third capture warns of what changed; the logger
     ``autosched`` reports each recapture.
 
@@ -105,8 +109,10 @@ def compile(
     if not isinstance(maxsize, int) or isinstance(maxsize, bool) or maxsize < 1:
         raise ScheduleError(f"maxsize must be 1 or more, got {maxsize!r}")
     check_granularity(granularity)
+    if not isinstance(fuse, bool):
+        raise ScheduleError(f"fuse must be True or False, got {fuse!r}")
     options |= {"machine": machine, "policy": policy}
-    compiled = Compiled(fn, maxsize, granularity, costs, options)
+    compiled = Compiled(fn, maxsize, granularity, costs, fuse, options)
     return CompiledModule(compiled) if isinstance(fn, torch.nn.Module) else compiled
 
 
@@ -122,10 +128,12 @@ class Compiled:
         maxsize: int,
         granularity: Granularity,
         costs: Costs | None,
+        fuse: bool,
         options: Mapping[str, Any],
     ):
         self.fn = fn
         self.maxsize = maxsize
+        self.fuse = fuse
         self.granularity = granularity
         self.costs = costs
         self.options = options  # of schedule
@@ -214,6 +222,9 @@ class Compiled:
         operators.examples = {}  # or this batch would live as long as the schedule
         costs = {"costs": self.costs} if self.costs is not None else {"examples": examples}
         graphs = self._candidates(operators, examples)
+        if self.fuse and not _is_passing(operators):
+            options: dict[str, Any] = {**self.options, "costs": self.costs}
+            graphs = [fused(graphs[0], examples=examples, **options)]
         made = [(graph, schedule(graph, **self.options, **costs)) for graph in graphs]
         return min(made, key=lambda pair: pair[1].makespan)
 
@@ -275,6 +286,13 @@ class Compiled:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _is_passing(graph: Captured) -> bool:
+    """Whether a step creates state of an optimizer, so that the next one is another graph."""
+    return any(
+        place[0] == "moment" and name not in graph.held for name, place in graph.made.items()
+    )
 
 
 def _ordinal(number: int) -> str:

@@ -12,7 +12,6 @@ it, with one warning.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import itertools
@@ -29,6 +28,7 @@ from autosched.costs.costs import Costs
 from autosched.costs.estimate import estimate
 from autosched.errors import AutoschedError, ScheduleError, TaskError, listed, shown
 from autosched.frontends.aot import AotGraph, convert, run_unscheduled, split
+from autosched.fusion import fuse
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.policies import Policy
@@ -46,8 +46,10 @@ class TorchBackend:
     """A backend for ``torch.compile``. The options are those of ``autosched.schedule``.
 
     ``costs`` may name tasks of several graphs; default: an estimate. ``backend`` is a name, or a
-    function that makes one, since each serves one schedule. Raises ScheduleError or MachineError
-    for invalid options.
+    function that makes one, since each serves one schedule. ``fuse``: whether Inductor compiles
+    regions of operators, see ``autosched.fuse``; the default is to do so on real machines, and not
+    on emulated ones. With ``fuse=False`` results equal those of the backend ``"aot_eager"`` bit for
+    bit. Raises ScheduleError or MachineError for invalid options.
 
     >>> backend = TorchBackend(Machine.emulated(gpus=2), backend="virtual")
     >>> model = torch.compile(torch.nn.Linear(3, 2), backend=backend)
@@ -64,8 +66,10 @@ class TorchBackend:
         costs: Costs | None = None,
         backend: str | Callable[[], Any] | None = None,
         check: Any = False,
+        fuse: bool | None = None,
     ):
         self._machine = machine
+        self._fuse = fuse
         self._costs = costs
         self._backend = backend
         self._options: dict[str, Any] = {"policy": policy, "check": check}
@@ -80,7 +84,7 @@ class TorchBackend:
             Graph(),
             Machine.emulated(gpus=0) if machine is None else machine,
             policy="auto" if callable(policy) else policy,
-            costs=_restricted(costs, Graph()) if isinstance(costs, Costs) else costs,
+            costs=costs.restricted(Graph()) if isinstance(costs, Costs) else costs,
             backend=backend if isinstance(backend, str) else None,
             check=check,
         )
@@ -139,7 +143,11 @@ class TorchBackend:
     def _schedule(self, graph: AotGraph, examples: Mapping[str, Any]) -> Schedule:
         """Schedule a graph with its outputs on the devices of torch."""
         given = self._costs
-        costs = estimate(graph, examples).costs if given is None else _restricted(given, graph)
+        costs = estimate(graph, examples).costs if given is None else given.restricted(graph)
+        if not self.machine.imagined if self._fuse is None else self._fuse:
+            outputs = {"outputs": graph.homes, **self._options}
+            graph = fuse(graph, self.machine, costs, examples=examples, **outputs)
+            costs = costs.restricted(graph)
         backend = self._backend() if callable(self._backend) else self._backend
         return schedule(
             graph, self.machine, costs=costs, outputs=graph.homes, backend=backend, **self._options
@@ -219,15 +227,6 @@ def _properties(argument: Any) -> Hashable:
         return type(argument), argument
     shape = (argument.shape, argument.stride())
     return *shape, argument.dtype, argument.device, argument.is_inference()
-
-
-def _restricted(costs: Costs, graph: Graph) -> Costs:
-    """Return costs without entries that this graph does not have."""
-    tables: dict[str, Any] = {
-        field: {name: entry for name, entry in getattr(costs, field).items() if name in graph.names}
-        for field in ("seconds", "nbytes", "work")
-    }
-    return dataclasses.replace(costs, **tables)
 
 
 default = TorchBackend()  # for the name "autosched"

@@ -161,7 +161,7 @@ class _Autograd:
             return None
         from autosched.frontends.dynamo import TorchBackend
 
-        self.backend = TorchBackend(costs=self.compiled.costs, **options)
+        self.backend = TorchBackend(costs=self.compiled.costs, fuse=self.compiled.fuse, **options)
         run: Callable[..., Any] = torch.compile(self.compiled.fn, backend=self.backend)
         return run
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autosched._lib.allowed import by_device, device_name, is_device, is_name, is_number, no_seconds
@@ -323,6 +324,15 @@ class GraphBuilder:
             graph.users[dependency.task].append(index)
         graph.names.setdefault(label, task)
         return result
+
+    def set_seconds(self, seconds: Mapping[str, Seconds]) -> None:
+        """Set the seconds of existing tasks, by name."""
+        tasks = self.graph.tasks
+        for name, given in seconds.items():
+            task = self.graph.task(name)
+            tasks[task.index] = replace(task, seconds=by_device(given))
+            if self.graph.names[name] is task:
+                self.graph.names[name] = tasks[task.index]
 
     def _result_names(self, label: str, outputs: Any) -> Any:
         """Return the names of a task's results, in the shape of ``outputs``."""

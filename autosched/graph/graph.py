@@ -75,6 +75,7 @@ class Graph:
     """
 
     followed: Followed | None = None  # what autograd would have followed, if known
+    not_fused: Mapping[str, str] = {}  # by task, why ``fuse`` did not fuse it
 
     def __init__(self, name: str = "graph", *, generators: Mapping[str, str] | None = None):
         # Tasks that draw random numbers keep their order; those that must run on devices with a

@@ -76,7 +76,7 @@ def measure_costs(
     cached = MeasurementCache(cache)
     parts = graph, machine, inputs, known
     benches = [Bench(*parts, devices, repeat, cached) for devices in _device_groups(machine)]
-    with _preserved_random_state(machine):
+    with preserved_random_state(machine):
         for bench, run in track([(bench, run) for bench in benches for run in range(repeat + 1)]):
             if not bench.is_done(run):
                 bench.run(warm=run == 0)
@@ -117,7 +117,7 @@ def _issue(readings: Readings) -> dict[str, float]:
     }
 
 
-def _preserved_random_state(machine: Machine) -> contextlib.AbstractContextManager[None]:
+def preserved_random_state(machine: Machine) -> contextlib.AbstractContextManager[None]:
     """Restore the state of the random number generators afterwards."""
     if not machine.accelerators:
         return torch.random.fork_rng([])

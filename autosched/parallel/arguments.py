@@ -12,7 +12,7 @@ from autosched.parallel.all_reduce import STRATEGIES
 
 __all__ = ["check_options", "check_strategy", "check_trained", "devices_of"]
 
-_OPTIONS = ("backend", "check", "costs", "nvtx", "outputs", "progress", "replay")
+_OPTIONS = ("backend", "check", "costs", "nvtx", "outputs", "progress", "replay", "fuse")
 # The last two are for policies that search.
 _DECIDED = ("policy", "place", "inputs", "examples", "seconds", "seed")
 
@@ -43,9 +43,7 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
             why = f"{name} has none; pipeline has"
         elif option in ("averages", "clip_grad_norm", "before_step"):
             why = "it is for training steps, with loss_fn= and optimizer="
-        raise ScheduleError(
-            f"unexpected option {option}=: {why}. Of schedule it takes {', '.join(_OPTIONS)}"
-        )
+        raise ScheduleError(f"unexpected option {option}=: {why}. It takes {', '.join(_OPTIONS)}")
 
 
 def check_strategy(name: str) -> str:

@@ -73,7 +73,7 @@ def data_parallel(
       optimizer's step.
     * ``averages``: whether ``loss_fn`` averages over a batch; otherwise it sums.
     * ``options``: ``backend``, ``check``, ``costs``, ``nvtx``, ``outputs``, ``progress``,
-      ``replay`` of ``schedule``.
+      ``replay`` of ``schedule``; and ``fuse``, for regions compiled by Inductor.
 
     Batch norms normalise a replica's rows by their own statistics, and the first replica's running
     statistics are the model's, as with ``nn.DataParallel``; with ``batch_norm="synchronised"``, by

@@ -12,13 +12,12 @@ from typing import Any, NamedTuple, overload
 
 import torch
 
-import autosched as asc
-from autosched import Costs, Graph, Machine, Schedule, ScheduleError, in_order
+from autosched import Costs, Graph, Machine, Schedule, ScheduleError
 from autosched.parallel.arguments import check_options, devices_of
 from autosched.parallel.batches import batch_homes, batch_inputs, first_rows, key_of, rows_of
 from autosched.parallel.micro_batch import micro_batch_of
 from autosched.parallel.pipelined import Pipeline
-from autosched.parallel.plans import Plans, move_model, move_state, torch_device
+from autosched.parallel.plans import Plans, move_model, move_state, scheduled, torch_device
 from autosched.parallel.stages import Cuts, balanced, by_map
 from autosched.parallel.step_graph import input_on
 from autosched.parallel.template import Loss, Template, forward_of
@@ -160,5 +159,5 @@ class Forward(Plans[_Planned]):
         # 3. Schedule it.
         of_state = {name: value.home for name, value in values.items() if value.home is not None}
         move_state(self.machine, template.state, of_state)
-        made = asc.schedule(graph, self.machine, policy=in_order({}), **self.options)
+        made = scheduled(graph, self.machine, {}, self.options)
         return _Planned(made, template, cuts)

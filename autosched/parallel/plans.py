@@ -1,16 +1,17 @@
-"""Cache the plans of calls, and move a model's state to their devices."""
+"""Cache the plans of calls, schedule graphs, and move a model's state to their devices."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
 
-from autosched import Machine, Schedule, Watch
+import autosched as asc
+from autosched import Graph, Machine, Schedule, Watch, in_order
 
-__all__ = ["Plans", "move_model", "move_state", "torch_device"]
+__all__ = ["Plans", "move_model", "move_state", "scheduled", "torch_device"]
 
 _CACHED = 8  # the plans used last, as many as ``compile`` caches
 
@@ -57,6 +58,19 @@ class Plans(Generic[P]):
         if self._watch is None or not self._watch.holds():
             self._watch = Watch(*functions)
         return self._watch.key
+
+
+def scheduled(
+    graph: Graph,
+    machine: Machine,
+    sequences: Mapping[str, Sequence[str]],
+    options: Mapping[str, Any],
+) -> Schedule:
+    """Return the schedule that runs each device's tasks in sequence; with ``fuse``, fused."""
+    options = dict(options)
+    fuse = options.pop("fuse", False)
+    made = asc.schedule(graph, machine, policy=in_order(sequences), **options)
+    return asc.fuse(made) if fuse else made
 
 
 def torch_device(machine: Machine, device: str) -> str | None:

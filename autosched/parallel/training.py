@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 
-import autosched as asc
-from autosched import Machine, Schedule, ScheduleError, in_order
+from autosched import Machine, Schedule, ScheduleError
 from autosched.parallel.all_reduce import STRATEGIES
 from autosched.parallel.arguments import check_options, check_trained, devices_of
 from autosched.parallel.batches import first_rows
 from autosched.parallel.clip import check_clip
-from autosched.parallel.plans import torch_device
+from autosched.parallel.plans import scheduled, torch_device
 from autosched.parallel.rewrite import with_hoisted_random_numbers
 from autosched.parallel.step_graph import StepGraph, StepSpec, build
 from autosched.parallel.sync_batch_norm import Synchronised, check_norms
@@ -45,7 +44,7 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained, on which devices, and ``options`` of ``schedule``."""
+    """What is trained, on which devices, and ``options`` of ``schedule``, and ``fuse``."""
 
     model: torch.nn.Module
     loss_fn: Loss
@@ -147,8 +146,7 @@ class Training:
         """Return a step's schedule."""
         built = build(replace(spec, max_norm=self.max_norm))
         self._check_memory(built)
-        policy = in_order(built.sequences)
-        return asc.schedule(built.graph, self.machine, policy=policy, **self.options), built
+        return scheduled(built.graph, self.machine, built.sequences, self.options), built
 
     def _check_memory(self, built: StepGraph) -> None:
         """Raise ScheduleError if devices cannot hold the state after this step.

@@ -1,6 +1,6 @@
-"""Print the progress of planning as a line on stderr.
+"""Print the progress of planning or compiling as a line on stderr.
 
-The line shows how far planning is, and the best makespan so far.
+The line shows how far it is, and of planning the best makespan so far.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _WIDTH = 30  # columns
 
 
 @contextmanager
-def progress_bar(what: str) -> Iterator[Callable[[float, float], None]]:
-    """Yield a function that shows the part done, 0 to 1, and the best makespan.
+def progress_bar(what: str) -> Iterator[Callable[..., None]]:
+    """Yield a function that shows the part done, 0 to 1, and the best makespan, if given.
 
     Then clear the line.
 
@@ -27,11 +27,10 @@ def progress_bar(what: str) -> Iterator[Callable[[float, float], None]]:
     """
     shown = ""
 
-    def show(part: float, makespan: float) -> None:
+    def show(part: float, makespan: float | None = None) -> None:
         nonlocal shown
-        line = (
-            f"{what} [{'#' * int(part * _WIDTH):{_WIDTH}}] {part:4.0%}, best {duration(makespan)}"
-        )
+        best = "" if makespan is None else f", best {duration(makespan)}"
+        line = f"{what} [{'#' * int(part * _WIDTH):{_WIDTH}}] {part:4.0%}{best}"
         if line != shown:  # or planning would wait for the terminal
             shown = line
             print(f"\r{line}\033[K", end="", file=sys.stderr, flush=True)

@@ -175,6 +175,15 @@ class Schedule:
         return replace(Timeline.median(timelines[runs[1] :]), learn=measured)
 
     @property
+    def not_fused(self) -> dict[str, str]:
+        """Why tasks are not fused, by name: for a graph that ``fuse`` returned, else empty.
+
+        A region that could not be compiled is among them once that was tried.
+        """
+        failures = {task.name: getattr(task.fn, "failure", None) for task in self.graph.tasks}
+        return {**self.graph.not_fused, **{name: why for name, why in failures.items() if why}}
+
+    @property
     def not_replayed(self) -> str | None:
         """Why runs are not replayed from CUDA graphs, as far as known; None if they are or will be.
 

@@ -1,0 +1,18 @@
+"""Fuse tasks into regions that Inductor compiles.
+
+candidates  which tasks can be fused, and groups of them
+estimate    seconds of a region before it is compiled
+inductor    compilation; the only module that knows Inductor
+region      a compiled region, the function of its task
+race        schedules compared by running them
+fusing      the choice among candidates
+
+Inductor generates kernels; what forms a region, and where and when it runs, is decided here and by
+the planner. A fused graph is a graph: everything else treats a region as a merged task.
+"""
+
+from __future__ import annotations
+
+from autosched.fusion.fusing import fuse
+
+__all__ = ["fuse"]

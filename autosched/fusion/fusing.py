@@ -1,0 +1,317 @@
+"""Fuse the tasks of a graph into regions that Inductor compiles.
+
+1. Determine the tasks that can be fused, from a plan of the graph without fusion.
+2. Form candidates: the regions of this plan's streams, and one region per device. Estimate each.
+3. On a real machine, with examples: compile the regions, and measure all tasks.
+4. There, run the schedules of the candidates and of the graph without fusion in turns, and take the
+   fastest. Otherwise take the shortest prediction.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar, overload
+
+import torch
+
+from autosched.coarsening.merging import carried, merged
+from autosched.costs.costs import Costs
+from autosched.costs.estimate import Estimate, estimate
+from autosched.errors import ScheduleError
+from autosched.fusion.candidates import by_device, by_stream, reads_numbers, unfusable
+from autosched.fusion.estimate import region_seconds
+from autosched.fusion.inductor import unavailable
+from autosched.fusion.race import race
+from autosched.fusion.region import Region
+from autosched.graph.composite import Composite
+from autosched.graph.graph import HOST, Graph
+from autosched.graph.task import Seconds, Task
+from autosched.machine.machine import Machine
+from autosched.measurement import measure_costs
+from autosched.placement import Placement
+from autosched.policies import Policy
+from autosched.program.program import Program
+from autosched.scheduling.planning import schedule
+from autosched.scheduling.progress_bar import progress_bar
+from autosched.scheduling.schedule import Schedule
+
+__all__ = ["fuse"]
+
+G = TypeVar("G", bound=Graph)
+
+_LEAST_GAIN = 0.02  # of the predicted makespan, for which more than one candidate is compiled
+
+
+@overload
+def fuse(
+    graph: Schedule, *, examples: Mapping[str, Any] | None = None, progress: bool = False
+) -> Schedule: ...
+@overload
+def fuse(
+    graph: G,
+    machine: Machine | None = None,
+    costs: Costs | None = None,
+    *,
+    policy: str | Policy = "auto",
+    examples: Mapping[str, Any] | None = None,
+    progress: bool = False,
+    **options: Any,
+) -> G: ...
+def fuse(
+    graph: Any,
+    machine: Machine | None = None,
+    costs: Costs | None = None,
+    *,
+    policy: str | Policy = "auto",
+    examples: Mapping[str, Any] | None = None,
+    progress: bool = False,
+    **options: Any,
+) -> Any:
+    """Return the graph with regions of tasks fused, each compiled by Inductor into one task.
+
+    A region has no waits inside and runs on one device. In-place writes remain in place. Results
+    equal those of the fused graph's ``run_serial`` bit for bit; compared with the graph itself,
+    they differ by rounding. Random operators, operators whose results have sizes that depend on
+    data, and tasks that touch parts of memory are not fused: ``not_fused`` of the graph, and of its
+    schedules, has the reasons by task. Python functions are traced: what they do apart from
+    operators on tensors happens once.
+
+    ``machine``, ``costs``, ``policy`` and ``options`` are those of ``schedule``. ``examples`` are
+    inputs by name, by default those of the capture. With examples and a real machine, regions are
+    compiled now, all tasks are measured, and the fastest of several fused graphs is returned, or
+    the graph itself if none is faster; its tasks have the measured seconds. Otherwise regions are
+    compiled when they are first called. ``progress`` shows a bar on stderr.
+
+    A schedule instead of a graph is returned with regions fused: tasks stay on their devices, in
+    their order.
+
+    Without Inductor, a C++ compiler or Triton, nothing is fused, with a warning.
+
+    >>> import autosched as asc, torch
+    >>> graph = asc.Graph()
+    >>> graph.output(y=(graph.input("x") + 1) * 2)
+    >>> [task.name for task in fuse(graph, asc.Machine.emulated(gpus=1)).tasks]
+    ['add+1']
+    """
+    if isinstance(graph, Schedule):
+        fusion = _Fusion.of_schedule(graph, examples, progress)
+    else:
+        machine = Machine.local() if machine is None else machine
+        given = getattr(graph, "examples", None) if examples is None else examples
+        known = estimate(graph, given) if given else Estimate(Costs(), {})
+        known = known if costs is None else Estimate(costs, known.unknown)
+        fusion = _Fusion(graph, machine, known, given, {"policy": policy, **options}, progress)
+    if why := next(filter(None, map(unavailable, fusion.kinds())), None):
+        what = f"graph {fusion.graph.name!r} is not fused: {why}"
+        warnings.warn(what, RuntimeWarning, stacklevel=2)
+        best = fusion.unfused(why)
+    else:
+        best = fusion.best()
+    return best.schedule if isinstance(graph, Schedule) else best.graph
+
+
+class _Candidate(NamedTuple):
+    """Groups of tasks by name, and the number of threads of each CPU stream."""
+
+    groups: Mapping[str, str]
+    threads: int
+
+
+class _Fused(NamedTuple):
+    """A fused graph and its schedule."""
+
+    graph: Any
+    schedule: Schedule
+
+
+class _Fusion:
+    """The fusion of one graph for one machine; ``options`` are those of ``schedule``."""
+
+    def __init__(
+        self,
+        graph: Any,
+        machine: Machine,
+        known: Estimate,
+        examples: Mapping[str, Any] | None,
+        options: Mapping[str, Any],
+        progress: bool,
+        plain: Schedule | None = None,
+    ):
+        self.graph = graph
+        self.machine = machine
+        self.costs = known.costs
+        self.examples = examples or None
+        self.options = dict(options)
+        self.progress = progress
+        # 1. A plan without fusion, and the tasks that can be fused
+        self.plain = self._scheduled(graph) if plain is None else plain
+        if callable(self.options["policy"]):  # it may know the tasks of this graph alone
+            self.options["policy"] = _following(self.plain.placement)
+        self.reasons = unfusable(graph, known.unknown)
+
+    @classmethod
+    def of_schedule(
+        cls, plain: Schedule, examples: Mapping[str, Any] | None, progress: bool
+    ) -> _Fusion:
+        """Return the fusion of a schedule, which keeps its devices and order."""
+        options = {
+            "policy": _following(plain.placement),
+            "backend": plain.backend,
+            "check": plain.check,
+            "nvtx": plain.nvtx,
+            "outputs": plain.wanted,
+        }
+        known = Estimate(plain.costs, {})
+        return cls(plain.graph, plain.machine, known, examples, options, progress, plain)
+
+    def kinds(self) -> list[str]:
+        """Return the kinds of devices for which regions are compiled."""
+        if self.machine.imagined:
+            return ["cpu"]
+        return list(dict.fromkeys(device.kind for device in self.machine.devices))
+
+    def unfused(self, why: str | None = None) -> _Fused:
+        """Return a copy of the graph without regions, for one reason or several."""
+        copy = merged(self.graph, {})
+        tasks = (task.name for task in self.graph.tasks if not task.view)
+        copy.not_fused = self.reasons if why is None else dict.fromkeys(tasks, why)
+        return _Fused(copy, self._scheduled(copy))
+
+    def best(self) -> _Fused:
+        """Return the best fused graph, or one without regions."""
+        # 2. Candidates
+        found = [(candidate, self._fused(candidate)) for candidate in self._candidates()]
+        planned = [(candidate, made) for candidate, made in found if made is not None]
+        if not planned:
+            return self.unfused()
+        seconds = [made.schedule.makespan for _, made in planned]
+        if not self._is_measurable():
+            best = planned[seconds.index(min(seconds))][1]
+            return best if min(seconds) <= self.plain.makespan else self.unfused()
+        # 3. Compile and measure
+        most = (1 - _LEAST_GAIN) * seconds[0]
+        chosen = [planned[0][0]]
+        chosen += [
+            each for (each, _), taken in zip(planned[1:], seconds[1:], strict=True) if taken < most
+        ]
+        racers = [*filter(None, map(self._measured, chosen)), self.unfused()]
+        # 4. Run in turns
+        taken = race([made.schedule for made in racers], self.examples or {})
+        for made in racers:
+            made.schedule.close()
+        return racers[taken.index(min(taken))]
+
+    def _scheduled(self, graph: Graph) -> Schedule:
+        return schedule(graph, self.machine, costs=self.costs.restricted(graph), **self.options)
+
+    def _candidates(self) -> list[_Candidate]:
+        """Return one region per device; and regions of streams, if there are several."""
+
+        def can_fuse(task: Task) -> bool:
+            return task.name not in self.reasons
+
+        placement = self.plain.placement
+        program = self.plain.program
+        found = [_Candidate(by_device(self.graph, placement, can_fuse), _threads(1))]
+        if len(program.streams) > 1:
+            groups = by_stream(self.graph, program, can_fuse)
+            found.append(_Candidate(groups, _threads(_cpu_streams(program))))
+        return [candidate for candidate in found if candidate.groups]
+
+    def _fused(self, candidate: _Candidate) -> _Fused | None:
+        """Return a new graph with these regions and estimated seconds; None if it has no plan."""
+
+        def make(composite: Composite) -> tuple[Callable[..., Any], Seconds]:
+            seconds = {
+                device.name: region_seconds(composite, self.graph.values, self.costs, device)
+                for device in self.machine.devices
+            }
+            return Region(composite, candidate.threads), seconds
+
+        made = merged(self.graph, candidate.groups, make, self._bound(candidate.groups))
+        made.not_fused = self.reasons
+        try:
+            return _Fused(made, self._scheduled(made))
+        except ScheduleError:  # regions may be too large for memory, or for a policy's order
+            return None
+
+    def _bound(self, groups: Mapping[str, str]) -> dict[str, str]:
+        """Return the tasks to be bound to the host, because others of their group are."""
+        graph = self.graph
+        hosted = {group for name, group in groups.items() if graph.task(name).device == HOST}
+        return {name: HOST for name, group in groups.items() if group in hosted}
+
+    def _is_measurable(self) -> bool:
+        """Whether tasks can be run now without consequences: on examples, and on a real machine."""
+        if self.machine.imagined or self.examples is None:
+            return False
+        return not any(isinstance(value.tensor, torch.Generator) for value in self.graph.sources)
+
+    def _measured(self, candidate: _Candidate) -> _Fused | None:
+        """Return the fused graph with measured seconds for all tasks."""
+        made = self._fused(candidate)
+        if made is None:
+            return None
+        regions = [task.fn for task in made.graph.tasks if isinstance(task.fn, Region)]
+        with _intra_op_threads(candidate.threads), self._shown(regions):
+            found = measure_costs(made.graph, self.machine, self.examples, repeat=3)
+        if failed := [region for region in regions if region.failure is not None]:
+            self._blame(failed)
+            groups = {name: g for name, g in candidate.groups.items() if name not in self.reasons}
+            return self._measured(candidate._replace(groups=groups)) if groups else None
+        made.graph.builder.set_seconds(found.seconds)
+        return _Fused(made.graph, self._scheduled(made.graph))
+
+    def _blame(self, regions: Iterable[Region]) -> None:
+        """Note the tasks of regions that could not be compiled as not fusable.
+
+        These are the tasks that use numbers read from tensors, if there are some; else all.
+        """
+        for region in regions:
+            tasks = reads_numbers(region.composite.tasks) or region.composite.tasks
+            self.reasons.update((task.name, region.failure or "") for task in tasks)
+
+    @contextlib.contextmanager
+    def _shown(self, regions: Sequence[Region]) -> Iterator[None]:
+        """Show how many of these regions have been compiled."""
+        if not self.progress:
+            yield
+            return
+        with progress_bar("compiling") as show:
+            for region in regions:
+                region.on_compiled = lambda: show(
+                    sum(r.is_compiled for r in regions) / len(regions)
+                )
+            yield
+
+
+def _following(placement: Placement) -> Policy:
+    """Return the policy that puts merged tasks where their parts are, in the order of these."""
+
+    def following(graph: Graph, machine: Machine, costs: Costs) -> Placement:
+        return carried(graph, placement)
+
+    return following
+
+
+def _cpu_streams(program: Program) -> int:
+    """Return the number of CPU streams that compute."""
+    streams = [stream for stream in program.streams if stream.name.startswith("compute")]
+    return sum(stream.device.startswith("cpu") for stream in streams)
+
+
+def _threads(streams: int) -> int:
+    """Return the share of torch's threads that each of several CPU streams has."""
+    return max(1, torch.get_num_threads() // max(1, streams))
+
+
+@contextlib.contextmanager
+def _intra_op_threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

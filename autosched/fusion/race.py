@@ -1,0 +1,66 @@
+"""Compare schedules by running them in turns on copies of the inputs."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from autosched._lib.tree import transform
+from autosched.measurement.hardware import torch_device
+from autosched.measurement.stopwatch import synchronize
+from autosched.measurement.tasks import preserved_random_state
+from autosched.scheduling.schedule import Schedule
+
+__all__ = ["race"]
+
+_WARM_UP = 3
+_RUNS = 9
+_LONGEST = 2.0  # seconds of timed runs, after which three of each are enough
+
+
+def race(schedules: Sequence[Schedule], inputs: Mapping[str, Any]) -> list[float]:
+    """Return the median seconds of each schedule; ``inputs`` stay as they are.
+
+    The schedules are of graphs with the same inputs, for one real machine. Runs go round robin, so
+    that a change of the machine's speed affects all of them.
+    """
+    machine = schedules[0].machine
+    devices = list(dict.fromkeys(map(torch_device, machine.devices)))
+    copies = [_copies(made, inputs) for made in schedules]
+    times: list[list[float]] = [[] for _ in schedules]
+    with preserved_random_state(machine):
+        begun = time.perf_counter()
+        for turn in range(_WARM_UP + _RUNS):
+            for made, given, found in zip(schedules, copies, times, strict=True):
+                synchronize(*devices)
+                start = time.perf_counter()
+                made(**given)
+                synchronize(*devices)
+                if turn >= _WARM_UP:
+                    found.append(time.perf_counter() - start)
+            if turn + 1 == _WARM_UP:
+                begun = time.perf_counter()
+            if turn >= _WARM_UP + 2 and time.perf_counter() - begun > _LONGEST:
+                break
+    return [statistics.median(found) for found in times]
+
+
+def _copies(made: Schedule, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs of a run, with copies of what tasks write."""
+    graph = made.graph
+    written = {
+        value.name
+        for value in graph.sources
+        if any(graph.last_version(member) for member in graph.members(value.index))
+    }
+    return {
+        name: transform(_copy, item) if name in written else item for name, item in inputs.items()
+    }
+
+
+def _copy(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
