@@ -44,6 +44,7 @@ class Item:
     work: Work | None = None
     mark: Mark | None = None
     cycles: int = 0  # for which it sleeps
+    hidden: bool = False  # from CUDA: what may happen to memory that goes back, in no time
     number: int = 0  # in the order of issue
     issued: float = 0.0
 
@@ -59,7 +60,6 @@ class Node:
     item: Item
     behind: tuple[Node, ...]
     queue: Queue
-    hidden: bool  # from CUDA: what may happen to memory that goes back
 
 
 @dataclass(eq=False)
@@ -163,10 +163,10 @@ class Queues:
     ) -> None:
         """Queue some work, or make it a node of the graph that is being captured."""
         with self.lock:
-            item = self._item(what, work, cycles=cycles)
+            item = self._item(what, work, cycles=cycles, hidden=hidden)
             if queue.capture is None:
                 return self._append(queue, item)
-            node = Node(item, queue.tips, queue, hidden)
+            node = Node(item, queue.tips, queue)
             queue.tips = (node,)
             queue.capture.nodes.append(node)
 
@@ -199,11 +199,19 @@ class Queues:
             queue.tips = (*queue.tips, *(node for node in mark.behind if node not in queue.tips))
 
     def _item(
-        self, what: str, work: Work | None = None, mark: Mark | None = None, cycles: int = 0
+        self,
+        what: str,
+        work: Work | None = None,
+        mark: Mark | None = None,
+        *,
+        cycles: int = 0,
+        hidden: bool = False,
     ) -> Item:
         self.count += 1
-        issued = self.timing.issued() if self.timing else 0.0
-        return Item(what, work, mark, cycles, self.count, issued)
+        issued = 0.0
+        if self.timing:
+            issued = self.timing.host if hidden else self.timing.issued()
+        return Item(what, work, mark, cycles, hidden, self.count, issued)
 
     def _append(self, queue: Queue, item: Item) -> None:
         queue.items.append(item)
@@ -277,14 +285,14 @@ class Queues:
         if self.timing is None:
             return
         begin = max(queue.seconds, item.issued)
-        if self.connections:
+        if self.connections and queue.number >= 0 and not item.hidden and item.what != "record":
             line = self._line(queue)
             begin = self.begun[line] = max(begin, self.begun[line])
-        if item.work is not None:
+        if item.work is not None and not item.hidden:
             begin += self.timing.work(queue.device, item.cycles)
         elif item.what == "wait" and item.mark is not None:
             begin = max(begin, item.mark.seconds)
-            if self.connections:
+            if self.connections and queue.number >= 0:
                 self.begun[self._line(queue)] = begin
         queue.seconds = begin
 
@@ -389,7 +397,9 @@ class Queues:
                 for mark in (begin, *(marks[earlier] for earlier in node.behind)):
                     lane.items.append(Item("wait", mark=mark))
                 item = node.item
-                lane.items.append(Item(item.what, item.work, cycles=item.cycles))
+                lane.items.append(
+                    Item(item.what, item.work, cycles=item.cycles, hidden=item.hidden)
+                )
                 marks[node] = Mark(lane)
                 lane.items.append(Item("record", mark=marks[node]))
                 self.busy[lane] = self.random.random()
@@ -412,4 +422,4 @@ def ancestors(tips: Iterable[Node]) -> set[Node]:
 
 def _seen(tips: Iterable[Node]) -> set[Node]:
     """Return these nodes, or what those of them come behind that are hidden."""
-    return {node for tip in tips for node in (_seen(tip.behind) if tip.hidden else [tip])}
+    return {node for tip in tips for node in (_seen(tip.behind) if tip.item.hidden else [tip])}
