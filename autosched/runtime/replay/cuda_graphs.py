@@ -172,7 +172,6 @@ class _Recorder:
             pool = torch.cuda.graph_pool_handle()
             small = partial(torch.zeros, 1, device=device)
             with _CAPTURING, without_collecting():
-                torch.accelerator.synchronize(device)
                 torch.cuda.empty_cache()
                 self.graphs.append(_captured(_stream_for_pools(device), pool, small, ()))
             self.pools[device] = pool

@@ -30,7 +30,9 @@ class Life:
 
     @property
     def over(self) -> bool:
-        return self._over or self.memory.released
+        if self.memory.released:
+            raise RuntimeError(f"an illegal memory access was encountered: {self.what}")
+        return self._over
 
     def begin(self) -> None:
         self._over = False
@@ -156,8 +158,11 @@ class Hardware(Queues):
                 self._release_cached(device)
 
     def _release_cached(self, device: int) -> None:
-        self.until([self.record(q) for q in list(self.busy) if q.device == device])
-        self.allocators[device].empty()
+        """Release what is cached, which waits for the device if that is anything."""
+        allocator = self.allocators[device]
+        if allocator.reserved > allocator.allocated:
+            self.until([self.record(q) for q in list(self.busy) if q.device == device])
+            allocator.empty()
 
     def launch(self, queue: Queue, what: str, work: Work, blocks: Sequence[Block]) -> None:
         """Queue work that touches blocks."""
