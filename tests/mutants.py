@@ -771,6 +771,22 @@ MUTANTS = (
         f"{STATE}::test_recording_streams_are_distinct_whoever_else_takes_streams",
     ),
     Mutant(
+        "a call returns while page-locked memory of the caller is read",
+        "autosched/runtime/backends/transfers.py",
+        "            self.in_use.add(self.into)\n",
+        "            pass\n",
+        "tests/gpu/test_accelerator.py"
+        "::test_a_call_waits_only_for_copies_that_read_the_callers_memory_later",
+    ),
+    Mutant(
+        "a sleep that was too short is not calibrated again",
+        "autosched/measurement/stopwatch.py",
+        "        if not clean:\n            self._calibrate()\n",
+        "",
+        "tests/measurement/test_measurement.py"
+        "::test_the_sleep_is_calibrated_again_when_it_was_too_short",
+    ),
+    Mutant(
         "generated code runs in two threads at once",
         "autosched/codegen/preamble.py",
         "        with lock:\n",

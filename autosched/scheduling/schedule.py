@@ -189,7 +189,7 @@ class Schedule:
 
         A recording keeps the memory that the program needs at its peak. Buffers for inputs that
         come from other addresses, copies of outputs, and workspaces are not part of that. If there
-        is too little memory, the run is an ordinary one, and later ones are captured.
+        is too little memory for a recording, the run is an ordinary one, and later ones are captured.
 
         >>> import autosched as asc
         >>> graph = asc.Graph()
