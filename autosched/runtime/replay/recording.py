@@ -349,6 +349,7 @@ class Recording:
                     taking()
                 except TransientError as error:
                     self._give_up(f"{copy}", error)
+                    self._recorder.close()  # its memory may be what is missing
                 else:
                     return
             call()
@@ -366,7 +367,7 @@ class Recording:
         self._hold(slot)
 
     def _hold(self, slot: int) -> None:
-        if slot not in self._homes:
+        if self.reason is None and slot not in self._homes:
             self._held[slot] = transform(self._recorder.borrowed, self.parts.memory.data[slot])
 
     # ---- replaying

@@ -322,7 +322,8 @@ def test_a_recording_needs_no_memory_beside_what_ordinary_runs_have_cached():
         assert gpus.peak[0] > 40 * KIB
 
 
-def test_a_run_that_does_not_fit_while_it_is_recorded_is_an_ordinary_one():
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_run_that_does_not_fit_while_it_is_recorded_is_an_ordinary_one(moves):
     """Segments, the copies between them, buffers of inputs and copies of outputs need memory."""
     graph = asc.Graph()
     x, w = graph.inputs("x", "w")
@@ -341,10 +342,11 @@ def test_a_run_that_does_not_fit_while_it_is_recorded_is_an_ordinary_one():
         ):
             warnings.simplefilter("ignore")
             gpus.nbytes = room
-            given = []  # at another address each time, so that it needs a buffer
+            given = []
             for number in range(2):  # an ordinary run, and one that is recorded
                 try:
-                    given.append(w.to("cuda:0"))
+                    if moves or not given:  # at another address, so that it needs a buffer
+                        given.append(w.to("cuda:0"))
                     y = schedule(x=x, w=given[-1])["y"]
                 except (asc.TaskError, torch.OutOfMemoryError):
                     return True, None
@@ -352,12 +354,31 @@ def test_a_run_that_does_not_fit_while_it_is_recorded_is_an_ordinary_one():
                 del y
             return False, schedule.not_replayed or not schedule._executor.recordings.by_kind
 
-    rooms = range(32 * KIB, 144 * KIB, 8 * KIB)
+    rooms = range(32 * KIB, 104 * KIB, 8 * KIB)
     ordinary = [failures(room, False)[0] for room in rooms]
-    # The buffer of an input that moves stays until the end of the run, and a little is in use.
-    recorded = [failures(room + 24 * KIB, True) for room in rooms]
+    # A little is in use, and the buffer of an input that moves stays until the end of the run.
+    spare = 24 * KIB if moves else 8 * KIB
+    recorded = [failures(room + spare, True) for room in rooms]
     assert [failed for failed, _ in recorded] == ordinary
     assert {reason for failed, reason in recorded if not failed} == {True, False}
+
+
+def test_a_copy_that_does_not_fit_while_it_is_recorded_finds_the_memory_of_the_recording():
+    """Between segments; what these have freed is the recording's until it is given up."""
+    graph = asc.Graph()
+    first = graph.add(torch.add, graph.input("x"), 1, on="cuda:0")
+    middle = graph.add(lambda a: torch.cat([a, a]), first, on="cpu")
+    graph.output(y=graph.add(torch.sum, middle, on="cuda:0"))
+    with (
+        playing(seed=1) as gpus,
+        asc.schedule(graph, asc.Machine.local(), replay=True) as schedule,
+    ):
+        gpus.nbytes = 52 * KIB  # for a tensor of 16 KiB, and one of 32 KiB
+        for number in range(3):
+            assert schedule(x=torch.full((4 * KIB,), 1.0 * number))["y"].item() == 8 * KIB * (
+                number + 1
+            )
+        assert not schedule._executor.recordings.by_kind
 
 
 def test_a_recording_keeps_no_memory_longer_than_the_program():
