@@ -155,6 +155,11 @@ RETURNED = f"{LISTING}::test_a_plan_ends_when_what_was_written_is_back"
 TAILS = f"{LISTING}::test_no_plan_ends_before_the_best_that_follows_any_of_its_tasks"
 WISHES = f"{LISTING}::test_copies_in_any_order_needless_or_impossible_ones_among_them_lower_to_a_program_that_verifies"
 
+REPLAY = "autosched/runtime/replay"
+CUDA_GRAPHS = f"{REPLAY}/cuda_graphs.py"
+STATE = "tests/runtime/replay/test_recording_state.py"
+RIVALS = "tests/benchmarks/test_gpu_benchmark.py"
+
 MUTANTS = (
     Mutant(
         "a copy does not wait for the task that wrote what it copies",
@@ -702,6 +707,142 @@ MUTANTS = (
         "after = max(self.made[use], min(after, self.current - 1))",
         "after = max(self.made[use], after)",
         WISHES,
+    ),
+    Mutant(
+        "a rival's graph is captured where it has a workspace",
+        "benchmarks/gpu/contestants.py",
+        "with _own_workspaces(), torch.cuda.graph(graph):",
+        "with torch.cuda.graph(graph, stream=side):",
+        f"{RIVALS}::test_the_graph_of_a_rival_outlives_the_workspaces_of_the_process",
+    ),
+    Mutant(
+        "a handle of cuBLAS is created in a capture",
+        CUDA_GRAPHS,
+        "        torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]\n",
+        "",
+        f"{STATE}::test_a_thread_has_handles_before_it_records",
+    ),
+    Mutant(
+        "a handle of cuDNN is created in a capture",
+        CUDA_GRAPHS,
+        "        torch.nn.functional.conv2d(one, one)",
+        "        one",
+        f"{STATE}::test_a_thread_has_handles_before_it_records",
+    ),
+    Mutant(
+        "a graph that failed is gone, and asked about page-locked memory",
+        CUDA_GRAPHS,
+        "        _failed.append(graph)\n",
+        "",
+        f"{STATE}::test_after_a_failed_capture_page_locked_memory_is_allocated_in_captures",
+    ),
+    Mutant(
+        "the pool of a failed capture is in use for good",
+        CUDA_GRAPHS,
+        "            torch._C._cuda_releasePool(device.index, pool)\n",
+        "",
+        f"{STATE}::test_the_memory_of_a_failed_capture_can_be_released",
+    ),
+    Mutant(
+        "generators of a failed capture go on capturing",
+        CUDA_GRAPHS,
+        "_begun(torch.cuda.graph_pool_handle(), used).capture_end()",
+        "_begun(torch.cuda.graph_pool_handle(), ()).capture_end()",
+        f"{STATE}::test_generators_of_a_failed_capture_draw_again",
+    ),
+    Mutant(
+        "a capture begins while other graphs read random state",
+        CUDA_GRAPHS,
+        "    torch.accelerator.synchronize(root.device)\n",
+        "",
+        f"{STATE}::test_a_recording_leaves_graphs_in_flight_their_random_numbers",
+    ),
+    Mutant(
+        "cached memory is not released before a recording",
+        CUDA_GRAPHS,
+        "                torch.cuda.empty_cache()\n",
+        "",
+        f"{STATE}::test_a_recording_needs_no_memory_beside_what_ordinary_runs_have_cached",
+    ),
+    Mutant(
+        "a run fails that does not fit while it is recorded",
+        CUDA_GRAPHS,
+        "isinstance(error, torch.OutOfMemoryError) or ",
+        "",
+        f"{STATE}::test_a_run_that_does_not_fit_while_it_is_recorded_is_an_ordinary_one",
+    ),
+    Mutant(
+        "a recording keeps what its segments free",
+        f"{REPLAY}/recording.py",
+        "before[slot] = transform(self._recorder.borrowed, before[slot])",
+        "pass",
+        f"{STATE}::test_a_recording_keeps_no_memory_longer_than_the_program",
+    ),
+    Mutant(
+        "recordings share a workspace",
+        CUDA_GRAPHS,
+        "with _current(root), _without_workspaces(), warnings.catch_warnings():",
+        "with _current(root), warnings.catch_warnings():",
+        f"{STATE}::test_recordings_do_not_share_a_workspace",
+    ),
+    Mutant(
+        "other work takes the workspace of a recording",
+        CUDA_GRAPHS,
+        "    try:\n        yield\n    finally:\n        torch._C._cuda_clearCublasWorkspaces()\n",
+        "    yield\n",
+        f"{STATE}::test_other_work_does_not_use_the_workspace_of_a_recording",
+    ),
+    Mutant(
+        "a recording takes a workspace of the ordinary pool",
+        CUDA_GRAPHS,
+        "    torch._C._cuda_clearCublasWorkspaces()\n    try:\n        yield\n    finally:",
+        "    try:\n        yield\n    finally:",
+        f"{STATE}::test_a_recording_has_no_workspace_of_the_ordinary_pool",
+    ),
+    Mutant(
+        "generators are registered on whatever device is current",
+        CUDA_GRAPHS,
+        "    for generator in generators:\n        graph.register_generator_state(generator)\n",
+        "    with torch.cuda.device(0):\n"
+        "        [graph.register_generator_state(generator) for generator in generators]\n",
+        f"{STATE}::test_generators_are_registered_on_the_device_of_the_recording",
+    ),
+    Mutant(
+        "one interference ends recording for good",
+        f"{REPLAY}/cache.py",
+        "if not recording.may_succeed_later or self.failures == _ATTEMPTS:",
+        "if recording.reason:",
+        f"{STATE}::test_a_recording_that_another_thread_broke_is_tried_again",
+    ),
+    Mutant(
+        "a stream that torch hands out again is taken for another",
+        "autosched/runtime/backends/accelerator.py",
+        "(stream := torch.Stream(device, priority=priority)) not in taken",
+        "(stream := torch.Stream(device, priority=priority))",
+        f"{STATE}::test_recording_streams_are_distinct_whoever_else_takes_streams",
+    ),
+    Mutant(
+        "a call returns while page-locked memory of the caller is read",
+        "autosched/runtime/backends/transfers.py",
+        "            self.in_use.add(self.into)\n",
+        "            pass\n",
+        "tests/gpu/test_accelerator.py"
+        "::test_a_call_waits_only_for_copies_that_read_the_callers_memory_later",
+    ),
+    Mutant(
+        "a sleep that was too short is not calibrated again",
+        "autosched/measurement/stopwatch.py",
+        "        if not clean:\n            self._calibrate()\n",
+        "",
+        "tests/measurement/test_measurement.py"
+        "::test_the_sleep_is_calibrated_again_when_it_was_too_short",
+    ),
+    Mutant(
+        "generated code runs in two threads at once",
+        "autosched/codegen/preamble.py",
+        "        with lock:\n",
+        "        if lock:\n",
+        "tests/gpu/test_accelerator.py::test_generated_code_leaves_each_thread_its_current_stream",
     ),
 )
 

@@ -155,7 +155,9 @@ class _Writer:
 
     def _helpers(self) -> Iterator[str]:
         texts = "".join(preamble(self.program, self.machine, self.module))
-        yield from (f"import {name}" for name in ("copy", "functools") if f"{name}." in texts)
+        yield from (
+            f"import {name}" for name in ("copy", "functools", "threading") if f"{name}." in texts
+        )
 
     def _docstring(self, seconds: float | None) -> Iterator[str]:
         used = {stream.device for stream in self.program.streams}

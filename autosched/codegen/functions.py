@@ -21,7 +21,7 @@ from autosched.codegen.pieces import quoted
 __all__ = ["Functions"]
 
 # Used by the generated source itself.
-_OURS = frozenset("complex copy float functools range slice torch".split())
+_OURS = frozenset("complex copy float functools range slice threading torch".split())
 
 
 class Functions:

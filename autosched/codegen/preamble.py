@@ -17,7 +17,7 @@ __all__ = ["HELPERS", "name_globals", "preamble"]
 
 HELPERS = [
     *"Event Idle Stream ordered_with_caller copy current_stream".split(),
-    *"functools host_streams step streams".split(),
+    *"functools host_streams step streams threading".split(),
 ]
 
 _IDLE = '''
@@ -43,11 +43,17 @@ _ORDERED = '''
 def ordered_with_caller(step):
     """Run step after the earlier work of the caller's streams; make their later work wait for it.
 
-    The memory of outputs is not reused before the caller's streams have finished with it.
+    The memory of outputs is not reused before the caller's streams have finished with it. One
+    thread runs at a time, because a stream knows only one stream to go back to after ``with``.
     """
+    lock = threading.Lock()
 
     @functools.wraps(step)
     def call(*inputs, **given):
+        with lock:
+            return ordered(*inputs, **given)
+
+    def ordered(*inputs, **given):
         callers = [current_stream(stream.device) for stream in streams]
         for stream, caller in zip(streams, callers, strict=True):
             stream.wait_stream(caller)

@@ -78,11 +78,6 @@ RANDOM = frozenset(
     "randint_like randn "
     "randn_like random_ randperm rrelu rrelu_ scaled_dot_product_attention uniform_".split()
 )
-# Random only if dropout_p > 0, though schemas say always.
-_RANDOM_WITH_DROPOUT = frozenset(
-    "_scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention "
-    "_scaled_dot_product_flash_attention_for_cpu".split()
-)
 # These change the shape of their argument in place.
 RESHAPE = frozenset("squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split())
 # These give their argument other memory, or another view of it.
@@ -168,7 +163,8 @@ def _by_schema(fn: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
     if aliased and any(returned):
         base = aliased[0]
     random = any(str(tag).endswith("nondeterministic_seeded") for tag in fn.tags)
-    random &= name not in _RANDOM_WITH_DROPOUT or given.get("dropout_p", 0) != 0
+    if any(argument.name == "dropout_p" for argument in schema.arguments):
+        random &= given.get("dropout_p", 0) != 0  # attention, which schemas say always draws
     in_place = bool(returned) and all(alias is not None and alias.is_write for alias in returned)
     view = base is not None and name in VIEWS
     effects = Effects(name, writes, base, view, random or name in RANDOM, in_place)

@@ -3,7 +3,9 @@
 A CPU has finished the work when the call returns. An accelerator is timed by two events on its
 current stream. Where torch has a kernel that sleeps, the device is kept busy until everything
 between the events is launched: then they measure the device, and not the launching thread. The time
-between two events with nothing between them is subtracted. Knows no task and no graph.
+between two events with nothing between them is subtracted. The sleep counts cycles of the device's
+clock, which is slow on a device that was idle. So its length is measured until two measurements
+agree, and again when a sleep was too short. Knows no task and no graph.
 """
 
 from __future__ import annotations
@@ -21,9 +23,13 @@ Call = Callable[[], Any]
 
 _TRIES = 5
 _CYCLES = 1_000_000  # of the sleep that shows how long a cycle is
+_SLEEPS = 50  # in a row, for one measurement: 25 to 150 ms, in which the clock rises
+_MOST = 10  # measurements, if clocks do not settle
+_AGREED = 0.02
 _LONGEST = 0.01  # seconds of sleep: a call that takes longer to launch keeps no device busy anyway
 _SPARE = 5e-5
 _NOISE = 5e-6  # seconds that two events may be off
+_cycles: dict[torch.device, float] = {}  # the seconds of a cycle, as last measured
 
 
 class Reading(NamedTuple):
@@ -72,9 +78,7 @@ class EventWatch:
         self.empty = 0.0
         self.cycle = 0.0
         synchronize(device)
-        if device.type == "cuda":
-            taken = min(self.time([lambda: self._sleep(_CYCLES)])[0].seconds for _ in range(_TRIES))
-            self.cycle = max(taken, 0.0) / _CYCLES
+        self._calibrate()
         self.empty = statistics.median(
             self.time([_nothing], _SPARE)[0].seconds for _ in range(_TRIES)
         )
@@ -82,7 +86,8 @@ class EventWatch:
     def time(self, calls: Sequence[Call], ahead: float = 0.0) -> tuple[Reading, Any]:
         """See ``Stopwatch``.
 
-        A reading is clean if the device still slept when the last call was launched.
+        A reading is clean if the device still slept when the last call was launched. After one that
+        is not, the sleep is calibrated again.
         """
         first, last = (torch.Event(self.device, enable_timing=True) for _ in range(2))
         sleeps = ahead > 0 and self.cycle > 0
@@ -97,7 +102,22 @@ class EventWatch:
         last.synchronize()
         taken = float(first.elapsed_time(last)) / 1e3 - self.empty
         taken = 0.0 if -_NOISE < taken < 0 else taken
+        if not clean:
+            self._calibrate()
         return Reading(taken / len(calls), issued / len(calls), clean), returned
+
+    def _calibrate(self) -> None:
+        """Measure the cycle of the sleep until two measurements agree."""
+        if self.device.type != "cuda":
+            return
+        self.cycle = _cycles.get(self.device, 0.0)
+        for _ in range(_MOST):
+            before = self.cycle
+            taken = self.time([lambda: self._sleep(_CYCLES)] * _SLEEPS)[0].seconds
+            self.cycle = max(taken, 0.0) / _CYCLES
+            if abs(self.cycle - before) <= _AGREED * self.cycle:
+                break
+        _cycles[self.device] = self.cycle
 
     def _sleep(self, cycles: int) -> None:
         with torch.cuda.device(self.device):  # a kernel without a tensor goes to the current device

@@ -192,6 +192,15 @@ class Schedule:
         called in a replay: whatever they read apart from values must stay at its address, and their
         side effects apart from results do not happen.
 
+        To capture, cached memory and all workspaces of cuBLAS in the process are released. CUDA
+        graphs of your own keep the address of their workspace. If their stream had one before, call
+        ``torch._C._cuda_clearCublasWorkspaces()`` before and after you capture them. If another
+        thread synchronizes a device meanwhile, it gets an error, and a later run is captured.
+
+        A recording keeps the memory that the program needs at its peak. Buffers for inputs that
+        come from other addresses, copies of outputs, and workspaces are not part of that. If there
+        is too little memory for a recording, the run is an ordinary one, and later ones are captured.
+
         >>> import autosched as asc
         >>> graph = asc.Graph()
         >>> graph.output(y=graph.input("x") + 1)

@@ -63,6 +63,22 @@ def test_a_wiring_reads_only_what_comes_before_and_drops_no_node(bench):
     assert {*wiring.last, *(u for reads in wiring.reads for u in reads)} == set(range(12))
 
 
+# ---- rivals
+
+
+def test_the_graph_of_a_rival_outlives_the_workspaces_of_the_process(bench):
+    """torch.compile releases them, and cached memory, before it records."""
+    with playing(seed=1) as gpus, torch.no_grad():
+        model, x = torch.nn.Linear(4, 3).to("cuda"), torch.rand(2, 4, device="cuda")
+        entry = bench.contestants.cuda_graph(SimpleNamespace(cuda=True), model, x)
+        expected = model(x).tolist()
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        assert entry.call().tolist() == expected
+        assert not gpus.faults
+
+
 # ---- a rehearsal
 
 

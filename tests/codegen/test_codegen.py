@@ -627,6 +627,7 @@ A tensor is deleted where the stream that made it is behind all that used it: it
 
 import copy
 import functools
+import threading
 
 import torch
 
@@ -665,11 +666,17 @@ host_streams = [cuda0_copy_in, cuda1_copy_in]  # copy from or to host memory
 def ordered_with_caller(step):
     """Run step after the earlier work of the caller's streams; make their later work wait for it.
 
-    The memory of outputs is not reused before the caller's streams have finished with it.
+    The memory of outputs is not reused before the caller's streams have finished with it. One
+    thread runs at a time, because a stream knows only one stream to go back to after ``with``.
     """
+    lock = threading.Lock()
 
     @functools.wraps(step)
     def call(*inputs, **given):
+        with lock:
+            return ordered(*inputs, **given)
+
+    def ordered(*inputs, **given):
         callers = [current_stream(stream.device) for stream in streams]
         for stream, caller in zip(streams, callers, strict=True):
             stream.wait_stream(caller)

@@ -236,6 +236,53 @@ def test_the_callers_streams_are_current_again_whatever_happened() -> None:
             assert torch.accelerator.current_stream("cuda:1") == torch.cuda.default_stream("cuda:1")
 
 
+@pytest.mark.parametrize("pinned", [True, False])
+def test_a_call_waits_only_for_copies_that_read_the_callers_memory_later(pinned: bool) -> None:
+    """Pageable memory was read when its copy was issued: the caller may overwrite it at once."""
+    graph = chain(slow, on="cuda:0")
+    for seed in SEEDS:
+        with (
+            playing(1, seed),
+            asc.schedule(graph, asc.Machine.local(), outputs="cuda:0") as schedule,
+            without("synchronize", -1) as waits,
+        ):
+            for number in range(3):
+                x = torch.full((3,), float(number))
+                x = x.pin_memory() if pinned else x
+                y = schedule(x=x)["y"]
+                x.fill_(9)
+                assert y.tolist() == [number + 1] * 3
+            assert waits[0] == 3 * pinned
+
+
+def test_generated_code_leaves_each_thread_its_current_stream(gpus: Hardware) -> None:
+    """Two threads call it at once, and the first one leaves its streams last, if it can."""
+    second_is_in, first_is_in, found = threading.Event(), threading.Event(), []
+
+    def first(x: torch.Tensor) -> torch.Tensor:
+        if not first_is_in.is_set():
+            first_is_in.set()
+            second_is_in.wait(0.05)
+        else:
+            second_is_in.set()
+        return x + 1
+
+    with asc.schedule(chain(first, on="cuda:0"), asc.Machine.local(), inputs="cuda:0") as schedule:
+        step = loaded(schedule)
+
+        def call() -> None:
+            y = step(x=torch.zeros(3, device="cuda:0"))["y"]
+            found.append((torch.accelerator.current_stream("cuda:0"), y.tolist()))
+
+        threads = [threading.Thread(target=call) for _ in range(2)]
+        threads[0].start()
+        first_is_in.wait(10)
+        threads[1].start()
+        for thread in threads:
+            thread.join()
+    assert found == [(torch.cuda.default_stream("cuda:0"), [1, 1, 1])] * 2
+
+
 @pytest.mark.parametrize("waits", [True, False])
 def test_what_goes_to_the_host_is_there_when_the_call_returns(waits: bool) -> None:
     def right(seed: int) -> bool:

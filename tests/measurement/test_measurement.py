@@ -38,6 +38,8 @@ from autosched.measurement.serial_run import run_serially
 from autosched.measurement.signatures import signature_of, signature_text
 from autosched.measurement.stopwatch import EventWatch, HostWatch, Reading
 from autosched.measurement.stream_sharing import Sharing, worthwhile_streams
+from tests.gpu import fake_gpu
+from tests.gpu.fake_gpu import timing as fake_timing
 
 HERE = asc.Machine.local(gpus=0)
 PLAYED = asc.Machine(  # a machine whose GPUs are the CPU
@@ -393,6 +395,7 @@ class Gpu:
         monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
         monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: self.launch(1e-6, cycles * 5e-10))
         monkeypatch.setattr(stopwatch, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr(stopwatch, "_cycles", {})
         self.watch = EventWatch(torch.device("cuda" if sleeps else "xpu", 0))
 
     def launch(self, issue: float, seconds: float) -> None:
@@ -431,6 +434,39 @@ def test_a_call_that_waits_for_its_device_is_not_timed_behind_a_sleep(
 
     assert not gpu.watch.time([item], 1e-3)[0].clean
     assert gpu.watch.time([item])[0].clean
+
+
+def ramping(monkeypatch: pytest.MonkeyPatch, gpus: Any, timing: Any) -> EventWatch:
+    """Return the stopwatch of a simulated GPU whose clock rises while it is busy."""
+    gpus.timing = timing
+    monkeypatch.setattr(stopwatch, "time", SimpleNamespace(perf_counter=lambda: timing.host))
+    monkeypatch.setattr(stopwatch, "_cycles", {})
+    return EventWatch(torch.device("cuda", 0))
+
+
+def test_the_sleep_is_calibrated_when_the_clock_no_longer_rises(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with fake_gpu.playing(seed=1) as gpus:
+        timing = fake_timing.Timing(issue=2e-5)
+        watch = ramping(monkeypatch, gpus, timing)
+        assert 1 / watch.cycle == pytest.approx(timing.busy_rate, rel=0.02)
+        x = torch.ones(3, device="cuda:0")
+        reading, _ = watch.time([lambda: x + 1] * 20, ahead=8e-4)
+        assert reading.clean
+        assert reading.seconds == pytest.approx(timing.kernel, rel=0.1)
+
+
+def test_the_sleep_is_calibrated_again_when_it_was_too_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with fake_gpu.playing(seed=1) as gpus:
+        timing = fake_timing.Timing(issue=2e-5, busy_rate=345e6)
+        watch = ramping(monkeypatch, gpus, timing)
+        x = torch.ones(3, device="cuda:0")
+        timing.busy_rate = 1980e6
+        readings = [watch.time([lambda: x + 1] * 20, ahead=8e-4)[0] for _ in range(3)]
+        assert [reading.clean for reading in readings] == [False, True, True]
 
 
 def test_where_torch_has_no_sleep_a_device_is_timed_as_it_is_fed(
@@ -758,6 +794,7 @@ def test_on_played_gpus_all_is_measured_and_nothing_is_touched_too_early(
 ) -> None:
     played = pytest.importorskip("tests.gpu.fake_gpu", reason="needs GPUs that are played")
     monkeypatch.setattr(links, "SIZES", (1 << 10, 1 << 14, 1 << 18))
+    monkeypatch.setattr(stopwatch, "_SLEEPS", 2)
     monkeypatch.setattr(
         stream_sharing, "_CALLS", {stream_sharing._SMALL: 2, stream_sharing._LARGE: 1}
     )

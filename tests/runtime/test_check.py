@@ -361,6 +361,19 @@ def test_schemas_tell_what_in_place_operators_return():
     assert effects_of(aten.slice.Tensor, ["x", 0, 1, 2], {}).view
 
 
+def test_attention_draws_only_with_dropout():
+    names = [name for name in dir(aten) if "scaled_dot_product" in name and "attention" in name]
+    drawing = [
+        op
+        for op in (getattr(getattr(aten, name), "default", None) for name in names)
+        if op is not None and torch.Tag.nondeterministic_seeded in op.tags
+    ]
+    assert len(drawing) > 3
+    for op in drawing:
+        assert not effects_of(op, ["q", "k", "v"], {"dropout_p": 0.0}).random
+        assert effects_of(op, ["q", "k", "v"], {"dropout_p": 0.1}).random
+
+
 @pytest.mark.parametrize(
     "name", [name for name, (_, condition) in _ALSO_WRITES.items() if not condition]
 )

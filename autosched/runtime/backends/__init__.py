@@ -31,7 +31,8 @@ from autosched.program.program import Copy, Program, Stream
 from autosched.runtime.threads.tapes import Step, Team
 
 __all__ = ["BACKENDS", "Backend", "Capabilities", "Emulating", "Entered", "Freeing", "HandsOut"]
-__all__ += ["Located", "Recorder", "Replayable", "Step", "Threaded", "Timed", "Transfer", "make"]
+__all__ += ["Located", "Recorder", "Replayable", "Step", "Threaded", "Timed", "Transfer"]
+__all__ += ["TransientError", "make"]
 
 Transfer = Callable[[Any, Any], Any]  # (source, destination or None) -> the copy
 
@@ -174,6 +175,10 @@ class Replayable(Protocol):
         """Note that the caller's streams have received the results of a replay."""
 
 
+class TransientError(Exception):
+    """Recording failed for a reason that may pass: memory was short, or another thread interfered."""
+
+
 class Recorder(Protocol):
     """The memory of a recording, and the methods that record into it."""
 
@@ -182,11 +187,17 @@ class Recorder(Protocol):
 
         Their work on devices does not happen now. ``used`` may hold generators of random numbers.
         Raises what the steps raise, and an error if the work cannot be recorded; then no trace of
-        it remains.
+        it remains. Raises TransientError if that may succeed another time.
         """
 
     def taking(self, device: str, step: Step) -> Step:
-        """Return a step that allocates its memory from this pool."""
+        """Return a step that allocates its memory from this pool.
+
+        It raises TransientError, and has had no effect, if there is no room.
+        """
+
+    def allocating(self, make: Callable[[], Any]) -> Any:
+        """Return what a function returns. Raises TransientError if there is no room."""
 
     def borrowed(self, tensor: Any) -> Any:
         """Return a tensor on the same memory that does not prevent its reuse."""

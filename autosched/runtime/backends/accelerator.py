@@ -22,7 +22,8 @@ The rules of CUDA that this module follows:
    waited for the copy's event and the data has been moved on from the staging memory.
 7. Inputs come from the caller's current stream, and outputs go to it: the streams of a run wait for
    it at the beginning, and it waits for them at the end. When the call returns, host memory belongs
-   to the caller again, because the call waits for copies from and to it. So the caller may drop an
+   to the caller again: the call waits for copies to it, and for those from it that are not staged,
+   since staged memory is read when the copy is issued. So the caller may drop an
    input immediately: its block returns to a stream that waits for all streams of the run.
 8. The block of an output belongs to a stream of this module, which does not wait for what the
    caller does with the output afterwards. The next run, other schedules and other streams of the
@@ -41,7 +42,7 @@ they do not delay other streams. All others are issued by the calling thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -58,9 +59,9 @@ from autosched.runtime.backends.host import Host, copy_in_host_memory
 from autosched.runtime.backends.pinned import Pinned
 from autosched.runtime.backends.transfers import Way
 
-__all__ = ["Accelerator"]
+__all__ = ["Accelerator", "new_stream"]
 
-_POOL = 32  # streams that torch has per device before it hands out the same again
+_POOL = 32  # streams that torch has per device and priority before it hands out the same again
 _streams: dict[torch.device, dict[Stream, torch.Stream]] = {}
 
 
@@ -77,7 +78,8 @@ class Accelerator(Host):
         self.streams: dict[Stream, torch.Stream] = {}
         self.events: dict[int, torch.Event | None] = {}  # None: recorded by a CPU stream
         self.own_thread: set[Stream] = set()
-        self.with_host: list[torch.Stream] = []  # that copy from or to host memory
+        self.to_host: set[torch.Stream] = set()  # that copy to host memory
+        self.in_use: set[torch.Stream] = set()  # that read the caller's host memory in this run
         # Versions that copies leave in the caller's host memory.
         self.returned: set[tuple[str, int]] = set()
         self.pinned = Pinned()
@@ -109,10 +111,9 @@ class Accelerator(Host):
         self.own_thread = set() if self.serial else waiting_for_host(program, set(self.streams))
         copies = [i for i in program if isinstance(i, Copy)]
         on_cpu = {name for name, device in self.devices.items() if device.type == "cpu"}
-        host = {i.stream for i in copies if i.source in on_cpu or i.destination in on_cpu}
-        self.with_host = [stream for name, stream in self.streams.items() if name in host]
-        back = [i for i in copies if i.overwrite and i.destination in on_cpu]
-        self.returned = {(i.value, i.version) for i in back if i.stream in host}
+        out = [i for i in copies if i.destination in on_cpu and i.stream in self.streams]
+        self.to_host = {self.streams[i.stream] for i in out}
+        self.returned = {(i.value, i.version) for i in out if i.overwrite}
         streams = self.streams.values()
         self.starts = {stream.device: torch.Event(stream.device) for stream in streams}
         self.ends = [(stream, torch.Event(stream.device)) for stream in streams]
@@ -177,7 +178,7 @@ class Accelerator(Host):
             return copy_in_host_memory
         streams = [self.streams[stream] for stream in occupied(copy) if stream in self.streams]
         relayed = (copy.value, copy.version) in self.returned
-        return Way(source, target, streams, self.pinned, relayed)
+        return Way(source, target, streams, self.pinned, relayed, self.in_use)
 
     def record(self, stream: Stream, event: int) -> Step | None:
         """Record the event on the stream. A CPU stream needs none: its work is complete."""
@@ -220,6 +221,7 @@ class Accelerator(Host):
     def begin(self, stopped: Callable[[], bool]) -> None:
         """Make all streams wait for the caller's."""
         self.stopped = stopped
+        self.in_use.clear()
         if self.streams:
             self.caller_device = torch.accelerator.current_device_index()
         self.callers = {device: torch.accelerator.current_stream(device) for device in self.starts}
@@ -240,7 +242,8 @@ class Accelerator(Host):
     def join(self) -> None:
         """Make the caller's streams wait for those of the run.
 
-        The host waits for copies of its memory, or for everything if the run was aborted.
+        The host waits for copies to its memory, and for those that read it after they were issued,
+        or for everything if the run was aborted.
         """
         timing = self.timing  # only runs with stamps have to begin with all devices at rest
         self.timing = False
@@ -252,8 +255,10 @@ class Accelerator(Host):
         if self.streams:
             torch.accelerator.set_device_index(self.caller_device)
         try:
-            for stream in self.streams.values() if self.stopped() else self.with_host:
-                stream.synchronize()
+            used = self.to_host | self.in_use
+            for stream in self.streams.values():
+                if stream in used or self.stopped():
+                    stream.synchronize()
             self.pinned.land()
         except BaseException:  # Ctrl-C: pending copies must not land in a later run
             self.pinned.forget()
@@ -310,11 +315,17 @@ def _pooled(device: torch.device, name: Stream) -> torch.Stream:
     Raises MachineError when the pool would repeat.
     """
     made = _streams.setdefault(device, {})
-    if name in made:
-        return made[name]
+    if name not in made:
+        made[name] = new_stream(device, name, made.values())
+    return made[name]
+
+
+def new_stream(
+    device: torch.device, name: Stream, taken: Collection[torch.Stream], priority: int = 0
+) -> torch.Stream:
+    """Return a stream of torch's pool that is not taken. Raises MachineError if there is none."""
     for _ in range(_POOL):  # others take streams from the pool too, so the next may be one of ours
-        if len(made) < _POOL and (stream := torch.Stream(device)) not in made.values():
-            made[name] = stream
+        if len(taken) < _POOL and (stream := torch.Stream(device, priority=priority)) not in taken:
             return stream
     raise MachineError(
         f"{device} has no stream left for {name}: torch repeats itself after {_POOL}"

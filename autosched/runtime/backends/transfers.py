@@ -46,7 +46,8 @@ class Way:
     """Moves tensors from a source to a target, at least one of which is an accelerator.
 
     ``streams`` are those that the copy occupies, the target's last. ``relayed``: the source may
-    still be arriving in host memory, from another copy.
+    still be arriving in host memory, from another copy. ``in_use`` gets the streams that read host
+    memory of others after the copy was issued.
     """
 
     def __init__(
@@ -56,11 +57,13 @@ class Way:
         streams: Sequence[torch.Stream],
         pinned: Pinned,
         relayed: bool = False,
+        in_use: set[torch.Stream] | None = None,
     ) -> None:
         self.source = source
         self.target = target
         self.pinned = pinned
         self.relayed = relayed
+        self.in_use: set[torch.Stream] = set() if in_use is None else in_use
         self.out = streams[0]
         self.into = streams[-1]
         self.to_host = target.type == "cpu"
@@ -85,9 +88,18 @@ class Way:
         """Return a copy with the same strides."""
         if tensor.device == self.source and _is_strided(tensor):
             return self._fresh(tensor)
-        copy = tensor.to(self.target, non_blocking=True, copy=True)
+        copy = self._direct(tensor)
         self._meet()
         return copy
+
+    def _direct(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return torch's own copy, which may read host memory later."""
+        self._reads_later()
+        return tensor.to(self.target, non_blocking=True, copy=True)
+
+    def _reads_later(self) -> None:
+        if self.from_host:
+            self.in_use.add(self.into)
 
     def _fresh(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy in newly allocated memory."""
@@ -95,7 +107,7 @@ class Way:
         strides = tensor.stride()
         is_dense = _is_dense(tensor)
         if is_dense and self._is_direct(tensor, None):
-            return tensor.to(self.target, non_blocking=True, copy=True)
+            return self._direct(tensor)
         if any(stride == 0 and n > 1 for n, stride in zip(shape, strides, strict=True)):
             return self._fresh(tensor.as_strided((span(tensor),), (1,))).as_strided(shape, strides)
         made = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=self.target)
@@ -110,12 +122,14 @@ class Way:
         over = old.detach()
         is_here = tensor.device == self.source and over.device == self.target
         if not is_here or not _is_strided(tensor) or not _is_strided(over):
+            self._reads_later()
             old.copy_(new, non_blocking=not self.to_host)
             self._meet()
             return old
         if tensor.dtype != over.dtype or tensor.stride() != over.stride() or not _is_dense(tensor):
             self._spread(over, tensor)
         elif self._is_direct(tensor, over):
+            self._reads_later()
             over.copy_(tensor, non_blocking=True)
         else:
             self._carry(_row(tensor), _row(over))

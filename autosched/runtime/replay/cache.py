@@ -2,7 +2,8 @@
 
 The first run with inputs of a kind is an ordinary one: it warms up what libraries initialise at
 their first use. The second is recorded, and those after it are replayed. Also reports why a run was
-not replayed. Recordings themselves, and what they must keep, are in ``recording``.
+not replayed. A recording that failed for a reason that may pass, such as memory that was short, is
+tried again in the next run. Recordings themselves, and what they must keep, are in ``recording``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from autosched.runtime.replay.segments import Segmented
 __all__ = ["Recordings"]
 
 _MOST = 8  # kinds of inputs that are recorded: each recording keeps memory of its own
+_ATTEMPTS = 3  # recordings that may fail for reasons that pass, before runs are ordinary for good
 _SEEN = 64  # kinds that are remembered until they come again
 _Addresses = Mapping[str, Hashable]  # of the tensors of each input on a device
 
@@ -52,6 +54,7 @@ class Recordings:
         self.seen: dict[Hashable, _Addresses] = {}  # by kind, in the last ordinary run
         self.moving: set[str] = set()  # inputs that do not come at the same address each time
         self.pending: _Pending | None = None
+        self.failures = 0
         # Of these inputs devices read numbers that are not tensors.
         copies = [i for i in cut.whole if isinstance(i, Copy) and physical[i.destination]]
         copied = {copy.value for copy in copies} | self.parts.on_devices.keys()
@@ -97,7 +100,9 @@ class Recordings:
         if recording.reason is None:
             self.by_kind[kind] = recording
         else:
-            self._refuse(recording.reason)
+            self.failures += 1
+            if not recording.may_succeed_later or self.failures == _ATTEMPTS:
+                self._refuse(recording.reason)
         return outputs
 
     def _drop_pending(self) -> None:

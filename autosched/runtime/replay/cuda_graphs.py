@@ -3,25 +3,32 @@
 The rules of CUDA graphs that this module follows:
 
 1. There is at most one capture at a time in a process. Work of other threads during a capture is
-   not restricted (mode "thread_local"). The device is synchronized before a capture, because torch
-   initialises the random number state of a capture in memory that replays read.
+   not restricted (mode "thread_local"), except that they must not synchronize the whole device:
+   that ends the capture, and the run is recorded again later. The device is synchronized before
+   each capture, because torch initialises the random number state of a capture in memory that
+   replays read.
 2. Work is captured on dedicated streams from a separate pool (of high priority, so that no other
-   torch stream is one of them). Segments fork from their stream and join it through captured events
-   (``segments``).
-3. Two graphs that were captured on one stream share a cuBLAS workspace, and work that is not
-   captured may use it at the same time. So workspaces are released before and after a capture: each
-   graph has its own workspace, in its memory pool, and the workspace is freed as other memory of
-   that stream is.
+   torch stream is one of them; one that torch hands out again is skipped). Segments fork from their
+   stream and join it through captured events (``segments``).
+3. A thread creates its handles of cuBLAS and cuDNN at their first use, which allocates, and must
+   not happen in a capture. So the thread that records creates them before. Two graphs that were
+   captured on one stream share a cuBLAS workspace, and work that is not captured may use it at the
+   same time. So workspaces are released before and after a capture: each graph has its own
+   workspace, in its memory pool, and the workspace is freed as other memory of that stream is.
+   torch can release only all workspaces of the process, also those of graphs that others captured.
 4. Memory of a graph comes from a private pool of one device; each segment is on one device. The
    pool is shared by all segments of a recording, and by the copies between them. That is safe,
    because they are replayed in the order of capture on each stream: a block is allocated after it
    was freed by its previous user. Between replays the caller's streams order the accesses. A first,
-   small graph keeps the pool alive.
+   small graph keeps the pool alive. While a graph is captured, torch does not release cached memory
+   to make room. So that is done before the first capture of a recording, and a run that does not
+   fit while it is recorded is an ordinary one.
 5. A graph is replayed on the current stream, after all work there. Random numbers continue from the
    current state of the generator. torch registers default generators; other generators that tasks
    were given are registered here.
-6. A capture that fails leaves no trace: it is ended, its pool is released, and torch's generators
-   are reset by a capture that does not fail.
+6. A capture that fails leaves no trace: it is ended, its pool is released, and the generators that
+   it used are reset by a capture that does not fail. torch before 2.13 asks graphs that have failed
+   about each later allocation of page-locked memory in a capture, so these are kept.
 """
 
 from __future__ import annotations
@@ -30,24 +37,36 @@ import contextlib
 import copy as copying
 import threading
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from autosched._lib.gc_pause import without_collecting
-from autosched.errors import MachineError
 from autosched.machine.machine import Machine
 from autosched.program.program import Program, Record, Stream
-from autosched.runtime.backends import Step
-from autosched.runtime.backends.accelerator import Accelerator
+from autosched.runtime.backends import Step, TransientError
+from autosched.runtime.backends.accelerator import Accelerator, new_stream
 
 __all__ = ["Replay"]
 
-_POOL = 32  # streams of high priority that torch has per device before it hands out the same again
 _recording: dict[torch.device, dict[Stream, torch.Stream]] = {}
 _CAPTURING = threading.RLock()
+_failed: list[torch.cuda.CUDAGraph] = []
+# cudaErrorStreamCaptureInvalidated, as torch reports it.
+_INVALIDATED = "operation failed due to a previous error during capture"
+
+
+class _Handles(threading.local):
+    """The devices for which a thread has handles of libraries."""
+
+    def __init__(self) -> None:
+        self.devices: set[torch.device] = set()
+
+
+_with_handles = _Handles()
 
 
 class Replay(Accelerator):
@@ -140,17 +159,21 @@ class _Recorder:
     def record(self, stream: Stream, steps: Step, used: Iterable[Any]) -> Step:
         """Capture the work that steps issue to devices, and return its replay."""
         device = self.backend.devices[stream.device]
-        pool = self._pool(device)
-        with _CAPTURING, without_collecting():
-            self.graphs.append(_captured(stream_to_record(device, stream), pool, steps, used))
+        with _transient():
+            _create_handles(device)
+            pool = self._pool(device)
+            with _CAPTURING, without_collecting():
+                self.graphs.append(_captured(stream_to_record(device, stream), pool, steps, used))
         return self.graphs[-1].replay
 
     def _pool(self, device: torch.device) -> Any:
         """Return the handle of a device's pool, which a small graph keeps alive."""
         if device not in self.pools:
             pool = torch.cuda.graph_pool_handle()
+            small = partial(torch.zeros, 1, device=device)
             with _CAPTURING, without_collecting():
-                self.graphs.append(_small(device, pool))
+                torch.cuda.empty_cache()
+                self.graphs.append(_captured(_stream_for_pools(device), pool, small, ()))
             self.pools[device] = pool
         return self.pools[device]
 
@@ -159,11 +182,17 @@ class _Recorder:
         real = self.backend.devices[device]
 
         def taken() -> None:
-            pool: Any = SimpleNamespace(id=self._pool(real))
-            with torch.cuda.use_mem_pool(pool, real):
-                step()
+            with _transient():
+                pool: Any = SimpleNamespace(id=self._pool(real))
+                with torch.cuda.use_mem_pool(pool, real):
+                    step()
 
         return taken
+
+    def allocating(self, make: Callable[[], Any]) -> Any:
+        """Return what a function returns. Raises TransientError if there is no room."""
+        with _transient():
+            return make()
 
     def borrowed(self, tensor: Any) -> Any:
         """Return a tensor on the same memory that does not prevent its reuse."""
@@ -175,7 +204,7 @@ class _Recorder:
         if self in self.backend.recorders:
             self.backend.recorders.remove(self)
         # At the interpreter's exit there may be no device any more.
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception), _CAPTURING:
             for device in self.pools:
                 torch.accelerator.synchronize(device)
             for graph in self.graphs:
@@ -191,11 +220,34 @@ def stream_to_record(device: torch.device, name: Stream) -> torch.Stream:
     """
     made = _recording.setdefault(device, {})
     if name not in made:
-        if len(made) == _POOL:
-            what = f"{device} has no stream left to record {name} on"
-            raise MachineError(f"{what}: torch repeats itself after {_POOL}")
-        made[name] = torch.Stream(device, priority=-1)
+        made[name] = new_stream(device, name, made.values(), priority=-1)
     return made[name]
+
+
+def _stream_for_pools(device: torch.device) -> torch.Stream:
+    return stream_to_record(device, Stream("", "pool"))
+
+
+@contextlib.contextmanager
+def _transient() -> Iterator[None]:
+    """Raise TransientError where recording failed for a reason that may pass."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, torch.OutOfMemoryError) or _INVALIDATED in str(error):
+            raise TransientError(f"{type(error).__name__}: {error}") from error
+        raise
+
+
+def _create_handles(device: torch.device) -> None:
+    """Create this thread's handles of cuBLAS and cuDNN, unless it has them."""
+    if device in _with_handles.devices:
+        return
+    with torch.cuda.device(device), torch.no_grad():
+        torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
+        one = torch.ones(1, 1, 1, 1, device=device)
+        torch.nn.functional.conv2d(one, one)  # torch has no function for the handle of cuDNN
+    _with_handles.devices.add(device)
 
 
 def _captured(
@@ -203,13 +255,10 @@ def _captured(
 ) -> torch.cuda.CUDAGraph:
     """Return the work that steps issue to devices, as a graph. Leaves no trace if it fails."""
     torch.accelerator.synchronize(root.device)
-    graph = torch.cuda.CUDAGraph()
-    for generator in used:
-        if isinstance(generator, torch.Generator) and generator.device.type == "cuda":
-            graph.register_generator_state(generator)
-    with root, _without_workspaces(), warnings.catch_warnings():
+    generators = [item for item in used if _is_generator(item)]
+    with _current(root), _without_workspaces(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The CUDA Graph is empty")
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        graph = _begun(pool, generators)
         try:
             steps()
             torch.accelerator.set_stream(root)
@@ -217,13 +266,45 @@ def _captured(
         except BaseException:
             torch.accelerator.set_stream(root)
             with contextlib.suppress(Exception):
-                _abandon(graph, root.device, pool)
+                _abandon(graph, root.device, pool, generators)
             raise
     return graph
 
 
+def _is_generator(item: Any) -> bool:
+    return isinstance(item, torch.Generator) and item.device.type == "cuda"
+
+
+def _begun(pool: Any, generators: Iterable[torch.Generator]) -> torch.cuda.CUDAGraph:
+    """Begin a capture on the current stream.
+
+    Generators are registered on the current device, where torch keeps their state for graphs.
+    """
+    graph = torch.cuda.CUDAGraph()
+    for generator in generators:
+        graph.register_generator_state(generator)
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    return graph
+
+
 @contextlib.contextmanager
-def _without_workspaces() -> Any:
+def _current(stream: torch.Stream) -> Iterator[None]:
+    """Make a stream current.
+
+    A ``with`` statement would remember the stream to go back to on the shared stream object.
+    """
+    index = torch.accelerator.current_device_index()
+    before = torch.accelerator.current_stream(stream.device)
+    torch.accelerator.set_stream(stream)
+    try:
+        yield
+    finally:
+        torch.accelerator.set_stream(before)
+        torch.accelerator.set_device_index(index)
+
+
+@contextlib.contextmanager
+def _without_workspaces() -> Iterator[None]:
     """Release the workspaces of cuBLAS before and after a capture."""
     torch._C._cuda_clearCublasWorkspaces()
     try:
@@ -232,26 +313,21 @@ def _without_workspaces() -> Any:
         torch._C._cuda_clearCublasWorkspaces()
 
 
-def _small(device: torch.device, pool: Any) -> torch.cuda.CUDAGraph:
-    """Return a graph of one kernel."""
-    graph = torch.cuda.CUDAGraph()
-    with stream_to_record(device, Stream("", "pool")):
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-        torch.zeros(1, device=device)
-        graph.capture_end()
-    return graph
-
-
-def _abandon(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any) -> None:
+def _abandon(
+    graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any, used: Iterable[torch.Generator]
+) -> None:
     """End a capture that has failed, and restore what torch had set up for it."""
-    with contextlib.suppress(Exception):
+    try:
         graph.capture_end()
-    # torch before 2.13 leaves this to a capture that succeeds.
-    with contextlib.suppress(Exception):
-        torch._C._cuda_endAllocateToPool(device.index, pool)
-    with contextlib.suppress(Exception):
-        graph.reset()
-    _small(device, torch.cuda.graph_pool_handle())
+    except Exception:
+        _failed.append(graph)
+        # torch before 2.13 leaves this to a capture that succeeds.
+        with contextlib.suppress(Exception):
+            torch._C._cuda_endAllocateToPool(device.index, pool)
+            torch._C._cuda_releasePool(device.index, pool)
+        with _current(_stream_for_pools(device)):
+            _begun(torch.cuda.graph_pool_handle(), used).capture_end()
+    graph.reset()
 
 
 def _borrowed(tensor: torch.Tensor) -> torch.Tensor:

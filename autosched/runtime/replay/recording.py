@@ -18,7 +18,8 @@ says. Frees are instructions, so a block that is reused within a run is reused i
 each replay. So a recording needs no more memory than the program, and no separate memory plan.
 
 A capture that fails has had no effect, so its segment and the rest of that run are executed as
-usual. Knows that the backend can record what steps issue to a device, and replay it, and not how.
+usual, and allocate nothing from the pool. Knows that the backend can record what steps issue to a
+device, and replay it, and not how.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from autosched._lib.tree import flatten, transform
 from autosched.errors import ScheduleError
 from autosched.graph.graph import Graph
 from autosched.program.program import Copy, Record, Run, Wait
-from autosched.runtime.backends import Backend, Capabilities, Replayable, Step
+from autosched.runtime.backends import Backend, Capabilities, Replayable, Step, TransientError
 from autosched.runtime.compiler import Compiler, Lines
 from autosched.runtime.memory import Memory
 from autosched.runtime.replay.outputs import Outputs
@@ -111,15 +112,22 @@ class Recording:
         self.parts = parts
         self.fixed = fixed
         self.reason: str | None = None  # why it is not replayed
+        self.may_succeed_later = False
         self._recorder = parts.backend.recorder()
-        moving = [name for name in parts.on_devices if name not in fixed]
-        self._buffers = {name: transform(_buffer, inputs[name]) for name in moving}
+        self._buffers: dict[str, Any] = {}  # for inputs that are not fixed
         self._graphs: dict[int, Step] = {}  # by position in the segmented program
         # By slot, the recording's memory that instructions outside segments access.
         self._held: dict[int, Any] = {}
         self._homes = {*parts.memory.homes.values()}
         self._replayed: Tape | None = None
         self._outputs: Outputs | None = None
+        moving = [name for name in parts.on_devices if name not in fixed]
+        try:
+            self._buffers = self._recorder.allocating(
+                lambda: {name: transform(_buffer, inputs[name]) for name in moving}
+            )
+        except TransientError as error:
+            self._give_up("allocating buffers for inputs", error)
 
     def moved(self, addresses: Mapping[str, Hashable]) -> list[str]:
         """Return the inputs that are not at the address of the recording."""
@@ -162,10 +170,27 @@ class Recording:
                 {value.name: value.tensor for value in sources},
                 self._recorder.borrowed,
             )
+            outputs.update(self._first_copies(inputs, outputs))
             self._replayed = None if self.reason else self._replaying()
-        outputs.update(self._outputs(inputs))
+        else:
+            outputs.update(self._outputs(inputs))
         parts.backend.settled()
         return outputs
+
+    def _first_copies(self, inputs: Mapping[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
+        """Return copies of the outputs of the recorded run.
+
+        If there is no room, return the outputs themselves, and no replay will overwrite them.
+        """
+        assert self._outputs is not None
+        copies: dict[str, Any] = outputs
+        try:
+            copies = self._recorder.allocating(partial(self._outputs, inputs))
+        except TransientError as error:
+            self._give_up("copying the outputs", error)
+            if self.parts.compiler.can.hands_out is not None:
+                self.parts.compiler.can.hands_out.hand_out(outputs)
+        return copies
 
     def close(self) -> None:
         """Release everything that was recorded."""
@@ -232,7 +257,7 @@ class Recording:
         if self.reason is not None:
             return
         parts = self.parts
-        before = parts.memory.data.copy()
+        before = self._slots_before(segment)
         position = segment.positions[0]
 
         def issue() -> None:
@@ -257,10 +282,28 @@ class Recording:
         except Exception as error:
             parts.memory.data[:] = before
             run = parts.cut.whole.instructions[position]
-            name = f"task {run.task!r}" if isinstance(run, Run) else f"{run}"
-            first_line = str(error).strip().partition("\n")[0]
-            self.reason = f"{name} failed: {type(error).__name__}: {first_line}"
-            LOG.debug("%s is not recorded", name, exc_info=True)
+            self._give_up(f"task {run.task!r}" if isinstance(run, Run) else f"{run}", error)
+
+    def _give_up(self, name: str, error: Exception) -> None:
+        """Note that something could not be recorded."""
+        self.may_succeed_later = isinstance(error, TransientError)
+        cause = error.__cause__ if isinstance(error, TransientError) else error
+        first_line = str(cause).strip().partition("\n")[0]
+        self.reason = f"{name} failed: {type(cause).__name__}: {first_line}"
+        LOG.debug("%s is not recorded", name, exc_info=True)
+
+    def _slots_before(self, segment: Segment) -> list[Any]:
+        """Return all slots, to restore them if recording a segment fails.
+
+        Memory that the segment frees is not kept in use, or the segment could not allocate it again
+        as the program does. If recording fails, nothing else is allocated from the pool.
+        """
+        memory = self.parts.memory
+        before = memory.data.copy()
+        for i in segment.positions:
+            for slot in memory.freed.get(i, ()):
+                before[slot] = transform(self._recorder.borrowed, before[slot])
+        return before
 
     def _check(self, segment: Segment) -> None:
         """Raise _RefusalError if a task returned a result that no replay computes again."""
@@ -285,7 +328,7 @@ class Recording:
             return call
         arrives = parts.physical[copy.destination] and not copy.overwrite
         if arrives:
-            call = self._recorder.taking(copy.destination, call)
+            call = self._taking(copy, call)
 
         def step() -> None:
             if parts.physical[copy.source]:
@@ -293,6 +336,23 @@ class Recording:
             call()
             if arrives:
                 self._arrived(copy, parts.memory.made[i][0] or 0)
+
+        return step
+
+    def _taking(self, copy: Copy, call: Step) -> Step:
+        """Return a copy that allocates from the pool, unless recording has failed, or fails now."""
+        taking = self._recorder.taking(copy.destination, call)
+
+        def step() -> None:
+            if self.reason is None:
+                try:
+                    taking()
+                except TransientError as error:
+                    self._give_up(f"{copy}", error)
+                    self._recorder.close()  # its memory may be what is missing
+                else:
+                    return
+            call()
 
         return step
 
@@ -307,7 +367,7 @@ class Recording:
         self._hold(slot)
 
     def _hold(self, slot: int) -> None:
-        if slot not in self._homes:
+        if self.reason is None and slot not in self._homes:
             self._held[slot] = transform(self._recorder.borrowed, self.parts.memory.data[slot])
 
     # ---- replaying

@@ -2,11 +2,12 @@
 
 ``with playing(gpus=2, seed=3) as gpus:`` makes torch believe that there are two. Tensors on "cuda:0", streams, events,
 copies, memory and captured graphs work by CUDA's rules, and the order in which streams go on is the
-worst that a seeded adversary finds: see ``queues``, ``hardware``, ``tensors`` and ``streams``.
+worst that a seeded adversary finds: see ``queues``, ``hardware``, ``tensors`` and ``streams``; and
+``allocator``, ``libraries``, ``generators`` and ``timing`` for what torch and CUDA keep besides.
 
 What is not played: kernels that are not also the CPU's, several processes, the autograd engine on
-tensors of a GPU, GPUs that are no peers, addresses that blocks have again. Nor is memory of a
-second GPU left unprotected in a capture.
+tensors of a GPU, GPUs that are no peers. Nor is memory of a second GPU left unprotected in a
+capture.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ def playing(gpus: int = 1, seed: int = 0, nbytes: float = float("inf")) -> Itera
                 patch.setattr(f"{place}.{name}", item, raising=False)
         patch.setattr(accelerator, "_streams", {})  # real ones live as long as the process
         patch.setattr(cuda_graphs, "_recording", {})
+        patch.setattr(cuda_graphs, "_failed", [])
+        patch.setattr(cuda_graphs, "_with_handles", cuda_graphs._Handles())
         patch.setattr(cuda_graphs, "_borrowed", tensors.borrowed)
         patch.setattr(threading.Thread, "run", tensors.in_mode(threading.Thread.run))
         try:
@@ -94,6 +97,7 @@ def _torch(gpus: int) -> dict[str, dict[str, Any]]:
         "synchronize": streams.synchronize,
         "empty_cache": streams.empty_cache,
         "memory_allocated": streams.memory_allocated,
+        "memory_reserved": streams.memory_reserved,
         "memory_stats": streams.memory_stats,
         "max_memory_allocated": streams.max_memory_allocated,
         "reset_peak_memory_stats": streams.reset_peak_memory_stats,
@@ -124,7 +128,8 @@ def _torch(gpus: int) -> dict[str, dict[str, Any]]:
             multi_processor_count=1,
         ),
         "can_device_access_peer": lambda device, peer: device != peer,
-        "default_generators": tuple(map(streams.Generator, range(gpus))),
+        "default_generators": tuple(map(streams.default_generator, range(gpus))),
+        "current_blas_handle": streams.current_blas_handle,
         "manual_seed": streams.manual_seed,
         "manual_seed_all": streams.manual_seed_all,
         "get_rng_state": streams.get_rng_state,
@@ -142,7 +147,12 @@ def _torch(gpus: int) -> dict[str, dict[str, Any]]:
     }
     return {
         "torch": {"Stream": streams.Stream, "Event": streams.Event},
-        "torch._C": {"_cuda_clearCublasWorkspaces": lambda: None},
+        "torch._C": {
+            "_cuda_clearCublasWorkspaces": streams.release_workspaces,
+            "_cuda_beginAllocateCurrentThreadToPool": streams.begin_allocating,
+            "_cuda_endAllocateToPool": streams.end_allocating,
+            "_cuda_releasePool": streams.release_pool,
+        },
         "torch.accelerator": accelerator,
         "torch.cuda": cuda,
         "torch.cuda.nvtx": told,

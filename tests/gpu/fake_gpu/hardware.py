@@ -1,4 +1,4 @@
-"""The memory of played GPUs, and the numbers they draw, above their queues.
+"""The memory of played GPUs, and what else they have, above their queues.
 
 Memory is allocated at once, when the host asks, and belongs to the queue that is current then. When
 nothing refers to it any more, its next owner overwrites it, in the order of that queue: here with
@@ -8,44 +8,57 @@ twice.
 
 from __future__ import annotations
 
-import threading
+import weakref
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from tests.gpu.fake_gpu.allocator import GRAIN, ORDINARY, Allocator, Memory, PoolId
+from tests.gpu.fake_gpu.generators import Drawn, State
+from tests.gpu.fake_gpu.libraries import Libraries
 from tests.gpu.fake_gpu.queues import Capture, Mark, Queue, Queues, Work
-
-GRAIN = 512  # bytes of the smallest block
 
 
 class Life:
     """Whether a block's memory is still its own, as the queues have it."""
 
-    def __init__(self, what: str):
-        self.what, self.over = what, False
+    def __init__(self, what: str, memory: Memory):
+        self.what, self.memory, self._over = what, memory, False
+
+    @property
+    def over(self) -> bool:
+        if self.memory.released:
+            raise RuntimeError(f"an illegal memory access was encountered: {self.what}")
+        return self._over
 
     def begin(self) -> None:
-        self.over = False
+        self._over = False
 
     def end(self) -> None:
-        self.over = True
+        self._over = True
 
 
 class Block:
     """Memory of a device; it goes back when the last tensor on it is gone."""
 
-    def __init__(self, hardware: Hardware, queue: Queue, memory: torch.UntypedStorage, what: str):
-        self.hardware, self.queue, self.memory = hardware, queue, memory
+    memory: Memory | None = None
+
+    def __init__(self, hardware: Hardware, queue: Queue, nbytes: int, what: str):
+        self.hardware, self.queue = hardware, queue
         self.capture: Capture | None = queue.capture
-        self.pooled = self.capture is not None or threading.get_ident() in hardware.pooled
-        self.nbytes = max(GRAIN, -(-memory.nbytes() // GRAIN) * GRAIN)
-        self.life = Life(what)
         self.users: list[Queue] = []  # by record_stream
-        hardware.take(self)
+        nbytes = max(GRAIN, -(-nbytes // GRAIN) * GRAIN)
+        self.pool, self.memory = hardware.take(queue, nbytes)
+        self.life = Life(what, self.memory)
+        if self.capture is not None:
+            self.capture.lives.append(self.life)
 
     def __del__(self) -> None:
-        self.hardware.give_back(self)
+        if self.memory is not None:
+            self.hardware.give_back(self, self.memory)
 
 
 class Hardware(Queues):
@@ -54,87 +67,126 @@ class Hardware(Queues):
     def __init__(self, gpus: int, seed: int, nbytes: float):
         super().__init__(gpus, seed)
         self.nbytes = nbytes
-        self.allocated, self.peak = [0] * gpus, [0] * gpus
-        self.seeds, self.drawn = [0] * gpus, [0] * gpus
+        self.allocators = [Allocator() for _ in range(gpus)]
+        self.generators = [State(device) for device in range(gpus)]
+        self.known_generators: dict[int, State] = {}
+        self.libraries = Libraries(self)
         self.faults: list[str] = []
         self.ranges: list[str] = []  # what NVTX was told
         self.open = True
-        self.pooled: set[int] = set()  # threads that allocate from a pool of graphs
         self._pinned: dict[int, StorageWeakRef] = {}
+        # Pools that page-locked memory is asked for by, and the graph that can answer.
+        self.pinned_underway: dict[PoolId, weakref.ref[Any]] = {}
 
     # ---- memory of a device
 
+    @property
+    def allocated(self) -> list[int]:
+        return [allocator.allocated for allocator in self.allocators]
+
+    @property
+    def peak(self) -> list[int]:
+        return [allocator.peak for allocator in self.allocators]
+
     def allocate(self, queue: Queue, like: torch.Tensor, what: str) -> tuple[torch.Tensor, Block]:
-        """Return memory in the shape of a tensor, all bits set, and its block. Raises OutOfMemoryError."""
-        memory = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
-        memory.untyped_storage().fill_(255)
-        return memory, Block(
-            self, queue, memory.untyped_storage(), f"{what} of {tuple(like.shape)} on {queue}"
-        )
+        """Return memory in the shape of a tensor, and its block. Raises OutOfMemoryError.
 
-    def take(self, block: Block) -> None:
+        New memory has all bits set; memory that others had will have, in the order of its queue.
+        """
+        span = 1 + sum((n - 1) * step for n, step in zip(like.shape, like.stride(), strict=True))
+        nbytes = span * like.element_size() if like.numel() else 0
+        block = Block(self, queue, nbytes, f"{what} of {tuple(like.shape)} on {queue}")
+        assert block.memory is not None
+        made = torch.empty(0, dtype=like.dtype, device="cpu")
+        return made.set_(block.memory.storage, 0, like.shape, like.stride()), block
+
+    def take(self, queue: Queue, nbytes: int) -> tuple[PoolId, Memory]:
+        """Return the pool of this thread and queue, and memory of it."""
         with self.lock:
-            device = block.queue.device
-            if self.allocated[device] + block.nbytes > self.nbytes:
-                block.nbytes = 0
-                held = self.allocated[device]
+            allocator = self.allocators[queue.device]
+            if not allocator.underway:
+                deferred, allocator.deferred = allocator.deferred, []
+                for give_back in deferred:
+                    give_back()
+            pool = allocator.pool_for(queue)
+            memory = allocator.take(queue, pool, nbytes, self.nbytes)
+            if memory is None and not allocator.underway:
+                self._release_cached(queue.device)
+                memory = allocator.take(queue, pool, nbytes, self.nbytes)
+            if memory is None:
                 raise torch.OutOfMemoryError(
-                    f"CUDA out of memory: {held} of {self.nbytes:.0f} bytes are allocated"
+                    f"CUDA out of memory: {allocator.allocated} of {self.nbytes:.0f} bytes are "
+                    f"allocated, and {allocator.reserved - allocator.allocated} cached"
                 )
-            self.allocated[device] += block.nbytes
-            self.peak[device] = max(self.peak[device], self.allocated[device])
-            if block.capture is not None:
-                block.capture.lives.append(block.life)
+            return pool, memory
 
-    def give_back(self, block: Block) -> None:
+    def give_back(self, block: Block, memory: Memory) -> None:
         """Let the next owner have it: behind all that its queue has been given, and whoever ``record_stream`` named."""
         with self.lock:
-            if not self.open or not block.nbytes:
+            if not self.open:
                 return
-            self.allocated[block.queue.device] -= block.nbytes
-            memory, life = block.memory, block.life
-            here = block.queue.capture
-            if block.pooled and (
-                here is None or here is not block.capture
-            ):  # stays in a pool, for whoever is next
-                if here is not None:
-                    self.put(block.queue, "overwrite", lambda _: memory.fill_(255), hidden=True)
-                return
+            queue, life, users = block.queue, block.life, block.users
+            allocator = self.allocators[queue.device]
+            allocator.allocated -= memory.nbytes
 
-            def overwrite(_: int) -> None:
-                memory.fill_(255)
+            def overwrite() -> None:
+                memory.storage.fill_(255)
                 life.end()
 
-            if not block.users:
-                return self.put(block.queue, "overwrite", overwrite, hidden=True)
-            aside = Queue(block.queue.device, -1)
-            for user in block.users:
-                self.wait(aside, self.record(user))
-            self.wait(aside, self.record(block.queue))
-            self.put(aside, "overwrite", overwrite)
+            def go_back_last() -> None:
+                aside = Queue(queue.device, -1)
+                for user in [*users, queue]:
+                    self.wait(aside, self.record(user))
+                self.put(aside, "overwrite", overwrite)
+                self.put(aside, "give back", give_back)
 
-    def launch(
-        self, queue: Queue, what: str, work: Work, blocks: Sequence[Block], base: int = 0
-    ) -> None:
+            give_back = partial(allocator.give_back, queue, block.pool, memory)
+            if users and allocator.underway:
+                allocator.deferred.append(go_back_last)
+            elif users:
+                go_back_last()
+            else:
+                if block.pool == ORDINARY or queue.capture is not None:
+                    self.put(queue, "overwrite", overwrite, hidden=True)
+                give_back()
+
+    def empty_cache(self) -> None:
+        """Release what is cached, behind all that was issued."""
+        self.forbid("memory is released")
+        with self.lock:
+            for device in range(self.gpus):
+                self._release_cached(device)
+
+    def _release_cached(self, device: int) -> None:
+        """Release what is cached, which waits for the device if that is anything."""
+        allocator = self.allocators[device]
+        if allocator.reserved > allocator.allocated:
+            self.until([self.record(q) for q in list(self.busy) if q.device == device])
+            allocator.empty()
+
+    def launch(self, queue: Queue, what: str, work: Work, blocks: Sequence[Block]) -> None:
         """Queue work that touches blocks."""
         if self.capture is not None and queue.capture is None:
             self.forbid(f"{what} on {queue}, which is no part of the capture")
         lives = [block.life for block in blocks]
 
-        def checked(base: int) -> None:
+        def checked() -> None:
             over = [life.what for life in lives if life.over]
             if over:
                 self.faults.append(
                     f"{what} on {queue} touches memory that went back before: {', '.join(over)}"
                 )
-            work(base)
+            work()
 
-        self.put(queue, what, checked, base=base)
+        self.put(queue, what, checked)
 
     # ---- page-locked memory of the host
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """Take a host tensor's memory for page-locked."""
+        capturing = self.current[self.device].capture is not None
+        if capturing and any(graph() is None for graph in self.pinned_underway.values()):
+            self.faults.append("page-locked memory is asked for by a graph that is gone")
         storage = tensor.untyped_storage()
         self._pinned[storage.data_ptr()] = StorageWeakRef(storage)
         return tensor
@@ -143,20 +195,16 @@ class Hardware(Queues):
         reference = self._pinned.get(tensor.untyped_storage().data_ptr())
         return reference is not None and not reference.expired()
 
-    # ---- random numbers: in the order in which the host asks, by device
+    # ---- random numbers: in the order in which the host asks, by generator
 
-    def draw(self, queue: Queue) -> tuple[int, int]:
-        """Reserve numbers; return the launch's base, and how many come before them: in a graph, in it."""
+    def draw(self, queue: Queue, generator: torch.Generator | None) -> Drawn:
+        """Reserve numbers of a generator; the default one of the queue's device if None."""
         with self.lock:
-            if queue.capture is not None:
-                queue.capture.drawn += 1
-                return 0, queue.capture.drawn - 1
-            self.drawn[queue.device] += 1
-            return self.drawn[queue.device] - 1, 0
-
-    def generator(self, device: int, number: int) -> torch.Generator:
-        """Return what draws the numbers after so many others."""
-        return torch.Generator().manual_seed(self.seeds[device] * 1_000_003 + number)
+            state = self.generators[queue.device]
+            if generator is not None:
+                state = self.known_generators[generator.initial_seed()]
+            counts = None if queue.capture is None else queue.capture.drawn
+            return state.draw(counts, self.faults.append)
 
     # ---- the host
 
@@ -167,7 +215,7 @@ class Hardware(Queues):
 
     def synchronize_device(self, device: int) -> None:
         """Let the host wait for all queues of a device."""
-        self.forbid(f"the host waits for cuda:{device}")
+        self.forbid_on_device(f"the host waits for cuda:{device}", device)
         with self.lock:
             self.until([self.record(queue) for queue in list(self.busy) if queue.device == device])
 

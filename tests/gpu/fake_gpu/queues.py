@@ -3,6 +3,9 @@
 A host that synchronises lets queues go on until what it waits for has happened, chosen by a seeded
 adversary: at times only what is needed runs, at times all else first. Between that nothing runs, or
 now and then a little. So whoever does not wait comes too early, for some seed. Knows no tensor.
+
+With ``connections``, streams share so many hardware queues, in which items begin in the order in
+which the host issued them. With ``timing``, moments are those of ``timing`` and not of a clock.
 """
 
 from __future__ import annotations
@@ -10,18 +13,18 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from tests.gpu.fake_gpu.timing import Timing
+
 POOL = 32  # streams that torch has per device and priority before it hands out the same again
 
-Work = Callable[
-    [int], None
-]  # its argument: how many random numbers had been drawn when it, or its graph, was launched
+Work = Callable[[], object]
 
 
 class Mark:
@@ -40,8 +43,14 @@ class Item:
     what: str
     work: Work | None = None
     mark: Mark | None = None
-    sleeps: bool = False
-    base: int = 0
+    cycles: int = 0  # for which it sleeps
+    hidden: bool = False  # from CUDA: what may happen to memory that goes back, in no time
+    number: int = 0  # in the order of issue
+    issued: float = 0.0
+
+    @property
+    def sleeps(self) -> bool:
+        return self.cycles > 0
 
 
 @dataclass(eq=False)
@@ -51,7 +60,6 @@ class Node:
     item: Item
     behind: tuple[Node, ...]
     queue: Queue
-    hidden: bool  # from CUDA: what may happen to memory that goes back
 
 
 @dataclass(eq=False)
@@ -63,7 +71,7 @@ class Capture:
     thread: int
     nodes: list[Node] = field(default_factory=list)
     joined: list[Queue] = field(default_factory=list)
-    drawn: int = 0  # random numbers that one replay draws
+    drawn: dict[Any, int] = field(default_factory=dict)  # numbers that one replay draws of each
     lives: list[Any] = field(default_factory=list)  # of the blocks that were allocated in it
     broken: str | None = None
     going: bool = True
@@ -77,6 +85,7 @@ class Queue:
         self.items: deque[Item] = deque()
         self.capture: Capture | None = None
         self.tips: tuple[Node, ...] = ()  # the last nodes, while it is being captured
+        self.seconds = 0.0  # when its last item ended
 
     def __str__(self) -> str:
         return f"cuda:{self.device}/{self.number}"
@@ -103,6 +112,10 @@ class Queues:
         self.clock: Callable[[int, float], float] = lambda device, now: (
             now
         )  # the device's seconds at the host's
+        self.timing: Timing | None = None
+        self.connections: int | None = None  # hardware queues of each device; None: one a stream
+        self.begun: dict[tuple[int, int], float] = defaultdict(float)  # by hardware queue
+        self.count = 0
         self.default = [Queue(device, 0) for device in range(gpus)]
         self.pools: dict[tuple[int, int], list[Queue]] = {}
         self.handed: dict[tuple[int, int], int] = {}
@@ -145,16 +158,15 @@ class Queues:
         what: str,
         work: Work,
         *,
-        sleeps: bool = False,
-        base: int = 0,
+        cycles: int = 0,
         hidden: bool = False,
     ) -> None:
         """Queue some work, or make it a node of the graph that is being captured."""
         with self.lock:
-            item = Item(what, work, sleeps=sleeps, base=base)
+            item = self._item(what, work, cycles=cycles, hidden=hidden)
             if queue.capture is None:
                 return self._append(queue, item)
-            node = Node(item, queue.tips, queue, hidden)
+            node = Node(item, queue.tips, queue)
             queue.tips = (node,)
             queue.capture.nodes.append(node)
 
@@ -163,7 +175,7 @@ class Queues:
         with self.lock:
             mark = Mark(queue)
             if queue.capture is None:
-                self._append(queue, Item("record", mark=mark))
+                self._append(queue, self._item("record", mark=mark))
             else:
                 mark.capture, mark.behind = queue.capture, queue.tips
             return mark
@@ -176,7 +188,7 @@ class Queues:
             if mark.capture is None:
                 if queue.capture is not None:
                     self._break("dependency created on uncaptured work in another stream")
-                return self._append(queue, Item("wait", mark=mark))
+                return self._append(queue, self._item("wait", mark=mark))
             if not mark.capture.going:
                 raise RuntimeError(
                     "CUDA error: operation not permitted on an event last recorded in a capturing stream"
@@ -185,6 +197,21 @@ class Queues:
                 queue.capture, queue.tips = mark.capture, ()
                 mark.capture.joined.append(queue)
             queue.tips = (*queue.tips, *(node for node in mark.behind if node not in queue.tips))
+
+    def _item(
+        self,
+        what: str,
+        work: Work | None = None,
+        mark: Mark | None = None,
+        *,
+        cycles: int = 0,
+        hidden: bool = False,
+    ) -> Item:
+        self.count += 1
+        issued = 0.0
+        if self.timing:
+            issued = self.timing.host if hidden else self.timing.issued()
+        return Item(what, work, mark, cycles, hidden, self.count, issued)
 
     def _append(self, queue: Queue, item: Item) -> None:
         queue.items.append(item)
@@ -200,21 +227,31 @@ class Queues:
             for mark in marks:
                 sparing = self.random.random() < 0.5
                 while mark is not None and not mark.past:
-                    if not (self._run(_held_up_by(mark)) if sparing else self._step(asleep=True)):
-                        raise RuntimeError("the queues of played GPUs wait for each other")
+                    self._on_the_way_to(mark, sparing)
+                if self.timing and mark is not None:
+                    self.timing.host = max(self.timing.host, mark.seconds)
             if self.error is not None:
                 error, self.error = self.error, None
                 raise RuntimeError(f"CUDA error: a kernel failed: {error}") from error
 
+    def _on_the_way_to(self, mark: Mark, sparing: bool) -> None:
+        """Run an item, one without which the mark is not reached if sparing."""
+        if not (self._run(self._held_up_by(mark)) if sparing else self._step(asleep=True)):
+            raise RuntimeError("the queues of played GPUs wait for each other")
+
     def poll(self, mark: Mark | None) -> bool:
         """Whether a mark is past, or was never made; each time one asks, time has gone on."""
         with self.lock:
+            if self.timing and mark is not None:
+                while not mark.past:
+                    self._on_the_way_to(mark, sparing=True)
+                return mark.seconds <= self.timing.issued()
             self._step(asleep=True)
             return mark is None or mark.past
 
     def _step(self, asleep: bool = False) -> bool:
         """Run the next item of some queue, of one that sleeps only if there is no other; whether there was any."""
-        ready = [queue for queue in self.busy if _is_ready(queue)]
+        ready = [queue for queue in self.busy if self._is_ready(queue)]
         awake = [queue for queue in ready if not queue.items[0].sleeps]
         if not (awake or (asleep and ready)):
             return False
@@ -224,22 +261,67 @@ class Queues:
         return self._run(chosen)
 
     def _run(self, queue: Queue) -> bool:
-        if not queue.items or not _is_ready(queue):
+        if not queue.items or not self._is_ready(queue):
             return False
         while queue.items[0].sleeps and self._step():
             pass  # as long as any other has something to do
         item = queue.items.popleft()
         if not queue.items:
             del self.busy[queue]
+        self._take_time(queue, item)
         if item.work is not None:
             try:
                 with torch._C._DisableTorchDispatch():
-                    item.work(item.base)
+                    item.work()
             except Exception as error:
                 self.error = error
         elif item.what == "record" and item.mark is not None:
-            item.mark.past, item.mark.seconds = True, self.clock(queue.device, time.perf_counter())
+            now = queue.seconds if self.timing else self.clock(queue.device, time.perf_counter())
+            item.mark.past, item.mark.seconds = True, now
         return True
+
+    def _take_time(self, queue: Queue, item: Item) -> None:
+        """Move a queue's time to the end of an item."""
+        if self.timing is None:
+            return
+        begin = max(queue.seconds, item.issued)
+        if self.connections and queue.number >= 0 and not item.hidden and item.what != "record":
+            line = self._line(queue)
+            begin = self.begun[line] = max(begin, self.begun[line])
+        if item.work is not None and not item.hidden:
+            begin += self.timing.work(queue.device, item.cycles)
+        elif item.what == "wait" and item.mark is not None:
+            begin = max(begin, item.mark.seconds)
+            if self.connections and queue.number >= 0:
+                self.begun[self._line(queue)] = begin
+        queue.seconds = begin
+
+    # ---- hardware queues
+
+    def _line(self, queue: Queue) -> tuple[int, int]:
+        assert self.connections is not None
+        return queue.device, queue.number % self.connections
+
+    def _is_ready(self, queue: Queue) -> bool:
+        item = queue.items[0]
+        is_held_up = item.what == "wait" and item.mark is not None and not item.mark.past
+        return not is_held_up and self._first_in_line(queue) is queue
+
+    def _first_in_line(self, queue: Queue) -> Queue:
+        """Return the queue whose item has to begin before others of its hardware queue."""
+        if self.connections is None or queue.number < 0:
+            return queue
+        line = self._line(queue)
+        sharing = [each for each in self.busy if each.number >= 0 and self._line(each) == line]
+        return min(sharing, key=lambda each: each.items[0].number)
+
+    def _held_up_by(self, mark: Mark) -> Queue:
+        """Return the queue that has to go on before a mark can be past."""
+        queue = mark.queue
+        while queue.items and not self._is_ready(queue):
+            first = self._first_in_line(queue)
+            queue = queue.items[0].mark.queue if first is queue else first  # type: ignore[union-attr]
+        return queue
 
     # ---- capturing
 
@@ -290,25 +372,34 @@ class Queues:
             if capture.mode == "global" or mine or (queue is not None and queue.capture is capture):
                 self._break(f"operation not permitted when stream is capturing: {what}")
 
+    def forbid_on_device(self, what: str, device: int) -> None:
+        """Raise RuntimeError as ``forbid``; from whatever thread, if a device's stream is captured."""
+        with self.lock:
+            self.forbid(what)
+            if self.capture is not None and self.capture.origin.device == device:
+                self._break(f"operation not permitted when stream is capturing: {what}")
+
     def _break(self, why: str) -> None:
         if self.capture is not None:
             self.capture.broken = self.capture.broken or why
         raise RuntimeError(f"CUDA error: {why}")
 
-    def replay(self, capture: Capture, queue: Queue, base: int, last: Mark | None) -> Mark:
+    def replay(self, capture: Capture, queue: Queue, last: Mark | None) -> Mark:
         """Queue a captured graph: each node has a lane of its own, and what comes next waits for all of them."""
         with self.lock:
             if queue.capture is not None:
                 self._break("a graph is replayed while another is captured")
             self.wait(queue, last)  # a graph does not overlap itself
-            self.put(queue, "begin the graph", lambda _: [life.begin() for life in capture.lives])
+            self.put(queue, "begin the graph", lambda: [life.begin() for life in capture.lives])
             begin, marks = self.record(queue), {}
             for node in capture.nodes:
                 lane = Queue(node.queue.device, -1)
                 for mark in (begin, *(marks[earlier] for earlier in node.behind)):
                     lane.items.append(Item("wait", mark=mark))
                 item = node.item
-                lane.items.append(Item(item.what, item.work, sleeps=item.sleeps, base=base))
+                lane.items.append(
+                    Item(item.what, item.work, cycles=item.cycles, hidden=item.hidden)
+                )
                 marks[node] = Mark(lane)
                 lane.items.append(Item("record", mark=marks[node]))
                 self.busy[lane] = self.random.random()
@@ -331,17 +422,4 @@ def ancestors(tips: Iterable[Node]) -> set[Node]:
 
 def _seen(tips: Iterable[Node]) -> set[Node]:
     """Return these nodes, or what those of them come behind that are hidden."""
-    return {node for tip in tips for node in (_seen(tip.behind) if tip.hidden else [tip])}
-
-
-def _is_ready(queue: Queue) -> bool:
-    item = queue.items[0]
-    return item.what != "wait" or item.mark is None or item.mark.past
-
-
-def _held_up_by(mark: Mark) -> Queue:
-    """Return the queue that has to go on before a mark can be past."""
-    queue = mark.queue
-    while queue.items and not _is_ready(queue):
-        queue = queue.items[0].mark.queue  # type: ignore[union-attr]
-    return queue
+    return {node for tip in tips for node in (_seen(tip.behind) if tip.item.hidden else [tip])}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from tests.gpu.fake_gpu.generators import Generator, State
 from tests.gpu.fake_gpu.hardware import hardware
 from tests.gpu.fake_gpu.queues import Capture, Mark, Queue
 
@@ -28,7 +30,10 @@ def index(device: Device) -> int:
 
 
 class Stream:
-    """Stands for ``torch.Stream`` and ``torch.cuda.Stream``."""
+    """Stands for ``torch.Stream`` and ``torch.cuda.Stream``.
+
+    The object, and not the ``with`` statement, knows the stream to go back to.
+    """
 
     def __init__(self, device: Device = None, priority: int = 0, *, queue: Queue | None = None):
         self.queue = hardware().from_pool(index(device), priority) if queue is None else queue
@@ -40,7 +45,7 @@ class Stream:
         self.device = torch.device("cuda", self.queue.device)
         self.priority = priority
         self.cuda_stream = self.native_handle = 64 * self.queue.device + self.queue.number
-        self._outer: list[tuple[int, Queue]] = []
+        self._outer: tuple[int, Queue] | None = None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream) and other.queue is self.queue
@@ -71,12 +76,14 @@ class Stream:
 
     def __enter__(self) -> Stream:
         gpus = hardware()
-        self._outer.append((gpus.device, gpus.current[self.device_index]))
+        self._outer = gpus.device, gpus.current[self.device_index]
         set_stream(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        hardware().device, hardware().current[self.device_index] = self._outer.pop()
+        if self._outer is not None:
+            hardware().device, hardware().current[self.device_index] = self._outer
+        self._outer = None
 
 
 class Event:
@@ -174,8 +181,16 @@ def set_stream(stream: Stream | None) -> None:
 @contextlib.contextmanager
 def stream(stream: Stream | None) -> Iterator[None]:
     """Stands for ``torch.cuda.stream``."""
-    with stream or contextlib.nullcontext():
+    if stream is None:
         yield
+        return
+    gpus = hardware()
+    outer = gpus.device, gpus.current[stream.device_index]
+    set_stream(stream)
+    try:
+        yield
+    finally:
+        gpus.device, gpus.current[stream.device_index] = outer
 
 
 def set_device(device: Device) -> None:
@@ -202,119 +217,188 @@ def synchronize(device: Device = None) -> None:
 def sleep(cycles: int) -> None:
     """Stands for ``torch.cuda._sleep``: what does not have to wait comes first."""
     gpus = hardware()
-    gpus.put(gpus.current[gpus.device], "sleep", lambda _: None, sleeps=True)
+    gpus.put(gpus.current[gpus.device], "sleep", lambda: None, cycles=max(1, cycles))
 
 
 # ---- memory
 
 
 def memory_allocated(device: Device = None) -> int:
-    return hardware().allocated[index(device)]
+    return hardware().allocators[index(device)].allocated
+
+
+def memory_reserved(device: Device = None) -> int:
+    return hardware().allocators[index(device)].reserved
 
 
 def max_memory_allocated(device: Device = None) -> int:
-    return hardware().peak[index(device)]
+    return hardware().allocators[index(device)].peak
 
 
 def reset_peak_memory_stats(device: Device = None) -> None:
-    gpus = hardware()
-    gpus.peak[index(device)] = gpus.allocated[index(device)]
+    allocator = hardware().allocators[index(device)]
+    allocator.peak = allocator.allocated
 
 
 def memory_stats(device: Device = None) -> dict[str, int]:
-    at = index(device)
+    allocator = hardware().allocators[index(device)]
     return {
-        "allocated_bytes.all.current": hardware().allocated[at],
-        "allocated_bytes.all.peak": hardware().peak[at],
+        "allocated_bytes.all.current": allocator.allocated,
+        "allocated_bytes.all.peak": allocator.peak,
+        "reserved_bytes.all.current": allocator.reserved,
     }
 
 
 def mem_get_info(device: Device = None) -> tuple[int, int]:
     total = int(min(hardware().nbytes, 2**40))
-    return total - hardware().allocated[index(device)], total
+    return total - hardware().allocators[index(device)].reserved, total
 
 
 def empty_cache() -> None:
-    hardware().forbid("memory goes back")
+    hardware().empty_cache()
+
+
+def begin_allocating(device: int, pool: Any) -> None:
+    """Stands for ``torch._C._cuda_beginAllocateCurrentThreadToPool``."""
+    me = threading.get_ident()
+    hardware().allocators[device].begin(tuple(pool), lambda _: threading.get_ident() == me)
+
+
+def end_allocating(device: int, pool: Any) -> None:
+    """Stands for ``torch._C._cuda_endAllocateToPool``."""
+    hardware().allocators[device].end(tuple(pool))
+
+
+def release_pool(device: int, pool: Any) -> None:
+    """Stands for ``torch._C._cuda_releasePool``."""
+    hardware().allocators[device].release(tuple(pool))
+
+
+# ---- libraries
+
+
+def current_blas_handle() -> int:
+    """Return the handle of this thread and device, which has a workspace for the current stream."""
+    gpus = hardware()
+    gpus.libraries.workspace(gpus.current[gpus.device])
+    return gpus.libraries.handle("cublas", gpus.device)
+
+
+def release_workspaces() -> None:
+    """Stands for ``torch._C._cuda_clearCublasWorkspaces``."""
+    hardware().libraries.release_workspaces()
 
 
 # ---- random numbers
 
 
-class Generator:
-    """Stands for the default generator of a GPU."""
+def default_generator(device: int) -> Generator:
+    return Generator(hardware().generators[device], hardware().known_generators)
 
-    def __init__(self, device: int):
-        self.index, self.device = device, torch.device("cuda", device)
 
-    def manual_seed(self, seed: int) -> Generator:
-        hardware().seeds[self.index], hardware().drawn[self.index] = seed, 0
-        return self
-
-    def initial_seed(self) -> int:
-        return hardware().seeds[self.index]
-
-    def get_state(self) -> torch.Tensor:
-        state = torch.tensor([hardware().seeds[self.index], hardware().drawn[self.index]])
-        return state.view(torch.uint8)
-
-    def set_state(self, state: torch.Tensor) -> None:
-        hardware().seeds[self.index], hardware().drawn[self.index] = state.view(
-            torch.int64
-        ).tolist()
+def new_generator(device: Device) -> Generator:
+    """Stands for ``torch.Generator``."""
+    return Generator(State(index(device)), hardware().known_generators)
 
 
 def manual_seed(seed: int) -> None:
-    Generator(hardware().device).manual_seed(seed)
+    default_generator(hardware().device).manual_seed(seed)
 
 
 def manual_seed_all(seed: int) -> None:
     for device in range(hardware().gpus):
-        Generator(device).manual_seed(seed)
+        default_generator(device).manual_seed(seed)
 
 
 def get_rng_state(device: Device = None) -> torch.Tensor:
-    return Generator(index(device)).get_state()
+    return default_generator(index(device)).get_state()
 
 
 def set_rng_state(state: torch.Tensor, device: Device = None) -> None:
-    Generator(index(device)).set_state(state)
+    default_generator(index(device)).set_state(state)
 
 
 # ---- graphs
 
 
 class Graph:
-    """Stands for ``torch.cuda.CUDAGraph``. ``nodes`` are what was captured, each with those it comes behind."""
+    """Stands for ``torch.cuda.CUDAGraph``. ``nodes`` are what was captured, each with those it comes behind.
+
+    As in torch 2.11, an end that fails leaves the allocators, the count of the pool's users and the
+    generators as they are during a capture.
+    """
 
     def __init__(self, keep_graph: bool = False):
         self.captured: Capture | None = None
         self.last: Mark | None = None
+        self._gpus = hardware()
+        self._device = self._gpus.device
         self._pool: Any = None
+        self._holds_pool = False
+        self._generators: dict[State, None] = {}
 
     @property
     def nodes(self) -> list[Any]:
         return [] if self.captured is None else self.captured.nodes
 
+    def register_generator_state(self, generator: Generator) -> None:
+        self._register(generator.state)
+
+    def _register(self, state: State) -> None:
+        state.register(self, self._gpus.device)
+        self._generators[state] = None
+
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
-        self._pool = (id(self), 0) if pool is None else pool
-        hardware().begin_capture(capture_error_mode)
+        gpus, self._device = self._gpus, self._gpus.device
+        queue = gpus.current[self._device]
+        if queue.number == 0:
+            raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
+        self._pool = (id(self), 0) if pool is None else tuple(pool)
+        self._register(gpus.generators[self._device])
+        for state in self._generators:
+            state.capturing = True
+            place, seed = state.place, state.seed
+            gpus.put(queue, "begin to draw", lambda place=place, seed=seed: place.fill(seed, 0))
+        captured: Capture | None = None
+        gpus.allocators[self._device].begin(
+            self._pool, lambda queue: captured is not None and queue.capture is captured
+        )
+        if self._pool in gpus.pinned_underway:
+            raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
+        gpus.pinned_underway[self._pool] = weakref.ref(self)
+        captured = gpus.begin_capture(capture_error_mode)
+        captured.drawn = dict.fromkeys(self._generators, 0)
 
     def capture_end(self) -> None:
-        self.captured = hardware().end_capture()
+        self.captured = self._gpus.end_capture()
+        self._holds_pool = True
+        self._gpus.allocators[self._device].end(self._pool)
+        del self._gpus.pinned_underway[self._pool]
+        for state in self._generators:
+            state.capturing = False
 
     def replay(self) -> None:
-        gpus = hardware()
+        gpus = self._gpus
         if self.captured is None:
             raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
         queue = gpus.current[gpus.device]
-        device = self.captured.origin.device
-        base = gpus.drawn[device]
-        gpus.drawn[device] += self.captured.drawn
-        self.last = gpus.replay(self.captured, queue, base, self.last)
+        for state, count in self.captured.drawn.items():
+            if count:
+                place, now = state.place, (state.seed, state.drawn)
+                gpus.put(queue, "begin to draw", lambda place=place, now=now: place.fill(*now))
+                state.drawn += count
+        self.last = gpus.replay(self.captured, queue, self.last)
 
     def reset(self) -> None:
         self.captured = None
+        if self._holds_pool:
+            self._holds_pool = False
+            self._gpus.allocators[self._device].release(self._pool)
+
+    def __del__(self) -> None:
+        for state in self._generators:
+            state.graphs.discard(self)
+        self.reset()
 
     def pool(self) -> Any:
         return self._pool
@@ -324,9 +408,6 @@ class Graph:
 
     def enable_debug_mode(self) -> None:
         """Need nothing."""
-
-    def register_generator_state(self, generator: Any) -> None:
-        """Need nothing: default generators are registered by themselves."""
 
 
 class graph:  # noqa: N801
@@ -345,14 +426,16 @@ class graph:  # noqa: N801
 
     def __enter__(self) -> None:
         synchronize()
-        self.stream.__enter__()
+        empty_cache()
+        self.current = stream(self.stream)
+        self.current.__enter__()
         self.graph.capture_begin(self.pool, self.mode)
 
     def __exit__(self, *error: object) -> None:
         try:
             self.graph.capture_end()
         finally:
-            self.stream.__exit__(*error)
+            self.current.__exit__(None, None, None)
 
 
 _handles = itertools.count(1)
@@ -365,13 +448,12 @@ def graph_pool_handle() -> tuple[int, int]:
 @contextlib.contextmanager
 def use_mem_pool(pool: Any, device: Device = None) -> Iterator[None]:
     """Stands for ``torch.cuda.use_mem_pool``: what is allocated by this thread is of a pool of graphs."""
-    gpus = hardware()
-    assert pool.id is not None, index(device)
-    gpus.pooled.add(threading.get_ident())
+    begin_allocating(index(device), pool.id)
     try:
         yield
     finally:
-        gpus.pooled.discard(threading.get_ident())
+        end_allocating(index(device), pool.id)
+        release_pool(index(device), pool.id)
 
 
 def is_current_stream_capturing() -> bool:

@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tests.gpu.fake_gpu.generators import Drawn, numbers
 from tests.gpu.fake_gpu.hardware import Block, Hardware, Life, hardware
 from tests.gpu.fake_gpu.queues import Queue
 
@@ -70,11 +71,8 @@ class _Lent:
     """A block that belongs to others, who may have given it back."""
 
     def __init__(self, block: Block):
-        self.queue, self.life, self.users = (
-            block.queue,
-            Life(f"{block.life.what}, lent"),
-            block.users,
-        )
+        self.queue, self.users = block.queue, block.users
+        self.life = Life(f"{block.life.what}, lent", block.life.memory)
 
 
 def borrowed(tensor: Played) -> Played:
@@ -135,10 +133,13 @@ def _on_gpu(gpus: Hardware, device: int, func: Any, args: Any, kwargs: dict[str,
     args, kwargs = tree_map(lambda leaf: _brought(leaf, device, func), (args, kwargs))
     kwargs = {name: item for name, item in kwargs.items() if name != "pin_memory"}
     queue, returns = gpus.current[device], func._schema.returns
-    numbers = _with_device(tree_map(_memory, (args, kwargs)), HOST)
+    host_call = _with_device(tree_map(_memory, (args, kwargs)), HOST)
+    generator = kwargs.get("generator")
+    if generator is not None:
+        kwargs = {**kwargs, "generator": None}
     blocks = [leaf.block for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Played)]
     if any(item.alias_info is not None and not item.alias_info.is_write for item in returns):
-        views = _called(func, numbers)
+        views = _called(func, host_call)
         return tree_map(lambda leaf: Played(leaf, blocks[0]), views)
     draws = torch.Tag.nondeterministic_seeded in func.tags
     try:
@@ -152,7 +153,7 @@ def _on_gpu(gpus: Hardware, device: int, func: Any, args: Any, kwargs: dict[str,
                 raise NotImplementedError(f"{func} cannot be played: {error}") from error
             raise
         gpus.synchronize(queue)  # the host must see numbers to know the shape
-        found = _called(func, numbers)
+        found = _called(func, host_call)
         return tree_map(lambda leaf: _moved(gpus, leaf, device), found)
     written = _written(func, args, kwargs)
     fresh: list[tuple[int, Played]] = []
@@ -173,20 +174,19 @@ def _on_gpu(gpus: Hardware, device: int, func: Any, args: Any, kwargs: dict[str,
         )
     else:
         results = tree_map(lambda leaf: made_of(0, leaf), shapes)
-    call = (
-        _drawing(gpus, device, func, numbers, shapes) if draws else lambda _: _called(func, numbers)
-    )
+    library = gpus.libraries.use(queue, func.name().partition(".")[0])
+    drawn = gpus.draw(queue, generator) if draws else None
     targets = [item.memory for _, item in fresh]
 
-    def work(number: int) -> None:
+    def work() -> None:
         with torch.no_grad():
-            given = [leaf for n, leaf in _numbered(call(number), len(returns)) if n not in written]
+            found = _drawing(drawn, func, host_call, shapes) if drawn else _called(func, host_call)
+            given = [leaf for n, leaf in _numbered(found, len(returns)) if n not in written]
             for target, leaf in zip(targets, given, strict=True):
                 target.copy_(leaf)
 
-    base, before = gpus.draw(queue) if draws else (0, 0)
-    shifted = (lambda base: work(base + before)) if before else work
-    gpus.launch(queue, str(func), shifted, [*blocks, *(item.block for _, item in fresh)], base)
+    touched = [*blocks, *(item.block for _, item in fresh), *library]
+    gpus.launch(queue, str(func), work, touched)
     return results
 
 
@@ -250,24 +250,18 @@ def _numbered(results: Any, count: int) -> Iterable[tuple[int, torch.Tensor]]:
         yield from ((n, leaf) for leaf in tree_leaves(item) if isinstance(leaf, torch.Tensor))
 
 
-def _drawing(
-    gpus: Hardware, device: int, func: Any, call: tuple[Any, dict[str, Any]], shapes: Any
-) -> Callable[[int], Any]:
-    """Return the call of an operator with the numbers that its device draws, after so many others."""
+def _drawing(drawn: Drawn, func: Any, call: tuple[Any, dict[str, Any]], shapes: Any) -> Any:
+    """Call an operator with the numbers that it draws."""
     args, kwargs = call
-
-    def drawn(number: int) -> Any:
-        generator = gpus.generator(device, number)
-        if func.overloadpacket in _FILLED:
-            blank = torch.empty_like(shapes, device="cpu")
-            return getattr(blank, _FILLED[func.overloadpacket])(generator=generator)
-        if func is aten.native_dropout.default:
-            kept = torch.rand(args[0].shape, generator=generator) >= args[1]
-            return args[0] * kept / (1 - args[1]), kept
-        with_generator = getattr(func.overloadpacket, "generator", func)
-        return with_generator(*args, **{**kwargs, "generator": generator})
-
-    return drawn
+    generator = numbers(drawn)
+    if func.overloadpacket in _FILLED:
+        blank = torch.empty_like(shapes, device="cpu")
+        return getattr(blank, _FILLED[func.overloadpacket])(generator=generator)
+    if func is aten.native_dropout.default:
+        kept = torch.rand(args[0].shape, generator=generator) >= args[1]
+        return args[0] * kept / (1 - args[1]), kept
+    with_generator = getattr(func.overloadpacket, "generator", func)
+    return with_generator(*args, **{**kwargs, "generator": generator})
 
 
 _FILLED = {
@@ -362,7 +356,7 @@ def _blank(like: Any, dtype: torch.dtype) -> Any:
 def _put_copy(gpus: Hardware, queue: Queue, what: str, target: Any, source: Any) -> None:
     memory, given = _memory(target), _memory(source)
     blocks = [item.block for item in (target, source) if isinstance(item, Played)]
-    gpus.launch(queue, what, lambda _: memory.copy_(given), blocks)
+    gpus.launch(queue, what, lambda: memory.copy_(given), blocks)
 
 
 def _between_gpus(gpus: Hardware, target: Played, source: Played) -> None:

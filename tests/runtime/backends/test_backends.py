@@ -450,7 +450,7 @@ def test_streams_are_made_once_and_never_more_than_torch_has(monkeypatch):
     """The pool of torch would hand out its first stream again as the 33rd, and two names would silently be one."""
     numbers = itertools.count()
     monkeypatch.setattr(accelerator, "_streams", {})
-    monkeypatch.setattr(torch, "Stream", lambda device: next(numbers) % 32)
+    monkeypatch.setattr(torch, "Stream", lambda device, priority: next(numbers) % 32)
     device = torch.device("cpu")
     made = [accelerator._pooled(device, Stream("cuda:0", f"s{i}")) for i in range(32)]
     assert made == list(range(32))

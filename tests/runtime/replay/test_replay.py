@@ -20,7 +20,7 @@ from autosched.placement import home
 from autosched.runtime.replay.cuda_graphs import Replay, _borrowed
 from autosched.runtime.replay.outputs import Outputs
 from autosched.testing.scattering import scattered
-from autosched.testing.strategies import graphs, inputs_for, noisy
+from autosched.testing.strategies import graphs, inputs_for, mix, noisy
 from tests.gpu.fake_gpu import playing
 
 NOWHERE = "nothing of it runs on an accelerator"
@@ -30,8 +30,17 @@ def noisy_there(a):
     return a * 0.5 + torch.rand_like(a) * 0.5
 
 
+def mix_there(a, b):
+    """Return a mix that needs a library and its workspace, too."""
+    row = mix(a, b).reshape(1, -1)
+    return mix(a, b) + torch.tanh(row @ row.t()).reshape(())
+
+
 def add_(a, b):
     a.add_(b)
+
+
+THERE = {noisy: noisy_there, mix: mix_there}
 
 
 def there(machine, graph, inputs):
@@ -44,7 +53,7 @@ def equals_serial(draw, machine):
     """Run a drawn graph again and again, on inputs that change, and compare with the serial run."""
     graph = draw(graphs(machine.names)).pinned()
     graph.tasks[:] = [
-        replace(task, fn=noisy_there) if task.fn is noisy else task for task in graph.tasks
+        replace(task, fn=THERE[task.fn]) if task.fn in THERE else task for task in graph.tasks
     ]
     kept = draw(st.booleans())  # whether inputs stay where they are, with other numbers
     with asc.schedule(

@@ -1,0 +1,288 @@
+"""Simulated GPUs misbehave where torch and CUDA keep state beside streams: libraries, memory, generators, clocks."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+import torch
+
+from tests.gpu.fake_gpu import Hardware, playing
+from tests.gpu.fake_gpu.streams import new_generator
+from tests.gpu.fake_gpu.timing import Timing
+
+
+@pytest.fixture
+def gpus() -> Iterator[Hardware]:
+    """Two, which run nothing before they have to."""
+    with playing(2, seed=1) as played:
+        played.eagerness = 0.0
+        yield played
+
+
+def captured(
+    work: Callable[[], object],
+    stream: torch.cuda.Stream | None = None,
+    graph: torch.cuda.CUDAGraph | None = None,
+    **options: object,
+) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph() if graph is None else graph
+    with torch.cuda.graph(graph, stream=stream, **options):
+        work()
+    return graph
+
+
+def faults(gpus: Hardware) -> str:
+    """Return what was noted, and forget it."""
+    torch.cuda.synchronize()
+    text = "\n".join(gpus.faults)
+    gpus.faults.clear()
+    return text
+
+
+# ---- handles and workspaces
+
+
+def test_a_handle_is_created_at_its_first_use_and_not_in_a_capture(gpus: Hardware) -> None:
+    x = torch.ones(2, 2, device="cuda:0")
+    for kernel in (lambda: x @ x, lambda: torch.conv2d(x[None, None], x[None, None])):
+        with pytest.raises(RuntimeError, match=r"cublasCreate|cudnnCreate"):
+            captured(kernel)
+        kernel()
+        captured(kernel)
+
+
+def test_handles_are_of_threads_and_of_others_when_these_have_ended(gpus: Hardware) -> None:
+    found = []
+    with torch.cuda.device("cuda:1"):
+        mine = torch.cuda.current_blas_handle()
+    for _ in range(2):
+        thread = threading.Thread(target=lambda: found.append(torch.cuda.current_blas_handle()))
+        thread.start()
+        thread.join()
+    assert found[0] == found[1]
+    assert gpus.libraries.created == {("cublas", 0): 1, ("cublas", 1): 1}
+    assert mine == 1
+
+
+def test_a_workspace_takes_memory_until_all_are_released(gpus: Hardware) -> None:
+    x = torch.ones(2, 2, device="cuda:0")
+    before = torch.cuda.memory_allocated()
+    for _ in range(2):
+        x @ x
+        assert torch.cuda.memory_allocated() == before + 512
+    with torch.Stream("cuda:0"):
+        torch.cuda.current_blas_handle()
+    assert torch.cuda.memory_allocated() == before + 1024
+    torch._C._cuda_clearCublasWorkspaces()
+    assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.parametrize("released", [True, False])
+def test_a_graph_keeps_the_address_of_a_workspace_of_others(gpus: Hardware, released: bool) -> None:
+    x, side = torch.ones(2, 2, device="cuda:0"), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x @ x
+    if released:
+        torch._C._cuda_clearCublasWorkspaces()
+    graph = captured(lambda: x @ x, side)
+    graph.replay()
+    assert not faults(gpus)
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    graph.replay()
+    match = "illegal memory access was encountered: the workspace of cuBLAS"
+    with contextlib.nullcontext() if released else pytest.raises(RuntimeError, match=match):
+        torch.cuda.synchronize()
+
+
+def test_graphs_that_were_captured_on_one_stream_share_a_workspace() -> None:
+    def found(streams: int) -> bool:
+        wrong = False
+        for seed in range(8):
+            with playing(seed=seed) as gpus:
+                x = torch.ones(2, 2, device="cuda:0")
+                torch.cuda.current_blas_handle()
+                pool = [torch.cuda.Stream() for _ in range(streams)]
+                square = partial(torch.matmul, x, x)
+                graphs = [captured(square, pool[n % streams]) for n in range(2)]
+                for graph in graphs:
+                    with torch.Stream("cuda:0"):
+                        graph.replay()
+                wrong |= "another kernel wrote the workspace" in faults(gpus)
+        return wrong
+
+    assert found(1)
+    assert not found(2)
+
+
+# ---- memory
+
+
+def test_an_address_comes_again_on_the_same_stream_alone(gpus: Hardware) -> None:
+    first = torch.ones(3, device="cuda:0").data_ptr()
+    with torch.Stream("cuda:0"):
+        assert torch.ones(3, device="cuda:0").data_ptr() != first
+    y = torch.full((3,), 2.0, device="cuda:0")
+    assert y.data_ptr() == first
+    assert y.tolist() == [2, 2, 2]
+
+
+def test_cached_memory_is_released_when_asked_and_when_there_is_no_other() -> None:
+    with playing(nbytes=2048) as gpus:
+        torch.ones(256, device="cuda:0")
+        assert (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) == (0, 1024)
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_reserved() == 0
+        torch.ones(256, device="cuda:0")
+        assert torch.ones(384, device="cuda:0").sum().item() == 384
+        torch.cuda.empty_cache()
+        torch.ones(256, device="cuda:0")
+        with pytest.raises(torch.OutOfMemoryError, match="0 of 2048 bytes are allocated, and 1024"):
+            captured_without_emptying(lambda: torch.ones(384, device="cuda:0"))
+        assert not gpus.faults
+
+
+def captured_without_emptying(work: Callable[[], object]) -> None:
+    graph = torch.cuda.CUDAGraph()
+    with torch.Stream("cuda:0"):
+        graph.capture_begin()
+        try:
+            work()
+        finally:
+            graph.capture_end()
+
+
+def test_a_pool_is_released_when_the_last_of_its_graphs_is_gone(gpus: Hardware) -> None:
+    pool = torch.cuda.graph_pool_handle()
+    graphs = [captured(lambda: torch.ones(3, device="cuda:0"), pool=pool) for _ in range(2)]
+    reserved = []
+    for graph in graphs:
+        torch.cuda.empty_cache()
+        reserved.append(torch.cuda.memory_reserved())
+        graph.reset()
+    torch.cuda.empty_cache()
+    assert reserved[0] == reserved[1] > torch.cuda.memory_reserved() == 0
+
+
+# ---- captures that fail
+
+
+def failed(used: torch.Generator | None = None) -> tuple[torch.cuda.CUDAGraph, tuple[int, int]]:
+    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+    if used is not None:
+        graph.register_generator_state(used)
+    x = torch.ones(3, device="cuda:0")
+    with pytest.raises(RuntimeError, match="previous error during capture"):  # noqa: SIM117, PT012
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            torch.ones(256, device="cuda:0")
+            with pytest.raises(RuntimeError, match="operation not permitted"):
+                x.sum().item()
+    return graph, pool
+
+
+def test_a_failed_capture_leaves_its_pool_in_use_and_allocators_in_doubt(gpus: Hardware) -> None:
+    graph, pool = failed()
+    graph.reset()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() > 0
+    assert gpus.allocators[0].underway
+    with pytest.raises(RuntimeError, match="already recording to mempool_id"):
+        captured(lambda: None, pool=pool)
+    del graph
+    gc.collect()
+    torch._C._cuda_endAllocateToPool(0, pool)
+    torch._C._cuda_releasePool(0, pool)
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == 0
+
+
+def test_a_failed_capture_leaves_its_generators_capturing(gpus: Hardware) -> None:
+    generator = new_generator("cuda:0")
+    failed(generator)
+    for draw in (
+        lambda: torch.rand(3, device="cuda:0"),
+        lambda: torch.rand(3, device="cuda:0", generator=generator),
+    ):
+        with pytest.raises(RuntimeError, match="Offset increment outside graph capture"):
+            draw()
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(generator)
+    captured(lambda: torch.rand(3, device="cuda:0", generator=generator), graph=graph)
+    assert torch.rand(3, device="cuda:0", generator=generator).shape == (3,)
+
+
+def test_a_graph_draws_only_from_generators_that_are_registered(gpus: Hardware) -> None:
+    generator = new_generator("cuda:0")
+    with pytest.raises(RuntimeError, match="not in capture mode"):
+        captured(lambda: torch.rand(3, device="cuda:0", generator=generator))
+
+
+def test_another_thread_that_synchronizes_the_device_breaks_a_capture(gpus: Hardware) -> None:
+    def work() -> None:
+        thread = threading.Thread(target=synchronized)
+        thread.start()
+        thread.join()
+
+    def synchronized() -> None:
+        torch.cuda.synchronize("cuda:1")
+        with pytest.raises(RuntimeError, match="operation not permitted"):
+            torch.cuda.synchronize("cuda:0")
+
+    with pytest.raises(RuntimeError, match="previous error during capture"):
+        captured(work, capture_error_mode="thread_local")
+
+
+# ---- streams and clocks
+
+
+def test_a_stream_knows_one_stream_to_go_back_to(gpus: Hardware) -> None:
+    outer, stream = torch.accelerator.current_stream(), torch.Stream("cuda:0")
+    with stream, stream:
+        pass
+    assert torch.accelerator.current_stream() == stream
+    torch.accelerator.set_stream(outer)
+
+
+@pytest.mark.parametrize(("connections", "expected"), [(None, [4, 104]), (1, [104, 104])])
+def test_streams_that_share_a_hardware_queue_hold_each_other_up(
+    gpus: Hardware, connections: int | None, expected: list[int]
+) -> None:
+    """The second waits for a long kernel of the first; the third waits for nobody."""
+    gpus.connections = connections
+    gpus.timing = Timing(issue=0.0, kernel=4.0, idle_rate=1.0, busy_rate=1.0)
+    first, second, third = (torch.Stream("cuda:0") for _ in range(3))
+    with first:
+        torch.cuda._sleep(100)
+    second.wait_stream(first)
+    ends = []
+    for stream in (third, second):
+        with stream:
+            torch.zeros(1, device="cuda:0")
+        ends.append(stream.record_event())
+    torch.cuda.synchronize()
+    assert [event.mark.seconds for event in ends] == expected
+
+
+def test_the_host_takes_time_to_issue_and_clocks_rise_with_work(gpus: Hardware) -> None:
+    gpus.timing = Timing(issue=1.0, kernel=0.25, idle_rate=10.0, busy_rate=100.0, ramp=100.0)
+    x = torch.zeros(3, device="cuda:0")  # at 1, until 1.25
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+    for event in events:
+        x.add_(1)
+        event.record()
+    events[-1].synchronize()
+    assert events[0].elapsed_time(events[1]) == 2e3  # the device waits for the host
+    taken = []
+    for _ in range(2):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        torch.cuda._sleep(1000)
+        end.record()
+        end.synchronize()
+        taken.append(begin.elapsed_time(end))
+    assert taken[0] > 2 * taken[1]
