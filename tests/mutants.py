@@ -487,9 +487,30 @@ MUTANTS = (
     Mutant(
         "a guard does not look at tensors",
         "autosched/frontends/guards.py",
-        "            or list(map(_properties, self._held.values())) != self._properties\n",
-        "",
+        "        if not self._properties.hold(grads):",
+        "        if False:",
         "tests/frontends/test_guards.py::test_what_is_baked_in_is_guarded",
+    ),
+    Mutant(
+        "a guard that has seen a call takes any tensors for those of that call",
+        "autosched/frontends/guards.py",
+        "            return self._are_alike(given)\n",
+        "            return True\n",
+        "tests/frontends/test_unsuspected_changes.py::test_what_changes_unsuspected_is_noticed",
+    ),
+    Mutant(
+        "a guard that has seen a call does not look for hooks",
+        "autosched/frontends/guards.py",
+        "if self._are_alike is not None and not has_hooks:",
+        "if self._are_alike is not None:",
+        "tests/frontends/test_unsuspected_changes.py::test_a_hook_on_a_parameter_is_noticed",
+    ),
+    Mutant(
+        "dicts that were written are taken for the same",
+        "autosched/frontends/reachability.py",
+        "        if versions != self._versions:\n",
+        "        if False:\n",
+        "tests/frontends/test_unsuspected_changes.py::test_what_changes_unsuspected_is_noticed",
     ),
     Mutant(
         "an operator is called by what returns something else",

@@ -48,6 +48,20 @@ class _Entry(NamedTuple):
     guard: Guard
 
 
+class _Key:
+    """What a capture depends on. Its hash, which takes long, is computed once."""
+
+    def __init__(self, facts: Hashable):
+        self.facts = facts
+        self._hash = hash(facts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self.facts == other.facts
+
+
 class CacheInfo(NamedTuple):
     """Numbers of cache hits and misses, and of cached captures."""
 
@@ -116,7 +130,7 @@ class Compiled:
         self._granularity = granularity
         self._costs = costs
         self._options = options  # of schedule
-        self._cache: OrderedDict[Hashable, _Entry] = OrderedDict()  # least recently used first
+        self._cache: OrderedDict[_Key, _Entry] = OrderedDict()  # least recently used first
         self._hits = 0
         self._misses = 0
         self._lock = rlock()
@@ -157,7 +171,7 @@ class Compiled:
         given = arguments_of(self.fn, args, kwargs)
         state = State.of(self.fn, [*args, *kwargs.values()])
         reach = Reach([self.fn, *arguments.others])
-        key = capture_key(state, reach, arguments, given)
+        key = _Key(capture_key(state, reach, arguments, given))
         guard = Guard(state, reach, arguments, given)
         known = self._cache.pop(key, None)
         if known is not None:
@@ -165,7 +179,7 @@ class Compiled:
             entry = known._replace(guard=guard)
         else:
             self._misses += 1
-            self._explain(key, state)
+            self._explain(key.facts, state)
             entry = _Entry(*self._captured(args, kwargs), guard)
         self._cache[key] = entry
         while len(self._cache) > self.maxsize:
@@ -200,7 +214,7 @@ class Compiled:
         """Log why a call needs a recapture; the third time, warn."""
         if not self._cache:
             return
-        found = changes(next(reversed(self._cache)), key)
+        found = changes(next(reversed(self._cache)).facts, key)
         name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
         described = ", ".join(f"{what}: {how}" if what else how for what, how in found)
         why = f"{name!r} is captured for the {_ordinal(self._misses)} time: {described}"
