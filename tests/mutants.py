@@ -513,6 +513,27 @@ MUTANTS = (
         "tests/frontends/test_unsuspected_changes.py::test_what_changes_unsuspected_is_noticed",
     ),
     Mutant(
+        "known inputs are recognized at other addresses",
+        "autosched/runtime/known.py",
+        "        if self._fixed_addresses(tensors) != self._addresses:",
+        "        if False:",
+        "tests/runtime/test_known.py::test_inputs_that_changed_are_not_recognized",
+    ),
+    Mutant(
+        "known inputs are recognized with other shapes and strides",
+        "autosched/runtime/known.py",
+        "        if not self._are_alike(tensors):",
+        "        if False:",
+        "tests/runtime/test_known.py::test_inputs_that_changed_are_not_recognized",
+    ),
+    Mutant(
+        "inputs that move may share memory with those that stay",
+        "autosched/runtime/known.py",
+        "bisect_right(self._ends, first) == bisect_left(self._firsts, end)",
+        "True",
+        "tests/runtime/test_known.py::test_memory_that_is_shared_later_is_found_on_the_cpu",
+    ),
+    Mutant(
         "an operator is called by what returns something else",
         "autosched/frontends/public_functions.py",
         "if once.done and _same(result, once.result):",

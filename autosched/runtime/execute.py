@@ -210,15 +210,17 @@ class Executor:
         wrapped = watched or notes is not None or is_traced()
         may_inline = deadline is None and not wrapped and recordings is None
         inline = self.inline if may_inline else None
-        if inline is not None and all(map(_is_tensor, inputs.values())):
+        if inline is not None and all(map(_is_tensor, {*map(type, inputs.values())})):
             return self._run_inline(inline, inputs)
         team = self.team
         try:
-            # 1. Bind the inputs.
-            self.memory.fill(inputs)
-            # 2. Choose the steps: of a recording that is valid for these inputs, or the program's.
+            # 1. Bind the inputs. Those of a recording were checked when it was made.
             recording = None
             if recordings is not None and not watched:
+                recording = recordings.find_last(inputs)
+            self.memory.fill(inputs, is_checked=recording is not None)
+            # 2. Choose the steps: of a recording that is valid for these inputs, or the program's.
+            if recordings is not None and not watched and recording is None:
                 recording = recordings.find(inputs, deadline is not None)
             if recording is not None:
                 tape = recording.tape(inputs)
@@ -345,8 +347,8 @@ class Executor:
         return self.watcher.around(task, call, arguments, functools.partial(memory.results, i))
 
 
-def _is_tensor(item: Any) -> bool:
-    return hasattr(type(item), "data_ptr")
+def _is_tensor(kind: type) -> bool:
+    return hasattr(kind, "data_ptr")
 
 
 def _tidy(team: Team, backend: Backend, memory: Memory) -> None:
