@@ -1,5 +1,7 @@
 """Overhead of a task: 1,000 ``torch.add`` on 16 floats, compared with a hand-written loop.
 
+And that of calls with many inputs, and of the guard of a compiled function: see ``_calls``.
+
 All contenders run the same calls on the same graph, in turns, so that noise affects all equally.
 The slow ones have a turn in some rounds only.
 """
@@ -15,6 +17,7 @@ from typing import Any
 
 import dask.threaded
 import torch
+from _calls import tables as of_calls
 from _report import options, publish, table
 from torch import Tensor, fx
 
@@ -157,6 +160,7 @@ def main() -> None:
     rounds = 400 if chosen.quick else 4000
     torch.set_num_threads(1)
     with torch.no_grad(), ThreadPoolExecutor(WORKERS) as pool:
+        calls = of_calls(rounds // 4)
         tables = [
             f"{title}\n\n{measured(is_chain, pool, rounds)}"
             for title, is_chain in (
@@ -166,7 +170,11 @@ def main() -> None:
         ]
     target = "Target: `host` and `threads` at most 1.2 times the loop."
     publish(
-        "overhead", f"Overhead of {TASKS:,} tasks", [*tables, target], chosen, ("torch", "dask")
+        "overhead",
+        f"Overhead of {TASKS:,} tasks",
+        [*tables, target, *calls],
+        chosen,
+        ("torch", "dask"),
     )
 
 

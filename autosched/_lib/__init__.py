@@ -11,6 +11,7 @@ jit           compiling loops with numba where it pays off
 json_reader   JSON checked against a shape
 logs          the logger ``autosched``
 quiet         silencing torch's logs of failed fake tensor operations
+tensor_guards comparing properties of tensors in compiled code
 text          times, amounts, lists of names and tables as text
 tree          nested tuples, lists and dicts
 """

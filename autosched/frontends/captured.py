@@ -111,8 +111,8 @@ class Captured(Graph):
 
         Raises GraphError if modules or optimizers hold other tensors than during the capture.
         """
-        named = inputs.keys() & self.held
-        if not args and (named or (not self.held and inputs.keys() == set(self.input_names))):
+        names_state = not self.held.isdisjoint(inputs)
+        if not args and (names_state or (not self.held and inputs.keys() == set(self.input_names))):
             return inputs, None  # if some are missing, the run says so
         if args or inputs.keys() - self.names.keys():
             found = self.feed(*args, **inputs)

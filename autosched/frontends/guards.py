@@ -8,15 +8,16 @@ compared in two ways:
    (``Reach``), properties of tensors, and torch's settings. It is equal for calls that can share a
    capture, and slow.
 2. A ``Guard`` recognizes such a call quickly. It only tests whether the containers that ``Reach``
-   visited hold the identical objects, which is one loop in C, and compares tensors and settings. If
-   it fails, the key decides: an object may have been replaced by an equal one.
+   visited hold the identical objects, and compares tensors and settings. Dicts that were not
+   written since the last call are passed over, and tensors are compared in compiled code. If a
+   guard fails, the key decides: an object may have been replaced by an equal one.
 
 Knows no graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from operator import is_
 from typing import Any
 
@@ -25,6 +26,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _device as default_device
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from autosched._lib.tensor_guards import recognizer
 from autosched.frontends.reachability import Reach, is_value, value_key
 from autosched.frontends.state import State, hooks_of
 
@@ -66,13 +68,12 @@ class Guard:
         self._names = [
             name for tensor in arguments.tensors for name, item in given.items() if item is tensor
         ]
-        parameters = {f"{name}.grad": parameter for name, parameter in state.parameters.items()}
-        held = state.tensors()
-        self._held = {name: tensor for name, tensor in held.items() if name not in parameters}
-        self._properties = list(map(_properties, self._held.values()))
-        self._grads = [
-            (name, parameter, _properties(parameter.grad)) for name, parameter in parameters.items()
-        ]
+        self._parameters = [(f"{name}.grad", item) for name, item in state.parameters.items()]
+        grads = _present(self._parameters)
+        held = state.tensors().items()
+        self._held = {name: tensor for name, tensor in held if name not in grads}
+        self._held_ids = set(map(id, self._held.values()))
+        self._properties = _Properties(self._held.values(), grads)
 
     def inputs(self, arguments: Arguments) -> Tensors | None:
         """Return a call's tensors by name; None if the guard fails."""
@@ -82,17 +83,16 @@ class Guard:
             or not all(map(is_, arguments.others, self._others))
             or _settings() != self._settings
             or not self._unchanged()
-            or list(map(_properties, self._held.values())) != self._properties
         ):
             return None
-        found = {**self._held, **dict(zip(self._names, arguments.tensors, strict=True))}
-        for name, parameter, before in self._grads:
-            grad = parameter.grad
-            if _properties(grad) != before:
-                return None
-            if grad is not None:
-                found[name] = grad
-        return found if len(set(map(id, found.values()))) == len(found) else None
+        grads = _present(self._parameters)
+        if not self._properties.hold(grads):
+            return None
+        others = {**dict(zip(self._names, arguments.tensors, strict=True)), **grads}
+        ids = set(map(id, others.values()))
+        if len(ids) < len(others) or not ids.isdisjoint(self._held_ids):
+            return None
+        return {**self._held, **others}
 
 
 def capture_key(state: State, reach: Reach, arguments: Arguments, given: Tensors) -> Hashable:
@@ -130,10 +130,40 @@ def _settings() -> Hashable:
     )
 
 
-def _properties(tensor: torch.Tensor | None) -> Hashable:
+class _Properties:
+    """The properties of tensors, and of gradients, that a capture depends on."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor], grads: Tensors):
+        self._tensors = list(tensors)
+        self._grads = list(grads)
+        self._before = list(map(_properties, (*self._tensors, *grads.values())))
+        self._are_alike: Callable[[list[Any]], bool] | None = None
+
+    def hold(self, grads: Tensors) -> bool:
+        """Return whether the tensors, and these gradients, have the same properties.
+
+        The first time that they do, they are noted in compiled code, which compares all but hooks.
+        """
+        if list(grads) != self._grads:
+            return False
+        given = [*self._tensors, *grads.values()]
+        hooks = [item._backward_hooks or item._post_accumulate_grad_hooks for item in given]
+        has_hooks = any(hooks)
+        if self._are_alike is not None and not has_hooks:
+            return self._are_alike(given)
+        if list(map(_properties, given)) != self._before:
+            return False
+        self._are_alike = None if has_hooks else recognizer(given)
+        return True
+
+
+def _present(parameters: Iterable[tuple[str, torch.Tensor]]) -> Tensors:
+    """Return the gradients that exist, by name."""
+    return {name: grad for name, item in parameters if (grad := item.grad) is not None}
+
+
+def _properties(tensor: torch.Tensor) -> Hashable:
     """Return the properties of a tensor that a capture depends on."""
-    if tensor is None:
-        return None
     kind = type(tensor)
     try:
         requires_grad = tensor.requires_grad

@@ -16,7 +16,15 @@ import sys
 import weakref
 from array import array
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextvars import ContextVar
 from itertools import chain
 from operator import is_
@@ -34,6 +42,7 @@ from typing import Any
 
 import numpy
 import torch
+from torch._C._dynamo.guards import dict_version
 from torch._library.custom_ops import OPDEFS, CustomOpDef
 from torch.nn.modules import module as of_modules
 from torch.optim import optimizer as of_optimizers
@@ -118,8 +127,9 @@ class Reach:
     def unchanged(self) -> Callable[[], bool]:
         """Return a function that tests whether the identical objects are still there."""
         empty = [item for item in self.containers if not item]
-        views = [view for item in self.containers if item for view in (*_views(item), _END)]
-        items = list(chain.from_iterable(views))
+        filled = [item for item in self.containers if item]
+        dicts = _Dicts([item for item in filled if type(item) is dict])
+        others = _Items([item for item in filled if type(item) is not dict])
         classes = list(map(type, self.objects))
         objects = self.objects
         lookups = [(read, read()) for read in (self._entries, self._attributes)]
@@ -130,7 +140,8 @@ class Reach:
             try:
                 return (
                     not any(empty)
-                    and all(map(is_, chain.from_iterable(views), items))
+                    and dicts.are_same()
+                    and others.are_same()
                     and all(all(map(is_, read(), before)) for read, before in lookups)
                     and all(map(is_, map(type, objects), classes))
                     and [read() for read in contents] == values
@@ -346,6 +357,36 @@ class Reach:
                     self.entries.append((vars(base), name))
                     yield _Name(name)
                     yield item
+
+
+class _Items:
+    """The items of containers, which are compared by identity."""
+
+    def __init__(self, containers: Sequence[Any]):
+        self._views = [view for item in containers for view in (*_views(item), _END)]
+        self._items = list(chain.from_iterable(self._views))
+
+    def are_same(self) -> bool:
+        """Return whether the containers have the identical items in the same order."""
+        return all(map(is_, chain.from_iterable(self._views), self._items))
+
+
+class _Dicts:
+    """The items of dicts, which are compared only if a dict was written."""
+
+    def __init__(self, dicts: Sequence[dict[Any, Any]]):
+        self._dicts = dicts
+        self._versions = list(map(dict_version, dicts))
+        self._items = _Items(dicts)
+
+    def are_same(self) -> bool:
+        """Return whether the dicts have the identical items in the same order."""
+        versions = list(map(dict_version, self._dicts))
+        if versions != self._versions:
+            if not self._items.are_same():
+                return False
+            self._versions = versions
+        return True
 
 
 def is_value(item: Any) -> bool:

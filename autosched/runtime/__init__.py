@@ -2,6 +2,7 @@
 
 execute      compiles each instruction to a step and runs the steps
 memory       the tensors of one run, in numbered slots
+known        recognizing inputs that were checked before
 inline       running generated code where one thread suffices
 check        comparing what a task does with what it declared
 profile      measured times of instructions while a program runs

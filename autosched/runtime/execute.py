@@ -214,11 +214,13 @@ class Executor:
             return self._run_inline(inline, inputs)
         team = self.team
         try:
-            # 1. Bind the inputs.
-            self.memory.fill(inputs)
-            # 2. Choose the steps: of a recording that is valid for these inputs, or the program's.
+            # 1. Bind the inputs. Those of a recording were checked when it was made.
             recording = None
             if recordings is not None and not watched:
+                recording = recordings.find_last(inputs)
+            self.memory.fill(inputs, is_checked=recording is not None)
+            # 2. Choose the steps: of a recording that is valid for these inputs, or the program's.
+            if recordings is not None and not watched and recording is None:
                 recording = recordings.find(inputs, deadline is not None)
             if recording is not None:
                 tape = recording.tape(inputs)
@@ -274,9 +276,11 @@ class Executor:
 
     def _suits(self, inputs: Mapping[str, Any]) -> bool:
         """Whether generated code, which calls methods of tensors, can have these inputs."""
-        others = [name for name, item in inputs.items() if not _is_tensor(item)]
-        return not others or (
-            self.scalars.issuperset(others) and all(type(inputs[name]) is float for name in others)
+        if all(map(_is_tensor, {*map(type, inputs.values())})):
+            return True
+        others = [name for name, item in inputs.items() if not _is_tensor(type(item))]
+        return self.scalars.issuperset(others) and all(
+            type(inputs[name]) is float for name in others
         )
 
     @functools.cached_property
@@ -369,8 +373,8 @@ class Executor:
         return self.watcher.around(task, call, arguments, functools.partial(memory.results, i))
 
 
-def _is_tensor(item: Any) -> bool:
-    return hasattr(type(item), "data_ptr")
+def _is_tensor(kind: type) -> bool:
+    return hasattr(kind, "data_ptr")
 
 
 def _tidy(team: Team, backend: Backend, memory: Memory) -> None:

@@ -23,9 +23,13 @@ from autosched.graph.graph import Graph, Here, Task, Value
 from autosched.program.program import Copy, Free, Program, Run
 from autosched.program.residency import Buffers
 from autosched.runtime.backends import Emulating, Located, Step, Transfer
+from autosched.runtime.known import Known
 from autosched.runtime.threads.tapes import Call
 
 __all__ = ["Memory"]
+
+_ATTEMPTS = 16  # at knowing inputs, each of which takes longer than a check
+_MANY = 16  # inputs; fewer are checked faster than they are recognized
 
 
 class Memory:
@@ -49,7 +53,7 @@ class Memory:
         self.sharing: dict[int, list[int]] = {}  # slots that share memory, by each of them
         self._outputs: list[tuple[str, int]] = []
         sources = self._assign()
-        self._inputs = [(v.name, sources[v.index]) for v in graph.sources if v.tensor is None]
+        self._names = [value.name for value in graph.sources if value.tensor is None]
         constants = [value for value in graph.sources if value.tensor is not None]
         self._constants = {value.name: value.tensor for value in constants}
         index = {name: graph.value(name).index for name, _ in program.inputs}
@@ -64,15 +68,20 @@ class Memory:
         placed = [(name, self._place(device)) for name, device in program.inputs]
         self._placed = [(name, device) for name, device in placed if device is not None]
         self._entangled: set[str] = set()
+        self._known: Known | None = None
+        self._attempts = 0  # at knowing inputs
+        self._addresses: dict[str, int] = {}  # of the inputs that were checked last
         self._blank = self.data.copy()
 
     # ---- during a run
 
-    def fill(self, inputs: Mapping[str, Any]) -> None:
+    def fill(self, inputs: Mapping[str, Any], is_checked: bool = False) -> None:
         """Put the caller's inputs into their slots. Raises as ``check`` does."""
-        self.check(inputs)
-        for name, slot in self._inputs:
-            self.data[slot] = inputs[name]
+        if not is_checked:
+            self.check(inputs)
+        in_order = list(inputs) == self._names
+        items = inputs.values() if in_order else map(inputs.__getitem__, self._names)
+        self.data[1 : 1 + len(self._names)] = items
 
     def check(self, inputs: Mapping[str, Any]) -> None:
         """Raise GraphError for missing and unknown inputs, and for inputs on other devices.
@@ -80,14 +89,19 @@ class Memory:
         Raises HazardError if one that tasks write shares its memory with another, or a constant, or
         itself.
         """
-        if len(inputs) != len(self._inputs) or any(name not in inputs for name, _ in self._inputs):
+        if list(inputs) != self._names and inputs.keys() != {*self._names}:
             self.graph.bind(inputs)
-        given = {**self._constants, **inputs}
         self._entangled = set()
-        if self.written and not (
+        if not self.written and not self._placed:
+            return
+        if self._known is not None and self._known.recognizes(inputs):
+            return
+        given = {**self._constants, **inputs}
+        apart = not self.written or (
             are_apart(given.values())
             and all(given[name].is_contiguous() for name in self._in_parts)
-        ):
+        )
+        if not apart:
             self._check_apart(given)
         for name, device in self._placed:
             for leaf in flatten(given[name]):
@@ -97,6 +111,23 @@ class Memory:
                         f"{device}; move it, or say where it lives: "
                         f"schedule(..., inputs={{{name!r}: ...}})"
                     )
+        if apart:
+            self._know(inputs)
+
+    def _know(self, inputs: Mapping[str, Any]) -> None:
+        """Note inputs that passed all checks, so that similar ones are recognized.
+
+        Those stay where they are that are at the same addresses as in the last check.
+        """
+        is_worthwhile = len(inputs) > _MANY and self._attempts < _ATTEMPTS
+        if not is_worthwhile or not all(hasattr(item, "data_ptr") for item in inputs.values()):
+            return
+        before = self._addresses
+        self._addresses = {name: item.data_ptr() for name, item in inputs.items()}
+        if before:
+            self._attempts += 1
+            fixed = {name for name, at in self._addresses.items() if before.get(name) == at}
+            self._known = Known.of(inputs, fixed, self._constants.values(), bool(self.written))
 
     def _check_apart(self, given: Mapping[str, Any]) -> None:
         """Raise HazardError if inputs overlap, and note which share a storage."""
@@ -301,7 +332,9 @@ class Memory:
         homes = dict(self.program.inputs)
         sources = {value.index: homes[value.name] for value in self.graph.sources}
         buffers = Buffers(self.graph, sources)
-        slots = {buffer: self._new(values[v].tensor) for v, buffer in buffers.sources.items()}
+        # Inputs come first, so that a run can put them into their slots at once.
+        given = sorted(buffers.sources.items(), key=lambda pair: values[pair[0]].tensor is not None)
+        slots = {buffer: self._new(values[v].tensor) for v, buffer in given}
         for step in buffers.walk(self.program.instructions):
             for made in step.made:
                 if made is not None and made not in slots:

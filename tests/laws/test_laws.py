@@ -268,7 +268,7 @@ def test_law_7_a_run_ends_with_nothing_in_memory_but_what_is_kept(
 
         memory.outputs = outputs
         schedule(**inputs_for(graph))
-        kept = [slot for _, slot in (*memory._inputs, *memory._outputs)]
+        kept = [*memory.homes.values(), *(slot for _, slot in memory._outputs)]
         constants = {slot for slot, item in enumerate(memory._blank) if item is not None}
         assert at_the_end[0] <= constants.union(*(memory.sharing[slot] for slot in kept))
 

@@ -55,10 +55,20 @@ class Recordings:
         self.moving: set[str] = set()  # inputs that do not come at the same address each time
         self.pending: _Pending | None = None
         self.failures = 0
+        self.last: _Pending | None = None  # the recording that was replayed last
         # Of these inputs devices read numbers that are not tensors.
         copies = [i for i in cut.whole if isinstance(i, Copy) and physical[i.destination]]
         copied = {copy.value for copy in copies} | self.parts.on_devices.keys()
         self.with_numbers = copied.intersection(compiler.graph.input_names)
+
+    def find_last(self, inputs: Mapping[str, Any]) -> Recording | None:
+        """Return the recording that was replayed last, if it recognizes the inputs."""
+        last = self.last
+        if last is None or not last.recording.recognizes(inputs):
+            return None
+        self._drop_pending()
+        self.pending = last
+        return last.recording
 
     def find(self, inputs: Mapping[str, Any], has_deadline: bool) -> Recording | None:
         """Return the recording that replays, or is made by, a run on these inputs.
@@ -72,6 +82,7 @@ class Recordings:
         if recording is not None and (moved := recording.moved(addresses)):
             self.moving.update(moved)
             self.by_kind.pop(kind).close()
+            self.last = None
             self.seen[kind] = addresses
             recording = None
         if recording is None:
@@ -99,6 +110,7 @@ class Recordings:
         outputs = recording.outputs(inputs)
         if recording.reason is None:
             self.by_kind[kind] = recording
+            self.last = self.pending
         else:
             self.failures += 1
             if not recording.may_succeed_later or self.failures == _ATTEMPTS:

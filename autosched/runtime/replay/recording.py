@@ -37,8 +37,9 @@ from autosched.graph.graph import Graph
 from autosched.program.program import Copy, Record, Run, Wait
 from autosched.runtime.backends import Backend, Capabilities, Replayable, Step, TransientError
 from autosched.runtime.compiler import Compiler, Lines
+from autosched.runtime.known import Known
 from autosched.runtime.memory import Memory
-from autosched.runtime.replay.outputs import Outputs
+from autosched.runtime.replay.outputs import Outputs, is_strided
 from autosched.runtime.replay.segments import Segment, Segmented
 from autosched.runtime.threads.tapes import Stretch, Tape
 
@@ -128,6 +129,11 @@ class Recording:
             )
         except TransientError as error:
             self._give_up("allocating buffers for inputs", error)
+        self._known: Known | None = None
+
+    def recognizes(self, inputs: Mapping[str, Any]) -> bool:
+        """Return whether the recording is certainly valid for these inputs."""
+        return self._known is not None and self._known.recognizes(inputs)
 
     def moved(self, addresses: Mapping[str, Hashable]) -> list[str]:
         """Return the inputs that are not at the address of the recording."""
@@ -172,6 +178,7 @@ class Recording:
             )
             outputs.update(self._first_copies(inputs, outputs))
             self._replayed = None if self.reason else self._replaying()
+            self._known = self._knowing(inputs)
         else:
             outputs.update(self._outputs(inputs))
         parts.backend.settled()
@@ -191,6 +198,14 @@ class Recording:
             if self.parts.compiler.can.hands_out is not None:
                 self.parts.compiler.can.hands_out.hand_out(outputs)
         return copies
+
+    def _knowing(self, inputs: Mapping[str, Any]) -> Known | None:
+        """Return these inputs, to be recognized; None if some are not tensors with strides."""
+        if not all(map(is_strided, inputs.values())):
+            return None
+        memory = self.parts.memory
+        constants = [value.tensor for value in self.parts.graph.sources if value.tensor is not None]
+        return Known.of(inputs, self.fixed.keys(), constants, apart=bool(memory.written))
 
     def close(self) -> None:
         """Release everything that was recorded."""

@@ -1,0 +1,106 @@
+"""Recognize inputs for which a run was checked or recorded before.
+
+Nothing of earlier inputs is kept but facts, so their memory can be freed, and other tensors with
+the same properties and addresses are recognized, too.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import pairwise
+from typing import Any
+
+from autosched._lib.aliasing import are_apart
+from autosched._lib.tensor_guards import recognizer
+
+__all__ = ["Known"]
+
+
+class Known:
+    """Inputs with the same names, and with tensors of the same properties, as earlier ones.
+
+    Properties are those of ``tensor_guards``. Inputs that are ``fixed`` must also be at the same
+    addresses; the others, if this matters (``apart``), in memory that is not theirs or that of
+    ``constants``.
+
+    >>> import torch, torch._dynamo
+    >>> inputs = {"x": torch.zeros(3), "w": torch.zeros(3)}
+    >>> known = Known.of(inputs, {"w"}, [], apart=True)
+    >>> known.recognizes({"x": torch.ones(3), "w": inputs["w"]})
+    True
+    >>> known.recognizes({"x": torch.ones(3), "w": torch.zeros(3)})
+    False
+    """
+
+    def __init__(
+        self,
+        inputs: Mapping[str, Any],
+        fixed: Collection[str],
+        constants: Collection[Any],
+        apart: bool,
+        are_alike: Callable[[list[Any]], bool],
+    ):
+        self._names = list(inputs)
+        self._are_alike = are_alike
+        self._moving = [i for i, name in enumerate(self._names) if name not in fixed]
+        self._addresses = self._fixed_addresses(inputs.values())
+        self._apart = apart
+        stay = [*(inputs[name] for name in self._names if name in fixed), *constants]
+        spans = sorted(map(_span, stay)) if apart else []
+        self._firsts = [first for first, _ in spans]
+        self._ends = [end for _, end in spans]
+
+    @classmethod
+    def of(
+        cls,
+        inputs: Mapping[str, Any],
+        fixed: Collection[str],
+        constants: Collection[Any],
+        apart: bool,
+    ) -> Known | None:
+        """Return known inputs; None if they cannot be recognized.
+
+        They must be tensors that ``tensor_guards`` can compare, and in separate memory if
+        ``apart``.
+        """
+        are_alike = recognizer(list(inputs.values()))
+        if are_alike is None or (apart and not are_apart([*inputs.values(), *constants])):
+            return None
+        return cls(inputs, fixed, constants, apart, are_alike)
+
+    def recognizes(self, inputs: Mapping[str, Any]) -> bool:
+        """Return whether these inputs differ from the known ones only in what does not matter."""
+        if list(inputs) != self._names:
+            return False
+        tensors = list(inputs.values())
+        if not self._are_alike(tensors):
+            return False
+        if self._fixed_addresses(tensors) != self._addresses:
+            return False
+        return not self._apart or self._keeps_away(tensors[i] for i in self._moving)
+
+    def _fixed_addresses(self, tensors: Iterable[Any]) -> list[int]:
+        """Return the addresses of tensors, with 0 for those that are not fixed."""
+        found = [tensor.data_ptr() for tensor in tensors]
+        for i in self._moving:
+            found[i] = 0
+        return found
+
+    def _keeps_away(self, moving: Iterable[Any]) -> bool:
+        """Return whether tensors share no memory with each other and with what stays."""
+        spans = sorted(map(_span, moving))
+        if any(end > after for (_, end), (after, _) in pairwise(spans)):
+            return False
+        # No span ends behind the beginning of this one and begins before its end.
+        return all(
+            bisect_right(self._ends, first) == bisect_left(self._firsts, end)
+            for first, end in spans
+        )
+
+
+def _span(tensor: Any) -> tuple[int, int]:
+    """Return the addresses of a tensor's storage: the first, and that behind the last."""
+    storage = tensor.untyped_storage()
+    first = storage.data_ptr()
+    return first, first + storage.nbytes()

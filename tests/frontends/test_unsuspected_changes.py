@@ -1,0 +1,220 @@
+"""What changes between two calls of a compiled function is noticed, also by guards that have seen many."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch._dynamo  # or nothing is recognized
+from torch import Tensor, nn
+
+import autosched as asc
+from autosched._lib.tensor_guards import recognizer
+
+HERE = asc.Machine([asc.Device("cpu")])
+
+
+class Layer(nn.Module):
+    """Has parameters, a buffer, a number and a dropout, all of which it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+        self.drop = nn.Dropout(0.5)
+        self.scale = 1
+        self.register_buffer("shift", torch.rand(3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.drop(self.inner(x)) * self.scale + self.shift
+        return y + 1 if self.inner.weight.requires_grad else y
+
+
+def set_other(layer: Layer) -> None:
+    layer.inner.weight.data.set_(torch.rand(3, 3))
+
+
+def keep_memory(layer: Layer) -> None:
+    """Exchange strides only; neither object nor address change."""
+    layer.inner.weight.data = layer.inner.weight.data.t()
+
+
+def replace_parameter(layer: Layer) -> None:
+    layer.inner.weight = nn.Parameter(torch.rand(3, 3))
+
+
+def reallocate(layer: Layer) -> None:
+    """Let another buffer have, most likely, the memory and the identity of one that went."""
+    del layer.shift
+    gc.collect()
+    layer.register_buffer("shift", torch.rand(3, 1).expand(3, 3))
+
+
+def alias(layer: Layer) -> None:
+    layer.shift = layer.inner.weight.data
+
+
+CHANGES: dict[str, Callable[[Layer], object]] = {
+    "t_": lambda layer: layer.shift.t_(),
+    "resize_": lambda layer: layer.shift.resize_(1, 3),
+    "requires_grad_": lambda layer: layer.inner.weight.requires_grad_(False),
+    "set_": set_other,
+    "data": keep_memory,
+    "parameter replaced": replace_parameter,
+    "converted": lambda layer: layer.double(),
+    "train": lambda layer: layer.train(),
+    "number": lambda layer: setattr(layer, "scale", 2),
+    "module replaced": lambda layer: setattr(layer, "drop", nn.Identity()),
+    "hook": lambda layer: layer.inner.register_forward_hook(lambda *given: given[2] * 3),
+    "reallocated": reallocate,
+    "alias": alias,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_what_changes_unsuspected_is_noticed(change: Callable[[Layer], object]) -> None:
+    torch.manual_seed(0)
+    layer = Layer().eval()
+    with torch.no_grad(), asc.compile(layer, HERE, policy="single") as run:
+        x = torch.rand(3, 3)
+        for _ in range(3):
+            assert torch.equal(run(x), layer(x))
+        assert run.cache_info().misses == 1
+        change(layer)
+        x = x.to(layer.shift.dtype)
+        for _ in range(3):
+            torch.manual_seed(1)
+            wanted = layer(x)
+            torch.manual_seed(1)
+            assert torch.equal(run(x), wanted)
+
+
+def test_a_hook_on_a_parameter_is_noticed() -> None:
+    weight = nn.Parameter(torch.ones(2))
+
+    holder = nn.ParameterList([weight])
+
+    def step(x: Tensor) -> Tensor:
+        (holder[0] * x).sum().backward()
+        grad, holder[0].grad = holder[0].grad, None
+        assert grad is not None
+        return grad.clone()
+
+    with asc.compile(step, HERE, policy="single") as run:
+        x = torch.ones(2)
+        for _ in range(3):
+            assert run(x).tolist() == [1.0, 1.0]
+        handle = weight.register_hook(lambda grad: grad * 5)
+        for _ in range(3):
+            assert run(x).tolist() == [5.0, 5.0]
+        handle.remove()
+        assert run(x).tolist() == [1.0, 1.0]
+
+
+def test_a_gradient_that_comes_or_goes_is_noticed() -> None:
+    layer = nn.Linear(2, 1)
+
+    def step(x: Tensor) -> Tensor:
+        loss = layer(x).sum()
+        loss.backward()
+        return loss
+
+    x = torch.rand(4, 2)
+    with asc.compile(step, HERE, policy="single") as run:
+        for _ in range(4):
+            run(x)  # gradients accumulate
+        assert torch.allclose(layer.weight.grad, 4 * x.sum(0, keepdim=True))
+        layer.weight.grad = None
+        run(x)
+        assert torch.allclose(layer.weight.grad, x.sum(0, keepdim=True))
+
+
+def test_a_dict_that_is_written_every_time_is_no_reason_to_capture_again() -> None:
+    layer = Layer().eval()
+    with torch.no_grad(), asc.compile(layer, HERE, policy="single") as run:
+        for number in range(5):
+            drop = layer._modules.pop("drop")  # the last but one key goes to the end
+            layer._modules["drop"] = drop
+            layer.inner.__dict__["unused"] = None
+            x = torch.full((3, 3), float(number))
+            assert torch.equal(run(x), layer(x))
+
+
+def test_calls_on_another_tensor_of_the_kind_are_hits_and_keep_nothing_alive() -> None:
+    layer = Layer().eval()
+    with torch.no_grad(), asc.compile(layer, HERE, policy="single") as run:
+        for _ in range(4):
+            x = torch.rand(3, 3)
+            assert torch.equal(run(x), layer(x))
+        assert (run.cache_info().hits, run.cache_info().misses) == (3, 1)
+        last = weakref.ref(x)
+        del x
+        gc.collect()
+        assert last() is None
+
+
+UNLIKE: dict[str, Callable[[], object]] = {
+    "strides": lambda: torch.zeros(2, 2, dtype=torch.complex64).t(),
+    "shape": lambda: torch.zeros(2, 1, dtype=torch.complex64),
+    "dtype": lambda: torch.zeros(2, 2),
+    "requires_grad": lambda: torch.zeros(2, 2, dtype=torch.complex64, requires_grad=True),
+    "class": lambda: nn.Parameter(torch.zeros(2, 2, dtype=torch.complex64), requires_grad=False),
+    "device": lambda: torch.zeros(2, 2, dtype=torch.complex64, device="meta"),
+    "conjugated": lambda: torch.zeros(2, 2, dtype=torch.complex64).conj(),
+    "layout": lambda: torch.zeros(2, 2, dtype=torch.complex64).to_sparse(),
+    "no tensor": lambda: 1.0,
+}
+
+
+@pytest.mark.parametrize("other", UNLIKE.values(), ids=UNLIKE)
+def test_only_tensors_of_the_kind_are_recognized(other: Callable[[], object]) -> None:
+    is_alike = recognizer([torch.zeros(3), torch.zeros(2, 2, dtype=torch.complex64)])
+    assert is_alike is not None
+    assert is_alike([torch.ones(3), torch.ones(2, 2, dtype=torch.complex64)])
+    assert not is_alike([torch.ones(3), other()])
+    assert not is_alike([torch.ones(3)])
+
+
+@pytest.mark.parametrize("what", ["layout", "no tensor"])
+def test_what_cannot_be_described_is_recognized_by_nothing_else_than_itself(what: str) -> None:
+    is_alike = recognizer([UNLIKE[what]()])
+    assert is_alike is None or not is_alike([torch.zeros(2, 2)])
+
+
+def test_an_inference_tensor_is_not_like_an_ordinary_one() -> None:
+    is_alike = recognizer([torch.zeros(2)])
+    with torch.inference_mode():
+        other = torch.zeros(2)
+    assert is_alike is not None
+    assert not is_alike([other])
+
+
+class Shapeless(Tensor):
+    """Asks for its shape, and may get none, as nested tensors have none."""
+
+    @staticmethod
+    def __new__(cls, shape: tuple[int, ...] | None) -> Shapeless:
+        self = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, (2,), dispatch_sizes_strides_policy="sizes"
+        )
+        self.known = shape
+        return self  # type: ignore[no-any-return]
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if args[0].known is None:
+            raise ArithmeticError(f"{func} of a tensor without a shape")
+        return {"dim": 1, "sym_size": args[0].known, "sym_stride": (1,)}[
+            func.overloadpacket.__name__
+        ]
+
+
+def test_a_tensor_without_a_shape_is_like_no_other() -> None:
+    is_alike = recognizer([Shapeless((2,))])
+    assert is_alike is not None
+    assert is_alike([Shapeless((2,))])
+    assert not is_alike([Shapeless(None)])
+    assert torch._C._is_torch_function_enabled()  # a guard that raises would leave it off
+    assert recognizer([Shapeless(None)]) is None

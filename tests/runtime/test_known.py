@@ -1,0 +1,199 @@
+"""What changes between two runs is noticed, though inputs that were seen before are recognized quickly."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch._dynamo  # or nothing is recognized
+from torch import Tensor, nn
+
+import autosched as asc
+from autosched.errors import GraphError, HazardError
+from autosched.runtime.known import Known
+from tests.gpu.fake_gpu import playing
+
+MANY = 20
+HERE = asc.Machine([asc.Device("cpu")])
+Inputs = dict[str, Tensor]
+
+
+def some() -> Inputs:
+    """Return weights, of which only the first is looked at, and an image."""
+    weights = {f"w{i}": nn.Parameter(torch.rand(3, 3)) for i in range(MANY)}
+    return {**weights, "x": torch.rand(3, 3)}
+
+
+def reallocated(inputs: Inputs) -> None:
+    """Let an expanded tensor have the identity, most likely, and the address of a weight."""
+    data = inputs["w0"].data
+    del inputs["w0"]
+    gc.collect()
+    weight = nn.Parameter(data.as_strided((3, 3), (0, 1)))
+    inputs.update({"w0": weight, **{name: inputs.pop(name) for name in list(inputs)}})
+
+
+def put(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Inputs], None]:
+    def applied(inputs: Inputs) -> None:
+        inputs[name] = change(inputs[name])
+
+    return applied
+
+
+def to_data(change: Callable[[Tensor], Tensor]) -> Callable[[Inputs], None]:
+    def applied(inputs: Inputs) -> None:
+        inputs["w0"].data = change(inputs["w0"].data)
+
+    return applied
+
+
+CHANGES: dict[str, Callable[[Inputs], object]] = {
+    "t_": lambda inputs: inputs["w0"].t_(),
+    "requires_grad_": lambda inputs: inputs["w0"].requires_grad_(False),
+    "set_": lambda inputs: inputs["w0"].set_(torch.rand(3, 3)),
+    "resize_": lambda inputs: inputs["w0"].requires_grad_(False).resize_(2, 3).requires_grad_(),
+    "data elsewhere": to_data(torch.clone),
+    "data here, other strides": to_data(torch.t),
+    "storage elsewhere": lambda inputs: inputs["w0"].untyped_storage().resize_(1 << 20),
+    "replaced": put("w0", lambda w: nn.Parameter(w.detach().clone())),
+    "same memory, no parameter": put("w0", lambda w: w.detach()),
+    "half": put("w0", torch.Tensor.half),
+    "moved": put("w0", lambda w: w.to("meta")),
+    "expanded": put("x", lambda x: x[:1].expand(3, 3)),
+    "image aliases weight": lambda inputs: inputs.update(x=inputs["w1"].detach()),
+    "renamed": lambda inputs: inputs.update(w99=inputs.pop("w0")),
+    "missing": lambda inputs: inputs.pop("w0"),
+    "more": lambda inputs: inputs.update(more=torch.rand(1)),
+    "reallocated": reallocated,
+    "no tensor": lambda inputs: inputs.update(x=1.0),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_inputs_that_changed_are_not_recognized(what: str) -> None:
+    inputs = some()
+    known = Known.of(inputs, inputs.keys() - {"x"}, [], apart=True)
+    assert known is not None
+    assert known.recognizes({**inputs, "x": torch.rand(3, 3)})
+    with torch.no_grad():
+        CHANGES[what](inputs)
+    assert not known.recognizes(inputs)
+
+
+def test_inputs_in_one_memory_are_not_known_where_that_matters() -> None:
+    inputs = some()
+    inputs["x"] = inputs["w0"].detach()
+    assert Known.of(inputs, {"w0"}, [], apart=True) is None
+    known = Known.of(inputs, {"w0"}, [], apart=False)
+    assert known is not None
+    assert known.recognizes(inputs)
+
+
+def test_what_moves_keeps_away_from_constants_and_from_what_moves() -> None:
+    table = torch.rand(8)
+    inputs = {**some(), "y": torch.rand(3, 3)}
+    known = Known.of(inputs, inputs.keys() - {"x", "y"}, [table], apart=True)
+    assert known is not None
+    part = table.as_strided((2, 2), (2, 1))
+    assert known.recognizes({**inputs, "x": inputs["y"], "y": inputs["x"]})
+    assert not known.recognizes({**inputs, "x": inputs["y"]})
+    small = Known.of({**inputs, "x": torch.rand(2, 2)}, set(), [table], apart=True)
+    assert small is not None
+    assert small.recognizes({**inputs, "x": torch.rand(2, 2)})
+    assert not small.recognizes({**inputs, "x": part})
+
+
+def test_known_inputs_are_not_kept_alive() -> None:
+    inputs = some()
+    known = Known.of(inputs, inputs.keys() - {"x"}, [], apart=True)
+    last = [weakref.ref(item) for item in inputs.values()]
+    inputs.clear()
+    gc.collect()
+    assert known is not None
+    assert not any(ref() is not None for ref in last)
+
+
+def adding() -> asc.Graph:
+    """Return a graph that adds an image to a weight, in place."""
+    graph = asc.Graph()
+    weight, *_, x = graph.inputs(*some())
+    graph.add(Tensor.add_, weight, x, writes=[weight])
+    graph.output(y=weight * 2)
+    return graph
+
+
+def test_memory_that_is_shared_later_is_found_on_the_cpu() -> None:
+    with torch.no_grad(), asc.schedule(adding(), HERE, policy="single") as schedule:
+        inputs = {name: item.detach() for name, item in some().items()}
+        for _ in range(4):
+            wanted = (inputs["w0"] + inputs["x"]) * 2
+            assert torch.equal(schedule(**inputs)["y"], wanted)
+            inputs["x"] = torch.rand(3, 3)
+        with pytest.raises(HazardError, match="share memory"):
+            schedule(**{**inputs, "x": inputs["w0"].view(3, 3)})
+        with pytest.raises(GraphError, match="misses input 'x'"):
+            schedule(**{name: item for name, item in inputs.items() if name != "x"})
+        backwards = dict(reversed(inputs.items()))
+        wanted = (inputs["w0"] + inputs["x"]) * 2
+        assert torch.equal(schedule(**backwards)["y"], wanted)
+
+
+def product(*given: Tensor) -> Tensor:
+    return given[0] @ given[-1]
+
+
+def multiplying() -> asc.Graph:
+    graph = asc.Graph()
+    graph.output(y=graph.add(product, *graph.inputs(*some())))
+    return graph
+
+
+REPLACED: dict[str, Callable[[Inputs], object]] = {
+    "address": put("w0", torch.clone),
+    "strides": put("w0", lambda w: w.t()),
+    "dtype": lambda inputs: inputs.update((name, i.double()) for name, i in inputs.items()),
+    "shape": put("x", lambda x: x[:, :2].clone()),
+    "requires_grad": put("w0", lambda w: w.detach().requires_grad_()),
+}
+
+
+@pytest.mark.parametrize("what", REPLACED)
+def test_a_replay_notices_what_was_replaced(what: str) -> None:
+    with torch.no_grad(), playing(1, seed=2):
+        machine = asc.Machine.local(gpus=1)
+        with asc.schedule(
+            multiplying(), machine, policy="single", inputs="cuda:0", replay=True
+        ) as schedule:
+            inputs = {name: item.detach().to("cuda:0") for name, item in some().items()}
+            for number in range(8):
+                inputs["x"] = inputs["x"] + number
+                if number == 5:
+                    REPLACED[what](inputs)
+                found = schedule(**inputs)["y"]
+                assert torch.equal(found.cpu(), inputs["w0"].cpu() @ inputs["x"].cpu()), number
+            assert schedule.not_replayed is None
+
+
+@pytest.mark.parametrize("graph", [adding, multiplying])
+def test_replays_recognize_a_new_image(graph: Callable[[], asc.Graph]) -> None:
+    with torch.no_grad(), playing(1, seed=2):
+        machine = asc.Machine.local(gpus=1)
+        with asc.schedule(
+            graph(), machine, policy="single", inputs="cuda:0", replay=True
+        ) as schedule:
+            inputs = {name: item.detach().to("cuda:0") for name, item in some().items()}
+            for _ in range(4):
+                inputs["x"] = inputs["x"] + 1
+                schedule(**inputs)
+            recordings = schedule._executor.recordings
+            assert recordings is not None
+            assert recordings.find_last({**inputs, "x": inputs["x"] * 2}) is not None
+            assert recordings.find_last({**inputs, "x": inputs["x"].t()}) is None
+            assert recordings.find_last({**inputs, "w0": inputs["w0"].clone()}) is None
+            if graph is adding:
+                assert recordings.find_last({**inputs, "x": inputs["w0"]}) is None
+                with pytest.raises(HazardError, match="share memory"):
+                    schedule(**{**inputs, "x": inputs["w0"]})
