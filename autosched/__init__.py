@@ -122,6 +122,7 @@ __all__ = [
     "capture",
     "compare",
     "compile",
+    "fuse",
     "in_order",
     "load",
     "measure_costs",

@@ -63,8 +63,9 @@ class Statements:
         device: str,
     ) -> Iterator[Piece]:
         """Write the calls of a task, and add the names of used results to ``made``."""
-        if task.composite is not None and task.fn is task.composite:
-            yield from self._merged(task, task.composite, given, made, used, device)
+        whole = task.composite
+        if whole is not None and not is_region(task):
+            yield from self._merged(task, whole, given, made, used, device)
             return
         call = self.caller.call(task, given.__getitem__, device)
         values = list(flatten(task.result))

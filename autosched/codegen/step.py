@@ -16,7 +16,7 @@ from autosched.codegen.calls import Caller
 from autosched.codegen.names import Names
 from autosched.codegen.pieces import Piece, bracketed, laid_out, quoted
 from autosched.codegen.statements import Statements, deletion
-from autosched.graph.graph import Graph, Task, Value
+from autosched.graph.graph import Graph, Task
 from autosched.machine.machine import Machine
 from autosched.program.program import Copy, Free, Program, Record, Run, Stream, Wait, occupied
 from autosched.program.residency import Residency

@@ -186,7 +186,7 @@ class Compiled:
         costs = {"costs": self._costs} if self._costs is not None else {"examples": examples}
         graphs = self._candidates(operators, examples)
         if self._fuse:
-            known = {"costs": self._costs, "examples": examples}
+            known: dict[str, Any] = {"costs": self._costs, "examples": examples}
             graphs = [fused(graphs[0], **self._options, **known)]
         made = [(graph, schedule(graph, **self._options, **costs)) for graph in graphs]
         return min(made, key=lambda pair: pair[1].makespan)

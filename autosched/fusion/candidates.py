@@ -8,7 +8,7 @@ groups that would create a cycle.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 
 from autosched.coarsening.folding import Folding
 from autosched.coarsening.grouping import label_of, named
+from autosched.fusion.inductor import AS_STRIDED, TAGS
 from autosched.graph.graph import HOST, Graph
 from autosched.graph.task import Task
 from autosched.placement import Placement
@@ -23,11 +24,15 @@ from autosched.program.program import Program, Record, Run, Stream, Wait
 
 __all__ = ["by_device", "by_stream", "unfusable"]
 
-_UNFUSABLE_TAGS = {
-    torch.Tag.data_dependent_output: "returns a number that depends on data",
-    torch.Tag.dynamic_output_shape: "returns a tensor whose size depends on data",
-    torch.Tag.nondeterministic_seeded: "draws random numbers",
-}
+
+# Operators for which Inductor generates atomic additions.
+_SUMS = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in """
+    embedding_dense_backward index_add index_add_ index_put index_put_ _unsafe_index_put
+    scatter_add scatter_add_ scatter_reduce scatter_reduce_
+    """.split()
+)
 
 
 def unfusable(graph: Graph, unknown: Mapping[str, str]) -> dict[str, str]:
@@ -39,14 +44,19 @@ def unfusable(graph: Graph, unknown: Mapping[str, str]) -> dict[str, str]:
     merged = Folding(graph).merged
     found: dict[str, str] = {}
     numbers: set[int] = set()  # values that are no tensors
+    strided: set[int] = set()  # views made by as_strided, and views of them
     for task in graph.tasks:
         if task.view:
+            if _is_one_of(task, AS_STRIDED) or any(use.value in strided for use in task.reads):
+                strided.update(use.value for use in task.outputs)
             continue
         reason = unknown.get(task.name) or _reason(task)
         if reason is None and task.index not in merged:
             reason = "touches a part of memory, or may return its argument"
         if reason is None and any(use.value in numbers for use in task.reads):
             reason = "reads a number that a task returns"
+        if reason is None and any(use.value in strided for use in task.reads):
+            reason = "reads a view that as_strided makes"
         if reason is not None:
             found[task.name] = reason
         if task.fn is torch.ops.aten._local_scalar_dense.default:
@@ -64,9 +74,16 @@ def _reason(task: Task) -> str | None:
         return f"uses the state of {type(task.shared[0]).__name__}"
     if task.device == HOST:
         return "is bound to the host"
+    if _is_one_of(task, _SUMS):
+        return "adds numbers in an order that varies, if compiled"
     if isinstance(task.fn, OpOverload):
-        return next((why for tag, why in _UNFUSABLE_TAGS.items() if tag in task.fn.tags), None)
+        return next((why for tag, why in TAGS.items() if tag in task.fn.tags), None)
     return next((why for part in task.parts if (why := _reason(part))), None)
+
+
+def _is_one_of(task: Task, packets: Collection[Any]) -> bool:
+    """Whether a task calls an overload of one of these operators."""
+    return isinstance(task.fn, OpOverload) and task.fn.overloadpacket in packets
 
 
 def by_device(

@@ -27,6 +27,7 @@ from autosched.fusion.region import Region
 from autosched.graph.composite import Composite
 from autosched.graph.graph import Graph
 from autosched.graph.task import Seconds, Task
+from autosched.graph.value import Value
 from autosched.machine.machine import Machine
 from autosched.measurement import measure_costs
 from autosched.policies import Policy
@@ -81,7 +82,8 @@ def fuse(
         copy.not_fused = {task.name: why for task in graph.tasks if not task.view}
         return copy
     fusion = _Fusion(graph, machine, costs, given or None, {"policy": policy, **options})
-    return fusion.best()
+    best: G = fusion.best()
+    return best
 
 
 class _Candidate(NamedTuple):
@@ -167,7 +169,11 @@ class _Fusion:
         """Whether tasks can be run now without consequences: on examples, and on a real machine."""
         if self.machine.imagined or self.examples is None:
             return False
-        return not any(isinstance(value.tensor, torch.Generator) for value in self.graph.sources)
+        return not any(_changes(self.graph, value) for value in self.graph.sources) and not any(
+            isinstance(item, (torch.Tensor, torch.nn.Module, torch.optim.Optimizer))
+            for task in self.graph.tasks
+            for item in task.shared
+        )
 
     def _measured(self, candidate: _Candidate) -> Any:
         """Return the fused graph with measured seconds for all tasks."""
@@ -176,6 +182,12 @@ class _Fusion:
             found = measure_costs(graph, self.machine, self.examples, repeat=3)
         graph.builder.set_seconds(found.seconds)
         return graph
+
+
+def _changes(graph: Graph, source: Value) -> bool:
+    """Whether a run changes an object that the graph holds."""
+    written = any(graph.last_version(member) for member in graph.members(source.index))
+    return isinstance(source.tensor, torch.Generator) or (source.tensor is not None and written)
 
 
 def _kinds(machine: Machine) -> list[str]:

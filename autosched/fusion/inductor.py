@@ -13,11 +13,33 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-__all__ = ["NotTraceableError", "compile_graph", "guard", "trace", "unavailable"]
+from autosched._lib.fake_tensors import Fakes
+
+__all__ = [
+    "AS_STRIDED",
+    "TAGS",
+    "NotTraceableError",
+    "compile_graph",
+    "described",
+    "guard",
+    "results_of",
+    "trace",
+    "unavailable",
+    "unsuitable",
+]
+
+# Why operators with these tags cannot be part of a region.
+TAGS = {
+    torch.Tag.data_dependent_output: "returns a number that depends on data",
+    torch.Tag.dynamic_output_shape: "returns a tensor whose size depends on data",
+    torch.Tag.nondeterministic_seeded: "draws random numbers",
+}
+AS_STRIDED = (torch.ops.aten.as_strided, torch.ops.aten.as_strided_)
 
 Compiled = Callable[..., Sequence[torch.Tensor]]
 
@@ -50,25 +72,70 @@ def unavailable(kind: str) -> str | None:
     return f"Inductor does not compile for {kind!r} devices"
 
 
+def unsuitable(args: Sequence[Any]) -> str | None:
+    """Return why compiled code cannot take these arguments, or None.
+
+    >>> unsuitable([torch.ones(2), 3])
+    'an argument is no tensor'
+    """
+    if not args:
+        return "it takes no tensor"
+    return next(filter(None, map(_unsuitable, args)), None)
+
+
+def _unsuitable(arg: Any) -> str | None:
+    if not isinstance(arg, torch.Tensor):
+        return "an argument is no tensor"
+    if type(arg) not in (torch.Tensor, torch.nn.Parameter):
+        return f"an argument is a {type(arg).__name__}"
+    if arg.layout is not torch.strided or arg.is_quantized or arg.is_nested:
+        return "an argument is not dense"
+    if arg.is_conj() or arg.is_neg():
+        return "an argument is a conjugate or negative view"
+    return None
+
+
 def trace(fn: Callable[..., Any], args: Sequence[Any]) -> torch.fx.GraphModule:
     """Return a function of tensors as a graph of ATen operators, for arguments like these.
 
-    Nothing is computed. Raises NotTraceableError.
+    The function is called with fake tensors that have the strides of eager mode. Raises
+    NotTraceableError.
     """
-    if not all(isinstance(arg, torch.Tensor) for arg in args):
-        raise NotTraceableError("an argument is no tensor")
     try:
-        with _quiet():
-            traced = make_fx(fn, tracing_mode="fake")(*args)
+        with _quiet(), Fakes() as fakes:
+            traced = make_fx(fn)(*map(fakes.from_tensor, args))
     except Exception as error:  # tracing raises many kinds of errors
-        raise NotTraceableError(f"{type(error).__name__}: {_first_line(error)}") from error
+        raise NotTraceableError(described(error)) from error
     for node in traced.graph.nodes:
-        if node.op == "get_attr":
-            raise NotTraceableError(f"it uses the tensor {node.target!r}, which is no argument")
-        if isinstance(node.target, torch._ops.OpOverload):
-            if torch.Tag.nondeterministic_seeded in node.target.tags:
-                raise NotTraceableError(f"{node.target} draws random numbers")
+        if why := _objection(node):
+            raise NotTraceableError(why)
     return traced
+
+
+def _objection(node: torch.fx.Node) -> str | None:
+    """Return why a graph with this node is not compiled, or None."""
+    if node.op == "get_attr":
+        return f"it uses the tensor {node.target!r}, which is no argument"
+    if isinstance(node.target, torch._ops.OpOverload):
+        tags = set(node.target.tags)
+        if _has_static_sizes(node.meta.get("val")):
+            tags.discard(torch.Tag.dynamic_output_shape)
+        if reason := next((why for tag, why in TAGS.items() if tag in tags), None):
+            return f"{node.target} {reason}"
+        if node.target.overloadpacket in AS_STRIDED:
+            # For Inductor, memory begins at the first element of an argument.
+            return f"{node.target} depends on the memory around its argument"
+    return None
+
+
+def _has_static_sizes(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and all(isinstance(size, int) for size in value.shape)
+
+
+def results_of(graph: torch.fx.GraphModule) -> list[torch.Tensor]:
+    """Return fake tensors like the results of a traced graph."""
+    output: Any = graph.graph.output_node()
+    return [node.meta["val"] for node in output.args[0]]
 
 
 def compile_graph(
@@ -76,33 +143,46 @@ def compile_graph(
 ) -> Compiled:
     """Compile a traced graph for arguments like these; its CPU kernels use so many threads.
 
-    The generated code checks no sizes. Raises what Inductor raises.
+    The generated code checks no sizes. Raises NotTraceableError if its results would differ between
+    calls, and what Inductor raises.
     """
     from torch._inductor import standalone_compile
+    from torch._inductor.graph import GraphLowering
 
     # Inductor's CPU kernels contain the number of threads.
     patches = {"cpp.threads": threads, "size_asserts": False, "alignment_asserts": False}
-    with torch.no_grad(), _quiet():
+    codes: list[str] = []
+    listen = mock.patch.object(GraphLowering, "save_output_code", codes.append)
+    with torch.no_grad(), torch._C._DisableAutocast(), listen, _quiet():
         artifact = standalone_compile(
             graph,
             [arg.detach() for arg in args],
             dynamic_shapes="from_example_inputs",
             options={"config_patches": patches},
         )
+    parallel = threads > 1 or any(arg.device.type != "cpu" for arg in args)
+    if parallel and any("atomic_add" in code for code in codes):
+        raise NotTraceableError("its kernels would add numbers in an order that varies")
     return artifact
 
 
 def guard(examples: Sequence[torch.Tensor]) -> Callable[..., bool]:
     """Return a fast function that says whether tensors are like these.
 
-    It compares types, dtypes, devices, sizes and strides, and whether they require grad.
+    It compares types, dtypes, devices, sizes and strides, whether they require grad, and torch's
+    settings: default dtype, autocast, grad mode, deterministic algorithms.
     """
-    from torch._C._dynamo.guards import TensorGuards
+    from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards
 
     # torch 2.13 crashes without these two arguments.
     static = {"dynamic_dims_sizes": None, "dynamic_dims_strides": None}
-    check: Callable[..., bool] = TensorGuards(*examples, **static).check
-    return check
+    tensors = TensorGuards(*examples, **static).check
+    settings = GlobalStateGuard().check
+
+    def matches(*args: Any) -> bool:
+        return settings() and tensors(*args)
+
+    return matches
 
 
 @contextlib.contextmanager
@@ -119,5 +199,6 @@ def _quiet() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+def described(error: Exception) -> str:
+    """Return the type of an error and the first line of its message."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

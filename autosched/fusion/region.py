@@ -1,7 +1,8 @@
 """Run a fused region: several tasks, compiled to few kernels.
 
-A region is compiled for the sizes, strides, dtypes and devices of its arguments, at its first call
-with such arguments. If it cannot be compiled, its tasks are called one by one.
+A region is compiled for the sizes, strides, dtypes and devices of its arguments and for torch's
+settings, at its first call with such arguments. If it cannot be compiled, its tasks are called one
+by one.
 
 Regions with the same operators and arguments, such as the layers of a transformer, share one
 compiled function.
@@ -14,10 +15,20 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from autosched._lib.forks import rlock
 from autosched._lib.logs import LOG
-from autosched.fusion.inductor import NotTraceableError, compile_graph, guard, trace, unavailable
+from autosched.fusion.inductor import (
+    NotTraceableError,
+    compile_graph,
+    described,
+    guard,
+    results_of,
+    trace,
+    unavailable,
+    unsuitable,
+)
 from autosched.graph.composite import Composite
 
 __all__ = ["Region"]
@@ -27,10 +38,49 @@ _LOCK = rlock()  # Inductor compiles one graph at a time
 
 
 class _Kernels:
-    """A compiled function, shared by all regions that would be compiled to the same."""
+    """A compiled function, shared by all regions that would be compiled to the same.
 
-    def __init__(self, call: Callable[..., Sequence[torch.Tensor]]):
-        self.call = call
+    Inductor may return an argument, a tensor twice, or a part of a larger one, where operators
+    return new tensors; and other strides. The first call finds out which results these are, and
+    every call copies them. ``expected`` are tensors like the results of the operators.
+    """
+
+    def __init__(
+        self, call: Callable[..., Sequence[torch.Tensor]], expected: Sequence[torch.Tensor]
+    ):
+        self._call = call
+        self._expected = [(each.stride(), each.untyped_storage().nbytes()) for each in expected]
+        self._copied: list[int] | None = None
+
+    def __call__(self, *args: torch.Tensor) -> list[torch.Tensor]:
+        if torch._C._is_any_autocast_enabled():
+            with torch._C._DisableAutocast():  # the casts are among the operators
+                made = list(self._call(*args))
+        else:
+            made = list(self._call(*args))
+        if self._copied is None:
+            self._copied = self._to_copy(made, args)
+        for i in self._copied:
+            strides, _ = self._expected[i]
+            made[i] = torch.empty_strided(
+                made[i].shape, strides, dtype=made[i].dtype, device=made[i].device
+            ).copy_(made[i])
+        return made
+
+    def _to_copy(self, made: Sequence[torch.Tensor], args: Sequence[torch.Tensor]) -> list[int]:
+        """Return the positions of results that are not tensors of their own, as expected."""
+        taken = {_storage(arg) for arg in args}
+        found = []
+        for i, (item, (strides, nbytes)) in enumerate(zip(made, self._expected, strict=True)):
+            larger = item.untyped_storage().nbytes() > nbytes
+            if larger or item.stride() != strides or _storage(item) in taken:
+                found.append(i)
+            taken.add(_storage(item))
+        return found
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 _shared: weakref.WeakValueDictionary[Hashable, _Kernels] = weakref.WeakValueDictionary()
@@ -40,7 +90,7 @@ class _Variant(NamedTuple):
     """What a region calls for some arguments: ``kernels``, or its tasks one by one (None)."""
 
     matches: Callable[..., bool]
-    key: Hashable  # the properties of the arguments
+    devices: Sequence[Any]
     kernels: _Kernels | None
 
 
@@ -65,14 +115,11 @@ class Region:
     def __call__(self, *args: Any) -> Any:
         """Run the region on the values that it takes, and the placeholders for its device."""
         given = args[: self._count]
-        for variant in self._variants:
-            if variant.matches(*given):
-                break
-        else:
-            variant = self._variant(given, args[self._count :])
-        if variant.kernels is None:
+        devices = args[self._count :]
+        kernels = self._found(given, devices)
+        if kernels is None:
             return self.composite(*args)
-        made = variant.kernels.call(*given)
+        made = kernels(*given)
         return made[0] if self._single else tuple(made)
 
     def __repr__(self) -> str:
@@ -82,34 +129,47 @@ class Region:
         """Return the state for copies and pickles; compiled functions stay in this process."""
         return self.__dict__ | {"_variants": [], "_compiled": None}
 
-    def _variant(self, given: Sequence[Any], devices: Sequence[Any]) -> _Variant:
-        """Return a new variant for such arguments; compile it unless one differs in guards only."""
+    def _found(self, given: Sequence[Any], devices: Sequence[Any]) -> _Kernels | None:
+        """Return the kernels for such arguments; compile them if necessary, and possible."""
+        for variant in self._variants:
+            if variant.devices == devices and variant.matches(*given):
+                return variant.kernels
+        if any(isinstance(arg, FakeTensor) for arg in given):
+            return None  # the region is only traced
+        why = unsuitable(given)
+        if why is None and len(self._variants) == _MOST:
+            why = f"it is called with more than {_MOST} kinds of arguments"
+        if why is not None:
+            self.failure = why
+            return None
+        return self._variant(given, devices).kernels
+
+    def _variant(self, given: Sequence[torch.Tensor], devices: Sequence[Any]) -> _Variant:
+        """Return a new variant for such arguments, or that of a thread that was faster."""
         with _LOCK:
-            key = tuple(map(_properties, given))
-            found = [variant for variant in self._variants if variant.key == key]
-            kernels = found[0].kernels if found else self._kernels(key, given, devices)
-            tensors = all(isinstance(arg, torch.Tensor) for arg in given)
-            made = _Variant(guard(given) if tensors else _always, key, kernels)
-            self._variants = [made, *self._variants[: _MOST - 1]]
+            for variant in self._variants:
+                if variant.devices == devices and variant.matches(*given):
+                    return variant
+            made = _Variant(guard(given), devices, self._kernels(given, devices))
+            self._variants = [made, *self._variants]
         return made
 
-    def _kernels(
-        self, key: Hashable, given: Sequence[Any], devices: Sequence[Any]
-    ) -> _Kernels | None:
+    def _kernels(self, given: Sequence[torch.Tensor], devices: Sequence[Any]) -> _Kernels | None:
         """Compile the region, or note why that is impossible."""
         try:
-            for kind in sorted({arg.device.type for arg in given if hasattr(arg, "device")}):
+            for kind in sorted({arg.device.type for arg in given}):
                 if why := unavailable(kind):
                     raise NotTraceableError(why)
             graph = trace(lambda *tensors: self._several(*tensors, *devices), given)
-            identity = graph.code, key, self.threads
+            identity = graph.code, *map(_properties, given), self.threads, _settings()
             kernels = _shared.get(identity)
             if kernels is None:
-                kernels = _shared[identity] = _Kernels(compile_graph(graph, given, self.threads))
+                call = compile_graph(graph, given, self.threads)
+                kernels = _shared[identity] = _Kernels(call, results_of(graph))
         except Exception as error:  # Inductor raises many kinds of errors
             kernels = None
             own = isinstance(error, NotTraceableError)
-            self.failure = str(error) if own else f"Inductor: {type(error).__name__}: {error}"
+            self.failure = str(error) if own else f"Inductor: {described(error)}"
             LOG.info("%r is not fused: %s", self, self.failure)
         if self._compiled is not None:
             self._compiled()
@@ -121,11 +181,10 @@ class Region:
         return [made] if self._single else list(made)
 
 
-def _properties(arg: Any) -> Hashable:
-    if not isinstance(arg, torch.Tensor):
-        return type(arg)
+def _properties(arg: torch.Tensor) -> Hashable:
     return tuple(arg.shape), arg.stride(), arg.dtype, arg.device
 
 
-def _always(*_: Any) -> bool:
-    return True
+def _settings() -> Hashable:
+    """Return the settings of torch on which the code of operators depends."""
+    return torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
