@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +30,7 @@ from autosched.fusion.inductor import (
     unavailable,
     unsuitable,
 )
+from autosched.fusion.structure import structure_of
 from autosched.graph.composite import Composite
 
 __all__ = ["Region"]
@@ -128,6 +130,12 @@ class Region:
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copies and pickles; compiled functions stay in this process."""
         return self.__dict__ | {"_variants": [], "_compiled": None}
+
+    @cached_property
+    def structure(self) -> str | None:
+        """What the region does, as a text that is valid in other processes; None if it has none."""
+        text = structure_of(self.composite)
+        return text and f"{self.threads} threads: {text}"
 
     def _found(self, given: Sequence[Any], devices: Sequence[Any]) -> _Kernels | None:
         """Return the kernels for such arguments; compile them if necessary, and possible."""
