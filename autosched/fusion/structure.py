@@ -61,7 +61,7 @@ class _Names:
         args = [self._argument(arg) for arg in task.args]
         args += [f"{key}={self._argument(arg)}" for key, arg in task.kwargs.items()]
         results = ", ".join(self.of(use.value) for use in task.outputs)
-        return f"{results} = {function}({', '.join(args)})".lstrip()
+        return f"{results} = {function}({', '.join(args)})".lstrip(" =")
 
     def _argument(self, item: Any) -> str:
         if isinstance(item, Value):

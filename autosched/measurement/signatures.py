@@ -77,7 +77,8 @@ def _word(leaf: Any) -> str | None:
     if len(leaf) == 3:
         dtype, sizes, strides = leaf
         return f"{str(dtype).removeprefix('torch.')}{sizes}{strides}"
-    return literal_text(leaf[1])
+    kind, item = leaf
+    return literal_text(item) if kind in _LITERALS else None
 
 
 def literal_text(item: Any) -> str | None:
