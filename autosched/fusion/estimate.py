@@ -8,13 +8,14 @@ but one for each kernel of a library.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from autosched.costs.costs import Costs
 from autosched.graph.composite import Composite
 from autosched.graph.task import Task
 from autosched.graph.value import Value
 from autosched.machine.machine import Device
+from autosched.measurement.sanity import work_of
 
 __all__ = ["region_seconds"]
 
@@ -23,32 +24,22 @@ def region_seconds(
     composite: Composite, values: Sequence[Value], costs: Costs, device: Device
 ) -> float:
     """Return the seconds of a region on a device; ``values`` are those of its tasks' graph."""
-    tasks = list(_leaves(composite.tasks))
-    light = [task for task in tasks if _moves_most(task, costs)]
-    heavy = [task for task in tasks if not task.view and not _moves_most(task, costs)]
+    tasks = [task for task in composite.tasks if not task.view]
+    work = {task.index: work_of(task, costs) for task in tasks}
+    # Elementwise operators compute at most one operation per byte.
+    moving = {i: found for i, found in work.items() if found and found.flops <= found.nbytes}
+    light = [task for task in tasks if task.index in moving]
+    heavy = [task for task in tasks if task.index not in moving]
     rest = sum(costs.task_seconds(task, device) for task in heavy)
     before = sum(costs.task_seconds(task, device) for task in light)
-    moved = sum(costs.work[task.name].nbytes for task in light)
-    if not light or not moved:
+    moved = sum(found.nbytes for found in moving.values())
+    if not moved:
         return rest + before
-    launches = device.launch_seconds * min(len(light), len(heavy) + 1)
-    busy = max(0.0, before - device.launch_seconds * len(light))
+    launched = sum(max(1, len(task.operators)) for task in light)
+    launches = device.launch_seconds * min(launched, len(heavy) + 1)
+    busy = max(0.0, before - device.launch_seconds * launched)
     outside = _outside(composite, light, values, costs)
     return rest + min(before, launches + busy * min(1.0, outside / moved))
-
-
-def _leaves(tasks: Sequence[Task]) -> Iterator[Task]:
-    for task in tasks:
-        if task.parts:
-            yield from _leaves(task.parts)
-        else:
-            yield task
-
-
-def _moves_most(task: Task, costs: Costs) -> bool:
-    """Whether a task computes at most one operation per byte, as elementwise operators do."""
-    work = costs.work.get(task.name)
-    return work is not None and not task.view and work.flops <= work.nbytes
 
 
 def _outside(

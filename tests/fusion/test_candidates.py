@@ -50,9 +50,9 @@ def test_the_reasons_why_tasks_are_not_fused() -> None:
 
 
 def test_tasks_without_functions_and_merged_ones() -> None:
-    assert unfusable(asc.Graph.from_networkx(networkx.DiGraph([("a", "b")])), {}) == {
-        name: "has no function" for name in "ab"
-    }
+    assert unfusable(asc.Graph.from_networkx(networkx.DiGraph([("a", "b")])), {}) == (
+        dict.fromkeys("ab", "has no function")
+    )
     graph = asc.Graph()
     x = graph.input("x")
     graph.output(y=graph.add(aten.bernoulli.default, x + 1) * 2, z=(x * 3).exp())

@@ -92,7 +92,9 @@ def test_equal_regions_are_measured_once_and_cached_on_disk(tmp_path: Path) -> N
     (file,) = tmp_path.iterdir()
     text = "1 threads: %0 -> %1 = _operator.add(%0, 1); %2 = _operator.mul(%1, 2) -> %2"
     assert file.read_text().count(text) == 1
-    assert asc.measure_costs(fused, machine, inputs, cache=tmp_path).seconds["a"] == first.seconds["a"]
+    assert (
+        asc.measure_costs(fused, machine, inputs, cache=tmp_path).seconds["a"] == first.seconds["a"]
+    )
 
 
 def test_addresses_are_no_part_of_a_signature() -> None:
