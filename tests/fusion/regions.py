@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -42,6 +43,7 @@ def compiled_by(compile_graph: Compile = itself) -> Iterator[list[torch.fx.Graph
 
     with (
         mock.patch("autosched.fusion.region.compile_graph", noted),
+        mock.patch("autosched.fusion.region._shared", weakref.WeakValueDictionary()),
         mock.patch("autosched.fusion.region.unavailable", return_value=None),
         mock.patch("autosched.fusion.fusing.unavailable", return_value=None),
     ):
