@@ -110,6 +110,7 @@ def test_the_default_dtype_counts(compiled: Graphs) -> None:
     finally:
         torch.set_default_dtype(torch.float32)
     assert call(made, x).dtype == torch.float32
+    assert len(compiled) == 2
 
 
 def test_autocast_casts_where_eager_mode_does_and_not_again_in_kernels() -> None:
