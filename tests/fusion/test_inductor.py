@@ -80,6 +80,7 @@ def arguments() -> dict[str, Tensor]:
         "whole": torch.arange(-6, 6).reshape(3, 4),
         "empty": torch.rand(0, 3, generator=generator),
         "scalar": torch.tensor(1.5, dtype=torch.float64),
+        "extreme": torch.tensor([float("nan"), float("inf"), -0.0, 2.0]),
         "number": torch.rand(3, generator=generator).to(torch.complex64) * 1j,
     }
 
@@ -87,7 +88,7 @@ def arguments() -> dict[str, Tensor]:
 def many() -> tuple[asc.Graph, list[asc.Value]]:
     """Return a graph of operators for ``arguments``, and its results."""
     graph = asc.Graph()
-    x, written, parameter, whole, empty, scalar, number = graph.inputs(*arguments())
+    x, written, parameter, whole, empty, scalar, extreme, number = graph.inputs(*arguments())
     results = [x + 1, x + 1, x + torch.ops.aten.zeros_like(x), (x.sin() * scalar).t().exp()]
     results += [torch.ops.aten.clone(x), torch.ops.aten.mul(x, 1)]
     before = torch.ops.aten.clone(written)
@@ -95,6 +96,7 @@ def many() -> tuple[asc.Graph, list[asc.Value]]:
     parameter.sub_(0.5)
     results += [before, written + 0, parameter * 2]
     results += [whole // 5, whole % 5, whole.gt(0), whole / 2, whole.sum(1), torch.tril(whole)]
+    results += [extreme * 0, extreme + torch.ops.aten.zeros_like(extreme), extreme.relu()]
     results += [empty * 2, empty.sum(), scalar * 2, number * number, torch.softmax(x, 0)]
     return graph, results
 
@@ -111,7 +113,7 @@ def test_compiled_regions_do_what_eager_mode_does() -> None:
         for result, wanted in zip((*found, *given), (*expected, *twins), strict=True):
             assert (result.shape, result.dtype) == (wanted.shape, wanted.dtype)
             assert result.stride() == wanted.stride()
-            torch.testing.assert_close(result, wanted)
+            torch.testing.assert_close(result, wanted, equal_nan=True)
         for i, (twin, arg) in enumerate(zip(twins, given, strict=True)):
             assert (twin._version > versions[i][0]) == (arg._version > versions[i][1])
         assert not any(result.requires_grad for result in found)
