@@ -35,8 +35,8 @@ MAY_IMPORT = {
     "graph": FOUNDATION,
     "machine": FOUNDATION,
     "costs": [*FOUNDATION, "graph", "machine", "timeline"],  # learns from timelines
-    "coarsening": INPUTS,
     "placement": [*FOUNDATION, "graph", "machine"],
+    "coarsening": PLACED,
     "problem": PLACED,
     # intermediate representation
     "program": FOUNDATION,
@@ -69,8 +69,9 @@ MAY_IMPORT = {
         *["simulation", "timeline", "verification", "viz"],
     ],
     "comparison": [*INPUTS, "policies", "scheduling", "viz"],
-    "frontends": [*INPUTS, "coarsening", "policies", "scheduling"],
     "measurement": [*IR, "policies", "runtime", "scheduling"],
+    "fusion": [*IR, "coarsening", "measurement", "policies", "scheduling"],
+    "frontends": [*INPUTS, "coarsening", "fusion", "policies", "scheduling"],
     "testing": [*IR, "policies", "problem", "runtime", "scheduling", "simulation"],
     "parallel": ["_lib", "autosched"],  # the public API, and helpers
     "demo": ["autosched", "runtime", "viz"],
@@ -95,7 +96,7 @@ MAY_IMPORT["autosched"] = sorted(set(MAY_IMPORT) - {"autosched", "cli", "demo", 
 
 # Planning works without torch, so the modules below torch-free ones are named one by one.
 MAY_IMPORT_TORCH = {
-    *["cli", "demo", "frontends", "measurement", "parallel", "testing"],
+    *["cli", "demo", "frontends", "fusion", "measurement", "parallel", "testing"],
     *["_lib.fake_tensors", "costs.estimate", "graph.gradients"],
     *["runtime.backends", "runtime.profile", "runtime.replay"],
     "machine.machine",  # Machine.local, inside the function

@@ -24,6 +24,7 @@ from autosched.timeline.timeline import Span, Timeline
 
 __all__ = ["Option", "TaskExplanation", "explain_task"]
 
+_OPERATORS = 12  # of a merged task, in the text
 _FEW = 3  # other devices to compare in a large graph
 
 
@@ -46,7 +47,7 @@ class TaskExplanation:
     not empty. The task could end ``slack`` seconds later without increasing the makespan. If it
     moves to another device, the tasks ``together`` move with it. ``options`` are its devices, its
     own first; if it is ``bound``, they are the devices it could run on otherwise. They are
-    predicted, even if the rest is measured.
+    predicted, even if the rest is measured. A merged task calls ``operators``.
     """
 
     name: str
@@ -65,6 +66,7 @@ class TaskExplanation:
     bound: bool
     together: tuple[str, ...]
     options: tuple[Option, ...]
+    operators: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """Return all fields as JSON."""
@@ -76,6 +78,11 @@ class TaskExplanation:
         times = f"{how} from {start} to {end} of {makespan}"
         lines = [
             *wrapped(f"{self.name} on {self.device}: {times} ({self.source})", indent=9),
+            *(
+                wrapped(name_list(self.operators, _OPERATORS), "  calls  ", 9)
+                if self.operators
+                else ()
+            ),
             *wrapped(self.reason, "  where  ", 9),
             *_option_lines(self),
             *wrapped(_when(self), "  when   ", 9),
@@ -119,6 +126,7 @@ def explain_task(case: Case, name: str, measured: Timeline | None = None) -> Tas
         bound=len(allowed.devices[task.index]) == 1,
         together=together,
         options=_options(case, task, together),
+        operators=task.operators,
     )
 
 

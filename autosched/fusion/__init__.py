@@ -4,6 +4,7 @@ candidates  which tasks can be fused, and groups of them
 estimate    seconds of a region before it is compiled
 inductor    compilation; the only module that knows Inductor
 region      a compiled region, the function of its task
+structure   what a region does, as text
 race        schedules compared by running them
 fusing      the choice among candidates
 

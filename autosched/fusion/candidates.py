@@ -8,7 +8,8 @@ groups that would create a cycle.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -16,17 +17,22 @@ from torch._ops import OpOverload
 
 from autosched.coarsening.folding import Folding
 from autosched.coarsening.grouping import label_of, named
-from autosched.graph.graph import Graph
+from autosched.fusion.inductor import AS_STRIDED, READ_NUMBER, TAGS
+from autosched.graph.graph import HOST, Graph
 from autosched.graph.task import Task
 from autosched.placement import Placement
 from autosched.program.program import Program, Record, Run, Stream, Wait
 
 __all__ = ["by_device", "by_stream", "reads_numbers", "unfusable"]
 
-_UNFUSABLE_TAGS = {
-    torch.Tag.data_dependent_output: "returns what depends on data",
-    torch.Tag.dynamic_output_shape: "returns a tensor whose size depends on data",
-}
+# Operators for which Inductor generates atomic additions.
+_SUMS = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in """
+    embedding_dense_backward index_add index_add_ index_put index_put_ _unsafe_index_put
+    scatter_add scatter_add_ scatter_reduce scatter_reduce_
+    """.split()
+)
 
 
 def unfusable(graph: Graph, unknown: Mapping[str, str]) -> dict[str, str]:
@@ -37,12 +43,17 @@ def unfusable(graph: Graph, unknown: Mapping[str, str]) -> dict[str, str]:
     """
     merged = Folding(graph).merged
     found: dict[str, str] = {}
+    strided: set[int] = set()  # views made by as_strided, and views of them
     for task in graph.tasks:
         if task.view:
+            if _is_one_of(task, AS_STRIDED) or any(use.value in strided for use in task.reads):
+                strided.update(use.value for use in task.outputs)
             continue
         reason = unknown.get(task.name) or _reason(task)
         if reason is None and task.index not in merged:
             reason = "touches a part of memory, or may return its argument"
+        if reason is None and any(use.value in strided for use in task.reads):
+            reason = "reads a view that as_strided makes"
         if reason is not None:
             found[task.name] = reason
     return found
@@ -56,7 +67,7 @@ def reads_numbers(tasks: Iterable[Task]) -> list[Task]:
     numbers: set[int] = set()  # values that are no tensors
     found = []
     for task in tasks:
-        if task.fn is torch.ops.aten._local_scalar_dense.default or _is_python(task, numbers):
+        if task.fn is READ_NUMBER or _is_python(task, numbers):
             numbers.update(use.value for use in task.outputs)
         elif not any(use.value in numbers for use in task.reads):
             continue
@@ -77,12 +88,18 @@ def _reason(task: Task) -> str | None:
         return "draws random numbers"
     if task.shared:
         return f"uses the state of {type(task.shared[0]).__name__}"
-    if (
-        isinstance(task.fn, OpOverload)
-        and task.fn is not torch.ops.aten._local_scalar_dense.default
-    ):
-        return next((why for tag, why in _UNFUSABLE_TAGS.items() if tag in task.fn.tags), None)
+    if task.device == HOST and isinstance(task.fn, FunctionType):
+        return "is a Python function that is bound to the host"
+    if _is_one_of(task, _SUMS):
+        return "adds numbers in an order that varies, if compiled"
+    if isinstance(task.fn, OpOverload) and task.fn is not READ_NUMBER:
+        return next((why for tag, why in TAGS.items() if tag in task.fn.tags), None)
     return next((why for part in task.parts if (why := _reason(part))), None)
+
+
+def _is_one_of(task: Task, packets: Collection[Any]) -> bool:
+    """Whether a task calls an overload of one of these operators."""
+    return isinstance(task.fn, OpOverload) and task.fn.overloadpacket in packets
 
 
 def by_device(

@@ -15,6 +15,7 @@ from autosched.graph.composite import Composite
 from autosched.graph.task import Task
 from autosched.graph.value import Value
 from autosched.machine.machine import Device
+from autosched.measurement.sanity import work_of
 
 __all__ = ["region_seconds"]
 
@@ -24,39 +25,31 @@ def region_seconds(
 ) -> float:
     """Return the seconds of a region on a device; ``values`` are those of its tasks' graph."""
     tasks = [task for task in composite.tasks if not task.view]
-    heavy = [task for task in tasks if _computes_most(task, costs)]
-    light = [task for task in tasks if not _computes_most(task, costs)]
-    launches = sum(_launches(task) for task in light)
+    work = {task.index: work_of(task, costs) for task in tasks}
+    # Elementwise operators compute at most one operation per byte.
+    heavy = [t for t in tasks if (found := work[t.index]) and found.flops > found.nbytes]
+    light = [task for task in tasks if task not in heavy]
+    launched = sum(max(1, len(task.operators)) for task in light)
     before = sum(costs.task_seconds(task, device) for task in light)
-    busy = max(0.0, before - device.launch_seconds * launches)
-    fewer = device.launch_seconds * min(launches, len(heavy) + 1)
-    after = fewer + busy * _kept_part(composite, light, values, costs)
-    return sum(costs.task_seconds(task, device) for task in heavy) + min(before, after)
+    busy = max(0.0, before - device.launch_seconds * launched)
+    launches = device.launch_seconds * min(launched, len(heavy) + 1)
+    moved = [0.0 if (found := work[task.index]) is None else found.nbytes for task in light]
+    part = 1.0
+    if all(moved) and moved:
+        part = min(1.0, _outside(composite, light, values, costs) / sum(moved))
+    rest = sum(costs.task_seconds(task, device) for task in heavy)
+    return rest + min(before, launches + busy * part)
 
 
-def _computes_most(task: Task, costs: Costs) -> bool:
-    """Whether a task computes more than one operation per byte, unlike elementwise operators."""
-    work = costs.work.get(task.name)
-    return work is not None and work.flops > work.nbytes
-
-
-def _launches(task: Task) -> int:
-    return sum(map(_launches, task.parts)) if task.parts else not task.view
-
-
-def _kept_part(
+def _outside(
     composite: Composite, light: Sequence[Task], values: Sequence[Value], costs: Costs
 ) -> float:
-    """Return the part of the bytes that these tasks move that others make or need."""
-    if not all(task.name in costs.work for task in light):
-        return 1.0
+    """Return the bytes that these tasks of a region read from others, or make for others."""
     own = {task.index for task in light}
     made = {use.value for task in light for use in task.outputs}
     read = {use.value for task in light for use in task.reads} - made
     others = (task for task in composite.tasks if task.index not in own)
     needed = {use.value for task in others for use in task.reads} | set(composite.gives)
     written = {use.value for task in light for use in task.writes}
-    kept = [*read, *(made & needed), *written]
-    moved = sum(costs.work[task.name].nbytes for task in light)
-    outside = sum(costs.nbytes.get(values[value].name, 0.0) for value in kept)
-    return min(1.0, outside / moved) if moved else 1.0
+    moved = [*read, *(made & needed), *written]
+    return sum(costs.nbytes.get(values[value].name, 0.0) for value in moved)

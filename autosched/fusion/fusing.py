@@ -28,6 +28,7 @@ from autosched.fusion.region import Region
 from autosched.graph.composite import Composite
 from autosched.graph.graph import HOST, Graph
 from autosched.graph.task import Seconds, Task
+from autosched.graph.value import Value
 from autosched.machine.machine import Machine
 from autosched.measurement import measure_costs
 from autosched.placement import Placement
@@ -247,7 +248,11 @@ class _Fusion:
         """Whether tasks can be run now without consequences: on examples, and on a real machine."""
         if self.machine.imagined or self.examples is None:
             return False
-        return not any(isinstance(value.tensor, torch.Generator) for value in self.graph.sources)
+        return not any(_changes(self.graph, value) for value in self.graph.sources) and not any(
+            isinstance(item, (torch.Tensor, torch.nn.Module, torch.optim.Optimizer))
+            for task in self.graph.tasks
+            for item in task.shared
+        )
 
     def _measured(self, candidate: _Candidate) -> _Fused | None:
         """Return the fused graph with measured seconds for all tasks."""
@@ -294,6 +299,12 @@ def _following(placement: Placement) -> Policy:
         return carried(graph, placement)
 
     return following
+
+
+def _changes(graph: Graph, source: Value) -> bool:
+    """Whether a run changes an object that the graph holds."""
+    written = any(graph.last_version(member) for member in graph.members(source.index))
+    return isinstance(source.tensor, torch.Generator) or (source.tensor is not None and written)
 
 
 def _cpu_streams(program: Program) -> int:

@@ -13,15 +13,37 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from autosched._lib.fake_tensors import Fakes
 from autosched.graph.effects import effects_of
 
-__all__ = ["NotTraceableError", "as_tensor", "compile_graph", "guard", "trace", "unavailable"]
+__all__ = [
+    "AS_STRIDED",
+    "READ_NUMBER",
+    "TAGS",
+    "NotTraceableError",
+    "as_tensor",
+    "compile_graph",
+    "described",
+    "guard",
+    "results_of",
+    "trace",
+    "unavailable",
+    "unsuitable",
+]
+
+# Why operators with these tags cannot be part of a region.
+TAGS = {
+    torch.Tag.data_dependent_output: "returns what depends on data",
+    torch.Tag.dynamic_output_shape: "returns a tensor whose size depends on data",
+}
+# The exception: a number may be read, as long as no size and no decision depends on it.
+READ_NUMBER = torch.ops.aten._local_scalar_dense.default
+AS_STRIDED = (torch.ops.aten.as_strided, torch.ops.aten.as_strided_)
 
 Compiled = Callable[..., Sequence[torch.Tensor]]
 
@@ -54,43 +76,29 @@ def unavailable(kind: str) -> str | None:
     return f"Inductor does not compile for {kind!r} devices"
 
 
-def trace(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[torch.fx.GraphModule, list[bool]]:
-    """Return a function of tensors and floats as a graph of ATen operators on tensors.
+def unsuitable(args: Sequence[Any]) -> str | None:
+    """Return why compiled code cannot take these arguments, or None.
 
-    Nothing is computed. A float becomes a tensor without dimensions, ``as_tensor(x)``, so that its
-    value is no part of the graph; the result says which of the function's results are such tensors.
-    Raises NotTraceableError.
+    >>> unsuitable([torch.ones(2), 0.5, 3])
+    'an argument is neither a tensor nor a float'
     """
-    is_float = [type(arg) is float for arg in args]
-    if not all(isinstance(arg, (float, torch.Tensor)) for arg in args):
-        raise NotTraceableError("an argument is neither a tensor nor a float")
-    floats: list[bool] = []
+    if not args:
+        return "it takes no tensor"
+    return next(filter(None, map(_unsuitable, args)), None)
 
-    def on_tensors(*tensors: Any) -> list[Any]:
-        pairs = zip(tensors, is_float, strict=True)
-        made = fn(*(tensor.item() if number else tensor for tensor, number in pairs))
-        floats[:] = [not isinstance(item, torch.Tensor) for item in made]
-        return [
-            torch.scalar_tensor(item, dtype=torch.float64) if number else item
-            for item, number in zip(made, floats, strict=True)
-        ]
 
-    try:
-        with _quiet(), torch.no_grad():
-            # Numbers that operators read from tensors are symbols; sizes are not.
-            fakes = FakeTensorMode(
-                allow_fallback_kernels=True, shape_env=ShapeEnv(), static_shapes=True
-            )
-            given = [fakes.from_tensor(as_tensor(arg).detach()) for arg in args]
-            traced = make_fx(on_tensors, tracing_mode="real")(*given)
-    except Exception as error:  # tracing raises many kinds of errors
-        raise NotTraceableError(f"{type(error).__name__}: {_first_line(error)}") from error
-    for node in traced.graph.nodes:
-        if node.op == "get_attr":
-            raise NotTraceableError(f"it uses the tensor {node.target!r}, which is no argument")
-        if effects_of(node.target, node.args, node.kwargs).random:
-            raise NotTraceableError(f"{node.target} draws random numbers")
-    return traced, floats
+def _unsuitable(arg: Any) -> str | None:
+    if type(arg) is float:
+        return None
+    if not isinstance(arg, torch.Tensor):
+        return "an argument is neither a tensor nor a float"
+    if type(arg) not in (torch.Tensor, torch.nn.Parameter):
+        return f"an argument is a {type(arg).__name__}"
+    if arg.layout is not torch.strided or arg.is_quantized or arg.is_nested:
+        return "an argument is not dense"
+    if arg.is_conj() or arg.is_neg():
+        return "an argument is a conjugate or negative view"
+    return None
 
 
 def as_tensor(arg: Any) -> Any:
@@ -102,38 +110,112 @@ def as_tensor(arg: Any) -> Any:
     return torch.tensor(arg, dtype=torch.float64) if type(arg) is float else arg
 
 
-def compile_graph(
-    graph: torch.fx.GraphModule, args: Sequence[torch.Tensor], threads: int
-) -> Compiled:
+def trace(
+    fn: Callable[..., list[Any]], args: Sequence[Any]
+) -> tuple[torch.fx.GraphModule, list[int]]:
+    """Return a function of tensors and floats as a graph of ATen operators on tensors.
+
+    The function is called with fake tensors that have the strides of eager mode. The graph takes
+    floats as tensors (``as_tensor``), so it does not contain their values, and returns floats as
+    tensors; also return the positions of these results. Raises NotTraceableError.
+    """
+    are_floats = [type(arg) is float for arg in args]
+    floats: list[int] = []
+
+    def on_tensors(*tensors: Any) -> list[Any]:
+        pairs = zip(tensors, are_floats, strict=True)
+        made: list[Any] = fn(*(tensor.item() if is_float else tensor for tensor, is_float in pairs))
+        floats[:] = [i for i, item in enumerate(made) if not isinstance(item, torch.Tensor)]
+        for i in floats:
+            made[i] = torch.scalar_tensor(made[i], dtype=torch.float64)
+        return made
+
+    try:
+        with _quiet(), Fakes() as fakes:
+            traced = make_fx(on_tensors)(*map(fakes.from_tensor, map(as_tensor, args)))
+    except Exception as error:  # tracing raises many kinds of errors
+        raise NotTraceableError(described(error)) from error
+    for node in traced.graph.nodes:
+        if why := _objection(node):
+            raise NotTraceableError(why)
+    return traced, floats
+
+
+def _objection(node: torch.fx.Node) -> str | None:
+    """Return why a graph with this node is not compiled, or None."""
+    if node.op == "get_attr":
+        return f"it uses the tensor {node.target!r}, which is no argument"
+    if isinstance(node.target, torch._ops.OpOverload) and node.target is not READ_NUMBER:
+        if effects_of(node.target, node.args, node.kwargs).random:
+            return f"{node.target} draws random numbers"
+        tags = set(node.target.tags)
+        if _has_static_sizes(node.meta.get("val")):
+            tags.discard(torch.Tag.dynamic_output_shape)
+        if reason := next((why for tag, why in TAGS.items() if tag in tags), None):
+            return f"{node.target} {reason}"
+        if node.target.overloadpacket in AS_STRIDED:
+            # For Inductor, memory begins at the first element of an argument.
+            return f"{node.target} depends on the memory around its argument"
+    return None
+
+
+def _has_static_sizes(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and all(isinstance(size, int) for size in value.shape)
+
+
+def results_of(graph: torch.fx.GraphModule) -> list[torch.Tensor]:
+    """Return fake tensors like the results of a traced graph."""
+    output: Any = graph.graph.output_node()
+    return [node.meta["val"] for node in output.args[0]]
+
+
+def compile_graph(graph: torch.fx.GraphModule, args: Sequence[Any], threads: int) -> Compiled:
     """Compile a traced graph for arguments like these; its CPU kernels use so many threads.
 
-    The generated code checks no sizes. Raises what Inductor raises.
+    The generated code checks no sizes. Raises NotTraceableError if its results would differ between
+    calls, and what Inductor raises.
     """
     from torch._inductor import standalone_compile
+    from torch._inductor.graph import GraphLowering
 
-    # Inductor's CPU kernels contain the number of threads.
-    patches = {"cpp.threads": threads, "size_asserts": False, "alignment_asserts": False}
-    with torch.no_grad(), _quiet():
+    patches = {
+        "cpp.threads": threads,  # CPU kernels contain the number of threads
+        "size_asserts": False,
+        "alignment_asserts": False,
+        "joint_graph_constant_folding": False,  # it takes x * 0 for 0, and x + zeros for x
+    }
+    codes: list[str] = []
+    listen = mock.patch.object(GraphLowering, "save_output_code", codes.append)
+    with torch.no_grad(), torch._C._DisableAutocast(), listen, _quiet():
         artifact = standalone_compile(
             graph,
-            [arg.detach() for arg in args],
+            [arg.detach() for arg in map(as_tensor, args)],
             dynamic_shapes="from_example_inputs",
             options={"config_patches": patches},
         )
+    parallel = threads > 1 or any(as_tensor(arg).device.type != "cpu" for arg in args)
+    if parallel and any("atomic_add" in code for code in codes):
+        raise NotTraceableError("its kernels would add numbers in an order that varies")
     return artifact
 
 
-def guard(examples: Sequence[torch.Tensor]) -> Callable[..., bool]:
-    """Return a fast function that says whether tensors are like these.
+def guard(examples: Sequence[Any]) -> Callable[..., bool]:
+    """Return a fast function that says whether tensors are like these, floats as tensors.
 
-    It compares types, dtypes, devices, sizes and strides, and whether they require grad.
+    It compares types, dtypes, devices, sizes and strides, whether they require grad, and torch's
+    settings: default dtype, autocast, grad mode, deterministic algorithms.
     """
-    from torch._C._dynamo.guards import TensorGuards
+    from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards
 
     # torch 2.13 crashes without these two arguments.
     static = {"dynamic_dims_sizes": None, "dynamic_dims_strides": None}
-    check: Callable[..., bool] = TensorGuards(*examples, **static).check
-    return check
+    tensors = TensorGuards(*map(as_tensor, examples), **static).check
+    settings = GlobalStateGuard().check
+
+    def matches(*args: Any) -> bool:
+        return settings() and tensors(*args)
+
+    return matches
 
 
 @contextlib.contextmanager
@@ -150,5 +232,6 @@ def _quiet() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+def described(error: Exception) -> str:
+    """Return the type of an error and the first line of its message."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

@@ -1,7 +1,8 @@
 """Run a fused region: several tasks, compiled to few kernels.
 
-A region is compiled for the sizes, strides, dtypes and devices of its arguments, at its first call
-with such arguments. If it cannot be compiled, its tasks are called one by one.
+A region is compiled for the sizes, strides, dtypes and devices of its arguments and for torch's
+settings, at its first call with such arguments. If it cannot be compiled, its tasks are called one
+by one.
 
 Regions with the same operators and arguments, such as the layers of a transformer, share one
 compiled function.
@@ -11,9 +12,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from autosched._lib.forks import rlock
 from autosched._lib.logs import LOG
@@ -21,10 +24,14 @@ from autosched.fusion.inductor import (
     NotTraceableError,
     as_tensor,
     compile_graph,
+    described,
     guard,
+    results_of,
     trace,
     unavailable,
+    unsuitable,
 )
+from autosched.fusion.structure import structure_of
 from autosched.graph.composite import Composite
 
 __all__ = ["Region"]
@@ -36,12 +43,55 @@ _LOCK = rlock()  # Inductor compiles one graph at a time
 class _Kernels:
     """A compiled function, shared by all regions that would be compiled to the same.
 
-    ``floats`` are the positions of results that are floats; the function returns them as tensors.
+    Inductor may return an argument, a tensor twice, or a part of a larger one, where operators
+    return new tensors; and other strides. The first call finds out which results these are, and
+    every call copies them. ``expected`` are tensors like the results of the operators; results at
+    the positions ``floats`` are floats.
     """
 
-    def __init__(self, call: Callable[..., Sequence[torch.Tensor]], floats: Sequence[int]):
-        self.call = call
-        self.floats = floats
+    def __init__(
+        self,
+        call: Callable[..., Sequence[torch.Tensor]],
+        expected: Sequence[torch.Tensor],
+        floats: Sequence[int],
+    ):
+        self._call = call
+        self._floats = floats
+        self._expected = [(each.stride(), each.untyped_storage().nbytes()) for each in expected]
+        self._copied: list[int] | None = None
+
+    def __call__(self, *args: torch.Tensor) -> list[Any]:
+        made: list[Any]
+        if torch._C._is_any_autocast_enabled():
+            with torch._C._DisableAutocast():  # the casts are among the operators
+                made = list(self._call(*args))
+        else:
+            made = list(self._call(*args))
+        if self._copied is None:
+            self._copied = self._to_copy(made, args)
+        for i in self._copied:
+            strides, _ = self._expected[i]
+            made[i] = torch.empty_strided(
+                made[i].shape, strides, dtype=made[i].dtype, device=made[i].device
+            ).copy_(made[i])
+        for i in self._floats:
+            made[i] = made[i].item()
+        return made
+
+    def _to_copy(self, made: Sequence[torch.Tensor], args: Sequence[torch.Tensor]) -> list[int]:
+        """Return the positions of results that are not tensors of their own, as expected."""
+        taken = {_storage(arg) for arg in args}
+        found = []
+        for i, (item, (strides, nbytes)) in enumerate(zip(made, self._expected, strict=True)):
+            larger = item.untyped_storage().nbytes() > nbytes
+            if larger or item.stride() != strides or _storage(item) in taken:
+                found.append(i)
+            taken.add(_storage(item))
+        return found
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 _shared: weakref.WeakValueDictionary[Hashable, _Kernels] = weakref.WeakValueDictionary()
@@ -51,7 +101,7 @@ class _Variant(NamedTuple):
     """What a region calls for some arguments: ``kernels``, or its tasks one by one (None)."""
 
     matches: Callable[..., bool]
-    key: Hashable  # the properties of the arguments
+    others: Sequence[Any]  # devices, and which arguments are floats
     kernels: _Kernels | None
 
 
@@ -74,18 +124,20 @@ class Region:
     def __call__(self, *args: Any) -> Any:
         """Run the region on the values that it takes, and the placeholders for its device."""
         given: Sequence[Any] = args[: self._count]
+        others: Sequence[Any] = args[self._count :]
+        tensors = given
         if float in map(type, given):
-            given = list(map(as_tensor, given))
+            others = *others, [type(arg) is float for arg in given]
+            tensors = list(map(as_tensor, given))
         for variant in self._variants:
-            if variant.matches(*given):
+            if variant.others == others and variant.matches(*tensors):
+                kernels = variant.kernels
                 break
         else:
-            variant = self._variant(args[: self._count], args[self._count :])
-        if variant.kernels is None:
+            kernels = self._compiled(given, others, tensors)
+        if kernels is None:
             return self.composite(*args)
-        made: list[Any] = list(variant.kernels.call(*given))
-        for i in variant.kernels.floats:
-            made[i] = made[i].item()
+        made = kernels(*tensors)
         return made[0] if self._single else tuple(made)
 
     @property
@@ -100,39 +152,51 @@ class Region:
         """Return the state for copies and pickles; compiled functions stay in this process."""
         return self.__dict__ | {"_variants": [], "on_compiled": None}
 
-    def _variant(self, given: Sequence[Any], devices: Sequence[Any]) -> _Variant:
-        """Return a new variant for such arguments; compile it unless one differs in guards only."""
+    @cached_property
+    def structure(self) -> str | None:
+        """What the region does, as a text that is valid in other processes; None if it has none."""
+        text = structure_of(self.composite)
+        return text and f"{self.threads} threads: {text}"
+
+    def _compiled(
+        self, given: Sequence[Any], others: Sequence[Any], tensors: Sequence[Any]
+    ) -> _Kernels | None:
+        """Return new kernels for such arguments, or those of a thread that was faster; or None."""
+        if any(isinstance(arg, FakeTensor) for arg in given):
+            return None  # the region is only traced
+        why = unsuitable(given)
+        if why is None and len(self._variants) == _MOST:
+            why = f"it is called with more than {_MOST} kinds of arguments"
+        if why is not None:
+            self.failure = why
+            return None
         with _LOCK:
-            key = tuple(map(_properties, given))
-            found = [variant for variant in self._variants if variant.key == key]
-            kernels = found[0].kernels if found else self._kernels(key, given, devices)
-            tensors = list(map(as_tensor, given))
-            guarded = all(isinstance(arg, torch.Tensor) for arg in tensors)
-            made = _Variant(guard(tensors) if guarded else _always, key, kernels)
-            self._variants = [made, *self._variants[: _MOST - 1]]
+            for variant in self._variants:
+                if variant.others == others and variant.matches(*tensors):
+                    return variant.kernels
+            kernels = self._kernels(given, others)
+            self._variants = [_Variant(guard(tensors), others, kernels), *self._variants]
         if self.on_compiled is not None:
             self.on_compiled()
-        return made
+        return kernels
 
-    def _kernels(
-        self, key: Hashable, given: Sequence[Any], devices: Sequence[Any]
-    ) -> _Kernels | None:
+    def _kernels(self, given: Sequence[Any], others: Sequence[Any]) -> _Kernels | None:
         """Compile the region, or note why that is impossible."""
+        devices = others[: len(self.composite.heres)]
         try:
-            for kind in sorted({arg.device.type for arg in given if hasattr(arg, "device")}):
+            for kind in sorted({arg.device.type for arg in map(as_tensor, given)}):
                 if why := unavailable(kind):
                     raise NotTraceableError(why)
             graph, floats = trace(lambda *values: self._several(*values, *devices), given)
-            identity = graph.code, key, self.threads
+            identity = graph.code, *map(_properties, given), self.threads, _settings()
             kernels = _shared.get(identity)
             if kernels is None:
-                compiled = compile_graph(graph, list(map(as_tensor, given)), self.threads)
-                positions = [i for i, is_float in enumerate(floats) if is_float]
-                kernels = _shared[identity] = _Kernels(compiled, positions)
+                call = compile_graph(graph, given, self.threads)
+                kernels = _shared[identity] = _Kernels(call, results_of(graph), floats)
         except Exception as error:  # Inductor raises many kinds of errors
             kernels = None
             own = isinstance(error, NotTraceableError)
-            self.failure = str(error) if own else f"Inductor: {type(error).__name__}: {error}"
+            self.failure = str(error) if own else f"Inductor: {described(error)}"
             LOG.info("%r is not fused: %s", self, self.failure)
         return kernels
 
@@ -142,10 +206,11 @@ class Region:
 
 
 def _properties(arg: Any) -> Hashable:
-    if not isinstance(arg, torch.Tensor):
-        return type(arg).__name__
+    if type(arg) is float:
+        return "float"
     return tuple(arg.shape), arg.stride(), arg.dtype, arg.device
 
 
-def _always(*_: Any) -> bool:
-    return True
+def _settings() -> Hashable:
+    """Return the settings of torch on which the code of operators depends."""
+    return torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()

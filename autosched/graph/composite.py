@@ -63,6 +63,13 @@ class Composite:
         found = [data[slot] for slot in self._given]
         return found[0] if len(found) == 1 else tuple(found)
 
+    def __getstate__(self) -> Any:
+        """Return the arguments, from which copies and pickles are made."""
+        return self.tasks, self.takes, self.gives
+
+    def __setstate__(self, state: Any) -> None:
+        Composite.__init__(self, *state)
+
     def __repr__(self) -> str:
         return f"<Composite of {len(self.tasks)} tasks>"
 

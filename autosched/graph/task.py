@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from autosched._lib.tree import match
@@ -142,6 +143,12 @@ class Task:
     def parts(self) -> tuple[Task, ...]:
         """The tasks from which it was merged, with values of their original graph; else empty."""
         return self.composite.tasks if self.composite is not None else ()
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """The names of the calls that a merged task consists of, without views; else empty."""
+        found = (part.operators or (part.name,) for part in self.parts if not part.view)
+        return tuple(chain.from_iterable(found))
 
     def results(self, returned: Any) -> Iterator[tuple[int, Any]]:
         """Yield (value index, data) for what ``fn`` returned.

@@ -30,7 +30,7 @@ from autosched.graph.graph import Graph, Task
 from autosched.machine.machine import Device, Machine
 from autosched.measurement.cache import MeasurementCache
 from autosched.measurement.hardware import model_name, torch_device
-from autosched.measurement.sanity import SLOW, objection, work_of
+from autosched.measurement.sanity import SLOW, least_work, objection, work_of
 from autosched.measurement.serial_run import run_serially
 from autosched.measurement.signatures import Signature, signature_of, signature_text
 from autosched.measurement.stopwatch import Reading, Stopwatch, stopwatch
@@ -203,7 +203,7 @@ class Bench:
         expected = 0.0 if known is None or measured.cached else known.seconds(device)
         if reading.seconds > SLOW * expected > 0:
             return f"is more than {SLOW} times what its work lets expect"
-        return objection(reading.seconds, known, device)
+        return objection(reading.seconds, least_work(measured.task, self.known), device)
 
     def _is_refused(self, measured: Readings, before: Reading | None) -> bool:
         """Report a reading that is odd again; accept one as slow as before."""
@@ -212,7 +212,7 @@ class Bench:
         if why is None or reading is None or before is None:
             return False
         device = self.devices[0]
-        possible = objection(reading.seconds, work_of(measured.task, self.known), device) is None
+        possible = objection(reading.seconds, least_work(measured.task, self.known), device) is None
         slow = possible and before.seconds / 2 <= reading.seconds <= before.seconds * 2
         result = "it is left as estimated"
         if slow:

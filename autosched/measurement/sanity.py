@@ -8,7 +8,7 @@ from autosched.costs.costs import Costs, Work
 from autosched.graph.graph import Task
 from autosched.machine.machine import Device
 
-__all__ = ["SLOW", "objection", "work_of"]
+__all__ = ["SLOW", "least_work", "objection", "work_of"]
 
 FAST = 10  # times a device's peak: beyond is no measurement of work that was done
 SLOW = 1000  # times the roofline: so slow, a second reading must say the same
@@ -40,6 +40,13 @@ def objection(seconds: float, work: Work | None, device: Device) -> str | None:
     if least > FAST * seconds:
         return f"would be {least / seconds:,.0f} times the peak of such a device"
     return None
+
+
+def least_work(task: Task, costs: Costs) -> Work | None:
+    """Return the work that a task does at least: kernels of a region keep what stays inside it."""
+    work = work_of(task, costs)
+    is_region = task.composite is not None and task.fn is not task.composite
+    return work and (Work(work.flops, 0) if is_region else work)
 
 
 def work_of(task: Task, costs: Costs) -> Work | None:

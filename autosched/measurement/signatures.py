@@ -15,7 +15,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from autosched._lib.tree import flatten
 
-__all__ = ["Signature", "signature_of", "signature_text"]
+__all__ = ["Signature", "function_text", "literal_text", "signature_of", "signature_text"]
 
 Signature = tuple[Hashable, ...]
 
@@ -23,12 +23,17 @@ Signature = tuple[Hashable, ...]
 def signature_of(fn: Callable[..., Any], args: Any, kwargs: Any) -> Signature:
     """Return everything that a call's work depends on.
 
-    These are the function, shapes, dtypes and strides of tensors, and the other arguments.
+    These are the function, shapes, dtypes and strides of tensors, and the other arguments. For a
+    region the function is its ``structure``, a text, if it has one.
 
     >>> signature_of(torch.add, (torch.ones(2, 3), 1), {"alpha": 2})[1:]
     (('alpha',), (torch.float32, (2, 3), (3, 1)), (<class 'int'>, 1), (<class 'int'>, 2))
     """
-    return _hashed(fn), tuple(kwargs), *map(_leaf, flatten((args, kwargs)))
+    return (
+        getattr(fn, "structure", None) or _hashed(fn),
+        tuple(kwargs),
+        *map(_leaf, flatten((args, kwargs))),
+    )
 
 
 def signature_text(signature: Signature) -> str | None:
@@ -42,7 +47,7 @@ def signature_text(signature: Signature) -> str | None:
     >>> signature_text(signature_of(abs, (print,), {}))
     """
     fn, names, *leaves = signature
-    words = [_function(fn), str(names), *map(_word, leaves)]
+    words = [fn if isinstance(fn, str) else function_text(fn), str(names), *map(_word, leaves)]
     return None if None in words else " ".join(filter(None, words))
 
 
@@ -73,10 +78,15 @@ def _word(leaf: Any) -> str | None:
         dtype, sizes, strides = leaf
         return f"{str(dtype).removeprefix('torch.')}{sizes}{strides}"
     kind, item = leaf
-    return repr(item) if kind in _LITERALS else None
+    return literal_text(item) if kind in _LITERALS else None
 
 
-def _function(fn: Any) -> str | None:
+def literal_text(item: Any) -> str | None:
+    """Return a number, a string or a constant of torch as text, or None for other objects."""
+    return repr(item) if type(item) in _LITERALS else None
+
+
+def function_text(fn: Any) -> str | None:
     """Return the full name of a torch function or Python operator, or None."""
     if isinstance(fn, (OpOverload, OpOverloadPacket)):
         return str(fn)

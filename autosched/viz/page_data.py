@@ -69,6 +69,7 @@ def page_data(
         "needs": needs,
         "after": after,
         **_origins(tasks),
+        **_words("call", [", ".join(task.operators) if task else "" for task in tasks]),
         "timelines": {name: _times(line, item_at, on, tick) for name, line in timelines.items()},
         "limits": finite,
         "memory": {name: _memory(steps, tick) for name, steps in used.items()},

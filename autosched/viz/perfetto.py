@@ -43,10 +43,11 @@ def perfetto_json(
 ) -> str:
     """Return the text of a trace of a timeline and, if given, of what was ``measured``.
 
-    With ``graph``, slices of tasks have the source line, the module and the phase. ``memory`` has
-    the bytes held on devices: (second, bytes) in order. Spans that overlap on a stream are shifted
-    after each other; an arrow to a span that ended before the other began is left out. Raises
-    ChartError for times and bytes that are not finite.
+    With ``graph``, slices of tasks have the source line, the module and the phase, and those of
+    merged tasks the names of their calls. ``memory`` has the bytes held on devices: (second, bytes)
+    in order. Spans that overlap on a stream are shifted after each other; an arrow to a span that
+    ended before the other began is left out. Raises ChartError for times and bytes that are not
+    finite.
 
     >>> text = perfetto_json(Timeline((Span("run", "h", (Stream("cpu", "compute"),), 0, 2, 0),)))
     >>> [event["name"] for event in json.loads(text)["traceEvents"] if event["ph"] == "X"]
@@ -164,6 +165,7 @@ def _args(span: Span, graph: Graph | None) -> _Event:
     if span.kind == "run" and graph is not None:
         task = graph.task(span.name)
         origin = {"module": task.origin.module, "phase": task.origin.phase}
+        origin["calls"] = ", ".join(task.operators)
         facts = {"task": task.name, "source": task.source, **origin}
         args.update({key: text for key, text in facts.items() if text})
     return args

@@ -80,6 +80,7 @@ function brief(item) {
   const path = `${module(item)}.`, name = data.name[item];
   return path.length > 1 && name.startsWith(path) ? name.slice(path.length) : name;
 }
+const calls = item => data.calls[data.call[item]];  // of a merged task
 const phase = item => data.phases[data.phase[item]];
 const place = item => (isCopy(item) ? data.ways[data.way[item]] : device(item));
 const streamsOf = item => data.on[item].map(row => data.streams[row].join("/")).join(" and ");

@@ -68,7 +68,7 @@ function showItem(item) {
   const left = make("div", facts([
     ["module", module(item)], ["phase", phase(item)],
     [isCopy(item) ? "from, to" : "device", place(item)], ["stream", streamsOf(item)],
-    ...ran(item), ["waited for", wait], ["source", source(item)],
+    ...ran(item), ["waited for", wait], ["source", source(item)], ["calls", calls(item)],
     ["critical path", shown().critical.has(item) ? "yes" : ""],
   ]));
   const parts = [left];

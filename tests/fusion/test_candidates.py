@@ -1,0 +1,95 @@
+"""Which tasks can be fused, and the groups of them."""
+
+from __future__ import annotations
+
+import networkx
+import torch
+from torch import Tensor
+
+import autosched as asc
+from autosched.fusion.candidates import by_device, by_stream, reads_numbers, unfusable
+
+aten = torch.ops.aten
+GPUS = asc.Machine.emulated(gpus=2)
+
+
+def half(x: Tensor) -> Tensor:
+    return x / 2
+
+
+def test_the_reasons_why_tasks_are_not_fused() -> None:
+    graph = asc.Graph()
+    x, rows = graph.inputs("x", "rows")
+    module = torch.nn.BatchNorm1d(3)
+    graph.add(half, x, name="half")
+    graph.add(torch.rand_like, x, name="draws", random=True)
+    graph.add(module, x, name="module")
+    with graph.on("host"):
+        graph.add(half, x, name="host")
+    number = graph.add(aten._local_scalar_dense.default, x, name="number")
+    graph.add(torch.mul, x, number, name="scaled")
+    graph.add(aten.nonzero.default, x, name="sizes")
+    strided = graph.add(aten.as_strided.default, x, (2,), (1,), 1, name="strided")
+    graph.add(torch.add, strided[0], 1, name="reads")
+    graph.add(aten.embedding_dense_backward.default, x, rows, 5, -1, False, name="sums")
+    graph.add(half, x, name="unknown")
+    graph.add(half, x, aliases=x, name="alias")
+    found = unfusable(graph, {"unknown": "reads its mind"})
+    assert [task.name for task in reads_numbers(graph.tasks)] == ["number", "scaled"]
+    assert found == {
+        "draws": "draws random numbers",
+        "module": "uses the state of BatchNorm1d",
+        "host": "is a Python function that is bound to the host",
+        "sizes": "returns a tensor whose size depends on data",
+        "reads": "reads a view that as_strided makes",
+        "sums": "adds numbers in an order that varies, if compiled",
+        "unknown": "reads its mind",
+        "alias": "touches a part of memory, or may return its argument",
+    }
+
+
+def test_tasks_without_functions_and_merged_ones() -> None:
+    assert unfusable(asc.Graph.from_networkx(networkx.DiGraph([("a", "b")])), {}) == (
+        dict.fromkeys("ab", "has no function")
+    )
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(y=graph.add(aten.bernoulli.default, x + 1) * 2, z=(x * 3).exp())
+    merged = asc.merge(graph, {"add": "a", "bernoulli": "a", "mul_1": "b", "exp": "b"})
+    assert list(unfusable(merged, {})) == ["a"]
+
+
+def two_branches() -> asc.Graph:
+    graph = asc.Graph()
+    x = graph.input("x")
+    with graph.on("cuda:0"):
+        a = (x + 1).sin()
+    with graph.on("cuda:1"):
+        b = (x + 2).cos()
+    with graph.on("cuda:0"):
+        c = (a * b).exp()
+    graph.output(c=c.relu())
+    return graph
+
+
+def test_groups_end_where_streams_wait() -> None:
+    graph = two_branches()
+    schedule = asc.schedule(graph, GPUS, policy="heft")
+    device = by_device(graph, schedule.placement, lambda task: task.name != "exp")
+    assert device == {
+        "add": "add+3", "sin": "add+3", "mul": "add+3", "relu": "add+3",
+        "add_1": "add_1+1", "cos": "add_1+1",
+    }  # fmt: skip
+    stream = by_stream(graph, schedule.program, lambda task: True)
+    assert stream["add"] == stream["sin"]
+    assert stream["add_1"] == stream["cos"]
+    assert stream["mul"] == stream["exp"]
+    assert len({stream["add"], stream["add_1"], stream["mul"]}) == 3
+
+
+def test_a_group_has_at_least_two_tasks_and_no_views() -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(y=x.t() + 1)
+    schedule = asc.schedule(graph, GPUS, policy="single")
+    assert by_device(graph, schedule.placement, lambda task: True) == {}

@@ -1,0 +1,311 @@
+"""The graphs that ``fuse`` returns, and everything that takes a graph or a schedule."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autosched as asc
+from autosched.fusion.region import Region
+from autosched.viz.page_data import page_data
+from autosched.viz.perfetto import perfetto_json
+from tests.codegen.test_codegen import fresh, run
+from tests.fusion.regions import compiled_by, needs_compiler
+from tests.models import KINDS
+
+GPUS = asc.Machine.emulated(gpus=2)
+CPU = asc.Machine.local(gpus=0)
+
+
+@pytest.fixture
+def compiled() -> Iterator[list[torch.fx.GraphModule]]:
+    with compiled_by() as graphs:
+        yield graphs
+
+
+def own(x: Tensor) -> Tensor:
+    return x.relu() + 1
+
+
+def chain() -> asc.Graph:
+    """Return a graph that writes, draws, and returns several values."""
+    graph = asc.Graph("chain")
+    x, w = graph.inputs("x", "w")
+    h = (x @ w.t() + 1).relu()
+    noise = graph.add(torch.ops.aten.bernoulli.default, h * 0, name="noise")
+    w.mul_(0.5).add_(1)
+    graph.output(y=graph.add(own, h * noise, name="own").sum(), h=h)
+    return graph
+
+
+def inputs() -> dict[str, Tensor]:
+    return {"x": torch.arange(6.0).reshape(2, 3), "w": torch.ones(4, 3)}
+
+
+def outcome(call: Any) -> dict[str, Tensor]:
+    torch.manual_seed(1)
+    given = inputs()
+    return {**call(**given), **given}
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], item) for name, item in expected.items())
+
+
+def regions(graph: asc.Graph) -> list[Region]:
+    return [task.fn for task in graph.tasks if isinstance(task.fn, Region)]
+
+
+# ---- what is fused
+
+
+def test_regions_end_where_random_numbers_are_drawn(compiled: Any) -> None:
+    graph = asc.fuse(chain(), GPUS, policy="single")
+    assert [task.operators or task.name for task in graph.tasks] == [
+        ("matmul", "add", "relu", "mul", "mul_1", "add_1"),
+        "noise",
+        ("mul_2", "own", "sum"),
+    ]
+    assert graph.not_fused == {"noise": "draws random numbers"}
+    assert_same(outcome(graph.run_serial), outcome(chain().run_serial))
+
+
+def test_without_a_compiler_the_graph_stays_and_says_why(monkeypatch: Any) -> None:
+    monkeypatch.setattr("autosched.fusion.fusing.unavailable", lambda kind: "no such thing")
+    with pytest.warns(RuntimeWarning, match="graph 'chain' is not fused: no such thing"):
+        graph = asc.fuse(chain(), GPUS)
+    assert not regions(graph)
+    with asc.schedule(graph, GPUS) as schedule:
+        assert set(schedule.not_fused.values()) == {"no such thing"}
+        assert "own" in schedule.not_fused
+
+
+def test_a_region_that_fails_runs_unfused_and_its_schedule_says_why() -> None:
+    def failing(graph: Any, args: Any, threads: int) -> Any:
+        raise ValueError("no kernels today")
+
+    with compiled_by(failing):
+        graph = asc.fuse(chain(), GPUS, policy="single")
+        with asc.schedule(graph, GPUS, policy="single", backend="host") as schedule:
+            assert schedule.not_fused == {"noise": "draws random numbers"}
+            assert_same(outcome(schedule), outcome(chain().run_serial))
+            names = [task.name for task in graph.tasks if task.operators]
+            why = "Inductor: ValueError: no kernels today"
+            assert schedule.not_fused == dict.fromkeys(names, why) | dict(graph.not_fused)
+
+
+def test_graphs_of_merged_tasks_are_fused(compiled: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 2))
+    x = torch.rand(3, 4)
+    for granularity in ("op", "auto", "module"):
+        graph = asc.capture(model, x, granularity=granularity)
+        fused = asc.fuse(graph, GPUS, policy="single")
+        assert len(regions(fused)) == 1
+        again = asc.fuse(fused, GPUS, policy="single")
+        for found in (fused, again):
+            assert torch.equal(_output(found), _output(graph))
+
+
+def _output(graph: Any) -> Tensor:
+    (found,) = graph.run_serial(**graph.examples).values()
+    assert isinstance(found, Tensor)
+    return found
+
+
+# ---- on a real machine
+
+
+def won_by(place: int) -> Callable[..., list[float]]:
+    """Return a race that one schedule wins."""
+    return lambda schedules, inputs: [
+        float(i != place % len(schedules)) for i in range(len(schedules))
+    ]
+
+
+def test_a_graph_without_regions_is_returned_if_it_is_faster(
+    compiled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autosched.fusion.fusing.race", won_by(-1))
+    graph = asc.fuse(chain(), CPU, examples=inputs())
+    assert not any(isinstance(task.fn, Region) for task in graph.tasks)
+    assert_same(outcome(graph.run_serial), outcome(chain().run_serial))
+
+
+def test_on_a_real_machine_the_fastest_is_taken_and_inputs_stay(
+    compiled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autosched.fusion.fusing.race", won_by(0))
+    examples = inputs()
+    state = torch.random.get_rng_state()
+    graph = asc.fuse(chain(), CPU, examples=examples)
+    assert_same(examples, inputs())
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert compiled
+    assert all(task.seconds for task in graph.tasks if task.operators)
+    assert_same(outcome(graph.run_serial), outcome(chain().run_serial))
+
+
+def test_objects_that_a_graph_holds_are_not_changed(compiled: Any) -> None:
+    held = torch.zeros(3)
+    norm = nn.BatchNorm1d(3)
+    graph = asc.Graph()
+    x = graph.input("x")
+    count = graph.constant(held, "count")
+    count.add_(1)
+    graph.output(y=(x * 2 + count).sin())
+    asc.fuse(graph, CPU, examples={"x": torch.ones(3)})
+    assert held.tolist() == [0.0, 0.0, 0.0]
+    stateful = asc.Graph()
+    x = stateful.input("x")
+    stateful.output(y=(stateful.add(norm, x * 2) + 1).sin())
+    asc.fuse(stateful, CPU, examples={"x": torch.rand(2, 3)})
+    assert norm.num_batches_tracked == 0
+
+
+@needs_compiler
+def test_compiled_functions_are_fused() -> None:
+    x = torch.rand(5)
+    with asc.compile(lambda x: (x * 2).sin() + x, machine=GPUS, fuse=True) as fn:
+        for _ in range(2):
+            torch.testing.assert_close(fn(x), (x * 2).sin() + x)
+    with pytest.raises(asc.ScheduleError, match="fuse must be True or False, got 'yes'"):
+        asc.compile(own, fuse="yes")  # type: ignore[arg-type]
+    with pytest.raises(asc.CaptureError, match="has a parameter 'fuse'"):
+        asc.capture(lambda x, fuse: x, x, True)
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["mlp", "lenet"])
+def test_training_in_float64_is_that_of_eager_mode_up_to_rounding(kind: str) -> None:
+    torch.manual_seed(0)
+    eager = KINDS[kind].make().double()
+    twin = copy.deepcopy(eager)
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3) for model in (eager, twin)]
+
+    def step(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> Tensor:
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    with asc.compile(
+        lambda x, y: step(twin, optimizers[1], x, y), machine=GPUS, fuse=True
+    ) as fused:
+        for number in range(5):
+            x, y = KINDS[kind].batch()
+            x = x.double()
+            torch.manual_seed(number)
+            expected = step(eager, optimizers[0], x, y)
+            torch.manual_seed(number)
+            found = fused(x, y)
+            close = {"rtol": 1e-10, "atol": 1e-10}
+            torch.testing.assert_close(found, expected, **close)
+            torch.testing.assert_close(dict(twin.state_dict()), dict(eager.state_dict()), **close)
+            for one, other in zip(twin.parameters(), eager.parameters(), strict=True):
+                torch.testing.assert_close(one.grad, other.grad, **close)
+            states = [list(made.state.values()) for made in optimizers]
+            torch.testing.assert_close(*states, **close)
+            for model in (eager, twin):
+                model.zero_grad()
+
+
+# ---- what takes graphs and schedules
+
+
+def test_fused_graphs_can_be_copied(compiled: Any) -> None:
+    graph = asc.fuse(chain(), GPUS, policy="single")
+    again = copy.deepcopy(graph)
+    assert str(again) == str(graph)
+    assert again.not_fused == graph.not_fused
+    assert_same(outcome(again.run_serial), outcome(graph.run_serial))
+
+
+def test_fused_graphs_can_be_pickled(compiled: Any) -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(y=(x + 1) * 2)
+    again = pickle.loads(pickle.dumps(asc.fuse(graph, GPUS)))
+    assert len(regions(again)) == 1
+    assert again.run_serial(x=torch.ones(2))["y"].tolist() == [4.0, 4.0]
+
+
+def test_schedules_of_fused_graphs_can_be_saved(compiled: Any, tmp_path: Path) -> None:
+    graph = asc.fuse(chain(), GPUS, policy="single")
+    with asc.schedule(graph, GPUS, policy="heft", backend="host") as schedule:
+        schedule.save(tmp_path / "saved.json")
+        with asc.load(tmp_path / "saved.json", graph) as again:
+            assert again.program == schedule.program
+            assert again.makespan == pytest.approx(schedule.makespan)
+            assert_same(outcome(again), outcome(schedule))
+            assert again.not_fused == schedule.not_fused
+
+
+def test_everything_shows_regions_and_their_operators(compiled: Any, tmp_path: Path) -> None:
+    graph = asc.fuse(chain(), GPUS, policy="single")
+    first = graph.tasks[0].name
+    with asc.schedule(graph, GPUS, policy="heft", backend="virtual") as schedule:
+        schedule.verify()
+        assert schedule.simulate().makespan == pytest.approx(schedule.makespan)
+        assert schedule.peak_bytes
+        timeline = schedule.profile(**inputs())
+        assert {span.name for span in timeline.spans if span.kind == "run"} == {
+            task.name for task in graph.tasks
+        }
+        found = schedule.explain(first)
+        assert found.operators == ("matmul", "add", "relu", "mul", "mul_1", "add_1")
+        assert "  calls  'matmul', 'add', 'relu', 'mul', 'mul_1' and 'add_1'" in str(found)
+        assert str(schedule.explain())
+        data = page_data(graph, schedule.program, {"predicted": timeline}, {})
+        calls = dict(zip(data["name"], data["call"], strict=True))
+        assert data["calls"][calls[first]] == "matmul, add, relu, mul, mul_1, add_1"
+        assert data["calls"][calls["noise"]] == ""
+        assert schedule.page()
+        events = json.loads(perfetto_json(timeline, graph=graph))["traceEvents"]
+        shown = {event["name"]: event["args"] for event in events if event["ph"] == "X"}
+        assert shown[first]["calls"] == "matmul, add, relu, mul, mul_1, add_1"
+        assert "calls" not in shown["noise"]
+        for name in ("drawn.svg", "drawn.pdf"):
+            schedule.draw(tmp_path / name)
+            assert (tmp_path / name).stat().st_size
+
+
+def test_generated_code_has_regions_as_functions_to_compile(compiled: Any) -> None:
+    graph = asc.fuse(chain(), GPUS, policy="single")
+    schedule = asc.schedule(graph, GPUS, policy="heft")
+    assert schedule.code.count("@torch.compile") == 2
+    with torch.compiler.set_stance("force_eager"):
+        found = outcome(lambda **given: run(schedule, given))
+    assert_same(found, outcome(chain().run_serial))
+
+
+def test_code_of_regions_that_cannot_be_written_takes_them_as_arguments(compiled: Any) -> None:
+    scale = torch.nn.Parameter(torch.ones(1)).item()
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(y=graph.add(lambda x: x * scale, x + 1) * 2)
+    schedule = asc.schedule(asc.fuse(graph, GPUS), GPUS)
+    assert "@torch.compile" not in schedule.code
+    assert len(schedule.code.given) == 1
+    assert run(schedule, {"x": torch.ones(2)})["y"].tolist() == [4.0, 4.0]
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_generated_code_runs_by_itself() -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(y=(x + 1).relu() * 2)
+    schedule = asc.schedule(asc.fuse(graph, CPU), CPU)
+    assert "@torch.compile" in schedule.code
+    printed = fresh(schedule.code, "print(step(x=torch.ones(2))['y'].tolist())")
+    assert printed.strip() == "[4.0, 4.0]"

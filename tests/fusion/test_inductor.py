@@ -1,0 +1,162 @@
+"""What Inductor makes of regions: results, writes in place, and what is not given to it.
+
+A compilation takes seconds, so one region has many operators, and most compilations are slow tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import autosched as asc
+from autosched.fusion import inductor
+from tests.fusion.regions import call, needs_compiler, region, region_of
+
+# ---- what cannot be traced
+
+
+def drawing(x: Tensor) -> Tensor:
+    return x + torch.rand(3)
+
+
+def dropping(x: Tensor) -> Tensor:
+    return torch.nn.functional.dropout(x)
+
+
+constant = torch.ones(3)
+
+
+@pytest.mark.parametrize(
+    ("fn", "reason"),
+    [
+        (drawing, "aten.rand.default draws random numbers"),
+        (dropping, "aten.bernoulli_.float draws random numbers"),
+        (lambda x: x[x > 0], "returns a tensor whose size depends on data"),
+        (lambda x: x * int(x.sum()), "data-dependent"),
+        (lambda x: x * 2 if x.sum() > 0 else x, "data-dependent"),
+        (lambda x: torch.from_numpy(x.numpy() * 2), ".numpy() is not supported"),
+        (lambda x: x + constant, "Please convert all Tensors to FakeTensors"),
+        (lambda x: x + torch.tensor([1.0, 2, 3]), "which is no argument"),
+        (lambda x: x.as_strided((2,), (1,), 1) + 1, "depends on the memory around its argument"),
+    ],
+)  # fmt: skip
+def test_what_a_graph_cannot_express_runs_unfused(
+    fn: Callable[[Tensor], Tensor], reason: str
+) -> None:
+    made = region(fn)
+    x = torch.rand(5)[2:]  # not at the beginning of its memory
+    torch.manual_seed(0)
+    expected = fn(x)
+    torch.manual_seed(0)
+    assert torch.equal(call(made, x), expected)
+    if inductor.unavailable("cpu") is None:
+        assert made.failure is not None
+        assert reason in made.failure
+        assert "\n" not in made.failure
+
+
+def test_kinds_of_devices_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert inductor.unavailable("meta") == "Inductor does not compile for 'meta' devices"
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert "needs a C++ compiler for the CPU, such as" in str(inductor.unavailable("cpu"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert inductor.unavailable("cuda") == "Inductor needs Triton for 'cuda' devices"
+
+
+# ---- what is compiled
+
+
+def arguments() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    parameter = torch.nn.Parameter(torch.rand(4, generator=generator))
+    return {
+        "x": torch.rand(5, 4, generator=generator, dtype=torch.float64).t()[1:],
+        "written": torch.rand(3, 5, generator=generator),
+        "parameter": parameter,
+        "whole": torch.arange(-6, 6).reshape(3, 4),
+        "empty": torch.rand(0, 3, generator=generator),
+        "scalar": torch.tensor(1.5, dtype=torch.float64),
+        "extreme": torch.tensor([float("nan"), float("inf"), -0.0, 2.0]),
+        "number": torch.rand(3, generator=generator).to(torch.complex64) * 1j,
+    }
+
+
+def many() -> tuple[asc.Graph, list[asc.Value]]:
+    """Return a graph of operators for ``arguments``, and its results."""
+    graph = asc.Graph()
+    x, written, parameter, whole, empty, scalar, extreme, number = graph.inputs(*arguments())
+    results = [x + 1, x + 1, x + torch.ops.aten.zeros_like(x), (x.sin() * scalar).t().exp()]
+    results += [torch.ops.aten.clone(x), torch.ops.aten.mul(x, 1)]
+    before = torch.ops.aten.clone(written)
+    written.mul_(2).add_(before)
+    parameter.sub_(0.5)
+    results += [before, written + 0, parameter * 2]
+    results += [whole // 5, whole % 5, whole.gt(0), whole / 2, whole.sum(1), torch.tril(whole)]
+    results += [extreme * 0, extreme + torch.ops.aten.zeros_like(extreme), extreme.relu()]
+    results += [empty * 2, empty.sum(), scalar * 2, number * number, torch.softmax(x, 0)]
+    return graph, results
+
+
+@needs_compiler
+def test_compiled_regions_do_what_eager_mode_does() -> None:
+    graph, results = many()
+    made = region_of(graph, results)
+    given, twins = list(arguments().values()), list(arguments().values())
+    for _ in range(2):
+        versions = [(twin._version, arg._version) for twin, arg in zip(twins, given, strict=True)]
+        expected, found = call(made.composite, *twins), call(made, *given)
+        assert made.failure is None
+        for result, wanted in zip((*found, *given), (*expected, *twins), strict=True):
+            assert (result.shape, result.dtype) == (wanted.shape, wanted.dtype)
+            assert result.stride() == wanted.stride()
+            torch.testing.assert_close(result, wanted, equal_nan=True)
+        for i, (twin, arg) in enumerate(zip(twins, given, strict=True)):
+            assert (twin._version > versions[i][0]) == (arg._version > versions[i][1])
+        assert not any(result.requires_grad for result in found)
+        storages = {tensor.untyped_storage()._cdata for tensor in (*found, *given)}
+        assert len(storages) == len(found) + len(given)
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_sums_into_places_do_not_depend_on_the_order_of_threads() -> None:
+    def summed(x: Tensor, rows: Tensor) -> Tensor:
+        return torch.zeros(5, 8).index_add(0, rows, x * 1.5)
+
+    for threads, reason in (
+        (1, None),
+        (2, "its kernels would add numbers in an order that varies"),
+    ):
+        made = region(summed, inputs=2, threads=threads)
+        args = torch.rand(1000, 8), torch.arange(1000) % 5
+        torch.testing.assert_close(call(made, *args), summed(*args))
+        assert made.failure == reason
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["shared", "apart"])
+def test_written_arguments_may_share_a_storage_in_one_call_and_not_in_another(first: str) -> None:
+    def write(x: Tensor, y: Tensor) -> Tensor:
+        return x.mul_(2).sum() + y.add_(1).sum()
+
+    made = region(write, inputs=2)
+    for kind in (first, "shared", "apart"):
+        buffer = torch.arange(8.0)
+        args = (buffer[:4], buffer[4:]) if kind == "shared" else (buffer[:4], buffer[4:].clone())
+        assert call(made, *args).item() == 12 + 26
+        assert [args[0].tolist(), args[1].tolist()] == [[0.0, 2, 4, 6], [5.0, 6, 7, 8]]
+    assert made.failure is None
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_an_index_out_of_range_is_an_error() -> None:
+    made = region(lambda x, i: torch.ops.aten.index(x, [i]) * 2, inputs=2)
+    x, inside = torch.rand(5), torch.tensor([1, 2])
+    assert torch.equal(call(made, x, inside), x[inside] * 2)
+    with pytest.raises(RuntimeError, match="index out of bounds"):
+        call(made, x, torch.tensor([1, 77]))

@@ -1,0 +1,28 @@
+"""Schedules that are compared by running them leave inputs and random numbers as they were."""
+
+from __future__ import annotations
+
+import torch
+
+import autosched as asc
+from autosched.fusion.race import race
+
+
+def test_inputs_and_random_numbers_stay_as_they_are() -> None:
+    graph = asc.Graph()
+    x, y = graph.inputs("x", "y")
+    x.add_(torch.rand_like(y))
+    x[:1].mul_(2)
+    graph.output(z=x * y)
+    inputs = {"x": torch.ones(3), "y": torch.ones(3)}
+    state = torch.random.get_rng_state()
+    machine = asc.Machine.local(gpus=0)
+    with (
+        asc.schedule(graph, machine, policy="single") as one,
+        asc.schedule(graph, machine, policy="heft") as other,
+    ):
+        taken = race([one, other], inputs)
+    assert len(taken) == 2
+    assert all(seconds > 0 for seconds in taken)
+    assert inputs["x"].tolist() == inputs["y"].tolist() == [1.0, 1.0, 1.0]
+    assert torch.equal(torch.random.get_rng_state(), state)
