@@ -183,6 +183,9 @@ KINDS = {
     **{f"wired{seed}": Kind(lambda seed=seed: Wired(seed), vectors(6)) for seed in range(5)},
 }
 
+# One of each kind of network: other wires are of the same kind.
+DISTINCT = [kind for kind in KINDS if not kind.startswith("wired")] + ["wired0"]
+
 # Of true depth, narrow.
 DEEP = {
     "resnet18": Kind(lambda: ResNet((2, 2, 2, 2)), pictures),

@@ -21,8 +21,8 @@ pages = importlib.import_module("pages")
 sys.path.remove(str(DOCS))
 
 
-# The commands start many processes; the others train.
-SLOW = "commands", "compile_training", "memory", "parallel_training"
+# The commands start many processes, the planning searches in several threads, the others train.
+SLOW = "commands", "compile_training", "memory", "parallel_training", "planning", "tutorial"
 PAGES = [
     pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem in SLOW else [])
     for path in pages.pages()

@@ -613,7 +613,7 @@ def test_micro_batches_find_what_those_before_them_left(gpus: int, chunks: int) 
 
 
 def test_the_plans_used_last_are_cached() -> None:
-    model, rate = small(), 1.0
+    model, rate = nn.Linear(8, 4), 1.0
     optimizer = optim.SGD(model.parameters(), lr=rate)
     with data_parallel(1)(model, functional.cross_entropy, optimizer) as step:
         batch = next(vectors(6))
