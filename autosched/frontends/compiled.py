@@ -279,7 +279,7 @@ class Compiled:
 
     def __reduce__(self) -> Any:
         options = dict(self.options)
-        return Compiled, (self.fn, self.maxsize, self.granularity, self.costs, options)
+        return Compiled, (self.fn, self.maxsize, self.granularity, self.costs, self.fuse, options)
 
     def __enter__(self) -> Compiled:
         return self

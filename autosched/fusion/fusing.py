@@ -77,7 +77,8 @@ def fuse(
     they differ by rounding. Random operators, operators whose results have sizes that depend on
     data, and tasks that touch parts of memory are not fused: ``not_fused`` of the graph, and of its
     schedules, has the reasons by task. Python functions are traced: what they do apart from
-    operators on tensors happens once.
+    operators on tensors happens once. As under ``torch.compile``, an index out of range in a kernel
+    with several threads ends the process.
 
     ``machine``, ``costs``, ``policy`` and ``options`` are those of ``schedule``. ``examples`` are
     inputs by name, by default those of the capture. With examples and a real machine, regions are
@@ -246,7 +247,9 @@ class _Fusion:
 
     def _is_measurable(self) -> bool:
         """Whether tasks can be run now without consequences: on examples, and on a real machine."""
-        if self.machine.imagined or self.examples is None:
+        backend = self.options.get("backend")
+        one_schedule = backend is not None and not isinstance(backend, str)
+        if self.machine.imagined or self.examples is None or one_schedule:
             return False
         return not any(_changes(self.graph, value) for value in self.graph.sources) and not any(
             isinstance(item, (torch.Tensor, torch.nn.Module, torch.optim.Optimizer))

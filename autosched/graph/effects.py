@@ -162,12 +162,13 @@ def _by_schema(fn: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
     base = _first(args, kwargs) if name in _UNMARKED_VIEWS else None
     if aliased and any(returned):
         base = aliased[0]
-    random = any(str(tag).endswith("nondeterministic_seeded") for tag in fn.tags)
+    tagged = any(str(tag).endswith("nondeterministic_seeded") for tag in fn.tags)
+    random = tagged or name in RANDOM
     if any(argument.name == "dropout_p" for argument in schema.arguments):
         random &= given.get("dropout_p", 0) != 0  # attention, which schemas say always draws
     in_place = bool(returned) and all(alias is not None and alias.is_write for alias in returned)
     view = base is not None and name in VIEWS
-    effects = Effects(name, writes, base, view, random or name in RANDOM, in_place)
+    effects = Effects(name, writes, base, view, random, in_place)
     if not in_place:
         return effects
     sets = [alias.before_set for alias in returned]
