@@ -7,8 +7,10 @@ keeps writes to arguments, caches kernels on disk, and runs them on the current 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.util
 import logging
+import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -186,7 +188,7 @@ def compile_graph(graph: torch.fx.GraphModule, args: Sequence[Any], threads: int
     }
     codes: list[str] = []
     listen = mock.patch.object(GraphLowering, "save_output_code", codes.append)
-    with torch.no_grad(), torch._C._DisableAutocast(), listen, _quiet():
+    with torch.no_grad(), torch._C._DisableAutocast(), listen, _linkable(), _quiet():
         artifact = standalone_compile(
             graph,
             [arg.detach() for arg in map(as_tensor, args)],
@@ -216,6 +218,27 @@ def guard(examples: Sequence[Any]) -> Callable[..., bool]:
         return settings() and tensors(*args)
 
     return matches
+
+
+@contextlib.contextmanager
+def _linkable() -> Iterator[None]:
+    """Let Inductor link with torch in a folder whose path contains spaces, which it does not quote.
+
+    It finds the libraries by a symbolic link in its cache.
+    """
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+    from torch.utils import cpp_extension
+
+    libraries = cpp_extension.TORCH_LIB_PATH
+    if " " not in libraries:
+        yield
+        return
+    digest = hashlib.sha256(libraries.encode()).hexdigest()[:16]
+    link = os.path.join(cache_dir(), f"torch-lib-{digest}")
+    with contextlib.suppress(FileExistsError):
+        os.symlink(libraries, link)
+    with mock.patch.object(cpp_extension, "TORCH_LIB_PATH", link):
+        yield
 
 
 @contextlib.contextmanager
