@@ -335,9 +335,9 @@ def main() -> None:
         "inference": lambda: inference(islice(networks(), most), 1, rounds, "at most 1.02"),
         "branches": lambda: inference(islice(branched(), most), 2, rounds, "at most 0.8"),
     }
-    wanted = [chosen.only] if chosen.only else list(parts)
-    made = [parts[name]() for name in wanted]
-    publish("fused", "Fused regions", made, chosen, ("torch", "transformers"))
+    for name in [chosen.only] if chosen.only else parts:
+        title = f"Fused regions: {name}"
+        publish(f"fused_{name}", title, [parts[name]()], chosen, ("torch", "transformers"))
 
 
 if __name__ == "__main__":

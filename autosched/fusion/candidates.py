@@ -35,11 +35,11 @@ _SUMS = frozenset(
 )
 
 
-def unfusable(graph: Graph, unknown: Mapping[str, str]) -> dict[str, str]:
+def unfusable(graph: Graph, unknown: Mapping[str, str] | None) -> dict[str, str]:
     """Return the tasks that cannot be part of a region, each with the reason.
 
-    ``unknown`` has the tasks that cannot run on fake tensors, and why. Views are omitted: each
-    region that needs one makes it.
+    ``unknown`` has the tasks that cannot run on fake tensors, and why; None if that is not known.
+    Views are omitted: each region that needs one makes it.
     """
     merged = Folding(graph).merged
     found: dict[str, str] = {}
@@ -49,7 +49,7 @@ def unfusable(graph: Graph, unknown: Mapping[str, str]) -> dict[str, str]:
             if _is_one_of(task, AS_STRIDED) or any(use.value in strided for use in task.reads):
                 strided.update(use.value for use in task.outputs)
             continue
-        reason = unknown.get(task.name) or _reason(task)
+        reason = (unknown or {}).get(task.name) or _reason(task, sizes_known=unknown is not None)
         if reason is None and task.index not in merged:
             reason = "touches a part of memory, or may return its argument"
         if reason is None and any(use.value in strided for use in task.reads):
@@ -80,8 +80,12 @@ def _is_python(task: Task, numbers: Container[int]) -> bool:
     return bool(task.reads) and all(use.value in numbers for use in task.reads)
 
 
-def _reason(task: Task) -> str | None:
-    """Return why a task by itself cannot be fused."""
+def _reason(task: Task, sizes_known: bool) -> str | None:
+    """Return why a task by itself cannot be fused.
+
+    Indexing is tagged as if its result's size depended on data, which is so for masks alone. If
+    sizes are known, tasks for which it is so are known, too.
+    """
     if task.fn is None:
         return "has no function"
     if task.random:
@@ -93,8 +97,9 @@ def _reason(task: Task) -> str | None:
     if _is_one_of(task, _SUMS):
         return "adds numbers in an order that varies, if compiled"
     if isinstance(task.fn, OpOverload) and task.fn is not READ_NUMBER:
-        return next((why for tag, why in TAGS.items() if tag in task.fn.tags), None)
-    return next((why for part in task.parts if (why := _reason(part))), None)
+        tags = set(task.fn.tags) - ({torch.Tag.dynamic_output_shape} if sizes_known else set())
+        return next((why for tag, why in TAGS.items() if tag in tags), None)
+    return next((why for part in task.parts if (why := _reason(part, sizes_known))), None)
 
 
 def _is_one_of(task: Task, packets: Collection[Any]) -> bool:

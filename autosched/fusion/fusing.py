@@ -151,7 +151,7 @@ class _Fusion:
         self.plain = self._scheduled(graph) if plain is None else plain
         if callable(self.options["policy"]):  # it may know the tasks of this graph alone
             self.options["policy"] = _following(self.plain.placement)
-        self.reasons = unfusable(graph, known.unknown)
+        self.reasons = unfusable(graph, known.unknown if self.examples else None)
 
     @classmethod
     def of_schedule(

@@ -34,13 +34,15 @@ def test_the_reasons_why_tasks_are_not_fused() -> None:
     graph.add(aten.embedding_dense_backward.default, x, rows, 5, -1, False, name="sums")
     graph.add(half, x, name="unknown")
     graph.add(half, x, aliases=x, name="alias")
-    found = unfusable(graph, {"unknown": "reads its mind"})
+    graph.add(aten.index.Tensor, x, [rows], name="index")
+    assert unfusable(graph, None)["index"] == "returns a tensor whose size depends on data"
+    found = unfusable(graph, {"unknown": "reads its mind", "sizes": "has a size of its own"})
     assert [task.name for task in reads_numbers(graph.tasks)] == ["number", "scaled"]
     assert found == {
         "draws": "draws random numbers",
         "module": "uses the state of BatchNorm1d",
         "host": "is a Python function that is bound to the host",
-        "sizes": "returns a tensor whose size depends on data",
+        "sizes": "has a size of its own",
         "reads": "reads a view that as_strided makes",
         "sums": "adds numbers in an order that varies, if compiled",
         "unknown": "reads its mind",
