@@ -15,6 +15,9 @@ from tests.gpu.fake_gpu.generators import Generator, State
 from tests.gpu.fake_gpu.hardware import hardware
 from tests.gpu.fake_gpu.queues import Capture, Mark, Queue
 
+# The pools of graphs that are given none; a failed capture keeps its pool for good.
+_POOLS = itertools.count(1)
+
 Device = Any  # what torch takes for one: a device, its name or number, or None for the current one
 
 
@@ -353,7 +356,7 @@ class Graph:
         queue = gpus.current[self._device]
         if queue.number == 0:
             raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
-        self._pool = (id(self), 0) if pool is None else tuple(pool)
+        self._pool = (next(_POOLS), 0) if pool is None else tuple(pool)
         self._register(gpus.generators[self._device])
         for state in self._generators:
             state.capturing = True
