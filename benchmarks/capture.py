@@ -46,7 +46,7 @@ def by_fx(step: Step, x: Tensor, y: Tensor) -> Callable[[], object]:
     names = list(state.tensors())
 
     def flat(tensors: list[Tensor]) -> Tensor:
-        with state.replaced_by(dict(zip(names, tensors, strict=False))):
+        with state.replaced_by(dict(zip(names, tensors, strict=False)), {}):
             return step(tensors[-2], tensors[-1])
 
     tensors = [*state.tensors().values(), x, y]
