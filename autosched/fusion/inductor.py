@@ -132,9 +132,11 @@ def trace(
             made[i] = torch.scalar_tensor(made[i], dtype=torch.float64)
         return made
 
+    # Outside of the fake mode, in which a new tensor would remember its number.
+    tensors = list(map(as_tensor, args))
     try:
         with _quiet(), Fakes() as fakes:
-            traced = make_fx(on_tensors)(*map(fakes.from_tensor, map(as_tensor, args)))
+            traced = make_fx(on_tensors)(*map(fakes.from_tensor, tensors))
     except Exception as error:  # tracing raises many kinds of errors
         raise NotTraceableError(described(error)) from error
     for node in traced.graph.nodes:
