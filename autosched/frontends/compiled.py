@@ -222,7 +222,7 @@ class Compiled:
         operators.examples = {}  # or this batch would live as long as the schedule
         costs = {"costs": self.costs} if self.costs is not None else {"examples": examples}
         graphs = self._candidates(operators, examples)
-        if self.fuse and not _is_passing(operators):
+        if self.fuse and not _creates_state(operators):
             options: dict[str, Any] = {**self.options, "costs": self.costs}
             graphs = [fused(graphs[0], examples=examples, **options)]
         made = [(graph, schedule(graph, **self.options, **costs)) for graph in graphs]
@@ -288,7 +288,7 @@ class Compiled:
         self.close()
 
 
-def _is_passing(graph: Captured) -> bool:
+def _creates_state(graph: Captured) -> bool:
     """Whether a step creates state of an optimizer, so that the next one is another graph."""
     return any(
         place[0] == "moment" and name not in graph.held for name, place in graph.made.items()

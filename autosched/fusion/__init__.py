@@ -5,7 +5,7 @@ estimate    seconds of a region before it is compiled
 inductor    compilation; the only module that knows Inductor
 region      a compiled region, the function of its task
 structure   what a region does, as text
-race        schedules compared by running them
+timing      schedules compared by running them
 fusing      the choice among candidates
 
 Inductor generates kernels; what forms a region, and where and when it runs, is decided here and by

@@ -23,8 +23,8 @@ from autosched.errors import ScheduleError
 from autosched.fusion.candidates import by_device, by_stream, reads_numbers, unfusable
 from autosched.fusion.estimate import region_seconds
 from autosched.fusion.inductor import unavailable
-from autosched.fusion.race import race
 from autosched.fusion.region import Region
+from autosched.fusion.timing import run_times
 from autosched.graph.composite import Composite
 from autosched.graph.graph import HOST, Graph
 from autosched.graph.task import Seconds, Task
@@ -198,12 +198,12 @@ class _Fusion:
         chosen += [
             each for (each, _), taken in zip(planned[1:], seconds[1:], strict=True) if taken < most
         ]
-        racers = [*filter(None, map(self._measured, chosen)), self.unfused()]
+        measured = [*filter(None, map(self._measured, chosen)), self.unfused()]
         # 4. Run in turns
-        taken = race([made.schedule for made in racers], self.examples or {})
-        for made in racers:
+        taken = run_times([made.schedule for made in measured], self.examples or {})
+        for made in measured:
             made.schedule.close()
-        return racers[taken.index(min(taken))]
+        return measured[taken.index(min(taken))]
 
     def _scheduled(self, graph: Graph) -> Schedule:
         return schedule(graph, self.machine, costs=self.costs.restricted(graph), **self.options)

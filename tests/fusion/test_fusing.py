@@ -124,8 +124,8 @@ def _output(graph: Any) -> Tensor:
 # ---- on a real machine
 
 
-def won_by(place: int) -> Callable[..., list[float]]:
-    """Return a race that one schedule wins."""
+def least_at(place: int) -> Callable[..., list[float]]:
+    """Return run times of which one is least."""
     return lambda schedules, inputs: [
         float(i != place % len(schedules)) for i in range(len(schedules))
     ]
@@ -134,7 +134,7 @@ def won_by(place: int) -> Callable[..., list[float]]:
 def test_a_graph_without_regions_is_returned_if_it_is_faster(
     compiled: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autosched.fusion.fusing.race", won_by(-1))
+    monkeypatch.setattr("autosched.fusion.fusing.run_times", least_at(-1))
     graph = asc.fuse(chain(), CPU, examples=inputs())
     assert not any(isinstance(task.fn, Region) for task in graph.tasks)
     assert_same(outcome(graph.run_serial), outcome(chain().run_serial))
@@ -143,7 +143,7 @@ def test_a_graph_without_regions_is_returned_if_it_is_faster(
 def test_on_a_real_machine_the_fastest_is_taken_and_inputs_stay(
     compiled: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autosched.fusion.fusing.race", won_by(0))
+    monkeypatch.setattr("autosched.fusion.fusing.run_times", least_at(0))
     examples = inputs()
     state = torch.random.get_rng_state()
     graph = asc.fuse(chain(), CPU, examples=examples)

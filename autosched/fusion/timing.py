@@ -15,14 +15,14 @@ from autosched.measurement.stopwatch import synchronize
 from autosched.measurement.tasks import preserved_random_state
 from autosched.scheduling.schedule import Schedule
 
-__all__ = ["race"]
+__all__ = ["run_times"]
 
 _WARM_UP = 3
 _RUNS = 9
 _LONGEST = 2.0  # seconds of timed runs, after which three of each are enough
 
 
-def race(schedules: Sequence[Schedule], inputs: Mapping[str, Any]) -> list[float]:
+def run_times(schedules: Sequence[Schedule], inputs: Mapping[str, Any]) -> list[float]:
     """Return the median seconds of each schedule; ``inputs`` stay as they are.
 
     The schedules are of graphs with the same inputs, for one real machine. Runs go round robin, so
