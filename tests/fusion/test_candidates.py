@@ -8,6 +8,7 @@ from torch import Tensor
 
 import autosched as asc
 from autosched.fusion.candidates import by_device, by_stream, reads_numbers, unfusable
+from autosched.program.program import Program, Record, Run, Stream, Wait
 
 aten = torch.ops.aten
 GPUS = asc.Machine.emulated(gpus=2)
@@ -95,3 +96,22 @@ def test_a_group_has_at_least_two_tasks_and_no_views() -> None:
     graph.output(y=x.t() + 1)
     schedule = asc.schedule(graph, GPUS, policy="single")
     assert by_device(graph, schedule.placement, lambda task: True) == {}
+
+
+def test_a_region_ends_where_a_stream_waits_or_is_waited_for() -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    for name in "abcdef":
+        graph.add(half, x, name=name)
+    own, other = Stream("cpu", "compute"), Stream("cpu", "compute1")
+    program = Program(
+        (
+            *(Run(own, "a"), Run(own, "b"), Record(own, 0), Run(own, "c"), Run(own, "d")),
+            *(Record(other, 1), Wait(own, 1), Run(own, "e"), Run(own, "f")),
+        )
+    )
+    groups = by_stream(graph, program, lambda task: True)
+    assert groups["a"] == groups["b"]
+    assert groups["c"] == groups["d"]
+    assert groups["e"] == groups["f"]
+    assert len(set(groups.values())) == 3

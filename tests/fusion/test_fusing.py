@@ -309,3 +309,21 @@ def test_generated_code_runs_by_itself() -> None:
     assert "@torch.compile" in schedule.code
     printed = fresh(schedule.code, "print(step(x=torch.ones(2))['y'].tolist())")
     assert printed.strip() == "[4.0, 4.0]"
+
+
+def test_a_step_that_creates_an_optimizers_state_is_not_fused(compiled: Any) -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    with asc.compile(step, CPU, fuse=True) as run:
+        run(torch.ones(4, 3))
+        assert not compiled
+        run(torch.ones(4, 3))
+        assert compiled
