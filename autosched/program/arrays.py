@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from autosched.program.program import Copy, Free, Instruction, Program, Record, Run, Wait
 
-__all__ = ["COPY", "FREE", "RECORD", "RUN", "WAIT", "Columns", "columns_of"]
+__all__ = ["CARRIED", "COPY", "FREE", "RECORD", "RUN", "WAIT", "Columns", "columns_of"]
 
-RUN, COPY, RECORD, WAIT, FREE = range(5)
+RUN, COPY, RECORD, WAIT, FREE, CARRIED = range(6)  # CARRIED: a wait for an earlier run
 _KIND: Mapping[type[Instruction], int] = {
     Run: RUN,
     Copy: COPY,
@@ -43,7 +43,8 @@ class Columns:
     kind: Ints
     stream: Ints
     also: Ints  # second stream of a copy; -1 if there is none
-    # Number of the record, also for its waits; -1 for other instructions and unknown events.
+    # Number of the record, also for its waits (of any run); -1 for other instructions and unknown
+    # events.
     event: Ints
     records: int
     runs: list[Run]
@@ -69,6 +70,7 @@ def columns_of(program: Program) -> Columns:
     instructions = program.instructions
     number = {stream: i for i, stream in enumerate(program.streams)}
     kind = _numbers(map(type, instructions), _KIND.__getitem__, len(instructions))
+    carried = [k for k, i in enumerate(instructions) if type(i) is Wait and i.ago]
     copies = [i for i in instructions if type(i) is Copy]
     events = [i.event for i in instructions if type(i) is Record]
     first: dict[int, int] = {}
@@ -80,6 +82,7 @@ def columns_of(program: Program) -> Columns:
     event[kind == RECORD] = _numbers(events, first.__getitem__, len(events))
     waits = [first.get(i.event, -1) for i in instructions if type(i) is Wait]
     event[kind == WAIT] = np.array(waits, np.int64)
+    kind[carried] = CARRIED
     return Columns(
         kind=kind,
         stream=_numbers([i.stream for i in instructions], number.__getitem__, len(instructions)),

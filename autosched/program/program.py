@@ -9,6 +9,10 @@ Rules on which every consumer relies:
 2. A ``wait`` names an event that is recorded earlier in the list, so a program cannot deadlock.
    CUDA ignores a wait for an event that has not been recorded.
 3. A ``copy`` that names a second stream (``also``) is ordered on both streams.
+4. A program with ``in_flight`` > 1 is a loop: runs are numbered, each stream executes run after run,
+   and run r begins when run r - ``in_flight`` has ended. Only such a program has waits for events
+   of earlier runs (``ago``); where there is no such run, they have no effect. What a run leaves in
+   memory, apart from inputs, constants and outputs, is released when the run ends.
 
 Rule 3 is for copies between two accelerators, which occupy the copy-out stream of the source and
 the copy-in stream of the destination: torch makes the current streams of both devices wait for each
@@ -92,13 +96,18 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Make later instructions of this stream wait for the event: ``wait e0``."""
+    """Make later instructions of this stream wait for the event: ``wait e0``.
+
+    In a loop, ``wait e0 of 1 run ago`` waits for the event that the run before has recorded, at
+    whichever position in the list.
+    """
 
     stream: Stream
     event: int
+    ago: int = 0
 
     def __str__(self) -> str:
-        return f"wait e{self.event}"
+        return f"wait e{self.event}" + (f" of {_runs(self.ago)} ago" if self.ago else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +132,9 @@ Instruction = Run | Copy | Record | Wait | Free
 class Program:
     """Instructions in issue order, and the devices of inputs and outputs as (name, device).
 
+    ``in_flight`` is the number of runs that may execute at the same time; above 1, the program is a
+    loop.
+
     >>> cuda, cpu = Stream("cuda:0", "compute"), Stream("cpu", "compute")
     >>> print(Program((Run(cuda, "h"), Record(cuda, 0), Wait(cpu, 0), Run(cpu, "y"))))
     cuda:0/compute  run h
@@ -134,6 +146,7 @@ class Program:
     instructions: tuple[Instruction, ...]
     inputs: tuple[tuple[str, str], ...] = ()
     outputs: tuple[tuple[str, str], ...] = ()
+    in_flight: int = 1
 
     @cached_property
     def streams(self) -> tuple[Stream, ...]:
@@ -147,7 +160,7 @@ class Program:
 
     @cached_property
     def arrows(self) -> tuple[tuple[int, int], ...]:
-        """Pairs of positions (a, b): the run or copy at b waits for the run or copy at a."""
+        """Pairs of positions (a, b): the run or copy at b waits for that at a, of the same run."""
         last: dict[Stream, int] = {}  # the last run or copy of each stream
         recorded: dict[int, list[int]] = {}
         waiting: dict[Stream, list[int]] = {}
@@ -158,7 +171,7 @@ class Program:
                     # Without a run or copy since a wait, that wait's producers are passed on.
                     before = [last[stream]] if stream in last else []
                     recorded[event] = [*before, *waiting.get(stream, ())]
-                case Wait(stream, event) if event in recorded:
+                case Wait(stream, event, 0) if event in recorded:
                     waiting.setdefault(stream, []).extend(recorded[event])
                 case Run() | Copy():
                     for stream in occupied(instruction):
@@ -181,7 +194,8 @@ class Program:
 
     def __str__(self) -> str:
         width = max((len(str(i.stream)) for i in self.instructions), default=0)
-        lines = [f"input {name} on {device}" for name, device in self.inputs]
+        lines = [f"{_runs(self.in_flight)} in flight"] if self.in_flight > 1 else []
+        lines += [f"input {name} on {device}" for name, device in self.inputs]
         lines += [f"{i.stream!s:<{width}}  {i}" for i in self.instructions]
         lines += [f"output {name} on {device}" for name, device in self.outputs]
         return "\n".join(lines)
@@ -199,11 +213,14 @@ class Program:
         inputs = []
         outputs = []
         instructions = []
+        in_flight = 1
         for number, line in enumerate(text.splitlines(), 1):
             words = line.split()
             match words:
                 case []:
                     continue
+                case [count, "runs", "in", "flight"] if _COUNT.fullmatch(count):
+                    in_flight = int(count)
                 case ["input", name, "on", device]:
                     inputs.append((name, device))
                 case ["output", name, "on", device]:
@@ -212,7 +229,7 @@ class Program:
                     instructions.append(instruction)
                 case _:
                     raise ProgramError(f"line {number} is no instruction: {line!r}")
-        return cls(tuple(instructions), tuple(inputs), tuple(outputs))
+        return cls(tuple(instructions), tuple(inputs), tuple(outputs), in_flight)
 
 
 def occupied(instruction: Instruction) -> tuple[Stream, ...]:
@@ -240,7 +257,12 @@ def excerpt(
 
 
 _EVENT = re.compile(r"e([0-9]{1,18})")  # Python refuses to parse numbers of thousands of digits
+_COUNT = re.compile(r"[1-9][0-9]{0,8}")
 _VALUE = re.compile(r"([^@]+)(?:@([1-9][0-9]{0,17}))?")
+
+
+def _runs(count: int) -> str:
+    return f"{count} run{'s' if count > 1 else ''}"
 
 
 def _versioned(value: str, version: int) -> str:
@@ -257,6 +279,10 @@ def _parse(where: str, words: list[str]) -> Instruction | None:
             return Record(stream, int(number[1]))
         case ["wait", event] if number := _EVENT.fullmatch(event):
             return Wait(stream, int(number[1]))
+        case ["wait", event, "of", count, ("run" | "runs"), "ago"] if (
+            number := _EVENT.fullmatch(event)
+        ) and _COUNT.fullmatch(count):
+            return Wait(stream, int(number[1]), int(count))
         case ["free", value] if found := _parse_value(value):
             return Free(stream, *found)
         case ["copy", value, ("->" | "<-") as arrow, end, *flag] if flag in ([], ["overwriting"]):
