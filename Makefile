@@ -60,7 +60,7 @@ clean: ## remove .venv and all that was built or cached
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("autosched needs Python 3.11 or newer and this is %d.%d; name another: make PYTHON=python3.12" % sys.version_info[:2])'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cli,demo,exact,hf,lint,test,viz]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[cli,demo,exact,hf,lint,test,viz]'
 	@touch $@
 
 $(OTHER)/installed: setup.cfg pyproject.toml constraints.txt
