@@ -16,7 +16,7 @@ GPU_OUT ?=
 ON_GPU = PYTHONPATH="$(CURDIR)" $(or $(GPU_PYTHON),$(BIN)/python)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch lint soak bench gpu browser docs clean
+.PHONY: help demo test test-torch lint style types soak bench gpu browser docs clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile
@@ -24,15 +24,21 @@ help: ## print this list
 demo: $(INSTALLED) ## train a small network on one CPU and two GPUs, real or emulated
 	$(BIN)/autosched demo
 
-test: lint ## lint, then run all tests and the examples in docstrings and documents
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+test: style ## check style and types, and run all tests and the examples in docstrings and documents
+	@$(MAKE) --no-print-directory types & types=$$!; \
+	echo '$(BIN)/python -m pytest -n 2 -m "not slow"'; $(BIN)/python -m pytest -n 2 -m "not slow"; tests=$$?; \
+	wait $$types && exit $$tests
 
 test-torch: $(OTHER)/installed ## run all tests with another version of torch: make test-torch TORCH=2.11.0
 	$(OTHER)/bin/python -m pytest -n 2 -m "not slow"
 
-lint: $(INSTALLED) ## check style and types
+lint: style types ## check style and types
+
+style: $(INSTALLED)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+
+types: $(INSTALLED)
 	$(BIN)/mypy --strict autosched
 
 soak: $(INSTALLED) ## try to break tens of thousands of programs, then all tests, with a thousand examples each
