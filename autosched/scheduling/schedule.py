@@ -36,6 +36,7 @@ from autosched.runtime.backends import Backend, make
 from autosched.runtime.check import Check
 from autosched.runtime.execute import Executor
 from autosched.scheduling.arguments import check_arguments, checked_count, checked_timeout
+from autosched.scheduling.periodic import Periodic
 from autosched.scheduling.rebuilding import rebuilt
 from autosched.scheduling.saved import Saved, check_graph, describe, facts_of, from_text, to_text
 from autosched.simulation.footprint import footprint, memory_over_time
@@ -89,7 +90,7 @@ class _State:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(Periodic):
     """A verified program for a graph on a machine. Call it with the graph's inputs.
 
     ``print`` it to read the program. Its parts are ``graph``, ``machine``, ``costs``, ``placement``
@@ -347,9 +348,14 @@ class Schedule:
             *parts, title=title, explanation=explanation, code=code, memory=memory, limits=limits
         )
 
-    def simulate(self) -> Timeline:
-        """Return the predicted timeline."""
-        return self._predicted
+    def simulate(self, runs: int = 1) -> Timeline:
+        """Return the predicted timeline of a number of runs, submitted without delay.
+
+        At most ``program.in_flight`` of them are under way at a time.
+        """
+        if checked_count(runs, "runs", 1) == 1:
+            return self._predicted
+        return simulate(self.program, self.graph, self.machine, self.costs, runs)
 
     @cached_property
     def _predicted(self) -> Timeline:
