@@ -9,6 +9,7 @@ the bytes of values, and decides nothing. It does not know the temporary memory 
 
 from __future__ import annotations
 
+from autosched._lib.allowed import is_storage
 from autosched._lib.gc_pause import without_collecting
 from autosched.costs.costs import Costs
 from autosched.graph.graph import Graph
@@ -28,7 +29,8 @@ def footprint(
 ) -> dict[str, tuple[float, ...]]:
     """Return the bytes that each device holds: before the first instruction, and after each.
 
-    Inputs and constants are held on their own devices, as if no two shared memory. Results of runs
+    Storage devices hold nothing. Inputs and constants are held on their own devices, as if no two
+    shared memory. Results of runs
     and copies are held until they are freed. Views and in-place writes take no memory. A value of
     unknown size counts ``default_nbytes``.
 
@@ -50,7 +52,7 @@ def footprint(
         history = histories[device]
         if at >= len(history):
             history += [held[device]] * (at + 1 - len(history))
-        held[device] += nbytes
+        held[device] += 0.0 if is_storage(device) else nbytes
 
     for source in buffers.sources.values():
         sizes[source] = costs.value_nbytes(graph.values[source.value])
