@@ -22,6 +22,7 @@ __all__ = [
     "ProgramError",
     "RunTimeoutError",
     "ScheduleError",
+    "StorageError",
     "TaskError",
     "TimelineError",
     "UnknownMethodError",
@@ -84,6 +85,10 @@ class InterleavingError(AutoschedError, AssertionError):
 
 class RunTimeoutError(AutoschedError, TimeoutError):
     """A run did not end in time; the message says what each thread was doing or waiting for."""
+
+
+class StorageError(AutoschedError, OSError):
+    """A file is missing, malformed, or not the one for which the graph was made."""
 
 
 class TaskError(AutoschedError, RuntimeError):

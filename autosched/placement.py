@@ -22,7 +22,7 @@ import numpy as np
 
 from autosched.errors import ScheduleError, listed, shown
 from autosched.graph.flow import flow, rows_of
-from autosched.graph.graph import HOST, Graph, Task, Value
+from autosched.graph.graph import HOST, STORAGE, Graph, Task, Value
 from autosched.machine.machine import Machine
 
 __all__ = ["Placement", "Send", "check", "choices", "constraint", "home"]
@@ -77,6 +77,8 @@ class Choices:
 
 def constraint(task: Task, machine: Machine) -> str | None:
     """Return the device to which a task is constrained, if any."""
+    if task.device == STORAGE:
+        return (*machine.storage, machine.host)[0]
     return machine.host if task.device == HOST else task.device
 
 
@@ -85,12 +87,14 @@ def choices(graph: Graph, machine: Machine) -> Choices:
 
     A view is on the device of its base. If a value that has views is written in place, the task
     that made it (if any), all views and all writers share a device. So do tasks that write parts of
-    a value by an index, and tasks that make or write values of one ``Graph.together``. Raises
+    a value by an index, and tasks that make or write values of one ``Graph.together``. What is read
+    from a file is copied to where it is needed, so views and writers of it share a device with each
+    other, and not with the task that reads it. No other task is on a storage device. Raises
     ScheduleError naming the task whose constraints contradict each other.
     """
     parent = list(range(len(graph.tasks)))
     if graph.is_plain and not any(task.device for task in graph.tasks):
-        return Choices([machine.names] * len(parent), parent, open=True)
+        return Choices([machine.computing] * len(parent), parent, open=not machine.storage)
 
     def find(i: int) -> int:
         while parent[i] != i:
@@ -114,7 +118,7 @@ def choices(graph: Graph, machine: Machine) -> Choices:
                 + _writers_between(graph, first, index)
             )
     group = [find(i) for i in range(len(graph.tasks))]
-    return Choices([(pinned[g][0],) if g in pinned else machine.names for g in group], group)
+    return Choices([(pinned[g][0],) if g in pinned else machine.computing for g in group], group)
 
 
 def _writers_between(graph: Graph, first: int, last: int) -> str:
@@ -151,9 +155,10 @@ def _pairs(graph: Graph) -> Iterator[tuple[int, int]]:
     first: dict[int | tuple[int, ...], int] = {}
     for task in graph.tasks:
         for root in _bases(graph, task):
-            if root.producer is not None:
+            stored = graph.is_stored(root)
+            if root.producer is not None and not stored:
                 yield root.producer, task.index
-            if graph.last_version(root.index):
+            if stored or graph.last_version(root.index):
                 yield first.setdefault(root.index, task.index), task.index
         for use in task.writes:
             if graph.in_parts(use.value):

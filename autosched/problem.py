@@ -262,13 +262,25 @@ class Problem:
 
 
 def _seconds(graph: Graph, machine: Machine, costs: Costs) -> Floats:
-    """Return the duration of each task on each device."""
+    """Return the duration of each task on each device.
+
+    A task that reads a file takes as long as the copy from storage to the host; from there on
+    ``_paths`` treats its result as if it were on the host. So policies see how long a storage
+    device is busy, and choose no copies that a program could not have.
+    """
     rows = [costs.everywhere(task, machine.devices) for task in graph.tasks]
     table = np.empty((len(rows), len(machine.devices)))
     table[:] = np.array([row if isinstance(row, float) else 0.0 for row in rows])[:, np.newaxis]
     for task, row in enumerate(rows):
         if not isinstance(row, float):
             table[task] = row
+    for name in machine.storage:
+        p = machine.names.index(name)
+        for each in (task for task in graph.tasks if task.reads_file):
+            made = [graph.values[use.value] for use in each.outputs if graph.is_used(use.value)]
+            if made:
+                nbytes = sum(map(costs.value_nbytes, made))
+                table[each.index, p] = machine.copy_seconds(name, machine.host, nbytes)
     return table
 
 
@@ -322,9 +334,11 @@ def _others(graph: Graph, reads: Rows, maker: Sequence[int]) -> Rows:
 def _paths(machine: Machine, pageable: bool) -> dict[str, NDArray[Any]]:
     """Return latency, rate, issue_copy, holds_out and holds_in of ``Tables``."""
     rows = []
+    host = machine.device(machine.host)
+    ends = [host if device.is_storage else device for device in machine.devices]
     for slow in (False, True) if pageable else (False,):
-        for source in machine.devices:
-            for destination in machine.devices:
+        for source in ends:
+            for destination in ends:
                 link = machine.link(source.name, destination.name)
                 # A copy between a CPU and an accelerator occupies a stream of the latter alone.
                 out = source.kind != "cpu"
@@ -339,7 +353,7 @@ def _paths(machine: Machine, pageable: bool) -> dict[str, NDArray[Any]]:
                     if slow and into and not out:
                         rate = link.pageable_bytes_per_second or rate
                 issuer = source if out else destination
-                issue = issuer.issue_seconds if issuer.kind != "cpu" else 0.0
+                issue = issuer.issue_seconds if issuer.is_accelerator else 0.0
                 rows.append((latency, rate, issue, out or not into, into or not out))
     latencies, rates, issues, holds_out, holds_in = zip(*rows, strict=True)
     return {

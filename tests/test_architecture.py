@@ -100,6 +100,7 @@ MAY_IMPORT_TORCH = {
     *["_lib.fake_tensors", "costs.estimate", "graph.gradients"],
     *["runtime.backends", "runtime.profile", "runtime.replay"],
     "machine.machine",  # Machine.local, inside the function
+    "graph.files",  # to read a file, inside functions
 }
 
 MOST_LINES = 500

@@ -18,6 +18,7 @@ __all__ = [
     "is_device",
     "is_name",
     "is_number",
+    "is_storage",
     "is_whole",
     "no_seconds",
 ]
@@ -44,6 +45,15 @@ def is_device(item: Any) -> TypeGuard[str]:
     [True, True, False, False]
     """
     return is_name(item) and "/" not in item
+
+
+def is_storage(device: str) -> bool:
+    """Whether a device of this name is a storage device: ``"disk:0"``, ``"disk:1"``.
+
+    >>> is_storage("disk:0"), is_storage("cuda:0")
+    (True, False)
+    """
+    return device.partition(":")[0] == "disk"
 
 
 def device_name(item: Any) -> Any:

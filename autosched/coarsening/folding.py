@@ -125,7 +125,7 @@ class Folding:
         touched = any(
             self._root(use.value) in self.split_memory for use in (*task.writes, *task.outputs)
         )
-        return touched or task.region is not None or self._may_alias(task)
+        return touched or task.reads_file or task.region is not None or self._may_alias(task)
 
     def _may_alias(self, task: Task) -> bool:
         return not task.view and any(self._root(use.value) != use.value for use in task.outputs)

@@ -213,7 +213,12 @@ class Costs:
         )
 
     def task_seconds(self, task: Task, device: Device) -> float:
-        """Return the seconds of a task on a device; infinity if a table omits the device."""
+        """Return the seconds of a task on a device; infinity if a table omits the device.
+
+        On a storage device reading takes no time: the copies from there do.
+        """
+        if device.is_storage:
+            return 0.0 if task.reads_file else math.inf
         given = self.seconds.get(task.name, task.seconds)
         if given is not None:
             return float(given.get(device.name, math.inf) if isinstance(given, Mapping) else given)
@@ -226,6 +231,8 @@ class Costs:
 
     def everywhere(self, task: Task, devices: Sequence[Device]) -> float | list[float]:
         """Return the seconds of a task on each device, or one number if it is the same on all."""
+        if any(device.is_storage for device in devices):
+            return [self.task_seconds(task, device) for device in devices]
         given = self.seconds.get(task.name, task.seconds)
         if type(given) is float or type(given) is int:
             return float(given)
@@ -243,7 +250,7 @@ class Costs:
 
     def issue_seconds(self, task: Task, device: Device) -> float:
         """Return for how long a thread is busy issuing a task; a CPU's own thread never is."""
-        if device.kind == "cpu" or task.view:
+        if not device.is_accelerator or task.view:
             return 0.0
         if self.replay is not None:
             return self.launches(task) * self.replay.node

@@ -44,6 +44,7 @@ from autosched._lib.quiet import quiet
 from autosched._lib.tree import flatten, transform
 from autosched.costs.costs import Costs, Work
 from autosched.errors import GraphError
+from autosched.graph.files import StoredTensor
 from autosched.graph.graph import Graph, Task, Value, called_with
 
 __all__ = ["Estimate", "estimate"]
@@ -147,6 +148,8 @@ def _run(task: Task, data: Mapping[int, Any]) -> tuple[dict[int, Any], Work]:
     """Run one task on fake tensors; return its results, by value index, and its work."""
     if task.fn is None:
         raise _UnknownError("has no function")
+    if isinstance(task.fn, StoredTensor):
+        return dict(task.results(task.fn.empty())), Work(0, task.fn.nbytes)
     for value in flatten((task.args, task.kwargs)):
         if isinstance(value, Value) and value.index not in data:
             raise _UnknownError(f"reads {value.name!r}, which is unknown")

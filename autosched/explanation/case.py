@@ -68,8 +68,8 @@ class Case:
 
     @cached_property
     def workers(self) -> tuple[str, ...]:
-        """The accelerators, or all devices where there are none."""
-        return self.machine.accelerators or self.machine.names
+        """The accelerators, or all devices that run tasks where there are none."""
+        return self.machine.accelerators or self.machine.computing
 
     @property
     def tries(self) -> int:
@@ -176,7 +176,7 @@ class Case:
         """Tasks bound to a CPU that some accelerator runs twice as fast."""
         found = []
         for task in self.graph.tasks:
-            if task.device not in (None, HOST, *self.workers):
+            if task.device not in (None, HOST, *self.workers) and not task.reads_file:
                 seconds = self.task_seconds(task, str(task.device))
                 least = min(self.task_seconds(task, name) for name in self.workers)
                 found += [task] if least < seconds and least <= seconds / 2 else []

@@ -20,8 +20,8 @@ Cause = Literal["data", "copy", "order", "device", "link", "batch"]
 
 The other span produced data that are needed here (data), copied them (copy), or had to end before
 for another reason, such as reuse of memory (order). Or it only preceded this one on the stream: a
-task on the stream of a device (device), a copy on the stream of a link (link), or a copy that the
-same task needs (batch).
+task on the stream of a device (device), a copy or a read on the stream of a link (link), or a copy
+that the same task needs (batch).
 """
 
 _NEEDED = ("data", "copy", "order")
@@ -71,12 +71,16 @@ def _cause(case: Case, timeline: Timeline, later: int, earlier: int) -> Cause:
         case Run(), Copy():
             reads = case.graph.task(ours.task).reads
             value = case.graph.value(theirs.value).index
-            return "copy" if any(use.value == value for use in reads) else "order"
+            if any(use.value == value for use in reads):
+                return "copy"
+            return "link" if one_stream else "order"
         case Copy(), Run():
             task = case.graph.task(theirs.task)
             value = case.graph.value(ours.value).index
             made = (*task.outputs, *task.changes)
-            return "data" if any(use.value == value for use in made) else "order"
+            if any(use.value == value for use in made):
+                return "data"
+            return "link" if one_stream else "order"
         case Copy(), Copy():
             arrived = theirs.value, theirs.version, theirs.destination
             if arrived == (ours.value, ours.version, ours.source):

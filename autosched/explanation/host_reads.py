@@ -115,7 +115,7 @@ def _read_results(case: Case, task: Task) -> list[str]:
 
 
 def _is_accelerated(case: Case, task: Task) -> bool:
-    return case.machine.device(case.placement.device[task.name]).kind != "cpu"
+    return case.machine.device(case.placement.device[task.name]).is_accelerator
 
 
 def _waited_for_readers(case: Case, idle_by_span: Mapping[int, float]) -> dict[str, float]:

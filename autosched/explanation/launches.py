@@ -94,7 +94,7 @@ def _launch_bound_rows(case: Case) -> list[dict[int, float]]:
         elif isinstance(instruction, Run) and case.seconds[i]:
             device = _device(case, i)
             launch = min(_launch_seconds(case, _task(case, i), device), case.seconds[i])
-            if device.kind == "cpu" or launch <= case.seconds[i] / 2:
+            if not device.is_accelerator or launch <= case.seconds[i] / 2:
                 open_rows.pop(instruction.stream, None)
                 continue
             if instruction.stream not in open_rows:

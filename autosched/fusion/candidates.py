@@ -88,6 +88,8 @@ def _reason(task: Task, sizes_known: bool) -> str | None:
     """
     if task.fn is None:
         return "has no function"
+    if task.reads_file:
+        return "reads a file"
     if task.random:
         return "draws random numbers"
     if task.shared:

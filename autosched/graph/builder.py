@@ -12,20 +12,28 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from autosched._lib.allowed import by_device, device_name, is_device, is_name, is_number, no_seconds
+from autosched._lib.allowed import (
+    by_device,
+    device_name,
+    is_device,
+    is_name,
+    is_number,
+    is_storage,
+    no_seconds,
+)
 from autosched._lib.tree import flatten, is_deeper, transform
 from autosched.errors import GraphError, listed, shown
 from autosched.graph import effects
 from autosched.graph.regions import Region, is_basic
 from autosched.graph.storages import Storages, Touched
-from autosched.graph.task import Dependency, Kind, Origin, Seconds, Task
+from autosched.graph.task import STORAGE, Dependency, Kind, Origin, Seconds, Task
 from autosched.graph.value import Value
 
 if TYPE_CHECKING:
     from autosched.graph.composite import Composite
     from autosched.graph.graph import Graph
 
-__all__ = ["GraphBuilder", "check_costs", "check_device"]
+__all__ = ["GraphBuilder", "check_costs", "check_device", "check_runs"]
 
 # Nesting of arguments: far below Python's recursion limit, since a run recurses from a deeper
 # stack.
@@ -189,6 +197,8 @@ class GraphBuilder:
             if is_deeper(most, tree):
                 label = options.get("name") or effects.function_name(fn)
                 raise GraphError(f"task {label!r} has {what} nested more than {_DEEPEST} deep")
+        if isinstance(on := options.get("on"), str):
+            check_runs(on)
         known = effects.effects_of(fn, args, kwargs)
         returns_written = known.in_place and outputs is None
         base = self._as_argument(known.base)
@@ -435,6 +445,14 @@ def check_device(device: Any) -> str:
     name = device_name(device)
     if not is_device(name):
         raise GraphError(f"a device is a name such as 'cpu' or 'cuda:0', got {device!r}")
+    return name
+
+
+def check_runs(device: Any) -> str:
+    """Return the name of a device that runs tasks. Raises GraphError for any other."""
+    name = check_device(device)
+    if name == STORAGE or is_storage(name):
+        raise GraphError(f"{name!r} is storage, and runs no tasks; graph.read(..., on=) reads it")
     return name
 
 

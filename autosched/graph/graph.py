@@ -22,21 +22,21 @@ A graph knows devices only as names in constraints. It knows no time, and does n
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from autosched._lib.allowed import is_name
 from autosched._lib.display import renderer_of
 from autosched.errors import GraphError, listed, shown
-from autosched.graph.builder import GraphBuilder, check_device
+from autosched.graph.builder import GraphBuilder, check_runs
+from autosched.graph.declaring import bound, declared
+from autosched.graph.files import read
 from autosched.graph.including import include
 from autosched.graph.pinning import by_pattern, pinned
 from autosched.graph.regions import Region
 from autosched.graph.serial import called_with, no_grad, run_serial
-from autosched.graph.task import HOST, Dependency, Followed, Here, Seconds, Task, Use
+from autosched.graph.task import HOST, STORAGE, Dependency, Followed, Here, Seconds, Task, Use
 from autosched.graph.text import text_lines
 from autosched.graph.value import Value
 
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HOST",
+    "STORAGE",
     "Dependency",
     "Graph",
     "Here",
@@ -101,12 +102,7 @@ class Graph:
         return self.builder.add_input(name, self.builder.device, nbytes)
 
     def inputs(self, *names: str) -> tuple[Value, ...]:
-        """Declare several inputs.
-
-        >>> import autosched as asc
-        >>> asc.Graph().inputs("x", "w1", "w2")
-        (Value('x'), Value('w1'), Value('w2'))
-        """
+        """Declare several inputs."""
         return tuple(self.input(name) for name in names)
 
     def constant(self, tensor: Any, name: str | None = None) -> Value:
@@ -125,7 +121,7 @@ class Graph:
         """
         builder = self.builder
         before = builder.device
-        builder.device = check_device(device)
+        builder.device = check_runs(device)
         try:
             yield
         finally:
@@ -178,6 +174,29 @@ class Graph:
             seconds=seconds, nbytes=nbytes,
         )  # fmt: skip
 
+    def read(
+        self,
+        path: str | os.PathLike[str],
+        tensor: str | Iterable[str] | None = None,
+        *,
+        dtype: Any = None,
+        shape: Sequence[int] | None = None,
+        offset: int | None = None,
+        prefix: str = "",
+        on: str | None = None,
+    ) -> Any:
+        """Add tasks that read tensors from a file, and return their Values.
+
+        From a file ``*.safetensors``: the ``tensor`` of that name, or a dict of several by name
+        (default: all); a ``dtype`` and ``shape`` are checked. Any other file is raw: ``dtype``,
+        ``shape`` and ``offset`` in bytes describe it, and ``tensor`` names the value. ``prefix``
+        precedes names. Each run reads the file again, from the storage device ``on`` (default: the
+        machine's first), at the same time as other devices work. Without one, the host reads. A
+        task may write such a value; the file stays. Raises StorageError for a file that is missing
+        or malformed, GraphError for unknown tensors.
+        """
+        return read(self, path, tensor, dtype, shape, offset, prefix, on)
+
     def record(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], **options: Any
     ) -> Any:
@@ -207,8 +226,8 @@ class Graph:
 
         A graph may be included several times, each time with another ``prefix`` for names. Tasks
         that write their inputs write to the values given. ``on`` is the device of all tasks, or a
-        dict of devices by task; views and tasks on ``"host"`` ignore it. ``seconds`` by task and
-        ``nbytes`` by value, by their names in the other graph, replace the costs given there. With
+        dict of devices by task; views, reads and tasks on ``"host"`` ignore it. ``seconds`` by task
+        and ``nbytes`` by value, by their names in the other graph, replace the costs there. With
         ``only``, these tasks alone are added, by name; then ``inputs`` also has the values of other
         tasks that they read, and all values that they make are returned, by name. Raises GraphError
         for names that are taken, and for missing or unknown inputs.
@@ -224,9 +243,9 @@ class Graph:
         """
         self.builder.check_grows()
         if isinstance(on, Mapping):
-            on = {name: check_device(device) for name, device in on.items()}
+            on = {name: check_runs(device) for name, device in on.items()}
         else:
-            on = None if on is None else check_device(on)
+            on = None if on is None else check_runs(on)
         return include(self, other, inputs, prefix, on, seconds or {}, nbytes or {}, only)
 
     def output(self, /, *values: Value, **named: Value) -> None:
@@ -235,21 +254,9 @@ class Graph:
         Raises GraphError for values of another graph, and for names that are taken or invalid.
         """
         self.builder.check_grows()
-        declared: dict[str, int] = {}
-        for label, item in (*((None, value) for value in values), *named.items()):
-            if not isinstance(item, Value):
-                raise GraphError(f"an output must be a Value of graph {self.name!r}, got {item!r}")
-            name = item.name if label is None else label
-            if not is_name(name):
-                raise GraphError(
-                    f"the name of an output must be a string without spaces and '@', got {name!r}"
-                )
-            if name in self.outputs or name in declared:
-                so_far = listed([*self.outputs, *declared])
-                raise GraphError(f"output {name!r} is declared twice; outputs so far: {so_far}")
-            declared[name] = self.builder.check_own(item).index
-        self.outputs.update(declared)
-        self.builder.storages.used.update(declared.values())
+        found = declared(self, values, named)
+        self.outputs.update(found)
+        self.builder.storages.used.update(found.values())
 
     def together(self, *values: Value) -> None:
         """Keep all tasks that make or write any of these values on one device, under every policy.
@@ -331,9 +338,12 @@ class Graph:
         return self.builder.storages.members.get(self.values[value].root) or (value,)
 
     def bonds(self, task: Task) -> list[tuple[int, ...]]:
-        """Return the sets of values kept together of which a task makes or writes a member."""
+        """Return the sets of values kept together of which a task makes or writes a member.
+
+        None for what it reads from a file: that is copied to where it is needed.
+        """
         bonds = (self._bonds.get(use.value, ()) for use in (*task.changes, *task.outputs))
-        return list(dict.fromkeys(chain.from_iterable(bonds)))
+        return [] if task.reads_file else list(dict.fromkeys(chain.from_iterable(bonds)))
 
     def last_version(self, value: int) -> int:
         """Return the version of a value (an index) after all tasks; 0 if none writes it."""
@@ -365,6 +375,10 @@ class Graph:
         """
         for use in task.reads:
             yield use if self.touched(task, use.value) is None else Use(use.value, 0)
+
+    def is_stored(self, value: Value) -> bool:
+        """Whether a task reads this value from a file."""
+        return value.producer is not None and self.tasks[value.producer].reads_file
 
     def is_used(self, value: int) -> bool:
         """Whether a task reads this value (an index) or it is an output; others are dropped."""
@@ -441,16 +455,7 @@ class Graph:
 
         Raises GraphError for missing and unknown inputs.
         """
-        sources = self.sources
-        names = {v.name for v in sources if v.tensor is None}
-        if names != inputs.keys():
-            name = min(names ^ inputs.keys(), key=str)
-            what = f"misses input {name!r}"
-            if name not in names:
-                what = f"was given {name!r}, which is no input"
-            known = listed(self.input_names)
-            raise GraphError(f"graph {self.name!r} {what}; its inputs are {known}")
-        return {v.index: inputs[v.name] if v.tensor is None else v.tensor for v in sources}
+        return bound(self, inputs)
 
     # ---- networkx
 
@@ -490,11 +495,3 @@ def _as_tuple(what: str, item: Any) -> tuple[Any, ...]:
     if not isinstance(item, Iterable):
         raise GraphError(f"{what}= needs one item or a list of them, got {item!r}")
     return tuple(item)
-
-
-def emptied(graph: Graph) -> Graph:
-    """Return a graph of the same class without tasks and values, with the same frames."""
-    new = copy.copy(graph)
-    Graph.__init__(new, graph.name, generators=graph.builder.generators)
-    new.builder.storages.frames = graph.builder.storages.frames
-    return new

@@ -53,7 +53,7 @@ def include(
             outputs=transform(lambda leaf: prefix + leaf.name, task.result),
             touched=None if task.view else regions.touched(task),
             regions=regions.of(task, made) if _aliases(made) else (),
-            on=HOST if task.device == HOST else device or task.device,
+            on=task.device if task.device == HOST or task.reads_file else device or task.device,
             after=[name for name in _after(other, task, prefix) if name in graph.names],
             seconds=seconds.get(task.name, task.seconds),
         )  # fmt: skip

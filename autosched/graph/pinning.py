@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from autosched.errors import GraphError, listed
-from autosched.graph.builder import check_device
+from autosched.graph.builder import check_runs
 from autosched.graph.task import Task
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ def pinned(graph: Graph, inputs: Mapping[str, str], place: Mapping[str, str]) ->
     devices = by_pattern(inputs, sources, "inputs", "input", graph.input_names)
     for name, device in devices.items():
         moved = copy.copy(sources[name])
-        moved.home = check_device(device)
+        moved.home = check_runs(device)
         twin.values[moved.index] = twin.names[name] = moved
-    where = {pattern: check_device(device) for pattern, device in place.items()}
+    where = {pattern: check_runs(device) for pattern, device in place.items()}
     for pattern, device in where.items():
         found = [task for task in graph.tasks if _any_match(_names(task), pattern)]
         if not found:

@@ -14,15 +14,18 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from autosched._lib.allowed import is_storage
 from autosched._lib.tree import match
 from autosched.graph.regions import Region
 
 if TYPE_CHECKING:
     from autosched.graph.composite import Composite
 
-__all__ = ["HOST", "Dependency", "Followed", "Here", "Kind", "Origin", "Seconds", "Task", "Use"]
+__all__ = ["HOST", "STORAGE", "Dependency", "Followed", "Here", "Kind", "Origin", "Seconds"]
+__all__ += ["Task", "Use"]
 
 HOST = "host"  # in constraints: the machine's host, whatever its name
+STORAGE = "storage"  # its first storage device; without one, its host
 Kind = Literal["data", "anti", "order"]
 Seconds = float | Mapping[str, float]
 
@@ -138,6 +141,11 @@ class Task:
     def source(self) -> str:
         """The line where the user added it, as ``file:line``."""
         return "{}:{}".format(*self.origin.where)
+
+    @property
+    def reads_file(self) -> bool:
+        """Whether it reads a tensor from a file: see ``Graph.read``. No other is on storage."""
+        return self.device is not None and (self.device == STORAGE or is_storage(self.device))
 
     @property
     def parts(self) -> tuple[Task, ...]:

@@ -11,6 +11,10 @@ placement asks for a later point. There is at most one copy per version and devi
   separate memory pool for each. The cost: a copy from the host delays a copy from a peer.
 * A copy transfers a whole value. A task needs all of what it reads, so parts that arrive earlier
   would let nothing begin.
+* What a task reads from a file is on the storage device after that task, which takes no time: the
+  copy from there to the host, on the same stream, reads the file. So reading again is one more
+  copy, a value that is on storage need not be spilled, and memory, hazards and verification know
+  no files. All other devices receive it from the host.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from functools import cache, partial
 from operator import itemgetter
 from typing import Any
 
+from autosched._lib.allowed import is_storage
 from autosched.errors import ScheduleError
 from autosched.graph.graph import Graph, Task, Use
 from autosched.machine.machine import Machine
@@ -69,7 +74,8 @@ def insert_copies(
 def check_outputs(graph: Graph, machine: Machine, outputs: Mapping[str, str]) -> None:
     """Raise ScheduleError for an unknown output, and MachineError for an unknown device."""
     for label, device in outputs.items():
-        machine.device(device)
+        if machine.device(device).is_storage:
+            raise ScheduleError(f"output {label!r} cannot be on {device!r}, which is storage")
         if label not in graph.outputs:
             raise ScheduleError(
                 f"outputs= names {label!r}, which is no output; outputs are {list(graph.outputs)}"
@@ -116,8 +122,17 @@ class CopyMaker:
         return device == self.home.get(use.value) and self.graph.last_version(use.value) > 0
 
     def origin(self, use: Use, holders: Sequence[str]) -> str:
-        """Return the device of an input or constant, or the first that holds this version."""
-        return self.home.get(use.value) or holders[0]
+        """Return the device of an input or constant, or the first that holds this version.
+
+        The host if only storage does.
+        """
+        known = self.home.get(use.value)
+        return known or next((at for at in holders if not is_storage(at)), self.machine.host)
+
+    def relay(self, holders: Sequence[str], device: str) -> str | None:
+        """Return the host if a value is on storage alone, and another device needs it."""
+        host = self.machine.host
+        return host if device != host and all(map(is_storage, holders)) else None
 
     def copy(self, use: Use, holders: Sequence[str], device: str) -> Copy:
         """Return the copy of a version. Raises ScheduleError if no holder has a link."""
@@ -176,8 +191,13 @@ class _Walk:
         holders = self.table.devices(*use)
         if device in holders:
             return
+        if host := self.maker.relay(holders, device):
+            self.bring(use, host)
+            holders = self.table.devices(*use)
         copy = self.maker.copy(use, holders, device)
         after, rank = self.hints.get((*use, device), (-1, -1))
+        if is_storage(copy.source):  # others may follow it
+            after, rank = -1, -1
         after = max(self.made[use], min(after, self.current - 1))
         self.copies.setdefault(after, []).append((rank, copy))
         self.table.put(*use, device, use)
@@ -189,8 +209,11 @@ def copy_streams(
     """Return the streams that a copy occupies.
 
     These are the copy stream of the accelerator, or those of both ends if both are accelerators or
-    both are CPUs. Without contention each copy (by its ``number``) has a stream of its own.
+    both are CPUs. Without contention each copy (by its ``number``) has a stream of its own. A
+    storage device has one stream.
     """
+    if is_storage(source):
+        return Stream(source, "read"), None
     if not machine.contention:
         return Stream(source, f"copy-{number}"), None
     out = Stream(source, "copy-out")

@@ -29,10 +29,10 @@ Ints = NDArray[np.int64]
 
 
 def is_functional(graph: Graph, machine: Machine) -> bool:
-    """Return whether a graph is functional, and all devices are linked to each other."""
-    return graph.is_plain and all(
-        machine.link(a, b) for a in machine.names for b in machine.names if a != b
-    )
+    """Return whether a graph is functional and reads no files, and all devices are linked."""
+    names = machine.computing
+    linked = all(machine.link(a, b) for a in names for b in names if a != b)
+    return graph.is_plain and linked and not any(task.reads_file for task in graph.tasks)
 
 
 def insert_functional(

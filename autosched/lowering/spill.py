@@ -10,7 +10,8 @@ in this order:
 
 A spilled block is reloaded immediately before its next use, or earlier if memory is free. Nothing
 is recomputed: that would run tasks twice, and require that they neither write in place nor draw
-random numbers. Memory that is written in parts is never moved. Copies to devices without a limit
+random numbers. What was read from a file is not spilled: storage still has it, and it is read
+again. Nothing is spilled to storage. Memory that is written in parts is never moved. Copies to devices without a limit
 are as early as possible.
 
 Each free that makes room is in the program. ``hazards`` finds what must happen after it. This
@@ -25,6 +26,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NoReturn
 
+from autosched._lib.allowed import is_storage
 from autosched.errors import MemoryLimitError
 from autosched.graph.graph import Graph, Task, Use
 from autosched.lowering.copies import CopyMaker, missing
@@ -171,7 +173,7 @@ class _Walk:
             use = Use(index, self.graph.last_version(index))
             holders = self.table.devices(*use)
             places[label] = device = outputs.get(label) or self.maker.origin(use, holders)
-            if label in outputs and device not in holders:
+            if device not in holders:
                 self.busy.add(self._bring(use, device, f"for output {label!r}"))
         return places
 
@@ -196,15 +198,24 @@ class _Walk:
                 expected.add(use)
                 if not holders:
                     need += self.nbytes[use.value]
-                elif self._reclaim(device, need + self.nbytes[use.value]):
-                    self._copy(use, device)
-                else:
+                elif not self._prefetched(use, device, need + self.nbytes[use.value]):
                     return
             made = [use for use in task.outputs if self._takes_memory(use)]
             expected.update(
                 task.outputs, (Use(value, version + 1) for value, version in task.changes)
             )
             need += sum(self.nbytes[use.value] for use in made)
+
+    def _prefetched(self, use: Use, device: str, nbytes: float) -> bool:
+        """Copy a version to a device if this many bytes are free there; return whether it did."""
+        if not self._reclaim(device, nbytes):
+            return False
+        if host := self.maker.relay(self.table.devices(*use), device):
+            if not self._reclaim(host, self.nbytes[use.value]):
+                return False
+            self._copy(use, host)
+        self._copy(use, device)
+        return True
 
     def _takes_memory(self, use: Use) -> bool:
         return self.graph.values[use.value].root == use.value and self.graph.is_used(use.value)
@@ -242,6 +253,8 @@ class _Walk:
     # ---- copies
 
     def _bring(self, use: Use, device: str, why: str) -> _Block:
+        if host := self.maker.relay(self.table.devices(*use), device):
+            self.busy.add(self._bring(use, host, why))
         overwrites = self.maker.overwrites(use, device)
         self._make_room(device, 0.0 if overwrites else self.nbytes[use.value], why)
         return self._copy(use, device)
@@ -376,7 +389,10 @@ class _Walk:
     def _is_elsewhere(self, use: Use, device: str) -> bool:
         others = [other for other in self.table.devices(*use) if other != device]
         lacking = [at for at in self.future.readers(use) if at not in others]
-        return any(all(self.machine.link(other, at) for at in lacking) for other in others)
+        return any(
+            is_storage(other) or all(self.machine.link(other, at) for at in lacking)
+            for other in others
+        )
 
     def _spill(self, block: _Block) -> bool:
         """Spill a block: copy out what no other device holds, and free it. Return success."""
@@ -393,7 +409,7 @@ class _Walk:
     def _spill_target(self, device: str, uses: Sequence[Use], nbytes: float) -> str | None:
         """Return a device with room that is linked to all readers; the host if possible."""
         ends = {device} | {at for use in uses for at in self.future.readers(use)}
-        for other in dict.fromkeys([self.machine.host, *self.machine.names]):
+        for other in dict.fromkeys([self.machine.host, *self.machine.computing]):
             linked = all(other == end or self.machine.link(other, end) for end in ends)
             if other != device and linked and self._reclaim(other, nbytes):
                 return other

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from autosched._lib.allowed import is_storage
 from autosched.graph.graph import Graph, Task
 from autosched.machine.machine import Device, Machine
 from autosched.placement import Placement
@@ -36,6 +37,8 @@ def assign_streams(
     for name, indices in on.items():
         count = _stream_count(machine.device(name), placement.streams)
         streams = [Stream(name, f"compute{number or ''}") for number in range(count)]
+        if is_storage(name):  # copies from it follow the tasks that find what to read
+            streams = [Stream(name, "read")]
         if len(streams) == 1:
             stream.update(dict.fromkeys(indices, streams[0]))
         else:

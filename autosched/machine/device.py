@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from autosched._lib.allowed import device_name, is_device, is_number, is_whole
+from autosched._lib.allowed import device_name, is_device, is_number, is_storage, is_whole
 from autosched._lib.text import count
 from autosched.errors import MachineError, shown
 
@@ -31,6 +31,9 @@ class Device:
     copy to an accelerator, ``event_seconds`` the same for a record or a wait. One thread issues all
     streams that do not wait for the CPU, so these times add up over streams, while launches on
     different streams overlap. 0, the default, means that issuing is free.
+
+    Devices named ``"disk:0"``, ``"disk:1"`` are storage devices. They run no tasks but those of
+    ``Graph.read``, have one stream, and are linked to the host alone; their rates mean nothing.
 
     >>> Device("cuda:1").kind
     'cuda'
@@ -55,13 +58,23 @@ class Device:
 
     @property
     def kind(self) -> str:
-        """The part of the name before the colon: ``"cpu"``, ``"cuda"``, ``"xpu"``."""
+        """The part of the name before the colon: ``"cpu"``, ``"cuda"``, ``"disk"``."""
         return self.name.partition(":")[0]
+
+    @property
+    def is_storage(self) -> bool:
+        """Whether this is a storage device, from which ``Graph.read`` reads: ``"disk:0"``."""
+        return is_storage(self.name)
+
+    @property
+    def is_accelerator(self) -> bool:
+        """Whether threads of the host issue its work: not that of a CPU or a storage device."""
+        return self.kind != "cpu" and not self.is_storage
 
     @property
     def has_issuing(self) -> bool:
         """Whether work for this device has to be issued, and that takes time."""
-        return self.kind != "cpu" and (self.issue_seconds > 0 or self.event_seconds > 0)
+        return self.is_accelerator and (self.issue_seconds > 0 or self.event_seconds > 0)
 
 
 @dataclass(frozen=True)
@@ -97,6 +110,8 @@ class Link:
 
 def device_line(device: Device) -> str:
     """Describe a device in one line of text."""
+    if device.is_storage:
+        return f"{device.name}: storage"
     memory = "" if math.isinf(device.nbytes) else f", {device.nbytes / 2**30:.0f} GiB"
     physical = f" (on {device.physical})" if device.physical not in (None, device.name) else ""
     issue = f", {_figure(device.issue_seconds * 1e6)} us to issue" if device.has_issuing else ""
@@ -123,7 +138,7 @@ def _check_device(device: Device) -> None:
     """Raise MachineError for an invalid device."""
     if not is_device(device.name):
         raise MachineError(f"a device is named as in torch, 'cpu' or 'cuda:0', got {device.name!r}")
-    most = 1024 if device.kind == "cpu" else _STREAMS
+    most = 1024 if device.kind == "cpu" else 1 if device.is_storage else _STREAMS
     if not is_whole(device.streams) or not 1 <= device.streams <= most:
         raise MachineError(
             f"device {device.name!r} has {shown(device.streams)} streams; 1 to {most} are possible"

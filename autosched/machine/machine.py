@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from autosched._lib.allowed import device_name, is_device, is_number, is_whole
+from autosched._lib.allowed import device_name, is_device, is_number, is_storage, is_whole
 from autosched._lib.json_reader import each, json_data, number, one, parse, struct
-from autosched.errors import MachineError, ScheduleError, shown
+from autosched.errors import MachineError, ScheduleError, listed, shown
 from autosched.machine.device import Device, Link, device_line, link_line
 
 __all__ = ["LINKS", "READER", "Device", "Link", "Machine", "register_slower"]
@@ -35,6 +35,7 @@ LINKS: Mapping[str, tuple[float, float]] = {
     "nvlink3": (240e9, 1e-5),
     "nvlink4": (360e9, 1e-5),
 }
+_DISK_LATENCY = 1e-4  # seconds, of an SSD
 # Factor on the rate, since the driver first copies all bytes to page-locked memory; reports range
 # from 0.3 to 0.7.
 _PAGEABLE = 0.5
@@ -93,14 +94,17 @@ class Machine:
     # ---- constructors
 
     @classmethod
-    def local(cls, gpus: int | None = None, cpu_streams: int = 1) -> Machine:
+    def local(
+        cls, gpus: int | None = None, cpu_streams: int = 1, *, storage: float | None = None
+    ) -> Machine:
         """Return the machine on which this process runs, as ``torch.accelerator`` reports it.
 
         ``gpus`` is the number of GPUs to use (default: all); a larger number makes logical devices
         that share the real ones. ``cpu_streams`` is the number of tasks that the CPU may run
         concurrently; they share its intra-op threads. The memory of a GPU is reduced by a share
         that tasks cannot use; logical devices have equal parts of it. Rates are rough defaults;
-        profiles replace them. Raises MachineError for GPUs where there is none.
+        profiles replace them. ``storage`` as for ``with_storage``. Raises MachineError for GPUs
+        where there is none.
         """
         import torch
 
@@ -121,7 +125,8 @@ class Machine:
         for i, name in enumerate(names):
             nbytes = _memory(kind, i % count, wanted, count)
             devices.append(replace(gpu, name=name, physical=f"{kind}:{i % count}", nbytes=nbytes))
-        return cls(devices, _links(names, "pcie4", None, None))
+        made = cls(devices, _links(names, "pcie4", None, None))
+        return made if storage is None else made.with_storage(storage)
 
     @classmethod
     def emulated(
@@ -134,6 +139,7 @@ class Machine:
         nbytes: float = math.inf,
         contention: bool = True,
         cpu_streams: int = 1,
+        storage: float | None = None,
     ) -> Machine:
         """Return an imagined machine of one CPU and ``gpus`` GPUs, which this CPU emulates.
 
@@ -141,7 +147,7 @@ class Machine:
         takes longer: see ``slower``. ``link`` is a name in ``LINKS`` (default ``"pcie4"``); NVLink
         connects the GPUs, and PCIe 4 connects them to the CPU. ``bytes_per_second`` and ``latency``
         (seconds) override the named link. ``nbytes`` is the memory of each GPU; host memory has no
-        limit. Raises MachineError for unknown names.
+        limit. ``storage`` as for ``with_storage``. Raises MachineError for unknown names.
         """
         _check_count(gpus)
         names = [f"cuda:{i}" for i in range(gpus)]
@@ -149,7 +155,26 @@ class Machine:
         gpu = replace(_GPU, nbytes=nbytes)
         cpu = Device("cpu", cpu_streams, *_CPU_RATES)
         devices = [cpu, *(replace(gpu, name=name) for name in names)]
-        return cls(devices, links, contention=contention, imagined=True)
+        made = cls(devices, links, contention=contention, imagined=True)
+        return made if storage is None else made.with_storage(storage)
+
+    def with_storage(
+        self, bytes_per_second: float, latency: float = _DISK_LATENCY, *, name: str = "disk:0"
+    ) -> Machine:
+        """Return this machine with a storage device more, from which ``Graph.read`` reads.
+
+        A read takes ``latency`` (seconds) plus its bytes divided by the rate. ``measure_storage``
+        measures both. Raises MachineError for other names than ``"disk:0"``, ``"disk:1"``.
+
+        >>> machine = Machine.emulated(gpus=1).with_storage(2e9)
+        >>> machine.storage, machine.copy_seconds("disk:0", "cpu", 2e9)
+        (('disk:0',), 1.0001)
+        """
+        if not is_device(name) or not is_storage(name):
+            raise MachineError(f"a storage device is named 'disk:0' or 'disk:1', got {name!r}")
+        devices = [*self.devices, Device(name)]
+        links = [*self.links, Link(name, self.host, bytes_per_second, latency)]
+        return Machine(devices, links, contention=self.contention, imagined=self.imagined)
 
     def slower(self, factor: float | Literal["auto"]) -> Machine:
         """Return this machine with every rate divided and every latency multiplied by ``factor``.
@@ -199,23 +224,32 @@ class Machine:
     @cached_property
     def host(self) -> str:
         """The default device of inputs and constants: the first CPU, or else the first device."""
-        return next(
-            (device.name for device in self.devices if device.kind == "cpu"), self.devices[0].name
-        )
+        cpus = (device.name for device in self.devices if device.kind == "cpu")
+        return next(cpus, self.computing[0])
+
+    @cached_property
+    def computing(self) -> tuple[str, ...]:
+        """The names of the devices that run tasks and hold their data: not of storage devices."""
+        return tuple(device.name for device in self.devices if not device.is_storage)
+
+    @cached_property
+    def storage(self) -> tuple[str, ...]:
+        """The names of the storage devices."""
+        return tuple(device.name for device in self.devices if device.is_storage)
 
     @cached_property
     def accelerators(self) -> tuple[str, ...]:
-        """The names of the devices that are not CPUs."""
-        return tuple(device.name for device in self.devices if device.kind != "cpu")
+        """The names of the devices that are neither CPUs nor storage devices."""
+        return tuple(device.name for device in self.devices if device.is_accelerator)
 
     @cached_property
     def physical(self) -> dict[str, str | None]:
-        """The physical device of each name; None for the host's.
+        """The physical device of each name; None for those of the host, and for storage.
 
         >>> Machine.emulated(gpus=1).physical
         {'cpu': None, 'cuda:0': 'cuda:0'}
         """
-        return {d.name: None if d.kind == "cpu" else d.physical or d.name for d in self.devices}
+        return {d.name: (d.physical or d.name) if d.is_accelerator else None for d in self.devices}
 
     def device(self, name: str) -> Device:
         """Return a device by name. Raises MachineError if there is none."""
@@ -298,6 +332,7 @@ class Machine:
                 self.device(end)
             if link.source == link.destination:
                 raise MachineError(f"a link joins two devices, got {link.source!r} twice")
+        self._check_storage()
         if len(self._by_ends) != 2 * len(self.links):
             pairs = [frozenset((link.source, link.destination)) for link in self.links]
             twice = next(sorted(pair) for pair in pairs if pairs.count(pair) > 1)
@@ -306,6 +341,19 @@ class Machine:
         for flag in ("contention", "imagined"):
             if not isinstance(getattr(self, flag), bool):
                 raise MachineError(f"{flag} must be True or False, got {getattr(self, flag)!r}")
+
+    def _check_storage(self) -> None:
+        """Raise MachineError unless each storage device is linked to the host alone."""
+        if not self.computing:
+            raise MachineError("a machine needs a device that is no storage device")
+        for name in self.storage:
+            ends = {end for link in self.links for end in (link.source, link.destination)
+                    if name in (link.source, link.destination)} - {name}  # fmt: skip
+            if ends != {self.host}:
+                raise MachineError(
+                    f"storage device {name!r} must be linked to the host, {self.host!r}, alone; "
+                    f"it is linked to {listed(sorted(ends))}"
+                )
 
 
 def _marked(device: Device, imagined: bool) -> Device:

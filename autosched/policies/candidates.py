@@ -39,7 +39,7 @@ def candidates(
         return (improved,)
     pinned = {task.device for task in graph.tasks} | {value.home for value in graph.sources}
     like: dict[Device, str] = {}
-    for device in machine.devices:
+    for device in map(machine.device, machine.computing):
         anonymous = replace(device, name=device.kind, physical=None)
         like.setdefault(device if device.name in pinned else anonymous, device.name)
     return (*map(single_on, like.values()), single, round_robin, heft, improved)

@@ -66,9 +66,9 @@ class Compiler:
         self.can = Capabilities(backend)
         self.memory = Memory(program, graph, self.can.located, self.can.emulating)
         self.calls = [self._call(i) for i in range(len(program))]
-        kinds = [machine.device(stream.device).kind for stream in program.streams]
-        self.on_cpu = all(kind == "cpu" for kind in kinds)
-        self.only_issues = "cpu" not in kinds  # no step takes long: each issues work to a device
+        issued = [machine.device(stream.device).is_accelerator for stream in program.streams]
+        self.on_cpu = not any(issued)
+        self.only_issues = all(issued)  # no step takes long: each issues work to a device
 
     def _call(self, i: int) -> Step | None:
         """Return the function that changes memory for an instruction.

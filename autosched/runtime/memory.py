@@ -15,6 +15,7 @@ from operator import itemgetter, setitem
 from typing import Any
 
 from autosched._lib.aliasing import Extent, are_apart, extents, first_meeting, overlaps_itself
+from autosched._lib.allowed import is_storage
 from autosched._lib.copying import span
 from autosched._lib.tree import flatten, transform
 from autosched.errors import GraphError, HazardError
@@ -230,9 +231,14 @@ class Memory:
         return step
 
     def _called(self, i: int, task: Task) -> Callable[[], Any]:
-        """Return a task's function with its arguments, evaluated at each call."""
+        """Return a task's function with its arguments, evaluated at each call.
+
+        On a storage device a task gives what it reads as it is: the copy from there reads it.
+        """
         data = self.data
         fn = task.fn
+        if is_storage(self.program.instructions[i].stream.device):
+            return lambda: fn
         args = task.args
         kwargs = task.kwargs
         assert fn is not None

@@ -14,6 +14,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
+from autosched._lib.allowed import is_storage
 from autosched._lib.gc_pause import without_collecting
 from autosched.costs.costs import Costs
 from autosched.graph.graph import Graph
@@ -33,7 +34,8 @@ def footprint(
 ) -> dict[str, tuple[float, ...]]:
     """Return the bytes that each device holds: before the first instruction, and after each.
 
-    Inputs and constants are held on their own devices, as if no two shared memory. Results of runs
+    Storage devices hold nothing. Inputs and constants are held on their own devices, as if no two
+    shared memory. Results of runs
     and copies are held until they are freed. Views and in-place writes take no memory. A value of
     unknown size counts ``default_nbytes``. In a loop, inputs and constants count once, and all
     other runs in flight count with their peak, so that devices hold no more for any interleaving
@@ -106,7 +108,7 @@ def _one_run(
         history = histories[device]
         if at >= len(history):
             history += [held[device]] * (at + 1 - len(history))
-        held[device] += nbytes
+        held[device] += 0.0 if is_storage(device) else nbytes
 
     for source in buffers.sources.values():
         sizes[source] = costs.value_nbytes(graph.values[source.value])

@@ -118,7 +118,7 @@ def issuing(program: Program, graph: Graph, machine: Machine, costs: Costs) -> I
     if not costs.has_issuing(machine.devices):
         return None
     streams = program.streams
-    gpu = {stream for stream in streams if machine.device(stream.device).kind != "cpu"}
+    gpu = {stream for stream in streams if machine.device(stream.device).is_accelerator}
     waiting = waiting_for_host(program, gpu)
     seconds = [_seconds(instruction, graph, machine, costs) for instruction in program]
     if costs.replay is not None:
@@ -136,7 +136,7 @@ def _seconds(instruction: Instruction, graph: Graph, machine: Machine, costs: Co
     device = machine.device(instruction.stream.device)
     if isinstance(instruction, Run):
         return costs.issue_seconds(graph.task(instruction.task), device)
-    if device.kind == "cpu" or isinstance(instruction, Free):
+    if not device.is_accelerator or isinstance(instruction, Free):
         return 0.0
     return device.issue_seconds if isinstance(instruction, Copy) else device.event_seconds
 

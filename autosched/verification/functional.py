@@ -9,7 +9,7 @@ for earlier runs order nothing within one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from autosched._lib.jit import Mode, kernel, mode
 from autosched.graph.flow import Flow, flow
-from autosched.graph.graph import HOST, Graph
+from autosched.graph.graph import HOST, STORAGE, Graph
 from autosched.program.arrays import COPY, FREE, RECORD, RUN, WAIT, Columns
 from autosched.program.clock_kernels import ClockState, advance, includes, wait_for
 from autosched.program.program import Program
@@ -60,11 +60,17 @@ class State(NamedTuple):
     event_clocks: Any  # [event, place], its clock
 
 
-def proves(program: Program, graph: Graph, host: str | None, how: Mode | None = None) -> bool:
+def proves(
+    program: Program,
+    graph: Graph,
+    host: str | None,
+    how: Mode | None = None,
+    storage: str | None = None,
+) -> bool:
     """Return whether it is proved that the program cannot race; False may mean unknown.
 
-    ``host`` is the device of tasks on ``"host"``. A small program is not examined, unless ``how``
-    gives the mode.
+    ``host`` is the device of tasks on ``"host"``, ``storage`` of those that read files. A small
+    program is not examined, unless ``how`` gives the mode.
     """
     small = how is None and not mode(len(program), walk).fast
     if small or not graph.is_plain:
@@ -75,7 +81,7 @@ def proves(program: Program, graph: Graph, host: str | None, how: Mode | None = 
     if not p.is_clean:
         return False
     try:
-        found = _Numbered(program, graph, p, host)
+        found = _Numbered(program, graph, p, {HOST: host, STORAGE: storage})
     except KeyError:  # an unknown name
         return False
     if not found.is_placed:
@@ -92,10 +98,10 @@ def proves(program: Program, graph: Graph, host: str | None, how: Mode | None = 
 class _Numbered:
     """A program with names replaced by numbers of the graph. Raises KeyError for unknown names."""
 
-    def __init__(self, program: Program, graph: Graph, p: Columns, host: str | None):
+    def __init__(self, program: Program, graph: Graph, p: Columns, at: Mapping[str, str | None]):
         self.graph = graph
         self.program = program
-        self.host = host
+        self.at = at
         streams = program.streams
         ends = [stream.device for stream in streams] + [
             device for _, device in (*program.inputs, *program.outputs)
@@ -161,7 +167,7 @@ class _Numbered:
             zip(self.lines.subject[run].tolist(), self.lines.place[run].tolist(), strict=True)
         )
         bound = [
-            (task.index, self.host if task.device == HOST else task.device)
+            (task.index, self.at.get(task.device, task.device))
             for task in graph.tasks
             if task.device
         ]

@@ -12,8 +12,9 @@ The program is walked once with vector clocks and checked against these laws:
                 run has ended
     result      outputs, and the inputs that tasks wrote, end where the program says
     place       tasks run where they are constrained to, and with those that the graph keeps with
-                them; where a machine is given, on its devices and links, and on no more compute
-                streams than it has
+                them; only tasks that read files run on storage, to which nothing is copied; where a
+                machine is given, on its devices and links, and on no more compute streams than it
+                has
 
 The proof derives from the graph what must be ordered. It shares only the clock arithmetic with
 lowering. It is one pass; its time grows with instructions times streams. Of a loop, this pass
@@ -27,8 +28,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+from autosched._lib.allowed import is_storage
 from autosched.errors import GraphError, ProgramError
-from autosched.graph.graph import HOST, Graph, Task, Use, Value
+from autosched.graph.graph import HOST, STORAGE, Graph, Task, Use, Value
 from autosched.graph.regions import Accesses, Region
 from autosched.machine.machine import Machine
 from autosched.program.program import Copy, Free, Program, Record, Run, Stream, Wait, excerpt
@@ -79,12 +81,28 @@ def verify(program: Program, graph: Graph, machine: Machine | None = None) -> No
     if machine is not None:
         _check_machine(program, machine)
     check_waits(program)
-    host = None if machine is None else machine.host
+    _check_storage(program, graph)
+    at: dict[str, str | None] = {HOST: None, STORAGE: None}
+    if machine is not None:
+        at = {HOST: machine.host, STORAGE: (*machine.storage, machine.host)[0]}
     memory: Mapping[str, Sequence[Access]] = {}
-    if not proves(program, graph, host):
-        memory = _Verifier(program, graph, host).run()
+    if not proves(program, graph, at[HOST], storage=at[STORAGE]):
+        memory = _Verifier(program, graph, at).run()
     if program.in_flight > 1:
         check_runs(program, graph, memory)
+
+
+def _check_storage(program: Program, graph: Graph) -> None:
+    """Check that nothing but reads runs on storage, and that nothing is copied to it."""
+    for at, each in enumerate(program.instructions):
+        if isinstance(each, Copy) and is_storage(each.destination):
+            what = f"{each.value!r} is copied to {each.destination}, which is only read"
+            raise ProgramError(excerpt(program, at, "place", what, None))
+        if isinstance(each, Run) and is_storage(each.stream.device):
+            task = graph.names.get(each.task)
+            if isinstance(task, (Task, Value)) and not graph.task(each.task).reads_file:
+                what = f"task {each.task!r} cannot run on {each.stream.device}, which is storage"
+                raise ProgramError(excerpt(program, at, "place", what, None))
 
 
 def _check_machine(program: Program, machine: Machine) -> None:
@@ -114,10 +132,10 @@ def _check_machine(program: Program, machine: Machine) -> None:
 
 
 class _Verifier:
-    def __init__(self, program: Program, graph: Graph, host: str | None):
+    def __init__(self, program: Program, graph: Graph, at: Mapping[str, str | None]):
         self.program = program
         self.graph = graph
-        self.host = host
+        self.places = at  # of tasks constrained to the host or to storage
         # By set of values kept together, the first run that made or wrote one.
         self.bound: dict[tuple[int, ...], Run] = {}
         self.clocks = Clocks(program.streams, single_copy_streams(program.instructions))
@@ -208,7 +226,7 @@ class _Verifier:
         self.ran[task.index] = self.at
 
     def _place(self, run: Run, task: Task) -> None:
-        must = self.host if task.device == HOST else task.device
+        must = None if task.device is None else self.places.get(task.device, task.device)
         if must not in (None, run.stream.device):
             self._fail("place", f"task {task.name!r} must run on {must}")
         for values in self.graph.bonds(task) if self.graph.kept_together else ():

@@ -145,8 +145,8 @@ def _is_sure(graph: Graph, machine: Machine) -> bool:
     devices.
     """
     linked = {
-        q: {p for p in machine.names if q == p or machine.link(q, p) is not None}
-        for q in machine.names
+        q: {p for p in machine.computing if q == p or machine.link(q, p) is not None}
+        for q in machine.computing
     }
     direct = all(linked[p] <= linked[q] for q in linked for p in linked[q])
     return direct and all(d.kind in _SURE for task in graph.tasks for d in task.dependencies)

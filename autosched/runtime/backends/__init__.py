@@ -48,7 +48,10 @@ class Backend(Protocol):
         """Issue a call to streams; ``seconds`` is its modelled duration."""
 
     def transfer(self, copy: Copy) -> Transfer:
-        """Return the function that copies a tensor between two devices."""
+        """Return the function that copies a tensor between two devices.
+
+        From a storage device it is given a ``StoredTensor``, and reads that.
+        """
 
     def record(self, stream: Stream, event: int) -> Step | None:
         """Record an event. The executor makes sure that this is issued before the event's waits."""
@@ -260,4 +263,4 @@ def suited(machine: Machine) -> str:
     """Return the name of the backend that fits a machine."""
     if machine.imagined:
         return "emulated"
-    return "threads" if all(device.kind == "cpu" for device in machine.devices) else "accelerator"
+    return "accelerator" if machine.accelerators else "threads"

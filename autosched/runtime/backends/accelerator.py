@@ -48,6 +48,7 @@ from typing import Any
 
 import torch
 
+from autosched._lib.allowed import is_storage
 from autosched._lib.tree import flatten
 from autosched.errors import MachineError
 from autosched.machine.machine import Machine
@@ -55,7 +56,7 @@ from autosched.program.host_streams import waiting_for_host
 from autosched.program.program import Copy, Program, Record, Stream, occupied
 from autosched.runtime.backends import Step, Transfer
 from autosched.runtime.backends.clock import DeviceClock
-from autosched.runtime.backends.host import Host, copy_in_host_memory
+from autosched.runtime.backends.host import Host, copy_in_host_memory, read_file
 from autosched.runtime.backends.pinned import Pinned
 from autosched.runtime.backends.transfers import Way
 
@@ -171,7 +172,12 @@ class Accelerator(Host):
         return synchronized
 
     def transfer(self, copy: Copy) -> Transfer:
-        """Copy without blocking; between CPU devices, in host memory."""
+        """Copy without blocking; between CPU devices, in host memory.
+
+        Files are read into page-locked memory.
+        """
+        if is_storage(copy.source):
+            return partial(read_file, pinned=bool(self.streams))
         source = self.devices[copy.source]
         target = self.devices[copy.destination]
         if source.type == target.type == "cpu":
@@ -292,7 +298,7 @@ class Accelerator(Host):
 
 def _real(name: str, physical: str | None) -> torch.device:
     """Return the torch device of a name. Raises MachineError if it is missing."""
-    if name.partition(":")[0] == "cpu":
+    if name.partition(":")[0] == "cpu" or is_storage(name):
         return torch.device("cpu")
     try:
         device = torch.device(physical or name)

@@ -115,7 +115,7 @@ class Emulated(Host):
         self.clock = dict.fromkeys(program.streams, 0.0)
         self.queues = _queues_of(machine)
         self.contention = machine.contention
-        self.mixes = any(device.kind != "cpu" for device in machine.devices)
+        self.mixes = bool(machine.accelerators)
 
     def thread(self, stream: Stream) -> str | None:
         """Return a separate thread for each stream."""

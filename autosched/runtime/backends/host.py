@@ -12,15 +12,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from autosched._lib.allowed import is_storage
 from autosched._lib.copying import clone
 from autosched._lib.tree import transform
+from autosched.graph.files import StoredTensor
 from autosched.machine.machine import Machine
 from autosched.program.program import Copy, Program, Stream
 from autosched.runtime.backends import Step, Transfer
 from autosched.runtime.threads.tapes import Team
 from autosched.runtime.threads.thread_team import ThreadTeam
 
-__all__ = ["Host", "copy_in_host_memory", "prepare_thread"]
+__all__ = ["Host", "copy_in_host_memory", "prepare_thread", "read_file"]
 
 
 class Host:
@@ -49,8 +51,8 @@ class Host:
         return call
 
     def transfer(self, copy: Copy) -> Transfer:
-        """Copy in host memory."""
-        return copy_in_host_memory
+        """Copy in host memory, or read a file into it."""
+        return read_file if is_storage(copy.source) else copy_in_host_memory
 
     def record(self, stream: Stream, event: int) -> Step | None:
         """Do nothing: what was issued before has finished."""
@@ -93,6 +95,11 @@ def prepare_thread() -> None:
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_grad_enabled(False)
         torch.get_num_threads()
+
+
+def read_file(stored: StoredTensor, into: None, pinned: bool = False) -> Any:
+    """Read a tensor from a file, while other threads run."""
+    return stored.read(pinned)
 
 
 def copy_in_host_memory(source: Any, into: Any) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from autosched._lib.allowed import is_storage
 from autosched.errors import MachineError
 from autosched.machine.machine import Machine
 from autosched.program.program import Program, Stream
@@ -30,14 +31,14 @@ class Threads(Host):
     def open(self, program: Program, machine: Machine) -> None:
         """Divide the intra-op threads. Raises MachineError for devices that are not CPUs."""
         for stream in program.streams:
-            if machine.device(stream.device).kind != "cpu":
+            if machine.device(stream.device).is_accelerator:
                 raise MachineError(
                     f"the threads backend runs CPU streams, and {stream.device!r} is no CPU; "
                     "backend='emulated' can emulate it"
                 )
         computing = [stream for stream in program.streams if stream.name.startswith("compute")]
         self.intra_op_threads = max(1, torch.get_num_threads() // max(1, len(computing)))
-        self.shared = len(computing) > 1
+        self.shared = len(computing) > 1 or any(is_storage(s.device) for s in program.streams)
 
     def thread(self, stream: Stream) -> str | None:
         """Return a separate thread for each stream, unless there is only one stream."""

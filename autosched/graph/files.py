@@ -1,0 +1,260 @@
+"""Describe tensors in files, and read them.
+
+A ``StoredTensor`` knows where in a file the bytes of a tensor are. It is the function of the tasks
+that ``Graph.read`` adds. Called, it returns the tensor; on a storage device a task returns it as it
+is, and the copy from there to host memory reads the file.
+
+Files of safetensors begin with the number of bytes of a JSON header, which has dtype, shape and
+position of each tensor. It is read here, because the library of that name does not tell positions,
+which reading into page-locked memory needs. Nothing is mapped into memory: a page fault would stop
+the thread that computes, and hold its interpreter lock.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from autosched._lib.allowed import is_storage, is_whole
+from autosched.errors import GraphError, StorageError, listed, shown
+from autosched.graph.task import STORAGE
+from autosched.graph.value import Value
+
+if TYPE_CHECKING:
+    from autosched.graph.graph import Graph
+
+__all__ = ["StoredTensor", "read"]
+
+_SUFFIX = ".safetensors"
+_LENGTH = 8  # bytes of the number at the beginning
+# By the names in headers: dtype of torch, and bytes of an element.
+_DTYPES = {
+    "F64": ("float64", 8),
+    "F32": ("float32", 4),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "C64": ("complex64", 8),
+    "I64": ("int64", 8),
+    "I32": ("int32", 4),
+    "I16": ("int16", 2),
+    "I8": ("int8", 1),
+    "U64": ("uint64", 8),
+    "U32": ("uint32", 4),
+    "U16": ("uint16", 2),
+    "U8": ("uint8", 1),
+    "BOOL": ("bool", 1),
+}
+_SIZES = {**dict(_DTYPES.values()), "complex128": 16}
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a file: its dtype and shape, and the position of its first byte.
+
+    ``size`` is the size of the file when the graph was made.
+    """
+
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+
+    __name__ = "read"
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the tensor."""
+        return math.prod(self.shape) * _SIZES[self.dtype]
+
+    def __repr__(self) -> str:
+        return f"{self.dtype}{list(self.shape)} in {self.path}"
+
+    def __call__(self) -> Any:
+        """Return the tensor."""
+        return self.read()
+
+    def read(self, pinned: bool = False) -> Any:
+        """Return the tensor, in page-locked memory if ``pinned``. Raises StorageError."""
+        import torch
+
+        memory = torch.empty(self.nbytes, dtype=torch.uint8, pin_memory=pinned)
+        if self.nbytes:
+            self._fill(memory.numpy().data)
+        return memory.view(getattr(torch, self.dtype)).view(self.shape)
+
+    def empty(self) -> Any:
+        """Return a tensor of this dtype and shape, with any contents."""
+        import torch
+
+        return torch.empty(self.shape, dtype=getattr(torch, self.dtype))
+
+    def _fill(self, memory: memoryview) -> None:
+        """Read the bytes from the file; other threads run meanwhile."""
+        try:
+            with open(self.path, "rb", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                if size != self.size:
+                    raise StorageError(
+                        f"file {self.path!r} has {size:,} B, and had {self.size:,} B when the "
+                        "graph was made; make the graph again"
+                    )
+                file.seek(self.offset)
+                while memory:
+                    count = file.readinto(memory)
+                    if not count:
+                        raise StorageError(f"file {self.path!r} ended while it was read")
+                    memory = memory[count:]
+        except OSError as error:
+            if isinstance(error, StorageError):
+                raise
+            raise StorageError(f"file {self.path!r} cannot be read: {error.strerror}") from error
+
+
+def read(
+    graph: Graph,
+    path: str | os.PathLike[str],
+    tensor: str | Iterable[str] | None,
+    dtype: Any,
+    shape: Sequence[int] | None,
+    offset: int | None,
+    prefix: str,
+    on: str | None,
+) -> Any:
+    """Implement ``Graph.read``."""
+    if on is not None and not is_storage(on):
+        raise GraphError(f"on= of graph.read is a storage device, such as 'disk:0', got {on!r}")
+    where = os.path.abspath(os.fspath(path))
+    wanted = None if dtype is None else _dtype(dtype)
+    if not where.endswith(_SUFFIX):
+        name = os.path.basename(where) if tensor is None else tensor
+        return _add(graph, prefix + _word(name), _raw(where, wanted, shape, offset), on)
+    if offset is not None:
+        raise GraphError(f"offset= is for raw files; {where!r} says where its tensors are")
+    stored = _stored(where)
+    if isinstance(tensor, str):
+        found = _named(where, stored, tensor)
+        _check(tensor, found, wanted, shape)
+        return _add(graph, prefix + tensor, found, on)
+    if dtype is not None or shape is not None:
+        raise GraphError("dtype= and shape= are those of one tensor; name it")
+    names = list(stored) if tensor is None else list(tensor)
+    parts = {name: _named(where, stored, name) for name in names}
+    return {name: _add(graph, prefix + name, part, on) for name, part in parts.items()}
+
+
+def _add(graph: Graph, name: str, stored: StoredTensor, on: str | None) -> Value:
+    label = graph.fresh(_word(name))
+    place = on or STORAGE
+    value: Value = graph.builder.add_task(
+        stored, (), {}, name=label, on=place, nbytes=stored.nbytes
+    )
+    return value
+
+
+def _word(name: Any) -> str:
+    """Return a name without what names of values cannot have. Raises GraphError for no name."""
+    if not isinstance(name, str) or not name:
+        raise GraphError(f"the name of a tensor must be a string, got {shown(name)}")
+    return re.sub(r"[\s@]", "_", name)
+
+
+# ---- raw files
+
+
+def _raw(
+    path: str, dtype: str | None, shape: Sequence[int] | None, offset: int | None
+) -> StoredTensor:
+    """Return what is in a file without a header. Raises GraphError, StorageError."""
+    if dtype is None or shape is None:
+        raise GraphError(f"file {path!r} has no header: give dtype= and shape= of the tensor")
+    sizes = tuple(shape)
+    if not all(is_whole(size) and size >= 0 for size in sizes):
+        raise GraphError(f"shape= must be whole numbers, 0 or more, got {shown(shape)}")
+    start = 0 if offset is None else offset
+    if not is_whole(start) or start < 0:
+        raise GraphError(f"offset= must be a whole number of bytes, 0 or more, got {shown(offset)}")
+    size = _size(path)
+    found = StoredTensor(path, dtype, sizes, start, size)
+    if start + found.nbytes > size:
+        raise StorageError(
+            f"{found.dtype}{list(sizes)} at byte {start:,} ends at {start + found.nbytes:,}, and "
+            f"file {path!r} has {size:,} B"
+        )
+    return found
+
+
+def _dtype(dtype: Any) -> str:
+    """Return the name of a dtype. Raises GraphError for what files do not have."""
+    name = str(dtype).removeprefix("torch.")
+    if name not in _SIZES:
+        raise GraphError(f"dtype= must be one of torch's, such as torch.float32, got {dtype!r}")
+    return name
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError as error:
+        raise StorageError(f"file {path!r} cannot be read: {error.strerror}") from error
+
+
+# ---- safetensors
+
+
+def _stored(path: str) -> dict[str, StoredTensor]:
+    """Return the tensors of a file of safetensors, in the order of their positions."""
+    size = _size(path)
+    with open(path, "rb") as file:
+        count = int.from_bytes(file.read(_LENGTH), "little")
+        if not 0 < count <= size - _LENGTH:
+            raise StorageError(f"file {path!r} does not begin with a header of safetensors")
+        text = file.read(count)
+    try:
+        header = json.loads(text)
+        entries = [(name, item) for name, item in header.items() if name != "__metadata__"]
+        entries.sort(key=lambda entry: entry[1]["data_offsets"])
+        return {name: _entry(path, size, _LENGTH + count, item) for name, item in entries}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise StorageError(f"file {path!r} has a malformed header: {error!r}") from error
+
+
+def _entry(path: str, size: int, data: int, item: Mapping[str, Any]) -> StoredTensor:
+    """Return a tensor of the header; ``data`` is where the first begins. Raises ValueError."""
+    begin, end = item["data_offsets"]
+    found = StoredTensor(
+        path, _DTYPES[item["dtype"]][0], tuple(map(int, item["shape"])), data + begin, size
+    )
+    if begin < 0 or end - begin != found.nbytes or data + end > size:
+        raise ValueError(f"{found.dtype}{list(found.shape)} at {begin} to {end} of {size - data} B")
+    return found
+
+
+def _named(path: str, stored: Mapping[str, StoredTensor], name: Any) -> StoredTensor:
+    if name not in stored:
+        close = get_close_matches(str(name), stored)
+        hint = (
+            f"did you mean {' or '.join(map(repr, close))}?"
+            if close
+            else f"it has {listed(stored)}"
+        )
+        raise GraphError(f"file {path!r} has no tensor {name!r}; {hint}")
+    return stored[name]
+
+
+def _check(name: str, found: StoredTensor, dtype: str | None, shape: Sequence[int] | None) -> None:
+    """Raise GraphError if a tensor has another dtype or shape than expected."""
+    expected = dtype or found.dtype, found.shape if shape is None else tuple(shape)
+    if expected != (found.dtype, found.shape):
+        raise GraphError(
+            f"tensor {name!r} of file {found.path!r} is {found.dtype}{list(found.shape)}, "
+            f"not {expected[0]}{list(expected[1])}"
+        )
