@@ -24,7 +24,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +76,8 @@ class Graph:
 
     followed: Followed | None = None  # what autograd would have followed, if known
     not_fused: Mapping[str, str] = {}  # by task, why ``fuse`` did not fuse it
+    held: Set[str] = frozenset()  # inputs that are state: the same tensors in each run
+    kept: Mapping[str, str] = {}  # inputs that stay on devices, with those they are copies of
 
     def __init__(self, name: str = "graph", *, generators: Mapping[str, str] | None = None):
         # Tasks that draw random numbers keep their order; those that must run on devices with a
@@ -297,7 +299,8 @@ class Graph:
     @property
     def input_names(self) -> tuple[str, ...]:
         """The names of the inputs that a run requires."""
-        return tuple(v.name for v in self.sources if v.tensor is None)
+        names = (v.name for v in self.sources if v.tensor is None)
+        return tuple([name for name in names if self.kept.get(name, name) == name])
 
     @property
     def is_plain(self) -> bool:
@@ -441,16 +444,13 @@ class Graph:
 
         Raises GraphError for missing and unknown inputs.
         """
-        sources = self.sources
-        names = {v.name for v in sources if v.tensor is None}
-        if names != inputs.keys():
-            name = min(names ^ inputs.keys(), key=str)
-            what = f"misses input {name!r}"
-            if name not in names:
-                what = f"was given {name!r}, which is no input"
-            known = listed(self.input_names)
-            raise GraphError(f"graph {self.name!r} {what}; its inputs are {known}")
-        return {v.index: inputs[v.name] if v.tensor is None else v.tensor for v in sources}
+        names = self.input_names
+        if (name := min({*names} ^ inputs.keys(), key=str, default=None)) is not None:
+            what = "misses input {!r}" if name in names else "was given {!r}, which is no input"
+            what = f"{what.format(name)}; its inputs are {listed(names)}"
+            raise GraphError(f"graph {self.name!r} {what}")
+        given = {**inputs, **{name: inputs[source] for name, source in self.kept.items()}}
+        return {v.index: given.get(v.name, v.tensor) for v in self.sources}
 
     # ---- networkx
 

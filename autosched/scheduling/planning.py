@@ -32,6 +32,7 @@ from autosched.costs.costs import Costs, Replay
 from autosched.errors import GraphError, MachineError, MemoryLimitError, ScheduleError, listed
 from autosched.graph.graph import Graph, by_pattern
 from autosched.lowering.fitting import confined, fitted, is_limited
+from autosched.lowering.settling import keepable, keeping, settled
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies import POLICIES, TIMED, Policy, Progress, candidates, m_etf, m_sct, single
@@ -123,13 +124,14 @@ def schedule(
         costs = _costs(costs, pinned, machine, examples)
         if _replays(backend) and costs.replay is None and costs.has_issuing(machine.devices):
             costs = dataclasses.replace(costs, replay=Replay())
+        pinned = keeping(pinned, keepable(pinned))
         problem = _Problem(pinned, machine, costs, confined(pinned, machine, costs, wanted), wanted)
         # 4., 5. Place, lower and predict.
         begun = time.perf_counter()
         plan = _plan(problem, policy, seconds, seed, report)
         # 6. Verify.
         parts = plan.placement, plan.program, backend, check, wanted, nvtx
-        made = Schedule(pinned, machine, costs, *parts)
+        made = Schedule(plan.graph, machine, costs, *parts)
         made.verify()
         facts = pinned.name, listed(machine.names), policy, len(pinned), plan.makespan
         taken = time.perf_counter() - begun
@@ -150,8 +152,12 @@ class _Problem(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """A placement, its program, and the predicted makespan."""
+    """A placement, its program, and the predicted makespan.
 
+    In ``graph`` state is on the devices that read it.
+    """
+
+    graph: Graph
     placement: Placement
     program: Program
     makespan: float
@@ -390,10 +396,11 @@ def _lowered(problem: _Problem, placement: Placement) -> _Plan:
     Raises ScheduleError for instructions that the machine cannot execute.
     """
     graph, machine, costs, _, outputs = problem
+    graph, placement = settled(graph, machine, costs, placement)
     program = fitted(graph, machine, costs, placement, outputs)
     seconds = durations(program, graph, machine, costs)
     threads = issuing(program, graph, machine, costs)
-    return _Plan(placement, program, predict_makespan(program, seconds, threads))
+    return _Plan(graph, placement, program, predict_makespan(program, seconds, threads))
 
 
 def _copies(program: Program) -> int:
