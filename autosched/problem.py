@@ -303,12 +303,18 @@ def _together(seconds: Floats, group: Ints) -> Floats:
 
 
 def _reads(graph: Graph) -> tuple[list[Use], list[list[int]], list[int]]:
-    """Number the data; return them, those that each task reads, and those that are copied back."""
+    """Number the data; return them, those that each task reads, and those that are copied back.
+
+    State that is kept on devices, and views of it, are no data: they are wherever they are read.
+    """
     number: dict[Use, int] = {}
+    kept = {graph.value(name).index for name in graph.kept}
+    values = graph.values
     reads = [
         [
             number.setdefault(use, len(number))
             for use in (task.reads if task.region is None else graph.needs(task))
+            if not kept or values[use.value].root not in kept
         ]
         for task in graph.tasks
     ]

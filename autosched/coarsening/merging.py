@@ -8,7 +8,6 @@ are pinned, are not merged, nor are tasks that ``Folding`` calls fixed. This mod
 
 from __future__ import annotations
 
-import copy
 import heapq
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -17,6 +16,7 @@ from typing import Any, TypeVar, cast
 from autosched._lib.tree import flatten, transform
 from autosched.coarsening.folding import Folding
 from autosched.graph.composite import Composite
+from autosched.graph.emptied import emptied
 from autosched.graph.graph import Graph
 from autosched.graph.including import repeat
 from autosched.graph.task import Origin, Seconds, Task
@@ -198,7 +198,7 @@ class _Writer:
         self.make = make
         self.folding = folding
         self.cluster = cluster
-        self.new = _emptied(graph)  # with the other attributes of a subclass
+        self.new = emptied(graph)  # with the other attributes of a subclass
         self.taken = {*graph.names, *chain(*(_part_names(task) for task in graph.tasks))}
         self.values: dict[int, Value] = {}  # by index in the old graph
         self.names: dict[int, str] = {}  # of new tasks, by cluster
@@ -344,11 +344,3 @@ def _name(leaf: Value) -> str:
 
 def _shape(names: Sequence[str]) -> str | tuple[str, ...]:
     return names[0] if len(names) == 1 else tuple(names)
-
-
-def _emptied(graph: Graph) -> Graph:
-    """Return a graph of the same class without tasks and values, with the same frames."""
-    new = copy.copy(graph)
-    Graph.__init__(new, graph.name, generators=graph.builder.generators)
-    new.builder.storages.frames = graph.builder.storages.frames
-    return new

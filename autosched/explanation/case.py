@@ -13,6 +13,7 @@ from functools import cached_property
 from autosched.costs.costs import Costs
 from autosched.graph.graph import HOST, Graph, Task, Use
 from autosched.lowering.fitting import fitted
+from autosched.lowering.settling import settled
 from autosched.machine.machine import Machine
 from autosched.placement import Placement, home
 from autosched.program.program import Copy, Program
@@ -122,8 +123,9 @@ class Case:
         machine = machine or self.machine
         if placement.streams is None:
             placement = replace(placement, streams=self.placement.streams)
-        program = fitted(self.graph, machine, self.costs, placement, self._outputs)
-        return replace(self, machine=machine, placement=placement, program=program)
+        graph, placement = settled(self.graph, machine, self.costs, placement)
+        program = fitted(graph, machine, self.costs, placement, self._outputs)
+        return replace(self, graph=graph, machine=machine, placement=placement, program=program)
 
     @cached_property
     def _outputs(self) -> dict[str, str]:

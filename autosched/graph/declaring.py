@@ -35,13 +35,10 @@ def declared(graph: Graph, values: Iterable[Any], named: Mapping[str, Any]) -> d
 
 def bound(graph: Graph, inputs: Mapping[str, Any]) -> dict[int, Any]:
     """Implement ``Graph.bind``."""
-    sources = graph.sources
-    names = {v.name for v in sources if v.tensor is None}
-    if names != inputs.keys():
-        name = min(names ^ inputs.keys(), key=str)
-        what = f"misses input {name!r}"
-        if name not in names:
-            what = f"was given {name!r}, which is no input"
-        known = listed(graph.input_names)
-        raise GraphError(f"graph {graph.name!r} {what}; its inputs are {known}")
-    return {v.index: inputs[v.name] if v.tensor is None else v.tensor for v in sources}
+    names = graph.input_names
+    if (name := min({*names} ^ inputs.keys(), key=str, default=None)) is not None:
+        what = "misses input {!r}" if name in names else "was given {!r}, which is no input"
+        what = f"{what.format(name)}; its inputs are {listed(names)}"
+        raise GraphError(f"graph {graph.name!r} {what}")
+    given = {**inputs, **{name: inputs[source] for name, source in graph.kept.items()}}
+    return {v.index: given.get(v.name, v.tensor) for v in graph.sources}

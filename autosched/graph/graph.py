@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +77,8 @@ class Graph:
 
     followed: Followed | None = None  # what autograd would have followed, if known
     not_fused: Mapping[str, str] = {}  # by task, why ``fuse`` did not fuse it
+    held: Set[str] = frozenset()  # inputs that are state: the same tensors in each run
+    kept: Mapping[str, str] = {}  # inputs that stay on devices, with those they are copies of
 
     def __init__(self, name: str = "graph", *, generators: Mapping[str, str] | None = None):
         # Tasks that draw random numbers keep their order; those that must run on devices with a
@@ -304,7 +306,8 @@ class Graph:
     @property
     def input_names(self) -> tuple[str, ...]:
         """The names of the inputs that a run requires."""
-        return tuple(v.name for v in self.sources if v.tensor is None)
+        names = (v.name for v in self.sources if v.tensor is None)
+        return tuple([name for name in names if self.kept.get(name, name) == name])
 
     @property
     def is_plain(self) -> bool:

@@ -32,6 +32,7 @@ from autosched.costs.costs import Costs, Replay
 from autosched.errors import GraphError, MachineError, MemoryLimitError, ScheduleError, listed
 from autosched.graph.graph import Graph, by_pattern
 from autosched.lowering.fitting import confined, fitted, is_limited
+from autosched.lowering.settling import keepable, keeping, settled
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies import POLICIES, TIMED, Policy, Progress, candidates, m_etf, m_sct, single
@@ -144,6 +145,7 @@ def schedule(
         costs = _costs(costs, pinned, machine, examples)
         if _replays(backend) and costs.replay is None and costs.has_issuing(machine.devices):
             costs = dataclasses.replace(costs, replay=Replay())
+        pinned = keeping(pinned, keepable(pinned))
         known = confined(pinned, machine, costs, wanted)
         problem = _Problem(pinned, machine, costs, known, wanted, goal)
         # 4., 5. Place, lower and predict.
@@ -151,7 +153,7 @@ def schedule(
         plan = _in_flight(problem, _plan(problem, policy, seconds, seed, report))
         # 6. Verify.
         parts = plan.placement, plan.program, backend, check, wanted, nvtx
-        made = Schedule(pinned, machine, costs, *parts)
+        made = Schedule(plan.graph, machine, costs, *parts)
         made.verify()
         facts = pinned.name, listed(machine.names), policy, len(pinned), plan.makespan
         taken = time.perf_counter() - begun
@@ -171,14 +173,14 @@ class _Problem(NamedTuple):
     outputs: Mapping[str, str]
     goal: Goal
 
-    @property
-    def parts(self) -> Parts:
-        return Parts(self.graph, self.machine, self.costs, self.outputs)
-
 
 class _Plan(NamedTuple):
-    """A placement, its program, the makespan, and the period if that is the objective, else 0."""
+    """A placement, its program, the makespan, and the period if that is the objective, else 0.
 
+    In ``graph`` state is on the devices that read it.
+    """
+
+    graph: Graph
     placement: Placement
     program: Program
     makespan: float
@@ -422,33 +424,30 @@ def _lowered(problem: _Problem, placement: Placement) -> _Plan:
     Raises ScheduleError for instructions that the machine cannot execute.
     """
     graph, machine, costs, _, outputs, goal = problem
+    graph, placement = settled(graph, machine, costs, placement)
+    parts = Parts(graph, machine, costs, outputs)
     program = fitted(graph, machine, costs, placement, outputs)
     seconds = durations(program, graph, machine, costs)
     threads = issuing(program, graph, machine, costs)
-    plan = _Plan(placement, program, predict_makespan(program, seconds, threads))
+    plan = _Plan(graph, placement, program, predict_makespan(program, seconds, threads))
     if goal.objective == "makespan":
         return plan
-    loop = looped(problem.parts, placement, program, goal.most)
-    return plan._replace(program=loop, period=period_of(problem.parts, loop))
+    loop = looped(parts, placement, program, goal.most)
+    return plan._replace(program=loop, period=period_of(parts, loop))
 
 
 def _in_flight(problem: _Problem, plan: _Plan) -> _Plan:
     """Return a plan with the runs in flight that are wanted, and warn if they do not fit."""
-    parts = problem.parts
+    parts = Parts(plan.graph, problem.machine, problem.costs, problem.outputs)
     goal = problem.goal
     program = plan.program
     if goal.objective == "makespan":
         program = looped(parts, plan.placement, program, goal.most)
     elif goal.in_flight is None:
-        program = fewest_runs(parts, program, plan.makespan) or _single_run(problem, plan)
+        fewest = fewest_runs(parts, program, plan.makespan)
+        program = fewest or fitted(*parts[:3], plan.placement, parts.outputs)
     warn_of_memory(parts, goal, program, level=4)
     return plan._replace(program=program)
-
-
-def _single_run(problem: _Problem, plan: _Plan) -> Program:
-    """Return the program of a plan with one run in flight."""
-    graph, machine, costs, _, outputs, _ = problem
-    return fitted(graph, machine, costs, plan.placement, outputs)
 
 
 def _copies(program: Program) -> int:

@@ -36,6 +36,7 @@ from autosched.runtime.backends import Backend, make
 from autosched.runtime.check import Check
 from autosched.runtime.execute import Executor
 from autosched.scheduling.arguments import check_arguments, checked_count, checked_timeout
+from autosched.scheduling.kept import Kept, moves_to
 from autosched.scheduling.periodic import Periodic
 from autosched.scheduling.rebuilding import rebuilt
 from autosched.scheduling.saved import Saved, check_graph, describe, facts_of, from_text, to_text
@@ -142,10 +143,18 @@ class Schedule(Periodic):
         """
         seconds = checked_timeout(timeout)
         inputs, keep = self.graph.completed(args, inputs)
-        outputs = self._guarded(inputs, self._executor(inputs, seconds))
+        kept = self._kept
+        try:
+            outputs = self._guarded(inputs, self._executor(kept.inputs(inputs), seconds))
+        finally:
+            kept.wrote(inputs)
         if keep is not None:
             keep(outputs)
         return outputs
+
+    @cached_property
+    def _kept(self) -> Kept:
+        return Kept(self.graph, moves_to(self.machine, self.backend))
 
     def _guarded(self, inputs: Mapping[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
         """Return outputs that raise where autograd would lose a gradient."""
@@ -171,7 +180,9 @@ class Schedule(Periodic):
         runs = checked_count(repeat, "repeat", 1), checked_count(warmup, "warmup", 0)
         seconds = checked_timeout(timeout)
         inputs, _ = self.graph.completed(args, inputs)
-        timelines = [self._executor.profile(inputs, seconds) for _ in range(sum(runs))]
+        given = self._kept.inputs(inputs)
+        timelines = [self._executor.profile(given, seconds) for _ in range(sum(runs))]
+        self._kept.wrote(inputs)
         measured = partial(learn, graph=self.graph, machine=self.machine, costs=self.costs)
         return replace(Timeline.median(timelines[runs[1] :]), learn=measured)
 
@@ -237,7 +248,7 @@ class Schedule(Periodic):
         run = Executor(
             program, self.graph, self.machine, Accelerator(serial=True), [0.0] * len(program)
         )
-        return lambda inputs: self._guarded(inputs, run(inputs))
+        return lambda inputs: self._guarded(inputs, run(self._kept.inputs(inputs)))
 
     def close(self) -> None:
         """End the threads. It is called on garbage collection and at interpreter exit, too.

@@ -71,7 +71,7 @@ class Parts:
     @cached_property
     def on_devices(self) -> dict[str, str]:
         """The inputs that are on accelerators, and their devices."""
-        names = {*self.graph.input_names}
+        names = {value.name for value in self.graph.sources if value.tensor is None}
         homes = self.cut.whole.inputs
         return {name: home for name, home in homes if name in names and self.physical[home]}
 

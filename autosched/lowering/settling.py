@@ -1,0 +1,155 @@
+"""Choose the devices of state that stays there between runs.
+
+State is the inputs of a captured step that are the same tensors in each run, such as parameters.
+What no task writes is kept on each device where a task reads it, so a run copies none of it: a
+policy places tasks as if such state were everywhere, and this module puts it where it is read. If
+several devices read it, the graph gets a further input for each but the first. Views of state are
+tasks that cost nothing; they move to their readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from autosched._lib.tree import flatten, transform
+from autosched.costs.costs import Costs
+from autosched.graph.effects import COUNTS_IN_MEMORY, function_name
+from autosched.graph.emptied import emptied
+from autosched.graph.graph import Graph, Task, Value
+from autosched.graph.including import repeat
+from autosched.machine.machine import Machine
+from autosched.placement import Placement
+
+__all__ = ["keepable", "keeping", "settled"]
+
+
+def keepable(graph: Graph) -> tuple[str, ...]:
+    """Return the state that can be kept on devices.
+
+    It is not written, it shares no memory with an output, which the caller may write, and it has
+    no device yet. Tasks that count in its memory would find other elements in that of a copy.
+    """
+    excluded = {graph.values[index].root for index in graph.outputs.values()}
+    for task in graph.tasks:
+        if any(part.fn and function_name(part.fn) in COUNTS_IN_MEMORY for part in _parts(task)):
+            excluded.update(graph.values[use.value].root for use in task.reads)
+    return tuple(
+        value.name
+        for value in graph.sources
+        if value.name in graph.held
+        and value.home is None
+        and value.index not in excluded
+        and not graph.last_version(value.index)
+    )
+
+
+def _parts(task: Task) -> Iterator[Task]:
+    """Yield a task, and those that it was merged from."""
+    yield task
+    for part in task.parts:
+        yield from _parts(part)
+
+
+def keeping(graph: Graph, names: Iterable[str]) -> Graph:
+    """Return a copy of a graph that keeps this state on devices, which are not chosen yet."""
+    twin = graph.pinned()
+    twin.kept = {name: name for name in names}
+    return twin
+
+
+def settled(
+    graph: Graph, machine: Machine, costs: Costs, placement: Placement
+) -> tuple[Graph, Placement]:
+    """Return the graph with kept state on the devices that read it.
+
+    And the placement, with views of such state where they are read.
+
+    >>> import autosched as asc
+    >>> graph = asc.Graph()
+    >>> graph.output(y=graph.add(abs, graph.input("w"), name="y"))
+    >>> machine, placement = asc.Machine.emulated(gpus=1), Placement({"y": "cuda:0"}, ("y",))
+    >>> settled(keeping(graph, ["w"]), machine, asc.Costs(), placement)[0].value("w").home
+    'cuda:0'
+    """
+    if not graph.kept:
+        return graph, placement
+    kept = {graph.value(name).index for name in graph.kept}
+    device = _with_views_at_readers(graph, placement, kept)
+    if device != placement.device:
+        placement = replace(placement, device=device)
+    readers: dict[int, dict[str, None]] = {index: {} for index in kept}
+    for task in graph.tasks:
+        for use in task.reads:
+            if use.value in readers:
+                readers[use.value].setdefault(device[task.name])
+    homes: dict[str, str] = {}
+    others: dict[int, list[str]] = {}
+    for index, found in readers.items():
+        # The caller's own tensor is on the host, so that is where the first one is if need be.
+        devices = sorted(found, key=lambda name: name != machine.host)
+        homes[graph.values[index].name] = devices[0] if devices else machine.host
+        if len(devices) > 1:
+            others[index] = devices[1:]
+    pinned = graph.pinned(homes)
+    if others:
+        pinned = _Writer(pinned, costs, device, others).new.pinned()
+    return pinned, placement
+
+
+def _with_views_at_readers(graph: Graph, placement: Placement, kept: set[int]) -> dict[str, str]:
+    """Return the devices of tasks, each view of kept state on that of its first reader."""
+    device = dict(placement.device)
+    reader: dict[int, Task] = {}
+    for task in reversed(graph.tasks):
+        roots = {graph.values[use.value].root for use in task.outputs}
+        if task.view and roots <= kept and not graph.bonds(task):
+            users = [reader[use.value] for use in task.outputs if use.value in reader]
+            if users:
+                device[task.name] = device[min(users, key=lambda user: user.index).name]
+        for use in task.reads:
+            reader[use.value] = task
+    return device
+
+
+class _Writer:
+    """Copies a graph, with inputs for state that several devices read."""
+
+    def __init__(
+        self, graph: Graph, costs: Costs, device: dict[str, str], others: dict[int, list[str]]
+    ):
+        self.old = graph
+        self.new = emptied(graph)  # with the other attributes of a subclass
+        self.new.kept = dict(graph.kept)
+        builder = self.new.builder
+        self.values = {value.index: builder.add_source(value) for value in graph.sources}
+        self.others: dict[str, dict[int, Value]] = {}  # what tasks read instead, by their device
+        for index, devices in others.items():
+            value = graph.values[index]
+            for name in devices:
+                other = builder.add_input(builder.fresh(f"{value.name}.{name}"), name)
+                other.nbytes = int(costs.value_nbytes(value))
+                self.others.setdefault(name, {})[index] = other
+                self.new.kept[other.name] = graph.kept[value.name]
+        for task in graph.tasks:
+            self._repeat(task, device[task.name])
+        for name, index in graph.outputs.items():
+            self.new.output(**{name: self.values[index]})
+        for bond in graph.kept_together:
+            self.new.together(*(self.values[index] for index in bond))
+
+    def _repeat(self, task: Task, device: str) -> None:
+        """Add a task that runs on a device."""
+        made = [self.old.values[use.value] for use in task.outputs]
+        before = [d.task for d in task.dependencies if d.kind == "order"]
+        results = repeat(
+            self.new, self.old, task, {**self.values, **self.others.get(device, {})}, task.name,
+            outputs=transform(lambda leaf: leaf.name, task.result),
+            touched=None if task.view else task.region,
+            regions=[value.region for value in made],
+            on=task.device, after=[self.old.tasks[index].name for index in before],
+            seconds=task.seconds,
+        )  # fmt: skip
+        for value, twin in zip(made, flatten(results), strict=True):
+            twin.nbytes = value.nbytes
+            self.values[value.index] = twin
