@@ -32,6 +32,9 @@ class Device:
     streams that do not wait for the CPU, so these times add up over streams, while launches on
     different streams overlap. 0, the default, means that issuing is free.
 
+    ``rank`` is the number of the process that holds the device, where a machine spans several;
+    ``host`` is the name of the computer on which that process runs, for pictures and messages.
+
     >>> Device("cuda:1").kind
     'cuda'
     """
@@ -45,6 +48,8 @@ class Device:
     physical: str | None = None
     issue_seconds: float = 0.0
     event_seconds: float = 0.0
+    rank: int | None = None
+    host: str | None = None
     # Not saved: the JSON of the machine has it.
     imagined: bool = field(default=False, compare=False, repr=False, metadata={"saved": False})
 
@@ -100,8 +105,9 @@ def device_line(device: Device) -> str:
     memory = "" if math.isinf(device.nbytes) else f", {device.nbytes / 2**30:.0f} GiB"
     physical = f" (on {device.physical})" if device.physical not in (None, device.name) else ""
     issue = f", {_figure(device.issue_seconds * 1e6)} us to issue" if device.has_issuing else ""
+    rank = "" if device.rank is None else f" of rank {device.rank}"
     return (
-        f"{device.name}: {_figure(device.flops_per_second / 1e9)} GFLOP/s, "
+        f"{device.name}{rank}: {_figure(device.flops_per_second / 1e9)} GFLOP/s, "
         f"{_figure(device.bytes_per_second / 1e9)} GB/s, "
         f"{_figure(device.launch_seconds * 1e6)} us to launch{issue}, "
         f"{count(device.streams, 'compute stream')}{memory}{physical}"
@@ -133,6 +139,12 @@ def _check_device(device: Device) -> None:
     if device.physical is not None and not is_device(device.physical):
         what = f"physical of device {device.name!r} must be as 'cuda:0' or None"
         raise MachineError(f"{what}, got {device.physical!r}")
+    if device.rank is not None and (not is_whole(device.rank) or device.rank < 0):
+        what = f"rank of device {device.name!r} must be a whole number, 0 or more, or None"
+        raise MachineError(f"{what}, got {shown(device.rank)}")
+    if device.host is not None and not isinstance(device.host, str):
+        what = f"host of device {device.name!r} must be a name or None"
+        raise MachineError(f"{what}, got {shown(device.host)}")
 
 
 def _check_link(link: Link) -> None:
