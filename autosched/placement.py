@@ -89,7 +89,8 @@ def choices(graph: Graph, machine: Machine) -> Choices:
     ScheduleError naming the task whose constraints contradict each other.
     """
     parent = list(range(len(graph.tasks)))
-    ordered = list(_ordered(graph)) if machine.ranks else []
+    several = len(set(machine.ranks.values())) > 1
+    ordered = list(_ordered(graph)) if several else []
     if graph.is_plain and not ordered and not any(task.device for task in graph.tasks):
         return Choices([machine.names] * len(parent), parent, open=True)
 
@@ -123,11 +124,14 @@ def choices(graph: Graph, machine: Machine) -> Choices:
 
 
 def _ordered(graph: Graph) -> Iterator[tuple[int, int]]:
-    """Yield pairs of tasks (indices) with an order that no value carries."""
+    """Yield pairs of tasks (indices) that ``after=`` orders, or that share state."""
+    first: dict[int, int] = {}  # by state, the first task that has it
     for task in graph.tasks:
         for before, kind in task.dependencies:
             if kind == "order":
                 yield before, task.index
+        for item in task.shared:
+            yield first.setdefault(id(item), task.index), task.index
 
 
 def _in_ranks(

@@ -20,7 +20,6 @@ Lowering knows no times and no costs: the placement has decided devices and orde
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 
 from autosched.graph.graph import Graph
 from autosched.lowering.copies import insert_copies
@@ -76,5 +75,5 @@ def lower(
         tuple(program),
         inputs=tuple((value.name, home(graph, machine, value)) for value in graph.sources),
         outputs=tuple(places.items()),
-        ranks=tuple(sorted(machine.ranks.items(), key=itemgetter(1))),
+        ranks=tuple(machine.ranks.items()),
     )

@@ -28,7 +28,7 @@ from autosched.graph.graph import Graph
 from autosched.lowering.events import insert_events
 from autosched.lowering.hazards import Hazards, Line, find_hazards, single_copy_streams
 from autosched.machine.machine import Machine
-from autosched.program.parts import crosses, halves, whole_of
+from autosched.program.parts import crosses, halves, numbered, whole_of
 from autosched.program.program import (
     Copy,
     Free,
@@ -38,7 +38,6 @@ from autosched.program.program import (
     Run,
     Send,
     Stream,
-    Wait,
 )
 
 __all__ = ["insert_by_rank"]
@@ -309,19 +308,4 @@ def _joined(
             found += [(rank, item) for item in taken[rank].after()]
     for rank, part in taken.items():
         found += [(rank, item) for item in part.rest()]
-    return _numbered(found)
-
-
-def _numbered(items: Sequence[tuple[int, Instruction]]) -> list[Instruction]:
-    """Return instructions with the events of all ranks numbered in the order of their records."""
-    records = ((rank, item.event) for rank, item in items if type(item) is Record)
-    number = {event: i for i, event in enumerate(records)}
-    found: list[Instruction] = []
-    for rank, item in items:
-        if type(item) is Record:
-            found.append(Record(item.stream, number[rank, item.event]))
-        elif type(item) is Wait:
-            found.append(Wait(item.stream, number[rank, item.event], item.ago))
-        else:
-            found.append(item)
-    return found
+    return numbered(found)

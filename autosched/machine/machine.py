@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, Literal
 
 from autosched._lib.allowed import device_name, is_number, is_whole
@@ -266,12 +267,13 @@ class Machine:
 
     @cached_property
     def ranks(self) -> dict[str, int]:
-        """The rank of each device; empty if the machine does not span several.
+        """The rank of each device, sorted by rank; empty if the machine does not span several.
 
         >>> Machine.emulated(gpus=0, hosts=2).ranks
         {'cpu:0': 0, 'cpu:1': 1}
         """
-        return {device.name: device.rank for device in self.devices if device.rank is not None}
+        ranks = [(device.name, device.rank) for device in self.devices if device.rank is not None]
+        return dict(sorted(ranks, key=itemgetter(1)))
 
     def link(self, source: str, destination: str) -> Link | None:
         """Return the link between two devices, or None."""

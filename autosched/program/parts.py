@@ -5,13 +5,22 @@ A copy between ranks becomes a send and a receive. This module knows no graph an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from autosched.errors import ProgramError
-from autosched.program.program import Copy, Instruction, Program, Receive, Send, excerpt
+from autosched.program.program import (
+    Copy,
+    Instruction,
+    Program,
+    Receive,
+    Record,
+    Send,
+    Wait,
+    excerpt,
+)
 
-__all__ = ["crosses", "halves", "parts_of", "whole_of"]
+__all__ = ["crosses", "halves", "numbered", "parts_of", "whole_of"]
 
 
 def crosses(instruction: Instruction, rank: Mapping[str, int]) -> bool:
@@ -93,3 +102,23 @@ def _of_rank(
     places: Iterable[tuple[str, str]], rank: Mapping[str, int], number: int
 ) -> tuple[tuple[str, str], ...]:
     return tuple((name, device) for name, device in places if rank.get(device) == number)
+
+
+def numbered(items: Sequence[tuple[int, Instruction]]) -> list[Instruction]:
+    """Return instructions of several ranks, given as (rank, instruction), with their own events.
+
+    Events of different ranks may have the same number. They are numbered in the order of their
+    records; those that are never recorded come last.
+    """
+    records = [(rank, item.event) for rank, item in items if type(item) is Record]
+    waits = [(rank, item.event) for rank, item in items if type(item) is Wait]
+    number = {event: i for i, event in enumerate(dict.fromkeys([*records, *waits]))}
+    found: list[Instruction] = []
+    for rank, item in items:
+        if type(item) is Record:
+            found.append(Record(item.stream, number[rank, item.event]))
+        elif type(item) is Wait:
+            found.append(Wait(item.stream, number[rank, item.event], item.ago))
+        else:
+            found.append(item)
+    return found
