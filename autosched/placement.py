@@ -93,7 +93,9 @@ def choices(graph: Graph, machine: Machine) -> Choices:
     ScheduleError naming the task whose constraints contradict each other.
     """
     parent = list(range(len(graph.tasks)))
-    if graph.is_plain and not any(task.device for task in graph.tasks):
+    several = len(set(machine.ranks.values())) > 1
+    ordered = list(_ordered(graph)) if several else []
+    if graph.is_plain and not ordered and not any(task.device for task in graph.tasks):
         return Choices([machine.computing] * len(parent), parent, open=not machine.storage)
 
     def find(i: int) -> int:
@@ -118,7 +120,62 @@ def choices(graph: Graph, machine: Machine) -> Choices:
                 + _writers_between(graph, first, index)
             )
     group = [find(i) for i in range(len(graph.tasks))]
-    return Choices([(pinned[g][0],) if g in pinned else machine.computing for g in group], group)
+    where: dict[int, tuple[str, ...]] = {g: (pin[0],) for g, pin in pinned.items()}
+    if ordered:
+        group, within = _in_ranks(graph, machine, ordered, group, where)
+        where = {**within, **where}
+    return Choices([where.get(g, machine.computing) for g in group], group)
+
+
+def _ordered(graph: Graph) -> Iterator[tuple[int, int]]:
+    """Yield pairs of tasks (indices) that ``after=`` orders, or that share state."""
+    first: dict[int, int] = {}  # by state, the first task that has it
+    for task in graph.tasks:
+        for before, kind in task.dependencies:
+            if kind == "order":
+                yield before, task.index
+        for item in task.shared:
+            yield first.setdefault(id(item), task.index), task.index
+
+
+def _in_ranks(
+    graph: Graph,
+    machine: Machine,
+    ordered: Sequence[tuple[int, int]],
+    group: Sequence[int],
+    pinned: Mapping[int, tuple[str, ...]],
+) -> tuple[list[int], dict[int, tuple[str, ...]]]:
+    """Keep tasks on one rank that ``after=`` or shared state orders.
+
+    Return the groups, and the devices of some of them. If one of these tasks has to be on a device,
+    the others must be on its rank; else all of them share a device.
+    """
+    whole = list(range(len(group)))
+
+    def find(i: int) -> int:
+        while whole[i] != i:
+            whole[i] = i = whole[whole[i]]
+        return i
+
+    for one, other in ordered:
+        a, b = sorted((find(group[one]), find(group[other])))
+        whole[b] = a
+    ranks = machine.ranks
+    first: dict[int, int] = {}
+    for g, (device, *_) in pinned.items():
+        other = first.setdefault(find(g), g)
+        if ranks[pinned[other][0]] != ranks[device]:
+            raise ScheduleError(
+                f"tasks {graph.tasks[other].name!r} and {graph.tasks[g].name!r} must be on one "
+                f"rank, because of after= or of state that tasks share, and are constrained to "
+                f"{pinned[other][0]!r} and {device!r}"
+            )
+    rank = {root: ranks[pinned[g][0]] for root, g in first.items()}
+    held: dict[int, tuple[str, ...]] = {}
+    for name, number in ranks.items():
+        held[number] = (*held.get(number, ()), name)
+    within = {g: held[rank[find(g)]] for g in group if find(g) in rank}
+    return [g if find(g) in rank else find(g) for g in group], within
 
 
 def _writers_between(graph: Graph, first: int, last: int) -> str:

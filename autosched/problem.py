@@ -22,7 +22,7 @@ from autosched._lib.jit import Mode
 from autosched.costs.costs import Costs
 from autosched.graph.flow import flow
 from autosched.graph.graph import Dependency, Graph, Use
-from autosched.machine.machine import Machine
+from autosched.machine.machine import Device, Machine
 from autosched.placement import Placement, Send, choices, home
 
 __all__ = ["Policy", "Problem", "Tables", "grouped"]
@@ -345,22 +345,19 @@ def _paths(machine: Machine, pageable: bool) -> dict[str, NDArray[Any]]:
     for slow in (False, True) if pageable else (False,):
         for source in ends:
             for destination in ends:
-                link = machine.link(source.name, destination.name)
-                # A copy between a CPU and an accelerator occupies a stream of the latter alone.
-                out = source.kind != "cpu"
-                into = destination.kind != "cpu"
-                latency, rate = math.inf, math.inf
                 if source.name == destination.name:
                     rows.append((0.0, math.inf, 0.0, False, False))
                     continue
-                if link is not None:
-                    latency = link.latency
-                    rate = link.bytes_per_second
-                    if slow and into and not out:
-                        rate = link.pageable_bytes_per_second or rate
+                # A copy between a CPU and an accelerator occupies a stream of the latter alone;
+                # one between ranks occupies a stream of each.
+                out = source.kind != "cpu"
+                into = destination.kind != "cpu"
+                apart = source.rank != destination.rank
+                latency, rate, direct = _way(machine, source, destination, slow)
                 issuer = source if out else destination
                 issue = issuer.issue_seconds if issuer.is_accelerator else 0.0
-                rows.append((latency, rate, issue, out or not into, into or not out))
+                holds = direct and (out or not into or apart), direct and (into or not out or apart)
+                rows.append((latency, rate, issue, *holds))
     latencies, rates, issues, holds_out, holds_in = zip(*rows, strict=True)
     return {
         "latency": np.array(latencies, float),
@@ -369,6 +366,26 @@ def _paths(machine: Machine, pageable: bool) -> dict[str, NDArray[Any]]:
         "holds_out": np.array(holds_out, np.int64) * machine.contention,
         "holds_in": np.array(holds_in, np.int64) * machine.contention,
     }
+
+
+def _way(
+    machine: Machine, source: Device, destination: Device, slow: bool
+) -> tuple[float, float, bool]:
+    """Return latency and rate of a way between two devices, and whether it is at most one link.
+
+    A way by several links takes the sum of their times. It counts as occupying no copy stream,
+    since it occupies none of them for all of that time.
+    """
+    way = machine.route(source.name, destination.name)
+    found = [machine.link(*ends) for ends in pairwise(way)]
+    links = [link for link in found if link is not None]
+    if not links:
+        return math.inf, math.inf, True
+    rates = [link.bytes_per_second for link in links]
+    if slow and source.kind == "cpu" and machine.device(way[1]).kind != "cpu":
+        rates[0] = links[0].pageable_bytes_per_second or rates[0]
+    rate = rates[0] if len(rates) == 1 else 1 / sum(1 / rate for rate in rates)
+    return sum(link.latency for link in links), rate, len(links) == 1
 
 
 def _ragged(rows: Rows) -> tuple[Ints, Ints]:

@@ -26,6 +26,7 @@ _NEWER = (
     *("pageable", "pageable_bytes_per_second"),
     *("issue_seconds", "event_seconds", "issue", "replay"),
 )
+_SELDOM = ("rank", "host", "network")  # written unless they are None
 
 
 def parse(text: str, reader: Reader) -> Any:
@@ -136,7 +137,7 @@ def json_data(item: Any) -> Any:
     if dataclasses.is_dataclass(item):
         saved = (f.name for f in dataclasses.fields(item) if f.metadata.get("saved", True))
         fields = {name: json_data(getattr(item, name)) for name in saved}
-        return {name: part for name, part in fields.items() if part or name not in _NEWER}
+        return {name: part for name, part in fields.items() if _is_written(name, part)}
     if isinstance(item, Mapping):
         if odd := [key for key in item if not isinstance(key, str)]:
             what = f"a table has the key {odd[0]!r}"
@@ -149,6 +150,10 @@ def json_data(item: Any) -> Any:
     if isinstance(item, Integral):
         return int(item)
     return float(item) if math.isfinite(item) else str(float(item))
+
+
+def _is_written(name: str, part: Any) -> bool:
+    return part is not None if name in _SELDOM else bool(part) or name not in _NEWER
 
 
 class _Twice(NamedTuple):

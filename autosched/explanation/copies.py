@@ -96,7 +96,13 @@ def add_copy_streams(case: Case, before: Sequence[Sequence[Predecessor]]) -> Ite
     stream, waits = max(queues.items(), key=lambda item: sum(item[1].values()))
     values = tuple(sorted(waits, key=lambda name: -waits[name]))
     imagined = case.machine.imagined
-    free = Machine(case.machine.devices, case.machine.links, contention=False, imagined=imagined)
+    free = Machine(
+        case.machine.devices,
+        case.machine.links,
+        contention=False,
+        imagined=imagined,
+        network=case.machine.network,
+    )
     apart = case.placed(case.placement, free)
     words = (
         f"{count(len(values), 'copy')} {'stands' if len(values) == 1 else 'stand'} in line on "

@@ -14,6 +14,8 @@ Lowering is a chain of passes, each from instructions to instructions:
     carried        in a loop: waits for the run before; memory that
                    would be freed at the end is released when the run
                    has ended                                           -> + records and waits
+    ranks          the last three for each rank by itself, where a
+                   machine spans several
 
 Lowering knows no times and no costs: the placement has decided devices and order.
 """
@@ -29,6 +31,7 @@ from autosched.lowering.copies import insert_copies
 from autosched.lowering.events import insert_events
 from autosched.lowering.functional import insert_functional, is_functional
 from autosched.lowering.hazards import find_hazards, single_copy_streams
+from autosched.lowering.ranks import insert_by_rank
 from autosched.lowering.spill import spill_copies
 from autosched.lowering.streams import assign_streams
 from autosched.machine.machine import Machine
@@ -63,20 +66,23 @@ def lower(
     tasks = [graph.task(name) for name in placement.order]
     runs = assign_streams(graph, machine, tasks, placement)
     instructions: Sequence[Run | Copy | Free]
-    if nbytes is None and is_functional(graph, machine):
+    hazards = None
+    if nbytes is None and not machine.ranks and is_functional(graph, machine):
         instructions, places, hazards = insert_functional(
             graph, machine, tasks, runs, outputs or {}, placement.copies
         )
+    elif nbytes is None:
+        instructions, places = insert_copies(
+            graph, machine, tasks, runs, outputs or {}, placement.copies
+        )
     else:
-        if nbytes is None:
-            instructions, places = insert_copies(
-                graph, machine, tasks, runs, outputs or {}, placement.copies
-            )
-        else:
-            instructions, places = spill_copies(graph, machine, tasks, runs, outputs or {}, nbytes)
-        hazards = find_hazards(graph, machine, instructions, places)
-    single = frozenset() if machine.contention else single_copy_streams(instructions, hazards)
-    program = insert_events(instructions, hazards, single, ends=in_flight == 1)
+        instructions, places = spill_copies(graph, machine, tasks, runs, outputs or {}, nbytes)
+    if machine.ranks:
+        program = insert_by_rank(graph, machine, instructions, places)
+    else:
+        hazards = hazards or find_hazards(graph, machine, instructions, places)
+        single = frozenset() if machine.contention else single_copy_streams(instructions, hazards)
+        program = insert_events(instructions, hazards, single, ends=in_flight == 1)
     homes = {value.index: home(graph, machine, value) for value in graph.sources}
     if in_flight > 1:
         program = insert_carried(program, graph, homes)
@@ -85,4 +91,5 @@ def lower(
         inputs=tuple((value.name, homes[value.index]) for value in graph.sources),
         outputs=tuple(places.items()),
         in_flight=in_flight,
+        ranks=tuple(machine.ranks.items()),
     )

@@ -9,6 +9,9 @@ placement asks for a later point. There is at most one copy per version and devi
   port; policies, bounds, the simulator and the emulator model it the same way. A stream for each
   peer would use too many of torch's 32 streams where one GPU stands for several devices, and a
   separate memory pool for each. The cost: a copy from the host delays a copy from a peer.
+* Where no link joins two devices, a value goes by way of the CPUs of their ranks
+  (``Machine.route``), in one copy for each link. What has arrived there is copied from there again.
+* A copy between ranks names a copy stream of each, since each rank issues its own half.
 * A copy transfers a whole value. A task needs all of what it reads, so parts that arrive earlier
   would let nothing begin.
 * What a task reads from a file is on the storage device after that task, which takes no time: the
@@ -134,6 +137,14 @@ class CopyMaker:
         host = self.machine.host
         return host if device != host and all(map(is_storage, holders)) else None
 
+    def stops(self, holders: Sequence[str], device: str) -> Sequence[str]:
+        """Return where a version must be copied first, if no holder has a link to the device."""
+        machine = self.machine
+        if not machine.ranks or any(machine.link(holder, device) for holder in holders):
+            return ()
+        ways = (machine.route(holder, device) for holder in holders)
+        return next((way[1:-1] for way in ways if way), ())
+
     def copy(self, use: Use, holders: Sequence[str], device: str) -> Copy:
         """Return the copy of a version. Raises ScheduleError if no holder has a link."""
         name = self.graph.values[use.value].name
@@ -160,6 +171,9 @@ class _Walk:
         self.hints = hints
         self.current = 0  # the current run
         self.made: dict[Use, int] = {}  # the run that made a version, -1 for inputs
+        # By version and device to which it was copied, the run after which that is, and the rank
+        # there.
+        self.arrived: dict[tuple[Use, str], tuple[int, int]] = {}
         self.table: Residency[int, Use] = Residency()
         # By the run after which they go, with their rank there.
         self.copies: dict[int, list[tuple[int, Copy]]] = {}
@@ -194,12 +208,18 @@ class _Walk:
         if host := self.maker.relay(holders, device):
             self.bring(use, host)
             holders = self.table.devices(*use)
-        copy = self.maker.copy(use, holders, device)
+        for stop in self.maker.stops(holders, device):
+            self.bring(use, stop)
+        copy = self.maker.copy(use, self.table.devices(*use), device)
         after, rank = self.hints.get((*use, device), (-1, -1))
         if is_storage(copy.source):  # others may follow it
             after, rank = -1, -1
-        after = max(self.made[use], min(after, self.current - 1))
+        # Not before the source has it: it may have come there by a copy with a later hint.
+        since, least = self.arrived.get((use, copy.source), (self.made[use], -1))
+        after = max(since, min(after, self.current - 1))
+        rank = max(rank, least) if after == since else rank
         self.copies.setdefault(after, []).append((rank, copy))
+        self.arrived[use, device] = after, rank
         self.table.put(*use, device, use)
 
 
@@ -209,18 +229,18 @@ def copy_streams(
     """Return the streams that a copy occupies.
 
     These are the copy stream of the accelerator, or those of both ends if both are accelerators or
-    both are CPUs. Without contention each copy (by its ``number``) has a stream of its own. A
-    storage device has one stream.
+    both are CPUs; and of both ends between ranks. Without contention each copy (by its ``number``)
+    has a stream of its own. A storage device has one stream.
     """
     if is_storage(source):
         return Stream(source, "read"), None
+    apart = bool(machine.ranks) and machine.ranks[source] != machine.ranks[destination]
     if not machine.contention:
-        return Stream(source, f"copy-{number}"), None
+        name = f"copy-{number}"
+        return Stream(source, name), Stream(destination, name) if apart else None
     out = Stream(source, "copy-out")
     into = Stream(destination, "copy-in")
     from_host, to_host = (machine.device(end).kind == "cpu" for end in (source, destination))
-    if from_host and not to_host:
-        return into, None
-    if to_host and not from_host:
-        return out, None
-    return out, into
+    if from_host == to_host or apart:
+        return out, into
+    return (into if from_host else out), None

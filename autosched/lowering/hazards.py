@@ -22,10 +22,13 @@ from autosched.graph.graph import Graph, Task
 from autosched.graph.regions import Accesses, Region
 from autosched.machine.machine import Machine
 from autosched.placement import home
-from autosched.program.program import Copy, Free, Run, Stream, occupied
+from autosched.program.program import Copy, Free, Receive, Run, Send, Stream, occupied
 from autosched.program.residency import Buffer, Buffers, Step
 
-__all__ = ["Block", "Hazards", "find_hazards", "single_copy_streams"]
+__all__ = ["Block", "Hazards", "Line", "find_hazards", "single_copy_streams"]
+
+Line = Run | Copy | Send | Receive | Free
+"""An instruction before events are inserted."""
 
 Ints = NDArray[np.int64]
 
@@ -88,9 +91,7 @@ def ragged(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
     return at, np.fromiter(chain.from_iterable(rows), np.int64, at[-1])
 
 
-def single_copy_streams(
-    instructions: Sequence[Run | Copy | Free], hazards: Hazards
-) -> frozenset[Stream]:
+def single_copy_streams(instructions: Sequence[Line], hazards: Hazards) -> frozenset[Stream]:
     """Return the single-copy streams that wait for no other of them, as ``vector_clocks`` needs.
 
     Streams that own memory are excluded, since they wait for all users of it.
@@ -118,7 +119,7 @@ def single_copy_streams(
 def find_hazards(
     graph: Graph,
     machine: Machine,
-    instructions: Sequence[Run | Copy | Free],
+    instructions: Sequence[Line],
     outputs: Mapping[str, str],
 ) -> Hazards:
     """Return the hazards of runs and copies in issue order; ``outputs`` has their final devices.
@@ -164,6 +165,11 @@ class _Walk:
             found = self._run(i, stream, step.task, step)
         elif isinstance(instruction, Copy):
             found = self._copy(i, instruction, step)
+        elif isinstance(instruction, Send):
+            (source,) = step.reads
+            found = self._access(i, stream, source, self.values[source.value].region, False)
+        elif isinstance(instruction, Receive):
+            found = self._receive(i, instruction, step)
         else:
             block = self.blocks[step.reads[0].block]
             block.owner = stream
@@ -215,6 +221,15 @@ class _Walk:
             self._allocate(target, owner).uses[stream] = i
             found += self._frees_on(copy.destination)
         return found
+
+    def _receive(self, i: int, receive: Receive, step: Step) -> list[int]:
+        stream = receive.stream
+        (target,) = step.made
+        assert target is not None
+        if receive.overwrite:
+            return self._access(i, stream, target, self.values[target.value].region, True)
+        self._allocate(target, stream).uses[stream] = i
+        return [*self._frees_on(stream.device)]
 
     def _access(
         self, i: int, stream: Stream, buffer: Buffer, region: Region, writes: bool

@@ -7,7 +7,7 @@ one: the two differ by less than a tenth, and two rates would double the number 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autosched._lib.allowed import device_name, is_device, is_number, is_storage, is_whole
 from autosched._lib.text import count
@@ -35,6 +35,9 @@ class Device:
     Devices named ``"disk:0"``, ``"disk:1"`` are storage devices. They run no tasks but those of
     ``Graph.read``, have one stream, and are linked to the host alone; their rates mean nothing.
 
+    ``rank`` is the number of the process that holds the device, where a machine spans several;
+    ``host`` is the name of the computer on which that process runs, for pictures and messages.
+
     >>> Device("cuda:1").kind
     'cuda'
     """
@@ -48,6 +51,8 @@ class Device:
     physical: str | None = None
     issue_seconds: float = 0.0
     event_seconds: float = 0.0
+    rank: int | None = None
+    host: str | None = None
     # Not saved: the JSON of the machine has it.
     imagined: bool = field(default=False, compare=False, repr=False, metadata={"saved": False})
 
@@ -75,6 +80,17 @@ class Device:
     def has_issuing(self) -> bool:
         """Whether work for this device has to be issued, and that takes time."""
         return self.is_accelerator and (self.issue_seconds > 0 or self.event_seconds > 0)
+
+    def slower(self, factor: float) -> Device:
+        """Return this device with rates divided and latencies multiplied by ``factor``."""
+        return replace(
+            self,
+            flops_per_second=self.flops_per_second / factor,
+            bytes_per_second=self.bytes_per_second / factor,
+            launch_seconds=self.launch_seconds * factor,
+            issue_seconds=self.issue_seconds * factor,
+            event_seconds=self.event_seconds * factor,
+        )
 
 
 @dataclass(frozen=True)
@@ -107,6 +123,16 @@ class Link:
         rate = self.pageable_bytes_per_second if pageable else None
         return self.latency + nbytes / (self.bytes_per_second if rate is None else rate)
 
+    def slower(self, factor: float) -> Link:
+        """Return this link with its rates divided and its latency multiplied by ``factor``."""
+        slow = self.pageable_bytes_per_second
+        return replace(
+            self,
+            bytes_per_second=self.bytes_per_second / factor,
+            latency=self.latency * factor,
+            pageable_bytes_per_second=None if slow is None else slow / factor,
+        )
+
 
 def device_line(device: Device) -> str:
     """Describe a device in one line of text."""
@@ -115,8 +141,9 @@ def device_line(device: Device) -> str:
     memory = "" if math.isinf(device.nbytes) else f", {device.nbytes / 2**30:.0f} GiB"
     physical = f" (on {device.physical})" if device.physical not in (None, device.name) else ""
     issue = f", {_figure(device.issue_seconds * 1e6)} us to issue" if device.has_issuing else ""
+    rank = "" if device.rank is None else f" of rank {device.rank}"
     return (
-        f"{device.name}: {_figure(device.flops_per_second / 1e9)} GFLOP/s, "
+        f"{device.name}{rank}: {_figure(device.flops_per_second / 1e9)} GFLOP/s, "
         f"{_figure(device.bytes_per_second / 1e9)} GB/s, "
         f"{_figure(device.launch_seconds * 1e6)} us to launch{issue}, "
         f"{count(device.streams, 'compute stream')}{memory}{physical}"
@@ -148,6 +175,12 @@ def _check_device(device: Device) -> None:
     if device.physical is not None and not is_device(device.physical):
         what = f"physical of device {device.name!r} must be as 'cuda:0' or None"
         raise MachineError(f"{what}, got {device.physical!r}")
+    if device.rank is not None and (not is_whole(device.rank) or device.rank < 0):
+        what = f"rank of device {device.name!r} must be a whole number, 0 or more, or None"
+        raise MachineError(f"{what}, got {shown(device.rank)}")
+    if device.host is not None and not isinstance(device.host, str):
+        what = f"host of device {device.name!r} must be a name or None"
+        raise MachineError(f"{what}, got {shown(device.host)}")
 
 
 def _check_link(link: Link) -> None:

@@ -17,14 +17,18 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
+from operator import itemgetter
 from typing import Any, Literal
 
 from autosched._lib.allowed import device_name, is_device, is_number, is_storage, is_whole
-from autosched._lib.json_reader import each, json_data, number, one, parse, struct
+from autosched._lib.json_reader import each, json_data, parse, struct
 from autosched.errors import MachineError, ScheduleError, listed, shown
 from autosched.machine.device import Device, Link, device_line, link_line
+from autosched.machine.network import Network, named_network, network_line
+from autosched.machine.readers import DEVICE, FLAG, LINK, NETWORK
 
-__all__ = ["LINKS", "READER", "Device", "Link", "Machine", "register_slower"]
+__all__ = ["LINKS", "READER", "Device", "Link", "Machine", "Network", "register_slower"]
 
 # Achieved bytes per second in one direction (about 80% of the nominal rate), and seconds of
 # latency.
@@ -59,6 +63,9 @@ class Machine:
     if one of its devices is, so a machine made of the devices of ``Machine.emulated``, or of copies
     of them, is emulated, too.
 
+    A machine may span several ranks, that is, processes, on one host or many; then each of its
+    devices has a ``rank``. A ``network`` joins the CPUs of all ranks.
+
     >>> machine = Machine.emulated(gpus=2, link="pcie4")
     >>> machine.names
     ('cpu', 'cuda:0', 'cuda:1')
@@ -70,6 +77,7 @@ class Machine:
     links: tuple[Link, ...] = ()
     contention: bool = True
     imagined: bool = False
+    network: Network | None = None
 
     def __init__(
         self,
@@ -78,6 +86,7 @@ class Machine:
         *,
         contention: bool = True,
         imagined: bool | None = None,
+        network: Network | None = None,
     ):
         for field, items in (("devices", devices), ("links", links)):
             if not isinstance(items, Iterable):
@@ -89,6 +98,7 @@ class Machine:
         object.__setattr__(self, "links", tuple(links))
         object.__setattr__(self, "contention", contention)
         object.__setattr__(self, "imagined", imagined)
+        object.__setattr__(self, "network", network)
         self._check()
 
     # ---- constructors
@@ -114,7 +124,7 @@ class Machine:
             kind = str(torch.accelerator.current_accelerator())
             count = torch.accelerator.device_count()
         wanted = count if gpus is None else gpus
-        _check_count(wanted)
+        _check_count("gpus", wanted)
         if wanted and not count:
             hint = f"Machine.emulated(gpus={gpus}) emulates them"
             raise MachineError(f"this machine has no accelerator, but gpus={gpus}; {hint}")
@@ -140,6 +150,8 @@ class Machine:
         contention: bool = True,
         cpu_streams: int = 1,
         storage: float | None = None,
+        hosts: int | None = None,
+        network: str | Network = "ethernet100",
     ) -> Machine:
         """Return an imagined machine of one CPU and ``gpus`` GPUs, which this CPU emulates.
 
@@ -147,16 +159,38 @@ class Machine:
         takes longer: see ``slower``. ``link`` is a name in ``LINKS`` (default ``"pcie4"``); NVLink
         connects the GPUs, and PCIe 4 connects them to the CPU. ``bytes_per_second`` and ``latency``
         (seconds) override the named link. ``nbytes`` is the memory of each GPU; host memory has no
-        limit. ``storage`` as for ``with_storage``. Raises MachineError for unknown names.
+        limit. ``storage`` as for ``with_storage``.
+
+        ``hosts`` makes a cluster of as many such hosts, each held by one rank. Devices are numbered
+        over all of them: ``cpu:1`` is the CPU of host 1, ``cuda:2`` its first GPU if there are two
+        for each. ``network`` joins the CPUs: a name in ``NETWORKS``, or a ``Network``. Raises
+        MachineError for unknown names.
+
+        >>> Machine.emulated(gpus=1, hosts=2).names
+        ('cpu:0', 'cuda:0', 'cpu:1', 'cuda:1')
         """
-        _check_count(gpus)
-        names = [f"cuda:{i}" for i in range(gpus)]
-        links = _links(names, link or "pcie4", bytes_per_second, latency)
+        _check_count("gpus", gpus)
         gpu = replace(_GPU, nbytes=nbytes)
         cpu = Device("cpu", cpu_streams, *_CPU_RATES)
-        devices = [cpu, *(replace(gpu, name=name) for name in names)]
-        made = cls(devices, links, contention=contention, imagined=True)
-        return made if storage is None else made.with_storage(storage)
+        rates = link or "pcie4", bytes_per_second, latency
+        if hosts is None:
+            names = [f"cuda:{i}" for i in range(gpus)]
+            devices = [cpu, *(replace(gpu, name=name) for name in names)]
+            made = cls(devices, _links(names, *rates), contention=contention, imagined=True)
+            return made if storage is None else made.with_storage(storage)
+        if storage is not None:
+            raise MachineError("storage= is for one host; a cluster has no storage devices yet")
+        _check_count("hosts", hosts, least=1)
+        devices = []
+        links: list[Link] = []
+        for rank in range(hosts):
+            where: dict[str, Any] = {"rank": rank, "host": f"host {rank}", "imagined": True}
+            names = [f"cuda:{rank * gpus + i}" for i in range(gpus)]
+            devices.append(replace(cpu, name=f"cpu:{rank}", **where))
+            devices += [replace(gpu, name=name, **where) for name in names]
+            links += _links(names, *rates, cpu=f"cpu:{rank}")
+        between = named_network(network)
+        return cls(devices, links, contention=contention, imagined=True, network=between)
 
     def with_storage(
         self, bytes_per_second: float, latency: float = _DISK_LATENCY, *, name: str = "disk:0"
@@ -174,7 +208,7 @@ class Machine:
             raise MachineError(f"a storage device is named 'disk:0' or 'disk:1', got {name!r}")
         devices = [*self.devices, Device(name)]
         links = [*self.links, Link(name, self.host, bytes_per_second, latency)]
-        return Machine(devices, links, contention=self.contention, imagined=self.imagined)
+        return replace(self, devices=tuple(devices), links=tuple(links))
 
     def slower(self, factor: float | Literal["auto"]) -> Machine:
         """Return this machine with every rate divided and every latency multiplied by ``factor``.
@@ -190,29 +224,12 @@ class Machine:
             raise MachineError(
                 f"a machine can be slower by a number above 0, or 'auto', got {shown(factor)}"
             )
-        devices = [
-            replace(
-                d,
-                flops_per_second=d.flops_per_second / factor,
-                bytes_per_second=d.bytes_per_second / factor,
-                launch_seconds=d.launch_seconds * factor,
-                issue_seconds=d.issue_seconds * factor,
-                event_seconds=d.event_seconds * factor,
-            )
-            for d in self.devices
-        ]
-        links = []
-        for link in self.links:
-            slow = link.pageable_bytes_per_second
-            links.append(
-                replace(
-                    link,
-                    bytes_per_second=link.bytes_per_second / factor,
-                    latency=link.latency * factor,
-                    pageable_bytes_per_second=None if slow is None else slow / factor,
-                )
-            )
-        return Machine(devices, links, contention=self.contention, imagined=self.imagined)
+        return replace(
+            self,
+            devices=tuple(device.slower(factor) for device in self.devices),
+            links=tuple(link.slower(factor) for link in self.links),
+            network=self.network and self.network.slower(factor),
+        )
 
     # ---- queries
 
@@ -261,16 +278,48 @@ class Machine:
             )
         return found
 
+    @cached_property
+    def ranks(self) -> dict[str, int]:
+        """The rank of each device, sorted by rank; empty if the machine does not span several.
+
+        >>> Machine.emulated(gpus=0, hosts=2).ranks
+        {'cpu:0': 0, 'cpu:1': 1}
+        """
+        ranks = [(device.name, device.rank) for device in self.devices if device.rank is not None]
+        return dict(sorted(ranks, key=itemgetter(1)))
+
     def link(self, source: str, destination: str) -> Link | None:
         """Return the link between two devices, or None."""
-        return self._by_ends.get((device_name(source), device_name(destination)))
+        ends = (device_name(source), device_name(destination))
+        found = self._by_ends.get(ends)
+        if found is not None or self.network is None:
+            return found
+        near, far = map(self._by_name.get, ends)
+        return None if near is None or far is None else self.network.link(near, far)
+
+    def route(self, source: str, destination: str) -> tuple[str, ...]:
+        """Return the devices that a copy passes, with both ends; empty if there is no way.
+
+        Where no link joins the ends, it goes by way of the CPUs of their ranks, over as few links
+        as possible.
+
+        >>> Machine.emulated(gpus=1, hosts=2).route("cuda:0", "cuda:1")
+        ('cuda:0', 'cpu:0', 'cpu:1', 'cuda:1')
+        """
+        near, far = (self._front.get(self.ranks.get(end)) for end in (source, destination))
+        for stops in ((), (near,), (far,), (near, far)):
+            way = (source, *stops, destination)
+            if None not in way and len({*way}) == len(way) and all(map(self.link, way, way[1:])):
+                return way
+        return ()
 
     def copy_seconds(
         self, source: str, destination: str, nbytes: float, pageable: bool = False
     ) -> float:
-        """Return the seconds of a copy: 0 on one device, infinity without a link.
+        """Return the seconds of a copy: 0 on one device, infinity without a way.
 
-        ``pageable`` says whether it is from or to host memory that is not page-locked.
+        ``pageable`` says whether it is from or to host memory that is not page-locked. Where no
+        link joins the devices, these are the seconds of all copies on the way: see ``route``.
 
         >>> Machine.emulated(gpus=1).copy_seconds("cpu", "cuda:0", 25_000_000, pageable=True)
         0.00201
@@ -282,7 +331,21 @@ class Machine:
                 device_name(source), device_name(destination), nbytes, pageable
             )
         link = self._by_ends.get((source, destination))
-        return math.inf if link is None else link.seconds(nbytes, pageable)
+        if link is not None:
+            return link.seconds(nbytes, pageable)
+        links = self._way(source, destination)
+        return sum(link.seconds(nbytes, pageable) for link in links) if links else math.inf
+
+    def _way(self, source: str, destination: str) -> list[Link]:
+        """Return the links of the route of a copy; none on a machine without ranks."""
+        way = self.route(source, destination) if self.ranks else ()
+        return [link for ends in pairwise(way) if (link := self.link(*ends)) is not None]
+
+    @cached_property
+    def _front(self) -> dict[int | None, str]:
+        """The first CPU of each rank, which receives for it and sends."""
+        cpus = (device for device in reversed(self.devices) if device.kind == "cpu")
+        return {device.rank: device.name for device in cpus if device.rank is not None}
 
     @cached_property
     def _by_name(self) -> dict[str, Device]:
@@ -294,7 +357,8 @@ class Machine:
         return ends | {(link.source, link.destination): link for link in self.links}
 
     def __str__(self) -> str:
-        return "\n".join([*map(device_line, self.devices), *map(link_line, self.links)])
+        network = [] if self.network is None else [network_line(self.network)]
+        return "\n".join([*map(device_line, self.devices), *map(link_line, self.links), *network])
 
     # ---- JSON
 
@@ -322,9 +386,14 @@ class Machine:
         for device in self.devices:
             if not isinstance(device, Device):
                 raise MachineError(f"a machine's devices must be Device, got {device!r}")
-        for name in self.names:
-            if self.names.count(name) > 1:
-                raise MachineError(f"device {name!r} occurs twice")
+        if len(self._by_name) < len(self.names):
+            name = next(name for name in self.names if self.names.count(name) > 1)
+            raise MachineError(f"device {name!r} occurs twice")
+        if 0 < len(self.ranks) < len(self.names):
+            name = next(name for name in self.names if name not in self.ranks)
+            raise MachineError(f"device {name!r} has no rank, and others have one")
+        if not isinstance(self.network, Network | None):
+            raise MachineError(f"network must be a Network or None, got {self.network!r}")
         for link in self.links:
             if not isinstance(link, Link):
                 raise MachineError(f"a machine's links must be Link, got {link!r}")
@@ -382,7 +451,11 @@ def _memory(kind: str, index: int, wanted: int, count: int) -> float:
 
 
 def _links(
-    gpus: list[str], link: str, bytes_per_second: float | None, latency: float | None
+    gpus: list[str],
+    link: str,
+    bytes_per_second: float | None,
+    latency: float | None,
+    cpu: str = "cpu",
 ) -> list[Link]:
     if not isinstance(link, str) or link not in LINKS:
         raise MachineError(f"unknown link {link!r}; known are {', '.join(map(repr, LINKS))}")
@@ -391,52 +464,23 @@ def _links(
 
     def make(source: str, destination: str, rates: tuple[float, float]) -> Link:
         rate = rates[0] if bytes_per_second is None else bytes_per_second
-        slow = rate * _PAGEABLE if source == "cpu" else None
+        slow = rate * _PAGEABLE if source == cpu else None
         return Link(source, destination, rate, rates[1] if latency is None else latency, slow)
 
     pairs = [(a, b) for i, a in enumerate(gpus) for b in gpus[i + 1 :]]
-    return [make("cpu", gpu, to_host) for gpu in gpus] + [make(a, b, between) for a, b in pairs]
+    return [make(cpu, gpu, to_host) for gpu in gpus] + [make(a, b, between) for a, b in pairs]
 
 
-def _check_count(gpus: Any) -> None:
-    if not is_whole(gpus) or gpus < 0:
-        raise MachineError(f"gpus must be a whole number, 0 or more, got {gpus!r}")
+def _check_count(name: str, count: Any, least: int = 0) -> None:
+    if not is_whole(count) or count < least:
+        raise MachineError(f"{name} must be a whole number, {least} or more, got {count!r}")
 
 
-_name = one("the name of a device, such as 'cpu' or 'cuda:0'", is_device)
-_name_or_null = one("the name of a device, or null", lambda item: item is None or is_device(item))
-_streams = one("a whole number, 1 to 1024", lambda item: is_whole(item) and 1 <= item <= 1024)
-_flag = one("true or false", lambda item: isinstance(item, bool))
-_rate = number("a number above 0", lambda n: n > 0)
-_delay = number("a number, 0 or more", lambda n: n >= 0, infinite=False)
-_DEVICE = {
-    "name": _name,
-    "streams": _streams,
-    "flops_per_second": _rate,
-    "bytes_per_second": _rate,
-    "launch_seconds": _delay,
-    "nbytes": _rate,
-    "physical": _name_or_null,
-    "issue_seconds": _delay,
-    "event_seconds": _delay,
-}
-
-
-def _perhaps_rate(item: Any, place: str) -> Any:
-    return None if item is None else _rate(item, place)
-
-
-_LINK = {
-    "source": _name,
-    "destination": _name,
-    "bytes_per_second": _rate,
-    "latency": _delay,
-    "pageable_bytes_per_second": _perhaps_rate,
-}
 _MACHINE = {
-    "devices": each(struct(Device, _DEVICE, optional=_DEVICE.keys() - {"name"})),
-    "links": each(struct(Link, _LINK, optional=["latency", "pageable_bytes_per_second"])),
-    "contention": _flag,
-    "imagined": _flag,
+    "devices": each(DEVICE),
+    "links": each(LINK),
+    "contention": FLAG,
+    "imagined": FLAG,
+    "network": NETWORK,
 }
 READER = struct(Machine, _MACHINE, optional=_MACHINE.keys() - {"devices"})

@@ -100,7 +100,13 @@ def measured_links(
         _measured_link(link, by_ends[frozenset((link.source, link.destination))])
         for link in machine.links
     ]
-    return Machine(machine.devices, links, contention=machine.contention, imagined=machine.imagined)
+    return Machine(
+        machine.devices,
+        links,
+        contention=machine.contention,
+        imagined=machine.imagined,
+        network=machine.network,
+    )
 
 
 def _measured_link(link: Link, directions: Sequence[Direction]) -> Link:

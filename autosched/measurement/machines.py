@@ -49,7 +49,7 @@ def measure_machine(
         for device, where in zip(made.devices, physical, strict=True)
     ]
     cached.save()
-    return Machine(devices, made.links, contention=made.contention)
+    return Machine(devices, made.links, contention=made.contention, network=made.network)
 
 
 def _measured(

@@ -13,6 +13,11 @@ Rules on which every consumer relies:
    and run r begins when run r - ``in_flight`` has ended. Only such a program has waits for events
    of earlier runs (``ago``); where there is no such run, they have no effect. What a run leaves in
    memory, apart from inputs, constants and outputs, is released when the run ends.
+5. A program may span several ranks: ``ranks`` has those of its devices. Then each event is
+   recorded and waited for on one rank, and a copy between ranks names a stream of each: a send on
+   the first and a receive on the second, at one position in the list. Since all ranks issue in
+   list order, no rank waits for another that waits for it. The receive follows the send, and the
+   send does not follow the receive, although rule 3 may hold, too: a message may be buffered.
 
 Rule 3 is for copies between two accelerators, which occupy the copy-out stream of the source and
 the copy-in stream of the destination: torch makes the current streams of both devices wait for each
@@ -32,7 +37,18 @@ from autosched.errors import ProgramError
 if TYPE_CHECKING:
     from autosched.program.arrays import Columns
 
-__all__ = ["Copy", "Free", "Instruction", "Program", "Record", "Run", "Stream", "Wait"]
+__all__ = [
+    "Copy",
+    "Free",
+    "Instruction",
+    "Program",
+    "Receive",
+    "Record",
+    "Run",
+    "Send",
+    "Stream",
+    "Wait",
+]
 
 
 class Stream(NamedTuple):
@@ -84,6 +100,37 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
+class Send:
+    """The half of a copy between ranks that the source executes: ``send h -> cpu:1``.
+
+    Only the part of one rank has it: see ``Program.part``.
+    """
+
+    stream: Stream
+    value: str
+    version: int
+    destination: str
+
+    def __str__(self) -> str:
+        return f"send {_versioned(self.value, self.version)} -> {self.destination}"
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """The half of a copy between ranks that the destination executes: ``receive h <- cpu:0``."""
+
+    stream: Stream
+    value: str
+    version: int
+    source: str
+    overwrite: bool = False
+
+    def __str__(self) -> str:
+        flag = " overwriting" if self.overwrite else ""
+        return f"receive {_versioned(self.value, self.version)} <- {self.source}{flag}"
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """Record an event, after everything issued before on this stream: ``record e0``."""
 
@@ -125,7 +172,7 @@ class Free:
         return f"free {_versioned(self.value, self.version)}"
 
 
-Instruction = Run | Copy | Record | Wait | Free
+Instruction = Run | Copy | Send | Receive | Record | Wait | Free
 
 
 @dataclass(frozen=True)
@@ -133,7 +180,8 @@ class Program:
     """Instructions in issue order, and the devices of inputs and outputs as (name, device).
 
     ``in_flight`` is the number of runs that may execute at the same time; above 1, the program is a
-    loop.
+    loop. ``ranks`` has the rank of each device as (device, rank), sorted by rank; it is empty if
+    there is one process.
 
     >>> cuda, cpu = Stream("cuda:0", "compute"), Stream("cpu", "compute")
     >>> print(Program((Run(cuda, "h"), Record(cuda, 0), Wait(cpu, 0), Run(cpu, "y"))))
@@ -147,6 +195,31 @@ class Program:
     inputs: tuple[tuple[str, str], ...] = ()
     outputs: tuple[tuple[str, str], ...] = ()
     in_flight: int = 1
+    ranks: tuple[tuple[str, int], ...] = ()
+
+    def part(self, rank: int) -> Program:
+        r"""Return what one rank executes: its streams, with sends and receives for copies.
+
+        Its inputs and outputs are those on the devices of the rank. Raises ProgramError for an
+        unknown rank.
+
+        >>> lines = ["rank 0 has cpu:0", "rank 1 has cpu:1", "input x on cpu:0"]
+        >>> lines += ["cpu:0/copy-out copy x -> cpu:1/copy-in", "output y on cpu:1"]
+        >>> print(Program.parse("\n".join(lines)).part(1))
+        rank 1 has cpu:1
+        cpu:1/copy-in  receive x <- cpu:0
+        output y on cpu:1
+        """
+        if rank not in self._parts:
+            ranks = sorted(self._parts)
+            raise ProgramError(f"the program has no rank {rank!r}; its ranks are {ranks}")
+        return self._parts[rank]
+
+    @cached_property
+    def _parts(self) -> dict[int, Program]:
+        from autosched.program.parts import parts_of
+
+        return parts_of(self)
 
     @cached_property
     def streams(self) -> tuple[Stream, ...]:
@@ -210,6 +283,10 @@ class Program:
     def __str__(self) -> str:
         width = max((len(str(i.stream)) for i in self.instructions), default=0)
         lines = [f"{_runs(self.in_flight)} in flight"] if self.in_flight > 1 else []
+        held: dict[int, list[str]] = {}
+        for device, rank in self.ranks:
+            held.setdefault(rank, []).append(device)
+        lines += [f"rank {rank} has {' '.join(devices)}" for rank, devices in held.items()]
         lines += [f"input {name} on {device}" for name, device in self.inputs]
         lines += [f"{i.stream!s:<{width}}  {i}" for i in self.instructions]
         lines += [f"output {name} on {device}" for name, device in self.outputs]
@@ -229,6 +306,7 @@ class Program:
         outputs = []
         instructions = []
         in_flight = 1
+        ranks: list[tuple[str, int]] = []
         for number, line in enumerate(text.splitlines(), 1):
             words = line.split()
             match words:
@@ -236,6 +314,8 @@ class Program:
                     continue
                 case [count, "runs", "in", "flight"] if _COUNT.fullmatch(count):
                     in_flight = int(count)
+                case ["rank", rank, "has", *devices] if _NUMBER.fullmatch(rank):
+                    ranks += [(device, int(rank)) for device in devices]
                 case ["input", name, "on", device]:
                     inputs.append((name, device))
                 case ["output", name, "on", device]:
@@ -244,7 +324,7 @@ class Program:
                     instructions.append(instruction)
                 case _:
                     raise ProgramError(f"line {number} is no instruction: {line!r}")
-        return cls(tuple(instructions), tuple(inputs), tuple(outputs), in_flight)
+        return cls(tuple(instructions), tuple(inputs), tuple(outputs), in_flight, tuple(ranks))
 
 
 def occupied(instruction: Instruction) -> tuple[Stream, ...]:
@@ -272,6 +352,7 @@ def excerpt(
 
 
 _EVENT = re.compile(r"e([0-9]{1,18})")  # Python refuses to parse numbers of thousands of digits
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _COUNT = re.compile(r"[1-9][0-9]{0,8}")
 _VALUE = re.compile(r"([^@]+)(?:@([1-9][0-9]{0,17}))?")
 
@@ -308,6 +389,11 @@ def _parse(where: str, words: list[str]) -> Instruction | None:
             other = also.device if also is not None else end
             ends = (stream.device, other) if arrow == "->" else (other, stream.device)
             return Copy(stream, *found, *ends, also, bool(flag))
+        case ["send", value, "->", end] if found := _parse_value(value):
+            return Send(stream, *found, end)
+        case ["receive", value, "<-", end, *flag] if flag in ([], ["overwriting"]):
+            found = _parse_value(value)
+            return None if found is None else Receive(stream, *found, end, bool(flag))
     return None
 
 

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from autosched.program.program import Copy, Free, Instruction, Run
+from autosched.program.program import Copy, Free, Instruction, Receive, Run, Send
 
 if TYPE_CHECKING:
     from autosched.graph.graph import Graph, Task
@@ -112,12 +112,12 @@ class Buffer:
 
 
 class Step(NamedTuple):
-    """A run, copy or free, its position, and the buffers that it uses."""
+    """A run, copy (or half of one) or free, its position, and the buffers that it uses."""
 
     at: int
     instruction: Instruction
     task: Task | None  # of a run
-    reads: Sequence[Buffer]  # arguments, source of a copy, or what is freed
+    reads: Sequence[Buffer]  # arguments, source of a copy or send, or what is freed
     made: Sequence[Buffer | None]  # results; None for a result that nothing uses
 
 
@@ -130,7 +130,7 @@ class Buffers:
         self.sources = {value: self._new(value, 0, home, -1) for value, home in homes.items()}
 
     def walk(self, instructions: Iterable[Instruction]) -> Iterator[Step]:
-        """Yield the steps of runs, copies and frees in issue order."""
+        """Yield the steps of runs, copies, sends, receives and frees in issue order."""
         graph = self.graph
         for i, instruction in enumerate(instructions):
             if type(instruction) is Run:
@@ -139,8 +139,18 @@ class Buffers:
             elif type(instruction) is Copy:
                 value = graph.value(instruction.value).index
                 read = self.find(value, instruction.version, instruction.source)
-                made = self._copy(i, value, instruction)
+                target = instruction.destination
+                made = self._put(i, value, instruction.version, target, instruction.overwrite)
                 yield Step(i, instruction, None, [read], [made])
+            elif type(instruction) is Send:
+                value = graph.value(instruction.value).index
+                sent = self.find(value, instruction.version, instruction.stream.device)
+                yield Step(i, instruction, None, [sent], ())
+            elif type(instruction) is Receive:
+                value = graph.value(instruction.value).index
+                where = instruction.stream.device
+                made = self._put(i, value, instruction.version, where, instruction.overwrite)
+                yield Step(i, instruction, None, (), [made])
             elif type(instruction) is Free:
                 value = graph.value(instruction.value).index
                 freed = self.find(value, instruction.version, instruction.stream.device)
@@ -192,11 +202,11 @@ class Buffers:
             found = self._table.held(value, device)
         return found or self.find(value, version, device)
 
-    def _copy(self, i: int, value: int, copy: Copy) -> Buffer:
-        if not copy.overwrite:
-            return self._new(value, copy.version, copy.destination, i)
+    def _put(self, i: int, value: int, version: int, device: str, overwrite: bool) -> Buffer:
+        if not overwrite:
+            return self._new(value, version, device, i)
         home = self.sources[value]
-        home.version = copy.version
+        home.version = version
         home.maker = i
-        self._table.put(value, copy.version, copy.destination, home)
+        self._table.put(value, version, device, home)
         return home

@@ -81,6 +81,17 @@ class Clocks:
             self.clock[own] = self.clock[also] = tuple(both)
         return own, count[own], self.clock[own]
 
+    def exchange(self, sender: int, receiver: int) -> tuple[Stamp, Stamp]:
+        """Advance the clocks by a copy between ranks; return the stamps of its send and receive.
+
+        The receive ends after the send has begun, and after all that the send follows. The end of
+        the send tells nothing of the receiver, since a message may be buffered.
+        """
+        sent = self.advance(sender)
+        received = self.advance(receiver)
+        self.wait_for(receiver, sent)
+        return sent, received
+
     def stamp(self, own: int) -> Stamp:
         """Return the stamp of everything issued on a stream so far."""
         return own, self.count[own], self.clock[own]

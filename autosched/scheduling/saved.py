@@ -192,13 +192,15 @@ def _saved(
     placement: Mapping[str, str],
     program: Sequence[Instruction],
     format: int,
+    machine: Machine,
     copies: tuple[Send, ...] = (),
     streams: int | None = None,
     **rest: Any,
 ) -> Saved:
-    whole = Program(tuple(program), tuple(inputs.items()), tuple(outputs.items()))
+    ranks = tuple(machine.ranks.items())
+    whole = Program(tuple(program), tuple(inputs.items()), tuple(outputs.items()), ranks=ranks)
     placed = Placement(placement, tuple(placement), copies, streams=streams)
-    return Saved(placement=placed, program=whole, **rest)
+    return Saved(placement=placed, program=whole, machine=machine, **rest)
 
 
 def _instruction(item: Any, place: str) -> Instruction:

@@ -36,12 +36,15 @@ class Lines(NamedTuple):
     """The program as arrays. A *place* is a value on a device: value * devices + device."""
 
     kind: Any
-    own: Any  # its stream
+    # Its stream. A copy between ranks has a second number, that of its receive, which counts from
+    # the number of instructions.
+    own: Any
     also: Any
     subject: Any  # the task, value or event
     place: Any  # the device of a run; the place that a copy fills or a free empties
     source: Any  # the place that a copy reads
     owner: Any  # the stream that may free what a copy makes
+    apart: Any  # whether a copy is between ranks
 
 
 class State(NamedTuple):
@@ -54,7 +57,7 @@ class State(NamedTuple):
     use: Any  # [use], its position in the program
     earlier: Any  # [use], the previous use of the same place
     uses: Any  # number of uses
-    position: Any  # [instruction], its position on its stream
+    position: Any  # [instruction or receive], its position on its stream
     event_own: Any  # [event], its stream
     event_position: Any  # [event], the position on that stream
     event_clocks: Any  # [event, place], its clock
@@ -84,7 +87,7 @@ def proves(
         found = _Numbered(program, graph, p, {HOST: host, STORAGE: storage})
     except KeyError:  # an unknown name
         return False
-    if not found.is_placed:
+    if not found.is_placed or not found.is_in_ranks:
         return False
     state = _state(how, graph, g, p, found)
     streams = len(program.streams)
@@ -107,6 +110,8 @@ class _Numbered:
             device for _, device in (*program.inputs, *program.outputs)
         ]
         self.devices = {name: i for i, name in enumerate(dict.fromkeys(ends))}
+        rank = dict(program.ranks)
+        self.of = np.array([rank[name] if rank else 0 for name in self.devices], np.int64)
         self.values = {value.name: value.index for value in graph.values}
         self.tasks = {task.name: task.index for task in graph.tasks}
         single = _single_copy_streams(p, len(streams))
@@ -154,7 +159,34 @@ class _Numbered:
             self.device[p.also[copy]] == self.target, also[copy], ANY
         )  # -1 if there is none
         owner[copy] = np.where(at[copy] == self.target, own[copy], owner[copy])
-        return Lines(p.kind, own, also, subject, place, source, owner)
+        apart = np.zeros_like(at)
+        if self.program.ranks:
+            apart[copy] = self.of[self.source] != self.of[self.target]
+            own = np.concatenate([own, also])
+        return Lines(p.kind, own, also, subject, place, source, owner, apart)
+
+    @property
+    def is_in_ranks(self) -> bool:
+        """Whether events and copies are on streams of the ranks that they may be on."""
+        p = self.p
+        if not self.program.ranks:
+            return True
+        rank = self.of[self.device[p.stream]]
+        ran = dict(zip([run.task for run in p.runs], rank[p.kind == RUN].tolist(), strict=True))
+        first: dict[int, int] = {}  # by state that tasks share, a rank
+        for task in self.graph.tasks:
+            for item in task.shared:
+                if first.setdefault(id(item), ran.get(task.name, -1)) != ran.get(task.name, -1):
+                    return False
+        wait = p.kind == WAIT
+        local = rank[p.kind == RECORD][p.event[wait]] == rank[wait]
+        copy = p.kind == COPY
+        also = p.also[copy]
+        second = np.where(also >= 0, self.device[also], self.device[p.stream[copy]])
+        between = self.lines.apart[copy] != 0
+        ends = (self.device[p.stream[copy]] == self.source) & (second == self.target) & (also >= 0)
+        near = self.of[second] == rank[copy]
+        return bool(local.all() and np.where(between, ends, near).all())
 
     @property
     def is_placed(self) -> bool:
@@ -225,7 +257,7 @@ def _state(how: Mode, graph: Graph, g: Flow, p: Columns, found: _Numbered) -> St
         owner[place] = NOBODY
     return State(
         how.counts(len(graph.tasks), -1), made, owner, how.counts(count, -1),
-        how.counts(uses), how.counts(uses), how.counts(1), how.counts(len(p.kind)),
+        how.counts(uses), how.counts(uses), how.counts(1), how.counts(len(found.lines.own)),
         how.counts(p.records), how.counts(p.records), how.counts(p.records * found.width),
     )  # fmt: skip
 
@@ -237,7 +269,10 @@ def walk(p: Lines, g: Flow, s: State, c: ClockState, devices: int) -> bool:
         kind = p.kind[i]
         own = p.own[i]
         subject = p.subject[i]
-        if kind in (RUN, COPY):
+        if p.apart[i]:
+            if not exchange(p, s, c, i):
+                return False
+        elif kind in (RUN, COPY):
             advance(c, own, p.also[i])
             s.position[i] = c.count[own]
             if kind == RUN and not run(p, g, s, c, i, devices):
@@ -260,6 +295,26 @@ def walk(p: Lines, g: Flow, s: State, c: ClockState, devices: int) -> bool:
             other = s.event_own[subject]
             far = s.event_position[subject]
             wait_for(c, own, other, far, s.event_clocks, subject * c.width)
+    return True
+
+
+@kernel
+def exchange(p: Lines, s: State, c: ClockState, i: int) -> bool:
+    """Return whether a copy between ranks satisfies the laws.
+
+    What its receive writes is checked before it learns from the send; its place is empty.
+    """
+    own = p.own[i]
+    received = len(p.kind) + i
+    other = p.own[received]
+    advance(c, own, -1)
+    s.position[i] = c.count[own]
+    if not use(p, s, c, i, p.source[i]) or s.made[p.place[i]] != NOWHERE:
+        return False
+    advance(c, other, -1)
+    s.position[received] = c.count[other]
+    make(s, received, p.place[i], p.owner[i])
+    wait_for(c, other, own, s.position[i], c.clocks, own * c.width)
     return True
 
 

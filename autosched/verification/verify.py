@@ -16,6 +16,16 @@ The program is walked once with vector clocks and checked against these laws:
                 machine is given, on its devices and links, and on no more compute streams than it
                 has
 
+Where a program spans several ranks, two more:
+
+    rank        an event is recorded and waited for on one rank, and tasks that share state run on
+                one; where a machine is given, its devices are of the ranks that the program says
+    exchange    a copy between ranks is on a stream of its source and on one of its destination
+
+For such a copy, the receive follows the send, and the send follows nothing of the receiver. No rank
+waits for another that waits for it, because each issues its part in the order of one list. For
+parts that were changed one by one, ``parts`` proves that there is such a list (law: alive).
+
 The proof derives from the graph what must be ordered. It shares only the clock arithmetic with
 lowering. It is one pass; its time grows with instructions times streams. Of a loop, this pass
 proves each run by itself, since waits for earlier runs have no effect in the first run; that the
@@ -33,11 +43,23 @@ from autosched.errors import GraphError, ProgramError
 from autosched.graph.graph import HOST, STORAGE, Graph, Task, Use, Value
 from autosched.graph.regions import Accesses, Region
 from autosched.machine.machine import Machine
-from autosched.program.program import Copy, Free, Program, Record, Run, Stream, Wait, excerpt
+from autosched.program.program import (
+    Copy,
+    Free,
+    Program,
+    Receive,
+    Record,
+    Run,
+    Send,
+    Stream,
+    Wait,
+    excerpt,
+)
 from autosched.program.residency import Residency
 from autosched.program.vector_clocks import Clocks, Stamp, single_copy_streams
 from autosched.verification.functional import proves
 from autosched.verification.loops import Access, check_runs, check_waits
+from autosched.verification.parts import joined
 
 __all__ = ["verify"]
 
@@ -61,10 +83,14 @@ class _Memory:
 _Held = tuple[_Memory, int]
 
 
-def verify(program: Program, graph: Graph, machine: Machine | None = None) -> None:
+def verify(
+    program: Program | Sequence[Program], graph: Graph, machine: Machine | None = None
+) -> None:
     """Raise ProgramError if some legal interleaving could differ from the serial run.
 
     If the graph has grown since the program was made, pass ``schedule.graph``, which has not.
+    Instead of a program that spans several ranks, the parts of all ranks can be passed. Then it is
+    proved, too, that no rank waits for ever.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -74,10 +100,14 @@ def verify(program: Program, graph: Graph, machine: Machine | None = None) -> No
     Traceback (most recent call last):
     autosched.errors.ProgramError: task 'add' never runs
     """
+    if isinstance(program, Sequence) and all(isinstance(part, Program) for part in program):
+        program = joined(program)
     if not isinstance(program, Program):
         raise ProgramError(
             f"verify needs a Program, got {program!r}; Program.parse reads one from text"
         )
+    if any(type(i) is Send or type(i) is Receive for i in program):
+        raise ProgramError("this is the part of one rank; pass a list of the parts of all ranks")
     if machine is not None:
         _check_machine(program, machine)
     check_waits(program)
@@ -107,6 +137,10 @@ def _check_storage(program: Program, graph: Graph) -> None:
 
 def _check_machine(program: Program, machine: Machine) -> None:
     """Check a program against the devices, compute streams and links of a machine."""
+    if dict(program.ranks) != machine.ranks:
+        raise ProgramError(
+            "the devices of the program are of other ranks than those of the machine (law: rank)"
+        )
     computing: dict[str, int] = {}
     for stream in program.streams:
         if stream.device not in machine.names:
@@ -140,6 +174,12 @@ class _Verifier:
         self.bound: dict[tuple[int, ...], Run] = {}
         self.clocks = Clocks(program.streams, single_copy_streams(program.instructions))
         self.index = self.clocks.index
+        self.rank = dict(program.ranks)
+        self.of = [self.rank.get(stream.device) for stream in self.index]  # by stream, its rank
+        # By position, the stamp of the receive of a copy between ranks.
+        self.received: dict[int, Stamp] = {}
+        self.recorder: dict[int, Stream] = {}  # by event
+        self.sharing: dict[int, Run] = {}  # by state that tasks share, the first that has it
         self.own = 0  # the stream of the current instruction
         self.clock: tuple[int, ...] = ()  # the clock of the current instruction
         self.events: dict[int, Stamp] = {}
@@ -159,6 +199,8 @@ class _Verifier:
 
     def run(self) -> dict[str, list[Access]]:
         """Check all laws of one run; return the accesses to memory of inputs and constants."""
+        if self.rank:
+            self._ranks()
         self._inputs()
         for at, instruction in enumerate(self.program.instructions):
             self.at = at
@@ -186,17 +228,35 @@ class _Verifier:
             block.kept = True
             self.shared[block] = []
 
+    def _ranks(self) -> None:
+        """Check that each device has one rank."""
+        used = [stream.device for stream in self.program.streams]
+        placed = [device for _, device in (*self.program.inputs, *self.program.outputs)]
+        for device in (*used, *placed):
+            if device not in self.rank:
+                self._fail("rank", f"device {device} is of no rank")
+        if len(self.rank) < len(self.program.ranks):
+            self._fail("rank", "a device is of two ranks")
+
     def _record(self, record: Record) -> None:
         if record.event in self.events:
             self._fail("events", f"event e{record.event} is recorded twice")
         self.events[record.event] = self.clocks.stamp(self.index[record.stream])
+        self.recorder[record.event] = record.stream
 
     def _wait(self, wait: Wait) -> None:
         if wait.ago:
             return
         if wait.event not in self.events:
             self._fail("events", f"event e{wait.event} is waited for but not recorded before")
+        recorder = self.recorder[wait.event]
+        if self._apart(recorder.device, wait.stream.device):
+            self._fail("rank", f"event e{wait.event} is recorded on {recorder}, on another rank")
         self.clocks.wait_for(self.index[wait.stream], self.events[wait.event])
+
+    def _apart(self, one: str, other: str) -> bool:
+        """Whether two devices are of different ranks."""
+        return bool(self.rank) and self.rank[one] != self.rank[other]
 
     def _advance(self, stream: Stream, also: Stream | None = None) -> None:
         """Advance the clocks by a run or copy, which becomes the current instruction."""
@@ -235,6 +295,14 @@ class _Verifier:
                 self._fail(
                     "place",
                     f"task {task.name!r} must run with {first.task!r} on {first.stream.device}",
+                )
+        for item in task.shared if self.rank else ():
+            first = self.sharing.setdefault(id(item), run)
+            if self._apart(first.stream.device, run.stream.device):
+                self._fail(
+                    "rank",
+                    f"task {task.name!r} shares state with {first.task!r} on "
+                    f"{first.stream.device}, on another rank",
                 )
 
     def _change(self, name: str, version: int, device: str) -> None:
@@ -310,7 +378,10 @@ class _Verifier:
             self.table.put(*place, (base, self.at))
 
     def _copy(self, copy: Copy) -> None:
-        target = (copy.value, copy.version, copy.destination)
+        """Check a copy: a read of the source, then a write of the destination.
+
+        Between ranks, these two are on different streams.
+        """
         if copy.source == copy.destination or copy.stream.device not in (
             copy.source,
             copy.destination,
@@ -319,10 +390,35 @@ class _Verifier:
                 "presence",
                 f"a copy from {copy.source} to {copy.destination} is on a stream of one of the two",
             )
-        self._advance(copy.stream, copy.also)
-        region = self._region(copy.value)
+        ends = copy.source, copy.destination
+        for device in (*ends, copy.also.device) if copy.also and self.rank else ends:
+            if self.rank and device not in self.rank:
+                self._fail("rank", f"device {device} is of no rank")
         source = (copy.value, copy.version, copy.source)
+        region = self._region(copy.value)
+        if not self._apart(*ends):
+            if copy.also is not None and self._apart(copy.stream.device, copy.also.device):
+                self._fail("exchange", f"a copy within a rank occupies {copy.also}, of another")
+            self._advance(copy.stream, copy.also)
+            self._use(source, self.table.get(*source), region, writes=False)
+            self._fill(copy, region)
+            return
+        if copy.also is None or ends != (copy.stream.device, copy.also.device):
+            what = "a copy between ranks is on a stream of its source and of its destination"
+            self._fail("exchange", what)
+        sender, receiver = self.index[copy.stream], self.index[copy.also]
+        before = self.clocks.clock[receiver]
+        self.own = sender
+        self.stamps[self.at], self.received[self.at] = self.clocks.exchange(sender, receiver)
+        self.clock = self.clocks.clock[sender]
         self._use(source, self.table.get(*source), region, writes=False)
+        self.own = receiver
+        self.clock = before
+        self._fill(copy, region)
+
+    def _fill(self, copy: Copy, region: Region) -> None:
+        """Check that a copy may write its destination."""
+        target = (copy.value, copy.version, copy.destination)
         if (there := self.table.get(*target)) is not None and not there[0].freed:
             self._fail("single", f"{_named(target)} is there already")
         if copy.overwrite:
@@ -466,7 +562,10 @@ class _Verifier:
         """Whether an earlier access happens before the current one, which the clocks contain."""
         if before == _GIVEN:
             return True
-        stream, position, _ = self.stamps[before]
+        stamp = self.received.get(before)  # accesses to one memory are of one rank
+        if stamp is None or self.of[stamp[0]] != self.of[self.own]:
+            stamp = self.stamps[before]
+        stream, position, _ = stamp
         return stream == self.own or self.clocks.includes(self.clock, stream, position)
 
     def _task(self, run: Run) -> Task:
