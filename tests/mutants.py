@@ -143,6 +143,10 @@ LEFT = f"{LAWS}::test_law_7_a_run_ends_with_nothing_in_memory_but_what_is_kept"
 NEEDLESS = f"{LAWS}::test_law_2_nothing_can_be_left_out"
 REFERENCE = "tests/laws/test_necessary.py::test_verify_refuses_exactly_what_the_reference_refuses"
 CLOCKS = "tests/laws/test_teeth.py::test_vector_clocks_know_what_happens_before_what_in_any_list"
+LOOPS = "tests/laws/test_loops.py"
+CARRIED = f"{LOOPS}::test_every_loop_is_proved_and_needs_each_carried_wait"
+TURNS = f"{LOOPS}::test_runs_in_any_interleaving_do_what_they_do_one_after_another"
+LOOP_REFERENCE = f"{LOOPS}::test_verify_refuses_exactly_the_loops_that_the_reference_refuses"
 ACCESSES = (
     "tests/graph/test_regions.py::test_accesses_order_what_conflicts_directly_or_through_others"
 )
@@ -885,6 +889,49 @@ MUTANTS = (
         "        with lock:\n",
         "        if lock:\n",
         "tests/gpu/test_accelerator.py::test_generated_code_leaves_each_thread_its_current_stream",
+    ),
+    Mutant(
+        "waits for the run before are asked for in the order of issue, not the latest first",
+        f"{LOWERING}/carried.py",
+        "sorted(others, reverse=True)",
+        "sorted(others)",
+        "tests/lowering/test_loops.py"
+        "::test_one_wait_suffices_where_the_last_reader_comes_after_the_others",
+    ),
+    Mutant(
+        "a copy home in the run before is no write",
+        f"{LOWERING}/carried.py",
+        "yield target, region, True",
+        "yield target, region, False",
+        CARRIED,
+    ),
+    Mutant(
+        "runs do not take turns with shared state",
+        f"{LOWERING}/carried.py",
+        "found.setdefault(min(together), set()).add(max(together))",
+        "pass",
+        TURNS,
+    ),
+    Mutant(
+        "verify does not look at readers of the run before",
+        "autosched/verification/loops.py",
+        "    return [*writers, *readers]",
+        "    return writers",
+        LOOP_REFERENCE,
+    ),
+    Mutant(
+        "a wait for the run before is taken for one of the same run",
+        "autosched/program/bit_clocks.py",
+        "self._events_before if instruction.ago else self._events",
+        "self._events",
+        LOOP_REFERENCE,
+    ),
+    Mutant(
+        "what is proved at once may rely on waits for the run before",
+        "autosched/verification/functional.py",
+        "        elif kind == WAIT:\n",
+        "        else:\n",
+        "tests/verification/test_functional.py::test_of_a_loop_it_proves_each_run_by_itself",
     ),
 )
 

@@ -14,7 +14,7 @@ from autosched import lowering
 from autosched._lib.jit import Mode, mode
 from autosched.graph.flow import flow
 from autosched.lowering import lower
-from autosched.program.program import Free, Program
+from autosched.program.program import Free, Program, Wait
 from autosched.testing.strategies import DEVICES, graphs, machines
 from autosched.verification.functional import proves
 from tests.laws.test_necessary import mutants, refusal
@@ -55,6 +55,22 @@ def test_what_is_proved_at_once_is_what_is_proved_step_by_step(
         assert proves(mutant, graph, None, STEPS) == (refusal(mutant, graph) is None), (
             f"{what}\n{mutant}"
         )
+
+
+@given(policy=policies, graph=plain(), machine=machines())
+def test_of_a_loop_it_proves_each_run_by_itself(
+    policy: str, graph: asc.Graph, machine: asc.Machine
+) -> None:
+    placement = asc.schedule(graph, machine, policy=policy, costs=COSTS).placement
+    loop = lower(graph, machine, placement, in_flight=2)
+    assert proves(loop, graph, machine.host, STEPS)
+    lines = loop.instructions
+    kept = replace(loop, instructions=tuple(i for i in lines if not isinstance(i, Free)))
+    assert proves(kept, graph, machine.host, STEPS)  # memory is released when the run has ended
+    for at, wait in enumerate(lines):
+        if isinstance(wait, Wait):
+            other = (*lines[:at], replace(wait, ago=1), *lines[at + 1 :])
+            assert not proves(replace(loop, instructions=other), graph, machine.host, STEPS)
 
 
 @settings(max_examples=max(8, settings.default.max_examples // 2))
