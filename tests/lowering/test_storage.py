@@ -171,6 +171,23 @@ def test_a_model_of_three_times_the_memory_streams_through_it(
         assert schedule.makespan < schedule.serial_seconds
 
 
+def test_outputs_that_are_read_at_the_end_stay(tmp_path: Path) -> None:
+    graph = asc.Graph()
+    torch.arange(8.0).numpy().tofile(tmp_path / "w")
+    x, y, z = (
+        graph.read(tmp_path / "w", name, dtype=torch.float32, shape=(4,), offset=4 * i)
+        for i, name in enumerate("xyz")
+    )
+    total = graph.add(torch.add, x, y, name="total", nbytes=16)
+    graph.output(x, y, graph.add(torch.sub, total, z, name="rest", nbytes=16))
+    machine = asc.Machine.emulated(gpus=0, storage=1e9)
+    machine = limited(machine, cpu=3 * 16 / NBYTES)
+    with asc.schedule(graph, machine, policy="single", backend="virtual") as schedule:
+        assert copies(schedule) == [f"copy {name} -> cpu" for name in "xyzxy"]
+        found = schedule()
+        assert all(torch.equal(found[name], item) for name, item in graph.run_serial().items())
+
+
 def read_again(schedule: asc.Schedule) -> int:
     """Return how many reads there are more than values."""
     reads = [i.value for i in schedule.program if isinstance(i, Copy) and i.source == "disk:0"]
