@@ -30,6 +30,7 @@ from autosched.errors import (
     ProgramError,
     RunTimeoutError,
     ScheduleError,
+    StorageError,
     TaskError,
 )
 from autosched.graph.graph import Graph, Here, Task, Value
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from autosched.frontends.dynamo import TorchBackend
     from autosched.frontends.guards import Watch
     from autosched.fusion import fuse
-    from autosched.measurement import measure_costs, measure_machine
+    from autosched.measurement import measure_costs, measure_machine, measure_storage
 else:  # a type checker would take any name for one of ours
 
     def __getattr__(name: str) -> Any:
@@ -73,6 +74,7 @@ _LAZY = {
     "fuse": "autosched.fusion",
     "measure_costs": "autosched.measurement",
     "measure_machine": "autosched.measurement",
+    "measure_storage": "autosched.measurement",
 }
 
 
@@ -112,6 +114,7 @@ __all__ = [
     "RunTimeoutError",
     "Schedule",
     "ScheduleError",
+    "StorageError",
     "Task",
     "TaskError",
     "Timeline",
@@ -128,6 +131,7 @@ __all__ = [
     "load",
     "measure_costs",
     "measure_machine",
+    "measure_storage",
     "merge",
     "schedule",
     "simulate",

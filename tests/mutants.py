@@ -264,6 +264,20 @@ MUTANTS = (
         SERIAL,
     ),
     Mutant(
+        "what was read from a file is spilled, and not read again",
+        f"{LOWERING}/spill.py",
+        "            is_storage(other) or all(",
+        "            all(",
+        "tests/lowering/test_storage.py::test_what_was_dropped_is_read_again_and_never_spilled",
+    ),
+    Mutant(
+        "a file that changed since the graph was made is read nevertheless",
+        "autosched/graph/files.py",
+        "if size != self.size:",
+        "if size < self.size:",
+        "tests/graph/test_files.py::test_a_file_that_changed_is_noticed_and_may_come_back",
+    ),
+    Mutant(
         "streams are chosen by edges that others imply, too",
         f"{LOWERING}/streams.py",
         "            elif not reach[u] >> v - u & 1:",

@@ -40,6 +40,7 @@ from autosched.codegen.preamble import HELPERS, name_globals, preamble
 from autosched.codegen.statements import is_region, region_text
 from autosched.codegen.step import Body
 from autosched.errors import MachineError, ScheduleError
+from autosched.graph.files import StoredTensor
 from autosched.graph.graph import Graph
 from autosched.graph.task import Task
 from autosched.machine.machine import Machine
@@ -95,7 +96,7 @@ def generate(
                 f"task {task.name!r} has no function: it can be planned, not written as code"
             )
     if not machine.contention and any(
-        machine.device(stream.device).kind != "cpu" for stream in program.streams
+        machine.device(stream.device).is_accelerator for stream in program.streams
     ):
         raise MachineError(
             "a machine without contention is for planning: copies of real devices need copy streams"
@@ -116,11 +117,14 @@ class _Writer:
         inputs = [value for value in graph.sources if value.tensor is None]
         self.inputs = {value.index: names.parameter(value.name) for value in inputs}
         self.module = name_globals(program, machine, names)
+        reads = any(isinstance(task.fn, StoredTensor) for task in graph.tasks)
+        self.preamble = list(preamble(program, machine, self.module, reads))
         for task in filter(is_region, graph.tasks):
             self._define(task, caller, names)
         self.tasks = {task.name: task for top in graph.tasks for task in _called(top)}
         for task in self.tasks.values():  # names in calls precede names of values
-            caller.call(task, lambda _: "_")
+            if not isinstance(task.fn, StoredTensor):
+                caller.call(task, lambda _: "_")
         constants = {
             value.index: self.functions.give(value.tensor, value.name, "")
             for value in graph.sources
@@ -139,7 +143,7 @@ class _Writer:
         parts = [
             "\n".join(self._docstring(seconds)) + "\n",
             _imports([*self.functions.imports, "import torch", *self._helpers()]),
-            *preamble(self.program, self.machine, self.module),
+            *self.preamble,
             *self.functions.texts,
             *self._loop(),
             "\n".join([*self._head(), *(text for text, _ in lines)]) + "\n",
@@ -162,7 +166,7 @@ class _Writer:
                     yield number, (position, self.body.reads[position])
 
     def _helpers(self) -> Iterator[str]:
-        texts = "".join([*preamble(self.program, self.machine, self.module), *self._loop()])
+        texts = "".join([*self.preamble, *self._loop()])
         modules = "collections", "copy", "functools", "threading"
         yield from (f"import {name}" for name in modules if f"{name}." in texts)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from autosched._lib.allowed import is_storage
 from autosched.codegen.names import Names, identifier
 from autosched.codegen.pieces import WIDTH, Piece, bracketed, laid_out
 from autosched.codegen.step import Globals
@@ -17,7 +18,7 @@ __all__ = ["HELPERS", "name_globals", "preamble"]
 
 HELPERS = [
     *"Event Idle Stream ordered_with_caller copy current_stream".split(),
-    *"functools host_streams step streams threading".split(),
+    *"functools host_streams read step streams threading".split(),
 ]
 
 _IDLE = '''
@@ -86,10 +87,25 @@ def to(value, device):
     return copy.deepcopy(value)
 '''
 
+_READ = '''
+def read(path, dtype, shape, offset, nbytes):
+    """Read a tensor from a file, into page-locked memory where there are accelerators."""
+    memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory={pinned})
+    left = memory.numpy().data
+    with open(path, "rb", buffering=0) as file:
+        file.seek(offset)
+        while left:
+            count = file.readinto(left)
+            if not count:
+                raise EOFError(f"{path} ended while it was read")
+            left = left[count:]
+    return memory.view(dtype).view(shape)
+'''
+
 
 def name_globals(program: Program, machine: Machine, names: Names) -> Globals:
     """Take the names of streams, of devices with streams, and of devices that are copied to."""
-    copies = [i for i in program if isinstance(i, Copy)]
+    copies = [i for i in program if isinstance(i, Copy) and not is_storage(i.source)]
     used = {stream.device for stream in program.streams if not _is_cpu(machine, stream.device)}
     used |= {copy.destination for copy in copies if not copy.overwrite}
     devices = {name: names.shared(_plain(name)) for name in machine.names if name in used}
@@ -105,8 +121,8 @@ def name_globals(program: Program, machine: Machine, names: Names) -> Globals:
     )
 
 
-def preamble(program: Program, machine: Machine, module: Globals) -> Iterator[str]:
-    """Yield the parts of the preamble, each of whole lines."""
+def preamble(program: Program, machine: Machine, module: Globals, reads: bool) -> Iterator[str]:
+    """Yield the parts of the preamble, each of whole lines; ``reads``: tasks read files."""
     if module.devices:
         yield "\n".join(_devices(machine, module)) + "\n"
     if module.streams:
@@ -115,8 +131,11 @@ def preamble(program: Program, machine: Machine, module: Globals) -> Iterator[st
         yield "\n".join(_streams(program, machine, module)) + "\n"
     if module.streams and program.in_flight == 1:
         yield _ORDERED
-    if any(isinstance(i, Copy) and not i.overwrite for i in program):
+    if any(isinstance(i, Copy) and not i.overwrite and not is_storage(i.source) for i in program):
         yield _TO
+    if reads:
+        pinned = "torch.accelerator.is_available()" if module.streams else "False"
+        yield _READ.replace("{pinned}", pinned)
 
 
 def _devices(machine: Machine, module: Globals) -> Iterator[str]:
@@ -179,7 +198,7 @@ def _host_streams(program: Program, machine: Machine, module: Globals) -> list[s
 
 
 def _is_cpu(machine: Machine, device: str) -> bool:
-    return machine.device(device).kind == "cpu"
+    return not machine.device(device).is_accelerator
 
 
 def _plain(device: str) -> str:

@@ -12,11 +12,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from autosched._lib.allowed import is_storage
 from autosched.codegen.calls import Caller
 from autosched.codegen.names import Names
 from autosched.codegen.pieces import Piece, bracketed, laid_out, quoted
 from autosched.codegen.statements import Statements, deletion
-from autosched.graph.graph import Graph, Task
+from autosched.graph.files import StoredTensor
+from autosched.graph.graph import Graph, Task, Value
 from autosched.machine.machine import Machine
 from autosched.program.program import Copy, Free, Program, Record, Run, Stream, Wait, occupied
 from autosched.program.residency import Residency
@@ -145,12 +147,15 @@ class Body:
                 yield Piece(
                     f"{streams[stream]}.wait_event({name})" if waits else f"{name}.synchronize()"
                 )
-            case Free(stream, name, version):
+            case Free(stream, name, version) if not is_storage(stream.device):
                 index = self.graph.value(name).index
                 yield deletion(self.sharing[self._name(index, version, stream.device)])
 
     def _copy(self, copy: Copy) -> Iterator[Piece]:
         value = self.graph.value(copy.value)
+        if is_storage(copy.source):
+            yield self._read(value, copy.destination)
+            return
         source = self._name(value.index, copy.version, copy.source)
         one, other = (self._real(end) for end in (copy.source, copy.destination))
         ends = [self.module.streams.get(stream, "") for stream in occupied(copy)]
@@ -174,7 +179,23 @@ class Body:
     def _real(self, device: str) -> str:
         return self.machine.device(device).physical or device
 
+    def _read(self, value: Value, device: str) -> Piece:
+        """Return the statement that reads a value from a file to a device."""
+        assert value.producer is not None
+        stored = self.graph.tasks[value.producer].fn
+        assert isinstance(stored, StoredTensor)
+        name = self.names.variable(value.name)
+        self._put(value.index, 0, device, name)
+        where = quoted(stored.path), f"torch.{stored.dtype}", repr(stored.shape)
+        call = [*where, str(stored.offset), str(stored.nbytes)]
+        return bracketed("read", "()", list(map(Piece, call))).prefixed(f"{name} = ")
+
     def _run(self, i: int, task: Task, device: str) -> Iterator[Piece]:
+        if isinstance(task.fn, StoredTensor):
+            if not is_storage(device) and self.graph.is_used(task.result.index):
+                yield self._read(task.result, device)
+            self.reads[i] = ()
+            return
         found: dict[int, str] = {}
         for use in task.reads:
             partly = self.graph.touched(task, use.value) is not None

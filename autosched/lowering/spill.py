@@ -169,13 +169,19 @@ class _Walk:
             found = self.table.get(*use, outputs[label]) if label in outputs else None
             if found is not None:
                 self.busy.add(found)
-        for label, index in self.graph.outputs.items():
+        # Those without a device come last, as they may have to leave where they are. What was
+        # placed stays.
+        for label in sorted(self.graph.outputs, key=lambda label: label not in outputs):
+            index = self.graph.outputs[label]
             use = Use(index, self.graph.last_version(index))
             holders = self.table.devices(*use)
             places[label] = device = outputs.get(label) or self.maker.origin(use, holders)
             if device not in holders:
-                self.busy.add(self._bring(use, device, f"for output {label!r}"))
-        return places
+                self._bring(use, device, f"for output {label!r}")
+            block = self.table.get(*use, device)
+            assert block is not None
+            self.busy.add(block)
+        return {label: places[label] for label in self.graph.outputs}
 
     def send(self, uses: Sequence[Use]) -> None:
         """Copy versions to those of their readers whose memory has no limit."""

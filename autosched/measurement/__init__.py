@@ -9,6 +9,7 @@
     links           rate and latency of links, from copies of many sizes
     issuing         for how long a thread is busy issuing work
     stream_sharing  whether streams of a device run concurrently
+    storage         rate and latency of a storage device, from reads of a file
     machines        a machine with measured links, streams and issuing
     sanity          readings that are impossible
     cache           a file of earlier measurements
@@ -24,6 +25,7 @@ from autosched.measurement.accuracy import Accuracy, accuracy
 from autosched.measurement.links import Direction, measured_directions, measured_links
 from autosched.measurement.machines import measure_machine
 from autosched.measurement.slowdown import emulation_slowdown
+from autosched.measurement.storage import measure_storage
 from autosched.measurement.stream_sharing import Sharing, sharing
 from autosched.measurement.tasks import measure_costs
 
@@ -35,6 +37,7 @@ __all__ = [
     "emulation_slowdown",
     "measure_costs",
     "measure_machine",
+    "measure_storage",
     "measured_directions",
     "measured_links",
     "sharing",

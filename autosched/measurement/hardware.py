@@ -14,7 +14,9 @@ __all__ = ["hardware", "model_name", "torch_device"]
 
 
 def torch_device(device: Device) -> torch.device:
-    """Return the torch device of a device, with its index."""
+    """Return the torch device of a device, with its index; the CPU for storage."""
+    if device.is_storage:
+        return torch.device("cpu")
     made = torch.device(device.physical or device.name)
     return torch.device("cpu") if made.type == "cpu" else torch.device(made.type, made.index or 0)
 

@@ -64,12 +64,15 @@ def measured_directions(
 ) -> list[Direction]:
     """Return the times of copies in each direction of each link.
 
-    For host memory they are measured twice: page-locked and pageable.
+    For host memory they are measured twice: page-locked and pageable. Links of storage devices are
+    left out: see ``measure_storage``.
     """
     cached = cached or MeasurementCache(None)
     device = {d.name: torch_device(d) for d in machine.devices}
     pairs = []
     for link in machine.links:
+        if machine.device(link.source).is_storage or machine.device(link.destination).is_storage:
+            continue
         source = device[link.source]
         destination = device[link.destination]
         on_host = "cpu" in (source.type, destination.type) and source != destination
@@ -97,8 +100,9 @@ def measured_links(
     for found in measured_directions(machine, repeat=repeat, cached=cached, track=track):
         by_ends.setdefault(frozenset((found.source, found.destination)), []).append(found)
     links = [
-        _measured_link(link, by_ends[frozenset((link.source, link.destination))])
+        _measured_link(link, by_ends[ends]) if ends in by_ends else link
         for link in machine.links
+        for ends in (frozenset((link.source, link.destination)),)
     ]
     return Machine(
         machine.devices,

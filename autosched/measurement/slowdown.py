@@ -40,7 +40,7 @@ def emulation_slowdown(machine: Machine) -> int:
     y = torch.empty(_LENGTH)
     nbytes = 2 * x.nbytes / _seconds(lambda: y.copy_(x))
     issued = _issuing()
-    devices = machine.devices
+    devices = [device for device in machine.devices if not device.is_storage]
     launches = [device.launch_seconds for device in devices if device.launch_seconds]
     return rounded_up(
         max(

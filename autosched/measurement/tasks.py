@@ -130,10 +130,11 @@ def preserved_random_state(machine: Machine) -> contextlib.AbstractContextManage
 
 def _device_groups(machine: Machine) -> list[tuple[Device, ...]]:
     """Return groups of devices measured as one: all CPUs, or one model."""
+    computing = tuple(map(machine.device, machine.computing))
     if not machine.accelerators:
-        return [machine.devices]
+        return [computing]
     groups: dict[str, list[Device]] = {}
-    for device in machine.devices:
+    for device in computing:
         groups.setdefault(f"{device.kind} {model_name(torch_device(device))}", []).append(device)
     return [tuple(devices) for devices in groups.values()]
 
@@ -158,7 +159,7 @@ def _tables(
             for device in group
         }
         if table and not machine.accelerators:
-            found[task.name] = table[machine.names[0]]
+            found[task.name] = table[machine.computing[0]]
         elif table:
             every = {device.name: known.task_seconds(task, device) for device in machine.devices}
             found[task.name] = every | {

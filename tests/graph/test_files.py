@@ -1,0 +1,200 @@
+"""Reading tensors from files: what is there, what is not, and what has changed."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import autosched as asc
+
+STORED = {
+    "layer.0.weight": torch.arange(6.0).reshape(2, 3),
+    "layer.1.weight": torch.arange(4).to(torch.bfloat16),
+    "step": torch.tensor(7),
+    "mask": torch.tensor([True, False]),
+    "none": torch.empty(0, 3, dtype=torch.float16),
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    save_file(STORED, tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+def test_all_tensors_of_a_file_are_those_that_its_library_wrote(model: Path) -> None:
+    graph = asc.Graph()
+    values = graph.read(model)
+    assert values.keys() == STORED.keys()
+    graph.output(**values)
+    found = graph.run_serial()
+    for name, tensor in STORED.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor)
+        assert graph.value(name).nbytes == tensor.nbytes
+
+
+def test_one_tensor_or_several_are_read_by_name(model: Path) -> None:
+    graph = asc.Graph()
+    one = graph.read(model, "step", dtype=torch.int64, shape=())
+    two = graph.read(str(model), ["mask", "none"], prefix="again.")
+    assert (one.name, [value.name for value in two.values()]) == (
+        "step",
+        ["again.mask", "again.none"],
+    )
+    assert "step(): on storage" in str(graph)
+
+
+def test_a_raw_file_is_read_from_an_offset_and_may_be_read_twice(tmp_path: Path) -> None:
+    torch.arange(8, dtype=torch.int32).numpy().tofile(tmp_path / "two words")
+    graph = asc.Graph()
+    values = [
+        graph.read(tmp_path / "two words", dtype=torch.int32, shape=(2, 2), offset=offset)
+        for offset in (0, 8)
+    ]
+    values.append(graph.read(tmp_path / "two words", "third", dtype="int16", shape=[1]))
+    assert [value.name for value in values] == ["two_words", "two_words_1", "third"]
+    values[1].mul_(10)
+    graph.output(*values)
+    for _ in range(2):  # what a run writes is not in the file
+        first, second, third = graph.run_serial().values()
+        assert first.tolist() == [[0, 1], [2, 3]]
+        assert second.tolist() == [[20, 30], [40, 50]]
+        assert third.tolist() == [0]
+
+
+def header(path: Path, **entries: Any) -> Path:
+    text = json.dumps(entries).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
+    return path
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]},
+        {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]},
+        {"dtype": "F33", "shape": [2], "data_offsets": [0, 8]},
+        {"dtype": "F32", "shape": [2]},
+        7,
+    ],
+)
+def test_a_malformed_header_is_refused(tmp_path: Path, item: Any) -> None:
+    path = header(tmp_path / "x.safetensors", w=item)
+    with pytest.raises(asc.StorageError, match="has a malformed header"):
+        asc.Graph().read(path)
+
+
+@pytest.mark.parametrize("content", [b"", bytes(7), bytes(8), b"\xff" * 20])
+def test_a_file_without_a_header_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.safetensors").write_bytes(content)
+    with pytest.raises(asc.StorageError, match="does not begin with a header of safetensors"):
+        asc.Graph().read(tmp_path / "x.safetensors")
+
+
+def test_what_a_file_does_not_have_is_told(model: Path, tmp_path: Path) -> None:
+    graph = asc.Graph()
+    raw = tmp_path / "raw"
+    raw.write_bytes(bytes(8))
+    fits: dict[str, Any] = {"dtype": torch.float32, "shape": (2,)}
+    wrong: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception]]] = [
+        (
+            "has no tensor 'layer.0.wait'; did you mean 'layer.0.weight'",
+            (model, "layer.0.wait"),
+            {},
+            asc.GraphError,
+        ),
+        ("has no tensor 'x'; it has 'step', 'layer", (model, ["x"]), {}, asc.GraphError),
+        (
+            "is int64[], not float32[]",
+            (model, "step"),
+            {"dtype": torch.float32},
+            asc.GraphError,
+        ),
+        ("is bool[2], not bool[3]", (model, "mask"), {"shape": [3]}, asc.GraphError),
+        ("are those of one tensor", (model,), {"shape": [3]}, asc.GraphError),
+        ("offset= is for raw files", (model, "step"), {"offset": 8}, asc.GraphError),
+        ("has no header: give dtype= and shape=", (raw,), {"shape": (2,)}, asc.GraphError),
+        ("dtype= must be one of", (raw,), {**fits, "dtype": "float31"}, asc.GraphError),
+        ("shape= must be whole", (raw,), {**fits, "shape": (-1,)}, asc.GraphError),
+        ("offset= must be a whole", (raw,), {**fits, "offset": -1}, asc.GraphError),
+        ("at byte 4 ends at 12, and", (raw,), {**fits, "offset": 4}, asc.StorageError),
+        ("must be a string, got 3", (raw, 3), fits, asc.GraphError),
+        ("cannot be read: No such file", (tmp_path / "no",), fits, asc.StorageError),
+        ("cannot be read: No such", (tmp_path / "no.safetensors",), {}, asc.StorageError),
+        ("on= of graph.read is a storage device", (raw,), {**fits, "on": "cuda:0"}, asc.GraphError),
+    ]
+    for message, args, kwargs, kind in wrong:
+        with pytest.raises(kind, match=re.escape(message)):
+            graph.read(*args, **kwargs)
+    assert not graph.tasks
+
+
+MACHINES = [asc.Machine.emulated(gpus=0), asc.Machine.emulated(gpus=1, storage=1e9)]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("change", ["gone", "longer", "shorter"])
+def test_a_file_that_changed_is_noticed_and_may_come_back(
+    tmp_path: Path, machine: asc.Machine, change: str
+) -> None:
+    path = tmp_path / "w"
+    path.write_bytes(bytes(8))
+    graph = asc.Graph()
+    graph.output(w=graph.read(path, dtype=torch.float32, shape=(2,)))
+    with asc.schedule(graph, machine) as schedule:
+        assert schedule()["w"].tolist() == [0, 0]
+        if change == "gone":
+            path.unlink()
+        else:
+            path.write_bytes(bytes(9 if change == "longer" else 7))
+        message = "cannot be read: No such file" if change == "gone" else "when the graph was made"
+        for run in (schedule, graph.run_serial):
+            with pytest.raises((asc.StorageError, asc.TaskError), match=message):
+                run()
+        path.write_bytes(torch.ones(2).numpy().tobytes())
+        assert schedule()["w"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("device", ["disk:0", "storage"])
+def test_storage_runs_no_tasks_and_holds_no_inputs_or_outputs(device: str) -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    y = x + 1
+    graph.output(y)
+    machine = asc.Machine.emulated(gpus=1, storage=1e9)
+    message = f"'{device}' is storage, and runs no tasks"
+    with pytest.raises(asc.GraphError, match=message):
+        graph.add(abs, x, on=device)
+    with pytest.raises(asc.GraphError, match=message), graph.on(device):
+        pass
+    with pytest.raises(asc.GraphError, match=message):
+        x.to(device)
+    with pytest.raises(asc.GraphError, match=message):
+        asc.schedule(graph, machine, inputs=device)
+    with pytest.raises(asc.GraphError, match=message):
+        asc.schedule(graph, machine, place={"*": device})
+    with pytest.raises(asc.GraphError, match=message):
+        asc.Graph().include(graph, {"x": x}, on=device)
+    if device == "disk:0":
+        with pytest.raises(
+            asc.ScheduleError, match="'add' cannot be on 'disk:0', which is storage"
+        ):
+            asc.schedule(graph, machine, outputs=device)
+
+
+def test_included_reads_stay_on_storage(tmp_path: Path) -> None:
+    (tmp_path / "w").write_bytes(bytes(8))
+    layer = asc.Graph("layer")
+    layer.output(y=layer.input("x") + layer.read(tmp_path / "w", dtype="float32", shape=(2,)))
+    net = asc.Graph("net")
+    net.output(**net.include(layer, {"x": net.input("x")}, prefix="0.", on="cuda:0"))
+    schedule = asc.schedule(net, asc.Machine.emulated(gpus=1, storage=1e9))
+    assert schedule.placement.device == {"0.w": "disk:0", "0.add": "cuda:0"}

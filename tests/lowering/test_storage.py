@@ -1,0 +1,282 @@
+"""Programs of graphs that read files: where the reads are, and what they need of memory."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import autosched as asc
+from autosched.graph.files import StoredTensor
+from autosched.policies.single import single_on
+from autosched.program.program import Copy
+
+SIZE = 32
+NBYTES = SIZE * SIZE * 4
+
+
+def layer(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(x @ w)
+
+
+def model(folder: Path, layers: int, passes: int = 1) -> asc.Graph:
+    """Return a graph of layers in a row, which reads each weight from a file."""
+    graph = asc.Graph("layers")
+    x = graph.input("x", nbytes=NBYTES)
+    weights = []
+    for i in range(layers):
+        path = folder / f"w{i}"
+        torch.rand(SIZE, SIZE, generator=torch.Generator().manual_seed(i)).numpy().tofile(path)
+        weights.append(graph.read(path, dtype=torch.float32, shape=(SIZE, SIZE)))
+    for i, w in enumerate(weights * passes):
+        x = graph.add(layer, x, w, name=f"layer{i}", nbytes=NBYTES, seconds=1e-3)
+    graph.output(y=x)
+    return graph
+
+
+def limited(machine: asc.Machine, **values: float) -> asc.Machine:
+    """Return the machine with memory for so many values on devices, by kind."""
+    devices = [
+        replace(d, nbytes=values[d.kind] * NBYTES) if d.kind in values else d
+        for d in machine.devices
+    ]
+    return asc.Machine(devices, machine.links)
+
+
+def copies(schedule: asc.Schedule) -> list[str]:
+    return [str(i) for i in schedule.program if isinstance(i, Copy)]
+
+
+def test_a_read_is_a_copy_from_storage_to_the_host_and_goes_on_from_there(tmp_path: Path) -> None:
+    machine = asc.Machine.emulated(gpus=1, storage=1e9)
+    schedule = asc.schedule(model(tmp_path, 2), machine, policy=single_on("cuda:0"))
+    assert str(schedule) == (
+        "input x on cpu\n"
+        "cuda:0/copy-in  copy x <- cpu\n"
+        "disk:0/read     run w0\n"
+        "disk:0/read     copy w0 -> cpu\n"
+        "disk:0/read     free w0\n"
+        "disk:0/read     record e0\n"
+        "cuda:0/copy-in  wait e0\n"
+        "cuda:0/copy-in  copy w0 <- cpu\n"
+        "cuda:0/copy-in  record e1\n"
+        "disk:0/read     run w1\n"
+        "disk:0/read     copy w1 -> cpu\n"
+        "disk:0/read     free w1\n"
+        "disk:0/read     record e2\n"
+        "cuda:0/copy-in  wait e2\n"
+        "cuda:0/copy-in  copy w1 <- cpu\n"
+        "cuda:0/copy-in  record e3\n"
+        "cuda:0/compute  wait e1\n"
+        "cuda:0/compute  run layer0\n"
+        "cuda:0/compute  wait e3\n"
+        "cuda:0/compute  run layer1\n"
+        "cuda:0/compute  free layer0\n"
+        "cuda:0/compute  record e4\n"
+        "cuda:0/copy-in  wait e4\n"
+        "cuda:0/copy-in  free x\n"
+        "cuda:0/copy-in  free w0\n"
+        "cuda:0/copy-in  free w1\n"
+        "cpu/compute     wait e3\n"
+        "cpu/compute     free w0\n"
+        "cpu/compute     free w1\n"
+        "output y on cuda:0"
+    )
+
+
+def test_without_storage_the_host_reads(tmp_path: Path) -> None:
+    schedule = asc.schedule(
+        model(tmp_path, 1), asc.Machine.emulated(gpus=1), policy=single_on("cuda:0")
+    )
+    assert schedule.placement.device == {"w0": "cpu", "layer0": "cuda:0"}
+    assert copies(schedule) == ["copy x <- cpu", "copy w0 <- cpu"]
+
+
+def test_what_is_not_used_is_not_read_and_outputs_are_on_the_host(tmp_path: Path) -> None:
+    graph = model(tmp_path, 2)
+    graph.outputs.clear()
+    graph.output(graph.value("w1"), graph.value("layer0"))
+    graph.read(tmp_path / "w0", dtype=torch.float32, shape=(1,))
+    schedule = asc.schedule(graph, asc.Machine.emulated(gpus=0, storage=1e9))
+    assert copies(schedule) == ["copy w0 -> cpu", "copy w1 -> cpu"]
+    assert dict(schedule.program.outputs) == {"w1": "cpu", "layer0": "cpu"}
+
+
+def test_reads_are_predicted_to_take_place_while_layers_compute(tmp_path: Path) -> None:
+    graph = model(tmp_path, 6)
+    machine = asc.Machine.emulated(gpus=0).with_storage(NBYTES / 1e-3, 0.0)
+    schedule = asc.schedule(graph, machine)
+    assert schedule.makespan == pytest.approx(7e-3)  # the first read, and then each with a layer
+    assert schedule.lower_bound == pytest.approx(7e-3)
+    timeline = schedule.simulate()
+    assert timeline.computing("cpu") == pytest.approx(6e-3)
+
+
+def test_reads_take_place_while_layers_compute(tmp_path: Path) -> None:
+    graph = model(tmp_path, 4)
+    machine = asc.Machine.emulated(gpus=0).with_storage(NBYTES / 1e-2, 0.0)
+    costs = asc.Costs(seconds={f"layer{i}": 1e-2 for i in range(4)})
+    with asc.schedule(graph, machine, costs=costs) as schedule:
+        schedule(x=torch.ones(SIZE, SIZE))
+        spans = {span.name: span for span in schedule.profile(x=torch.ones(SIZE, SIZE)).spans
+                 if span.seconds > 1e-3}  # fmt: skip
+    reads = [span for span in spans.values() if str(span.streams[0]) == "disk:0/read"]
+    layers = [span for span in spans.values() if str(span.streams[0]) == "cpu/compute"]
+    assert (len(reads), len(layers)) == (4, 4)
+    assert any(a.start < b.end and b.start < a.end for a in reads for b in layers)
+
+
+class Held:
+    """The bytes of what was read and is still in memory, and the most there ever were."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.now = self.most = 0
+        read = StoredTensor.read
+
+        def counted(stored: StoredTensor, pinned: bool = False) -> Any:
+            tensor = read(stored, pinned)
+            self.add(stored.nbytes)
+            weakref.finalize(tensor, self.add, -stored.nbytes)
+            return tensor
+
+        monkeypatch.setattr(StoredTensor, "read", counted)
+
+    def add(self, nbytes: int) -> None:
+        self.now += nbytes
+        self.most = max(self.most, self.now)
+
+
+@pytest.mark.parametrize("backend", ["threads", "emulated", "virtual", "host"])
+def test_a_model_of_three_times_the_memory_streams_through_it(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = model(tmp_path, 15)
+    x = torch.eye(SIZE)
+    expected = graph.run_serial(x=x)["y"]
+    machine = limited(asc.Machine.emulated(gpus=0, storage=1e9), cpu=5)
+    held = Held(monkeypatch)
+    with asc.schedule(graph, machine, backend=backend) as schedule:
+        assert schedule.peak_bytes["cpu"] <= 5 * NBYTES < 15 * NBYTES
+        for _ in range(2):
+            assert torch.equal(schedule(x=x)["y"], expected)
+        assert 0 < held.most <= 3 * NBYTES  # with the input and a result
+        assert held.now == 0
+        assert copies(schedule) == [f"copy w{i} -> cpu" for i in range(15)]
+        # Reads overlap with layers although memory is short.
+        assert schedule.makespan < schedule.serial_seconds
+
+
+def test_outputs_that_are_read_at_the_end_stay(tmp_path: Path) -> None:
+    graph = asc.Graph()
+    torch.arange(8.0).numpy().tofile(tmp_path / "w")
+    x, y, z = (
+        graph.read(tmp_path / "w", name, dtype=torch.float32, shape=(4,), offset=4 * i)
+        for i, name in enumerate("xyz")
+    )
+    total = graph.add(torch.add, x, y, name="total", nbytes=16)
+    graph.output(x, y, graph.add(torch.sub, total, z, name="rest", nbytes=16))
+    machine = asc.Machine.emulated(gpus=0, storage=1e9)
+    machine = limited(machine, cpu=3 * 16 / NBYTES)
+    with asc.schedule(graph, machine, policy="single", backend="virtual") as schedule:
+        assert copies(schedule) == [f"copy {name} -> cpu" for name in "xyzxy"]
+        found = schedule()
+        assert all(torch.equal(found[name], item) for name, item in graph.run_serial().items())
+
+
+def read_again(schedule: asc.Schedule) -> int:
+    """Return how many reads there are more than values."""
+    reads = [i.value for i in schedule.program if isinstance(i, Copy) and i.source == "disk:0"]
+    return len(reads) - len(set(reads))
+
+
+@pytest.mark.parametrize(
+    ("cpu", "cuda", "again"), [(5, None, True), (4, 4, True), (None, 4, False), (4, None, False)]
+)
+def test_what_was_dropped_is_read_again_and_never_spilled(
+    tmp_path: Path, cpu: int | None, cuda: int | None, again: bool
+) -> None:
+    """A host with room keeps what a GPU dropped, and a GPU what the host dropped."""
+    graph = model(tmp_path, 6, passes=2)
+    x = torch.eye(SIZE)
+    machine = asc.Machine.emulated(gpus=0 if cpu == 5 else 1, storage=1e9)
+    limits = {"cpu": cpu, "cuda": cuda}
+    machine = limited(machine, **{kind: n for kind, n in limits.items() if n is not None})
+    policy = single_on(machine.computing[-1])
+    with asc.schedule(graph, machine, policy=policy, backend="virtual") as schedule:
+        assert (read_again(schedule) > 0) == again
+        assert all(schedule.peak_bytes[device.name] <= device.nbytes for device in machine.devices)
+        sent = [i for i in schedule.program if isinstance(i, Copy) and i.source == "cuda:0"]
+        assert not sent
+        assert torch.equal(schedule(x=x)["y"], graph.run_serial(x=x)["y"])
+
+
+def test_the_policies_know_how_long_storage_is_busy(tmp_path: Path) -> None:
+    graph = model(tmp_path, 3)
+    machine = asc.Machine.emulated(gpus=2).with_storage(NBYTES / 1.0, 0.5)
+    for policy in ("heft", "round_robin", "search", "dls", "single"):
+        schedule = asc.schedule(graph, machine, policy=policy)
+        assert 4.5 < schedule.makespan < 4.6
+        assert 4.5 < schedule.lower_bound <= schedule.makespan
+
+
+def refused(schedule: asc.Schedule, old: str, new: str) -> str:
+    text = str(schedule.program)
+    assert old in text
+    with pytest.raises(asc.ProgramError) as caught:
+        asc.verify(asc.Program.parse(text.replace(old, new)), schedule.graph, schedule.machine)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("cpu/compute  run layer0", "disk:0/read  run layer0", "task 'layer0' cannot run on disk"),
+        ("disk:0/read  run w0", "cpu/compute  run w0", "task 'w0' must run on disk:0"),
+        ("disk:0/read  free w0", "disk:0/read  copy layer0 <- cpu", "which is only read"),
+        ("cpu/compute  wait e0\n", "", "is not waited for"),
+        ("disk:0/read  copy w0 -> cpu\n", "", "a copy is missing"),
+    ],
+)
+def test_verify_refuses(tmp_path: Path, old: str, new: str, message: str) -> None:
+    machine = asc.Machine.emulated(gpus=0, storage=1e9)
+    schedule = asc.schedule(model(tmp_path, 2), machine)
+    assert message in refused(schedule, old, new)
+
+
+def test_views_and_writers_share_a_device_with_each_other_alone(tmp_path: Path) -> None:
+    graph = model(tmp_path, 1)
+    w = graph.value("w0")
+    with graph.on("cuda:0"):
+        w[:1].mul_(2)
+        graph.output(z=w + 1)
+    x = torch.eye(SIZE)
+    machine = asc.Machine.emulated(gpus=2, storage=1e9)
+    for policy in ("heft", "round_robin"):
+        with asc.schedule(graph, machine, policy=policy, backend="virtual") as schedule:
+            expected = graph.run_serial(x=x)
+            found = schedule(x=x)
+            assert all(torch.equal(found[label], expected[label]) for label in expected)
+            device = schedule.placement.device
+            assert (device["w0"], device["mul"]) == ("disk:0", "cuda:0")
+
+
+def names(items: Sequence[Any]) -> list[str]:
+    return [item.name for item in items]
+
+
+def test_two_storage_devices_read_at_once(tmp_path: Path) -> None:
+    graph = model(tmp_path, 1)
+    second = graph.read(tmp_path / "w0", "second", dtype="float32", shape=(SIZE, SIZE), on="disk:1")
+    graph.output(second)
+    machine = asc.Machine.emulated(gpus=0).with_storage(NBYTES, 0.0)
+    machine = machine.with_storage(NBYTES, 0.0, name="disk:1")
+    schedule = asc.schedule(graph, machine)
+    assert schedule.makespan == pytest.approx(1.001)
+    assert names(schedule.simulate().spans).count("second") == 2
+    with pytest.raises(asc.MachineError, match="no device 'disk:1'"):
+        asc.schedule(graph, asc.Machine.emulated(gpus=0, storage=1e9))
