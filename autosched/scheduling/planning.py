@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ from autosched.costs.costs import Costs, Replay
 from autosched.errors import GraphError, MachineError, MemoryLimitError, ScheduleError, listed
 from autosched.graph.graph import Graph, by_pattern
 from autosched.lowering.fitting import confined, fitted, is_limited
-from autosched.lowering.settling import keepable, keeping, settled
+from autosched.lowering.settling import keepable, keeping, settled, within
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies import POLICIES, TIMED, Policy, Progress, candidates, m_etf, m_sct, single
@@ -49,6 +49,9 @@ from autosched.simulation.simulate import durations
 from autosched.simulation.simulate import makespan as predict_makespan
 
 __all__ = ["estimate_costs", "find_policy", "mark_pageable", "schedule"]
+
+# Of the memory of a device, how much state may take if not all of it fits.
+_PARTS = (0.75, 0.5, 0.25, 0.0)
 
 
 def schedule(
@@ -393,14 +396,39 @@ def _best(
 def _lowered(problem: _Problem, placement: Placement) -> _Plan:
     """Lower a placement to a program that fits into memory, and predict its makespan.
 
-    Raises ScheduleError for instructions that the machine cannot execute.
+    It is the best of those that keep more or less state on devices. Raises ScheduleError for
+    instructions that the machine cannot execute.
     """
-    graph, machine, costs, _, outputs = problem
-    graph, placement = settled(graph, machine, costs, placement)
-    program = fitted(graph, machine, costs, placement, outputs)
-    seconds = durations(program, graph, machine, costs)
-    threads = issuing(program, graph, machine, costs)
-    return _Plan(graph, placement, program, predict_makespan(program, seconds, threads))
+    machine = problem.machine
+    costs = problem.costs
+    plans: list[_Plan] = []
+    refusal = MemoryLimitError("memory does not suffice")
+    for graph, placed in _with_state(problem, placement):
+        try:
+            program = fitted(graph, machine, costs, placed, problem.outputs)
+        except MemoryLimitError as error:
+            refusal = error
+            continue
+        seconds = durations(program, graph, machine, costs)
+        makespan = predict_makespan(program, seconds, issuing(program, graph, machine, costs))
+        plans.append(_Plan(graph, placed, program, makespan))
+    if not plans:
+        raise refusal
+    return min(plans, key=lambda plan: plan.makespan)
+
+
+def _with_state(problem: _Problem, placement: Placement) -> Iterator[tuple[Graph, Placement]]:
+    """Yield the graph with state on its devices; with less and less, where memory is limited."""
+    graph, machine, costs, _, _ = problem
+    found = settled(graph, machine, costs, placement)
+    yield found
+    kept = list(graph.kept)
+    if kept and is_limited(graph, machine, costs):
+        for part in _PARTS:
+            fewer = within(found[0], machine, costs, part)
+            if fewer != kept:
+                kept = fewer
+                yield settled(keeping(graph, kept), machine, costs, placement)
 
 
 def _copies(program: Program) -> int:
