@@ -167,7 +167,7 @@ class _Builder:
         self.graph.given[name] = position
         # Dynamo marks parameters and buffers of modules.
         if getattr(argument, "_dynamo_static_input_type", None) is not None:
-            self.graph.held |= {name}
+            self.graph.lasting |= {name}
         with self._on(node, node.meta["val"].device.type != "cpu"):
             return self.graph.input(name)
 

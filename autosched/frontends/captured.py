@@ -58,6 +58,8 @@ class Captured(Graph):
         given = _tensors(named)
         held = self.state.tensors()
         self.held = frozenset(held)  # the inputs that modules and optimizers hold
+        places = self.state.places().items()
+        self.lasting = frozenset(name for name, (place, _) in places if place[0] != "grad")
         for name in given.keys() & held.keys():
             raise CaptureError(
                 f"two inputs would have the name {name!r}: an argument, and a tensor of a module "

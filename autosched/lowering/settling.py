@@ -5,6 +5,10 @@ What no task writes is kept on each device where a task reads it, so a run copie
 policy places tasks as if such state were everywhere, and this module puts it where it is read. If
 several devices read it, the graph gets a further input for each but the first. Views of state are
 tasks that cost nothing; they move to their readers.
+
+State that tasks write is kept on the device that writes it last, and runs copy it to others. On a
+real machine it is not kept: the caller may read it after each run, so it is where the caller has
+it.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from autosched.placement import Placement, home
 __all__ = ["keepable", "keeping", "settled", "settled_as", "unsettled", "within"]
 
 
-def keepable(graph: Graph) -> tuple[str, ...]:
+def keepable(graph: Graph, machine: Machine) -> tuple[str, ...]:
     """Return the state that can be kept on devices.
 
     It is not written, it shares memory with views alone and with no output, which the caller may
@@ -39,10 +43,10 @@ def keepable(graph: Graph) -> tuple[str, ...]:
     return tuple(
         value.name
         for value in graph.sources
-        if value.name in graph.held
+        if value.name in graph.lasting
         and value.home is None
         and value.index not in excluded
-        and not graph.last_version(value.index)
+        and (machine.imagined or not graph.last_version(value.index))
     )
 
 
@@ -74,24 +78,26 @@ def settled(
     >>> settled(keeping(graph, ["w"]), machine, asc.Costs(), placement)[0].value("w").home
     'cuda:0'
     """
-    if not graph.held | graph.kept.keys():
+    if not graph.lasting | graph.kept.keys():
         return graph, placement
     kept = {graph.value(name).index for name in graph.kept}
     device = _with_views_at_readers(graph, machine, placement, kept)
     if device != placement.device:
         placement = replace(placement, device=device)
     readers: dict[int, dict[str, None]] = {index: {} for index in kept}
+    writer: dict[int, str] = {}
     for task in graph.tasks:
         for use in task.reads:
-            if use.value in readers:
+            if use.value in kept:
                 readers[use.value].setdefault(device[task.name])
+        writer.update((use.value, device[task.name]) for use in task.changes)
     homes: dict[str, str] = {}
     others: dict[int, list[str]] = {}
     for index, found in readers.items():
         # The caller's own tensor is on the host, so that is where the first one is if need be.
-        devices = sorted(found, key=lambda name: name != machine.host)
-        homes[graph.values[index].name] = devices[0] if devices else machine.host
-        if len(devices) > 1:
+        devices = sorted(found, key=lambda name: name != machine.host) or [machine.host]
+        homes[graph.values[index].name] = writer.get(index, devices[0])
+        if len(devices) > 1 and index not in writer:
             others[index] = devices[1:]
     placed = graph.pinned(homes)
     if others:
@@ -105,7 +111,7 @@ def settled_as(
     """Return the graph with state kept as in a program with these ``inputs``."""
     names = [
         name
-        for name in keepable(graph)
+        for name in keepable(graph, machine)
         if inputs.get(name, machine.host) != machine.host
         or any(f"{name}.{device}" in inputs for device in machine.names)
     ]
@@ -149,7 +155,7 @@ def _with_views_at_readers(
     state = {
         value.index: home(graph, machine, value)
         for value in graph.sources
-        if value.name in graph.held | graph.kept.keys() and not graph.last_version(value.index)
+        if value.name in graph.lasting | graph.kept.keys() and not graph.last_version(value.index)
     }
     first: dict[int, Task] = {}  # by value: the view of the state from which it was made
     views: list[tuple[Task, Task]] = []

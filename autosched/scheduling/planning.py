@@ -127,7 +127,7 @@ def schedule(
         costs = _costs(costs, pinned, machine, examples)
         if _replays(backend) and costs.replay is None and costs.has_issuing(machine.devices):
             costs = dataclasses.replace(costs, replay=Replay())
-        pinned = keeping(pinned, keepable(pinned))
+        pinned = keeping(pinned, keepable(pinned, machine))
         problem = _Problem(pinned, machine, costs, confined(pinned, machine, costs, wanted), wanted)
         # 4., 5. Place, lower and predict.
         begun = time.perf_counter()

@@ -106,7 +106,10 @@ def test_state_is_not_kept_where_its_copy_would_differ():
         # The first result shares memory, and the caller may write it.
         return model.one[1:], model.two.as_strided((2,), (3,)) + x[:2], model.four * x
 
-    assert keepable(asc.capture(step, torch.ones(4))) == ("four",)
+    real = asc.Machine([asc.Device("cpu"), asc.Device("cuda:0")], [asc.Link("cpu", "cuda:0")])
+    graph = asc.capture(step, torch.ones(4))
+    assert keepable(graph, real) == ("four",)
+    assert keepable(graph, MACHINE) == ("four", "three")
 
 
 def test_where_the_user_says_that_state_is_it_stays():
