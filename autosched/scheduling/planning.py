@@ -87,7 +87,8 @@ def schedule(
     * ``costs``: given; or estimated from ``examples``, an input of each name; else all are equal.
     * ``inputs``, ``outputs``: the device on which an input is, or on which an output is requested,
       by names or patterns of names, ``{"w*": "cuda:0"}``; one device applies to all. Default:
-      inputs are on the host, outputs stay on the device of their producer.
+      inputs are on the host, state of captured steps is kept on the devices that use it, and
+      outputs stay on the device of their producer.
     * ``place``: devices by patterns of names of tasks or modules, ``{"layer1.*": "cuda:0"}``; the
       first match counts. Functions that read no tensor, as far as ``examples`` show, run on the
       host by default.

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import autosched as asc
 from autosched.lowering.settling import keepable
+from autosched.placement import choices
 from autosched.program.program import Copy
 
 MACHINE = asc.Machine.emulated(gpus=2)
@@ -106,7 +107,7 @@ def test_state_is_not_kept_where_its_copy_would_differ():
         # The first result shares memory, and the caller may write it.
         return model.one[1:], model.two.as_strided((2,), (3,)) + x[:2], model.four * x
 
-    real = asc.Machine([asc.Device("cpu"), asc.Device("cuda:0")], [asc.Link("cpu", "cuda:0")])
+    real = asc.Machine([asc.Device("cpu"), asc.Device("cuda:0")], [asc.Link("cpu", "cuda:0", 1e9)])
     graph = asc.capture(step, torch.ones(4))
     assert keepable(graph, real) == ("four",)
     assert keepable(graph, MACHINE) == ("four", "three")
@@ -175,6 +176,7 @@ def test_a_saved_schedule_keeps_the_same_state(tmp_path: Path):
         asc.load(tmp_path / "plan.json", asc.capture(layers(3), X))
 
 
+@settings(max_examples=max(8, settings().max_examples // 2))
 @given(st.lists(st.integers(0, 8), max_size=4), st.sampled_from(["virtual", "host"]))
 def test_law_a_step_with_shared_weights_equals_the_eager_one_for_each_placement(
     at: list[int], backend: str
@@ -192,3 +194,80 @@ def test_law_a_step_with_shared_weights_equals_the_eager_one_for_each_placement(
         assert torch.equal(schedule(X)["result"], step(X))
         layer.weight.copy_(layer.weight.t().clone())
         assert torch.equal(schedule(X)["result"], step(X))
+
+
+# ---- state that is written
+
+
+def trained(
+    optimizer: Callable[..., torch.optim.Optimizer],
+) -> tuple[nn.Module, Callable[..., Tensor]]:
+    """Return a model and its training step, always the same."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 64))
+    made = optimizer(model.parameters())
+
+    def step(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            loss = model(x).square().mean()
+            loss.backward()
+            made.step()
+            made.zero_grad()
+        return loss
+
+    return model, step
+
+
+OPTIMIZERS = {
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "fused": lambda parameters: torch.optim.AdamW(parameters, fused=True),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_training_step_leaves_its_state_on_the_device(kind: str):
+    eager, step = trained(OPTIMIZERS[kind])
+    model, other = trained(OPTIMIZERS[kind])
+    with torch.enable_grad(), asc.compile(other, MACHINE, policy=cut(), backend="host") as run:
+        for _ in range(3):
+            assert torch.equal(run(X), step(X))
+            for one in (eager, model):  # the user reads and writes between steps
+                with torch.no_grad():
+                    one[0].weight.mul_(0.5)
+                one.load_state_dict({k: v + 1 for k, v in one.state_dict().items()})
+        for name, item in eager.state_dict().items():
+            assert torch.equal(item, model.state_dict()[name]), name
+        assert copied(run.schedule(X)) == ["x"]
+
+
+@settings(max_examples=max(4, settings().max_examples // 5))
+@given(st.lists(st.integers(0, 40), max_size=4), st.sampled_from(sorted(OPTIMIZERS)))
+def test_law_a_training_step_equals_the_eager_one_for_each_placement(
+    at: list[int], kind: str
+) -> None:
+    with torch.no_grad():
+        eager, step = trained(OPTIMIZERS[kind])
+        model, other = trained(OPTIMIZERS[kind])
+        assert torch.equal(step(X), other(X))
+        graph = asc.capture(other, X)
+
+        def policy(graph: asc.Graph, machine: asc.Machine, costs: asc.Costs) -> asc.Placement:
+            return moved(cut(*at)(graph, machine, costs), graph, machine)
+
+        schedule = planned(graph, policy=policy, backend="host")
+        assert not any(isinstance(item, Copy) and item.overwrite for item in schedule.program)
+        for _ in range(2):
+            assert torch.equal(schedule(X)["result"], step(X))
+        for name, item in eager.state_dict().items():
+            assert torch.equal(item, model.state_dict()[name]), name
+
+
+def moved(placement: asc.Placement, graph: asc.Graph, machine: asc.Machine) -> asc.Placement:
+    """Return the placement with tasks that must share a device on that of the first."""
+    found = choices(graph, machine)
+    names = [task.name for task in graph.tasks]
+    device = {}
+    for name, group, possible in zip(names, found.group, found.devices, strict=True):
+        wanted = placement.device[names[group]]
+        device[name] = wanted if wanted in possible else possible[0]
+    return replace(placement, device=device)

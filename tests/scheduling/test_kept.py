@@ -172,7 +172,7 @@ def test_a_change_is_seen_by_the_next_call(change: Callable[[nn.Sequential], Non
     assert torch.equal(run(step, x), run(model, x))
 
 
-@settings(max_examples=8)
+@settings(max_examples=max(6, settings().max_examples // 5))
 @given(st.lists(st.sampled_from([*CHANGES[:-2], None]), max_size=6), st.booleans())
 def test_law_calls_equal_the_eager_ones_under_all_changes(
     changes: list[Callable[[nn.Sequential], None] | None], is_physical: bool
