@@ -232,7 +232,8 @@ def _pins(graph: Graph, machine: Machine) -> Iterator[tuple[int, str, str]]:
             yield task.index, device, f"task {task.name!r} on"
     for task in graph.tasks:
         for root in _bases(graph, task):
-            if root.producer is None and not graph.last_version(root.index):
+            is_placed = root.home is not None or root.name not in graph.kept
+            if root.producer is None and not graph.last_version(root.index) and is_placed:
                 why = f"{root.name!r}, which {task.name!r} shares memory with, lives on"
                 yield task.index, home(graph, machine, root), why
 

@@ -305,23 +305,29 @@ def _together(seconds: Floats, group: Ints) -> Floats:
 def _reads(graph: Graph) -> tuple[list[Use], list[list[int]], list[int]]:
     """Number the data; return them, those that each task reads, and those that are copied back.
 
-    State that is kept on devices, and views of it, are no data: they are wherever they are read.
+    State that is kept on devices is no datum until it is written: it is wherever it is read. Nor
+    are views of such state that no task writes.
     """
     number: dict[Use, int] = {}
-    kept = {graph.value(name).index for name in graph.kept}
     values = graph.values
+    kept = {graph.value(name).index for name in graph.kept}
+    unwritten = {index for index in kept if not graph.last_version(index)}
+
+    def is_there(use: Use) -> bool:
+        return (use.value in kept and not use.version) or values[use.value].root in unwritten
+
     reads = [
         [
             number.setdefault(use, len(number))
             for use in (task.reads if task.region is None else graph.needs(task))
-            if not kept or values[use.value].root not in kept
+            if not kept or not is_there(use)
         ]
         for task in graph.tasks
     ]
     returned = [
         number.setdefault(Use(value.index, last), len(number))
         for value in graph.sources
-        if (last := graph.last_version(value.index))
+        if (last := graph.last_version(value.index)) and value.index not in kept
     ]
     return list(number), reads, returned
 

@@ -1,4 +1,4 @@
-"""What calls of many inputs cost, and the guard of a compiled function.
+"""What calls of many inputs cost, the guard of a compiled function, and state on devices.
 
 Parameters are inputs. In each call all are the same but one. Simulated GPUs take long themselves: what many inputs
 cost there is the difference to the call of two.
@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,11 @@ INPUTS = (2, 567, 1321)  # few; as Inception-v3 has; as a NASNet has
 LAYERS = 12  # of the MLP: 24 modules
 GUARD = 25  # us, at most
 REPLAY = 50  # us, at most, for 567 inputs
+SLOWER = 20  # an emulated GPU, with which a CPU can keep up
+STATE = {
+    "stays on the device": None,
+    "is copied in each call": {"*.weight": "cpu", "*.bias": "cpu"},
+}
 
 
 def tables(rounds: int) -> list[str]:
@@ -55,6 +61,7 @@ def tables(rounds: int) -> list[str]:
         f"Target: {REPLAY} us for 567 inputs, beyond the call of 2.",
         f"## An MLP of {2 * LAYERS} modules\n\n{_compiled(rounds)}",
         f"Target: the guard takes at most {GUARD} us.",
+        f"## An MLP on an emulated GPU\n\n{_resident(rounds)}",
     ]
 
 
@@ -93,6 +100,21 @@ def _compiled(rounds: int) -> str:
             "its guard": lambda: run.schedule(x),
         }
         return _measured(calls, 10 * rounds)
+
+
+def _resident(rounds: int) -> str:
+    """Return the table of inference where weights stay on the device, and where they do not."""
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(512, 512), nn.ReLU()) for _ in range(4)])
+    x = torch.rand(64, 512)
+    machine = asc.Machine.emulated(gpus=1).slower(SLOWER)
+    with ExitStack() as stack:
+        calls: dict[str, Callable[[], Any]] = {}
+        for what, inputs in STATE.items():
+            run = asc.compile(model, machine, place={"*": "cuda:0"}, inputs=inputs)
+            stack.enter_context(run)
+            predicted = run.schedule(x).makespan * 1e6
+            calls[f"state {what}; {predicted:.0f} us predicted"] = partial(run, x)
+        return _measured(calls, max(10, rounds // 10))
 
 
 def _measured(calls: Mapping[str, Callable[[], Any]], rounds: int) -> str:

@@ -21,6 +21,7 @@ from autosched.explanation.launches import fuse_launches, host_note, is_issued_l
 from autosched.explanation.placements import Plans, change_placement, device_count_note
 from autosched.explanation.report_text import report_text
 from autosched.explanation.resident_inputs import keep_inputs
+from autosched.lowering.settling import unsettled
 from autosched.program.program import Copy, Run
 from autosched.timeline.timeline import Timeline, what
 
@@ -184,7 +185,7 @@ def _checked(case: Case, timeline: Timeline) -> Timeline:
 
 
 def _efficiency(case: Case, makespan: float) -> Efficiency:
-    found = bounds(case.graph, case.machine, case.costs)
+    found = bounds(unsettled(case.graph, case.machine), case.machine, case.costs)
     name = max(found, key=lambda bound: found[bound])
     return Efficiency(found[name] / makespan if makespan else 1.0, name, found[name])
 

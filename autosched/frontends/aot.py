@@ -144,7 +144,8 @@ class _Builder:
         positions = itertools.count()
         for node in nodes:
             if node.op == "placeholder":
-                operators.values[node] = self._input(node, next(positions))
+                position = next(positions)
+                operators.values[node] = self._input(node, position, arguments[position])
             elif node.op == "get_attr":
                 held = operator.attrgetter(str(node.target))(self.module)
                 is_tensor = isinstance(held, torch.Tensor)
@@ -154,7 +155,7 @@ class _Builder:
                     _add(operators, node)
         self._return(nodes[-1], operators.values)
 
-    def _input(self, node: torch.fx.Node, position: int) -> Any:
+    def _input(self, node: torch.fx.Node, position: int, argument: Any) -> Any:
         """Add an input on the device of the tensor.
 
         An argument that is not a tensor remains as it is.
@@ -164,6 +165,9 @@ class _Builder:
         name = _described(node.meta.get("desc"), self.names) or node.name
         name = self.graph.fresh(f"{name}_" if name in WORDS else name)
         self.graph.given[name] = position
+        # Dynamo marks parameters and buffers of modules.
+        if getattr(argument, "_dynamo_static_input_type", None) is not None:
+            self.graph.lasting |= {name}
         with self._on(node, node.meta["val"].device.type != "cpu"):
             return self.graph.input(name)
 

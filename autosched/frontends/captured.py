@@ -40,6 +40,8 @@ class Captured(Graph):
     back. A call that names all inputs, parameters too, is given those and puts nothing back;
     ``feed`` and ``finish`` do the two steps separately. Values that are not tensors keep their
     value at the time of the capture: learning rates, flags; ``compile`` recaptures if they change.
+    Schedules keep state on devices: on real ones, copies of what no task writes, which are made
+    again when other code has changed it.
     ``examples`` are the inputs with which it was captured, by name.
 
     >>> import autosched as asc
@@ -58,6 +60,8 @@ class Captured(Graph):
         given = _tensors(named)
         held = self.state.tensors()
         self.held = frozenset(held)  # the inputs that modules and optimizers hold
+        places = self.state.places().items()
+        self.lasting = frozenset(name for name, (place, _) in places if place[0] != "grad")
         for name in given.keys() & held.keys():
             raise CaptureError(
                 f"two inputs would have the name {name!r}: an argument, and a tensor of a module "

@@ -77,7 +77,7 @@ class Graph:
 
     followed: Followed | None = None  # what autograd would have followed, if known
     not_fused: Mapping[str, str] = {}  # by task, why ``fuse`` did not fuse it
-    held: Set[str] = frozenset()  # inputs that are state: the same tensors in each run
+    lasting: Set[str] = frozenset()  # inputs that are state: the same tensors in each run
     kept: Mapping[str, str] = {}  # inputs that stay on devices, with those they are copies of
 
     def __init__(self, name: str = "graph", *, generators: Mapping[str, str] | None = None):

@@ -5,11 +5,15 @@ What no task writes is kept on each device where a task reads it, so a run copie
 policy places tasks as if such state were everywhere, and this module puts it where it is read. If
 several devices read it, the graph gets a further input for each but the first. Views of state are
 tasks that cost nothing; they move to their readers.
+
+State that tasks write is kept on the device that writes it last, and runs copy it to others. On a
+real machine it is not kept: the caller may read it after each run, so it is where the caller has
+it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from autosched._lib.tree import flatten, transform
@@ -19,28 +23,31 @@ from autosched.graph.emptied import emptied
 from autosched.graph.graph import Graph, Task, Value
 from autosched.graph.including import repeat
 from autosched.machine.machine import Machine
-from autosched.placement import Placement
+from autosched.placement import Placement, home
 
-__all__ = ["keepable", "keeping", "settled"]
+__all__ = ["keepable", "keeping", "settled", "settled_as", "unsettled", "within"]
 
 
-def keepable(graph: Graph) -> tuple[str, ...]:
+def keepable(graph: Graph, machine: Machine) -> tuple[str, ...]:
     """Return the state that can be kept on devices.
 
-    It is not written, it shares no memory with an output, which the caller may write, and it has
-    no device yet. Tasks that count in its memory would find other elements in that of a copy.
+    It is not written, it shares memory with views alone and with no output, which the caller may
+    write, and it has no device yet. Tasks that count in its memory would find other elements in
+    that of a copy.
     """
     excluded = {graph.values[index].root for index in graph.outputs.values()}
     for task in graph.tasks:
+        if not task.view:
+            excluded.update(graph.values[use.value].root for use in task.outputs)
         if any(part.fn and function_name(part.fn) in COUNTS_IN_MEMORY for part in _parts(task)):
             excluded.update(graph.values[use.value].root for use in task.reads)
     return tuple(
         value.name
         for value in graph.sources
-        if value.name in graph.held
+        if value.name in graph.lasting
         and value.home is None
         and value.index not in excluded
-        and not graph.last_version(value.index)
+        and (machine.imagined or not graph.last_version(value.index))
     )
 
 
@@ -72,44 +79,103 @@ def settled(
     >>> settled(keeping(graph, ["w"]), machine, asc.Costs(), placement)[0].value("w").home
     'cuda:0'
     """
-    if not graph.kept:
+    if not graph.lasting | graph.kept.keys():
         return graph, placement
     kept = {graph.value(name).index for name in graph.kept}
-    device = _with_views_at_readers(graph, placement, kept)
+    device = _with_views_at_readers(graph, machine, placement, kept)
     if device != placement.device:
         placement = replace(placement, device=device)
     readers: dict[int, dict[str, None]] = {index: {} for index in kept}
+    writer: dict[int, str] = {}
     for task in graph.tasks:
         for use in task.reads:
-            if use.value in readers:
+            if use.value in kept:
                 readers[use.value].setdefault(device[task.name])
+        writer.update((use.value, device[task.name]) for use in task.changes)
     homes: dict[str, str] = {}
     others: dict[int, list[str]] = {}
     for index, found in readers.items():
         # The caller's own tensor is on the host, so that is where the first one is if need be.
-        devices = sorted(found, key=lambda name: name != machine.host)
-        homes[graph.values[index].name] = devices[0] if devices else machine.host
-        if len(devices) > 1:
+        devices = sorted(found, key=lambda name: name != machine.host) or [machine.host]
+        homes[graph.values[index].name] = writer.get(index, devices[0])
+        if len(devices) > 1 and index not in writer:
             others[index] = devices[1:]
-    pinned = graph.pinned(homes)
+    placed = graph.pinned(homes)
     if others:
-        pinned = _Writer(pinned, costs, device, others).new.pinned()
-    return pinned, placement
+        placed = _Writer(placed, costs, device, others).new.pinned()
+    return placed, placement
 
 
-def _with_views_at_readers(graph: Graph, placement: Placement, kept: set[int]) -> dict[str, str]:
-    """Return the devices of tasks, each view of kept state on that of its first reader."""
-    device = dict(placement.device)
-    reader: dict[int, Task] = {}
-    for task in reversed(graph.tasks):
-        roots = {graph.values[use.value].root for use in task.outputs}
-        if task.view and roots <= kept and not graph.bonds(task):
-            users = [reader[use.value] for use in task.outputs if use.value in reader]
-            if users:
-                device[task.name] = device[min(users, key=lambda user: user.index).name]
-        for use in task.reads:
-            reader[use.value] = task
-    return device
+def settled_as(
+    graph: Graph, machine: Machine, placement: Placement, inputs: Mapping[str, str]
+) -> Graph:
+    """Return the graph with state kept as in a program with these ``inputs``."""
+    names = [
+        name
+        for name in keepable(graph, machine)
+        if inputs.get(name, machine.host) != machine.host
+        or any(f"{name}.{device}" in inputs for device in machine.names)
+    ]
+    if not names or not all(task.name in placement.device for task in graph.tasks):
+        return graph
+    return settled(keeping(graph, names), machine, Costs(), placement)[0]
+
+
+def unsettled(graph: Graph, machine: Machine) -> Graph:
+    """Return a graph with kept state on no accelerator, for bounds on all placements."""
+    return graph.pinned(dict.fromkeys(graph.kept, machine.host)) if graph.kept else graph
+
+
+def within(graph: Graph, machine: Machine, costs: Costs, part: float) -> list[str]:
+    """Return kept state that takes at most this part of the memory of each limited device.
+
+    ``graph`` is settled. What tasks read first comes first.
+    """
+    held = dict.fromkeys(machine.names, 0.0)
+    sizes: dict[str, list[tuple[str, float]]] = {}
+    for name, source in graph.kept.items():
+        value = graph.value(name)
+        device = value.home or machine.host
+        sizes.setdefault(source, []).append((device, costs.value_nbytes(value)))
+    found = []
+    for source, places in sizes.items():
+        if all(held[p] + size <= part * machine.device(p).nbytes for p, size in places):
+            found.append(source)
+            for p, size in places:
+                held[p] += size
+    return found
+
+
+def _with_views_at_readers(
+    graph: Graph, machine: Machine, placement: Placement, kept: set[int]
+) -> dict[str, str]:
+    """Return the devices of tasks; views of kept state are with the first task that reads them.
+
+    So are views of views, since they share the same memory. Views of other state are on its device.
+    """
+    state = {
+        value.index: home(graph, machine, value)
+        for value in graph.sources
+        if value.name in graph.lasting | graph.kept.keys() and not graph.last_version(value.index)
+    }
+    first: dict[int, Task] = {}  # by value: the view of the state from which it was made
+    views: list[tuple[Task, Task]] = []
+    reader: dict[int, str] = {}  # by such a view, the device
+    for task in graph.tasks:
+        bases = [first[use.value] for use in task.reads if use.value in first]
+        root = graph.values[task.outputs[0].value].root if task.view else -1
+        if root in state:
+            views.append((task, bases[0] if bases else task))
+            first.update((use.value, views[-1][1]) for use in task.outputs)
+            if root not in kept:
+                reader[views[-1][1].index] = state[root]
+        else:
+            for view in bases:
+                reader.setdefault(view.index, placement.device[task.name])
+    found = dict(placement.device)
+    for task, view in views:
+        found[task.name] = reader.get(view.index, found[view.name])
+    return found
 
 
 class _Writer:

@@ -46,15 +46,15 @@ class Kept:
     """The state that a schedule of ``graph`` keeps; ``moves`` copy tensors to physical devices."""
 
     def __init__(self, graph: Graph, moves: Mapping[str, Move]):
-        self._sources = graph.kept
-        homes = {name: graph.value(name).home for name in graph.kept}
-        self._moves = {name: moves[home] for name, home in homes.items() if home and home in moves}
+        homes = {name: graph.value(name).home or "" for name in graph.kept}
+        self._moves = {name: (home, moves[home]) for name, home in homes.items() if home in moves}
         self._others = {name: source for name, source in graph.kept.items() if name != source}
-        self._written = [
+        self._moved = {graph.kept[name] for name in self._moves}
+        self._written = {
             value.name
             for value in graph.sources
             if value.tensor is None and graph.last_version(value.index)
-        ]
+        }
         self._copies: dict[str, _Copy] = {}
 
     def inputs(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -69,42 +69,43 @@ class Kept:
         found = dict(given)
         for name, source in self._others.items():
             if source in given:
-                found[name] = _another(given[source])
-        for name, move in self._moves.items():
+                found[name] = given[source]
+        for name, (device, move) in self._moves.items():
             if (tensor := found.get(name)) is not None:
-                found[name] = self._current(name, tensor, move)
+                found[name] = self._current(name, tensor, device, move)
+        for name in self._others.keys() & found.keys() - self._moves.keys():
+            found[name] = _another(found[name])
         return found
 
     def wrote(self, given: Mapping[str, Any]) -> None:
         """Note that a run may have written its inputs."""
-        if self._written and _TABLES:
+        if self._written and _COPIES:
             forget(given[name] for name in self._written if name in given)
 
-    def forget(self, tensors: set[int]) -> None:
-        """Drop the copies of tensors, given by their identities."""
-        for name, copy in list(self._copies.items()):
-            if id(copy.source) in tensors:
-                self._copies.pop(name, None)
-
-    def _current(self, name: str, tensor: Any, move: Move) -> Any:
+    def _current(self, name: str, tensor: Any, device: str, move: Move) -> Any:
+        """Return the copy of a tensor; a new one if the tensor was changed."""
         copy = self._copies.get(name)
         if copy is None or not copy.is_of(tensor):
-            copy = _Copy.of(tensor, move)
+            copy = _COPIES.get((id(tensor), device))  # of another schedule
+            if copy is None or not copy.is_of(tensor):
+                copy = _copied(tensor, device, move)
             if copy is None:
                 return tensor
             self._copies[name] = copy
-            _watch(self)
         return copy.tensor
 
     def _check_apart(self, given: Mapping[str, Any]) -> None:
         """Raise HazardError if a task writes memory of state of which there is a copy."""
         if are_apart(given.values()):
             return
-        written = {*self._written}
-        copied = {self._sources[name] for name in self._moves}
+        written = self._written
         owned = [(name, extent) for name, item in given.items() for extent in extents(item)]
-        pair = first_meeting(owned, lambda a, b: {a, b} <= written | copied and a != b)
-        if pair is not None and not written.isdisjoint(pair):
+
+        def matters(a: str, b: str) -> bool:
+            return (a in written and b in self._moved) or (b in written and a in self._moved)
+
+        pair = first_meeting(owned, matters)
+        if pair is not None:
             a, b = pair
             raise HazardError(
                 f"{a!r} and {b!r} share memory, and {(a if a in written else b)!r} is written in "
@@ -112,7 +113,7 @@ class Kept:
             )
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Copy:
     """A copy of a tensor on a device: of which tensor, in which memory, and of which version.
 
@@ -126,81 +127,70 @@ class _Copy:
     version: int | None
     elements: Any
 
-    @classmethod
-    def of(cls, source: Any, move: Move) -> _Copy | None:
-        """Copy a tensor; None for what is not an ordinary one."""
-        torch = sys.modules["torch"]
-        if not isinstance(source, torch.Tensor) or source.layout is not torch.strided:
-            return None
-        memory = source.detach()
-        is_counted = isinstance(source, torch.nn.Parameter) or source.dim() > 1
-        elements = None if is_counted else memory.clone()
-        return cls(move(memory), source, memory, _version(source), elements)
-
     def is_of(self, source: Any) -> bool:
         """Whether a tensor is the source, and unchanged."""
         memory = self.memory
         is_same = (
             source is self.source
             and self.version is not None
-            and self.version == _version(source)
+            and self.version == source._version
             and source.data_ptr() == memory.data_ptr()
             and source.shape == memory.shape
             and source.stride() == memory.stride()
             and source.dtype is memory.dtype
         )
-        return is_same and (self.elements is None or _are_equal(self.elements, memory))
+        if not is_same or self.elements is None:
+            return is_same
+        return bool(sys.modules["torch"].equal(self.elements, memory))
+
+
+# The copies that schedules hold, which they share, by the source's identity and the device.
+_COPIES: weakref.WeakValueDictionary[tuple[int, str], _Copy] = weakref.WeakValueDictionary()
+_HOOKS: list[Any] = []
+
+
+def _copied(source: Any, device: str, move: Move) -> _Copy | None:
+    """Copy a tensor to a device; None for what is not an ordinary one."""
+    torch = sys.modules["torch"]
+    if not isinstance(source, torch.Tensor) or source.layout is not torch.strided:
+        return None
+    if not _HOOKS:
+        optimizer = sys.modules["torch.optim.optimizer"]
+        _HOOKS.append(optimizer.register_optimizer_step_post_hook(_note_step))
+    memory = source.detach()
+    is_counted = isinstance(source, torch.nn.Parameter) or source.dim() > 1
+    elements = None if is_counted else memory.clone()
+    version = None if source.is_inference() else source._version  # those have none
+    copy = _COPIES[id(source), device] = _Copy(move(memory), source, memory, version, elements)
+    return copy
+
+
+def forget(tensors: Iterable[Any]) -> None:
+    """Let all schedules copy tensors again, because they may have been written."""
+    found = set(map(id, tensors))
+    for copy in list(_COPIES.values()):
+        if id(copy.source) in found:
+            copy.version = None
+
+
+def _note_step(optimizer: Any, *_: Any) -> None:
+    """Let a step of an optimizer count as a change of its parameters."""
+    if _COPIES:
+        forget(item for group in optimizer.param_groups for item in group["params"])
 
 
 def _another(tensor: Any) -> Any:
-    """Return another object for the same memory, since objects have devices on imagined machines."""
+    """Return another object for the same memory, since on imagined machines objects have devices."""
     return tensor.detach() if hasattr(tensor, "detach") else tensor
-
-
-def _version(tensor: Any) -> int | None:
-    """Return the version of a tensor; None of one of inference mode, which has none."""
-    return None if tensor.is_inference() else int(tensor._version)
-
-
-def _are_equal(one: Any, other: Any) -> bool:
-    return bool(sys.modules["torch"].equal(one, other))
 
 
 def _move_to(device: str) -> Move:
     """Return a function that copies tensors to a torch device, with their strides."""
 
     def move(tensor: Any) -> Any:
-        if tensor.device == sys.modules["torch"].device(device):
-            return tensor
         if tensor.is_contiguous() or not tensor.numel():
             return tensor.to(device)
         row = tensor.as_strided((span(tensor),), (1,)).to(device)
         return row.as_strided(tensor.shape, tensor.stride())
 
     return move
-
-
-# ---- changes that no version counter shows
-
-_TABLES: weakref.WeakSet[Kept] = weakref.WeakSet()
-_HOOKS: list[Any] = []
-
-
-def forget(tensors: Iterable[Any]) -> None:
-    """Let all schedules copy tensors again, because they may have been written."""
-    found = set(map(id, tensors))
-    for table in list(_TABLES):
-        table.forget(found)
-
-
-def _watch(table: Kept) -> None:
-    """Let steps of optimizers count as changes of parameters of which a table has copies."""
-    _TABLES.add(table)
-    if not _HOOKS:
-        optimizer = sys.modules["torch"].optim.optimizer
-        _HOOKS.append(optimizer.register_optimizer_step_post_hook(_note_step))
-
-
-def _note_step(optimizer: Any, *_: Any) -> None:
-    if _TABLES:
-        forget(item for group in optimizer.param_groups for item in group["params"])

@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ from autosched.costs.costs import Costs, Replay
 from autosched.errors import GraphError, MachineError, MemoryLimitError, ScheduleError, listed
 from autosched.graph.graph import Graph, by_pattern
 from autosched.lowering.fitting import confined, fitted, is_limited
-from autosched.lowering.settling import keepable, keeping, settled
+from autosched.lowering.settling import keepable, keeping, settled, within
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies import POLICIES, TIMED, Policy, Progress, candidates, m_etf, m_sct, single
@@ -59,6 +59,9 @@ from autosched.simulation.simulate import durations
 from autosched.simulation.simulate import makespan as predict_makespan
 
 __all__ = ["estimate_costs", "find_policy", "mark_pageable", "schedule"]
+
+# Of the memory of a device, how much state may take if not all of it fits.
+_PARTS = (0.75, 0.5, 0.25, 0.0)
 
 
 def schedule(
@@ -96,7 +99,8 @@ def schedule(
     * ``costs``: given; or estimated from ``examples``, an input of each name; else all are equal.
     * ``inputs``, ``outputs``: the device on which an input is, or on which an output is requested,
       by names or patterns of names, ``{"w*": "cuda:0"}``; one device applies to all. Default:
-      inputs are on the host, outputs stay on the device of their producer.
+      inputs are on the host, state of captured steps is kept on the devices that use it, and
+      outputs stay on the device of their producer.
     * ``place``: devices by patterns of names of tasks or modules, ``{"layer1.*": "cuda:0"}``; the
       first match counts. Functions that read no tensor, as far as ``examples`` show, run on the
       host by default.
@@ -145,7 +149,7 @@ def schedule(
         costs = _costs(costs, pinned, machine, examples)
         if _replays(backend) and costs.replay is None and costs.has_issuing(machine.devices):
             costs = dataclasses.replace(costs, replay=Replay())
-        pinned = keeping(pinned, keepable(pinned))
+        pinned = keeping(pinned, keepable(pinned, machine))
         known = confined(pinned, machine, costs, wanted)
         problem = _Problem(pinned, machine, costs, known, wanted, goal)
         # 4., 5. Place, lower and predict.
@@ -421,19 +425,44 @@ def _best(
 def _lowered(problem: _Problem, placement: Placement) -> _Plan:
     """Lower a placement to a program that fits into memory, and predict its times.
 
-    Raises ScheduleError for instructions that the machine cannot execute.
+    It is the best of those that keep more or less state on devices. Raises ScheduleError for
+    instructions that the machine cannot execute.
     """
-    graph, machine, costs, _, outputs, goal = problem
-    graph, placement = settled(graph, machine, costs, placement)
-    parts = Parts(graph, machine, costs, outputs)
-    program = fitted(graph, machine, costs, placement, outputs)
-    seconds = durations(program, graph, machine, costs)
-    threads = issuing(program, graph, machine, costs)
-    plan = _Plan(graph, placement, program, predict_makespan(program, seconds, threads))
-    if goal.objective == "makespan":
-        return plan
-    loop = looped(parts, placement, program, goal.most)
-    return plan._replace(program=loop, period=period_of(parts, loop))
+    machine = problem.machine
+    costs = problem.costs
+    plans: list[_Plan] = []
+    refusal = MemoryLimitError("memory does not suffice")
+    for graph, placed in _with_state(problem, placement):
+        try:
+            program = fitted(graph, machine, costs, placed, problem.outputs)
+        except MemoryLimitError as error:
+            refusal = error
+            continue
+        seconds = durations(program, graph, machine, costs)
+        makespan = predict_makespan(program, seconds, issuing(program, graph, machine, costs))
+        plan = _Plan(graph, placed, program, makespan)
+        if problem.goal.objective == "period":
+            parts = Parts(graph, machine, costs, problem.outputs)
+            loop = looped(parts, placed, program, problem.goal.most)
+            plan = plan._replace(program=loop, period=period_of(parts, loop))
+        plans.append(plan)
+    if not plans:
+        raise refusal
+    return min(plans, key=lambda plan: (plan.period, plan.makespan))
+
+
+def _with_state(problem: _Problem, placement: Placement) -> Iterator[tuple[Graph, Placement]]:
+    """Yield the graph with state on its devices; with less and less, where memory is limited."""
+    graph, machine, costs = problem[:3]
+    found = settled(graph, machine, costs, placement)
+    yield found
+    kept = list(graph.kept)
+    if kept and is_limited(graph, machine, costs):
+        for part in _PARTS:
+            fewer = within(found[0], machine, costs, part)
+            if fewer != kept:
+                kept = fewer
+                yield settled(keeping(graph, kept), machine, costs, placement)
 
 
 def _in_flight(problem: _Problem, plan: _Plan) -> _Plan:

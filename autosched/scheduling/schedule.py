@@ -28,6 +28,7 @@ from autosched.explanation import Case, Explanation, TaskExplanation, explain, e
 from autosched.graph.graph import Graph
 from autosched.lowering import lower
 from autosched.lowering.fitting import confined
+from autosched.lowering.settling import settled_as, unsettled
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.placement import check as check_placement
@@ -418,8 +419,8 @@ class Schedule(Periodic):
     def lower_bound(self) -> float:
         """Lower bound on the makespan of all schedules of this graph on this machine."""
         # Tasks that fit into no device's memory cannot run.
-        costs = confined(self.graph, self.machine, self.costs, self.wanted)
-        known = bounds(self.graph, self.machine, costs)
+        graph = unsettled(self.graph, self.machine)
+        known = bounds(graph, self.machine, confined(graph, self.machine, self.costs, self.wanted))
         return max([*known.values(), self.placement.bound])
 
     @property
@@ -490,8 +491,10 @@ class Schedule(Periodic):
 
 def _joined(saved: Saved, graph: Graph) -> Schedule:
     """Join a saved schedule to its graph, with the checks of ``schedule`` and ``lower``."""
+    inputs = dict(saved.program.inputs)
+    graph = settled_as(graph, saved.machine, saved.placement, inputs)
     check_graph(saved, graph)
-    pinned = graph.pinned(dict(saved.program.inputs))
+    pinned = graph.pinned(inputs)
     for _, device in (*saved.program.inputs, *saved.program.outputs):
         saved.machine.device(device)
     saved.costs.check(pinned)
