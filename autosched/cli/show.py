@@ -16,6 +16,7 @@ from autosched.cli.loading import planned, subject_of
 from autosched.cli.output import deliver, has_colours, width
 from autosched.errors import UsageError
 from autosched.scheduling.schedule import Schedule
+from autosched.timeline.timeline import Timeline
 from autosched.viz import (
     gantt_svg,
     gantt_text,
@@ -59,13 +60,17 @@ def _choice(arguments: argparse.Namespace) -> tuple[str, str]:
     return form, view
 
 
+def _timeline(made: Schedule) -> Timeline:
+    return made.simulate(made.runs_shown)
+
+
 def _text(made: Schedule, colour: bool = False) -> str:
-    chart = gantt_text(made.simulate(), width(), colour=colour)
+    chart = gantt_text(_timeline(made), width(), colour=colour)
     return f"{made}\n\n{chart}\n\n{summary(made)}"
 
 
 def _gantt(made: Schedule) -> str:
-    return gantt_svg(made.simulate(), title=made.graph.name, phases=phases(made.graph))
+    return gantt_svg(_timeline(made), title=made.graph.name, phases=phases(made.graph))
 
 
 def _graph(draw: Callable[..., str], made: Schedule) -> str:
@@ -79,13 +84,13 @@ def _memory(made: Schedule) -> str:
 
 
 def _links(made: Schedule) -> str:
-    return links_svg(made.simulate(), title=made.graph.name)
+    return links_svg(_timeline(made), title=made.graph.name)
 
 
 def _trace(made: Schedule) -> str:
     memory = made.memory()
     title = made.graph.name
-    return perfetto_json(made.simulate(), graph=made.graph, memory=memory, title=title)
+    return perfetto_json(_timeline(made), graph=made.graph, memory=memory, title=title)
 
 
 _PICTURES: Mapping[str, Callable[[Schedule], str]] = {

@@ -124,11 +124,11 @@ class Case:
         if placement.streams is None:
             placement = replace(placement, streams=self.placement.streams)
         graph, placement = settled(self.graph, machine, self.costs, placement)
-        program = fitted(graph, machine, self.costs, placement, self._outputs)
+        program = fitted(graph, machine, self.costs, placement, self.outputs)
         return replace(self, graph=graph, machine=machine, placement=placement, program=program)
 
     @cached_property
-    def _outputs(self) -> dict[str, str]:
+    def outputs(self) -> dict[str, str]:
         """The required devices of outputs: those requested, or those they are copied to."""
         outputs = self.program.outputs
         copied = {label: device for label, device in outputs if device != self._made(label)}

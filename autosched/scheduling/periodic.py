@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     from autosched.machine.machine import Machine
     from autosched.placement import Placement
     from autosched.program.program import Program
+    from autosched.timeline.timeline import Timeline
 
 __all__ = ["Periodic"]
+
+_MORE = 3  # runs that are shown in addition to those in flight, to see a steady state
 
 
 class Periodic:
@@ -52,6 +55,20 @@ class Periodic:
     def _period(self) -> Period:
         parts = self.program, self.graph, self.machine, self.costs
         return period(self.program, durations(*parts), issuing(*parts))
+
+    @property
+    def runs_shown(self) -> int:
+        """The runs that pictures show: 1, or for a loop a few more than are in flight."""
+        in_flight = self.program.in_flight
+        return 1 if in_flight == 1 else in_flight + _MORE
+
+    def _shown(self, measured: Timeline | None = None) -> Timeline:
+        """Return the prediction to show, of as many runs as ``measured`` has."""
+        return self.simulate(self.runs_shown if measured is None else measured.run_count)
+
+    def simulate(self, runs: int = 1) -> Timeline:
+        """Return the predicted timeline of a number of runs."""
+        raise NotImplementedError
 
     @cached_property
     def period_bound(self) -> float:

@@ -473,7 +473,7 @@ def _in_flight(problem: _Problem, plan: _Plan) -> _Plan:
     if goal.objective == "makespan":
         program = looped(parts, plan.placement, program, goal.most)
     elif goal.in_flight is None:
-        fewest = fewest_runs(parts, program, plan.makespan)
+        fewest = fewest_runs(parts, program)
         program = fewest or fitted(*parts[:3], plan.placement, parts.outputs)
     warn_of_memory(parts, goal, program, level=4)
     return plan._replace(program=program)

@@ -353,7 +353,7 @@ class Schedule(Periodic):
         except (MachineError, ScheduleError):  # there is no code for a graph without functions
             code = ""
         explanation = str(self.explain(measured=measured))
-        parts = self.graph, self.program, self.simulate(), measured
+        parts = self.graph, self.program, self._shown(measured), measured
         memory = self.memory(measured)
         limits = {device.name: device.nbytes for device in self.machine.devices}
         return page_html(
@@ -367,7 +367,8 @@ class Schedule(Periodic):
         """
         if checked_count(runs, "runs", 1) == 1:
             return self._predicted
-        return simulate(self.program, self.graph, self.machine, self.costs, runs)
+        parts = self.program, self.graph, self.machine, self.costs
+        return replace(simulate(*parts, runs), period=self.period)
 
     @cached_property
     def _predicted(self) -> Timeline:
@@ -440,7 +441,7 @@ class Schedule(Periodic):
         ``autosched.simulation.footprint.memory_over_time`` documents what is counted.
         """
         parts = self.program, self.graph, self.machine, self.costs
-        return memory_over_time(*parts, self._predicted if measured is None else measured)
+        return memory_over_time(*parts, self._shown() if measured is None else measured)
 
     def draw(self, path: str | os.PathLike[str], measured: Timeline | None = None) -> None:
         """Draw a Gantt chart into a file, by suffix: .svg, .png or .pdf (extra ``viz``).
@@ -448,10 +449,10 @@ class Schedule(Periodic):
         ``measured``, a result of ``profile``, is drawn below the prediction. Raises ChartError for
         other suffixes, and OSError.
         """
-        draw_timeline(self._predicted, path, self.graph.name, measured, self.graph)
+        draw_timeline(self._shown(measured), path, self.graph.name, measured, self.graph)
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        return show_timeline(self._predicted, self.graph.name, repr(self), self.graph)
+        return show_timeline(self._shown(), self.graph.name, repr(self), self.graph)
 
     @overload
     def explain(self, task: None = None, measured: Timeline | None = None) -> Explanation: ...

@@ -59,7 +59,20 @@ def simulate(
         nbytes = _nbytes(instruction, graph, costs)
         spans.append(Span(*what(instruction), occupied(instruction), start, end, i, nbytes, run))
     made = Timeline.of(spans, program.arrows, program.carried_arrows)
-    return replace(made, learn=functools.partial(_known, costs))
+    arrows = *made.arrows, *_gates(made.spans, program.in_flight)
+    return replace(made, arrows=arrows, learn=functools.partial(_known, costs))
+
+
+def _gates(spans: Sequence[Span], in_flight: int) -> Iterator[tuple[int, int]]:
+    """Yield arrows from the end of a run to what begins then, and not before, ``in_flight`` later."""
+    last: dict[int, int] = {}  # by run, the span that ends last
+    for i, span in enumerate(spans):
+        if span.run not in last or span.end > spans[last[span.run]].end:
+            last[span.run] = i
+    for i, span in enumerate(spans):
+        before = last.get(span.run - in_flight)
+        if before is not None and span.start == spans[before].end:
+            yield before, i
 
 
 def makespan(program: Program, seconds: Sequence[float], issued: Issuing | None = None) -> float:

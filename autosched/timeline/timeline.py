@@ -72,7 +72,8 @@ class Timeline:
     ``arrows`` are pairs of positions in ``spans``: the second waited for an event recorded after
     the first. ``pauses`` are intervals (start, end) in which Python's garbage collector blocked its
     thread. ``runs`` are the runs of which this is the median, if any. ``doubt`` is a bound in
-    seconds on the error of device times against the host's clock. ``learn`` returns the costs for
+    seconds on the error of device times against the host's clock. ``period`` is the seconds per run
+    in steady state, where several runs are shown and it is known. ``learn`` returns the costs for
     ``costs``.
 
     >>> cuda, out = Stream("cuda:0", "compute"), Stream("cuda:0", "copy-out")
@@ -88,6 +89,7 @@ class Timeline:
     runs: tuple[Timeline, ...] = field(default=(), compare=False, repr=False)
     learn: Callable[[Timeline], Costs] | None = field(default=None, compare=False, repr=False)
     doubt: float = field(default=0.0, compare=False)
+    period: float | None = field(default=None, compare=False)
 
     @classmethod
     def of(
@@ -101,12 +103,21 @@ class Timeline:
         ``arrows`` and ``carried`` name instructions, as ``Program.arrows`` and
         ``Program.carried_arrows`` do.
         """
+        spans = tuple(spans)
+        every = [*((a, b, 0) for a, b in arrows), *carried]
+        runs = dict.fromkeys(span.run for span in spans)
+        return cls.joined(
+            spans, (((run - ago, a), (run, b)) for run in runs for a, b, ago in every)
+        )
+
+    @classmethod
+    def joined(
+        cls, spans: Iterable[Span], pairs: Iterable[tuple[tuple[int, int], tuple[int, int]]]
+    ) -> Timeline:
+        """Make a timeline with arrows between spans, each named by (run, instruction)."""
         ordered = tuple(sorted(spans, key=lambda span: (span.start, span.run, span.instruction)))
         position = {(span.run, span.instruction): i for i, span in enumerate(ordered)}
-        pairs = [*((a, b, 0) for a, b in arrows), *carried]
-        numbers = dict.fromkeys(run for run, _ in position)
-        ends = (((run - ago, a), (run, b)) for run in numbers for a, b, ago in pairs)
-        known = ((position[a], position[b]) for a, b in ends if a in position and b in position)
+        known = ((position[a], position[b]) for a, b in pairs if a in position and b in position)
         return cls(ordered, tuple(known))
 
     @classmethod
@@ -201,6 +212,11 @@ class Timeline:
     def makespan(self) -> float:
         """Seconds from the beginning to the end of the last span."""
         return max((span.end for span in self.spans), default=0.0)
+
+    @cached_property
+    def run_count(self) -> int:
+        """The number of runs that it shows."""
+        return 1 + max((span.run for span in self.spans), default=0)
 
     @cached_property
     def streams(self) -> tuple[Stream, ...]:

@@ -29,6 +29,7 @@ __all__ = ["read"]
 _ANNOTATION = re.compile(r"autosched::((run|copy) ([^\s@]+).*)#(\d{1,9})")
 _MOST = 1e15  # microseconds: 30 years
 _Thread = tuple[Any, Any]  # pid, tid
+_Key = tuple[int, int]  # run and instruction
 
 
 class _Slice(NamedTuple):
@@ -160,12 +161,18 @@ def _read_ours(events: Iterable[Mapping[str, Any]], slices: Sequence[_Slice]) ->
             streams[found.thread] = Stream(device, name)
     # 3. Join the slices of each instruction.
     ours = list(filter(_is_ours, inside))
-    pieces: dict[int, list[_Slice]] = {}
+    pieces: dict[_Key, list[_Slice]] = {}
     for found in ours:
-        pieces.setdefault(found.args["instruction"], []).append(found)
-    spans = [_joined(i, found, streams) for i, found in pieces.items()]
+        pieces.setdefault(_key(found), []).append(found)
+    spans = [_joined(key, found, streams) for key, found in pieces.items()]
     pauses = tuple((found.start, found.end) for found in inside if found.category == "gc")
-    return replace(Timeline.of(spans, _arrows(events, ours)), pauses=pauses)
+    return replace(Timeline.joined(spans, _arrows(events, ours)), pauses=pauses)
+
+
+def _key(found: _Slice) -> _Key:
+    """Return the run and the instruction of a slice of ours."""
+    run = found.args.get("run", 0)
+    return run if type(run) is int else 0, found.args["instruction"]
 
 
 def _labels(events: Iterable[Mapping[str, Any]], what: str) -> dict[_Thread, Mapping[str, Any]]:
@@ -179,11 +186,12 @@ def _labels(events: Iterable[Mapping[str, Any]], what: str) -> dict[_Thread, Map
     }
 
 
-def _joined(i: int, pieces: Sequence[_Slice], where: Mapping[_Thread, Stream]) -> Span:
+def _joined(key: _Key, pieces: Sequence[_Slice], where: Mapping[_Thread, Stream]) -> Span:
     """Return a span made of its slices, one on each stream: copy-out before copy-in.
 
     Raises TimelineError if one run has more of them, as in a file that merges two traces.
     """
+    run, i = key
     _require_one_run(i, pieces, where)
     used = (where[piece.thread] for piece in pieces)
     streams = tuple(sorted(used, key=lambda stream: stream.name == "copy-in"))
@@ -193,7 +201,7 @@ def _joined(i: int, pieces: Sequence[_Slice], where: Mapping[_Thread, Stream]) -
     end = min(piece.end for piece in pieces)
     nbytes = first.args.get("bytes", 0.0)
     nbytes = nbytes if is_number(nbytes) else 0.0
-    return Span(kind, first.name, streams, start, end, i, nbytes)
+    return Span(kind, first.name, streams, start, end, i, nbytes, run)
 
 
 def _require_one_run(i: int, pieces: Sequence[_Slice], where: Mapping[_Thread, Stream]) -> None:
@@ -215,14 +223,16 @@ def _require_one_run(i: int, pieces: Sequence[_Slice], where: Mapping[_Thread, S
     )
 
 
-def _arrows(events: Iterable[Mapping[str, Any]], slices: Sequence[_Slice]) -> list[tuple[int, int]]:
-    """Return the pairs of instructions that arrows connect."""
-    by_thread: dict[_Thread, tuple[list[float], list[int]]] = {}
+def _arrows(
+    events: Iterable[Mapping[str, Any]], slices: Sequence[_Slice]
+) -> list[tuple[_Key, _Key]]:
+    """Return the pairs of instructions that arrows connect, each with its run."""
+    by_thread: dict[_Thread, tuple[list[float], list[_Key]]] = {}
     for found in slices:
         starts, instructions = by_thread.setdefault(found.thread, ([], []))
         starts.append(found.start)
-        instructions.append(found.args["instruction"])
-    ends: dict[str, dict[str, int]] = {}
+        instructions.append(_key(found))
+    ends: dict[str, dict[str, _Key]] = {}
     for event in events:
         moment = _nanoseconds(event.get("ts")) if event.get("ph") in ("s", "f") else None
         if moment is not None and _thread(event) in by_thread:

@@ -137,6 +137,10 @@ def summary(timeline: Timeline) -> str:
     ('makespan 0 us', 'makespan 0 us, garbage collected for 2 ms')
     """
     text = f"makespan {duration(timeline.makespan)}"
+    if timeline.run_count > 1:
+        text = f"{timeline.run_count} runs in {duration(timeline.makespan)}"
+    if timeline.period is not None:
+        text += f", period {duration(timeline.period)}"
     if any(span.kind == "copy" for span in timeline.spans):
         text += f", {timeline.overlap().copies_hidden:.0%} of copy time hidden behind compute"
     if timeline.pauses:

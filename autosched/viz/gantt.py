@@ -94,8 +94,9 @@ def gantt_svg(
     """Draw a timeline as SVG: a row per stream, copies hatched, waits as arrows.
 
     The critical path is outlined. The end of each row shows the share of the makespan in which it
-    is idle. Pauses of the garbage collector are bands over all rows. With ``measured``, its rows
-    are below those of ``timeline``, on the same time axis. ``phases`` has the phases of tasks by
+    is idle. Pauses of the garbage collector are bands over all rows. Of several runs, every second
+    one is paler, and the last period is marked. With ``measured``, its rows are below those of
+    ``timeline``, on the same time axis. ``phases`` has the phases of tasks by
     name: ``"backward"`` and ``"optimizer"`` have colours of their own.
 
     >>> timeline = Timeline((Span("run", "h", (Stream("cuda:0", "compute"),), 0.0, 0.002, 0),))
@@ -119,6 +120,7 @@ def gantt_svg(
         rows = _rows(streams, list(labels.values()), y + 24)
         bottom = max((row.y + row.height for row in rows.values()), default=y + BOX) + GAP
         body += [*_names(rows, widths[0], axis), *_idle(chart, rows), *_grid(axis, y + 20, bottom)]
+        body += _period(chart, y + 17, axis)
         body += _arrows(chart, rows, axis)
         body += _boxes(chart, rows, axis, labels[name], phases or {})
         body += _pauses(chart, y + 20, bottom, axis)
@@ -127,7 +129,9 @@ def gantt_svg(
     paused = any(chart.pauses for chart in charts.values())
     for time, label in ticks(axis.end, TICKS):
         body.append(text("muted middle", axis.x(time), bottom + 14, label))
-    body += legend(MARGIN, bottom + 44, [*_task_entries(seen), *_ENTRIES, *_PAUSE * paused])
+    several = any(chart.run_count > 1 for chart in charts.values())
+    entries = [*_task_entries(seen), *_ODD * several, *_ENTRIES, *_PAUSE * paused]
+    body += legend(MARGIN, bottom + 44, entries)
     return document(WIDTH, bottom + 44 + MARGIN, title or "schedule", body)
 
 
@@ -138,6 +142,7 @@ _ENTRIES = (
     ("box", "track", "idle"),
 )
 _PAUSE = (("band", "pause", "garbage collection"),)
+_ODD = (("box", "task odd", "every second run"),)
 
 
 def _task_entries(seen: set[str]) -> list[tuple[str, str, str]]:
@@ -158,6 +163,15 @@ def _heading(name: str, chart: Timeline, y: float) -> str:
     strong = f'<tspan class="ink strong">{name}: </tspan>' if name else ""
     place = f'x="{number(MARGIN)}" y="{number(y + 8)}"'
     return f'<text class="muted" {place}>{strong}{escape(summary(chart))}</text>'
+
+
+def _period(chart: Timeline, y: float, axis: _Axis) -> Iterator[str]:
+    """Draw a bracket over the last period."""
+    if chart.period is not None and chart.run_count > 1:
+        right = axis.x(chart.makespan)
+        left = axis.x(max(chart.makespan - chart.period, 0.0))
+        yield path("period", "M", left, y + 6, "V", y, "H", right, "V", y + 6)
+        yield text("ink end label", left - 5, y + 4, "period")
 
 
 # ---- rows
@@ -250,19 +264,19 @@ def _boxes(
     chart: Timeline, rows: Rows, axis: _Axis, labels: Labels, phases: Phases
 ) -> Iterator[str]:
     """Draw each span in the rows of its streams, over the arrows, the critical path last."""
-    critical = {span.instruction for span in chart.critical_path()}
+    critical = {(span.run, span.instruction) for span in chart.critical_path()}
     filled = dict.fromkeys(rows, -1.0)  # the right end of the filled part of each row
     outlined = []
     for i, span in enumerate(chart.spans):
         left = axis.x(span.start)
         right = axis.x(span.end)
-        look = f" {phase}" if (phase := _phase(span, phases)) else ""
+        look = (f" {phase}" if (phase := _phase(span, phases)) else "") + " odd" * (span.run % 2)
         for stream in span.streams:
             if right - filled[stream] < CLOSE:
                 continue
             filled[stream] = right
             label = labels[stream].get(i)
-            if span.instruction in critical:
+            if (span.run, span.instruction) in critical:
                 box = _box(span, left, right, rows[stream], f"{look} critical", label)
                 outlined.append(box)
             else:
@@ -276,7 +290,9 @@ def _box(span: Span, left: float, right: float, row: _Row, look: str, label: _La
     cls = kind + look + " thin" * (width < THIN)
     streams = " and ".join(map(str, span.streams))
     times = f"start {duration(span.start)}, takes {duration(span.seconds)}"
-    tooltip = f"{kind} {span.name}\n{streams}\n{times}"
+    of_run = f" of run {span.run}" if span.run else ""
+    tooltip = f"{kind} {span.name}{of_run}\n{streams}\n{times}"
+    on_box = f"on-{kind}" if span.run % 2 == 0 else "ink"
     rx = 2 if width >= THIN else 0
     box = rect(cls, left, row.y, max(width, CLOSE), row.height, rx, tooltip)
     if label is None:
@@ -284,10 +300,10 @@ def _box(span: Span, left: float, right: float, row: _Row, look: str, label: _La
     middle = left + width / 2
     match label.place:
         case "inside":
-            return box + text(f"on-{kind} middle label", middle, row.middle + 4, label.text)
+            return box + text(f"{on_box} middle label", middle, row.middle + 4, label.text)
         case "vertical":
             place = middle + 3.6, row.middle
-            return box + text(f"on-{kind} middle label", *place, label.text, rotated=True)
+            return box + text(f"{on_box} middle label", *place, label.text, rotated=True)
         case "right":
             return box + text("ink halo label", right + 4, row.middle + 4, label.text)
 

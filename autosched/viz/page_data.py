@@ -1,6 +1,7 @@
 """Encode a schedule for the HTML page as compact columns and tables.
 
-An *item* is a run or a copy of the program. Everything refers to it by its index in issue order.
+An *item* is a run or a copy of the program. Everything refers to it by its index in issue order. Of
+several runs of a loop, each has items of its own, behind those of the runs before.
 Columns are delta-encoded and compressed: ten thousand tasks with their program take half a
 megabyte. Knows no HTML.
 """
@@ -16,7 +17,7 @@ from typing import Any
 from autosched.graph.graph import Graph
 from autosched.graph.task import Origin, Task
 from autosched.program.program import Copy, Program, Run, Stream, occupied
-from autosched.timeline.timeline import Timeline
+from autosched.timeline.timeline import Span, Timeline
 from autosched.viz.format import Steps, natural, thinned
 
 __all__ = ["page_data"]
@@ -47,19 +48,32 @@ def page_data(
     >>> found["name"], found["streams"], found["timelines"]["predicted"]["seconds"], found["click"]
     (['add'], [['cpu', 'compute']], [20000000], 1e-07)
     """
+    runs = max((timeline.run_count for timeline in timelines.values()), default=1)
     positions = [i for i, instruction in enumerate(program) if isinstance(instruction, Item)]
+    each = len(positions)
     items = [item for item in program if isinstance(item, Item)]
-    item_at = {position: item for item, position in enumerate(positions)}
+    needs, after = _links(graph, items)
+    # 1. Repeat the items for each run: those of run r begin at r * each.
+    item_at = {
+        (run, position): run * each + item
+        for run in range(runs)
+        for item, position in enumerate(positions)
+    }
+    positions *= runs
+    items *= runs
+    needs *= runs
+    after *= runs
+    # 2. Describe them.
     streams = sorted(program.streams, key=_stream_order)
     number = {stream: i for i, stream in enumerate(streams)}
     on = [[number[stream] for stream in occupied(item)] for item in items]
     tick = _tick(max((timeline.makespan for timeline in timelines.values()), default=0.0))
-    needs, after = _links(graph, items)
     tasks = [graph.task(item.task) if isinstance(item, Run) else None for item in items]
     finite = {name: round(limit) for name, limit in (limits or {}).items() if limit < math.inf}
     used = {name: steps for name, steps in memory.items() if any(n for _, n in steps)}
     return {
         "click": tick,
+        "each": each,
         "streams": [list(stream) for stream in streams],
         "name": [item.task if isinstance(item, Run) else item.value for item in items],
         "on": on,
@@ -147,13 +161,17 @@ def _words(name: str, words: Sequence[str]) -> dict[str, Any]:
 
 
 def _times(
-    timeline: Timeline, item_at: Mapping[int, int], on: Sequence[Sequence[int]], tick: float
+    timeline: Timeline,
+    item_at: Mapping[tuple[int, int], int],
+    on: Sequence[Sequence[int]],
+    tick: float,
 ) -> dict[str, Any]:
     """Return the duration of items, and ``idle``, the gap since the previous item on the stream.
 
     The stream is the first one of the item. ``idle`` is None for items that did not run.
     """
-    spans = {span.instruction: span for span in timeline.spans if span.instruction in item_at}
+    at = {(span.run, span.instruction): span for span in timeline.spans}
+    spans = {key: span for key, span in at.items() if key in item_at}
     idle: list[int | None] = [None] * len(on)
     seconds = [0] * len(on)
     ended: dict[int, int] = {}  # by stream
@@ -166,9 +184,9 @@ def _times(
             ended |= dict.fromkeys(on[item], end)
     waits: list[list[int]] = [[] for _ in on]
     for a, b in timeline.arrows:
-        before, item = (item_at[timeline.spans[end].instruction] for end in (a, b))
+        before, item = (item_at[_key(timeline.spans[end])] for end in (a, b))
         waits[item].append(item - before)
-    critical = sorted(item_at[span.instruction] for span in timeline.critical_path())
+    critical = sorted(item_at[_key(span)] for span in timeline.critical_path())
     pauses = [[round(start / tick), round((end - start) / tick)] for start, end in timeline.pauses]
     return {
         "idle": idle,
@@ -176,7 +194,12 @@ def _times(
         "waits": waits,
         "critical": critical,
         "pauses": pauses,
+        "period": 0 if timeline.period is None else round(timeline.period / tick),
     }
+
+
+def _key(span: Span) -> tuple[int, int]:
+    return span.run, span.instruction
 
 
 def _memory(steps: Steps, tick: float) -> dict[str, list[int]]:

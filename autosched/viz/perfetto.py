@@ -81,6 +81,7 @@ class _Group:
         devices = dict.fromkeys([*(stream.device for stream in timeline.streams), *self.memory])
         self.pids = {device: next(pids) for device in devices}
         self.python = next(pids) if timeline.pauses else 0
+        self.runs = next(pids) if timeline.run_count > 1 else 0
         self.slices = _slices(timeline)
 
     def events(
@@ -97,6 +98,8 @@ class _Group:
             span = self.timeline.spans[i]
             args = _args(span, graph)
             yield {**_slice(span.kind, span.name, start, end), **threads[stream], "args": args}
+        if self.runs:
+            yield from self._runs(tids)
         yield from self._arrows(threads, arrows)
         yield from self._bytes_in_flight()
         for device, steps in self.memory.items():
@@ -123,6 +126,30 @@ class _Group:
                 arrow = {"cat": "wait", "name": "wait", "id": next(numbers)}
                 yield {"ph": "s", **arrow, **threads[source], "ts": leaves}
                 yield {"ph": "f", "bp": "e", **arrow, **threads[target], "ts": arrives}
+
+    def _runs(self, tids: Iterator[int]) -> Iterator[_Event]:
+        """Yield a slice for each run, on as few threads as runs overlap; and the period."""
+        yield from self._process(self.runs, "runs")
+        ends: list[int] = []  # by thread, when its last run ends
+        threads: list[_Event] = []
+        spans: dict[int, list[tuple[int, int]]] = {}
+        for (i, _), times in self.slices.items():
+            spans.setdefault(self.timeline.spans[i].run, []).append(times)
+        for run, mine in sorted(spans.items()):
+            start, end = min(first for first, _ in mine), max(last for _, last in mine)
+            free = next((k for k, ended in enumerate(ends) if ended <= start), len(ends))
+            if free == len(ends):
+                ends.append(0)
+                threads.append({"pid": self.runs, "tid": next(tids)})
+                yield from _named_thread(threads[free], f"in flight {free}")
+            ends[free] = end
+            yield {**_slice("whole run", f"run {run}", start, end), **threads[free]}
+        if self.timeline.period:
+            thread = {"pid": self.runs, "tid": next(tids)}
+            yield from _named_thread(thread, "period")
+            end = _ns(self.timeline.makespan)
+            start = max(end - _ns(self.timeline.period), 0)
+            yield {**_slice("period", "period", start, max(end, start + 1)), **thread}
 
     def _bytes_in_flight(self) -> Iterator[_Event]:
         changes: dict[Stream, list[tuple[int, float]]] = {}
@@ -159,7 +186,7 @@ def _after(free: int, start: float, end: float) -> tuple[int, int]:
 
 
 def _args(span: Span, graph: Graph | None) -> _Event:
-    args: _Event = {"instruction": span.instruction}
+    args: _Event = {"instruction": span.instruction} | ({"run": span.run} if span.run else {})
     if span.kind == "copy" and span.nbytes:
         args["bytes"] = _finite(span.nbytes)
     if span.kind == "run" and graph is not None:

@@ -58,6 +58,7 @@ optimizer     | fill:#b8629a;stroke:#ffffff | fill:#dd94bd;stroke:#0d1117
 view          | fill:#ffffff;stroke:#0072b2 | fill:#0d1117;stroke:#56b4e9
 input         | fill:#ffffff;stroke:#59636e | fill:#0d1117;stroke:#9198a1
 copy          | fill:url(#autosched-hatch);stroke:#ffffff | stroke:#0d1117
+odd           | fill-opacity:.4 |
 ground        | fill:#f3bf4f | fill:#e69f00
 stripe        | fill:#e69f00 | fill:#b87f00
 thin          | stroke:none | stroke:none
@@ -75,6 +76,7 @@ along         | stroke:#1f2328;stroke-width:2.6;marker-end:url(#autosched-along)
 move.along    | stroke:#e69f00;stroke-width:4.5;marker-end:url(#autosched-move) | stroke:#e69f00
 faint         | stroke-width:.7;opacity:.55 |
 halo          | stroke:#ffffff;stroke-width:4;paint-order:stroke | stroke:#0d1117
+period        | fill:none;stroke:#1f2328;stroke-width:1.2 | stroke:#e6edf3
 frame         | fill:none;stroke:#59636e;stroke-width:.8 | stroke:#9198a1
 head          | fill:#59636e | fill:#9198a1
 head-move     | fill:#e69f00 |

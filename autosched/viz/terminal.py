@@ -18,6 +18,7 @@ TICK = 10  # columns of one step of the time axis, at least
 IDLE = 6  # columns at the right, for the share of time in which a stream is idle
 COLOURS = {"run": "34", "copy": "33"}  # blue and yellow, as terminals number them
 BLOCKS = {"run": ("█", "▌"), "copy": ("░", "▏")}  # the fill of a box, and its right edge
+ODD = {"run": ("▓", "▌"), "copy": ("▒", "▏")}  # the same of every second run
 
 
 def gantt_text(timeline: Timeline, width: int = 80, *, colour: bool = False) -> str:
@@ -25,7 +26,8 @@ def gantt_text(timeline: Timeline, width: int = 80, *, colour: bool = False) -> 
 
     A box begins with its name, where that fits, and ends in an edge. The last column is the share
     of the makespan in which a stream is idle. With ``colour`` the text is for a colour terminal:
-    tasks are blue, copies yellow, and the critical path is bold.
+    tasks are blue, copies yellow, and the critical path is bold. Every second run is shaded, and
+    the last period is marked under the axis.
 
     >>> span = Span("run", "mm", (Stream("cpu", "compute"),), 0.0, 0.002, 0)
     >>> print(gantt_text(Timeline((span,)), width=40))
@@ -43,12 +45,15 @@ def gantt_text(timeline: Timeline, width: int = 80, *, colour: bool = False) -> 
             spans[stream].append(span)
     end = timeline.makespan
     idle = idle_shares(timeline)
-    bold = {span.instruction for span in timeline.critical_path()} if colour else None
+    path = timeline.critical_path() if colour else ()
+    bold = {(span.run, span.instruction) for span in path} if colour else None
     lines = []
     for name, (stream, mine) in zip(names, spans.items(), strict=True):
         lines.append(name + _row(mine, end, cells, bold) + f"{idle[stream]:>{IDLE}.0%}")
     axis = " " * indent + _axis(end, cells).ljust(cells)
     lines.append(axis + f"{'idle':>{IDLE}}" * bool(streams))
+    if timeline.run_count > 1:
+        lines.append(" " * indent + _period(timeline, cells))
     return "\n".join([*(line.rstrip() for line in lines), summary(timeline)])
 
 
@@ -66,7 +71,19 @@ def _row_names(streams: Iterable[Stream]) -> list[str]:
     return labels
 
 
-def _row(spans: Iterable[Span], end: float, cells: int, bold: Collection[int] | None) -> str:
+def _period(timeline: Timeline, cells: int) -> str:
+    """Return the legend of runs, and a line under the last period, if there is room."""
+    legend = f"runs: {BLOCKS['run'][0]} {ODD['run'][0]} in turn"
+    if timeline.period is None:
+        return legend
+    left = _column(max(timeline.makespan - timeline.period, 0.0), timeline.makespan, cells)
+    mark = f"└{'period':─^{max(cells - left - 2, 0)}}┘"
+    return legend.ljust(left) + mark if len(legend) < left and cells - left >= 8 else legend
+
+
+def _row(
+    spans: Iterable[Span], end: float, cells: int, bold: Collection[tuple[int, int]] | None
+) -> str:
     """Draw the boxes of one stream, each at least one column wide, unless its columns are full.
 
     In colour, unless ``bold`` is None; otherwise it has the bold ones.
@@ -80,14 +97,14 @@ def _row(spans: Iterable[Span], end: float, cells: int, bold: Collection[int] | 
         if left < right:
             box = _box(span, right - left)
             if bold is not None:
-                box = f"\x1b[{'1;' * (span.instruction in bold)}{COLOURS[span.kind]}m{box}\x1b[0m"
+                box = f"\x1b[{'1;' * ((span.run, span.instruction) in bold)}{COLOURS[span.kind]}m{box}\x1b[0m"
             row += " " * (left - filled) + box
             filled = right
     return row + " " * (cells - filled)
 
 
 def _box(span: Span, width: int) -> str:
-    fill, edge = BLOCKS[span.kind]
+    fill, edge = (ODD if span.run % 2 else BLOCKS)[span.kind]
     name = _printable(span.name)
     if columns(name) >= width:
         name = ""

@@ -234,6 +234,23 @@ function drawAxis(ink) {
     if (x(at) >= view.gutter - 1 && x(at) < view.wide - 12) ink.fillText(words, x(at), AXIS / 2 + 2);
   }
   ink.textAlign = "left";
+  drawPeriod(ink);
+}
+
+// A bracket over the last period of a loop.
+function drawPeriod(ink) {
+  const t = shown(), from = x(t.makespan - t.period), to = x(t.makespan);
+  if (!t.period || !several || to < view.gutter) return;
+  ink.strokeStyle = ink.fillStyle = palette.ink;
+  ink.lineWidth = 1.2;
+  ink.beginPath();
+  ink.moveTo(Math.max(from, view.gutter), AXIS + 7);
+  if (from > view.gutter) ink.lineTo(from, AXIS + 1);
+  ink.lineTo(to, AXIS + 1);
+  ink.lineTo(to, AXIS + 7);
+  ink.stroke();
+  const left = from - 5 - width(ink, "period");
+  if (left > view.gutter) ink.fillText("period", left, AXIS + 4);
 }
 
 // Boxes are drawn style by style. Where many are narrower than a pixel, those that touch become one.
@@ -252,8 +269,9 @@ function drawBoxes(ink, seen) {
         view.boxes++;
         const right = x(t.end(item)), important = faded && inMark(item), pale = faded && !important;
         const hollow = lane.hollow || views.has(item), narrow = right - left < 1.5;
-        const critical = state.critical && t.critical.has(item), name = `${kind(item)}${hollow}${pale}`;
-        if (!styles.has(name)) styles.set(name, { kind: kind(item), hollow, pale, boxes: [] });
+        const critical = state.critical && t.critical.has(item), odd = runOf(item) % 2;
+        const name = `${kind(item)}${hollow}${pale}${odd}`;
+        if (!styles.has(name)) styles.set(name, { kind: kind(item), hollow, pale, odd, boxes: [] });
         const touches = last !== null && narrow && last.narrow && left - last.right < CLOSE;
         if (touches && last.name === name && !important) {
           last.box[2] = Math.max(right - last.box[0], CLOSE);
@@ -275,8 +293,8 @@ function drawBoxes(ink, seen) {
   drawPauses(ink, seen);
 }
 
-function drawStyle(ink, { kind, hollow, pale, boxes }) {
-  ink.globalAlpha = (pale ? 0.3 : 1) * (hollow ? 0.45 : 1);
+function drawStyle(ink, { kind, hollow, pale, odd, boxes }) {
+  ink.globalAlpha = (pale ? 0.3 : 1) * (hollow ? 0.45 : 1) * (odd ? 0.4 : 1);
   ink.fillStyle = fill(kind);
   for (const box of boxes) ink.fillRect(...box);
   if (printing && kind === "copy") for (const box of boxes) drawStripes(ink, box);
@@ -328,13 +346,14 @@ function drawLabels(ink, labels) {
     if (!words) continue;
     const at = from + (room + 8 - width(ink, words)) / 2;
     ink.globalAlpha = pale ? 0.5 : 1;
-    if (isCopy(item) && !hollow && !pale) {
+    const odd = runOf(item) % 2;
+    if (isCopy(item) && !hollow && !pale && !odd) {
       ink.strokeStyle = palette.ground;
       ink.lineWidth = 3;
       ink.lineJoin = "round";
       ink.strokeText(words, at, y + high / 2 + 0.5);
       ink.fillStyle = "#1f2328";
-    } else ink.fillStyle = hollow || pale ? palette.ink : palette["on-task"];
+    } else ink.fillStyle = hollow || pale || odd ? palette.ink : palette["on-task"];
     ink.fillText(words, at, y + high / 2 + 0.5);
   }
   ink.globalAlpha = 1;

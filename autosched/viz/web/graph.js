@@ -4,7 +4,7 @@
 const MOST = 90, SCOPES = 30, BANDS = 48, ABREAST = 5, RANK = 58, NODE = 32;
 
 const canvas = document.getElementById("graph");
-const runs = Array.from({ length: count }, (_, item) => item).filter(item => !isCopy(item));
+const runs = Array.from({ length: data.each }, (_, item) => item).filter(item => !isCopy(item));  // tasks, of the first run
 const many = runs.length > MOST;
 const taskPredecessors = item => through(item, other => needs[other]).filter(other => !isCopy(other));
 const taskSuccessors = item => through(item, successors).filter(other => !isCopy(other));
@@ -59,6 +59,7 @@ function banded(items) {
 
 // The nearest predecessors and successors, some levels of them and some of each level: as many as can be read.
 function around(item) {
+  item %= data.each;
   const start = isCopy(item) ? [...taskPredecessors(item), ...taskSuccessors(item)] : [item];
   const found = new Set(start);
   for (const next of [taskPredecessors, taskSuccessors]) {
@@ -163,7 +164,8 @@ function centre(node, wide, high) {
   if (px < margin || px > wide - margin) drawing.left += wide / 2 - px;
   if (py < margin || py > high - margin) drawing.top += high / 2 - py;
 }
-const nodeOf = item => drawing.ofItem.get(isCopy(item) ? needs[item].find(o => !isCopy(o)) ?? users[item][0] : item);
+const nodeOf = any => nodeOfFirst(any % data.each);
+const nodeOfFirst = item => drawing.ofItem.get(isCopy(item) ? needs[item].find(o => !isCopy(o)) ?? users[item][0] : item);
 
 function drawGraph() {
   const [ink, wide, high] = sized(canvas);

@@ -118,6 +118,11 @@ function showModes() {
         ? "repeating-linear-gradient(-45deg, var(--ground) 0 3px, var(--stripe) 3px 5px)" : `var(--${name})`;
       return make("span", swatch, words);
     }));
+  if (!several) return;
+  const swatch = make("i");
+  swatch.style.background = "var(--task)";
+  swatch.style.opacity = "0.4";
+  byId("legend").append(make("span", swatch, "every second run"));
 }
 
 // ---- the mouse: a drag pans, or measures with the Shift key; a click selects

@@ -38,6 +38,7 @@ class Times {
     this.waits = absolute(columns.waits);
     this.arrows = this.waits.flatMap((others, item) => others.map(other => [other, item]));
     this.pauses = columns.pauses;
+    this.period = columns.period;
     const all = this.rows.flat();
     this.makespan = all.reduce((most, item) => Math.max(most, this.end(item)), 0);
     this.busy = this.rows.map(row => row.reduce((sum, item) => sum + this.seconds[item], 0));
@@ -72,7 +73,10 @@ const times = Object.fromEntries(Object.entries(data.timelines).map(([name, colu
 const names = Object.keys(times);
 const makespan = Math.max(...names.map(name => times[name].makespan), 1);
 
-const label = item => (isCopy(item) ? `copy ${data.name[item]}` : data.name[item]);
+// Of a loop, each run has items of its own.
+const runOf = item => Math.floor(item / data.each), several = count > data.each;
+const ofRun = item => (runOf(item) ? ` of run ${runOf(item)}` : "");
+const label = item => (isCopy(item) ? `copy ${data.name[item]}` : data.name[item]) + ofRun(item);
 const source = item => (data.row[item] ? `${data.files[data.file[item]]}:${data.row[item]}` : "");
 const module = item => data.modules[data.module[item]];
 // A name without the path of its module before it.
