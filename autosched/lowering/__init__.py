@@ -62,6 +62,10 @@ def lower(
             f"memory is limited, and {in_flight} runs in flight share it; "
             "only a program of one run makes room for itself"
         )
+    if in_flight > 1 and machine.ranks:
+        raise ScheduleError(
+            "a program over several ranks executes one run at a time; leave in_flight out"
+        )
     check(placement, graph, machine)
     tasks = [graph.task(name) for name in placement.order]
     runs = assign_streams(graph, machine, tasks, placement)
