@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Any, overload
 
 from autosched._lib.files import write
-from autosched._lib.forks import rlock
 from autosched.bounds import bounds
 from autosched.codegen import Code, generate
 from autosched.costs.costs import Costs
@@ -37,6 +36,7 @@ from autosched.runtime.check import Check
 from autosched.runtime.execute import Executor
 from autosched.scheduling.arguments import check_arguments, checked_count, checked_timeout
 from autosched.scheduling.rebuilding import rebuilt
+from autosched.scheduling.running import LOCK, Running, RunState
 from autosched.scheduling.saved import Saved, check_graph, describe, facts_of, from_text, to_text
 from autosched.simulation.footprint import footprint, memory_over_time
 from autosched.simulation.issuing import Issuing, issuing
@@ -48,8 +48,6 @@ from autosched.viz.drawing import draw_timeline, show_timeline
 from autosched.viz.page import page_html
 
 __all__ = ["Schedule", "load"]
-
-_LOCK = rlock()  # two threads that call a schedule for the first time share one executor
 
 
 def load(path: str | os.PathLike[str], graph: Graph | None = None) -> Schedule:
@@ -79,17 +77,8 @@ def load(path: str | os.PathLike[str], graph: Graph | None = None) -> Schedule:
         raise ScheduleError(f"{os.fspath(path)}: {error}") from error
 
 
-class _State:
-    """The mutable state of a schedule; the executor is made at the first run."""
-
-    def __init__(self) -> None:
-        self.executor: Executor | None = None
-        self.verified = False
-        self.closed = False
-
-
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(Running):
     """A verified program for a graph on a machine. Call it with the graph's inputs.
 
     ``print`` it to read the program. Its parts are ``graph``, ``machine``, ``costs``, ``placement``
@@ -113,7 +102,7 @@ class Schedule:
     # By output, the requested device.
     wanted: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     nvtx: bool = field(default=False, compare=False, repr=False)
-    _state: _State = field(default_factory=_State, init=False, compare=False, repr=False)
+    _state: RunState = field(default_factory=RunState, init=False, compare=False, repr=False)
 
     # ---- running
 
@@ -139,6 +128,9 @@ class Schedule:
         ScheduleError if a task calls a schedule that waits for that task to end. After a fork, the
         child process starts its own threads.
         """
+        runs = self._state.runs
+        if self.program.in_flight > 1 or (runs is not None and not runs.is_idle):
+            return self._call(args, inputs, timeout)
         seconds = checked_timeout(timeout)
         inputs, keep = self.graph.completed(args, inputs)
         outputs = self._guarded(inputs, self._executor(inputs, seconds))
@@ -170,7 +162,10 @@ class Schedule:
         runs = checked_count(repeat, "repeat", 1), checked_count(warmup, "warmup", 0)
         seconds = checked_timeout(timeout)
         inputs, _ = self.graph.completed(args, inputs)
-        timelines = [self._executor.profile(inputs, seconds) for _ in range(sum(runs))]
+        profile = partial(self._executor.profile, inputs, seconds)
+        if self._state.runs is not None:
+            profile = partial(self._runs.paused, profile)
+        timelines = [profile() for _ in range(sum(runs))]
         measured = partial(learn, graph=self.graph, machine=self.machine, costs=self.costs)
         return replace(Timeline.median(timelines[runs[1] :]), learn=measured)
 
@@ -243,15 +238,17 @@ class Schedule:
 
         It waits at most about a second for a running task, whose thread ends when the task does.
         """
-        with _LOCK:
+        with LOCK:
             self._state.closed = True
+            if self._state.runs is not None:
+                self._state.runs.close()
             if self._state.executor is not None:
                 self._state.executor.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copies and pickles, without threads and other state of runs."""
         state = {item.name: getattr(self, item.name) for item in fields(self)}
-        return state | {"_state": _State()}
+        return state | {"_state": RunState()}
 
     def __enter__(self) -> Schedule:
         return self
@@ -267,7 +264,7 @@ class Schedule:
     @property
     def _executor(self) -> Executor:
         if self._state.executor is None:
-            with _LOCK:
+            with LOCK:
                 if self._state.executor is None:
                     self._state.executor = self._new_executor()
         return self._state.executor

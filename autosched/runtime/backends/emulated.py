@@ -27,7 +27,7 @@ from autosched._lib.aliasing import extents
 from autosched._lib.forks import in_child, rlock
 from autosched.machine.machine import Machine
 from autosched.program.program import Program, Stream
-from autosched.runtime.backends import Step
+from autosched.runtime.backends import Backend, Step
 from autosched.runtime.backends.host import Host
 from autosched.runtime.backends.mixing import Mixing
 from autosched.runtime.backends.pace import Pace
@@ -133,6 +133,10 @@ class Emulated(Host):
         """Return the call of a task that raises, as on GPUs, if it mixes devices."""
         return self.mixing.watched(device, fn, call, arguments) if self.mixes else call
 
+    def slot(self) -> Backend:
+        """Return a backend with the same clocks, and with events of its own."""
+        return _Slot(self)
+
     def begin(self, stopped: Callable[[], bool]) -> None:
         """Set all clocks to now."""
         super().begin(stopped)
@@ -156,7 +160,8 @@ class Emulated(Host):
         queueing = [stream for stream in streams if self.contention or _computes(stream)]
 
         def step() -> None:
-            start = queues.take(queueing, max(clock[stream] for stream in streams), seconds)
+            ready = max(self.begun, *(clock[stream] for stream in streams))
+            start = queues.take(queueing, ready, seconds)
             try:
                 call()
                 end = max(start + seconds, time.perf_counter())
@@ -195,6 +200,31 @@ class Emulated(Host):
     def _sleep_until(self, end: float) -> None:
         while (left := end - time.perf_counter()) > 0 and not self.stopped():
             time.sleep(min(left, _NAP))
+
+
+class _Slot(Emulated):
+    """An emulated machine for one of several runs in flight.
+
+    The clocks of streams go on from run to run: a run starts on a stream when it has begun and the
+    stream has finished what was issued before.
+    """
+
+    def __init__(self, whole: Emulated) -> None:
+        super().__init__(whole.serial)
+        self.clock = whole.clock
+        self.queues = whole.queues
+        self.contention = whole.contention
+        self.mixing = whole.mixing
+        self.mixes = whole.mixes
+
+    def begin(self, stopped: Callable[[], bool]) -> None:
+        """Note the time."""
+        self.begun = time.perf_counter()
+        self.stopped = stopped
+        self.events.clear()
+
+    def join(self) -> None:
+        """Do nothing: all work has finished."""
 
 
 def _computes(stream: Stream) -> bool:
