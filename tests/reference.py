@@ -37,7 +37,7 @@ def happens_before(program: Program) -> list[int]:
         if isinstance(instruction, Record):
             need(instruction.event not in recorded, "an event is recorded twice")
             recorded[instruction.event] = i
-        if isinstance(instruction, Wait):
+        if isinstance(instruction, Wait) and not instruction.ago:
             need(instruction.event in recorded, "a wait has no record before it")
             direct.append(recorded[instruction.event])
         before.append(0)
@@ -247,7 +247,8 @@ class Reference:
         for name, block in self.home.items():
             need(self.final(name, block.device) is block, f"{name} does not come home")
         for block in self.blocks:
-            need(block.freed or block.kept, f"{list(block.holds)} is never freed")
+            released = self.program.in_flight > 1
+            need(block.freed or block.kept or released, f"{list(block.holds)} is never freed")
             need(not (block.freed and block.kept), "freed and needed")
 
     def final(self, name: str, device: str) -> Block:
@@ -261,3 +262,66 @@ class Reference:
             ):
                 return block
         raise RefusedError(f"{name} is not there at the end")
+
+
+class LoopReference(Reference):
+    """Checks one run as ``Reference`` does, and then every two accesses of different runs, one by one."""
+
+    def __init__(self, program: Program, graph: Graph, runs: int = 3):
+        super().__init__(program, graph)
+        before = happens_before_of_runs(program, runs)
+        count = len(program)
+        accesses = [access for block in self.home.values() for access in self.pairs(block.accesses)]
+        for a, b in [*accesses, *self.sharing()]:
+            for later in range(runs):
+                for earlier in range(later):
+                    seen = before[later * count + b] >> (earlier * count + a) & 1
+                    need(seen, f"{b} does not wait for {a} of {later - earlier} runs ago")
+
+    def pairs(self, accesses: list[tuple[int, Region, bool]]) -> list[tuple[int, int]]:
+        return [
+            (i, j)
+            for i, part, writes in accesses
+            for j, other, wrote in accesses
+            if (writes or wrote) and part.overlaps(other)
+        ]
+
+    def sharing(self) -> list[tuple[int, int]]:
+        """The tasks that share state, each with each and itself."""
+        return [
+            (self.ran[a.name], self.ran[b.name])
+            for a in self.graph.tasks
+            for b in self.graph.tasks
+            if any(item is other for item in a.shared for other in b.shared)
+        ]
+
+
+def happens_before_of_runs(program: Program, runs: int) -> list[int]:
+    """As ``happens_before``, of several runs; position i of run r is ``r * len(program) + i``.
+
+    As if no run had to wait until an earlier one has ended.
+    """
+    need(
+        all(
+            i.event in {r.event for r in program if isinstance(r, Record)} and i.ago > 0
+            for i in program
+            if isinstance(i, Wait) and i.ago
+        ),
+        "a wait for an earlier run has no record",
+    )
+    before: list[int] = []
+    last: dict[Stream, int] = {}
+    recorded: dict[tuple[int, int], int] = {}
+    for run in range(runs):
+        for instruction in program:
+            i = len(before)
+            direct = [last[stream] for stream in occupied(instruction) if stream in last]
+            if isinstance(instruction, Record):
+                recorded[run, instruction.event] = i
+            if isinstance(instruction, Wait) and instruction.ago <= run:
+                direct.append(recorded[run - instruction.ago, instruction.event])
+            before.append(0)
+            for j in direct:
+                before[i] |= before[j] | 1 << j
+            last.update(dict.fromkeys(occupied(instruction), i))
+    return before

@@ -147,7 +147,7 @@ def _with_streams_by_link(program: Program) -> Program:
         if isinstance(copy, Copy)
     }
     moved = [replace(i, stream=streams.get(i.stream, i.stream)) for i in program]
-    return Program(tuple(moved), program.inputs, program.outputs)
+    return replace(program, instructions=tuple(moved))
 
 
 # ---- spilled values

@@ -11,6 +11,9 @@ Lowering is a chain of passes, each from instructions to instructions:
     events         insert as few records and waits as enforce every
                    hazard; and, in the same walk,
     frees          free memory where that costs no wait                -> + records, waits and frees
+    carried        in a loop: waits for the run before; memory that
+                   would be freed at the end is released when the run
+                   has ended                                           -> + records and waits
 
 Lowering knows no times and no costs: the placement has decided devices and order.
 """
@@ -19,7 +22,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from autosched.errors import ScheduleError
 from autosched.graph.graph import Graph
+from autosched.lowering.carried import insert_carried
 from autosched.lowering.copies import insert_copies
 from autosched.lowering.events import insert_events
 from autosched.lowering.functional import insert_functional, is_functional
@@ -39,14 +44,21 @@ def lower(
     placement: Placement,
     outputs: Mapping[str, str] | None = None,
     nbytes: Sequence[float] | None = None,
+    in_flight: int = 1,
 ) -> Program:
     """Return the program of a placement; ``outputs`` has devices for some outputs.
 
     With ``nbytes``, the bytes of each value by index, no device holds more than its memory for any
     interleaving of its streams; copies are then as late as possible, whatever the placement says.
-    Raises ScheduleError for placements that break a constraint, for missing links, and where memory
-    does not suffice.
+    With ``in_flight`` > 1, the program is a loop. Raises ScheduleError for placements that break a
+    constraint, for missing links, where memory does not suffice, and for a loop with ``nbytes``:
+    frees make room within one run only.
     """
+    if in_flight > 1 and nbytes is not None:
+        raise ScheduleError(
+            f"memory is limited, and {in_flight} runs in flight share it; "
+            "only a program of one run makes room for itself"
+        )
     check(placement, graph, machine)
     tasks = [graph.task(name) for name in placement.order]
     runs = assign_streams(graph, machine, tasks, placement)
@@ -64,9 +76,13 @@ def lower(
             instructions, places = spill_copies(graph, machine, tasks, runs, outputs or {}, nbytes)
         hazards = find_hazards(graph, machine, instructions, places)
     single = frozenset() if machine.contention else single_copy_streams(instructions, hazards)
-    program = insert_events(instructions, hazards, single)
+    program = insert_events(instructions, hazards, single, ends=in_flight == 1)
+    homes = {value.index: home(graph, machine, value) for value in graph.sources}
+    if in_flight > 1:
+        program = insert_carried(program, graph, homes)
     return Program(
         tuple(program),
-        inputs=tuple((value.name, home(graph, machine, value)) for value in graph.sources),
+        inputs=tuple((value.name, homes[value.index]) for value in graph.sources),
         outputs=tuple(places.items()),
+        in_flight=in_flight,
     )

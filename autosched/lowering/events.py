@@ -41,11 +41,15 @@ Ints = NDArray[np.int64]
 
 
 def insert_events(
-    instructions: Sequence[Run | Copy | Free], hazards: Hazards, single: Collection[Stream] = ()
+    instructions: Sequence[Run | Copy | Free],
+    hazards: Hazards,
+    single: Collection[Stream] = (),
+    ends: bool = True,
 ) -> list[Instruction]:
     """Return the instructions with records, waits and frees, so that every hazard is ordered.
 
-    Blocks of ``hazards`` are freed, in addition to the frees that make room. The streams in
+    Blocks of ``hazards`` are freed, in addition to the frees that make room; those that no existing
+    wait allows to free are left, or freed at the end with waits if ``ends`` is set. The streams in
     ``single``, which hold a single copy, have no entry in vector clocks.
     """
     streams = chain.from_iterable(map(occupied, instructions))
@@ -56,7 +60,7 @@ def insert_events(
     c = ClockState.of(how, len(clocks.index), width, len(o.after) + len(o.uses))
     h = Frees.of(how, o, len(clocks.index), width)
     how(walk)(o, h, c)
-    return _Issued(instructions, hazards, clocks, o, h, c).program()
+    return _Issued(instructions, hazards, clocks, o, h, c).program(ends)
 
 
 def _work(instructions: Sequence[Run | Copy | Free], hazards: Hazards, clocks: Clocks) -> Work:
@@ -132,8 +136,11 @@ class _Issued:
         )
         self.producers: Ints = np.unique(self.item[self.kind == WAIT])
 
-    def program(self) -> list[Instruction]:
-        """Return the instructions, with a record after each one that is waited for."""
+    def program(self, ends: bool) -> list[Instruction]:
+        """Return the instructions, with a record after each one that is waited for.
+
+        With ``ends``, the remaining blocks are freed.
+        """
         recorded = np.searchsorted(self.at, self.producers, side="right")
         kind = np.insert(self.kind, recorded, _RECORD).tolist()
         waits = self.kind == WAIT
@@ -147,7 +154,7 @@ class _Issued:
         ]
         found: list[Instruction] = list(map(next, map(lines.__getitem__, kind)))
         left = (np.asarray(self.h.pending) >= 0).nonzero()[0].tolist()
-        return found + self._ending(left) if left else found
+        return found + self._ending(left) if left and ends else found
 
     def _frees(self, blocks: Sequence[int]) -> list[Free]:
         h = self.hazards

@@ -130,7 +130,7 @@ def single_copy_streams(instructions: Iterable[Instruction]) -> frozenset[Stream
     for i in instructions if found else ():
         if isinstance(i, Record):
             recorded[i.event] = i.stream
-        elif isinstance(i, Wait) and i.stream in found and i.event in recorded:
+        elif isinstance(i, Wait) and not i.ago and i.stream in found and i.event in recorded:
             waited.add(recorded[i.event])
     return frozenset(found - waited)
 

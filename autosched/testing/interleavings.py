@@ -1,4 +1,4 @@
-"""Enumerate the interleavings of a program up to equivalence, or sample them.
+"""Enumerate the interleavings of a run of a program up to equivalence, or sample them.
 
 Two interleavings are equivalent if they have the same order between any two conflicting
 instructions, that is, any two that access the same resource, one of them changing it; equivalent
@@ -139,7 +139,9 @@ def _ordered(program: Program) -> list[int]:
     events: dict[int, int] = {}
     for i, instruction in enumerate(program):
         streams = occupied(instruction)
-        mask = events.get(instruction.event, 0) if isinstance(instruction, Wait) else 0
+        mask = 0
+        if isinstance(instruction, Wait) and not instruction.ago:
+            mask = events.get(instruction.event, 0)
         for stream in streams:
             mask |= clocks.get(stream, 0)
         before.append(mask)

@@ -60,6 +60,23 @@ def rest(a: torch.Tensor) -> torch.Tensor:
     return a[1:]
 
 
+class Average(torch.nn.Module):
+    """A module with state: a decaying average of all that it was called with."""
+
+    average: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, a: torch.Tensor) -> torch.Tensor:
+        """Add to the average, and return a tensor of the same shape."""
+        if a.is_meta:  # asks for the shape alone
+            return torch.empty_like(a)
+        self.average.mul_(0.5).add_(torch.tanh(a.sum()) * 0.5)
+        return torch.tanh(a + self.average)
+
+
 # ---- moves: each adds a task or a few to a graph, and returns the new values
 
 
@@ -104,6 +121,11 @@ def _out(graph: Graph, a: Value, b: Value, **facts: Any) -> list[Value]:
     return [part]
 
 
+def _average(graph: Graph) -> Average:
+    """Return the module of a graph; all its tasks share one."""
+    return next((task.fn for task in graph.tasks if isinstance(task.fn, Average)), Average())
+
+
 Move = Callable[..., list[Value]]
 
 # For these ``on=`` may be given: their results are new memory, so no other constraint conflicts.
@@ -139,7 +161,11 @@ VIEWS: Mapping[str, Move] = {
     "set row": _set_row,
     "out": _out,
 }
-MOVES = {**FRESH, **WRITES, **VIEWS}
+STATEFUL: Mapping[str, Move] = {
+    "average": lambda graph, a, b, **facts: [graph.add(_average(graph), a, **facts)],
+    "constant": lambda graph, a, b, **facts: _written(graph, graph.value("constant"), a, **facts),
+}
+MOVES = {**FRESH, **WRITES, **VIEWS, **STATEFUL}
 
 # Conditions on the shapes of a move's two values; other moves take any.
 NEEDS: Mapping[str, Callable[[torch.Size, torch.Size], bool]] = {
@@ -167,8 +193,11 @@ class _Sample(NamedTuple):
 
 
 @functools.cache  # Hypothesis builds strategies slowly
-def _moves(devices: tuple[str, ...], most: int, views: bool) -> st.SearchStrategy[list[_Sample]]:
-    kinds = [kind for kind in MOVES if views or kind not in VIEWS]
+def _moves(
+    devices: tuple[str, ...], most: int, views: bool, state: bool
+) -> st.SearchStrategy[list[_Sample]]:
+    left_out = {*(() if views else VIEWS), *(() if state else STATEFUL)}
+    kinds = [kind for kind in MOVES if kind not in left_out]
     after = st.sampled_from([None] * 100 + [*range(30)])
     on = st.sampled_from([None] * len(devices) * 2 + [*devices])
     move = st.tuples(st.sampled_from(kinds), st.integers(0, 99), st.integers(0, 99), after, on)
@@ -177,13 +206,18 @@ def _moves(devices: tuple[str, ...], most: int, views: bool) -> st.SearchStrateg
 
 @st.composite
 def graphs(
-    draw: st.DrawFn, devices: Sequence[str] = DEVICES, most: int = 14, views: bool = True
+    draw: st.DrawFn,
+    devices: Sequence[str] = DEVICES,
+    most: int = 14,
+    views: bool = True,
+    state: bool = False,
 ) -> Graph:
     """Sample graphs of up to ``most`` moves.
 
     They have writes, views, several outputs, trees, random tasks, orders and constraints. They run
     on the results of ``inputs_for``, and every policy can schedule them on ``machines`` of the same
-    devices. Without ``views`` no two values share memory.
+    devices. Without ``views`` no two values share memory. With ``state``, a run leaves some in a
+    constant and in a module.
     """
     graph = Graph("drawn")
     values = list(graph.inputs("x", "y"))
@@ -192,7 +226,11 @@ def graphs(
             values.append(graph.input("z"))
     inputs = inputs_for(graph).items()
     meta = {graph.value(name).index: tensor.to("meta") for name, tensor in inputs}
-    for move in draw(_moves(tuple(devices), most, views)):
+    if state:
+        constant = torch.full((3, 3), 0.5, dtype=torch.float64)
+        values.append(graph.constant(constant, "constant"))
+        meta[values[-1].index] = constant.to("meta")
+    for move in draw(_moves(tuple(devices), most, views, state)):
         values += _make(graph, values, meta, move)
     shown = draw(st.lists(st.sampled_from(values), min_size=1, max_size=3, unique_by=id))
     graph.output(*shown)

@@ -3,7 +3,8 @@
 In a functional graph, one without in-place writes, each value is made once, in memory of its own,
 and never written again. Then the laws of ``verify`` are few enough for a kernel. This proof is
 sound but not complete: a program that it does not prove may be correct, and ``verify`` then walks
-it. It never passes a program that ``verify`` would refuse.
+it. It never passes a program that ``verify`` would refuse. Of a loop it proves a single run: waits
+for earlier runs order nothing within one.
 """
 
 from __future__ import annotations
@@ -179,11 +180,16 @@ class _Numbered:
         )
 
     def is_left(self, made: Ints, ran: Ints) -> bool:
-        """Whether all tasks have run, and only inputs and outputs remain in memory."""
+        """Whether all tasks have run, and only inputs and outputs remain in memory.
+
+        In a loop, other memory may remain, too, until the run has ended.
+        """
         kept = np.zeros(len(made), bool)
         kept[self.given] = True
         kept[self.wanted] = True
-        return bool((ran >= 0).all() and ((made != NOWHERE) == kept).all())
+        left = made != NOWHERE
+        is_loop = self.program.in_flight > 1
+        return bool((ran >= 0).all() and (left[kept].all() if is_loop else (left == kept).all()))
 
 
 def _single_copy_streams(p: Columns, streams: int) -> NDArray[np.bool_]:
@@ -244,7 +250,7 @@ def walk(p: Lines, g: Flow, s: State, c: ClockState, devices: int) -> bool:
             s.event_position[subject] = c.count[own]
             for k in range(c.width):
                 s.event_clocks[subject * c.width + k] = c.clocks[own * c.width + k]
-        else:
+        elif kind == WAIT:
             other = s.event_own[subject]
             far = s.event_position[subject]
             wait_for(c, own, other, far, s.event_clocks, subject * c.width)

@@ -8,14 +8,17 @@ The program is walked once with vector clocks and checked against these laws:
     presence    what is read is present: made on this device, or copied to it, and not freed
     single      each task runs once, each version is on a device at most once at a time
     free        memory is freed once, on the stream that allocated it, after all its uses; only
-                inputs, constants and outputs are kept
+                inputs, constants and outputs are kept, and in a loop what is released when the
+                run has ended
     result      outputs, and the inputs that tasks wrote, end where the program says
     place       tasks run where they are constrained to, and with those that the graph keeps with
                 them; where a machine is given, on its devices and links, and on no more compute
                 streams than it has
 
 The proof derives from the graph what must be ordered. It shares only the clock arithmetic with
-lowering. It is one pass; its time grows with instructions times streams.
+lowering. It is one pass; its time grows with instructions times streams. Of a loop, this pass
+proves each run by itself, since waits for earlier runs have no effect in the first run; that the
+runs do not race with each other is proved by unrolling the loop (``loops``).
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from autosched.program.program import Copy, Free, Program, Record, Run, Stream, 
 from autosched.program.residency import Residency
 from autosched.program.vector_clocks import Clocks, Stamp, single_copy_streams
 from autosched.verification.functional import proves
+from autosched.verification.loops import Access, check_runs, check_waits
 
 __all__ = ["verify"]
 
@@ -74,9 +78,13 @@ def verify(program: Program, graph: Graph, machine: Machine | None = None) -> No
         )
     if machine is not None:
         _check_machine(program, machine)
+    check_waits(program)
     host = None if machine is None else machine.host
+    memory: Mapping[str, Sequence[Access]] = {}
     if not proves(program, graph, host):
-        _Verifier(program, graph, host).run()
+        memory = _Verifier(program, graph, host).run()
+    if program.in_flight > 1:
+        check_runs(program, graph, memory)
 
 
 def _check_machine(program: Program, machine: Machine) -> None:
@@ -126,11 +134,13 @@ class _Verifier:
         self.written: dict[int, _Memory] = {}
         self.blocks: dict[_Memory, _Place] = {}  # with the place for which each was made
         self.home: dict[str, _Memory] = {}
+        self.shared: dict[_Memory, list[Access]] = {}  # accesses to memory that runs share
         self.at_home: dict[str, int] = {}  # the version that is in the caller's memory
         self.ran: dict[int, int] = {}  # by task, its position in the program
         self.stamps: dict[int, Stamp] = {}  # of runs and copies, by position
 
-    def run(self) -> None:
+    def run(self) -> dict[str, list[Access]]:
+        """Check all laws of one run; return the accesses to memory of inputs and constants."""
         self._inputs()
         for at, instruction in enumerate(self.program.instructions):
             self.at = at
@@ -145,6 +155,7 @@ class _Verifier:
             elif isinstance(instruction, Wait):
                 self._wait(instruction)
         self._end()
+        return {name: self.shared[block] for name, block in self.home.items()}
 
     def _inputs(self) -> None:
         found = sorted(name for name, _ in self.program.inputs)
@@ -155,6 +166,7 @@ class _Verifier:
             self.home[name] = block = self._new((name, 0, device), ())
             self.at_home[name] = 0
             block.kept = True
+            self.shared[block] = []
 
     def _record(self, record: Record) -> None:
         if record.event in self.events:
@@ -162,6 +174,8 @@ class _Verifier:
         self.events[record.event] = self.clocks.stamp(self.index[record.stream])
 
     def _wait(self, wait: Wait) -> None:
+        if wait.ago:
+            return
         if wait.event not in self.events:
             self._fail("events", f"event e{wait.event} is waited for but not recorded before")
         self.clocks.wait_for(self.index[wait.stream], self.events[wait.event])
@@ -360,7 +374,7 @@ class _Verifier:
             place = (value.name, self.graph.last_version(value.index), self.inputs[value.name])
             if self._final(place, f"input {value.name!r}") is not self.home[value.name]:
                 self._fail("result", f"{_named(place)} is not in the caller's memory at the end")
-        for block, place in self.blocks.items():
+        for block, place in self.blocks.items() if self.program.in_flight == 1 else ():
             if not block.freed and not block.kept:
                 self._fail("free", f"{_named(place)} is never freed")
 
@@ -397,6 +411,8 @@ class _Verifier:
         self, block: _Memory, region: Region, writes: bool, place: _Place | None = None
     ) -> None:
         """Check that an access happens after all accesses with which it conflicts."""
+        if block in self.shared:
+            self.shared[block].append(Access(self.at, region, writes))
         readers: Sequence[int] = ()
         if writes:
             writers, readers = block.accesses.write(region, self.at)

@@ -1,0 +1,143 @@
+"""Prove that the runs of a loop cannot race with each other.
+
+``verify`` proves one run, in which waits for earlier runs have no effect. This module unrolls the
+loop twice and checks that conflicting accesses of the two runs are ordered: those to the memory of
+inputs and constants that tasks write, and the use of state that tasks share. All other memory
+belongs to one run. The number of runs in flight does not matter: that a run begins after an earlier
+one has ended only adds order, and never between a run and the next.
+
+Two runs suffice for any number of runs:
+
+* What is ordered between the first two runs is ordered between any run and the next. For streams
+  and waits order these in the same way, and waits that have no effect in the first run only add to
+  that. No wait for more than one run ago orders anything between the first two, or may be relied
+  on, since these alone can already be in flight together.
+* What is ordered between each run and the next is ordered between all runs. Let ``a`` and ``b``
+  conflict. One writes, so it conflicts with its own repetitions, too. If ``a`` does, ``a`` of a run
+  happens before ``a`` of the next, and so on, up to the run before that of ``b``; likewise for
+  ``b``. Tasks that share state are ordered within each run: it suffices that the last of a run
+  happens before the first of the next.
+
+The requirements come from the graph and the accesses that ``verify`` found; only ``BitClocks`` is
+shared with lowering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from autosched._lib.allowed import is_whole
+from autosched.errors import ProgramError
+from autosched.graph.graph import Graph
+from autosched.graph.regions import Accesses, Region
+from autosched.program.bit_clocks import BitClocks
+from autosched.program.program import Copy, Program, Record, Run, Wait, excerpt
+
+__all__ = ["Access", "check_runs", "check_waits"]
+
+
+class Access(NamedTuple):
+    """An access to a region of memory by the instruction at a position."""
+
+    at: int
+    region: Region
+    writes: bool
+
+
+class _Need(NamedTuple):
+    """An instruction that must follow one of the run before."""
+
+    at: int
+    before: int
+    why: str
+
+
+def check_waits(program: Program) -> None:
+    """Raise ProgramError for waits of earlier runs that are impossible, and counts below 1."""
+    if not is_whole(program.in_flight) or program.in_flight < 1:
+        raise ProgramError(
+            f"the runs in flight must be a number, 1 or more, got {program.in_flight!r}"
+        )
+    carried = [(k, i) for k, i in enumerate(program) if isinstance(i, Wait) and i.ago]
+    events = {i.event for i in program if isinstance(i, Record)} if carried else set()
+    for at, wait in carried:
+        what = f"event e{wait.event} of an earlier run is waited for"
+        if program.in_flight == 1:
+            raise ProgramError(excerpt(program, at, "events", f"{what} in a single run", None))
+        if not is_whole(wait.ago) or wait.ago < 0:
+            what = f"{what}, but {wait.ago!r} is no number of runs"
+            raise ProgramError(excerpt(program, at, "events", what, None))
+        if wait.event not in events:
+            raise ProgramError(excerpt(program, at, "events", f"{what} but never recorded", None))
+
+
+def check_runs(program: Program, graph: Graph, memory: Mapping[str, Sequence[Access]]) -> None:
+    """Raise ProgramError if conflicting accesses of different runs may happen in any order.
+
+    ``memory`` has the accesses of one run to each input and constant, in issue order.
+    """
+    needs: dict[int, list[_Need]] = {}
+    for need in (*_in_memory(memory), *_in_state(program, graph)):
+        needs.setdefault(need.at, []).append(need)
+    before = sorted({need.before for found in needs.values() for need in found})
+    mark = {at: 1 << number for number, at in enumerate(before)}
+    clocks = BitClocks()
+    for at, instruction in enumerate(program if needs else ()):
+        clocks.issue(instruction, mark.get(at, 0))
+    clocks.begin_run()
+    for at, instruction in enumerate(program if needs else ()):
+        for need in needs.get(at, ()):
+            if not clocks.before(instruction) & mark[need.before]:
+                _fail(program, need)
+        clocks.issue(instruction)
+
+
+def _in_memory(memory: Mapping[str, Sequence[Access]]) -> Iterator[_Need]:
+    """Yield the accesses that conflict with some of the run before, which they must follow."""
+    for name, accesses in memory.items():
+        if not any(access.writes for access in accesses):
+            continue
+        unrolled = Accesses()
+        for repetition in range(2):
+            for number, access in enumerate(accesses):
+                who = number + repetition * len(accesses)
+                conflicts = _added(unrolled, access, who)
+                earlier = [accesses[k].at for k in conflicts if k < len(accesses)]
+                for before in earlier if repetition else ():
+                    yield _Need(access.at, before, f"uses the memory of {name!r}")
+
+
+def _added(unrolled: Accesses, access: Access, who: int) -> Iterable[int]:
+    """Add an access; return the earlier ones with which it conflicts."""
+    if not access.writes:
+        return unrolled.read(access.region, who)
+    writers, readers = unrolled.write(access.region, who)
+    return [*writers, *readers]
+
+
+def _in_state(program: Program, graph: Graph) -> Iterator[_Need]:
+    """Yield the first task of a run that uses each item of shared state, and the last one."""
+    ran = {run.task: at for at, run in enumerate(program) if isinstance(run, Run)}
+    span: dict[int, tuple[int, int, str]] = {}
+    for task in graph.tasks:
+        at = ran[task.name]
+        for item in task.shared:
+            first, last, _ = span.get(id(item), (at, at, ""))
+            span[id(item)] = min(first, at), max(last, at), type(item).__name__.lstrip("_")
+    for first, last, kind in span.values():
+        yield _Need(first, last, f"shares the state of a {kind}")
+
+
+def _fail(program: Program, need: _Need) -> None:
+    later, earlier = (_named(program, at) for at in (need.at, need.before))
+    what = f"{later} {need.why} with {earlier} of the run before, which is not waited for"
+    raise ProgramError(excerpt(program, need.at, "order", what, need.before))
+
+
+def _named(program: Program, at: int) -> str:
+    instruction = program.instructions[at]
+    if isinstance(instruction, Run):
+        return f"task {instruction.task!r}"
+    assert isinstance(instruction, Copy)
+    return f"the copy of {instruction.value!r} to {instruction.destination}"
