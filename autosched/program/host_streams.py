@@ -15,7 +15,10 @@ __all__ = ["waiting_for_host"]
 
 
 def waiting_for_host(program: Program, gpu: Set[Stream]) -> set[Stream]:
-    """Return the CPU streams, and all streams that wait, directly or not, for one of them."""
+    """Return the CPU streams, and all streams that wait, directly or not, for one of them.
+
+    A wait for an earlier run also delays what is issued after it.
+    """
     recorder = {i.event: i.stream for i in program if isinstance(i, Record)}
     pairs = [
         (i.stream, recorder[i.event])

@@ -31,9 +31,9 @@ def predecessors(program: Program) -> Before:
         match instruction:
             case Record(stream, event):
                 recorded[event] = last.get(stream, [])
-            case Wait(stream, event, ago):
-                if ago:
-                    continue  # orders it after another run
+            case Wait(_, _, ago) if ago:  # orders nothing within a run
+                continue
+            case Wait(stream, event):
                 last[stream] = [*dict.fromkeys([*last.get(stream, ()), *recorded.get(event, ())])]
             case _:
                 streams = occupied(instruction)

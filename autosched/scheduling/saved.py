@@ -156,6 +156,8 @@ def to_text(saved: Saved) -> str:
         "graph": saved.graph,
         "facts": json_data(saved.facts),
     }
+    if saved.program.in_flight > 1:
+        document["in_flight"] = saved.program.in_flight
     if saved.placement.copies:
         document["copies"] = [send._asdict() for send in saved.placement.copies]
     if saved.placement.streams is not None:
@@ -182,7 +184,7 @@ def from_text(text: str) -> Saved:
 def _document(item: Any, place: str) -> Saved:
     if isinstance(item, dict) and "format" in item:
         _DOCUMENT["format"](item["format"], "format")  # first: else other messages would mislead
-    saved: Saved = struct(_saved, _DOCUMENT, optional=["facts", "copies", "streams"])(item, place)
+    saved: Saved = struct(_saved, _DOCUMENT, optional=_OPTIONAL)(item, place)
     return saved
 
 
@@ -194,9 +196,10 @@ def _saved(
     format: int,
     copies: tuple[Send, ...] = (),
     streams: int | None = None,
+    in_flight: int = 1,
     **rest: Any,
 ) -> Saved:
-    whole = Program(tuple(program), tuple(inputs.items()), tuple(outputs.items()))
+    whole = Program(tuple(program), tuple(inputs.items()), tuple(outputs.items()), in_flight)
     placed = Placement(placement, tuple(placement), copies, streams=streams)
     return Saved(placement=placed, program=whole, **rest)
 
@@ -231,6 +234,7 @@ _FACTS = {
     "nbytes": table(_finite),
     "devices": table(_name),
 }
+_OPTIONAL = ["facts", "copies", "streams", "in_flight"]
 _DOCUMENT = {
     "format": _format,
     "backend": _backend,
@@ -241,6 +245,7 @@ _DOCUMENT = {
     "copies": each(struct(Send, _SEND)),
     "streams": one("a number of streams: 1 or more", lambda n: is_whole(n) and n >= 1),
     "program": each(_instruction),
+    "in_flight": one("a number of runs: 2 or more", lambda n: is_whole(n) and n >= 2),
     "machine": MACHINE,
     "costs": COSTS,
     "graph": each(_text),

@@ -24,8 +24,9 @@ shared with lowering.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from autosched._lib.allowed import is_whole
 from autosched.errors import ProgramError
@@ -50,7 +51,7 @@ class _Need(NamedTuple):
 
     at: int
     before: int
-    why: str
+    shared: str
 
 
 def check_waits(program: Program) -> None:
@@ -105,7 +106,7 @@ def _in_memory(memory: Mapping[str, Sequence[Access]]) -> Iterator[_Need]:
                 conflicts = _added(unrolled, access, who)
                 earlier = [accesses[k].at for k in conflicts if k < len(accesses)]
                 for before in earlier if repetition else ():
-                    yield _Need(access.at, before, f"uses the memory of {name!r}")
+                    yield _Need(access.at, before, f"the memory of {name!r}")
 
 
 def _added(unrolled: Accesses, access: Access, who: int) -> Iterable[int]:
@@ -124,14 +125,17 @@ def _in_state(program: Program, graph: Graph) -> Iterator[_Need]:
         at = ran[task.name]
         for item in task.shared:
             first, last, _ = span.get(id(item), (at, at, ""))
-            span[id(item)] = min(first, at), max(last, at), type(item).__name__.lstrip("_")
-    for first, last, kind in span.values():
-        yield _Need(first, last, f"shares the state of a {kind}")
+            kind = type(item).__name__.lstrip("_")
+            span[id(item)] = min(first, at), max(last, at), f"the state of the same {kind}"
+    yield from itertools.starmap(_Need, dict.fromkeys(span.values()))
 
 
-def _fail(program: Program, need: _Need) -> None:
+def _fail(program: Program, need: _Need) -> NoReturn:
     later, earlier = (_named(program, at) for at in (need.at, need.before))
-    what = f"{later} {need.why} with {earlier} of the run before, which is not waited for"
+    what = (
+        f"{later} must follow {earlier} of the run before, which is not waited for: both use "
+        f"{need.shared}"
+    )
     raise ProgramError(excerpt(program, need.at, "order", what, need.before))
 
 

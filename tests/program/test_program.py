@@ -8,7 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autosched.errors import ProgramError
+from autosched.program.arrays import CARRIED, RECORD, RUN
+from autosched.program.host_streams import waiting_for_host
 from autosched.program.program import Copy, Free, Program, Record, Run, Stream, Wait, occupied
+from autosched.program.units import predecessors
 
 A, B = Stream("cuda:0", "compute"), Stream("cuda:1", "compute")
 OUT, IN = Stream("cuda:0", "copy-out"), Stream("cuda:1", "copy-in")
@@ -50,6 +53,23 @@ def test_a_program_reads_as_a_list_of_instructions():
     assert (len(program), list(program)) == (9, list(program.instructions))
 
 
+def test_a_loop_says_how_many_runs_are_in_flight_and_waits_for_earlier_ones():
+    text = """
+        3 runs in flight
+        input w on cpu
+        cuda:0/compute  wait e1 of 1 run ago
+        cuda:0/compute  wait e1 of 2 runs ago
+        cuda:0/compute  run h
+        cuda:0/compute  record e1
+    """
+    program = Program.parse(text)
+    assert program.in_flight == 3
+    assert program.instructions[:2] == (Wait(A, 1, 1), Wait(A, 1, 2))
+    assert str(program) == inspect.cleandoc(text)
+    assert program.columns.kind.tolist() == [CARRIED, CARRIED, RUN, RECORD]
+    assert program.columns.event.tolist() == [0, 0, -1, 0]
+
+
 def test_an_empty_program_is_an_empty_text():
     assert str(Program(())) == ""
     assert Program.parse(" \n\n") == Program(())
@@ -82,14 +102,22 @@ def copies(draw):
 INSTRUCTIONS = (
     st.builds(Run, STREAMS, WORDS)
     | st.builds(Record, STREAMS, NUMBERS)
-    | st.builds(Wait, STREAMS, NUMBERS)
+    | st.builds(Wait, STREAMS, NUMBERS, st.just(0) | st.integers(1, 10**6))
     | st.builds(Free, STREAMS, WORDS, NUMBERS)
     | copies()
 )
 PLACES = st.lists(st.tuples(WORDS, DEVICES), max_size=3).map(tuple)
 
 
-@given(st.builds(Program, st.lists(INSTRUCTIONS, max_size=8).map(tuple), PLACES, PLACES))
+@given(
+    st.builds(
+        Program,
+        st.lists(INSTRUCTIONS, max_size=8).map(tuple),
+        PLACES,
+        PLACES,
+        st.just(1) | st.integers(2, 10**6),
+    )
+)
 def test_any_program_reads_back_as_it_was_written(program):
     assert Program.parse(str(program)) == program
     assert str(Program.parse(str(program))) == str(program)
@@ -161,6 +189,12 @@ def test_any_text_gives_a_program_or_names_a_line(text):
         "input x on",
         "input x at cpu",
         "output x on cpu now",
+        "0 runs in flight",
+        "2 runs",
+        "two runs in flight",
+        "cuda:0/compute wait e1 of 0 runs ago",
+        "cuda:0/compute wait e1 of x runs ago",
+        "cuda:0/compute wait e1 ago",
     ],
 )
 def test_what_is_no_instruction_is_named_with_its_line(line):
@@ -247,6 +281,29 @@ def test_waiting_for_nothing_makes_no_arrow():
     """)
         == []
     )
+
+
+def test_a_wait_for_an_earlier_run_makes_no_arrow_and_no_predecessor():
+    program = Program.parse("""
+        2 runs in flight
+        a/compute  run a
+        a/compute  record e0
+        b/compute  wait e0 of 1 run ago
+        b/compute  run b
+    """)
+    assert program.arrows == ()
+    assert predecessors(program) == {0: [], 3: []}
+
+
+def test_a_stream_that_waits_for_the_host_of_an_earlier_run_waits_for_the_host():
+    program = Program.parse("""
+        2 runs in flight
+        cuda:0/compute  wait e0 of 1 run ago
+        cuda:0/compute  run a
+        cpu/compute     run b
+        cpu/compute     record e0
+    """)
+    assert waiting_for_host(program, {A}) == {A, Stream("cpu", "compute")}
 
 
 def test_a_copy_on_two_streams_gathers_the_waits_of_both():

@@ -21,9 +21,11 @@ from hypothesis import strategies as st
 
 import autosched as asc
 from autosched.costs.costs import Work
+from autosched.lowering import lower
 from autosched.policies import POLICIES
+from autosched.program.program import Wait
 from autosched.runtime.backends.virtual import Virtual
-from autosched.scheduling.saved import describe
+from autosched.scheduling.saved import Saved, describe, facts_of, from_text, to_text
 from autosched.testing.strategies import DEVICES, graphs, inputs_for, machines
 
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
@@ -395,6 +397,28 @@ def test_streams_whose_names_do_not_read_back_cannot_be_saved(path: Path) -> Non
         asc.ScheduleError, match=r"program\[\d+\] must be an instruction, .* \"cuda:0/a b "
     ):
         rewritten(made, spaced).save(path)
+
+
+def test_a_saved_loop_is_a_loop() -> None:
+    graph = asc.Graph()
+    graph.add(torch.Tensor.add_, graph.input("w"), 1, writes=[graph.value("w")], on="cuda:0")
+    made = asc.schedule(graph, TWO_GPUS, costs=COSTS)
+    loop = lower(made.graph, made.machine, made.placement, in_flight=3)
+    assert any(isinstance(i, Wait) and i.ago for i in loop)
+    text = to_text(saved_of(made, loop))
+    assert from_text(text).program == loop
+    assert "in_flight" not in to_text(saved_of(made, made.program))
+    with pytest.raises(
+        asc.ScheduleError, match="in_flight must be a number of runs: 2 or more, got 1"
+    ):
+        from_text(text.replace('"in_flight": 3', '"in_flight": 1'))
+
+
+def saved_of(made: asc.Schedule, program: asc.Program) -> Saved:
+    graph = made.graph
+    facts = facts_of(graph, made.machine, made.costs)
+    machine, costs, placement = made.machine, made.costs, made.placement
+    return Saved(describe(graph), machine, costs, placement, program, "host", False, facts)
 
 
 def test_a_copy_that_its_text_does_not_show_in_full_cannot_be_saved(path: Path) -> None:
