@@ -77,7 +77,8 @@ class Executor:
         self.program = program
         self.graph = graph
         self.backend = backend
-        replayable = Capabilities(backend).replayable
+        # A recording has the events of one run.
+        replayable = Capabilities(backend).replayable if program.in_flight == 1 else None
         cut = None if replayable is None else segmented(program, machine.physical)
         backend.open(program if cut is None else cut.everything, machine)
         self.compiler = Compiler(program, graph, machine, backend, seconds, nvtx)

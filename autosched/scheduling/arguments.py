@@ -85,7 +85,6 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         "a number, 0 or more, or None",
     ),
     "seed": (lambda item: is_whole(item) and item >= 0, "a whole number, 0 or more"),
-    "in_flight": (lambda item: is_whole(item) and item >= 1, "a whole number, 1 or more"),
     "progress": (
         _is_progress,
         "True, False, None, or a function of the part that is done and the makespan",

@@ -67,7 +67,6 @@ def schedule(
     check: Check = False,
     nvtx: bool = False,
     replay: bool = False,
-    in_flight: int = 1,
 ) -> Schedule:
     """Place a graph's tasks on a machine, lower them to a program, and prove it race-free.
 
@@ -96,7 +95,6 @@ def schedule(
     * ``nvtx``: put each task and copy into an NVTX range with its name and stream; CUDA only.
     * ``replay``: capture the work of accelerators in CUDA graphs and replay these: see
       ``Schedule.not_replayed``. Where issuing takes time, it is predicted with ``costs.replay``.
-    * ``in_flight``: how many runs may execute at the same time: see ``Schedule.submit``.
 
     Raises GraphError, MachineError or ScheduleError for arguments that do not fit together, or do
     not fit into memory.
@@ -115,7 +113,7 @@ def schedule(
     outputs = device_name(outputs)
     check_arguments(graph=graph, costs=costs, examples=examples, inputs=inputs, outputs=outputs)
     check_arguments(place=place, backend=backend, seconds=seconds, seed=seed, progress=progress)
-    check_arguments(nvtx=nvtx, replay=replay, check=check, in_flight=in_flight)
+    check_arguments(nvtx=nvtx, replay=replay, check=check)
     backend = _backend(backend, machine, nvtx, replay)
     with without_collecting(), _progress_callback(progress) as report:
         # 2. Copy the graph, with the user's constraints and the default devices.
@@ -125,8 +123,7 @@ def schedule(
         costs = _costs(costs, pinned, machine, examples)
         if _replays(backend) and costs.replay is None and costs.has_issuing(machine.devices):
             costs = dataclasses.replace(costs, replay=Replay())
-        allowed = confined(pinned, machine, costs, wanted)
-        problem = _Problem(pinned, machine, costs, allowed, wanted, in_flight)
+        problem = _Problem(pinned, machine, costs, confined(pinned, machine, costs, wanted), wanted)
         # 4., 5. Place, lower and predict.
         begun = time.perf_counter()
         plan = _plan(problem, policy, seconds, seed, report)
@@ -150,7 +147,6 @@ class _Problem(NamedTuple):
     costs: Costs
     confined: Costs
     outputs: Mapping[str, str]
-    in_flight: int
 
 
 class _Plan(NamedTuple):
@@ -393,10 +389,8 @@ def _lowered(problem: _Problem, placement: Placement) -> _Plan:
 
     Raises ScheduleError for instructions that the machine cannot execute.
     """
-    graph, machine, costs, _, outputs, in_flight = problem
+    graph, machine, costs, _, outputs = problem
     program = fitted(graph, machine, costs, placement, outputs)
-    if in_flight > 1:
-        program = dataclasses.replace(program, in_flight=in_flight)
     seconds = durations(program, graph, machine, costs)
     threads = issuing(program, graph, machine, costs)
     return _Plan(placement, program, predict_makespan(program, seconds, threads))

@@ -204,6 +204,8 @@ class Schedule(Running):
         """
         if self.backend != "replay" and not hasattr(self.backend, "recorder"):
             return f"backend {self.backend!r} records nothing"
+        if self.program.in_flight > 1:
+            return "several runs may be in flight, and a recording has the events of one run"
         executor = self._state.executor
         if executor is None:
             return None
