@@ -676,7 +676,7 @@ MUTANTS = (
     Mutant(
         "a thread issues a wait before another has issued the record",
         "autosched/simulation/issuing.py",
-        "clock = max(clock, self.issued.get(instruction.event, 0.0))",
+        "clock = max(clock, self.issued[instruction.ago].get(instruction.event, 0.0))",
         "clock = max(clock, 0.0)",
         f"{ISSUED}::test_a_stream_that_waits_for_the_cpu_delays_no_other",
     ),

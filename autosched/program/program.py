@@ -158,13 +158,24 @@ class Program:
                 seen[instruction.also] = None
         return tuple(seen)
 
-    @cached_property
+    @property
     def arrows(self) -> tuple[tuple[int, int], ...]:
         """Pairs of positions (a, b): the run or copy at b waits for that at a, of the same run."""
+        return self._arrows[0]
+
+    @property
+    def carried_arrows(self) -> tuple[tuple[int, int, int], ...]:
+        """Triples (a, b, ago): the run or copy at b waits for that at a, of so many runs ago."""
+        return self._arrows[1]
+
+    @cached_property
+    def _arrows(self) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int, int], ...]]:
         last: dict[Stream, int] = {}  # the last run or copy of each stream
         recorded: dict[int, list[int]] = {}
         waiting: dict[Stream, list[int]] = {}
         arrows: list[tuple[int, int]] = []
+        earlier: dict[Stream, list[Wait]] = {}  # waits for events of earlier runs
+        carried: list[tuple[Wait, int]] = []
         for i, instruction in enumerate(self.instructions):
             match instruction:
                 case Record(stream, event):
@@ -173,11 +184,15 @@ class Program:
                     recorded[event] = [*before, *waiting.get(stream, ())]
                 case Wait(stream, event, 0) if event in recorded:
                     waiting.setdefault(stream, []).extend(recorded[event])
+                case Wait(stream, _, ago) if ago:
+                    earlier.setdefault(stream, []).append(instruction)
                 case Run() | Copy():
                     for stream in occupied(instruction):
                         arrows += [(producer, i) for producer in waiting.pop(stream, ())]
+                        carried += [(wait, i) for wait in earlier.pop(stream, ())]
                         last[stream] = i
-        return tuple(arrows)
+        over_runs = ((a, i, w.ago) for w, i in carried for a in recorded.get(w.event, ()))
+        return tuple(arrows), tuple(over_runs)
 
     @cached_property
     def columns(self) -> Columns:

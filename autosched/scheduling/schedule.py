@@ -35,6 +35,7 @@ from autosched.runtime.backends import Backend, make
 from autosched.runtime.check import Check
 from autosched.runtime.execute import Executor
 from autosched.scheduling.arguments import check_arguments, checked_count, checked_timeout
+from autosched.scheduling.periodic import Periodic
 from autosched.scheduling.rebuilding import rebuilt
 from autosched.scheduling.running import LOCK, Running, RunState
 from autosched.scheduling.saved import Saved, check_graph, describe, facts_of, from_text, to_text
@@ -78,7 +79,7 @@ def load(path: str | os.PathLike[str], graph: Graph | None = None) -> Schedule:
 
 
 @dataclass(frozen=True)
-class Schedule(Running):
+class Schedule(Periodic, Running):
     """A verified program for a graph on a machine. Call it with the graph's inputs.
 
     ``print`` it to read the program. Its parts are ``graph``, ``machine``, ``costs``, ``placement``
@@ -346,9 +347,14 @@ class Schedule(Running):
             *parts, title=title, explanation=explanation, code=code, memory=memory, limits=limits
         )
 
-    def simulate(self) -> Timeline:
-        """Return the predicted timeline."""
-        return self._predicted
+    def simulate(self, runs: int = 1) -> Timeline:
+        """Return the predicted timeline of a number of runs, submitted without delay.
+
+        At most ``program.in_flight`` of them are under way at a time.
+        """
+        if checked_count(runs, "runs", 1) == 1:
+            return self._predicted
+        return simulate(self.program, self.graph, self.machine, self.costs, runs)
 
     @cached_property
     def _predicted(self) -> Timeline:

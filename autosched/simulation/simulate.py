@@ -1,9 +1,10 @@
 """Predict when each instruction of a program runs.
 
-One pass in issue order suffices, since streams are in order. A run starts when its stream is free
-and its waits are satisfied; a copy starts when all streams that it occupies are free. Neither
-starts before a thread has issued it: see ``issuing``. This module reads costs and the machine, and
-decides nothing.
+One pass per run in issue order suffices, since streams are in order. A task starts when its stream
+is free and its waits are satisfied; a copy starts when all streams that it occupies are free.
+Neither starts before a thread has issued it: see ``issuing``. Runs are submitted immediately; run r
+begins when run r - ``in_flight`` has ended. This module reads costs and the machine, and decides
+nothing.
 
 The streams of a device are simulated as if they did not disturb each other. One factor of
 contention per device would be wrong for large kernels or for small ones. One factor per pair of
@@ -14,7 +15,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,14 +30,16 @@ from autosched.machine.machine import Machine
 from autosched.placement import home
 from autosched.program.arrays import COPY, RECORD, RUN, WAIT
 from autosched.program.program import Copy, Program, Record, Run, Stream, Wait, occupied
-from autosched.simulation.issuing import Issuing, Threads, issuing
+from autosched.simulation.issuing import Issuing, Threads, deepest, issuing
 from autosched.timeline.timeline import Span, Timeline, what
 
 __all__ = ["durations", "is_pageable", "makespan", "simulate"]
 
 
-def simulate(program: Program, graph: Graph, machine: Machine, costs: Costs) -> Timeline:
-    """Return the predicted timeline.
+def simulate(
+    program: Program, graph: Graph, machine: Machine, costs: Costs, runs: int = 1
+) -> Timeline:
+    """Return the predicted timeline of a number of runs.
 
     Raises ScheduleError for a task or a copy that is impossible on the machine.
 
@@ -49,10 +53,13 @@ def simulate(program: Program, graph: Graph, machine: Machine, costs: Costs) -> 
     """
     spans: list[Span] = []
     parts = program, graph, machine, costs
-    for i, instruction, start, end in _times(program, durations(*parts), issuing(*parts)):
+    for run, i, instruction, start, end in _times(
+        program, durations(*parts), issuing(*parts), runs
+    ):
         nbytes = _nbytes(instruction, graph, costs)
-        spans.append(Span(*what(instruction), occupied(instruction), start, end, i, nbytes))
-    return replace(Timeline.of(spans, program.arrows), learn=functools.partial(_known, costs))
+        spans.append(Span(*what(instruction), occupied(instruction), start, end, i, nbytes, run))
+    made = Timeline.of(spans, program.arrows, program.carried_arrows)
+    return replace(made, learn=functools.partial(_known, costs))
 
 
 def makespan(program: Program, seconds: Sequence[float], issued: Issuing | None = None) -> float:
@@ -127,38 +134,51 @@ def last_end(
 
 
 def _times(
-    program: Program, seconds: Sequence[float], issued: Issuing | None
-) -> Iterator[tuple[int, Run | Copy, float, float]]:
-    """Yield (position, run or copy, start, end)."""
+    program: Program, seconds: Sequence[float], issued: Issuing | None, runs: int = 1
+) -> Iterator[tuple[int, int, Run | Copy, float, float]]:
+    """Yield (run, position, run or copy, start, end)."""
     free: dict[Stream, float] = dict.fromkeys(program.streams, 0.0)
-    events: dict[int, float] = {}
+    events: deque[dict[int, float]] = deque(maxlen=deepest(program) + 1)  # by runs ago
+    ends: deque[float] = deque([0.0] * program.in_flight, maxlen=program.in_flight)
     threads = None if issued is None else Threads(program, issued)
-    for i, instruction in enumerate(program.instructions):
-        stream = instruction.stream
-        ready = 0.0 if threads is None else threads.issue(i, instruction)
-        if isinstance(instruction, (Run, Copy)):
-            also = instruction.also if isinstance(instruction, Copy) else None
-            start = free[stream] if also is None else max(free[stream], free[also])
-            start = max(start, ready)
-            end = start + seconds[i]
-            if end == math.inf:
-                raise ScheduleError(
-                    f"{instruction} on {stream} would end later than a float can say"
-                )
-            free[stream] = end
-            if also is not None:
-                free[also] = end
-            yield i, instruction, start, end
-        elif isinstance(instruction, Record):
-            events[instruction.event] = max(free[stream], ready)
-        elif isinstance(instruction, Wait):
-            if instruction.event not in events:
-                raise ProgramError(
-                    f"{stream} waits for e{instruction.event}, which is not recorded before"
-                )
-            free[stream] = max(free[stream], events[instruction.event])
+    for run in range(runs):
+        begin = ends[0]
+        last = begin
+        free = {stream: max(time, begin) for stream, time in free.items()}
+        events.appendleft({})
         if threads is not None:
-            threads.finish(stream, free[stream])
+            threads.begin(begin)
+        for i, instruction in enumerate(program.instructions):
+            stream = instruction.stream
+            ready = 0.0 if threads is None else threads.issue(i, instruction)
+            if isinstance(instruction, (Run, Copy)):
+                streams = occupied(instruction)
+                start = max(ready, *(free[stream] for stream in streams))
+                end = start + seconds[i]
+                if end == math.inf:
+                    raise ScheduleError(
+                        f"{instruction} on {stream} would end later than a float can say"
+                    )
+                free |= dict.fromkeys(streams, end)
+                last = max(last, end)
+                yield run, i, instruction, start, end
+            elif isinstance(instruction, Record):
+                events[0][instruction.event] = max(free[stream], ready)
+            elif isinstance(instruction, Wait):
+                free[stream] = max(free[stream], _awaited(instruction, events))
+            if threads is not None:
+                threads.finish(stream, free[stream])
+        ends.append(last)
+
+
+def _awaited(wait: Wait, events: Sequence[Mapping[int, float]]) -> float:
+    """Return when an event was recorded, given those of each run, this one first."""
+    if wait.ago >= len(events):  # there was no such run
+        return 0.0
+    if wait.event not in events[wait.ago]:
+        what = "not recorded" if wait.ago else "not recorded before"
+        raise ProgramError(f"{wait.stream} waits for e{wait.event}, which is {what}")
+    return events[wait.ago][wait.event]
 
 
 def durations(program: Program, graph: Graph, machine: Machine, costs: Costs) -> tuple[float, ...]:

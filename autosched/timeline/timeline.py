@@ -32,7 +32,8 @@ class Span:
     """A task or a copy from ``start`` to ``end``, in seconds since the run began.
 
     ``streams`` are those that it occupied (a copy may occupy two), ``instruction`` is its position
-    in the program, and ``nbytes`` the bytes that a copy moved, if known.
+    in the program, and ``nbytes`` the bytes that a copy moved, if known. ``run`` is the number of
+    the run, from 0, where a timeline has several.
     """
 
     kind: Literal["run", "copy"]
@@ -43,6 +44,7 @@ class Span:
     instruction: int
     # Not compared: a measured tensor may differ in size from the costs.
     nbytes: float = field(default=0.0, compare=False)
+    run: int = 0
 
     @property
     def seconds(self) -> float:
@@ -88,11 +90,23 @@ class Timeline:
     doubt: float = field(default=0.0, compare=False)
 
     @classmethod
-    def of(cls, spans: Iterable[Span], arrows: Iterable[tuple[int, int]]) -> Timeline:
-        """Make a timeline of spans; ``arrows`` name instructions, as ``Program.arrows`` does."""
-        ordered = tuple(sorted(spans, key=lambda span: (span.start, span.instruction)))
-        position = {span.instruction: i for i, span in enumerate(ordered)}
-        known = ((position[a], position[b]) for a, b in arrows if a in position and b in position)
+    def of(
+        cls,
+        spans: Iterable[Span],
+        arrows: Iterable[tuple[int, int]],
+        carried: Iterable[tuple[int, int, int]] = (),
+    ) -> Timeline:
+        """Make a timeline of spans of one or several runs.
+
+        ``arrows`` and ``carried`` name instructions, as ``Program.arrows`` and
+        ``Program.carried_arrows`` do.
+        """
+        ordered = tuple(sorted(spans, key=lambda span: (span.start, span.run, span.instruction)))
+        position = {(span.run, span.instruction): i for i, span in enumerate(ordered)}
+        pairs = [*((a, b, 0) for a, b in arrows), *carried]
+        numbers = dict.fromkeys(run for run, _ in position)
+        ends = (((run - ago, a), (run, b)) for run in numbers for a, b, ago in pairs)
+        known = ((position[a], position[b]) for a, b in ends if a in position and b in position)
         return cls(ordered, tuple(known))
 
     @classmethod
@@ -114,9 +128,9 @@ class Timeline:
             raise TimelineError("the median of no timelines is asked for; give one at least")
         if len(runs) == 1:
             return runs[0]
-        lines = [sorted(run.spans, key=lambda span: span.instruction) for run in runs]
+        lines = [sorted(run.spans, key=lambda span: (span.run, span.instruction)) for run in runs]
         kinds = {
-            tuple((span.instruction, span.kind, span.name, span.streams) for span in line)
+            tuple((span.run, span.instruction, span.kind, span.name, span.streams) for span in line)
             for line in lines
         }
         if len(kinds) > 1:
@@ -270,7 +284,8 @@ def _median(spans: Sequence[Span]) -> Span:
     start = statistics.median(span.start for span in spans)
     end = statistics.median(span.end for span in spans)
     nbytes = statistics.median(span.nbytes for span in spans)
-    return Span(first.kind, first.name, first.streams, start, end, first.instruction, nbytes)
+    parts = first.kind, first.name, first.streams, start, end, first.instruction, nbytes
+    return Span(*parts, first.run)
 
 
 def _common(pauses: Sequence[Sequence[tuple[float, float]]]) -> tuple[tuple[float, float], ...]:
