@@ -9,11 +9,12 @@ from autosched.graph.graph import Graph
 from autosched.machine.machine import Device, Machine
 from autosched.policies.literature.heft import heft
 from autosched.policies.local_search.search import Progress, quick, search
+from autosched.policies.local_search.splitting import split
 from autosched.policies.round_robin import round_robin
 from autosched.policies.single import single, single_on
 from autosched.problem import Policy
 
-__all__ = ["candidates", "stream_limits"]
+__all__ = ["candidates", "splits", "stream_limits"]
 
 _SMALL = 2_000  # tasks, up to which there is time to lower and simulate policies that rarely win
 
@@ -42,6 +43,28 @@ def candidates(
         anonymous = replace(device, name=device.kind, physical=None)
         like.setdefault(device if device.name in pinned else anonymous, device.name)
     return (*map(single_on, like.values()), single, round_robin, heft, improved)
+
+
+def splits(
+    machine: Machine,
+    in_flight: int | None,
+    seconds: float | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> tuple[Policy, ...]:
+    """Return the policies that split a graph into stages: on all devices, and on fewer.
+
+    A run passes through all stages, so few runs in flight may gain more from few stages.
+
+    >>> len(splits(Machine.emulated(gpus=3), in_flight=3))
+    3
+    """
+    most = len(machine.devices)
+    counts = [most, *(n for n in (in_flight, 2) if n is not None and 1 < n < most)]
+    each = None if seconds is None else seconds / len(dict.fromkeys(counts))
+    return tuple(
+        split(stages, seed, seconds=each, progress=progress) for stages in dict.fromkeys(counts)
+    )
 
 
 def stream_limits(machine: Machine, costs: Costs) -> tuple[int | None, ...]:

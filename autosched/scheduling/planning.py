@@ -7,8 +7,8 @@
 3. Determine the costs, and rule out devices whose memory is too small for a task.
 4. Choose policies: the given one, or for ``"auto"`` several candidates.
 5. For each policy: compute a placement, lower it to a program that fits into memory, and predict
-   its makespan. Take the least makespan; of equal ones the fewest copies, since a copy that is not
-   made cannot be late.
+   its makespan, or its period if that is the objective. Take the least; of equal ones the fewest
+   copies, since a copy that is not made cannot be late.
 6. Verify the program, and return it as a Schedule.
 
 ``policy="auto"`` is implemented here, because it needs lowering and simulation, which policies do
@@ -35,13 +35,23 @@ from autosched.lowering.fitting import confined, fitted, is_limited
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies import POLICIES, TIMED, Policy, Progress, candidates, m_etf, m_sct, single
-from autosched.policies.candidates import stream_limits
+from autosched.policies.candidates import splits, stream_limits
 from autosched.program.program import Copy, Program
 from autosched.runtime.backends import Backend, check_name, suited
 from autosched.runtime.check import Check
-from autosched.scheduling.arguments import check_arguments
+from autosched.scheduling.arguments import check_arguments, checked_count
 from autosched.scheduling.hosting import put_on_host
 from autosched.scheduling.progress_bar import progress_bar
+from autosched.scheduling.runs_in_flight import (
+    Goal,
+    Objective,
+    Parts,
+    fewest_runs,
+    goal_of,
+    looped,
+    period_of,
+    warn_of_memory,
+)
 from autosched.scheduling.schedule import Schedule
 from autosched.simulation.issuing import issuing
 from autosched.simulation.simulate import durations
@@ -67,6 +77,8 @@ def schedule(
     check: Check = False,
     nvtx: bool = False,
     replay: bool = False,
+    in_flight: int | None = None,
+    objective: Objective = "makespan",
 ) -> Schedule:
     """Place a graph's tasks on a machine, lower them to a program, and prove it race-free.
 
@@ -95,6 +107,12 @@ def schedule(
     * ``nvtx``: put each task and copy into an NVTX range with its name and stream; CUDA only.
     * ``replay``: capture the work of accelerators in CUDA graphs and replay these: see
       ``Schedule.not_replayed``. Where issuing takes time, it is predicted with ``costs.replay``.
+    * ``in_flight``: how many runs may be under way at a time; fewer, with a warning, if their
+      buffers do not fit into memory. Default: 1.
+    * ``objective``: what plans minimize: the ``"makespan"`` of one run, or the ``"period"``, the
+      seconds per run in steady state. With ``"period"``, ``"auto"`` and ``"search"`` also try to
+      split the graph into stages of equal load, and ``in_flight`` is by default the smallest number
+      that reaches the best period, within 1%.
 
     Raises GraphError, MachineError or ScheduleError for arguments that do not fit together, or do
     not fit into memory.
@@ -114,6 +132,9 @@ def schedule(
     check_arguments(graph=graph, costs=costs, examples=examples, inputs=inputs, outputs=outputs)
     check_arguments(place=place, backend=backend, seconds=seconds, seed=seed, progress=progress)
     check_arguments(nvtx=nvtx, replay=replay, check=check)
+    if in_flight is not None:
+        checked_count(in_flight, "in_flight", 1)
+    goal = goal_of(objective, in_flight)
     backend = _backend(backend, machine, nvtx, replay)
     with without_collecting(), _progress_callback(progress) as report:
         # 2. Copy the graph, with the user's constraints and the default devices.
@@ -123,10 +144,11 @@ def schedule(
         costs = _costs(costs, pinned, machine, examples)
         if _replays(backend) and costs.replay is None and costs.has_issuing(machine.devices):
             costs = dataclasses.replace(costs, replay=Replay())
-        problem = _Problem(pinned, machine, costs, confined(pinned, machine, costs, wanted), wanted)
+        known = confined(pinned, machine, costs, wanted)
+        problem = _Problem(pinned, machine, costs, known, wanted, goal)
         # 4., 5. Place, lower and predict.
         begun = time.perf_counter()
-        plan = _plan(problem, policy, seconds, seed, report)
+        plan = _in_flight(problem, _plan(problem, policy, seconds, seed, report))
         # 6. Verify.
         parts = plan.placement, plan.program, backend, check, wanted, nvtx
         made = Schedule(pinned, machine, costs, *parts)
@@ -147,14 +169,20 @@ class _Problem(NamedTuple):
     costs: Costs
     confined: Costs
     outputs: Mapping[str, str]
+    goal: Goal
+
+    @property
+    def parts(self) -> Parts:
+        return Parts(self.graph, self.machine, self.costs, self.outputs)
 
 
 class _Plan(NamedTuple):
-    """A placement, its program, and the predicted makespan."""
+    """A placement, its program, the makespan, and the period if that is the objective, else 0."""
 
     placement: Placement
     program: Program
     makespan: float
+    period: float = 0.0
 
 
 # ---- 1. arguments
@@ -317,13 +345,17 @@ def _plan(
     """Plan by a policy, or by ``"auto"`` if its placement does not fit."""
     graph = problem.graph
     machine = problem.machine
+    stages: tuple[Policy, ...] = ()
+    if problem.goal.objective == "period" and policy in ("auto", "search"):
+        stages = splits(machine, problem.goal.in_flight, seconds, seed, progress)
+        seconds = None
     if policy != "auto":
         try:
-            return _best(problem, [find_policy(policy, seconds, seed, progress)])
+            return _best(problem, [*stages, find_policy(policy, seconds, seed, progress)])
         except MemoryLimitError:
             policies = candidates(graph, machine)
     else:
-        policies = candidates(graph, machine, seconds, seed, progress)
+        policies = (*candidates(graph, machine, seconds, seed, progress), *stages)
     if is_limited(graph, machine, problem.costs):
         policies = (*policies, single, m_etf, m_sct)
     return _best(problem, policies, stream_limits(machine, problem.costs))
@@ -360,7 +392,7 @@ def find_policy(
 def _best(
     problem: _Problem, policies: Iterable[Policy], limits: Iterable[int | None] = (None,)
 ) -> _Plan:
-    """Return the plan of least makespan, of equal ones that with the fewest copies.
+    """Return the plan of least period or makespan, of equal ones that with the fewest copies.
 
     Each placement is tried with each of these limits on streams that it does not have itself.
     """
@@ -381,19 +413,42 @@ def _best(
             refusal = error
     if not plans:
         raise refusal
-    return min(plans, key=lambda plan: (plan.makespan, _copies(plan.program)))
+    return min(plans, key=lambda plan: (plan.period, plan.makespan, _copies(plan.program)))
 
 
 def _lowered(problem: _Problem, placement: Placement) -> _Plan:
-    """Lower a placement to a program that fits into memory, and predict its makespan.
+    """Lower a placement to a program that fits into memory, and predict its times.
 
     Raises ScheduleError for instructions that the machine cannot execute.
     """
-    graph, machine, costs, _, outputs = problem
+    graph, machine, costs, _, outputs, goal = problem
     program = fitted(graph, machine, costs, placement, outputs)
     seconds = durations(program, graph, machine, costs)
     threads = issuing(program, graph, machine, costs)
-    return _Plan(placement, program, predict_makespan(program, seconds, threads))
+    plan = _Plan(placement, program, predict_makespan(program, seconds, threads))
+    if goal.objective == "makespan":
+        return plan
+    loop = looped(problem.parts, placement, program, goal.most)
+    return plan._replace(program=loop, period=period_of(problem.parts, loop))
+
+
+def _in_flight(problem: _Problem, plan: _Plan) -> _Plan:
+    """Return a plan with the runs in flight that are wanted, and warn if they do not fit."""
+    parts = problem.parts
+    goal = problem.goal
+    program = plan.program
+    if goal.objective == "makespan":
+        program = looped(parts, plan.placement, program, goal.most)
+    elif goal.in_flight is None:
+        program = fewest_runs(parts, program, plan.makespan) or _single_run(problem, plan)
+    warn_of_memory(parts, goal, program, level=4)
+    return plan._replace(program=program)
+
+
+def _single_run(problem: _Problem, plan: _Plan) -> Program:
+    """Return the program of a plan with one run in flight."""
+    graph, machine, costs, _, outputs, _ = problem
+    return fitted(graph, machine, costs, plan.placement, outputs)
 
 
 def _copies(program: Program) -> int:

@@ -9,6 +9,11 @@ the bytes of values, and decides nothing. It does not know the temporary memory 
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
+
 from autosched._lib.gc_pause import without_collecting
 from autosched.costs.costs import Costs
 from autosched.graph.graph import Graph
@@ -17,7 +22,7 @@ from autosched.program.program import Copy, Free, Program, Record, Run, Stream, 
 from autosched.program.residency import Buffer, Buffers
 from autosched.timeline.timeline import Timeline
 
-__all__ = ["footprint", "memory_over_time"]
+__all__ = ["Needs", "footprint", "memory_over_time", "needs_of_runs"]
 
 History = tuple[tuple[float, float], ...]
 
@@ -30,7 +35,9 @@ def footprint(
 
     Inputs and constants are held on their own devices, as if no two shared memory. Results of runs
     and copies are held until they are freed. Views and in-place writes take no memory. A value of
-    unknown size counts ``default_nbytes``.
+    unknown size counts ``default_nbytes``. In a loop, inputs and constants count once, and all
+    other runs in flight count with their peak, so that devices hold no more for any interleaving
+    of runs.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -40,6 +47,55 @@ def footprint(
     >>> footprint(schedule.program, graph, schedule.machine, schedule.costs)
     {'cpu': (8.0, 16.0)}
     """
+    histories = _one_run(program, graph, machine, costs)
+    if program.in_flight == 1:
+        return histories
+    others = program.in_flight - 1
+    needs = {name: _needs(history, math.inf) for name, history in histories.items()}
+    return {
+        name: tuple(nbytes + others * needs[name].each for nbytes in history)
+        for name, history in histories.items()
+    }
+
+
+class Needs(NamedTuple):
+    """The bytes that all runs share, those of each run, and how many runs in flight fit."""
+
+    shared: float
+    each: float
+    most: float  # a whole number, at least 1, or infinity
+
+
+def needs_of_runs(
+    program: Program, graph: Graph, machine: Machine, costs: Costs
+) -> dict[str, Needs]:
+    """Return by device what runs in flight need.
+
+    >>> import autosched as asc
+    >>> graph = asc.Graph()
+    >>> graph.output(y=graph.input("x") + 1)
+    >>> costs = asc.Costs(default_nbytes=8)
+    >>> schedule = asc.schedule(graph, asc.Machine.emulated(gpus=0), costs=costs)
+    >>> needs_of_runs(schedule.program, graph, schedule.machine, costs)
+    {'cpu': Needs(shared=8.0, each=8.0, most=inf)}
+    """
+    histories = _one_run(program, graph, machine, costs)
+    return {
+        name: _needs(history, machine.device(name).nbytes) for name, history in histories.items()
+    }
+
+
+def _needs(history: tuple[float, ...], limit: float) -> Needs:
+    shared = history[0]
+    each = max(history) - shared
+    most = math.inf if not each or math.isinf(limit) else (limit - shared) // each
+    return Needs(shared, each, max(1.0, most))
+
+
+def _one_run(
+    program: Program, graph: Graph, machine: Machine, costs: Costs
+) -> dict[str, tuple[float, ...]]:
+    """Return the footprint of a single run."""
     buffers = Buffers(graph, {graph.value(name).index: home for name, home in program.inputs})
     held = {device.name: 0.0 for device in machine.devices}
     histories: dict[str, list[float]] = {name: [] for name in held}
@@ -77,7 +133,8 @@ def memory_over_time(
     start until their stream reaches the ``free``. If streams take turns, a device never holds more
     than ``footprint`` returns; if one stream allocates and frees all its memory, it holds at most
     that much, too. Streams that run concurrently do not keep the order of issue, so then it may be
-    more or less.
+    more or less. Of several runs, each holds its memory, apart from inputs and constants, until it
+    ends: then outputs are the caller's.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -87,10 +144,31 @@ def memory_over_time(
     >>> memory_over_time(schedule.program, graph, schedule.machine, costs, schedule.simulate())
     {'cpu': ((0.0, 8.0), (0.0, 16.0), (1.0, 24.0), (2.0, 16.0))}
     """
-    histories = footprint(program, graph, machine, costs)
-    times = _times(program, timeline)
-    order = sorted(range(len(program)), key=lambda i: (times[i], i))
-    return {name: _over_time(history, times, order) for name, history in histories.items()}
+    histories = _one_run(program, graph, machine, costs)
+    runs = 1 + max((span.run for span in timeline.spans), default=0)
+    changes = {name: _changes(history) for name, history in histories.items()}
+    if runs == 1:
+        times = _times(program, timeline)
+        return {
+            name: _over_time(history[0], [(times[i], i, change) for i, change in changes[name]])
+            for name, history in histories.items()
+        }
+    found: dict[str, list[tuple[float, int, float]]] = {name: [] for name in histories}
+    for run in range(runs):
+        spans = tuple(span for span in timeline.spans if span.run == run)
+        times = _times(program, replace(timeline, spans=spans, arrows=()))
+        end = max((span.end for span in spans), default=0.0)
+        for name, history in histories.items():
+            base = run * (len(program) + 1)
+            found[name] += [(times[i], base + i, change) for i, change in changes[name]]
+            found[name].append((end, base + len(program), history[0] - history[-1]))
+    return {name: _over_time(histories[name][0], steps) for name, steps in found.items()}
+
+
+def _changes(history: tuple[float, ...]) -> list[tuple[int, float]]:
+    """Return the instructions that allocate or free, and by how many bytes."""
+    pairs = enumerate(pairwise(history))
+    return [(i, after - before) for i, (before, after) in pairs if after != before]
 
 
 def _times(program: Program, timeline: Timeline) -> list[float]:
@@ -105,7 +183,7 @@ def _times(program: Program, timeline: Timeline) -> list[float]:
         match instruction:
             case Record(_, event):
                 events[event] = clock[stream]
-            case Wait(_, event):
+            case Wait(_, event, 0):
                 clock[stream] = max(clock[stream], events[event])
             case Run() | Copy() if span := spans.get(i):
                 times[i] = span.start
@@ -113,11 +191,11 @@ def _times(program: Program, timeline: Timeline) -> list[float]:
     return times
 
 
-def _over_time(history: tuple[float, ...], times: list[float], order: list[int]) -> History:
-    held = history[0]
+def _over_time(held: float, steps: list[tuple[float, int, float]]) -> History:
+    """Add up changes: (seconds, rank among those of the same time, bytes)."""
     points = [(0.0, held)]
-    for i in order:
-        if history[i + 1] != history[i]:
-            held += history[i + 1] - history[i]
-            points.append((times[i], held))
+    for time, _, change in sorted(steps):
+        if change:
+            held += change
+            points.append((time, held))
     return tuple(points)

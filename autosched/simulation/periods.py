@@ -37,12 +37,11 @@ class Period(NamedTuple):
 
 
 def period(program: Program, seconds: Sequence[float], issued: Issuing | None = None) -> Period:
-    """Return the period, given the seconds of each instruction, and of issuing it.
+    r"""Return the period, given the seconds of each instruction, and of issuing it.
 
-    >>> stage = "{0}/compute wait e{1}\\\\n{0}/compute run {0}\\\\n{0}/compute record {0}"
     >>> lines = ["2 runs in flight", "cpu/compute run a", "cpu/compute record e0"]
     >>> lines += ["cuda:0/compute wait e0", "cuda:0/compute run b"]
-    >>> loop = Program.parse("\\\\n".join(lines))
+    >>> loop = Program.parse("\n".join(lines))
     >>> period(loop, [3.0, 0.0, 0.0, 2.0]).seconds
     3.0
     """

@@ -1,0 +1,449 @@
+"""Split a graph into stages on devices so that the busiest device or copy stream is least busy.
+
+That bounds the period of a loop with enough runs in flight, if no device waits within a run for
+work that depends on its own. Streams are in order, so a device must have finished a run's last task
+before it begins the next run. Therefore stages are contiguous: no data flow back to an earlier
+stage.
+
+1. Tasks that must share a device, and those between them, are one unit. Tasks that can run on one
+   device alone belong to no stage.
+2. For several topological orders of the units: the best split of the order into consecutive parts,
+   by dynamic programming. Each prefix is an ideal of the graph; Tarnawski et al., "Efficient
+   Algorithms for Device Placement of DNN Graph Operators", NeurIPS 2020, do so for all ideals, or
+   for one such order.
+3. Annealing from the best of these: units move between stages, as far as stages stay contiguous.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from operator import attrgetter
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosched._lib.jit import mode
+from autosched.costs.costs import Costs
+from autosched.errors import ScheduleError
+from autosched.graph.graph import Graph
+from autosched.machine.machine import Machine
+from autosched.placement import Placement
+from autosched.policies.local_search.stage_moves import Moves, move_units
+from autosched.problem import Policy, Problem, grouped
+
+__all__ = ["split"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_MOST_UNITS = 1_000  # in dynamic programming; neighbours in the order are joined beyond
+_MOVES = 200_000
+_EACH = 400  # moves per unit, at most
+_STARTS = 3  # orders from which the best splits are annealed
+
+
+def split(
+    stages: int | None = None,
+    seed: int = 0,
+    *,
+    overlap: bool = True,
+    seconds: float | None = None,
+    progress: Callable[[float, float], None] | None = None,
+) -> Policy:
+    """Return the policy that splits a graph into at most so many stages, by default any number.
+
+    With ``seconds`` it searches that long; ``progress`` is called with the part that is done, and
+    the greatest load.
+
+    ``overlap`` says whether devices copy while they compute; otherwise the seconds of copies from
+    and to a device are added to those of its tasks.
+
+    >>> graph = Graph()
+    >>> y = graph.add(abs, graph.add(abs, graph.input("x"), seconds=2.0), seconds=2.0)
+    >>> placement = split()(graph, Machine.emulated(gpus=1), Costs())
+    >>> sorted(placement.device.values())
+    ['cpu', 'cuda:0']
+    """
+
+    def policy(graph: Graph, machine: Machine, costs: Costs) -> Placement:
+        problem = Problem.of(graph, machine, costs)
+        splitter = _Splitter(problem, machine.contention, overlap)
+        end = None if seconds is None else perf_counter() + seconds
+        return splitter.placement(stages, seed, end, progress or (lambda *_: None))
+
+    policy.__name__ = "split"
+    return policy
+
+
+class _Units(NamedTuple):
+    """Sets of tasks that move together, numbered in a topological order."""
+
+    unit: Ints  # [task], -1 for tasks that only one device can run
+    seconds: Floats  # [unit, device]
+    pairs: Ints  # [pair, 2]: units, the second after the first
+
+
+@dataclass(frozen=True)
+class _Split:
+    """The stage of each unit, the device of each stage, and the greatest load."""
+
+    stage: Ints
+    device: tuple[int, ...]
+    order: Ints  # units in the order that was split
+    load: float
+
+
+class _Splitter:
+    """The splits of one problem."""
+
+    def __init__(self, problem: Problem, contention: bool, overlap: bool):
+        self.problem = problem
+        self.contention = contention
+        self.overlap = overlap
+        t = problem.tables
+        self.fixed = _only_device(problem)
+        self.units = _units(problem, self.fixed)
+        self.count = len(self.units.seconds)
+        self.kinds = _kinds(problem)
+        self.streams = np.asarray(t.streams, float)
+        count = len(problem.devices)
+        self.holds = t.holds_in[: count * count].reshape(count, count)
+
+    def placement(
+        self,
+        stages: int | None,
+        seed: int,
+        end: float | None,
+        report: Callable[[float, float], None],
+    ) -> Placement:
+        """Return the placement of the best split. Raises ScheduleError if there is none."""
+        began = perf_counter()
+        most = len(self.problem.devices) if stages is None else stages
+        found = [self._divided(order, most) for order in self._orders()] if self.count else []
+        starts = sorted((s for s in found if s is not None), key=lambda each: each.load)
+        if self.count and not starts:
+            raise ScheduleError("no contiguous split gives each task a device that can run it")
+        best = starts[0] if starts else None
+        for number in count() if end is not None else range(_STARTS):
+            if best is None or (end is not None and perf_counter() >= end):
+                break
+            start = starts[number] if number < min(len(starts), _STARTS) else best
+            best = min(best, self._annealed(start, seed + number), key=attrgetter("load"))
+            done = number / _STARTS
+            if end is not None:
+                done = (perf_counter() - began) / max(end - began, 1e-9)
+            report(min(done, 1.0), best.load)
+        return self._placement(best)
+
+    # ---- orders
+
+    def _orders(self) -> list[Ints]:
+        """Return topological orders: as inserted, depth first, by level, and by what is alive."""
+        n = self.count
+        after_at, after = grouped(self.units.pairs[:, 0], self.units.pairs[:, 1], n)
+        least = self.units.seconds.min(axis=1, initial=math.inf)
+        rank = np.array(least)
+        for u in reversed(range(n)):
+            tails = rank[after[after_at[u] : after_at[u + 1]]]
+            rank[u] += tails.max() if len(tails) else 0.0
+        keys = [np.arange(n, dtype=float), -rank]
+        orders = [self._sorted(after_at, after, key) for key in keys]
+        orders += [
+            self._depth_first(after_at, after, -rank),
+            self._depth_first(after_at, after, rank),
+        ]
+        once = {order.tobytes(): order for order in orders}
+        return list(once.values())
+
+    def _sorted(self, after_at: Ints, after: Ints, key: Floats) -> Ints:
+        missing = np.bincount(self.units.pairs[:, 1], minlength=self.count)
+        ready = [(float(key[u]), int(u)) for u in np.flatnonzero(missing == 0)]
+        heapq.heapify(ready)
+        order = []
+        while ready:
+            _, u = heapq.heappop(ready)
+            order.append(u)
+            for v in after[after_at[u] : after_at[u + 1]].tolist():
+                missing[v] -= 1
+                if not missing[v]:
+                    heapq.heappush(ready, (float(key[v]), v))
+        return np.array(order, np.int64)
+
+    def _depth_first(self, after_at: Ints, after: Ints, key: Floats) -> Ints:
+        """Return an order that follows a chain as far as possible before it begins another."""
+        missing = np.bincount(self.units.pairs[:, 1], minlength=self.count)
+        stack = sorted(np.flatnonzero(missing == 0).tolist(), key=lambda u: -key[u])
+        order = []
+        while stack:
+            u = stack.pop()
+            order.append(u)
+            freed = []
+            for v in after[after_at[u] : after_at[u + 1]].tolist():
+                missing[v] -= 1
+                if not missing[v]:
+                    freed.append(v)
+            stack += sorted(freed, key=lambda v: -key[v])
+        return np.array(order, np.int64)
+
+    # ---- dynamic programming
+
+    def _divided(self, order: Ints, most: int) -> _Split | None:
+        """Return the best split of an order into at most ``most`` consecutive parts."""
+        chunk = self._chunks(order)
+        n = int(chunk[-1]) + 1
+        where = np.empty(self.count, np.int64)
+        where[order] = chunk
+        copied = self._copy_loads(where, n)
+        loads = [self._part_loads(where, n, devices[0], copied) for devices in self.kinds]
+        best = _best_parts(loads, [len(devices) for devices in self.kinds], n, most)
+        if best is None:
+            return None
+        stage = np.empty(n, np.int64)
+        taken = [iter(devices) for devices in self.kinds]
+        device = []
+        for number, (first, last, kind) in enumerate(best):
+            stage[first:last] = number
+            device.append(next(taken[kind]))
+        return self._split(stage[where], tuple(device), order)
+
+    def _chunks(self, order: Ints) -> Ints:
+        """Return the part of each unit in an order: itself, or where there are many, some of them."""
+        if self.count <= _MOST_UNITS:
+            return np.arange(self.count)
+        least = np.minimum(self.units.seconds.min(axis=1), 1e300)[order]
+        share = np.cumsum(least) / max(float(least.sum()), 1e-300)
+        return np.unique((share * _MOST_UNITS).astype(np.int64), return_inverse=True)[1]
+
+    def _part_loads(
+        self, where: Ints, n: int, device: int, copied: tuple[Floats, Floats]
+    ) -> Floats:
+        """Return by [first, end] the load of a device with these parts; infinite where impossible."""
+        seconds = np.zeros(n + 1)
+        column = self.units.seconds[:, device] / self.streams[device]
+        never = np.zeros(n + 1)
+        np.add.at(seconds, where + 1, np.where(np.isinf(column), 0.0, column))
+        np.add.at(never, where + 1, np.isinf(column).astype(float))
+        total, impossible = np.cumsum(seconds), np.cumsum(never)
+        load = total[None, :] - total[:, None]
+        into, out = copied
+        if self.holds[:, device].any():
+            load = np.maximum(np.maximum(load, into), out) if self.overlap else load + into + out
+        load[(impossible[None, :] - impossible[:, None]) > 0] = math.inf
+        load[np.tril_indices(n + 1)] = math.inf
+        return load
+
+    def _copy_loads(self, where: Ints, n: int) -> tuple[Floats, Floats]:
+        """Return by [first, end] the seconds of copies into and out of consecutive parts."""
+        into, out = np.zeros((2, n + 2, n + 2))
+        if self.contention:
+            for maker, readers, seconds in self._data():
+                at = -1 if maker < 0 else int(where[maker])
+                before = at + 1  # parts that begin here or later do not contain the maker
+                ends = sorted({int(where[unit]) for unit in readers})
+                for end in ends:
+                    if end >= before:  # parts that begin at most at ``end`` and end behind it
+                        _add(into, before, end + 1, end + 1, n + 1, seconds)
+                    before = max(before, end + 1)
+                if at >= 0 and ends and ends[-1] > at:
+                    _add(out, 0, at + 1, at + 1, ends[-1] + 1, seconds)
+        return tuple(np.cumsum(np.cumsum(each, 0), 1)[: n + 1, : n + 1] for each in (into, out))  # type: ignore[return-value]
+
+    def _data(self) -> Iterable[tuple[int, list[int], float]]:
+        """Yield the unit that makes a datum, or -1, the units that read it, and a copy's seconds."""
+        t = self.problem.lists
+        unit = self.units.unit.tolist()
+        readers: list[dict[int, None]] = [{} for _ in t.maker]
+        for task, reads in enumerate(self.problem.reads):
+            for datum in reads:
+                if unit[task] >= 0:
+                    readers[datum][unit[task]] = None
+        finite = np.isfinite(self.problem.tables.latency)
+        for datum, units in enumerate(readers):
+            maker = t.maker[datum]
+            if maker >= 0 and unit[maker] < 0:
+                continue
+            row = t.row[datum] if maker < 0 else -1
+            seconds = self._mean_copy(datum, row, finite)
+            yield (-1 if maker < 0 else unit[maker]), list(units), seconds
+
+    def _mean_copy(self, datum: int, row: int, finite: NDArray[np.bool_]) -> float:
+        """Return the seconds of a copy of a datum, over all links that may carry it."""
+        count = len(self.problem.devices)
+        rows = range(count) if row < 0 else (row,)
+        found = [
+            self.problem.copy_seconds(datum, p, q)
+            for p in rows
+            for q in range(count)
+            if p % count != q and finite[p * count + q]
+        ]
+        return sum(found) / len(found) if found else 0.0
+
+    # ---- annealing
+
+    def _moves(self, found: _Split) -> Moves:
+        return Moves.of(self.problem, self.units.unit, self.fixed, found.device, self.contention)
+
+    def _split(self, stage: Ints, device: tuple[int, ...], order: Ints) -> _Split:
+        made = _Split(stage, device, order, math.inf)
+        load = self._moves(made).load(stage, self.overlap, self.units.seconds, self.streams)
+        return _Split(stage, device, order, load)
+
+    def _annealed(self, start: _Split, seed: int) -> _Split:
+        """Return a split improved by moves of single units."""
+        if len(start.device) < 2 or self.count < 2:
+            return start
+        moves = min(_MOVES, _EACH * self.count)
+        how = mode(10.0 * moves, move_units)
+        tables = self._moves(start)
+        best = tables.improved(
+            how,
+            start.stage,
+            self.overlap,
+            self.units.seconds,
+            self.streams,
+            self.units.pairs,
+            moves,
+            seed,
+        )
+        return self._split(best, start.device, start.order)
+
+    # ---- the result
+
+    def _placement(self, found: _Split | None) -> Placement:
+        """Return devices and order: stage by stage, each in the order that was split."""
+        n = len(self.problem.tasks)
+        device = self.fixed.copy()
+        key = [(0, 0, task) for task in range(n)]
+        if found is not None:
+            position = np.empty(self.count, np.int64)
+            position[found.order] = np.arange(self.count)
+            for task, unit in enumerate(self.units.unit.tolist()):
+                if unit >= 0:
+                    device[task] = found.device[found.stage[unit]]
+                    key[task] = int(found.stage[unit]), int(position[unit]), task
+        missing = [len(set(before)) for before in self.problem.before]
+        ready = [key[task] for task in range(n) if not missing[task]]
+        heapq.heapify(ready)
+        order = []
+        while ready:
+            *_, task = heapq.heappop(ready)
+            order.append(task)
+            for other in self.problem.after[task]:
+                missing[other] -= 1
+                if not missing[other]:
+                    heapq.heappush(ready, key[other])
+        return self.problem.placement(device, order)
+
+
+def _add(table: Floats, top: int, bottom: int, left: int, right: int, seconds: float) -> None:
+    """Add to a rectangle of a table whose cumulative sums count."""
+    table[top, left] += seconds
+    table[bottom, left] -= seconds
+    table[top, right] -= seconds
+    table[bottom, right] += seconds
+
+
+def _only_device(problem: Problem) -> Ints:
+    """Return the device of tasks that only one can run, of several; -1 for others."""
+    together = problem.by_task(problem.tables.together)
+    able = np.isfinite(together)
+    only = np.where(able.sum(axis=1) == 1, able.argmax(axis=1), -1)
+    return only if able.shape[1] > 1 else np.full(len(only), -1)
+
+
+def _kinds(problem: Problem) -> list[list[int]]:
+    """Return the devices by kind: those that are equal for all tasks and all copies."""
+    t = problem.tables
+    count = len(problem.devices)
+    seconds = problem.by_task(t.seconds)
+    links = np.stack([t.latency[: count * count], t.rate[: count * count]]).reshape(2, count, count)
+    alike: dict[Any, list[int]] = {}
+    for p in range(count):
+        others = [q for q in range(count) if q != p]
+        facts: tuple[Any, ...] = (
+            np.sort(links[:, p, others], axis=1).tobytes(),
+            np.sort(links[:, others, p]).tobytes(),
+        )
+        held = t.holds_in[: count * count].reshape(count, count)[others, p]
+        facts = *facts, np.sort(held).tobytes(), seconds[:, p].tobytes(), int(t.streams[p])
+        alike.setdefault(facts, []).append(p)
+    return list(alike.values())
+
+
+def _units(problem: Problem, fixed: Ints) -> _Units:
+    """Join the tasks of a group, and of a cycle of groups, to units."""
+    import networkx as nx
+
+    t = problem.tables
+    whole: Any = nx.DiGraph()
+    group = t.group.tolist()
+    free = (fixed < 0).tolist()
+    whole.add_nodes_from(dict.fromkeys(group[i] for i in range(len(group)) if free[i]))
+    for task, before in enumerate(problem.before):
+        for other in before:
+            if free[task] and free[other] and group[task] != group[other]:
+                whole.add_edge(group[other], group[task])
+    joined = nx.condensation(whole)
+    number = {
+        node: u
+        for u, node in enumerate(
+            nx.lexicographical_topological_sort(
+                joined, key=lambda node: min(joined.nodes[node]["members"])
+            )
+        )
+    }
+    of_group = {g: number[node] for g, node in joined.graph["mapping"].items()}
+    unit = np.array([of_group[group[i]] if free[i] else -1 for i in range(len(group))], np.int64)
+    seconds = np.zeros((len(number), len(problem.devices)))
+    inside = unit >= 0
+    np.add.at(seconds, unit[inside], problem.by_task(t.seconds)[inside])
+    pairs = [(number[a], number[b]) for a, b in joined.edges]
+    return _Units(unit, seconds, np.array(sorted(pairs), np.int64).reshape(-1, 2))
+
+
+def _best_parts(
+    loads: Sequence[Floats], counts: Sequence[int], n: int, most: int
+) -> list[tuple[int, int, int]] | None:
+    """Return the parts (first, end, kind) of the split whose greatest load is least."""
+    start = np.full(n + 1, math.inf)
+    start[0] = 0.0
+    none = (0,) * len(counts)
+    best: dict[tuple[int, ...], Floats] = {none: start}
+    chosen: dict[tuple[int, ...], tuple[Ints, Ints]] = {}
+    queue = [none]
+    for used in queue:  # the list grows during the loop
+        for kind, available in enumerate(counts):
+            more = tuple(u + (k == kind) for k, u in enumerate(used))
+            if more[kind] > available or sum(more) > most:
+                continue
+            candidate = np.maximum(best[used][:, None], loads[kind])
+            first = candidate.argmin(axis=0)
+            value = candidate[first, np.arange(n + 1)]
+            if more not in best:
+                queue.append(more)
+                best[more] = value
+                chosen[more] = first, np.full(n + 1, kind)
+            else:
+                better = value < best[more]
+                best[more] = np.where(better, value, best[more])
+                chosen[more] = (
+                    np.where(better, first, chosen[more][0]),
+                    np.where(better, kind, chosen[more][1]),
+                )
+    used = min(best, key=lambda each: float(best[each][n]))
+    if math.isinf(best[used][n]):
+        return None
+    parts = []
+    end = n
+    while end:
+        first, kind = (int(column[end]) for column in chosen[used])
+        parts.append((first, end, kind))
+        used = tuple(u - (k == kind) for k, u in enumerate(used))
+        end = first
+    return parts[::-1]
