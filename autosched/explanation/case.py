@@ -122,11 +122,11 @@ class Case:
         machine = machine or self.machine
         if placement.streams is None:
             placement = replace(placement, streams=self.placement.streams)
-        program = fitted(self.graph, machine, self.costs, placement, self._outputs)
+        program = fitted(self.graph, machine, self.costs, placement, self.outputs)
         return replace(self, machine=machine, placement=placement, program=program)
 
     @cached_property
-    def _outputs(self) -> dict[str, str]:
+    def outputs(self) -> dict[str, str]:
         """The required devices of outputs: those requested, or those they are copied to."""
         outputs = self.program.outputs
         copied = {label: device for label, device in outputs if device != self._made(label)}

@@ -18,6 +18,7 @@ from autosched.explanation.copies import add_copy_streams, pageable_note, pin_me
 from autosched.explanation.facts import Idle, Step, critical_path, idle, idle_by_span, path_seconds
 from autosched.explanation.host_reads import avoid_host_reads, host_read_note
 from autosched.explanation.launches import fuse_launches, host_note, is_issued_late, replay_launches
+from autosched.explanation.periods import PeriodFacts, period_facts
 from autosched.explanation.placements import Plans, change_placement, device_count_note
 from autosched.explanation.report_text import report_text
 from autosched.explanation.resident_inputs import keep_inputs
@@ -57,7 +58,8 @@ class Explanation:
     ``host`` is predicted time in which work was not issued yet.
     ``idle`` has the accelerators, or all devices if there are none. ``twice_as_fast`` is the share
     of the makespan that links, or accelerators, of twice the speed would save. ``advice`` is
-    predicted, the largest gain first; ``late`` refers to a measured run.
+    predicted, the largest gain first; ``late`` refers to a measured run. ``period`` explains the
+    seconds per run of a loop; the rest is about a single run.
     """
 
     name: str
@@ -78,6 +80,7 @@ class Explanation:
     copies_hidden: float
     twice_as_fast: Mapping[str, float]
     late: tuple[Late, ...]
+    period: PeriodFacts | None = None
 
     def to_json(self) -> str:
         """Return all fields as JSON."""
@@ -140,6 +143,7 @@ def explain(case: Case, measured: Timeline | None = None) -> Explanation:
         copies_hidden=timeline.overlap().copies_hidden,
         twice_as_fast=_twice_as_fast(case),
         late=_late(case, timeline, path) if measured is not None else (),
+        period=period_facts(case),
     )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from autosched._lib.text import amount, count, duration, percent, shortened, wrapped
 from autosched.explanation.facts import Idle, Step
+from autosched.explanation.period_text import period_lines
 
 if TYPE_CHECKING:
     from autosched.explanation.report import Explanation, Late
@@ -91,6 +92,11 @@ def _facts(found: Explanation) -> Iterator[str]:
         yield f"{'Twice as fast':<{_INDENT}}{', '.join(saved)}"
     if found.late:
         yield from _fact("Late", "; ".join(map(_late, found.late)))
+    if found.period is not None:
+        lines = period_lines(found.period)
+        yield from _fact("Period", next(lines))
+        for line in lines:
+            yield from _fact("", line)
     if found.makespan:
         yield from _critical_path(found)
 

@@ -440,7 +440,7 @@ def _in_flight(problem: _Problem, plan: _Plan) -> _Plan:
     if goal.objective == "makespan":
         program = looped(parts, plan.placement, program, goal.most)
     elif goal.in_flight is None:
-        program = fewest_runs(parts, program, plan.makespan) or _single_run(problem, plan)
+        program = fewest_runs(parts, program) or _single_run(problem, plan)
     warn_of_memory(parts, goal, program, level=4)
     return plan._replace(program=program)
 

@@ -7,7 +7,6 @@ period longer, and from some number on not shorter either.
 from __future__ import annotations
 
 import dataclasses
-import math
 import warnings
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
@@ -21,7 +20,7 @@ from autosched.placement import Placement
 from autosched.program.program import Program
 from autosched.simulation.footprint import needs_of_runs
 from autosched.simulation.issuing import issuing
-from autosched.simulation.periods import period
+from autosched.simulation.periods import fewest_in_flight, period
 from autosched.simulation.simulate import durations
 
 __all__ = ["Goal", "Objective", "fewest_runs", "goal_of", "looped", "period_of", "warn_of_memory"]
@@ -29,7 +28,6 @@ __all__ = ["Goal", "Objective", "fewest_runs", "goal_of", "looped", "period_of",
 Objective = Literal["makespan", "period"]
 
 _MOST = 64  # runs in flight that are chosen
-_NEARLY = 1.01  # of the best period
 
 
 class Goal(NamedTuple):
@@ -82,20 +80,11 @@ def period_of(parts: Parts, program: Program) -> float:
     return period(program, durations(*known), issuing(*known)).seconds
 
 
-def fewest_runs(parts: Parts, program: Program, makespan: float) -> Program | None:
-    """Return the loop with the fewest runs in flight that reach its period, within 1%.
-
-    None if one run does.
-    """
-    best = _NEARLY * period_of(parts, program)
-    if best >= makespan or not best:
-        return None
-    # A run takes the makespan at least, so as many periods do.
-    for count in range(max(2, math.ceil(makespan / best)), program.in_flight):
-        fewer = dataclasses.replace(program, in_flight=count)
-        if period_of(parts, fewer) <= best:
-            return fewer
-    return program
+def fewest_runs(parts: Parts, program: Program) -> Program | None:
+    """Return the loop with the fewest runs in flight that reach its period; None if one run does."""
+    known = program, parts.graph, parts.machine, parts.costs
+    count = fewest_in_flight(program, durations(*known), issuing(*known), program.in_flight)
+    return None if count == 1 else dataclasses.replace(program, in_flight=count)
 
 
 def warn_of_memory(parts: Parts, goal: Goal, program: Program, level: int = 3) -> None:

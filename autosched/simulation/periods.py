@@ -11,7 +11,9 @@ without delay.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from autosched._lib.cycles import Edge, maximum_cycle_ratio
@@ -19,7 +21,9 @@ from autosched.program.program import Copy, Program, Record, Run, Stream, Wait, 
 from autosched.simulation.issuing import Issuing
 from autosched.simulation.simulate import makespan
 
-__all__ = ["Period", "period"]
+__all__ = ["Period", "fewest_in_flight", "period"]
+
+_NEARLY = 1.01  # of the best period
 
 
 class Period(NamedTuple):
@@ -50,6 +54,26 @@ def period(program: Program, seconds: Sequence[float], issued: Issuing | None = 
     system = _System(program, seconds, issued)
     ratio, cycle = maximum_cycle_ratio(system.seconds, system.edges)
     return system.described(ratio, cycle)
+
+
+def fewest_in_flight(
+    program: Program, seconds: Sequence[float], issued: Issuing | None, most: int
+) -> int:
+    """Return the fewest runs in flight, up to ``most``, with nearly the period of ``most``.
+
+    ``program`` is a loop with any number of them; nearly means within 1%.
+    """
+
+    def at(count: int) -> float:
+        return period(replace(program, in_flight=count), seconds, issued).seconds
+
+    best = _NEARLY * at(most)
+    single = makespan(program, seconds, issued)
+    if single <= best or most == 1:
+        return 1
+    # A run takes the makespan at least, and so do as many periods.
+    counts = range(max(2, math.ceil(single / best)), most)
+    return next((count for count in counts if at(count) <= best), most)
 
 
 class _System:
