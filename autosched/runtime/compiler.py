@@ -19,7 +19,7 @@ from typing import NamedTuple
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.program.program import Copy, Free, Program, Record, Run, Stream, Wait, occupied
-from autosched.runtime.backends import Backend, Bracketed, Capabilities, Step
+from autosched.runtime.backends import Backend, Capabilities, Step
 from autosched.runtime.memory import Memory
 from autosched.runtime.profile import annotation, ranged
 from autosched.runtime.threads.tapes import Stretch, Tape
@@ -133,7 +133,7 @@ class Compiler:
         tape = Tape(quick=self.only_issues)
         handshakes = _Handshakes(program, can, tape, carried)
         current: dict[str | None, Sequence[Stream]] = {}
-        _bracket(program, can, tape, Bracketed.follow)
+        _add_first(program, can, tape)
         for at, instruction in enumerate(program.instructions):
             i = positions[at]
             made = calls[at]
@@ -158,20 +158,22 @@ class Compiler:
                         step = ranged(f"{annotation(i, instruction)} on {on}", step)
                     with handshakes.meeting(i, streams):
                         tape.add(thread, i, launched(i, step) if launched else step)
-        _bracket(program, can, tape, Bracketed.leave)
+        _add_last(program, can, tape)
         return tape
 
 
-def _bracket(
-    program: Program,
-    can: Capabilities,
-    tape: Tape,
-    edge: Callable[[Bracketed, Stream], Step],
-) -> None:
-    """Add the steps with which a run begins or ends on each stream, where there are any."""
+def _add_first(program: Program, can: Capabilities, tape: Tape) -> None:
+    """Add the steps with which a run begins on each stream, where there are any."""
     if can.bracketed is not None:
         for stream in program.streams:
-            tape.add(can.thread(stream), 0, edge(can.bracketed, stream))
+            tape.add(can.thread(stream), 0, can.bracketed.follow(stream))
+
+
+def _add_last(program: Program, can: Capabilities, tape: Tape) -> None:
+    """Add the steps with which a run ends on each stream, where there are any."""
+    if can.bracketed is not None:
+        for stream in program.streams:
+            tape.add(can.thread(stream), len(program) - 1, can.bracketed.leave(stream))
 
 
 class _Handshakes:

@@ -5,8 +5,9 @@ emulator behaves like CUDA where CUDA is easily misused: streams are asynchronou
 them, and freed memory is overwritten with NaN immediately, in the order of the stream that
 allocated it.
 
-Schedules that run concurrently on one machine (the same object) share its streams, as they would on
-a GPU: each waits for the work that another has issued on a stream.
+Schedules that run concurrently on one machine share its streams, as they would on a GPU: each waits
+for the work that another has issued on a stream. Machines that are equal are one machine: copies,
+and machines read from files, are the same hardware.
 
 Each stream has a modelled clock. A task starts at the latest modelled time of its stream and of the
 events that it waited for. It does its real work, and ends after its modelled seconds, or when the
@@ -71,22 +72,23 @@ class Queues:
         self._until.clear()
 
 
-_queues: dict[int, Queues] = {}  # by the identity of the machine
+_queues: weakref.WeakValueDictionary[Machine, Queues] = weakref.WeakValueDictionary()
 _opening = rlock()
 
 
 def _queues_of(machine: Machine) -> Queues:
+    """Return the queues of a machine, which live as long as a backend has them."""
     with _opening:
-        if id(machine) not in _queues:
-            _queues[id(machine)] = Queues()
-            weakref.finalize(machine, _queues.pop, id(machine), None)
-        return _queues[id(machine)]
+        found = _queues.get(machine)
+        if found is None:
+            found = _queues[machine] = Queues()
+        return found
 
 
 @in_child
 def _free() -> None:
     """Free all streams in a child process, which does not wait for the parent's runs."""
-    for queues in _queues.values():
+    for queues in list(_queues.values()):
         queues.clear()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autosched as asc
-from autosched.errors import CancelledRunError
 from autosched.runtime.backends import Backend
 from autosched.runtime.backends.emulated import Emulated
 from autosched.runtime.backends.host import Host
@@ -77,7 +75,12 @@ def aside(graph: asc.Graph, outputs: list[Tensors], inputs: Sequence[Tensors]) -
 
 
 def compare(
-    graph: asc.Graph, machine: asc.Machine, policy: str, in_flight: int, backend: str | Backend, seed: int
+    graph: asc.Graph,
+    machine: asc.Machine,
+    policy: str,
+    in_flight: int,
+    backend: str | Backend,
+    seed: int,
 ) -> None:
     runs = in_flight + 3
     with asc.schedule(
@@ -88,7 +91,10 @@ def compare(
         def serial(inputs: Sequence[Tensors]) -> list[Tensors]:
             found = [copies(graph.run_serial(**each)) for each in inputs]
             kept = [asked.keys() for asked in submitted]
-            return [{name: each[name] for name in names} for each, names in zip(found, kept, strict=True)]
+            return [
+                {name: each[name] for name in names}
+                for each, names in zip(found, kept, strict=True)
+            ]
 
         def overlapped(inputs: Sequence[Tensors]) -> list[Tensors]:
             futures = [schedule.submit(**each) for each in inputs]
