@@ -11,6 +11,7 @@ from typing import Any
 
 __all__ = [
     "AutoschedError",
+    "CancelledRunError",
     "CaptureError",
     "ChartError",
     "GradientError",
@@ -34,6 +35,10 @@ __all__ = [
 
 class AutoschedError(Exception):
     """Any error raised by autosched."""
+
+
+class CancelledRunError(AutoschedError, RuntimeError):
+    """A run in flight was cancelled: an earlier one, whose state it needs, was aborted."""
 
 
 class CaptureError(AutoschedError, RuntimeError):

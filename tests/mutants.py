@@ -454,9 +454,9 @@ MUTANTS = (
     ),
     Mutant(
         "a thread goes on after another one's fault",
-        "autosched/runtime/threads/thread_team.py",
-        "                if self.stopped:\n                    return\n                if not",
-        "                if not",
+        "autosched/runtime/threads/draining.py",
+        "            if run.stopped:\n                return\n            if not",
+        "            if not",
         f"{LAWS}::test_law_6_a_failing_task_is_named_and_what_depends_on_it_does_not_run",
     ),
     Mutant(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from autosched.graph.graph import Graph
@@ -24,7 +24,7 @@ from autosched.runtime.memory import Memory
 from autosched.runtime.profile import annotation, ranged
 from autosched.runtime.threads.tapes import Stretch, Tape
 
-__all__ = ["Compiler", "Lines", "Wrap"]
+__all__ = ["Carried", "Compiler", "Lines", "Wrap"]
 
 Wrap = Callable[[int, Step], Step]  # of the instruction at a position
 
@@ -40,6 +40,19 @@ class Lines(NamedTuple):
     calls: Sequence[Step | None]
     at: Sequence[int]
     backend: Backend
+
+
+class Carried(NamedTuple):
+    """What orders a run after earlier ones: locks between threads, and the earlier backends.
+
+    ``awaited`` are the locks that waits for earlier runs acquire, by position; ``passed`` are steps
+    that let later runs go on, by event. ``earlier`` returns the backend of the run that many
+    before.
+    """
+
+    awaited: Mapping[int, threading.Lock]
+    passed: Mapping[int, Sequence[Step]]
+    earlier: Callable[[int], Backend]
 
 
 class Compiler:
@@ -60,6 +73,7 @@ class Compiler:
     ):
         self.program = program
         self.graph = graph
+        self.machine = machine
         self.backend = backend
         self.seconds = seconds
         self.nvtx = nvtx
@@ -69,6 +83,11 @@ class Compiler:
         issued = [machine.device(stream.device).is_accelerator for stream in program.streams]
         self.on_cpu = not any(issued)
         self.only_issues = all(issued)  # no step takes long: each issues work to a device
+
+    def over(self, backend: Backend) -> Compiler:
+        """Return a compiler of the same program for another backend, with memory of its own."""
+        parts = self.program, self.graph, self.machine, backend, self.seconds, self.nvtx
+        return Compiler(*parts)
 
     def _call(self, i: int) -> Step | None:
         """Return the function that changes memory for an instruction.
@@ -97,18 +116,24 @@ class Compiler:
         return 0
 
     def tape(
-        self, lines: Lines | None = None, call: Wrap | None = None, launched: Wrap | None = None
+        self,
+        lines: Lines | None = None,
+        call: Wrap | None = None,
+        launched: Wrap | None = None,
+        carried: Carried | None = None,
     ) -> Tape:
         """Return the steps of each thread; by default, of the whole program.
 
-        ``call`` and ``launched`` wrap runs and copies before and after launch.
+        ``call`` and ``launched`` wrap runs and copies before and after launch. Without ``carried``
+        the run is alone, and does not wait for earlier ones.
         """
         lines = lines or Lines(self.program, self.calls, range(len(self.calls)), self.backend)
         program, calls, positions, backend = lines
         can = self.can if backend is self.backend else Capabilities(backend)
         tape = Tape(quick=self.only_issues)
-        handshakes = _Handshakes(program, can, tape)
+        handshakes = _Handshakes(program, can, tape, carried)
         current: dict[str | None, Sequence[Stream]] = {}
+        _add_first(program, can, tape)
         for at, instruction in enumerate(program.instructions):
             i = positions[at]
             made = calls[at]
@@ -117,8 +142,10 @@ class Compiler:
             match instruction:
                 case Record(stream, event):
                     tape.add(thread, i, backend.record(stream, event), *handshakes.record(event))
-                case Wait(stream, event):
-                    tape.add(thread, i, *handshakes.wait(at), backend.wait(stream, event))
+                case Wait(stream, event, ago):
+                    tape.add(thread, i, *handshakes.wait(at))
+                    source = backend if not ago else carried and carried.earlier(ago)
+                    tape.add(thread, i, source.wait(stream, event) if source else None)
                 case Free():
                     tape.add(thread, i, made)
                 case Run() | Copy() if made is not None:
@@ -131,7 +158,22 @@ class Compiler:
                         step = ranged(f"{annotation(i, instruction)} on {on}", step)
                     with handshakes.meeting(i, streams):
                         tape.add(thread, i, launched(i, step) if launched else step)
+        _add_last(program, can, tape)
         return tape
+
+
+def _add_first(program: Program, can: Capabilities, tape: Tape) -> None:
+    """Add the steps with which a run begins on each stream, where there are any."""
+    if can.bracketed is not None:
+        for stream in program.streams:
+            tape.add(can.thread(stream), 0, can.bracketed.follow(stream))
+
+
+def _add_last(program: Program, can: Capabilities, tape: Tape) -> None:
+    """Add the steps with which a run ends on each stream, where there are any."""
+    if can.bracketed is not None:
+        for stream in program.streams:
+            tape.add(can.thread(stream), len(program) - 1, can.bracketed.leave(stream))
 
 
 class _Handshakes:
@@ -141,9 +183,12 @@ class _Handshakes:
     threads.
     """
 
-    def __init__(self, program: Program, can: Capabilities, tape: Tape):
+    def __init__(
+        self, program: Program, can: Capabilities, tape: Tape, carried: Carried | None = None
+    ):
         self.can = can
         self.tape = tape
+        self.carried = carried or Carried({}, {}, lambda ago: can.backend)
         self.locks: dict[int, threading.Lock] = {}  # by the position of the wait
         self.waiting: dict[int, list[threading.Lock]] = {}
         recorder: dict[int, str | None] = {}
@@ -153,7 +198,7 @@ class _Handshakes:
             match instruction:
                 case Record(_, event):
                     recorder[event] = thread
-                case Wait(_, event) if (
+                case Wait(_, event, 0) if (
                     recorder.get(event, thread) != thread and (event, thread) not in held
                 ):
                     held.add((event, thread))
@@ -161,15 +206,17 @@ class _Handshakes:
                     self.waiting.setdefault(event, []).append(self.locks[i])
 
     def record(self, event: int) -> list[Step]:
-        """Return the steps that release the waiting threads."""
-        return [lock.release for lock in self.waiting.get(event, ())]
+        """Return the steps that release the waiting threads, of this run and of later ones."""
+        own = [lock.release for lock in self.waiting.get(event, ())]
+        return [*own, *self.carried.passed.get(event, ())]
 
     def wait(self, i: int) -> list[Step]:
         """Return the step that waits for the recording thread: one for each thread and event.
 
         None if the event is recorded later, or never: CUDA does not wait then.
         """
-        return [self.locks[i].acquire] if i in self.locks else []
+        lock = self.locks.get(i) or self.carried.awaited.get(i)
+        return [] if lock is None else [lock.acquire]
 
     @contextlib.contextmanager
     def meeting(self, i: int, streams: Sequence[Stream]) -> Iterator[None]:

@@ -77,7 +77,8 @@ class Executor:
         self.program = program
         self.graph = graph
         self.backend = backend
-        replayable = Capabilities(backend).replayable
+        # A recording has the events of one run.
+        replayable = Capabilities(backend).replayable if program.in_flight == 1 else None
         cut = None if replayable is None else segmented(program, machine.physical)
         backend.open(program if cut is None else cut.everything, machine)
         self.compiler = Compiler(program, graph, machine, backend, seconds, nvtx)
@@ -333,12 +334,17 @@ class Executor:
             self._raise_fault(end, self.memory.arguments(end.position))
 
     def _raise_fault(self, fault: Fault, arguments: Sequence[Any]) -> NoReturn:
+        raise self.error(fault, arguments)
+
+    def error(self, fault: Fault, arguments: Sequence[Any]) -> BaseException:
+        """Return the error for a fault: one that names the task, if it is a task's."""
         error = fault.error
         # What is not an Exception is no task's fault.
         if isinstance(error, AutoschedError) or not isinstance(error, Exception):
-            raise error
-        instruction = self.program.instructions[fault.position]
-        raise failed(self.graph, instruction, error, arguments) from error
+            return error
+        named = failed(self.graph, self.program.instructions[fault.position], error, arguments)
+        named.__cause__ = error
+        return named
 
     # ---- runs that are checked, profiled or traced
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
-from functools import partial
+from functools import cached_property, partial
 from operator import itemgetter, setitem
 from typing import Any
 
@@ -191,6 +191,22 @@ class Memory:
     def clear(self) -> None:
         """Drop everything but the constants."""
         self.data[:] = self._blank
+
+    def spoil(self, spoil: Callable[[Any], None]) -> None:
+        """Do to all that the run has left what is done to freed memory.
+
+        Inputs, constants and outputs are kept, and what shares memory with them.
+        """
+        for slot in self._own:
+            if self.data[slot] is not None:
+                spoil(self.data[slot])
+
+    @cached_property
+    def _own(self) -> list[int]:
+        """The slots whose memory belongs to the run."""
+        kept = [*self.homes.values(), *(slot for _, slot in self._outputs)]
+        others = {slot for one in kept for slot in self.sharing[one]}
+        return [slot for slot in self.sharing if slot not in others]
 
     # ---- steps
 

@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Any, overload
 
 from autosched._lib.files import write
-from autosched._lib.forks import rlock
 from autosched.bounds import bounds
 from autosched.codegen import Code, generate
 from autosched.costs.costs import Costs
@@ -40,6 +39,7 @@ from autosched.scheduling.arguments import check_arguments, checked_count, check
 from autosched.scheduling.kept import Kept, moves_to
 from autosched.scheduling.periodic import Periodic
 from autosched.scheduling.rebuilding import rebuilt
+from autosched.scheduling.running import LOCK, Running, RunState
 from autosched.scheduling.saved import Saved, check_graph, describe, facts_of, from_text, to_text
 from autosched.simulation.footprint import footprint, memory_over_time
 from autosched.simulation.issuing import Issuing, issuing
@@ -51,8 +51,6 @@ from autosched.viz.drawing import draw_timeline, show_timeline
 from autosched.viz.page import page_html
 
 __all__ = ["Schedule", "load"]
-
-_LOCK = rlock()  # two threads that call a schedule for the first time share one executor
 
 
 def load(path: str | os.PathLike[str], graph: Graph | None = None) -> Schedule:
@@ -82,15 +80,6 @@ def load(path: str | os.PathLike[str], graph: Graph | None = None) -> Schedule:
         raise ScheduleError(f"{os.fspath(path)}: {error}") from error
 
 
-class _State:
-    """The mutable state of a schedule; the executor is made at the first run."""
-
-    def __init__(self) -> None:
-        self.executor: Executor | None = None
-        self.verified = False
-        self.closed = False
-
-
 @dataclass(frozen=True)
 class Schedule(Periodic):
     """A verified program for a graph on a machine. Call it with the graph's inputs.
@@ -116,7 +105,7 @@ class Schedule(Periodic):
     # By output, the requested device.
     wanted: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     nvtx: bool = field(default=False, compare=False, repr=False)
-    _state: _State = field(default_factory=_State, init=False, compare=False, repr=False)
+    _state: RunState = field(default_factory=RunState, init=False, compare=False, repr=False)
 
     # ---- running
 
@@ -142,6 +131,9 @@ class Schedule(Periodic):
         ScheduleError if a task calls a schedule that waits for that task to end. After a fork, the
         child process starts its own threads.
         """
+        runs = self._state.runs
+        if self.program.in_flight > 1 or (runs is not None and not runs.is_idle):
+            return self._call(args, inputs, timeout)
         seconds = checked_timeout(timeout)
         inputs, keep = self.graph.completed(args, inputs)
         kept = self._kept
@@ -222,6 +214,8 @@ class Schedule(Periodic):
         """
         if self.backend != "replay" and not hasattr(self.backend, "recorder"):
             return f"backend {self.backend!r} records nothing"
+        if self.program.in_flight > 1:
+            return "several runs may be in flight, and a recording has the events of one run"
         executor = self._state.executor
         if executor is None:
             return None
@@ -256,15 +250,17 @@ class Schedule(Periodic):
 
         It waits at most about a second for a running task, whose thread ends when the task does.
         """
-        with _LOCK:
+        with LOCK:
             self._state.closed = True
+            if self._state.runs is not None:
+                self._state.runs.close()
             if self._state.executor is not None:
                 self._state.executor.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copies and pickles, without threads and other state of runs."""
         state = {item.name: getattr(self, item.name) for item in fields(self)}
-        return state | {"_state": _State()}
+        return state | {"_state": RunState()}
 
     def __enter__(self) -> Schedule:
         return self
@@ -280,7 +276,7 @@ class Schedule(Periodic):
     @property
     def _executor(self) -> Executor:
         if self._state.executor is None:
-            with _LOCK:
+            with LOCK:
                 if self._state.executor is None:
                     self._state.executor = self._new_executor()
         return self._state.executor

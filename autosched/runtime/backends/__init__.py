@@ -28,10 +28,12 @@ from typing import Any, Protocol, runtime_checkable
 from autosched.errors import ScheduleError
 from autosched.machine.machine import Machine
 from autosched.program.program import Copy, Program, Stream
+from autosched.runtime.threads.loop_runs import LoopTeam
 from autosched.runtime.threads.tapes import Step, Team
 
-__all__ = ["BACKENDS", "Backend", "Capabilities", "Emulating", "Entered", "Freeing", "HandsOut"]
-__all__ += ["Located", "Recorder", "Replayable", "Step", "Threaded", "Timed", "Transfer"]
+__all__ = ["BACKENDS", "Backend", "Bracketed", "Capabilities", "Emulating", "Entered", "Freeing"]
+__all__ += ["HandsOut", "Located", "Looping", "Recorder", "Replayable", "Step", "Threaded", "Timed"]
+__all__ += ["Transfer"]
 __all__ += ["TransientError", "make"]
 
 Transfer = Callable[[Any, Any], Any]  # (source, destination or None) -> the copy
@@ -178,6 +180,39 @@ class Replayable(Protocol):
         """Note that the caller's streams have received the results of a replay."""
 
 
+@runtime_checkable
+class Looping(Protocol):
+    """Executes several runs of a program at the same time."""
+
+    def slot(self) -> Backend:
+        """Return a backend on the same streams, for one run at a time.
+
+        Its events are its own, and ``begin`` and ``join`` concern its runs only. ``begin`` is
+        called in the thread that submits a run, while earlier runs execute; ``join`` when all steps
+        of the run have been called, in any thread.
+        """
+
+    def loop_team(self, threads: Sequence[str | None]) -> LoopTeam:
+        """Return a team that executes the runs of a loop in these threads."""
+
+    def adopting(self) -> Step:
+        """Return a step that makes, in its thread, those streams current that are current here."""
+
+
+@runtime_checkable
+class Bracketed(Protocol):
+    """A slot of a backend whose devices go on when the steps of a run have been called.
+
+    ``join`` blocks until they have finished the run.
+    """
+
+    def follow(self, stream: Stream) -> Step:
+        """Return the first step of a run on a stream: wait for the caller's work at ``begin``."""
+
+    def leave(self, stream: Stream) -> Step:
+        """Return the last step of a run on a stream."""
+
+
 class TransientError(Exception):
     """Recording failed for a reason that may pass: memory was short, or another thread interfered."""
 
@@ -213,6 +248,7 @@ class Capabilities:
     """The optional capabilities of a backend, detected once; None for each that it lacks."""
 
     def __init__(self, backend: Backend):
+        self.backend = backend
         self.threaded = backend if isinstance(backend, Threaded) else None
         self.located = backend if isinstance(backend, Located) else None
         self.entered = backend if isinstance(backend, Entered) else None
@@ -221,6 +257,8 @@ class Capabilities:
         self.timed = backend if isinstance(backend, Timed) else None
         self.emulating = backend if isinstance(backend, Emulating) else None
         self.replayable = backend if isinstance(backend, Replayable) else None
+        self.looping = backend if isinstance(backend, Looping) else None
+        self.bracketed = backend if isinstance(backend, Bracketed) else None
 
     def thread(self, stream: Stream) -> str | None:
         """Return the name of the thread that issues a stream; None for the calling thread."""

@@ -54,7 +54,7 @@ from autosched.errors import MachineError
 from autosched.machine.machine import Machine
 from autosched.program.host_streams import waiting_for_host
 from autosched.program.program import Copy, Program, Record, Stream, occupied
-from autosched.runtime.backends import Step, Transfer
+from autosched.runtime.backends import Backend, Step, Transfer
 from autosched.runtime.backends.clock import DeviceClock
 from autosched.runtime.backends.host import Host, copy_in_host_memory, read_file
 from autosched.runtime.backends.pinned import Pinned
@@ -78,6 +78,7 @@ class Accelerator(Host):
         self.devices: dict[str, torch.device] = {}
         self.streams: dict[Stream, torch.Stream] = {}
         self.events: dict[int, torch.Event | None] = {}  # None: recorded by a CPU stream
+        self.is_loop = False
         self.own_thread: set[Stream] = set()
         self.to_host: set[torch.Stream] = set()  # that copy to host memory
         self.in_use: set[torch.Stream] = set()  # that read the caller's host memory in this run
@@ -101,6 +102,7 @@ class Accelerator(Host):
             )
         self.streams = {}
         self.events = {}
+        self.is_loop = program.in_flight > 1
         self.devices = {d.name: _real(d.name, d.physical) for d in machine.devices}
         for stream in program.streams:
             if self.devices[stream.device].type != "cpu":
@@ -224,6 +226,24 @@ class Accelerator(Host):
 
         return mark
 
+    def slot(self) -> Backend:
+        """Return a backend on the same streams, with events of its own."""
+        return _Slot(self)
+
+    def adopting(self) -> Step:
+        """Return a step that makes, in its thread, those streams current that are current here."""
+        if not self.streams:
+            return super().adopting()
+        index = torch.accelerator.current_device_index()
+        current = [torch.accelerator.current_stream(device) for device in self.starts]
+
+        def step() -> None:
+            for stream in current:
+                torch.accelerator.set_stream(stream)
+            torch.accelerator.set_device_index(index)
+
+        return step
+
     def begin(self, stopped: Callable[[], bool]) -> None:
         """Make all streams wait for the caller's."""
         self.stopped = stopped
@@ -249,7 +269,7 @@ class Accelerator(Host):
         """Make the caller's streams wait for those of the run.
 
         The host waits for copies to its memory, and for those that read it after they were issued,
-        or for everything if the run was aborted.
+        or for everything if the run was aborted, or if the program leaves memory to be released.
         """
         timing = self.timing  # only runs with stamps have to begin with all devices at rest
         self.timing = False
@@ -263,7 +283,7 @@ class Accelerator(Host):
         try:
             used = self.to_host | self.in_use
             for stream in self.streams.values():
-                if stream in used or self.stopped():
+                if stream in used or self.is_loop or self.stopped():
                     stream.synchronize()
             self.pinned.land()
         except BaseException:  # Ctrl-C: pending copies must not land in a later run
@@ -294,6 +314,75 @@ class Accelerator(Host):
     def close(self) -> None:
         """Release page-locked memory."""
         self.pinned.clear()
+
+
+class _Slot(Accelerator):
+    """The streams of a machine for one of several runs in flight.
+
+    ``begin`` notes what the caller has issued, in the caller's thread. ``join`` returns when the
+    devices have finished the run: only then is memory released that no free releases, and are
+    events and page-locked memory used again. So outputs are complete when the caller gets them.
+    """
+
+    def __init__(self, whole: Accelerator) -> None:
+        super().__init__(whole.serial)
+        self.devices = whole.devices
+        self.streams = whole.streams
+        self.own_thread = whole.own_thread
+        self.to_host = whole.to_host
+        self.returned = whole.returned
+        # What one run leaves in the caller's memory the next one may read: see ``transfer``.
+        self.pinned = whole.pinned
+        self.events = {
+            event: None if made is None else torch.Event(made.device)
+            for event, made in whole.events.items()
+        }
+        self.starts = {device: torch.Event(device) for device in whole.starts}
+        self.last = {stream: torch.Event(real.device) for stream, real in self.streams.items()}
+
+    def transfer(self, copy: Copy) -> Transfer:
+        """Copy without blocking, unless an earlier run has yet to leave the value in host memory."""
+        way = super().transfer(copy)
+        if isinstance(way, Way) and any(name == copy.value for name, _ in self.returned):
+            way.relayed = True
+        return way
+
+    def begin(self, stopped: Callable[[], bool]) -> None:
+        """Note the caller's work so far."""
+        self.begun = time.perf_counter()
+        self.stopped = stopped
+        self.in_use.clear()
+        for device, start in self.starts.items():
+            start.record(torch.accelerator.current_stream(device))
+
+    def follow(self, stream: Stream) -> Step:
+        """Wait for the caller's work."""
+        if stream not in self.streams:
+            return super().adopting()
+        return partial(self.streams[stream].wait_event, self.starts[self.streams[stream].device])
+
+    def leave(self, stream: Stream) -> Step:
+        """Record the end of the run."""
+        if stream not in self.streams:
+            return super().adopting()
+        return partial(self.last[stream].record, self.streams[stream])
+
+    def join(self) -> None:
+        """Wait until the devices have finished the run; all that they know, if it was aborted."""
+        for stream, last in self.last.items():
+            if self.stopped():
+                self.streams[stream].synchronize()
+            else:
+                last.synchronize()
+        self.pinned.land()
+
+    def hand_out(self, outputs: Mapping[str, Any]) -> None:
+        """Prevent the reuse of an output's block while the caller's current stream uses it."""
+        self.callers = {device: torch.accelerator.current_stream(device) for device in self.starts}
+        super().hand_out(outputs)
+
+    def close(self) -> None:
+        """Do nothing: page-locked memory belongs to all."""
 
 
 def _real(name: str, physical: str | None) -> torch.device:

@@ -5,8 +5,9 @@ emulator behaves like CUDA where CUDA is easily misused: streams are asynchronou
 them, and freed memory is overwritten with NaN immediately, in the order of the stream that
 allocated it.
 
-Schedules that run concurrently on one machine (the same object) share its streams, as they would on
-a GPU: each waits for the work that another has issued on a stream.
+Schedules that run concurrently on one machine share its streams, as they would on a GPU: each waits
+for the work that another has issued on a stream. Machines that are equal are one machine: copies,
+and machines read from files, are the same hardware.
 
 Each stream has a modelled clock. A task starts at the latest modelled time of its stream and of the
 events that it waited for. It does its real work, and ends after its modelled seconds, or when the
@@ -27,7 +28,7 @@ from autosched._lib.aliasing import extents
 from autosched._lib.forks import in_child, rlock
 from autosched.machine.machine import Machine
 from autosched.program.program import Program, Stream
-from autosched.runtime.backends import Step
+from autosched.runtime.backends import Backend, Step
 from autosched.runtime.backends.host import Host
 from autosched.runtime.backends.mixing import Mixing
 from autosched.runtime.backends.pace import Pace
@@ -71,22 +72,23 @@ class Queues:
         self._until.clear()
 
 
-_queues: dict[int, Queues] = {}  # by the identity of the machine
+_queues: weakref.WeakValueDictionary[Machine, Queues] = weakref.WeakValueDictionary()
 _opening = rlock()
 
 
 def _queues_of(machine: Machine) -> Queues:
+    """Return the queues of a machine, which live as long as a backend has them."""
     with _opening:
-        if id(machine) not in _queues:
-            _queues[id(machine)] = Queues()
-            weakref.finalize(machine, _queues.pop, id(machine), None)
-        return _queues[id(machine)]
+        found = _queues.get(machine)
+        if found is None:
+            found = _queues[machine] = Queues()
+        return found
 
 
 @in_child
 def _free() -> None:
     """Free all streams in a child process, which does not wait for the parent's runs."""
-    for queues in _queues.values():
+    for queues in list(_queues.values()):
         queues.clear()
 
 
@@ -133,6 +135,10 @@ class Emulated(Host):
         """Return the call of a task that raises, as on GPUs, if it mixes devices."""
         return self.mixing.watched(device, fn, call, arguments) if self.mixes else call
 
+    def slot(self) -> Backend:
+        """Return a backend with the same clocks, and with events of its own."""
+        return _Slot(self)
+
     def begin(self, stopped: Callable[[], bool]) -> None:
         """Set all clocks to now."""
         super().begin(stopped)
@@ -156,7 +162,8 @@ class Emulated(Host):
         queueing = [stream for stream in streams if self.contention or _computes(stream)]
 
         def step() -> None:
-            start = queues.take(queueing, max(clock[stream] for stream in streams), seconds)
+            ready = max(self.begun, *(clock[stream] for stream in streams))
+            start = queues.take(queueing, ready, seconds)
             try:
                 call()
                 end = max(start + seconds, time.perf_counter())
@@ -195,6 +202,31 @@ class Emulated(Host):
     def _sleep_until(self, end: float) -> None:
         while (left := end - time.perf_counter()) > 0 and not self.stopped():
             time.sleep(min(left, _NAP))
+
+
+class _Slot(Emulated):
+    """An emulated machine for one of several runs in flight.
+
+    The clocks of streams go on from run to run: a run starts on a stream when it has begun and the
+    stream has finished what was issued before.
+    """
+
+    def __init__(self, whole: Emulated) -> None:
+        super().__init__(whole.serial)
+        self.clock = whole.clock
+        self.queues = whole.queues
+        self.contention = whole.contention
+        self.mixing = whole.mixing
+        self.mixes = whole.mixes
+
+    def begin(self, stopped: Callable[[], bool]) -> None:
+        """Note the time."""
+        self.begun = time.perf_counter()
+        self.stopped = stopped
+        self.events.clear()
+
+    def join(self) -> None:
+        """Do nothing: all work has finished."""
 
 
 def _computes(stream: Stream) -> bool:

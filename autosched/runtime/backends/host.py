@@ -18,7 +18,9 @@ from autosched._lib.tree import transform
 from autosched.graph.files import StoredTensor
 from autosched.machine.machine import Machine
 from autosched.program.program import Copy, Program, Stream
-from autosched.runtime.backends import Step, Transfer
+from autosched.runtime.backends import Backend, Step, Transfer
+from autosched.runtime.threads.loop_runs import LoopTeam
+from autosched.runtime.threads.loop_team import QueueTeam
 from autosched.runtime.threads.tapes import Team
 from autosched.runtime.threads.thread_team import ThreadTeam
 
@@ -45,6 +47,18 @@ class Host:
     def prepare(self) -> None:
         """Set up a thread of the team."""
         prepare_thread()
+
+    def slot(self) -> Backend:
+        """Return a copy: only the clock is its own."""
+        return copying.copy(self)
+
+    def loop_team(self, threads: Sequence[str | None]) -> LoopTeam:
+        """Return a team with these threads."""
+        return QueueTeam(threads, self.prepare)
+
+    def adopting(self) -> Step:
+        """Return a step that does nothing: no stream is current."""
+        return _nothing
 
     def launch(self, streams: Sequence[Stream], seconds: float, call: Step) -> Step:
         """Call the function immediately."""
@@ -84,6 +98,10 @@ class Host:
 
     def close(self) -> None:
         """Do nothing."""
+
+
+def _nothing() -> None:
+    pass
 
 
 def prepare_thread() -> None:

@@ -6,7 +6,8 @@ use, they share torch's intra-op threads, so that the cores are not oversubscrib
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 
@@ -15,9 +16,12 @@ from autosched.errors import MachineError
 from autosched.machine.machine import Machine
 from autosched.program.program import Program, Stream
 from autosched.runtime.backends.host import Host
+from autosched.runtime.threads.loop_runs import LoopTeam
 from autosched.runtime.threads.tapes import Team
 
 __all__ = ["Threads"]
+
+_Made = TypeVar("_Made")
 
 
 class Threads(Host):
@@ -45,18 +49,26 @@ class Threads(Host):
         return str(stream) if self.shared else None
 
     def team(self, threads: Sequence[str]) -> Team:
-        """Return a team of these threads.
+        """Return a team of these threads."""
+        return _restoring(lambda: super(Threads, self).team(threads))
 
-        Torch applies each one's number of intra-op threads to the calling thread too, so restore
-        that.
-        """
-        before = torch.get_num_threads()
-        team = super().team(threads)
-        torch.set_num_threads(before)
-        return team
+    def loop_team(self, threads: Sequence[str | None]) -> LoopTeam:
+        """Return a team with these threads."""
+        return _restoring(lambda: super(Threads, self).loop_team(threads))
 
     def prepare(self) -> None:
         """Set this thread's number of intra-op threads, and disable autograd."""
         super().prepare()
         if self.shared:
             torch.set_num_threads(self.intra_op_threads)
+
+
+def _restoring(make: Callable[[], _Made]) -> _Made:
+    """Return what a function makes, and restore the calling thread's number of intra-op threads.
+
+    Torch applies to it each number that another thread sets.
+    """
+    before = torch.get_num_threads()
+    made = make()
+    torch.set_num_threads(before)
+    return made

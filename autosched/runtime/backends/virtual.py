@@ -13,9 +13,11 @@ from typing import Any
 
 from autosched.machine.machine import Machine
 from autosched.program.program import Program, Stream
-from autosched.runtime.backends import Step
+from autosched.runtime.backends import Backend, Step
 from autosched.runtime.backends.emulated import Emulated
 from autosched.runtime.threads.interleaver import Choose, Interleaver
+from autosched.runtime.threads.loop_interleaver import QueueInterleaver
+from autosched.runtime.threads.loop_runs import LoopTeam
 from autosched.runtime.threads.tapes import Team
 
 __all__ = ["Virtual"]
@@ -32,6 +34,7 @@ class Virtual(Emulated):
         super().__init__()
         self.choose = choose or self._behind
         self.named: dict[str, Stream] = {}
+        self.ended = 0.0  # the latest end of an instruction
 
     def open(self, program: Program, machine: Machine) -> None:
         """Create a clock for each stream."""
@@ -42,9 +45,18 @@ class Virtual(Emulated):
         """Run the steps of all threads in one thread, interleaved."""
         return Interleaver(self.choose, self.prepare)
 
+    def slot(self) -> Backend:
+        """Return a backend with the same clocks, and with events of its own."""
+        return _Slot(self)
+
+    def loop_team(self, threads: Sequence[str | None]) -> LoopTeam:
+        """Run the steps of all threads in one thread, interleaved."""
+        return QueueInterleaver(threads, self.choose)
+
     def begin(self, stopped: Callable[[], bool]) -> None:
         """Set all clocks to zero."""
-        self.clock = dict.fromkeys(self.clock, 0.0)
+        self.clock.update(dict.fromkeys(self.clock, 0.0))
+        self.ended = 0.0
         self.events.clear()
         self.mixing.forget()
 
@@ -53,8 +65,9 @@ class Virtual(Emulated):
 
         def step() -> None:
             call()
-            end = max(self.clock[stream] for stream in streams) + seconds
+            end = max(self.begun, *(self.clock[stream] for stream in streams)) + seconds
             self.clock.update(dict.fromkeys(streams, end))
+            self.ended = max(self.ended, end)
 
         return step
 
@@ -64,3 +77,26 @@ class Virtual(Emulated):
 
     def _behind(self, ready: list[str]) -> str:
         return min(ready, key=lambda name: self.clock[self.named[name]])
+
+
+class _Slot(Virtual):
+    """The machine for one of several runs in flight, in virtual time.
+
+    A run begins when the last run ended that had ended when it was submitted.
+    """
+
+    def __init__(self, whole: Virtual) -> None:
+        super().__init__(whole.choose)
+        self.whole = whole
+        self.clock = whole.clock
+        self.mixing = whole.mixing
+        self.mixes = whole.mixes
+
+    def begin(self, stopped: Callable[[], bool]) -> None:
+        """Note the time, as far as it has come."""
+        self.begun = self.ended = self.whole.ended
+        self.events.clear()
+
+    def join(self) -> None:
+        """Note the end of the run."""
+        self.whole.ended = max(self.whole.ended, self.ended)

@@ -21,27 +21,15 @@ import contextlib
 import ctypes
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from operator import length_hint
+from collections.abc import Sequence
 
-from autosched.runtime.threads.straight_line import Straight
-from autosched.runtime.threads.tapes import (
-    Call,
-    Fault,
-    Late,
-    Place,
-    Step,
-    Stretch,
-    Tape,
-    lock_awaited,
-)
+from autosched.runtime.threads.draining import Progress, drain, straightened
+from autosched.runtime.threads.tapes import Fault, Late, Place, Step, Tape
 
-__all__ = ["ThreadTeam"]
+__all__ = ["GRACE", "ThreadTeam", "end_threads"]
 
-_GRACE = 0.5  # seconds that an aborted run waits for its threads before it abandons them
+GRACE = 0.5  # seconds that an aborted run waits for its threads before it abandons them
 _PATIENCE = 1.0  # seconds that ``close`` waits: most steps end, and an interpreter's exit is quick
-_LONGEST = 50_000  # steps of a tape that are compiled, at some 10 microseconds each
-_Steps = Sequence[tuple[int, Step]]
 
 
 class ThreadTeam:
@@ -112,13 +100,13 @@ class ThreadTeam:
                 if deadline is not None or worker.name is not None:
                     worker.start()
             if deadline is None:
-                self.drain(_calling_threads(tape), _Progress())
+                drain(self, straightened(tape), Progress())
             in_time = self._interrupted or self._wait(deadline)
             return Late(self._places()) if not in_time and self.fault is None else self.fault
         finally:
             if not self._idle:
                 self.stop()
-                self._wait(time.perf_counter() + _GRACE)
+                self._wait(time.perf_counter() + GRACE)
             self.fault = None  # an error keeps alive everything that its frames hold
 
     @property
@@ -147,28 +135,6 @@ class ThreadTeam:
             for lock in self._tape.locks:
                 lock.acquire(blocking=False)
         self._tape = Tape()
-
-    def drain(self, steps: _Steps, progress: _Progress) -> None:
-        """Call steps one after another, until one raises or the run is aborted."""
-        position = -1
-        step: Step = _nothing
-        try:
-            for position, step in progress.of(steps):
-                if self.stopped:
-                    return
-                if not isinstance(step, Stretch):
-                    step()
-                    continue
-                data = step.data
-                calls = progress.within(step)
-                for position, fn, target, first, second, dropped in calls:  # noqa: B007, PLW2901
-                    if self.stopped:
-                        return
-                    data[target] = fn(data[first]) if second < 0 else fn(data[first], data[second])
-                    data[dropped] = None
-        except BaseException as error:
-            found = step.position(error) if isinstance(step, Straight) else position
-            self.stop(Fault(found, error))
 
     def stop(self, fault: Fault | None = None) -> None:
         """Abort the run.
@@ -215,51 +181,6 @@ class ThreadTeam:
         _end(self._workers)
 
 
-class _Progress:
-    """The position of a thread in its steps. The thread writes it, and others may read it.
-
-    A list iterator knows how many items it has left. So the thread writes nothing at each step: it
-    shows its iterators, of its steps and of the calls of the current stretch.
-    """
-
-    def __init__(self) -> None:
-        self._all: _Steps = ()
-        self._left: Iterator[tuple[int, Step]] = iter(self._all)
-        self._calls: tuple[Stretch, Iterator[Call]] | None = None
-
-    def of(self, steps: _Steps) -> Iterator[tuple[int, Step]]:
-        """Return an iterator over steps, which are now those of the thread."""
-        self._all = ()
-        self._left = iter(steps)
-        self._all = steps
-        return self._left
-
-    def within(self, stretch: Stretch) -> Iterator[Call]:
-        """Return an iterator over the calls of a stretch, which is the current step."""
-        calls = iter(stretch.calls)
-        self._calls = stretch, calls
-        return calls
-
-    def clear(self) -> None:
-        """Forget the steps, which keep tensors alive."""
-        self._all = ()
-        self._left = iter(self._all)
-        self._calls = None
-
-    def place(self) -> Place:
-        """Return where the thread is now."""
-        steps = self._all
-        at = len(steps) - length_hint(self._left) - 1
-        if at < 0:
-            return Place(-1, "before")
-        position, step = steps[at]
-        inside = self._calls
-        if inside is not None and inside[0] is step:
-            begun = len(inside[0].calls) - length_hint(inside[1])
-            position = inside[0].calls[max(begun - 1, 0)][0]
-        return Place(position, "waiting" if lock_awaited(step) else "in")
-
-
 class _Worker:
     """A thread that executes its part of the team's tape whenever it is started.
 
@@ -271,7 +192,7 @@ class _Worker:
         self.open = True
         self.idle = False
         self.unfit: BaseException | None = None
-        self.progress = _Progress()
+        self.progress = Progress()
         self.guard = team._guard
         self._go = threading.Lock()  # released to start the thread
         self._go.acquire()
@@ -297,7 +218,7 @@ class _Worker:
         finally:
             self.end()
         while self._go.acquire() and self.open:
-            team.drain(team._tape.steps.get(self.name, ()), self.progress)
+            drain(team, team._tape.steps.get(self.name, ()), self.progress)
             self.progress.clear()
             team.back(self)
         team.back(self)  # closed between its start and its first step
@@ -334,28 +255,14 @@ class _Worker:
                 self._go.release()
 
 
-def _nothing() -> None:
-    pass
-
-
-def _calling_threads(tape: Tape) -> _Steps:
-    """Return the calling thread's steps, compiled into one where that pays.
-
-    Steps between which a run must be able to stop are not compiled.
-    """
-    steps = tape.steps.get(None, ())
-    tape.runs += 1
-    if not tape.quick or tape.runs == 1 or len(tape.steps) > 1 or len(steps) > _LONGEST:
-        return steps
-    if tape.straight is None:
-        tape.straight = Straight(steps)
-    return [(-1, tape.straight)]
-
-
 def _end(workers: Sequence[_Worker]) -> None:
     for worker in workers:
         worker.close()
-    threads = [worker.thread for worker in workers]
+    end_threads([worker.thread for worker in workers])
+
+
+def end_threads(threads: Sequence[threading.Thread]) -> None:
+    """Wait a moment for threads that were told to end, and longer at the interpreter's exit."""
     _join(threads, _PATIENCE)
     # At the interpreter's exit a thread that returns from torch would end the process by a signal.
     # Between steps threads end by themselves; only an exception ends one within a step of Python
@@ -366,7 +273,7 @@ def _end(workers: Sequence[_Worker]) -> None:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
                     ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
                 )
-        _join(threads, _GRACE)
+        _join(threads, GRACE)
 
 
 def _join(threads: Sequence[threading.Thread], seconds: float) -> None:

@@ -1,0 +1,156 @@
+"""Futures of submitted runs.
+
+A main thread that waits can be interrupted at any moment. So it waits for locks written in C, and
+uses the condition of ``concurrent.futures``, which is not safe then, only after the run has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass
+from typing import Any
+
+from autosched._lib.forks import forks
+from autosched.errors import ScheduleError
+from autosched.runtime.threads.loop_runs import unlock
+
+__all__ = ["RunFuture", "UnderWay"]
+
+_LOOK = 1.0  # seconds after which a waiting thread looks again
+
+
+class RunFuture(Future[Any]):
+    """The future of a run: as ``concurrent.futures.Future``, and ``await`` works, too.
+
+    A run is under way from its submission on, so ``cancel()`` returns False. Functions that were
+    added with ``add_done_callback`` are called in a thread of the schedule; they must not submit
+    runs of it.
+    """
+
+    def __init__(self, number: int, finish: Callable[[dict[str, Any]], Any]):
+        super().__init__()
+        self.number = number
+        self.drive: Callable[[], object] | None = (
+            None  # executes the run, where nothing does so by itself
+        )
+        self.hand_out: Callable[[Mapping[str, Any]], None] | None = None
+        self._finish: Callable[[dict[str, Any]], Any] | None = finish
+        self._ended = _Flag()  # no thread works on it
+        self._done = _Flag()  # it has a result
+        self._process = forks()
+        self.set_running_or_notify_cancel()
+
+    # ---- for callers
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Return the outputs by name; raise what the run raised.
+
+        Raises TimeoutError if the run does not end within ``timeout`` seconds; it goes on.
+        """
+        self._await(timeout)
+        outputs = super().result(0)
+        if self.hand_out is not None:
+            self.hand_out(outputs)
+        return outputs
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return what the run raised, None if nothing. Raises TimeoutError as ``result`` does."""
+        self._await(timeout)
+        return super().exception(0)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        import asyncio  # nobody else needs it
+
+        if self.drive is not None:
+            self._await(None)
+        return asyncio.wrap_future(self).__await__()
+
+    # ---- for the runtime
+
+    def wait(self, deadline: float | None = None) -> bool:
+        """Wait until the run has ended; return whether that was in time."""
+        return self._wait_for(self._ended, deadline)
+
+    def _await(self, timeout: float | None) -> None:
+        """Wait until there is a result, or an error."""
+        deadline = None if timeout is None else time.perf_counter() + timeout
+        if not self._done.is_set and not self._wait_for(self._done, deadline):
+            raise TimeoutError(f"run {self.number} has not ended within {timeout} seconds")
+
+    def _wait_for(self, flag: _Flag, deadline: float | None) -> bool:
+        drive = self.drive
+        if drive is not None and not flag.is_set:
+            drive()
+        while not flag.is_set:
+            if self._process != forks():
+                raise ScheduleError("the run belongs to the process that this one was forked from")
+            left = _LOOK if deadline is None else deadline - time.perf_counter()
+            if not flag.wait(min(max(0.0, left), _LOOK)) and left <= 0:
+                return flag.is_set
+        return True
+
+    def finish(self, outputs: dict[str, Any]) -> Any:
+        """Return the result for the caller; called once, before ``end``."""
+        assert self._finish is not None
+        return self._finish(outputs)
+
+    def settle(self, seconds: float) -> None:
+        """Give the run a moment to end by itself."""
+        self._ended.wait(seconds)
+
+    def fail(self, error: BaseException, abandoned: bool = False) -> None:
+        """Set an error, before the run has ended; its result is dropped then.
+
+        Nobody waits for the end of a run that is abandoned.
+        """
+        if abandoned:
+            self._ended.set()
+        with contextlib.suppress(InvalidStateError):
+            self.set_exception(error)
+        self._done.set()
+
+    def end(self, result: Any, error: BaseException | None) -> None:
+        """Note that the run has ended."""
+        self.drive = None
+        self._finish = None
+        self._ended.set()
+        with contextlib.suppress(InvalidStateError):
+            if error is None:
+                self.set_result(result)
+            else:
+                self.set_exception(error)
+        self._done.set()
+
+
+@dataclass(eq=False)
+class UnderWay:
+    """A run that has not ended."""
+
+    future: RunFuture
+
+    def stop(self) -> None:
+        """Abort the run, if it can be aborted separately."""
+
+
+class _Flag:
+    """As ``threading.Event``, which is written in Python, and so is not safe from interrupts."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        """Let all waiting threads go on."""
+        self.is_set = True
+        unlock(self._lock)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait; return whether it is set. Others that wait get the lock in turn."""
+        if self._lock.acquire(timeout=seconds):
+            unlock(self._lock)
+        return self.is_set

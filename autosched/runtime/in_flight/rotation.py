@@ -1,0 +1,237 @@
+"""Execute several runs at the same time, each in a slot of its own.
+
+Threads go from run to run. The last thread that leaves a run ends it; where devices work on after
+the steps have been called, a thread of its own waits for them, so that no other thread has to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+from autosched._lib.forks import forks
+from autosched.errors import CancelledRunError, RunTimeoutError, ScheduleError
+from autosched.runtime.backends.host import prepare_thread
+from autosched.runtime.execute import Executor
+from autosched.runtime.hang_report import report
+from autosched.runtime.in_flight.deadlines import Deadlines
+from autosched.runtime.in_flight.future import RunFuture, UnderWay
+from autosched.runtime.in_flight.slots import Ring, Slot
+from autosched.runtime.threads.loop_runs import Line, LoopRun, LoopTeam
+from autosched.runtime.threads.thread_team import GRACE, end_threads
+
+__all__ = ["CLOSED", "Rotation"]
+
+CLOSED = "the schedule was closed while it ran"
+
+
+@dataclass(eq=False)
+class Started(UnderWay):
+    """A run in a slot; ``late`` is its error if it was aborted for being late."""
+
+    slot: Slot
+    run: LoopRun | None = None
+    late: RunTimeoutError | None = None
+
+    def stop(self) -> None:
+        """Abort the run."""
+        if self.run is not None:
+            self.run.stop()
+
+
+class Rotation:
+    """The slots of a program, and the threads that execute runs in them.
+
+    ``under_way`` are the runs that have not ended, by number, in order: ``start`` adds to it.
+    """
+
+    def __init__(self, executor: Executor, under_way: dict[int, UnderWay]):
+        looping = executor.compiler.can.looping
+        if looping is None:
+            raise ScheduleError(
+                f"{executor.backend!r} executes one run at a time, as it has no method 'slot'; use "
+                "in_flight=1"
+            )
+        self.executor = executor
+        self.under_way = under_way
+        self.ring = Ring(executor.compiler, looping)
+        self.line = Line(self.ring.carries)
+        self.position = 0
+        first = self.ring.slots[0]
+        self.team = looping.loop_team(list(first.tape.steps) or [None])
+        self._ending = _Ending() if first.is_asynchronous else None
+        self._deadlines = Deadlines(partial(_expire, weakref.ref(self)))
+        parts = self.team, self._ending, self._deadlines, self.under_way, forks()
+        self.close = weakref.finalize(self, _close, *parts)
+
+    @property
+    def threads(self) -> frozenset[int]:
+        """The identities of its own threads."""
+        return self.team.threads | (self._ending.threads if self._ending else frozenset())
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether an aborted run left state that later runs need: all must end before the next."""
+        return self.line.broken is not None
+
+    def start(self, future: RunFuture, inputs: Mapping[str, Any], deadline: float | None) -> None:
+        """Start a run, for which there must be room. Raises as ``Memory.check`` does."""
+        if self.is_broken:
+            self.line.mend()
+            self.ring.reset()
+            self.position = 0
+        slot = self.ring.slots[self.position % len(self.ring.slots)]
+        slot.memory.fill(inputs)
+        started = Started(future, slot)
+        run = LoopRun(future.number, slot.tape, slot.locks, self.line, partial(self._left, started))
+        started.run = run
+        future.hand_out = slot.hand_out
+        if not self.team.threads:
+            future.drive = partial(self._drive, run)
+        slot.backend.begin(lambda: run.stopped)
+        self.team.start(
+            run,
+            partial(self.under_way.__setitem__, future.number, started),
+            partial(setattr, self, "position", self.position + 1),
+        )
+        if deadline is not None:
+            self._deadlines.add(deadline, future.number)
+
+    def expire(self, number: int) -> None:
+        """Abort a run that is late, unless it has ended."""
+        started = self.under_way.get(number)
+        if not isinstance(started, Started) or started.run is None:
+            return
+        executor = self.executor
+        places = report(executor.program, executor.graph, self.team.places(started.run))
+        started.late = RunTimeoutError(f"the run did not end in time:\n{places}")
+        started.run.reason = "it did not end in time"
+        started.run.stop()
+        started.future.settle(GRACE)
+        started.future.fail(started.late)
+
+    # ---- the end of a run
+
+    def _drive(self, run: LoopRun) -> None:
+        with _without_autograd():
+            self.team.drive(run)
+
+    def _left(self, started: Started, run: LoopRun) -> None:
+        """End a run whose steps have been called."""
+        if self._ending is None:
+            self._end(started, run)
+        else:
+            self._ending.queue.put(partial(self._end, started, run))
+
+    def _end(self, started: Started, run: LoopRun) -> None:
+        """Collect the outputs, release everything else, and set the future."""
+        future = started.future
+        slot = started.slot
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            slot.backend.join()
+            error = started.late or self._error(run, slot)
+            result = slot.memory.outputs() if error is None else None
+        except BaseException as raised:
+            error = raised
+        with contextlib.suppress(Exception):
+            slot.clear(run.stopped)
+        try:
+            result = future.finish(result) if error is None else None
+        except BaseException as raised:
+            error = raised
+        run.fault = None  # an error keeps alive everything that its frames hold
+        del self.under_way[future.number]
+        future.end(result, error)
+
+    def _error(self, run: LoopRun, slot: Slot) -> BaseException | None:
+        """Return the error that ended a run, None if it ended well."""
+        if run.fault is not None:
+            arguments = slot.memory.arguments(run.fault.position)
+            error = self.executor.error(run.fault, arguments)
+            run.reason = str(error).partition("\n")[0] or type(error).__name__
+            return error
+        if run.cause is not None:
+            return CancelledRunError(
+                f"run {run.number} was cancelled, because it needs what run {run.cause.number} "
+                f"leaves, which was aborted: {run.cause.reason}"
+            )
+        return ScheduleError(CLOSED) if run.stopped else None
+
+
+class _Ending:
+    """A thread that ends runs, in order, when devices have finished them."""
+
+    def __init__(self) -> None:
+        self.queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.thread = threading.Thread(
+            target=_serve, args=(self.queue,), name="autosched ending runs in flight", daemon=True
+        )
+        self.thread.start()
+
+    @property
+    def threads(self) -> frozenset[int]:
+        """The identity of the thread."""
+        return frozenset([self.thread.ident or 0])
+
+    def close(self) -> None:
+        """End the thread, after the runs whose steps have been called."""
+        self.queue.put(None)
+        end_threads([self.thread])
+
+
+def _serve(queue: SimpleQueue[Callable[[], None] | None]) -> None:
+    prepare_thread()
+    while (end := queue.get()) is not None:
+        end()
+        del end  # an idle thread keeps nothing alive
+
+
+def _expire(rotation: weakref.ref[Rotation], number: int) -> None:
+    found = rotation()
+    if found is not None:
+        found.expire(number)
+
+
+def _close(
+    team: LoopTeam,
+    ending: _Ending | None,
+    deadlines: Deadlines,
+    under_way: Mapping[int, UnderWay],
+    process: int,
+) -> None:
+    """Abort all runs, and end the threads.
+
+    Nobody waits for a thread that does not end: what it works on is abandoned.
+    """
+    if process != forks():  # they are the parent's
+        return
+    for started in list(under_way.values()):
+        started.stop()
+    team.close()
+    if ending is not None:
+        ending.close()
+    deadlines.close()
+    for started in list(under_way.values()):
+        started.future.fail(ScheduleError(CLOSED), abandoned=True)
+
+
+@contextlib.contextmanager
+def _without_autograd() -> Iterator[None]:
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.is_grad_enabled():
+        yield
+        return
+    torch._C._set_grad_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_grad_enabled(True)

@@ -1,0 +1,201 @@
+"""Submit runs of a schedule, and wait for them.
+
+Runs behave as if executed one after another in the order in which they were submitted. The
+program's waits order the runs in flight where they share state; what no program can know is found
+here, and then a run begins only after those before it have ended:
+
+* an input shares memory with another input of an earlier run, which tasks write (``overlaps``);
+* a captured step puts outputs into modules when it ends, and the next run reads them there;
+* the first run, and each one if ``check`` is set, is checked, and runs alone.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from autosched._lib.forks import forks
+from autosched.errors import RunTimeoutError, ScheduleError
+from autosched.runtime.execute import Executor
+from autosched.runtime.in_flight.alone import Alone
+from autosched.runtime.in_flight.future import RunFuture, UnderWay
+from autosched.runtime.in_flight.overlaps import Overlaps
+from autosched.runtime.in_flight.rotation import Rotation
+
+__all__ = ["Runs"]
+
+Keep = Callable[[Mapping[str, Any]], Any]
+Inputs = dict[str, Any]
+Complete = Callable[[Sequence[Any], Inputs], tuple[Inputs, Keep | None]]
+Guarded = Callable[[Mapping[str, Any], dict[str, Any]], dict[str, Any]]
+
+Made = TypeVar("Made")
+
+_LATE = "the run did not begin in time: earlier runs go on"
+
+
+class Runs:
+    """The submitted runs of a schedule.
+
+    ``complete`` returns the inputs of a run, and what keeps its outputs: ``Graph.completed``;
+    ``guarded`` returns the outputs for the caller.
+    """
+
+    def __init__(self, executor: Executor, complete: Complete, guarded: Guarded):
+        self.executor = executor
+        self.in_flight = executor.program.in_flight
+        self.process = forks()
+        self._complete = complete
+        self._guarded = guarded
+        self._under_way: dict[int, UnderWay] = {}  # by number, in order
+        self._turn = threading.Lock()  # held by the thread that submits
+        self._submitted = 0
+        self._names = {*executor.graph.input_names}
+        self._overlaps = Overlaps(self._names & executor.memory.written)
+        self._alone: Alone | None = None
+        self._rotation: Rotation | None = None
+        self._closed = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no submitted run is under way."""
+        return not self._under_way
+
+    def submit(self, args: Sequence[Any], inputs: Inputs, timeout: float | None) -> RunFuture:
+        """Start a run, when there is room for it; return its future."""
+        deadline = None if timeout is None else time.perf_counter() + timeout
+        return self._in_turn(deadline, partial(self._submit, args, inputs, deadline))
+
+    def _submit(self, args: Sequence[Any], inputs: Inputs, deadline: float | None) -> RunFuture:
+        self._wait_until_fewer(self.in_flight, deadline)
+        found, keep = self._complete(args, inputs)
+        if keep is not None and self._under_way:
+            self._wait_until_fewer(1, deadline)
+            found, keep = self._complete(args, inputs)
+        if found.keys() != self._names:
+            self.executor.graph.bind(found)
+        engine = self._engine(deadline)
+        if self._overlaps.with_earlier(found, self._under_way):
+            self._wait_until_fewer(1, deadline)
+        self._submitted += 1
+        future = RunFuture(self._submitted, partial(self._finish, found, keep, _autograd()))
+        engine.start(future, found, deadline)
+        self._overlaps.note(future.number, found)
+        return future
+
+    def wait(self, deadline: float | None = None) -> None:
+        """Wait until all runs have ended that were submitted before.
+
+        Raises TimeoutError if that takes longer.
+        """
+        for run in list(self._under_way.values()):
+            if not run.future.wait(deadline):
+                raise RunTimeoutError("not all runs have ended in time")
+
+    def abort(self, future: RunFuture) -> None:
+        """Abort a run that nobody waits for any more, if it can be aborted separately."""
+        run = self._under_way.get(future.number)
+        if run is not None:
+            run.stop()
+
+    def paused(self, call: Callable[[], Made], deadline: float | None = None) -> Made:
+        """Return what a function returns that is called while no run is under way."""
+
+        def alone() -> Made:
+            self._wait_until_fewer(1, deadline)
+            return call()
+
+        return self._in_turn(deadline, alone)
+
+    def close(self) -> None:
+        """Abort all runs, and end the threads."""
+        self._closed = True
+        for engine in (self._rotation, self._alone):
+            if engine is not None:
+                engine.close()
+
+    # ---- submitting
+
+    def _in_turn(self, deadline: float | None, call: Callable[[], Made]) -> Made:
+        """Call a function in one thread at a time.
+
+        An interrupt can come after any call. So the lock is noted by the same call of C that takes
+        it.
+        """
+        if threading.get_ident() in self._threads:
+            raise ScheduleError(
+                "a task calls the schedule that it is part of, and would wait for itself"
+            )
+        taken: list[bool] = []
+        try:
+            taken.extend(map(self._turn.acquire, (True,), (_patience(deadline),)))
+            if not taken[0]:
+                raise RunTimeoutError(_LATE)
+            return call()
+        finally:
+            if True in taken:
+                self._turn.release()
+
+    def _wait_until_fewer(self, most: int, deadline: float | None) -> None:
+        """Wait until fewer than so many runs are under way."""
+        while len(runs := list(self._under_way.values())) >= most:
+            if not runs[0].future.wait(deadline):
+                raise RunTimeoutError(_LATE)
+            if self._closed:
+                break
+        if self._closed:
+            raise ScheduleError("the schedule is closed; make a new one")
+
+    def _engine(self, deadline: float | None) -> Alone | Rotation:
+        """Return what executes the next run."""
+        executor = self.executor
+        if self.in_flight == 1 or executor.check or not executor.checked:
+            self._wait_until_fewer(1, deadline)
+            if self.in_flight == 1 or executor.check or not executor.checked:
+                if self._alone is None:
+                    self._alone = Alone(executor, self._under_way)
+                return self._alone
+        if self._alone is not None:
+            self._alone.retire()
+            self._alone = None
+        if self._rotation is None:
+            self._rotation = Rotation(executor, self._under_way)
+        if self._rotation.is_broken:
+            self._wait_until_fewer(1, deadline)
+        return self._rotation
+
+    @property
+    def _threads(self) -> frozenset[int]:
+        """The identities of all threads that execute tasks."""
+        engines = [engine for engine in (self._alone, self._rotation) if engine is not None]
+        return self.executor.threads.union(*(engine.threads for engine in engines))
+
+    def _finish(
+        self, inputs: Mapping[str, Any], keep: Keep | None, autograd: bool, outputs: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return the outputs for the caller, when the run has ended, in any thread."""
+        if not autograd:
+            if keep is not None:
+                keep(outputs)
+            return outputs
+        torch = sys.modules["torch"]
+        with torch.enable_grad():
+            outputs = self._guarded(inputs, outputs)
+            if keep is not None:
+                keep(outputs)
+        return outputs
+
+
+def _autograd() -> bool:
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and bool(torch.is_grad_enabled())
+
+
+def _patience(deadline: float | None) -> float:
+    if deadline is None:
+        return -1.0
+    return min(max(0.0, deadline - time.perf_counter()), threading.TIMEOUT_MAX)

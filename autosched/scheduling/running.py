@@ -1,0 +1,127 @@
+"""Submit runs of a schedule: the methods of ``Schedule`` for several runs in flight."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from autosched._lib.forks import forks, rlock
+from autosched.graph.graph import Graph
+from autosched.program.program import Program
+from autosched.runtime.execute import Executor
+from autosched.runtime.in_flight.batches import results
+from autosched.runtime.in_flight.future import RunFuture
+from autosched.runtime.in_flight.runs import Runs
+from autosched.scheduling.arguments import checked_timeout
+
+__all__ = ["LOCK", "RunState", "Running"]
+
+LOCK = rlock()  # two threads that call a schedule for the first time share one executor
+
+
+class RunState:
+    """The mutable state of a schedule; the executor is made at the first run."""
+
+    def __init__(self) -> None:
+        self.executor: Executor | None = None
+        self.runs: Runs | None = None
+        self.verified = False
+        self.closed = False
+
+
+class Running:
+    """What a schedule does with several runs."""
+
+    graph: Graph
+    program: Program
+    _state: RunState
+
+    @property
+    def _executor(self) -> Executor:
+        raise NotImplementedError
+
+    def _guarded(self, inputs: Mapping[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def submit(self, /, *args: Any, timeout: Any = None, **inputs: Any) -> RunFuture:
+        """Start a run, and return its future immediately.
+
+        The future has the methods of ``concurrent.futures.Future``, and can be awaited. Inputs are
+        given as in a call. At most ``in_flight`` runs are under way at a time: while they are,
+        ``submit`` blocks. Several threads may submit; runs behave as if executed one after another
+        in the order of submission. Do not write to the inputs of a run before it has ended. An
+        output that shares memory with an input that tasks write shows what later runs write.
+
+        ``result()`` raises TaskError if a task raised. If runs share state, which tasks of them
+        write, those that were submitted later and are under way raise CancelledRunError then; the
+        state is what the tasks left. A run that has not ended ``timeout`` seconds after ``submit``
+        is aborted, and raises RunTimeoutError; ``result(timeout=...)`` only stops waiting. Runs
+        that are under way are aborted by ``close()``: call ``wait()`` before it.
+
+        Some runs wait for all before them: the first one, which is checked, and each one with
+        ``check``; runs after a captured step that puts new tensors into modules, as its inputs are
+        what the step before leaves there; and runs on tensors that share memory with other inputs
+        of earlier runs, if tasks write them.
+
+        >>> import autosched as asc
+        >>> graph = asc.Graph()
+        >>> graph.output(y=graph.input("x") + 1)
+        >>> with asc.schedule(graph, asc.Machine.emulated(gpus=0), in_flight=2) as schedule:
+        ...     [run.result()["y"] for run in [schedule.submit(x=1), schedule.submit(x=2)]]
+        [2, 3]
+        """
+        return self._runs.submit(args, inputs, checked_timeout(timeout))
+
+    def _call(self, args: Any, inputs: dict[str, Any], timeout: Any) -> dict[str, Any]:
+        """Submit a run, and wait for it; abort it on an interrupt."""
+        run = self.submit(*args, timeout=timeout, **inputs)
+        try:
+            outputs: dict[str, Any] = run.result()
+        except BaseException:
+            if not run.done():
+                self._runs.abort(run)
+            raise
+        return outputs
+
+    def wait(self, timeout: Any = None) -> None:
+        """Wait until all submitted runs have ended, also those that failed.
+
+        Raises RunTimeoutError if that takes more than ``timeout`` seconds.
+        """
+        seconds = checked_timeout(timeout)
+        if (runs := self._state.runs) is not None and runs.process == forks():
+            runs.wait(None if seconds is None else time.perf_counter() + seconds)
+
+    def map(self, batches: Iterable[Any]) -> Iterator[dict[str, Any]]:
+        """Yield the outputs of a run on each item of an iterable, in order.
+
+        Items are mappings with inputs by name, tuples or lists with inputs in order, or the only
+        input. A thread fetches them ahead: at most ``in_flight`` runs are under way, or have
+        outputs that were not yielded. If the iterable or a run raises, earlier outputs are yielded
+        first. When the caller stops early, up to ``in_flight`` items more may have been processed.
+
+        The iterable is used by that thread while runs execute, so both must not draw random
+        numbers from one generator if these are to be reproducible.
+
+        >>> import autosched as asc
+        >>> graph = asc.Graph()
+        >>> graph.output(y=graph.input("x") + 1)
+        >>> with asc.schedule(graph, asc.Machine.emulated(gpus=0), in_flight=2) as schedule:
+        ...     [outputs["y"] for outputs in schedule.map(range(3))]
+        [1, 2, 3]
+        """
+        names = self.graph.input_names
+        only = names[0] if len(names) == 1 else None
+        return results(self.submit, batches, self.program.in_flight, only)
+
+    @property
+    def _runs(self) -> Runs:
+        runs = self._state.runs
+        if runs is None or runs.process != forks():
+            executor = self._executor
+            with LOCK:
+                if self._state.runs is None or self._state.runs.process != forks():
+                    self._state.runs = Runs(executor, self.graph.completed, self._guarded)
+                runs = self._state.runs
+        return runs
