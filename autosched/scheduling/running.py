@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 from autosched._lib.forks import forks, rlock
 from autosched.graph.graph import Graph
+from autosched.machine.machine import Machine
 from autosched.program.program import Program
+from autosched.runtime.backends import Backend
 from autosched.runtime.execute import Executor
 from autosched.runtime.in_flight.batches import results
 from autosched.runtime.in_flight.future import RunFuture
 from autosched.runtime.in_flight.runs import Runs
 from autosched.scheduling.arguments import checked_timeout
+from autosched.scheduling.kept import Kept, moves_to
 
 __all__ = ["LOCK", "RunState", "Running"]
 
@@ -34,15 +39,28 @@ class Running:
     """What a schedule does with several runs."""
 
     graph: Graph
+    machine: Machine
     program: Program
+    backend: str | Backend
     _state: RunState
 
     @property
     def _executor(self) -> Executor:
         raise NotImplementedError
 
+    @cached_property
+    def _kept(self) -> Kept:
+        return Kept(self.graph, moves_to(self.machine, self.backend))
+
     def _guarded(self, inputs: Mapping[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
-        raise NotImplementedError
+        """Return outputs that raise where autograd would lose a gradient."""
+        return outputs if "torch" not in sys.modules else self._gradients.guarded(inputs, outputs)
+
+    @cached_property
+    def _gradients(self) -> Any:
+        from autosched.graph.gradients import Gradients
+
+        return Gradients(self.graph)
 
     def submit(self, /, *args: Any, timeout: Any = None, **inputs: Any) -> RunFuture:
         """Start a run, and return its future immediately.
@@ -122,6 +140,8 @@ class Running:
             executor = self._executor
             with LOCK:
                 if self._state.runs is None or self._state.runs.process != forks():
-                    self._state.runs = Runs(executor, self.graph.completed, self._guarded)
+                    kept = self._kept
+                    parts = self.graph.completed, self._guarded, kept.inputs, kept.wrote
+                    self._state.runs = Runs(executor, *parts)
                 runs = self._state.runs
         return runs

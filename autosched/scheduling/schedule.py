@@ -9,7 +9,6 @@ copied from the device of their producer are taken as requested where they go.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
@@ -36,7 +35,6 @@ from autosched.runtime.backends import Backend, make
 from autosched.runtime.check import Check
 from autosched.runtime.execute import Executor
 from autosched.scheduling.arguments import check_arguments, checked_count, checked_timeout
-from autosched.scheduling.kept import Kept, moves_to
 from autosched.scheduling.periodic import Periodic
 from autosched.scheduling.rebuilding import rebuilt
 from autosched.scheduling.running import LOCK, Running, RunState
@@ -81,7 +79,7 @@ def load(path: str | os.PathLike[str], graph: Graph | None = None) -> Schedule:
 
 
 @dataclass(frozen=True)
-class Schedule(Periodic):
+class Schedule(Periodic, Running):
     """A verified program for a graph on a machine. Call it with the graph's inputs.
 
     ``print`` it to read the program. Its parts are ``graph``, ``machine``, ``costs``, ``placement``
@@ -145,20 +143,6 @@ class Schedule(Periodic):
             keep(outputs)
         return outputs
 
-    @cached_property
-    def _kept(self) -> Kept:
-        return Kept(self.graph, moves_to(self.machine, self.backend))
-
-    def _guarded(self, inputs: Mapping[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
-        """Return outputs that raise where autograd would lose a gradient."""
-        return outputs if "torch" not in sys.modules else self._gradients.guarded(inputs, outputs)
-
-    @cached_property
-    def _gradients(self) -> Any:
-        from autosched.graph.gradients import Gradients
-
-        return Gradients(self.graph)
-
     def profile(
         self, /, *args: Any, repeat: Any = 1, warmup: Any = 0, timeout: Any = None, **inputs: Any
     ) -> Timeline:
@@ -173,9 +157,13 @@ class Schedule(Periodic):
         runs = checked_count(repeat, "repeat", 1), checked_count(warmup, "warmup", 0)
         seconds = checked_timeout(timeout)
         inputs, _ = self.graph.completed(args, inputs)
-        given = self._kept.inputs(inputs)
-        timelines = [self._executor.profile(given, seconds) for _ in range(sum(runs))]
-        self._kept.wrote(inputs)
+        profile = partial(self._executor.profile, self._kept.inputs(inputs), seconds)
+        if self._state.runs is not None:
+            profile = partial(self._runs.paused, profile)
+        try:
+            timelines = [profile() for _ in range(sum(runs))]
+        finally:
+            self._kept.wrote(inputs)
         measured = partial(learn, graph=self.graph, machine=self.machine, costs=self.costs)
         return replace(Timeline.median(timelines[runs[1] :]), learn=measured)
 

@@ -42,15 +42,25 @@ class Runs:
     """The submitted runs of a schedule.
 
     ``complete`` returns the inputs of a run, and what keeps its outputs: ``Graph.completed``;
-    ``guarded`` returns the outputs for the caller.
+    ``placed`` returns these inputs with state on its devices, and ``wrote`` is called when the run
+    may have written them; ``guarded`` returns the outputs for the caller.
     """
 
-    def __init__(self, executor: Executor, complete: Complete, guarded: Guarded):
+    def __init__(
+        self,
+        executor: Executor,
+        complete: Complete,
+        guarded: Guarded,
+        placed: Callable[[Inputs], Mapping[str, Any]],
+        wrote: Callable[[Inputs], None],
+    ):
         self.executor = executor
         self.in_flight = executor.program.in_flight
         self.process = forks()
         self._complete = complete
         self._guarded = guarded
+        self._placed = placed
+        self._wrote = wrote
         self._under_way: dict[int, UnderWay] = {}  # by number, in order
         self._turn = threading.Lock()  # held by the thread that submits
         self._submitted = 0
@@ -83,7 +93,8 @@ class Runs:
             self._wait_until_fewer(1, deadline)
         self._submitted += 1
         future = RunFuture(self._submitted, partial(self._finish, found, keep, _autograd()))
-        engine.start(future, found, deadline)
+        future.add_done_callback(lambda _: self._wrote(found))  # if it fails; see ``_finish``
+        engine.start(future, self._placed(found), deadline)
         self._overlaps.note(future.number, found)
         return future
 
@@ -175,9 +186,10 @@ class Runs:
         return self.executor.threads.union(*(engine.threads for engine in engines))
 
     def _finish(
-        self, inputs: Mapping[str, Any], keep: Keep | None, autograd: bool, outputs: dict[str, Any]
+        self, inputs: Inputs, keep: Keep | None, autograd: bool, outputs: dict[str, Any]
     ) -> dict[str, Any]:
         """Return the outputs for the caller, when the run has ended, in any thread."""
+        self._wrote(inputs)
         if not autograd:
             if keep is not None:
                 keep(outputs)
