@@ -28,10 +28,15 @@ class RunFuture(Future[Any]):
 
     A run is under way from its submission on, so ``cancel()`` returns False. Functions that were
     added with ``add_done_callback`` are called in a thread of the schedule; they must not submit
-    runs of it.
+    runs of it. ``wrote`` is called before there is a result or an error.
     """
 
-    def __init__(self, number: int, finish: Callable[[dict[str, Any]], Any]):
+    def __init__(
+        self,
+        number: int,
+        finish: Callable[[dict[str, Any]], Any],
+        wrote: Callable[[], None] | None = None,
+    ):
         super().__init__()
         self.number = number
         self.drive: Callable[[], object] | None = (
@@ -39,6 +44,7 @@ class RunFuture(Future[Any]):
         )
         self.hand_out: Callable[[Mapping[str, Any]], None] | None = None
         self._finish: Callable[[dict[str, Any]], Any] | None = finish
+        self._wrote = wrote
         self._ended = _Flag()  # no thread works on it
         self._done = _Flag()  # it has a result
         self._process = forks()
@@ -109,6 +115,7 @@ class RunFuture(Future[Any]):
         """
         if abandoned:
             self._ended.set()
+        self._note_writes()
         with contextlib.suppress(InvalidStateError):
             self.set_exception(error)
         self._done.set()
@@ -117,6 +124,8 @@ class RunFuture(Future[Any]):
         """Note that the run has ended."""
         self.drive = None
         self._finish = None
+        self._note_writes()
+        self._wrote = None
         self._ended.set()
         with contextlib.suppress(InvalidStateError):
             if error is None:
@@ -124,6 +133,10 @@ class RunFuture(Future[Any]):
             else:
                 self.set_exception(error)
         self._done.set()
+
+    def _note_writes(self) -> None:
+        if (wrote := self._wrote) is not None:
+            wrote()
 
 
 @dataclass(eq=False)

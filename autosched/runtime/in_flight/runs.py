@@ -92,8 +92,8 @@ class Runs:
         if self._overlaps.with_earlier(found, self._under_way):
             self._wait_until_fewer(1, deadline)
         self._submitted += 1
-        future = RunFuture(self._submitted, partial(self._finish, found, keep, _autograd()))
-        future.add_done_callback(lambda _: self._wrote(found))  # if it fails; see ``_finish``
+        finish = partial(self._finish, found, keep, _autograd())
+        future = RunFuture(self._submitted, finish, partial(self._wrote, found))
         engine.start(future, self._placed(found), deadline)
         self._overlaps.note(future.number, found)
         return future
@@ -189,7 +189,6 @@ class Runs:
         self, inputs: Inputs, keep: Keep | None, autograd: bool, outputs: dict[str, Any]
     ) -> dict[str, Any]:
         """Return the outputs for the caller, when the run has ended, in any thread."""
-        self._wrote(inputs)
         if not autograd:
             if keep is not None:
                 keep(outputs)
