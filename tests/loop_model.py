@@ -13,6 +13,7 @@ import torch
 from autosched.graph.graph import Graph, called_with
 from autosched.program.program import Copy, Free, Program, Record, Run, Stream, Wait, occupied
 from autosched.program.residency import Buffer, Buffers, Step
+from autosched.runtime.backends.host import copy_in_host_memory
 
 Choose = Callable[[Sequence[Stream]], Stream]
 Tensors = Mapping[str, torch.Tensor]
@@ -108,7 +109,7 @@ class _Execution:
         if step.instruction.overwrite:
             tensors[target].copy_(tensors[source])
         else:
-            tensors[target] = tensors[source].clone()
+            tensors[target] = copy_in_host_memory(tensors[source], None)  # with the same strides
 
     def _spoil(self, run: int, buffers: Iterable[Buffer]) -> None:
         """Fill memory with NaN, unless it belongs to the caller."""

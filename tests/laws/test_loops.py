@@ -7,18 +7,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autosched as asc
 from autosched.lowering import lower
-from autosched.program.program import Free, Instruction, Program, Record, Stream, Wait, occupied
+from autosched.program.program import Free, Instruction, Program, Record, Stream, Wait
 from autosched.testing import graphs, inputs_for, machines
 from autosched.testing.reference import SharedState
 from autosched.verification.verify import verify
 from tests.loop_model import Choose, Tensors, execute
 from tests.reference import LoopReference, RefusedError
-from tests.sample_policies import policies, under_every_policy
+from tests.sample_policies import policies
 
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 loops = st.integers(2, 4)
@@ -59,8 +59,8 @@ def changed(program: Program, at: int, *lines: Instruction) -> Program:
     return replace(program, instructions=(*before, *lines, *after))
 
 
-@under_every_policy
-@given(policy=policies, graph=graphs(state=True), machine=machines(), in_flight=loops)
+@settings(max_examples=2 * settings().max_examples)
+@given(policy=policies, graph=graphs(most=10, state=True), machine=machines(), in_flight=loops)
 def test_every_loop_is_proved_and_needs_each_carried_wait(
     policy: str, graph: asc.Graph, machine: asc.Machine, in_flight: int
 ) -> None:
@@ -71,7 +71,6 @@ def test_every_loop_is_proved_and_needs_each_carried_wait(
         assert not is_accepted(changed(loop, at), graph), f"{wait}\n{graph}\n{loop}"
         assert isinstance(wait, Wait)
         assert wait.ago == 1
-        assert not is_accepted(changed(loop, at, replace(wait, ago=2)), graph)
 
 
 @given(graph=graphs(state=True), machine=machines(), in_flight=loops)
@@ -93,15 +92,17 @@ def test_a_loop_is_the_program_of_one_run_without_its_end(
 
 
 def edits(program: Program, source: random.Random) -> Iterator[Program]:
-    """Loops that differ by one instruction: left out, moved, on another stream, or another event."""
+    """Loops without one instruction, or with a record or wait elsewhere, or a wait for another event."""
     lines = program.instructions
     events = [i.event for i in lines if isinstance(i, Record)]
     for at, line in enumerate(lines):
         yield changed(program, at)
+        if not isinstance(line, (Record, Wait)):
+            continue
         rest = [*lines[:at], *lines[at + 1 :]]
         to = source.randrange(len(lines))
         yield replace(program, instructions=(*rest[:to], line, *rest[to:]))
-        streams = [s for s in program.streams if s not in occupied(line)]
+        streams = [s for s in program.streams if s != line.stream]
         if streams:
             yield changed(program, at, replace(line, stream=source.choice(streams)))
         if isinstance(line, Wait):
@@ -176,7 +177,7 @@ def storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-@under_every_policy
+@settings(max_examples=2 * settings().max_examples)
 @given(
     policy=policies,
     graph=graphs(state=True),
