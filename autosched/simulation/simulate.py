@@ -52,7 +52,8 @@ def simulate(program: Program, graph: Graph, machine: Machine, costs: Costs) -> 
     for i, instruction, start, end in _times(program, durations(*parts), issuing(*parts)):
         nbytes = _nbytes(instruction, graph, costs)
         spans.append(Span(*what(instruction), occupied(instruction), start, end, i, nbytes))
-    return replace(Timeline.of(spans, program.arrows), learn=functools.partial(_known, costs))
+    timeline = Timeline.of(spans, program.arrows)
+    return replace(timeline, learn=functools.partial(_known, costs), hosts=machine.hosts)
 
 
 def makespan(program: Program, seconds: Sequence[float], issued: Issuing | None = None) -> float:

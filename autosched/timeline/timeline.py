@@ -86,6 +86,7 @@ class Timeline:
     runs: tuple[Timeline, ...] = field(default=(), compare=False, repr=False)
     learn: Callable[[Timeline], Costs] | None = field(default=None, compare=False, repr=False)
     doubt: float = field(default=0.0, compare=False)
+    hosts: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, spans: Iterable[Span], arrows: Iterable[tuple[int, int]]) -> Timeline:
@@ -132,6 +133,7 @@ class Timeline:
             runs=runs,
             learn=runs[0].learn,
             doubt=max(run.doubt for run in runs),
+            hosts=runs[0].hosts,
         )
 
     @classmethod

@@ -50,7 +50,8 @@ def page_data(
     positions = [i for i, instruction in enumerate(program) if isinstance(instruction, Item)]
     items = [item for item in program if isinstance(item, Item)]
     item_at = {position: item for item, position in enumerate(positions)}
-    streams = sorted(program.streams, key=_stream_order)
+    rank = dict(program.ranks)
+    streams = sorted(program.streams, key=lambda s: (rank.get(s.device, 0), *_stream_order(s)))
     number = {stream: i for i, stream in enumerate(streams)}
     on = [[number[stream] for stream in occupied(item)] for item in items]
     tick = _tick(max((timeline.makespan for timeline in timelines.values()), default=0.0))
