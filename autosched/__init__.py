@@ -35,7 +35,7 @@ from autosched.errors import (
 )
 from autosched.graph.graph import Graph, Here, Task, Value
 from autosched.graph.marked import task
-from autosched.machine.machine import Device, Link, Machine, register_slower
+from autosched.machine.machine import Device, Link, Machine, Network, register_slower
 from autosched.placement import Placement
 from autosched.policies import in_order
 from autosched.policies.base.possible import Possible
@@ -106,6 +106,7 @@ __all__ = [
     "Link",
     "Machine",
     "MachineError",
+    "Network",
     "Placement",
     "Possible",
     "Program",

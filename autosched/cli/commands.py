@@ -11,7 +11,15 @@ from typing import Any
 
 from autosched._lib.json_reader import json_data
 from autosched._lib.text import amount, count, duration, table
-from autosched.cli.loading import costs_of, examples_of, inputs_of, planned, read, subject_of
+from autosched.cli.loading import (
+    costs_of,
+    emulated_machine,
+    examples_of,
+    inputs_of,
+    planned,
+    read,
+    subject_of,
+)
 from autosched.cli.output import CHECK_FAILED, UserCodeError, deliver, json_text, say, tracker
 from autosched.cli.run import profiled
 from autosched.comparison import compare as comparing
@@ -209,10 +217,16 @@ def _format(output: Path | None) -> str:
 
 def _machines(arguments: argparse.Namespace) -> dict[str, Machine] | list[Machine]:
     files = {path.stem: read(path, Machine.from_json) for path in arguments.machines or ()}
-    if files and arguments.gpus is None and arguments.links is None:
+    options = arguments.gpus, arguments.links, arguments.hosts, arguments.network
+    if files and all(option is None for option in options):
         return files
-    pairs = product(arguments.gpus or [1, 2, 4, 8], arguments.links or ["pcie4"])
-    return [*(Machine.emulated(gpus, link) for gpus, link in pairs), *files.values()]
+    cluster = arguments.hosts is not None or arguments.network is not None
+    gpus = arguments.gpus or ([1] if cluster else [1, 2, 4, 8])
+    hosts = arguments.hosts or [None]
+    kinds = product(hosts, gpus, arguments.links or ["pcie4"])
+    network = arguments.network
+    made = [emulated_machine(count, link, number, network) for number, count, link in kinds]
+    return [*made, *files.values()]
 
 
 # ---- measurement

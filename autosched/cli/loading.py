@@ -65,7 +65,7 @@ def subject_of(arguments: argparse.Namespace) -> Subject:
 
 def planned(arguments: argparse.Namespace, subject: Subject) -> Schedule:
     """Return the schedule of a subject: the saved one, unless an option requests another."""
-    options = "link", "machine", "local", "slower", "policy", "seconds", "costs"
+    options = "link", "hosts", "network", "machine", "local", "slower", "policy", "seconds", "costs"
     asked = any(getattr(arguments, name) for name in options) or arguments.gpus is not None
     if subject.schedule is not None and not asked:
         return subject.schedule
@@ -84,9 +84,10 @@ def planned(arguments: argparse.Namespace, subject: Subject) -> Schedule:
 
 def _machine(arguments: argparse.Namespace, subject: Subject) -> Machine:
     """Return the machine that options describe, or that of the subject, or 2 emulated GPUs."""
-    emulated = arguments.gpus is not None or arguments.link is not None
-    asked = {"--gpus or --link": emulated}
-    if arguments.local and arguments.link is None:
+    cluster = arguments.hosts is not None or arguments.network is not None
+    emulated = arguments.gpus is not None or arguments.link is not None or cluster
+    asked = {"--hosts or --network" if cluster else "--gpus or --link": emulated}
+    if arguments.local and arguments.link is None and not cluster:
         asked = {}  # --gpus is the number of local GPUs
     asked |= {"--machine": arguments.machine is not None, "--local": arguments.local}
     if len(names := [name for name, given in asked.items() if given]) > 1:
@@ -96,10 +97,20 @@ def _machine(arguments: argparse.Namespace, subject: Subject) -> Machine:
     elif arguments.machine is not None:
         machine = read(arguments.machine, Machine.from_json)
     elif emulated or subject.machine is None:
-        machine = Machine.emulated(2 if arguments.gpus is None else arguments.gpus, arguments.link)
+        gpus = 2 if arguments.gpus is None else arguments.gpus
+        machine = emulated_machine(gpus, arguments.link, arguments.hosts, arguments.network)
     else:
         machine = subject.machine
     return machine.slower(arguments.slower) if arguments.slower else machine
+
+
+def emulated_machine(
+    gpus: int, link: str | None, hosts: int | None, network: str | None
+) -> Machine:
+    """Return an emulated machine; a network alone asks for 2 hosts."""
+    if network is None:
+        return Machine.emulated(gpus, link, hosts=hosts)
+    return Machine.emulated(gpus, link, hosts=hosts or 2, network=network)
 
 
 def costs_of(arguments: argparse.Namespace, subject: Subject) -> Costs | None:

@@ -17,6 +17,7 @@ from autosched.cli.run import run
 from autosched.cli.show import FORMATS, show
 from autosched.comparison.compare import POLICIES as USUAL_POLICIES
 from autosched.machine.machine import LINKS
+from autosched.machine.network import NETWORKS
 from autosched.policies import POLICIES, TIMED
 
 __all__ = ["command_parser"]
@@ -36,6 +37,7 @@ examples:
 exit codes: 0 good, 1 a check failed, 2 wrong usage or input, 130 interrupted
 """
 _MOST_GPUS = 256
+_MOST_HOSTS = 4096
 _Run = Callable[[argparse.Namespace], int]
 _NAMES = ("auto", *TIMED, *POLICIES)  # of policies
 
@@ -205,6 +207,9 @@ def _compare(subparsers: Any) -> None:
     what = "machines as JSON, beside or instead"
     add("--machines", type=Path, metavar="FILE", help=what, **several)
     what = f"of {', '.join(_NAMES)} (default: {', '.join(USUAL_POLICIES)})"
+    add("--hosts", type=_hosts, metavar="N", help="numbers of such hosts, on a network", **several)
+    networks = ", ".join(NETWORKS)
+    add("--network", choices=tuple(NETWORKS), metavar="NAME", help=f"of {networks}")
     several["default"] = USUAL_POLICIES
     add("--policies", choices=_NAMES, metavar="POLICY", help=what, **several)
     what = "as 20%%: also tell what is left of it if all takes more or less"
@@ -277,6 +282,9 @@ def _add_planning(parser: argparse.ArgumentParser) -> None:
     add("--gpus", type=_gpus, metavar="N", help="an emulated machine of one CPU and N GPUs")
     what = f"what joins them: {', '.join(LINKS)} (default: pcie4)"
     add("--link", choices=tuple(LINKS), metavar="LINK", help=what)
+    add("--hosts", type=_hosts, metavar="N", help="N such hosts, joined by a network")
+    what = f"what joins the hosts: {', '.join(NETWORKS)} (default: ethernet100)"
+    add("--network", choices=tuple(NETWORKS), metavar="NAME", help=what)
     what = "a machine as JSON, as `autosched devices` writes"
     add("--machine", type=Path, metavar="FILE", help=what)
     add("--local", action="store_true", help="this machine; with --gpus, so many of its GPUs")
@@ -306,6 +314,10 @@ def _count(text: str) -> int:
 
 def _gpus(text: str) -> int:
     return _whole(text, 0, _MOST_GPUS)  # all are linked to each other
+
+
+def _hosts(text: str) -> int:
+    return _whole(text, 1, _MOST_HOSTS)
 
 
 def _seed(text: str) -> int:

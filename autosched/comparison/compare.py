@@ -20,7 +20,8 @@ from autosched.comparison.comparison import Comparison, Refusal, Row
 from autosched.costs.costs import Costs
 from autosched.errors import AutoschedError, MachineError, ScheduleError, shown
 from autosched.graph.graph import Graph
-from autosched.machine.machine import LINKS, Machine
+from autosched.machine.machine import LINKS, Link, Machine
+from autosched.machine.network import NETWORKS, Network
 from autosched.policies import TIMED, Policy
 from autosched.policies.noise import checked_noise, noisy_makespans
 from autosched.scheduling.arguments import check_arguments
@@ -199,8 +200,10 @@ def _facts(machine: Machine) -> tuple[str, ...]:
     speed = ""
     if gpus:
         speed = amount(machine.device(machine.accelerators[0]).flops_per_second, "FLOP/s")
+    held = " and ".join(devices if cpus > 1 else devices[-1:])
+    hosts = len(set(machine.hosts.values()))
     return (
-        " and ".join(devices if cpus > 1 else devices[-1:]),
+        f"{count(hosts, 'host')} with {held}" if hosts else held,
         _link(machine),
         speed,
         count(streams, "CPU stream"),
@@ -212,8 +215,14 @@ def _link(machine: Machine) -> str:
     """Return the name of the link between two accelerators, or to the host."""
     ends = (*machine.accelerators, machine.host)[:2]
     link = machine.link(*ends) if len(ends) == 2 else None
-    if link is None:
-        return ""
+    found = [] if link is None else [_named(link, LINKS)]
+    if machine.network is not None:
+        found.append(_named(machine.network, NETWORKS))
+    return " and ".join(found)
+
+
+def _named(link: Link | Network, known: Mapping[str, tuple[float, float]]) -> str:
+    """Return the name of a link or a network of these rates, or else its rate."""
     rates = link.bytes_per_second, link.latency
-    names = (name for name, known in LINKS.items() if known == rates)
+    names = (name for name, found in known.items() if found == rates)
     return next(names, amount(link.bytes_per_second, "B/s"))

@@ -91,7 +91,7 @@ def add_copy_streams(case: Case, before: Sequence[Sequence[Predecessor]]) -> Ite
     """
     queues = _queued_copies(case, before)
     copies = sum(isinstance(i, Copy) for i in case.program)
-    if not queues or not case.machine.contention or copies > _MOST:
+    if not queues or not case.machine.contention or copies > _MOST or case.machine.ranks:
         return
     stream, waits = max(queues.items(), key=lambda item: sum(item[1].values()))
     values = tuple(sorted(waits, key=lambda name: -waits[name]))

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autosched.explanation.causes import Predecessor
+from autosched.program.parts import crosses
 from autosched.program.program import Copy, Instruction, Program
 from autosched.timeline.timeline import Span, Timeline
 
@@ -53,11 +54,12 @@ class Idle:
 def critical_path(program: Program, timeline: Timeline, binding: Bindings) -> tuple[Step, ...]:
     """Return the critical path: the chain of steps that ends with the last span."""
     spans = timeline.spans
+    ranks = dict(program.ranks)
     steps = list[Step]()
     at = max(range(len(spans)), key=lambda i: spans[i].end, default=None)
     while at is not None:
         span = spans[at]
-        where = _where(program.instructions[span.instruction], span)
+        where = _where(program.instructions[span.instruction], span, ranks)
         times = where, span.start, span.end
         before = binding[at]
         if before is None:
@@ -159,7 +161,8 @@ def _chain(
         span = before.span
 
 
-def _where(instruction: Instruction, span: Span) -> str:
+def _where(instruction: Instruction, span: Span, ranks: Mapping[str, int]) -> str:
     if isinstance(instruction, Copy):
-        return f"{instruction.source} -> {instruction.destination}"
+        network = " over the network" if crosses(instruction, ranks) else ""
+        return f"{instruction.source} -> {instruction.destination}{network}"
     return span.streams[0].device

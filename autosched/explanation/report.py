@@ -23,6 +23,7 @@ from autosched.explanation.placements import Plans, change_placement, device_cou
 from autosched.explanation.report_text import report_text
 from autosched.explanation.resident_inputs import keep_inputs
 from autosched.lowering.settling import unsettled
+from autosched.program.parts import crosses
 from autosched.program.program import Copy, Run
 from autosched.timeline.timeline import Timeline, what
 
@@ -58,9 +59,9 @@ class Explanation:
     these bindings as given. ``path_seconds`` divides the makespan (see ``facts.path_seconds``); its
     ``host`` is predicted time in which work was not issued yet.
     ``idle`` has the accelerators, or all devices if there are none. ``twice_as_fast`` is the share
-    of the makespan that links, or accelerators, of twice the speed would save. ``advice`` is
-    predicted, the largest gain first; ``late`` refers to a measured run. ``period`` explains the
-    seconds per run of a loop; the rest is about a single run.
+    of the makespan that links, the network, or accelerators of twice the speed would save.
+    ``advice`` is predicted, the largest gain first; ``late`` refers to a measured run. ``period``
+    explains the seconds per run of a loop; the rest is about a single run.
     """
 
     name: str
@@ -203,13 +204,16 @@ def _path_seconds(case: Case, path: Sequence[Step], measured: bool) -> dict[str,
 
 
 def _twice_as_fast(case: Case) -> dict[str, float]:
-    """Return the gain of links, and of accelerators, of twice the speed."""
+    """Return the gain of links, of the network, and of accelerators of twice the speed."""
     workers = "accelerators" if case.machine.accelerators else "devices"
     copies = [isinstance(i, Copy) for i in case.program]
     on_workers = [i.stream.device in case.workers for i in case.program]
     compute = [on and not copy for on, copy in zip(on_workers, copies, strict=True)]
+    ranks = dict(case.program.ranks)
+    across = [crosses(i, ranks) for i in case.program]
+    links = [copy and not far for copy, far in zip(copies, across, strict=True)]
     found = {}
-    for name, faster in (("links", copies), (workers, compute)):
+    for name, faster in (("links", links), ("the network", across), (workers, compute)):
         if any(faster) and case.makespan:
             pairs = zip(case.seconds, faster, strict=True)
             seconds = [s / 2 if fast else s for s, fast in pairs]

@@ -288,14 +288,30 @@ class Machine:
         ranks = [(device.name, device.rank) for device in self.devices if device.rank is not None]
         return dict(sorted(ranks, key=itemgetter(1)))
 
+    @cached_property
+    def hosts(self) -> dict[str, str]:
+        """The host of each device, or else its rank, if the machine spans several ranks."""
+        return {d.name: d.host or f"rank {d.rank}" for d in self.devices if d.rank is not None}
+
     def link(self, source: str, destination: str) -> Link | None:
         """Return the link between two devices, or None."""
         ends = (device_name(source), device_name(destination))
         found = self._by_ends.get(ends)
-        if found is not None or self.network is None:
-            return found
-        near, far = map(self._by_name.get, ends)
-        return None if near is None or far is None else self.network.link(near, far)
+        return found if found is not None or self.network is None else self._across(*ends)
+
+    def _across(self, source: str, destination: str) -> Link | None:
+        """Return the link by the network between two devices, or None."""
+        ends = source, destination
+        if ends not in self._known and self.network is not None:
+            near, far = map(self._by_name.get, ends)
+            known = None if near is None or far is None else self.network.link(near, far)
+            self._known[ends] = known
+        return self._known[ends]
+
+    @cached_property
+    def _known(self) -> dict[tuple[str, str], Link | None]:
+        """Links by the network that were asked for; all would be millions."""
+        return {}
 
     def route(self, source: str, destination: str) -> tuple[str, ...]:
         """Return the devices that a copy passes, with both ends; empty if there is no way.
@@ -331,6 +347,8 @@ class Machine:
                 device_name(source), device_name(destination), nbytes, pageable
             )
         link = self._by_ends.get((source, destination))
+        if link is None and self.network is not None:
+            link = self._across(source, destination)
         if link is not None:
             return link.seconds(nbytes, pageable)
         links = self._way(source, destination)

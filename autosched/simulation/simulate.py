@@ -60,7 +60,8 @@ def simulate(
         spans.append(Span(*what(instruction), occupied(instruction), start, end, i, nbytes, run))
     made = Timeline.of(spans, program.arrows, program.carried_arrows)
     arrows = *made.arrows, *_gates(made.spans, program.in_flight)
-    return replace(made, arrows=arrows, learn=functools.partial(_known, costs))
+    learn = functools.partial(_known, costs)
+    return replace(made, arrows=arrows, learn=learn, hosts=machine.hosts)
 
 
 def _gates(spans: Sequence[Span], in_flight: int) -> Iterator[tuple[int, int]]:

@@ -5,6 +5,7 @@
     explore                         run a program in all interleavings that can differ
     interleavings                   iterate over these; based on ``races`` and ``footprints``
     following, contrary, uniform    choices of streams, for the backend ``virtual``
+    run_parts                       run the parts of several ranks over a simulated wire
     scattered                       a policy for tests: random devices and order
     graphs, machines, inputs_for    Hypothesis strategies, and inputs for sampled graphs
 
@@ -28,6 +29,7 @@ from autosched.testing.interleavings import (
     uniform,
 )
 from autosched.testing.scattering import scattered
+from autosched.testing.wire import run_parts
 
 if TYPE_CHECKING:
     from autosched.testing.strategies import DEVICES, graphs, inputs_for, machines
@@ -48,6 +50,7 @@ __all__ = [
     "machines",
     "machines_for",
     "races",
+    "run_parts",
     "scattered",
     "uniform",
 ]

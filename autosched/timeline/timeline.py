@@ -90,6 +90,7 @@ class Timeline:
     learn: Callable[[Timeline], Costs] | None = field(default=None, compare=False, repr=False)
     doubt: float = field(default=0.0, compare=False)
     period: float | None = field(default=None, compare=False)
+    hosts: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(
@@ -157,6 +158,7 @@ class Timeline:
             runs=runs,
             learn=runs[0].learn,
             doubt=max(run.doubt for run in runs),
+            hosts=runs[0].hosts,
         )
 
     @classmethod

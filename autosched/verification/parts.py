@@ -26,7 +26,16 @@ from itertools import chain
 
 from autosched.errors import ProgramError
 from autosched.program.parts import numbered, whole_of
-from autosched.program.program import Instruction, Program, Receive, Record, Send, Wait, excerpt
+from autosched.program.program import (
+    Instruction,
+    Program,
+    Receive,
+    Record,
+    Send,
+    Wait,
+    excerpt,
+    occupied,
+)
 
 __all__ = ["joined"]
 
@@ -82,15 +91,18 @@ class _Queues:
         self.done: list[tuple[int, Instruction]] = []
         self.recorded: set[tuple[int, int]] = set()
         self.asleep: dict[tuple[int, int], list[_Queue]] = {}  # by event, who waits for it
-        self.half: dict[_Key, _Queue] = {}  # by send or receive that is next, its queue
+        self.half: dict[Hashable, _Queue] = {}  # by send or receive that is next, its queue
         self.queues: dict[Hashable, _Queue] = {}
         for part in parts:
             rank = self._rank(part)
             self.parts[rank] = part
             for at, item in enumerate(part.instructions):
-                key = (rank, item.stream) if by_stream else rank
-                self.queues.setdefault(key, _Queue(rank)).items.append((at, item))
-        self.keys = _exchanged(self.parts)
+                for stream in occupied(item) if by_stream else (None,):
+                    queue = self.queues.setdefault((rank, stream), _Queue(rank))
+                    queue.items.append((at, item))
+        # Of sends and receives, and of copies that are on two streams of a rank.
+        self.keys: dict[tuple[int, int], Hashable] = {**_exchanged(self.parts)}
+        self.by_stream = by_stream
 
     def _rank(self, part: Program) -> int:
         """Return the rank of a part. Raises ProgramError if it is not of one rank, or a second."""
@@ -123,7 +135,8 @@ class _Queues:
         woken: list[_Queue] = []
         while (head := queue.head) is not None:
             rank = queue.rank
-            if isinstance(head, Send | Receive):
+            two = self.by_stream and len(occupied(head)) > 1
+            if two or isinstance(head, Send | Receive):
                 return [*woken, *self._meet(queue)]
             if isinstance(head, Wait) and (rank, head.event) not in self.recorded:
                 self.asleep.setdefault((rank, head.event), []).append(queue)
@@ -136,17 +149,22 @@ class _Queues:
         return woken
 
     def _meet(self, queue: _Queue) -> list[_Queue]:
-        """Execute a send with its receive if both are next; else let this one wait."""
-        key = self.keys[queue.rank, queue.items[queue.at][0]]
+        """Execute a send with its receive if both are next; else let this one wait.
+
+        Also a copy on two streams of a rank, which must be next on both.
+        """
+        place = queue.rank, queue.items[queue.at][0]
+        key = self.keys.get(place, place)
         other = self.half.pop(key, None)
         if other is None:
             self.half[key] = queue
             return []
         sender, receiver = (queue, other) if isinstance(queue.head, Send) else (other, queue)
         sent, received = sender.head, receiver.head
-        assert isinstance(sent, Send)
-        assert isinstance(received, Receive)
-        self.done.append((sender.rank, whole_of(sent, received)))
+        if isinstance(sent, Send) and isinstance(received, Receive):
+            self.done.append((sender.rank, whole_of(sent, received)))
+        elif sent is not None:
+            self.done.append((queue.rank, sent))
         sender.at += 1
         receiver.at += 1
         return [sender, receiver]

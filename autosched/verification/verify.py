@@ -16,15 +16,7 @@ The program is walked once with vector clocks and checked against these laws:
                 machine is given, on its devices and links, and on no more compute streams than it
                 has
 
-Where a program spans several ranks, two more:
-
-    rank        an event is recorded and waited for on one rank, and tasks that share state run on
-                one; where a machine is given, its devices are of the ranks that the program says
-    exchange    a copy between ranks is on a stream of its source and on one of its destination
-
-For such a copy, the receive follows the send, and the send follows nothing of the receiver. No rank
-waits for another that waits for it, because each issues its part in the order of one list. For
-parts that were changed one by one, ``parts`` proves that there is such a list (law: alive).
+``ranks`` has the laws of programs that span several ranks.
 
 The proof derives from the graph what must be ordered. It shares only the clock arithmetic with
 lowering. It is one pass; its time grows with instructions times streams. Of a loop, this pass
@@ -38,7 +30,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from autosched._lib.allowed import is_storage
 from autosched.errors import GraphError, ProgramError
 from autosched.graph.graph import HOST, STORAGE, Graph, Task, Use, Value
 from autosched.graph.regions import Accesses, Region
@@ -59,7 +50,9 @@ from autosched.program.residency import Residency
 from autosched.program.vector_clocks import Clocks, Stamp, single_copy_streams
 from autosched.verification.functional import proves
 from autosched.verification.loops import Access, check_runs, check_waits
+from autosched.verification.machines import check_machine, check_storage
 from autosched.verification.parts import joined
+from autosched.verification.ranks import RankLaws
 
 __all__ = ["verify"]
 
@@ -109,9 +102,9 @@ def verify(
     if any(type(i) is Send or type(i) is Receive for i in program):
         raise ProgramError("this is the part of one rank; pass a list of the parts of all ranks")
     if machine is not None:
-        _check_machine(program, machine)
+        check_machine(program, machine)
     check_waits(program)
-    _check_storage(program, graph)
+    check_storage(program, graph)
     at: dict[str, str | None] = {HOST: None, STORAGE: None}
     if machine is not None:
         at = {HOST: machine.host, STORAGE: (*machine.storage, machine.host)[0]}
@@ -120,49 +113,6 @@ def verify(
         memory = _Verifier(program, graph, at).run()
     if program.in_flight > 1:
         check_runs(program, graph, memory)
-
-
-def _check_storage(program: Program, graph: Graph) -> None:
-    """Check that nothing but reads runs on storage, and that nothing is copied to it."""
-    for at, each in enumerate(program.instructions):
-        if isinstance(each, Copy) and is_storage(each.destination):
-            what = f"{each.value!r} is copied to {each.destination}, which is only read"
-            raise ProgramError(excerpt(program, at, "place", what, None))
-        if isinstance(each, Run) and is_storage(each.stream.device):
-            task = graph.names.get(each.task)
-            if isinstance(task, (Task, Value)) and not graph.task(each.task).reads_file:
-                what = f"task {each.task!r} cannot run on {each.stream.device}, which is storage"
-                raise ProgramError(excerpt(program, at, "place", what, None))
-
-
-def _check_machine(program: Program, machine: Machine) -> None:
-    """Check a program against the devices, compute streams and links of a machine."""
-    if dict(program.ranks) != machine.ranks:
-        raise ProgramError(
-            "the devices of the program are of other ranks than those of the machine (law: rank)"
-        )
-    computing: dict[str, int] = {}
-    for stream in program.streams:
-        if stream.device not in machine.names:
-            raise ProgramError(
-                f"stream {stream} is on no device of the machine: {', '.join(machine.names)} (law: "
-                "place)"
-            )
-        if not stream.name.startswith("copy-"):
-            computing[stream.device] = computing.get(stream.device, 0) + 1
-            most = machine.device(stream.device).streams
-            if computing[stream.device] > most:
-                raise ProgramError(
-                    f"{stream} is one compute stream too many: the device has {most} (law: place)"
-                )
-    ends = dict.fromkeys(
-        [(i.source, i.destination) for i in program.instructions if type(i) is Copy]
-    )
-    apart = [pair for pair in ends if machine.link(*pair) is None]
-    for at, copy in enumerate(program.instructions if apart else ()):
-        if isinstance(copy, Copy) and (copy.source, copy.destination) in apart:
-            what = f"no link joins {copy.source} and {copy.destination}"
-            raise ProgramError(excerpt(program, at, "place", what, None))
 
 
 class _Verifier:
@@ -174,12 +124,10 @@ class _Verifier:
         self.bound: dict[tuple[int, ...], Run] = {}
         self.clocks = Clocks(program.streams, single_copy_streams(program.instructions))
         self.index = self.clocks.index
-        self.rank = dict(program.ranks)
-        self.of = [self.rank.get(stream.device) for stream in self.index]  # by stream, its rank
+        self.streams = list(self.index)
+        self.laws = RankLaws(program, self._fail)
         # By position, the stamp of the receive of a copy between ranks.
         self.received: dict[int, Stamp] = {}
-        self.recorder: dict[int, Stream] = {}  # by event
-        self.sharing: dict[int, Run] = {}  # by state that tasks share, the first that has it
         self.own = 0  # the stream of the current instruction
         self.clock: tuple[int, ...] = ()  # the clock of the current instruction
         self.events: dict[int, Stamp] = {}
@@ -199,8 +147,7 @@ class _Verifier:
 
     def run(self) -> dict[str, list[Access]]:
         """Check all laws of one run; return the accesses to memory of inputs and constants."""
-        if self.rank:
-            self._ranks()
+        self.laws.check_devices()
         self._inputs()
         for at, instruction in enumerate(self.program.instructions):
             self.at = at
@@ -228,35 +175,19 @@ class _Verifier:
             block.kept = True
             self.shared[block] = []
 
-    def _ranks(self) -> None:
-        """Check that each device has one rank."""
-        used = [stream.device for stream in self.program.streams]
-        placed = [device for _, device in (*self.program.inputs, *self.program.outputs)]
-        for device in (*used, *placed):
-            if device not in self.rank:
-                self._fail("rank", f"device {device} is of no rank")
-        if len(self.rank) < len(self.program.ranks):
-            self._fail("rank", "a device is of two ranks")
-
     def _record(self, record: Record) -> None:
         if record.event in self.events:
             self._fail("events", f"event e{record.event} is recorded twice")
         self.events[record.event] = self.clocks.stamp(self.index[record.stream])
-        self.recorder[record.event] = record.stream
+        self.laws.record(record)
 
     def _wait(self, wait: Wait) -> None:
         if wait.ago:
             return
         if wait.event not in self.events:
             self._fail("events", f"event e{wait.event} is waited for but not recorded before")
-        recorder = self.recorder[wait.event]
-        if self._apart(recorder.device, wait.stream.device):
-            self._fail("rank", f"event e{wait.event} is recorded on {recorder}, on another rank")
+        self.laws.wait(wait)
         self.clocks.wait_for(self.index[wait.stream], self.events[wait.event])
-
-    def _apart(self, one: str, other: str) -> bool:
-        """Whether two devices are of different ranks."""
-        return bool(self.rank) and self.rank[one] != self.rank[other]
 
     def _advance(self, stream: Stream, also: Stream | None = None) -> None:
         """Advance the clocks by a run or copy, which becomes the current instruction."""
@@ -296,14 +227,7 @@ class _Verifier:
                     "place",
                     f"task {task.name!r} must run with {first.task!r} on {first.stream.device}",
                 )
-        for item in task.shared if self.rank else ():
-            first = self.sharing.setdefault(id(item), run)
-            if self._apart(first.stream.device, run.stream.device):
-                self._fail(
-                    "rank",
-                    f"task {task.name!r} shares state with {first.task!r} on "
-                    f"{first.stream.device}, on another rank",
-                )
+        self.laws.share(task, run)
 
     def _change(self, name: str, version: int, device: str) -> None:
         present = self.table.change(name, version, device)
@@ -390,22 +314,14 @@ class _Verifier:
                 "presence",
                 f"a copy from {copy.source} to {copy.destination} is on a stream of one of the two",
             )
-        ends = copy.source, copy.destination
-        for device in (*ends, copy.also.device) if copy.also and self.rank else ends:
-            if self.rank and device not in self.rank:
-                self._fail("rank", f"device {device} is of no rank")
         source = (copy.value, copy.version, copy.source)
         region = self._region(copy.value)
-        if not self._apart(*ends):
-            if copy.also is not None and self._apart(copy.stream.device, copy.also.device):
-                self._fail("exchange", f"a copy within a rank occupies {copy.also}, of another")
+        if not self.laws.crosses(copy):
             self._advance(copy.stream, copy.also)
             self._use(source, self.table.get(*source), region, writes=False)
             self._fill(copy, region)
             return
-        if copy.also is None or ends != (copy.stream.device, copy.also.device):
-            what = "a copy between ranks is on a stream of its source and of its destination"
-            self._fail("exchange", what)
+        assert copy.also is not None
         sender, receiver = self.index[copy.stream], self.index[copy.also]
         before = self.clocks.clock[receiver]
         self.own = sender
@@ -563,10 +479,13 @@ class _Verifier:
         if before == _GIVEN:
             return True
         stamp = self.received.get(before)  # accesses to one memory are of one rank
-        if stamp is None or self.of[stamp[0]] != self.of[self.own]:
+        if stamp is None or self._rank(stamp[0]) != self._rank(self.own):
             stamp = self.stamps[before]
         stream, position, _ = stamp
         return stream == self.own or self.clocks.includes(self.clock, stream, position)
+
+    def _rank(self, stream: int) -> int | None:
+        return self.laws.rank.get(self.streams[stream].device)
 
     def _task(self, run: Run) -> Task:
         try:

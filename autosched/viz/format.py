@@ -47,8 +47,12 @@ def natural(name: str) -> list[str | int]:
 
 
 def sorted_streams(timeline: Timeline) -> list[Stream]:
-    """Return the streams in the order of charts: by the names of devices."""
-    return sorted(timeline.streams, key=lambda stream: natural(stream.device))
+    """Return the streams in the order of charts: by hosts, then by the names of devices."""
+    hosts = timeline.hosts
+    return sorted(
+        timeline.streams,
+        key=lambda stream: (natural(hosts.get(stream.device, "")), natural(stream.device)),
+    )
 
 
 def columns(text: str) -> int:

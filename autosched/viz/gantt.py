@@ -42,6 +42,7 @@ IDLE = 50.0  # to the right of rows, for the share of idle time
 BOX = 22.0  # the height of a box, if no label in its row is vertical
 TALL = 64.0  # the greatest height of a box
 GAP = 9.0  # between streams, and twice as much between devices
+HOST = 24.0  # above the first stream of a host, for its name
 TICKS = 8  # the most steps of the time axis
 CLOSE = 0.4  # pixels: a box that adds less than this to its row is left out
 THIN = 4.0  # pixels: narrower boxes have no edge
@@ -106,7 +107,8 @@ def gantt_svg(
     """
     charts = {"": timeline} if measured is None else {"predicted": timeline, "measured": measured}
     spans = [span for chart in charts.values() for span in chart.spans]
-    streams = sorted_streams(Timeline(tuple(spans)))
+    hosts = {name: host for chart in charts.values() for name, host in chart.hosts.items()}
+    streams = sorted_streams(Timeline(tuple(spans), hosts=hosts))
     widths = _widest(s.device for s in streams), _widest(s.name for s in streams)
     axis = _Axis(MARGIN + sum(widths), max(chart.makespan for chart in charts.values()))
     labels = {name: _labels(chart, axis) for name, chart in charts.items()}
@@ -117,10 +119,11 @@ def gantt_svg(
         body.append(text("ink title", MARGIN, y - 12, shorten(title, WIDTH - 2 * MARGIN, TITLE)))
     for name, chart in charts.items():
         body.append(_heading(name, chart, y))
-        rows = _rows(streams, list(labels.values()), y + 24)
+        rows = _rows(streams, list(labels.values()), y + 24, hosts)
         bottom = max((row.y + row.height for row in rows.values()), default=y + BOX) + GAP
         body += [*_names(rows, widths[0], axis), *_idle(chart, rows), *_grid(axis, y + 20, bottom)]
         body += _period(chart, y + 17, axis)
+        body += _hosts(rows, hosts, axis)
         body += _arrows(chart, rows, axis)
         body += _boxes(chart, rows, axis, labels[name], phases or {})
         body += _pauses(chart, y + 20, bottom, axis)
@@ -181,11 +184,17 @@ def _widest(names: Iterator[str]) -> float:
     return min(max(map(text_width, names), default=0.0), 140.0) + 14
 
 
-def _rows(streams: Sequence[Stream], labels: Sequence[Labels], y: float) -> Rows:
+def _rows(
+    streams: Sequence[Stream], labels: Sequence[Labels], y: float, hosts: Mapping[str, str]
+) -> Rows:
     """Return the rows of streams, which are as high as their vertical labels are long."""
     rows = {}
+    host = ""
     for i, stream in enumerate(streams):
         y += GAP if i and stream.device != streams[i - 1].device else 0
+        if hosts.get(stream.device, "") != host:
+            host = hosts[stream.device]
+            y += HOST
         mine = [label for chart in labels for label in chart.get(stream, {}).values()]
         lengths = [text_width(one.text, LABEL) + 8 for one in mine if one.place == "vertical"]
         rows[stream] = _Row(y, max(BOX, min(max(lengths, default=0.0), TALL)))
@@ -203,6 +212,15 @@ def _names(rows: Rows, indent: float, axis: _Axis) -> Iterator[str]:
             name = shorten(stream.name, axis.left - MARGIN - indent)
             yield text("muted", MARGIN + indent, row.middle + 4, name)
             yield rect("track", axis.left, row.y, axis.right - axis.left, row.height, 2)
+
+
+def _hosts(rows: Rows, hosts: Mapping[str, str], axis: _Axis) -> Iterator[str]:
+    """Draw the name of each host above its rows, and a line."""
+    for host, streams in groupby(rows, key=lambda stream: hosts.get(stream.device, "")):
+        if host:
+            top = rows[next(streams)].y
+            yield text("ink strong", MARGIN, top - 8, shorten(host, axis.left - MARGIN))
+            yield path("grid", "M", MARGIN, top - HOST, "H", axis.right)
 
 
 def _idle(chart: Timeline, rows: Rows) -> Iterator[str]:

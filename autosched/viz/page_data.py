@@ -64,7 +64,8 @@ def page_data(
     needs *= runs
     after *= runs
     # 2. Describe them.
-    streams = sorted(program.streams, key=_stream_order)
+    rank = dict(program.ranks)
+    streams = sorted(program.streams, key=lambda s: (rank.get(s.device, 0), *_stream_order(s)))
     number = {stream: i for i, stream in enumerate(streams)}
     on = [[number[stream] for stream in occupied(item)] for item in items]
     tick = _tick(max((timeline.makespan for timeline in timelines.values()), default=0.0))

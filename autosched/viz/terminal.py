@@ -48,7 +48,11 @@ def gantt_text(timeline: Timeline, width: int = 80, *, colour: bool = False) -> 
     path = timeline.critical_path() if colour else ()
     bold = {(span.run, span.instruction) for span in path} if colour else None
     lines = []
+    host = ""
     for name, (stream, mine) in zip(names, spans.items(), strict=True):
+        if (found := timeline.hosts.get(stream.device, "")) != host:
+            host = found
+            lines.append(_printable(host))
         lines.append(name + _row(mine, end, cells, bold) + f"{idle[stream]:>{IDLE}.0%}")
     axis = " " * indent + _axis(end, cells).ljust(cells)
     lines.append(axis + f"{'idle':>{IDLE}}" * bool(streams))

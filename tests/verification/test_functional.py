@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -29,14 +30,14 @@ def fn(*_: object) -> None:
 
 
 @st.composite
-def plain(draw: st.DrawFn, most: int = 8) -> asc.Graph:
+def plain(draw: st.DrawFn, most: int = 8, devices: Sequence[str] = DEVICES) -> asc.Graph:
     """Draw graphs in which nothing is written in place: several results, orders, constraints, results nobody uses."""
     graph = asc.Graph("plain")
     values = list(graph.inputs("a", "b"))
     for i in range(draw(st.integers(1, most))):
         reads = draw(st.lists(st.sampled_from(values), max_size=3))
         after = draw(st.lists(st.sampled_from(graph.tasks), max_size=2)) if i else []
-        on = draw(st.sampled_from([None] * 4 + ["host", *DEVICES]))
+        on = draw(st.sampled_from([None] * 4 + ["host", *devices]))
         count = draw(st.sampled_from([1, 1, 1, 2]))
         values += graph.add(fn, *reads, after=after, on=on, outputs=count)
     graph.output(*dict.fromkeys(draw(st.lists(st.sampled_from(values), min_size=1, max_size=2))))

@@ -1,0 +1,39 @@
+"""Clusters for tests: emulated machines of several ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+import autosched as asc
+from autosched.lowering import lower
+from autosched.machine.machine import Machine
+from autosched.machine.network import Network
+from autosched.program.program import Program
+
+
+@st.composite
+def clusters(draw: st.DrawFn, most_ranks: int = 5) -> Machine:
+    """Sample machines of 1 to ``most_ranks`` ranks, each with a CPU and at most two accelerators."""
+    hosts = draw(st.integers(1, most_ranks))
+    network = Network(1e9, 1e-5, direct=draw(st.booleans()))
+    made = Machine.emulated(
+        draw(st.integers(0, 2)), hosts=hosts, contention=draw(st.booleans()), network=network
+    )
+    devices = [replace(device, streams=draw(st.integers(1, 2))) for device in made.devices]
+    return Machine(devices, made.links, contention=made.contention, network=network)
+
+
+def parts_of(program: Program) -> list[Program]:
+    """Return the parts of all ranks."""
+    return [program.part(rank) for rank in dict.fromkeys(rank for _, rank in program.ranks)]
+
+
+def pinned(graph: asc.Graph, machine: Machine) -> Program:
+    """Return the program of a graph in which each task says its device."""
+    placement = asc.Placement(
+        {task.name: str(task.device) for task in graph.tasks},
+        tuple(task.name for task in graph.tasks),
+    )
+    return lower(graph, machine, placement)

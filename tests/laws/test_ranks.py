@@ -1,0 +1,276 @@
+"""The laws of programs that span several ranks, which run over a simulated wire."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import autosched as asc
+from autosched._lib.jit import Mode
+from autosched._lib.tree import flatten
+from autosched.machine.machine import Machine
+from autosched.program.program import Copy, Program, Record, Run, Wait, occupied
+from autosched.program.vector_clocks import Clocks, Stamp
+from autosched.testing import contrary, graphs, inputs_for, run_parts, uniform
+from autosched.testing.wire import MODES
+from autosched.verification.functional import proves
+from autosched.verification.parts import joined
+from autosched.verification.verify import verify
+from tests.clusters import clusters, parts_of, pinned
+from tests.laws.test_necessary import mutants, refusal
+from tests.sample_policies import policies
+from tests.verification.test_functional import plain
+
+COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
+SELDOM = settings(max_examples=max(6, settings.default.max_examples // 2))
+
+
+@st.composite
+def on_ranks(draw: st.DrawFn, most_ranks: int = 5) -> tuple[asc.Graph, Machine]:
+    machine = draw(clusters(most_ranks))
+    return draw(graphs(machine.names, most=10)), machine
+
+
+def scheduled(graph: asc.Graph, machine: Machine, policy: str = "round_robin") -> asc.Schedule:
+    """A schedule, unless constraints put tasks that share state on two ranks."""
+    try:
+        return asc.schedule(graph, machine, policy=policy, costs=COSTS)
+    except asc.ScheduleError as error:
+        assume("one rank" not in str(error))
+        raise
+
+
+def outcome(graph: asc.Graph, run) -> dict[str, torch.Tensor]:
+    """The outputs of a run, and what it leaves in the inputs."""
+    torch.manual_seed(3)
+    inputs = inputs_for(graph)
+    return {**run(inputs), **inputs}
+
+
+def nbytes(graph: asc.Graph) -> dict[str, int]:
+    """The bytes of each value in a serial run."""
+    found: dict[str, int] = {}
+    twin = graph.pinned()
+    for task in graph.tasks:
+
+        def spy(*args, task=task, **kwargs):
+            returned = task.fn(*args, **kwargs)
+            for index, item in task.results(returned):
+                found[graph.values[index].name] = sum(leaf.nbytes for leaf in flatten(item))
+            return returned
+
+        twin.tasks[task.index] = replace(task, fn=spy)
+    inputs = inputs_for(graph)
+    twin.run_serial(**inputs)
+    return found | {name: tensor.nbytes for name, tensor in inputs.items()}
+
+
+def assert_equal(graph: asc.Graph, parts: Sequence[Program], seeds: Sequence[int] = (0, 1)) -> None:
+    """Every mode, in some interleaving, gives the bits of the serial run."""
+    expected = outcome(graph, lambda inputs: graph.run_serial(**inputs))
+    sizes = nbytes(graph)
+    chosen = uniform(seeds[0]), contrary(seeds[1]), contrary(seeds[0])
+    for mode, choose in zip(MODES, chosen, strict=True):
+        run = partial(run_parts, parts, graph, mode=mode, choose=choose, nbytes=sizes)
+        found = outcome(graph, run)
+        assert list(found) == list(expected)
+        assert all(torch.equal(found[name], expected[name]) for name in expected), mode
+
+
+@given(policy=policies, drawn=on_ranks(), seed=st.integers(0, 999))
+def test_the_parts_of_ranks_give_what_the_serial_run_gives(
+    policy: str, drawn: tuple[asc.Graph, Machine], seed: int
+) -> None:
+    graph, machine = drawn
+    parts = parts_of(scheduled(graph, machine, policy).program)
+    verify(parts, graph, machine)
+    assert_equal(graph, parts, (seed, seed + 1))
+
+
+@given(drawn=on_ranks(), limit=st.sampled_from([150.0, 400.0]))
+def test_ranks_with_little_memory_give_what_the_serial_run_gives(
+    drawn: tuple[asc.Graph, Machine], limit: float
+) -> None:
+    graph, machine = drawn
+    devices = [
+        replace(d, nbytes=limit * 8 if "cuda" in d.name else d.nbytes) for d in machine.devices
+    ]
+    small = Machine(devices, machine.links, contention=machine.contention, network=machine.network)
+    try:
+        schedule = asc.schedule(graph, small, policy="heft", costs=COSTS)
+    except asc.ScheduleError:  # too little of it
+        return
+    parts = parts_of(schedule.program)
+    verify(parts, graph, small)
+    assert_equal(graph, parts)
+
+
+@SELDOM
+@given(drawn=on_ranks())
+def test_nothing_can_be_left_out_and_texts_read_back(drawn: tuple[asc.Graph, Machine]) -> None:
+    graph, machine = drawn
+    program = scheduled(graph, machine).program
+    assert Program.parse(str(program)) == program
+    for part in parts_of(program):
+        assert Program.parse(str(part)).instructions == part.instructions
+    lines = program.instructions
+    for i in range(len(lines)):
+        left = replace(program, instructions=lines[:i] + lines[i + 1 :])
+        assert refusal(left, graph), f"without line {i}: {lines[i]}\n{program}"
+
+
+@SELDOM
+@given(data=st.data(), machine=clusters(3), seed=st.integers(0, 999))
+def test_what_is_proved_at_once_is_what_is_proved_step_by_step(
+    data: st.DataObject, machine: Machine, seed: int
+) -> None:
+    graph = data.draw(plain(devices=machine.names))
+    program = scheduled(graph, machine).program
+    assert proves(program, graph, machine.host, Mode(False))
+    source = random.Random(seed)
+    for what, mutant in mutants(program, source):
+        expected = refusal(mutant, graph) is None
+        assert proves(mutant, graph, None, Mode(False)) == expected, f"{what}\n{mutant}"
+
+
+@given(drawn=on_ranks(3), seed=st.integers(0, 999))
+def test_two_neighbours_exchanged_on_one_rank_are_refused_or_harmless(
+    drawn: tuple[asc.Graph, Machine], seed: int
+) -> None:
+    """The law *alive* refuses what hangs: by rank one operation at a time, by stream a rendezvous."""
+    graph, machine = drawn
+    program = scheduled(graph, machine).program
+    parts = parts_of(program)
+    places = [(r, i) for r, part in enumerate(parts) for i in range(1, len(part))]
+    source = random.Random(seed)
+    for r, i in source.sample(places, min(len(places), 8)):
+        lines = [*parts[r].instructions]
+        lines[i - 1 : i + 1] = lines[i], lines[i - 1]
+        mutant = [*parts]
+        mutant[r] = replace(parts[r], instructions=tuple(lines))
+        laws = {mode: law(mutant, by_stream=mode == "rendezvous") for mode in MODES}
+        for mode in ("rendezvous", "one by one"):
+            if laws[mode] != "exchange":
+                assert (laws[mode] == "alive") == hangs(mutant, graph, mode, seed), lines[i]
+        if not laws["one by one"] and accepted(mutant, graph):
+            assert_equal(graph, mutant, (seed, seed))
+
+
+def law(parts: Sequence[Program], by_stream: bool) -> str:
+    """The law that parts break when they are joined."""
+    try:
+        joined(parts, by_stream)
+    except asc.ProgramError as error:
+        return str(error).partition("(law: ")[2].partition(")")[0]
+    return ""
+
+
+def accepted(parts: Sequence[Program], graph: asc.Graph) -> bool:
+    try:
+        verify(parts, graph)
+    except asc.ProgramError:
+        return False
+    return True
+
+
+def hangs(parts: Sequence[Program], graph: asc.Graph, mode, seed: int) -> bool:
+    try:
+        outcome(graph, partial(run_parts, parts, graph, mode=mode, choose=uniform(seed)))
+    except asc.ProgramError as error:
+        return "no rank can continue" in str(error)
+    except (KeyError, AssertionError):  # a race: it got further than where it may hang
+        return law(parts, mode == "rendezvous") == "alive"
+    return False
+
+
+# ---- clocks
+
+
+@SELDOM
+@given(drawn=on_ranks(3))
+def test_clocks_know_exactly_what_happens_before_what(drawn: tuple[asc.Graph, Machine]) -> None:
+    """Against a closure by brute force, in which a copy between ranks is two events."""
+    graph, machine = drawn
+    program = scheduled(graph, machine).program
+    rank = dict(program.ranks)
+    clocks = Clocks(program.streams)
+    stamps: dict[int, Stamp] = {}
+    events: dict[int, Stamp] = {}
+    before: dict[int, set[int]] = {}  # by stamped event, those before it
+    known: dict[int, set[int]] = {clocks.index[stream]: set() for stream in program.streams}
+    recorded: dict[int, set[int]] = {}
+
+    def stamped(stream: int, stamp: Stamp) -> int:
+        number = len(stamps)
+        stamps[number] = stamp
+        before[number] = set(known[stream])
+        known[stream].add(number)
+        return number
+
+    for instruction in program:
+        streams = [clocks.index[stream] for stream in occupied(instruction)]
+        for own in streams:
+            found = {k for k, stamp in stamps.items() if clocks.happens_before(stamp, own)}
+            assert found == known[own]
+        own = streams[0]
+        match instruction:
+            case Copy() as copy if rank[copy.source] != rank[copy.destination]:
+                sent, received = clocks.exchange(*streams)
+                stamped(own, sent)
+                known[streams[1]] |= known[own]
+                stamped(streams[1], received)
+            case Run() | Copy():
+                for other in streams:
+                    known[other] = set.union(*(known[each] for each in streams))
+                number = stamped(own, clocks.advance(*streams))
+                known[streams[-1]].add(number)
+            case Record(_, event):
+                events[event] = clocks.stamp(own)
+                recorded[event] = set(known[own])
+            case Wait(_, event):
+                clocks.wait_for(own, events[event])
+                known[own] |= recorded[event]
+
+
+# ---- frees
+
+
+def test_memory_that_was_sent_is_freed_when_the_answer_has_come() -> None:
+    """A receive tells which sends of its rank have ended."""
+    graph = asc.Graph("ping pong")
+    value = graph.input("x")
+    for i in range(6):
+        value = graph.add(torch.neg, value, name=f"t{i}", on=f"cpu:{i % 2}")
+    graph.output(y=value)
+    program = pinned(graph, Machine.emulated(0, hosts=2))
+    lines = [str(line) for line in program.part(0)]
+    assert lines.index("free t0") < lines.index("run t4")
+    assert lines.index("free t2") < len(lines)
+
+
+def test_tasks_with_shared_state_are_on_one_rank() -> None:
+    graph = asc.Graph("noisy")
+    x = graph.input("x")
+    for i in range(6):
+        x = graph.add(torch.rand_like, x, name=f"r{i}", random=True)
+    graph.output(y=x)
+    machine = Machine.emulated(1, hosts=3)
+    for policy in ("round_robin", "heft"):
+        placed = asc.schedule(graph, machine, policy=policy, costs=COSTS).placement
+        assert len({machine.ranks[device] for device in placed.device.values()}) == 1
+
+
+def test_shared_state_on_two_ranks_is_refused() -> None:
+    graph = asc.Graph("noisy")
+    x = graph.input("x")
+    first = graph.add(torch.rand_like, x, name="first", random=True, on="cpu:0")
+    graph.output(y=graph.add(torch.rand_like, first, name="second", random=True, on="cpu:1"))
+    with pytest.raises(asc.ScheduleError, match=r"'first' and 'second' must be on one rank"):
+        asc.schedule(graph, Machine.emulated(0, hosts=2), policy="heft", costs=COSTS)

@@ -1,0 +1,152 @@
+"""Programs of several ranks: one refused program for each law, made from accepted ones."""
+
+from __future__ import annotations
+
+import pytest
+
+import autosched as asc
+from autosched.machine.machine import Machine
+from autosched.program.program import Program
+from tests.clusters import parts_of
+from tests.verification.test_verify import changed
+
+
+def fn(*args):
+    raise AssertionError("nothing runs here")
+
+
+def chain():
+    graph = asc.Graph("chain")
+    x = graph.input("x")
+    graph.output(graph.add(fn, graph.add(fn, x, name="h"), name="y"))
+    return graph
+
+
+CHAIN = """
+    rank 0 has cpu:0
+    rank 1 has cpu:1
+    input x on cpu:0
+    cpu:0/compute   run h
+    cpu:0/compute   record e0
+    cpu:0/copy-out  wait e0
+    cpu:0/copy-out  copy h -> cpu:1/copy-in
+    cpu:0/copy-out  record e1
+    cpu:1/copy-in   record e2
+    cpu:1/compute   wait e2
+    cpu:1/compute   run y
+    cpu:1/compute   record e3
+    cpu:0/compute   wait e1
+    cpu:0/compute   free h
+    cpu:1/copy-in   wait e3
+    cpu:1/copy-in   free h
+    output y on cpu:1
+"""
+COPY = "cpu:0/copy-out copy h -> cpu:1/copy-in"
+REFUSED = {
+    "an event crosses ranks": (
+        [("cpu:1/copy-in record e2", ""), ("cpu:1/compute wait e2", "cpu:1/compute wait e1")],
+        "event e1 is recorded on cpu:0/copy-out, on another rank (law: rank)",
+    ),
+    "a sender learns from the receiver": (
+        [("cpu:0/compute wait e1\n", "cpu:0/compute wait e3\n")],
+        "event e3 is recorded on cpu:1/compute, on another rank (law: rank)",
+    ),
+    "a copy has one stream": (
+        [(COPY, "cpu:0/copy-out copy h -> cpu:1")],
+        "a copy between ranks is on a stream of its source and of its destination (law: exchange)",
+    ),
+    "a copy has two streams of the receiver": (
+        [(COPY, "cpu:1/copy-in copy h <- cpu:0")],
+        "a copy between ranks is on a stream of its source and of its destination (law: exchange)",
+    ),
+    "a device is of no rank": (
+        [("rank 1 has cpu:1\n", "")],
+        "device cpu:1 is of no rank",
+    ),
+    "a device is of two ranks": (
+        [("rank 1 has cpu:1", "rank 1 has cpu:1 cpu:0")],
+        "a device is of two ranks",
+    ),
+    "the reader does not wait for the receive": (
+        [("cpu:1/compute wait e2\n", "")],
+        "'h' on cpu:1 is made by the copy of 'h' to cpu:1, which is not waited for (law: order)",
+    ),
+    "memory is freed while it is sent": (
+        [("cpu:0/compute wait e1\n", "")],
+        "'h' on cpu:0 is freed while the copy of 'h' to cpu:1 may still use it (law: free)",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_each_law_is_named(what):
+    edits, message = REFUSED[what]
+    asc.verify(changed(CHAIN), chain())
+    with pytest.raises(asc.ProgramError) as error:
+        asc.verify(changed(CHAIN, *edits), chain())
+    assert message in str(error.value)
+
+
+def test_tasks_that_share_state_are_on_one_rank():
+    graph = asc.Graph("noisy")
+    h = graph.add(fn, graph.input("x"), name="h", random=True)
+    graph.output(graph.add(fn, h, name="y", random=True))
+    with pytest.raises(asc.ProgramError, match="'y' shares state with 'h' on cpu:0, on another"):
+        asc.verify(changed(CHAIN), graph)
+
+
+def test_a_program_is_of_the_ranks_of_the_machine():
+    asc.verify(changed(CHAIN), chain(), Machine.emulated(0, hosts=2))
+    with pytest.raises(asc.ProgramError, match="of other ranks than those of the machine"):
+        asc.verify(changed(CHAIN), chain(), Machine.emulated(0, hosts=3))
+
+
+def test_a_part_is_verified_with_the_others():
+    one, other = parts_of(changed(CHAIN))
+    asc.verify([one, other], chain())
+    asc.verify([other, one], chain())
+    with pytest.raises(asc.ProgramError, match="this is the part of one rank"):
+        asc.verify(one, chain())
+
+
+def crossed(*lines):
+    """Parts of two ranks, each of which sends a value and receives one; ``lines`` are changed."""
+    parts = []
+    for own, other in ((0, 1), (1, 0)):
+        parts.append(
+            [
+                f"rank {own} has cpu:{own}",
+                f"cpu:{own}/copy-out send v{own} -> cpu:{other}",
+                f"cpu:{own}/copy-in receive v{other} <- cpu:{other}",
+            ]
+        )
+    for rank, at, line in lines:
+        parts[rank][at] = line
+    return [Program.parse("\n".join(part)) for part in parts]
+
+
+def test_ranks_that_wait_for_each_other_are_refused():
+    with pytest.raises(asc.ProgramError) as error:
+        asc.verify(crossed(), chain())
+    message = "ranks wait for each other for ever: rank 0 to send v0 -> cpu:1, rank 1 to send v1"
+    assert str(error.value).startswith(message)
+    assert "(law: alive)" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ((1, 2, "cpu:1/copy-in receive v2 <- cpu:0"), "the other end of this exchange is send v0"),
+        (
+            (1, 2, "cpu:1/copy-in receive v0@1 <- cpu:0"),
+            "the other end of this exchange is send v0",
+        ),
+        ((1, 2, "cpu:1/copy-in record e0"), "the other end of this exchange is nothing"),
+        ((1, 2, "cpu:1/copy-in receive v0 <- cpu:2"), "the other end of this exchange is nothing"),
+        ((1, 1, "cpu:0/copy-out send v1 -> cpu:0"), "cpu:0/copy-out is not on this rank"),
+        ((1, 0, "rank 0 has cpu:1"), "a part is of one rank, each of another"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(line, message):
+    with pytest.raises(asc.ProgramError, match=message):
+        asc.verify(crossed(line), chain())
