@@ -739,15 +739,15 @@ MUTANTS = (
     Mutant(
         "a copy leaves before it is made if the placement says so",
         "autosched/lowering/copies.py",
-        "after = max(self.made[use], min(after, self.current - 1))",
-        "after = min(after, self.current - 1)",
+        "after = max(self.made[use], min(hint.after, self.current - 1))",
+        "after = min(hint.after, self.current - 1)",
         WISHES,
     ),
     Mutant(
         "a copy leaves behind who needs it if the placement says so",
         "autosched/lowering/copies.py",
-        "after = max(self.made[use], min(after, self.current - 1))",
-        "after = max(self.made[use], after)",
+        "after = max(self.made[use], min(hint.after, self.current - 1))",
+        "after = max(self.made[use], hint.after)",
         WISHES,
     ),
     Mutant(

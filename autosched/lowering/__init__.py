@@ -63,7 +63,8 @@ def lower(
     tasks = [graph.task(name) for name in placement.order]
     runs = assign_streams(graph, machine, tasks, placement)
     instructions: Sequence[Run | Copy | Free]
-    if nbytes is None and is_functional(graph, machine):
+    relayed = any(send.source is not None for send in placement.copies)
+    if nbytes is None and not relayed and is_functional(graph, machine):
         instructions, places, hazards = insert_functional(
             graph, machine, tasks, runs, outputs or {}, placement.copies
         )
