@@ -29,12 +29,16 @@ __all__ = ["Placement", "Send", "check", "choices", "constraint", "home"]
 
 
 class Send(NamedTuple):
-    """A copy of a version to a device, issued before a task."""
+    """A copy of a version to a device, issued before a task.
+
+    It is made from ``source``, if given, to which the version is copied first if it is not there.
+    """
 
     value: str
     version: int
     device: str
     before: str
+    source: str | None = None
 
 
 @dataclass(frozen=True)
@@ -330,3 +334,5 @@ def _check_copies(
                 f"the placement copies {send.value!r} before {send.before!r}, which is no task"
             )
         machine.device(send.device)
+        if send.source is not None:
+            machine.device(send.source)

@@ -133,6 +133,8 @@ def main() -> int:
 
 LOWERING = "autosched/lowering"
 LAWS = "tests/laws/test_laws.py"
+PERIODS = "tests/simulation/test_periods.py"
+OBJECTIVE = "tests/scheduling/test_objective.py"
 SERIAL = f"{LAWS}::test_law_1_a_scheduled_run_equals_the_serial_run_at_once"
 INTERLEAVED = (
     f"{LAWS}::test_law_1_a_scheduled_run_equals_the_serial_run_in_every_legal_interleaving"
@@ -757,15 +759,15 @@ MUTANTS = (
     Mutant(
         "a copy leaves before it is made if the placement says so",
         "autosched/lowering/copies.py",
-        "after = max(since, min(after, self.current - 1))",
-        "after = min(after, self.current - 1)",
+        "before = max(self.made[use], min(after, self.current - 1)), rank",
+        "before = min(after, self.current - 1), rank",
         WISHES,
     ),
     Mutant(
         "a copy leaves behind who needs it if the placement says so",
         "autosched/lowering/copies.py",
-        "after = max(since, min(after, self.current - 1))",
-        "after = max(since, after)",
+        "before = max(self.made[use], min(after, self.current - 1)), rank",
+        "before = max(self.made[use], after), rank",
         WISHES,
     ),
     Mutant(
@@ -792,8 +794,8 @@ MUTANTS = (
     Mutant(
         "a copy on the way leaves before its source has arrived",
         "autosched/lowering/copies.py",
-        "since, least = self.arrived.get((use, copy.source), (self.made[use], -1))",
-        "since, least = self.made[use], -1",
+        "place = max(before, self.copied.get((use, copy.source), (-1, -1)))",
+        "place = before",
         "tests/lowering/test_ranks.py::test_a_copy_on_the_way_waits_for_a_late_one_to_its_source",
     ),
     Mutant(
@@ -981,6 +983,41 @@ MUTANTS = (
         "        elif kind == WAIT:\n",
         "        else:\n",
         "tests/verification/test_functional.py::test_of_a_loop_it_proves_each_run_by_itself",
+    ),
+    Mutant(
+        "a run begins before any of those in flight has ended, where the period is computed",
+        "autosched/simulation/periods.py",
+        "self.edges += [(self.end, 0, program.in_flight)]",
+        "self.edges += []",
+        f"{PERIODS}::test_stages_on_devices_overlap",
+    ),
+    Mutant(
+        "a wait for an earlier run is predicted as one for this run",
+        "autosched/simulation/simulate.py",
+        "return events[wait.ago][wait.event]",
+        "return events[0].get(wait.event, 0.0)",
+        f"{PERIODS}::test_a_carried_wait_is_an_arrow_between_runs",
+    ),
+    Mutant(
+        "the memory of one run alone is counted",
+        "autosched/simulation/footprint.py",
+        "nbytes + others * needs[name].each",
+        "nbytes",
+        f"{OBJECTIVE}::test_memory_reduces_the_runs_in_flight",
+    ),
+    Mutant(
+        "data for all stages are copied to each directly",
+        "autosched/policies/local_search/splitting.py",
+        "if b > a + 1 and",
+        "if b > a + 99 and",
+        f"{OBJECTIVE}::test_data_for_all_stages_keep_none_waiting",
+    ),
+    Mutant(
+        "what a unit makes is copied by its old stage after a move",
+        "autosched/policies/local_search/stage_moves.py",
+        "                    loads[3 * b + 1] += out[path]\n                    loads[3 * q + 2] += into[path]\n",
+        "                    loads[3 * a + 1] += out[path]\n                    loads[3 * q + 2] += into[path]\n",
+        "tests/policies/test_splitting.py::test_a_move_changes_loads_as_counting_them_anew_does",
     ),
 )
 

@@ -92,6 +92,9 @@ def simulate(arguments: argparse.Namespace) -> int:
         "lower_bound": made.lower_bound,
         "gap": made.gap,
         "serial_seconds": made.serial_seconds,
+        "in_flight": made.program.in_flight,
+        "period": made.period,
+        "period_bound": made.period_bound,
         "copy_seconds": overlap.copy_seconds,
         "copies_hidden": overlap.copies_hidden if overlap.copy_seconds else None,
         "devices": _device_facts(made),
@@ -126,6 +129,7 @@ def summary(made: Schedule) -> str:
     facts = [
         ("makespan", duration(made.makespan), "predicted"),
         ("lower bound", duration(made.lower_bound), bound),
+        *_period(made),
         ("serial", duration(made.serial_seconds), serial),
         ("copies hidden", *copies),
     ]
@@ -144,6 +148,13 @@ def summary(made: Schedule) -> str:
     ]
     heads = "device", "tasks", "busy", "idle", "peak memory"
     return "\n".join([*lines, "", *table(heads, rows)])
+
+
+def _period(made: Schedule) -> list[tuple[str, str, str]]:
+    """Return the line about the period of a loop."""
+    count = made.program.in_flight
+    bound = f"seconds per run with {count} in flight; at least {duration(made.period_bound)}"
+    return [("period", duration(made.period), bound)] if count > 1 else []
 
 
 def verify(arguments: argparse.Namespace) -> int:
@@ -198,6 +209,8 @@ def compare(arguments: argparse.Namespace) -> int:
         costs=costs,
         examples=examples_of(subject, costs),
         noise=arguments.noise,
+        in_flight=arguments.in_flight,
+        objective=arguments.objective or "makespan",
         track=tracker("comparing"),
     )
     deliver({"text": made.__str__, "json": made.to_json, "svg": made.svg}[form](), arguments.output)

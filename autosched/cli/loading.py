@@ -65,7 +65,8 @@ def subject_of(arguments: argparse.Namespace) -> Subject:
 
 def planned(arguments: argparse.Namespace, subject: Subject) -> Schedule:
     """Return the schedule of a subject: the saved one, unless an option requests another."""
-    options = "link", "hosts", "network", "machine", "local", "slower", "policy", "seconds", "costs"
+    plan = "policy", "seconds", "costs", "in_flight", "objective"
+    options = "link", "hosts", "network", "machine", "local", "slower", *plan
     asked = any(getattr(arguments, name) for name in options) or arguments.gpus is not None
     if subject.schedule is not None and not asked:
         return subject.schedule
@@ -79,6 +80,8 @@ def planned(arguments: argparse.Namespace, subject: Subject) -> Schedule:
         progress=sys.stderr.isatty(),
         costs=costs,
         examples=examples_of(subject, costs),
+        in_flight=arguments.in_flight,
+        objective=arguments.objective or "makespan",
     )
 
 

@@ -301,6 +301,10 @@ def _add_search(group: Any) -> None:
     group.add_argument("--seconds", type=_factor, metavar="S", help=what)
     what = "of what is random (default: 0)"
     group.add_argument("--seed", type=_seed, default=0, metavar="N", help=what)
+    what = "runs that may be under way at a time (default: 1, or with --objective period the best)"
+    group.add_argument("--in-flight", type=_count, metavar="N", help=what)
+    what = "what plans minimize: one run, or the seconds per run of many (default: makespan)"
+    group.add_argument("--objective", choices=("makespan", "period"), help=what)
     what = "costs as JSON, as `autosched measure` writes"
     group.add_argument("--costs", type=Path, metavar="FILE", help=what)
 

@@ -26,6 +26,7 @@ from autosched.policies import TIMED, Policy
 from autosched.policies.noise import checked_noise, noisy_makespans
 from autosched.scheduling.arguments import check_arguments
 from autosched.scheduling.planning import estimate_costs, find_policy, mark_pageable, schedule
+from autosched.scheduling.runs_in_flight import Objective
 from autosched.scheduling.schedule import Schedule
 
 __all__ = ["compare"]
@@ -46,6 +47,8 @@ def compare(
     outputs: str | Mapping[str, str] | None = None,
     place: Mapping[str, str] | None = None,
     noise: float | None = None,
+    in_flight: int | None = None,
+    objective: Objective = "makespan",
     track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> Comparison:
     """Plan a graph for each machine by each policy; nothing runs.
@@ -55,8 +58,10 @@ def compare(
     examples are estimated once. With ``noise``, such as 0.2, rows also have the median and the 95th
     percentile of 100 makespans in which tasks and copies take up to 20% more or less than
     predicted, with the same random numbers for all. ``track`` is called with all pairs to iterate
-    over, as ``tqdm.tqdm`` is, and may show progress. An error of a machine or a policy becomes a
-    ``Refusal``. Raises ScheduleError and MachineError for invalid arguments.
+    over, as ``tqdm.tqdm`` is, and may show progress. ``in_flight`` and ``objective`` are those of
+    ``schedule``; with the period as objective, speed-ups and best rows refer to it. An error of a
+    machine or a policy becomes a ``Refusal``. Raises ScheduleError and MachineError for invalid
+    arguments.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -83,7 +88,16 @@ def compare(
     else:
         priced = dict.fromkeys(named, costs)
 
-    make = partial(schedule, graph, inputs=inputs, outputs=outputs, place=place, seed=seed)
+    make = partial(
+        schedule,
+        graph,
+        inputs=inputs,
+        outputs=outputs,
+        place=place,
+        seed=seed,
+        in_flight=in_flight,
+        objective=objective,
+    )
 
     def plan(name: str, policy: str | Policy, seconds: float | None = None) -> Schedule:
         options: dict[str, Any] = {"policy": policy, "seconds": seconds, "costs": priced[name]}
@@ -94,17 +108,25 @@ def compare(
     refusals: list[Refusal] = []
     for name, label in track([*product(named, by_label)]):
         if name not in singles:
-            singles[name] = _makespan(partial(plan, name, "single"))
+            singles[name] = _seconds(partial(plan, name, "single"), objective)
         policy = by_label[label]
         try:
             made = plan(name, policy, seconds if policy in ("auto", *TIMED) else None)
-            rows.append(_row(name, label, made, singles[name], noise))
+            rows.append(_row(name, label, made, singles[name], noise, objective))
         except AutoschedError as error:
             refusals.append(Refusal(name, label, str(error).partition("\n")[0]))
-    return Comparison(graph.name, tuple(rows), tuple(refusals), noise)
+    return Comparison(graph.name, tuple(rows), tuple(refusals), noise, objective)
 
 
-def _row(name: str, policy: str, made: Schedule, single: float | None, noise: float | None) -> Row:
+def _row(
+    name: str,
+    policy: str,
+    made: Schedule,
+    single: float | None,
+    noise: float | None,
+    objective: Objective,
+) -> Row:
+    achieved = getattr(made, objective)
     timeline = made.simulate()
     machine = made.machine
     parts = made.program, made.graph, machine, made.costs
@@ -117,7 +139,7 @@ def _row(name: str, policy: str, made: Schedule, single: float | None, noise: fl
         link=_link(machine),
         policy=policy,
         makespan=made.makespan,
-        speedup=single / made.makespan if single is not None and made.makespan else None,
+        speedup=single / achieved if single is not None and achieved else None,
         lower_bound=made.lower_bound,
         gap=made.gap,
         copies_hidden=overlap.copies_hidden if overlap.copy_seconds else None,
@@ -125,12 +147,15 @@ def _row(name: str, policy: str, made: Schedule, single: float | None, noise: fl
         peak_bytes=max(made.peak_bytes.values()),
         median=median,
         worst=worst,
+        period=made.period,
+        in_flight=made.program.in_flight,
     )
 
 
-def _makespan(plan: Callable[[], Schedule]) -> float | None:
+def _seconds(plan: Callable[[], Schedule], objective: Objective) -> float | None:
     try:
-        return plan().makespan
+        seconds: float = getattr(plan(), objective)
+        return seconds
     except AutoschedError:
         return None
 

@@ -7,11 +7,14 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import groupby, product
+from typing import Literal
 
 from autosched._lib.text import amount, duration, table
 from autosched.viz import Bar, Line, bars_svg, lines_svg
 
 __all__ = ["Comparison", "Refusal", "Row"]
+
+Objective = Literal["makespan", "period"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class Row:
     possible. ``busiest`` is the share of the makespan in which the busiest device computes.
     ``peak_bytes`` is the largest peak memory of a device. ``copies_hidden`` is None where nothing
     is copied. With noise, ``median`` and ``worst`` are the median and the 95th percentile of many
-    makespans.
+    makespans. ``period`` is the seconds per run with ``in_flight`` runs under way.
     """
 
     machine: str
@@ -38,6 +41,8 @@ class Row:
     peak_bytes: float
     median: float | None = None
     worst: float | None = None
+    period: float = 0.0
+    in_flight: int = 1
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ class Comparison:
     """Rows by machine and policy, and refusals. ``print`` it, or see ``svg()``.
 
     Each machine's best row has a star. With ``noise``, a share, rows include noisy makespans; the
-    best row is then that of least ``worst``.
+    best row is then that of least ``worst``. With ``objective="period"`` it is that of least period.
 
     >>> row = Row("2 GPUs", 2, "pcie4", "heft", 0.002, 1.9, 0.0019, 0.05, None, 0.99, 4e6)
     >>> print(Comparison("two layers", (row,)))
@@ -67,16 +72,24 @@ class Comparison:
     rows: tuple[Row, ...]
     refusals: tuple[Refusal, ...] = ()
     noise: float | None = None
+    objective: Objective = "makespan"
 
     @property
     def best(self) -> tuple[Row, ...]:
         """The first of the best rows of each machine, by makespan or, with noise, by ``worst``."""
         names = dict.fromkeys(row.machine for row in self.rows)
         mine = ([row for row in self.rows if row.machine == name] for name in names)
-        return tuple(
-            min(rows, key=lambda row: row.makespan if row.worst is None else row.worst)
-            for rows in mine
-        )
+        return tuple(min(rows, key=self._compared) for rows in mine)
+
+    def _compared(self, row: Row) -> float:
+        if self.objective == "period":
+            return row.period
+        return row.makespan if row.worst is None else row.worst
+
+    @property
+    def _in_flight(self) -> bool:
+        """Whether there are periods to show."""
+        return self.objective == "period" or any(row.in_flight > 1 for row in self.rows)
 
     def __str__(self) -> str:
         lines = table(self._heads, self._cells(), left=3) if self.rows else []
@@ -100,9 +113,12 @@ class Comparison:
         title = f"{self.name}: predicted"
         points = {(row.gpus, row.link, row.policy) for row in self.rows}
         if len({row.gpus for row in self.rows}) > 1 and len(points) == len(self.rows):
-            return lines_svg(self._lines(), title=title, x="GPUs", y="makespan", y_unit="s")
-        bars = [Bar(row.machine, row.makespan, series=row.policy) for row in self.rows]
-        return bars_svg(bars, title=title, x="makespan", unit="s")
+            return lines_svg(self._lines(), title=title, x="GPUs", y=self.objective, y_unit="s")
+        bars = [Bar(row.machine, self._seconds(row), series=row.policy) for row in self.rows]
+        return bars_svg(bars, title=title, x=self.objective, unit="s")
+
+    def _seconds(self, row: Row) -> float:
+        return row.period if self.objective == "period" else row.makespan
 
     def _lines(self) -> Iterator[Line]:
         linked = [row for row in self.rows if row.gpus > 1] or self.rows
@@ -119,14 +135,19 @@ class Comparison:
             ]
             rows.sort(key=lambda row: row.gpus)
             name = f"{policy}, {link}" if len(links) > 1 else policy
-            yield Line(name, [(row.gpus, row.makespan) for row in rows])
+            yield Line(name, [(row.gpus, self._seconds(row)) for row in rows])
 
     @property
     def _heads(self) -> tuple[str, ...]:
-        return _HEADS if self.noise is None else (*_HEADS, "median", "95%")
+        heads = _HEADS if self.noise is None else (*_HEADS, "median", "95%")
+        return (*heads, "in flight", "period") if self._in_flight else heads
 
     def _cells(self) -> list[tuple[str, ...]]:
-        return [_cells(row, row in self.best) for row in self.rows]
+        found = [_cells(row, row in self.best) for row in self.rows]
+        if not self._in_flight:
+            return found
+        periods = ((str(row.in_flight), duration(row.period)) for row in self.rows)
+        return [(*cells, *more) for cells, more in zip(found, periods, strict=True)]
 
     def _refused(self) -> Iterator[str]:
         groups = groupby(self.refusals, key=lambda found: (found.machine, found.reason))

@@ -71,7 +71,8 @@ def lower(
     runs = assign_streams(graph, machine, tasks, placement)
     instructions: Sequence[Run | Copy | Free]
     hazards = None
-    if nbytes is None and not machine.ranks and is_functional(graph, machine):
+    relayed = bool(machine.ranks) or any(send.source is not None for send in placement.copies)
+    if nbytes is None and not relayed and is_functional(graph, machine):
         instructions, places, hazards = insert_functional(
             graph, machine, tasks, runs, outputs or {}, placement.copies
         )

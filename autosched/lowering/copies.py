@@ -12,6 +12,9 @@ placement asks for a later point. There is at most one copy per version and devi
 * Where no link joins two devices, a value goes by way of the CPUs of their ranks
   (``Machine.route``), in one copy for each link. What has arrived there is copied from there again.
 * A copy between ranks names a copy stream of each, since each rank issues its own half.
+* A copy may name the device that it is made from: a copy between two accelerators occupies streams
+  of both, so in a loop it would hold up both until the later one is free. Through the host, or
+  through devices between, it does not.
 * A copy transfers a whole value. A task needs all of what it reads, so parts that arrive earlier
   would let nothing begin.
 * What a task reads from a file is on the storage device after that task, which takes no time: the
@@ -25,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from autosched._lib.allowed import is_storage
 from autosched.errors import ScheduleError
@@ -101,13 +104,21 @@ def missing(table: Residency[int, Any], graph: Graph, task: Task, device: str) -
 
 def _hints(
     graph: Graph, tasks: Sequence[Task], sends: Sequence[Send]
-) -> dict[tuple[int, int, str], tuple[int, int]]:
-    """Return for copies with hints the run after which they go, and their rank there."""
+) -> dict[tuple[int, int, str], _Hint]:
+    """Return the hints by version and device."""
     position = {task.name: i for i, task in enumerate(tasks)} if sends else {}
     return {
-        (graph.value(name).index, version, device): (position[before] - 1, rank)
-        for rank, (name, version, device, before) in enumerate(sends)
+        (graph.value(name).index, version, device): _Hint(position[before] - 1, rank, source)
+        for rank, (name, version, device, before, source) in enumerate(sends)
     }
+
+
+class _Hint(NamedTuple):
+    """The run after which a copy goes, its rank there, and the device that it is made from."""
+
+    after: int = -1
+    rank: int = -1
+    source: str | None = None
 
 
 class CopyMaker:
@@ -163,17 +174,13 @@ class CopyMaker:
 class _Walk:
     """The devices of each version, and the copies so far, while runs are walked in issue order."""
 
-    def __init__(
-        self, graph: Graph, maker: CopyMaker, hints: Mapping[tuple[int, int, str], tuple[int, int]]
-    ):
+    def __init__(self, graph: Graph, maker: CopyMaker, hints: Mapping[tuple[int, int, str], _Hint]):
         self.graph = graph
         self.maker = maker
-        self.hints = hints
+        self.hints = dict(hints)
         self.current = 0  # the current run
         self.made: dict[Use, int] = {}  # the run that made a version, -1 for inputs
-        # By version and device to which it was copied, the run after which that is, and the rank
-        # there.
-        self.arrived: dict[tuple[Use, str], tuple[int, int]] = {}
+        self.copied: dict[tuple[Use, str], tuple[int, int]] = {}  # where a copy goes, and its rank
         self.table: Residency[int, Use] = Residency()
         # By the run after which they go, with their rank there.
         self.copies: dict[int, list[tuple[int, Copy]]] = {}
@@ -202,25 +209,35 @@ class _Walk:
 
     def bring(self, use: Use, device: str) -> None:
         """Copy a version to a device, unless it is there."""
-        holders = self.table.devices(*use)
+        holders: Sequence[str] = self.table.devices(*use)
         if device in holders:
             return
-        if host := self.maker.relay(holders, device):
-            self.bring(use, host)
-            holders = self.table.devices(*use)
-        for stop in self.maker.stops(holders, device):
+        hint = self.hints.get((*use, device), _Hint())
+        if hint.source is not None:
+            holders = self._from(use, hint.source, device, holders)
+        host = self.maker.relay(holders, device)
+        for stop in (host,) if host else self.maker.stops(holders, device):
             self.bring(use, stop)
-        copy = self.maker.copy(use, self.table.devices(*use), device)
-        after, rank = self.hints.get((*use, device), (-1, -1))
-        if is_storage(copy.source):  # others may follow it
-            after, rank = -1, -1
-        # Not before the source has it: it may have come there by a copy with a later hint.
-        since, least = self.arrived.get((use, copy.source), (self.made[use], -1))
-        after = max(since, min(after, self.current - 1))
-        rank = max(rank, least) if after == since else rank
-        self.copies.setdefault(after, []).append((rank, copy))
-        self.arrived[use, device] = after, rank
+            holders = (*holders, stop)
+        copy = self.maker.copy(use, holders, device)
+        # Others may follow what is read from storage. No copy leaves before its source has arrived.
+        after, rank = (-1, -1) if is_storage(copy.source) else (hint.after, hint.rank)
+        before = max(self.made[use], min(after, self.current - 1)), rank
+        place = max(before, self.copied.get((use, copy.source), (-1, -1)))
+        self.copied[use, device] = place
+        self.copies.setdefault(place[0], []).append((place[1], copy))
         self.table.put(*use, device, use)
+
+    def _from(self, use: Use, source: str, device: str, holders: Sequence[str]) -> Sequence[str]:
+        """Return the devices to copy from, ``source`` first, after copying the version there."""
+        if self.maker.overwrites(use, source) or not self.maker.machine.link(source, device):
+            return holders
+        if source not in holders and source != device:
+            # Hints may form a circle: this one does not count meanwhile.
+            hint = self.hints.pop((*use, device))
+            self.bring(use, source)
+            self.hints[*use, device] = hint
+        return (source, *holders)
 
 
 def copy_streams(

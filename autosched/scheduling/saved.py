@@ -159,7 +159,7 @@ def to_text(saved: Saved) -> str:
     if saved.program.in_flight > 1:
         document["in_flight"] = saved.program.in_flight
     if saved.placement.copies:
-        document["copies"] = [send._asdict() for send in saved.placement.copies]
+        document["copies"] = [_described(send) for send in saved.placement.copies]
     if saved.placement.streams is not None:
         document["streams"] = saved.placement.streams
     text = json.dumps(document, indent=2) + "\n"
@@ -170,6 +170,11 @@ def to_text(saved: Saved) -> str:
 
 
 # ---- reading
+
+
+def _described(send: Send) -> dict[str, Any]:
+    """Return the fields of a copy, without a source that is not given."""
+    return {name: item for name, item in send._asdict().items() if item is not None}
 
 
 def from_text(text: str) -> Saved:
@@ -229,7 +234,7 @@ _backend = one(
 
 _version = one("a version: 0 or more", lambda n: is_whole(n) and n >= 0)
 
-_SEND = {"value": _text, "version": _version, "device": _name, "before": _text}
+_SEND = {"value": _text, "version": _version, "device": _name, "before": _text, "source": _name}
 _FACTS = {
     "name": _text,
     "seconds": table(read_seconds),
@@ -244,7 +249,7 @@ _DOCUMENT = {
     "inputs": table(_name),
     "outputs": table(_name),
     "placement": table(_name),
-    "copies": each(struct(Send, _SEND)),
+    "copies": each(struct(Send, _SEND, optional=["source"])),
     "streams": one("a number of streams: 1 or more", lambda n: is_whole(n) and n >= 1),
     "program": each(_instruction),
     "in_flight": one("a number of runs: 2 or more", lambda n: is_whole(n) and n >= 2),

@@ -20,6 +20,7 @@ import networks
 import peers
 import quality
 import speed
+import throughput
 import training
 from _report import parser, publish
 
@@ -27,6 +28,7 @@ REPORTS = {
     "quality": (quality, "Plans beside optima"),
     "contention": (contention, "Plans where copies occupy copy streams"),
     "networks": (networks, "Plans of networks for one sample"),
+    "throughput": (throughput, "Pipelines of networks"),
     "training": (training, "Plans of training steps"),
     "memory": (memory, "Plans with half of the memory"),
     "saga": (against_saga, "Planning, beside SAGA"),

@@ -9,7 +9,7 @@ import gc
 import statistics
 import time
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from _instances import Instance, checked, placed
 
@@ -56,12 +56,16 @@ def planned(instance: Instance, policy: str | Policy, seconds: float | None = No
 
 
 def timed(
-    graph: asc.Graph, machine: asc.Machine, policy: str | Policy, seconds: float | None = None
+    graph: asc.Graph,
+    machine: asc.Machine,
+    policy: str | Policy,
+    seconds: float | None = None,
+    **options: Any,
 ) -> tuple[asc.Schedule, float]:
     """Plan a graph, with garbage of before collected; return the schedule, and how long it took."""
     gc.collect()
     start = time.perf_counter()
-    schedule = asc.schedule(graph, machine, policy=policy, seconds=seconds)
+    schedule = asc.schedule(graph, machine, policy=policy, seconds=seconds, **options)
     return schedule, time.perf_counter() - start
 
 

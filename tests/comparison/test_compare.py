@@ -277,3 +277,20 @@ def test_a_machine_without_links_is_compared_too() -> None:
     )
     (row,) = asc.compare(wide(2), island, "heft").rows
     assert (row.machine, row.gpus, row.makespan) == ("2 CPUs", 0, 1.0)
+
+
+def test_periods_are_compared_where_they_are_the_objective():
+    graph = asc.Graph("chain")
+    value = graph.input("x")
+    for i in range(4):
+        value = graph.add(abs, value, name=f"t{i}", seconds=1.0)
+    graph.output(y=value)
+    machine = asc.Machine.emulated(gpus=1, bytes_per_second=1e30, latency=0.0)
+    found = asc.compare(graph, machine, ["single", "auto"], objective="period")
+    assert [(row.period, row.in_flight, row.speedup) for row in found.rows] == [
+        (4.0, 1, 1.0),
+        (2.0, 2, 2.0),
+    ]
+    assert [row.policy for row in found.best] == ["auto"]
+    assert str(found).splitlines()[1].split()[-3:] == ["in", "flight", "period"]
+    assert "period" in found.svg()

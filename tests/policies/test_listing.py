@@ -255,6 +255,7 @@ def test_copies_in_any_order_needless_or_impossible_ones_among_them_lower_to_a_p
         st.integers(0, 2),
         st.sampled_from(machine.names),
         st.sampled_from([task.name for task in graph.tasks]),
+        st.none() | st.sampled_from(machine.names),
     )
     placed = heft(graph, machine, COSTS)
     copies = data.draw(st.permutations(placed.copies)), data.draw(st.lists(sends, max_size=20))

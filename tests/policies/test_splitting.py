@@ -10,6 +10,7 @@ import pytest
 
 import autosched as asc
 from autosched.policies.local_search.splitting import _Splitter, split
+from autosched.policies.local_search.stage_moves import shift
 from autosched.problem import Problem
 
 RATE = 1.0  # a byte takes a second
@@ -119,3 +120,26 @@ def test_units_are_joined_where_there_are_many(monkeypatch):
     found = split()(graph, machine, asc.Costs())
     total = sum(task.seconds for task in graph.tasks)
     assert loads(graph, machine, found.device) <= 0.5 * total
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_move_changes_loads_as_counting_them_anew_does(seed):
+    graph = random_graph(seed, tasks=10)
+    machine = asc.Machine.emulated(gpus=3, bytes_per_second=RATE, latency=0.0)
+    problem = Problem.of(graph, machine, asc.Costs())
+    splitter = _Splitter(problem, contention=True, overlap=True)
+    start = splitter._divided(np.arange(10), 4)
+    moves = splitter._moves(start)
+    parts = splitter.units.seconds, splitter.streams
+    stage = start.stage.copy()
+    loads = moves.loads(stage, *parts).ravel()
+    readers = moves.readers(stage).ravel()
+    tables = moves.maker, moves.reads_at, moves.reads, moves.makes_at, moves.makes, readers
+    cost = (splitter.units.seconds / splitter.streams)[:, moves.device].ravel()
+    rng = random.Random(seed)
+    for _ in range(30):
+        u, to = rng.randrange(10), rng.randrange(moves.stages)
+        if to != stage[u]:
+            copies = moves.out.ravel(), moves.into.ravel(), loads
+            shift(u, stage[u], to, len(moves.device), stage, cost, *tables, *copies)
+            assert loads == pytest.approx(moves.loads(stage, *parts).ravel())

@@ -69,6 +69,24 @@ DEVICES = "cpu", "cuda:0", "cuda:1"
 SPLITS = [_assigned((a, b, c)) for a in DEVICES for b in DEVICES for c in DEVICES]
 
 
+@pytest.mark.parametrize("link", ["pcie4", "nvlink4"])
+def test_data_for_all_stages_keep_none_waiting(link, tmp_path):
+    # Direct copies to all GPUs would keep the first copy-out stream until the last stage is done.
+    graph = asc.Graph()
+    machine = asc.Machine.emulated(gpus=4, link=link)
+    seconds = dict.fromkeys(machine.accelerators, 1.0) | {"cpu": 100.0}
+    value = first = graph.add(abs, graph.input("x"), name="first", seconds=seconds, nbytes=8)
+    for i in range(7):
+        value = graph.add(max, value, first, name=f"t{i}", seconds=seconds, nbytes=8)
+    graph.output(y=value)
+    found = asc.schedule(graph, machine, objective="period", in_flight=16)
+    assert found.period == 2.0
+    assert any(send.source for send in found.placement.copies)
+    once = asc.schedule(graph, machine, policy=lambda *_: found.placement)
+    once.save(tmp_path / "plan.json")
+    assert asc.load(tmp_path / "plan.json", graph).placement == found.placement
+
+
 def test_memory_reduces_the_runs_in_flight():
     graph = chain(1.0, 1.0, nbytes=100)
     machine = asc.Machine([asc.Device("cpu", nbytes=750.0)])

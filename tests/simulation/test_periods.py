@@ -198,11 +198,11 @@ def test_a_carried_wait_is_an_arrow_between_runs():
     graph = asc.Graph()
     graph.output(y=graph.add(abs, graph.add(abs, graph.input("i"), name="x"), name="y"))
     machine = asc.Machine([asc.Device("a"), asc.Device("b")])
-    found = simulate(program, graph, machine, asc.Costs(default_seconds=2.0), runs=2)
+    found = simulate(program, graph, machine, asc.Costs.table({"x": 2.0, "y": 3.0}), runs=2)
     named = [(found.spans[a].name, found.spans[a].run, found.spans[b].run) for a, b in found.arrows]
     assert named == [("y", 0, 1)]
     assert [(s.name, s.run, s.start) for s in found.spans] == [
-        ("x", 0, 0.0), ("y", 0, 0.0), ("x", 1, 2.0), ("y", 1, 2.0),
+        ("x", 0, 0.0), ("y", 0, 0.0), ("x", 1, 3.0), ("y", 1, 3.0),
     ]  # fmt: skip
 
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from itertools import takewhile
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -198,5 +196,7 @@ def timed(problem: Problem, found: Listed, order: NDArray[np.int64]) -> Placemen
         strict=True,
     )
     # Copies after all tasks write inputs back, which happens as soon as possible anyway.
-    copies = tuple(map(Send._make, takewhile(itemgetter(3), sends)))
+    copies = tuple(
+        Send(name, version, where, task) for name, version, where, task in sends if task is not None
+    )
     return problem.placement(found.device, order, copies)

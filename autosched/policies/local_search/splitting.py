@@ -33,7 +33,7 @@ from autosched.costs.costs import Costs
 from autosched.errors import ScheduleError
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
-from autosched.placement import Placement
+from autosched.placement import Placement, Send
 from autosched.policies.local_search.stage_moves import Moves, move_units
 from autosched.problem import Policy, Problem, grouped
 
@@ -45,6 +45,7 @@ Ints = NDArray[np.int64]
 _MOST_UNITS = 1_000  # in dynamic programming; neighbours in the order are joined beyond
 _MOVES = 200_000
 _EACH = 400  # moves per unit, at most
+_AS_FAST = 1.001  # times the seconds of a direct copy
 _STARTS = 3  # orders from which the best splits are annealed
 
 
@@ -338,7 +339,49 @@ class _Splitter:
                 missing[other] -= 1
                 if not missing[other]:
                     heapq.heappush(ready, key[other])
-        return self.problem.placement(device, order)
+        sends = () if found is None else self._relays(found, device, order[0])
+        return self.problem.placement(device, order, sends)
+
+    def _relays(self, found: _Split, device: Ints, first: int) -> tuple[Send, ...]:
+        """Return the copies to stages other than the next, by way of the host or of stages between.
+
+        A direct copy between two accelerators occupies a stream of each, so a loop would not copy
+        to the next stage before the last one is done with the run before.
+        """
+        problem = self.problem
+        unit = self.units.unit.tolist()
+        far: dict[int, dict[int, None]] = {}
+        for task, reads in enumerate(problem.reads):
+            for datum in reads:
+                maker = problem.lists.maker[datum]
+                if unit[task] >= 0 and maker >= 0 and unit[maker] >= 0:
+                    a, b = int(found.stage[unit[maker]]), int(found.stage[unit[task]])
+                    if b > a + 1 and not problem.versions[datum]:
+                        far.setdefault(datum, {})[b] = None
+        sends: dict[tuple[int, int], Send] = {}
+        for datum, stages in far.items():
+            start = int(found.stage[unit[problem.lists.maker[datum]]])
+            for stage in stages:
+                for target, source in self._route(found, datum, start, stage):
+                    names = problem.devices[target], problem.tasks[first], problem.devices[source]
+                    send = Send(problem.names[datum], 0, *names)
+                    sends[datum, target] = send
+        return tuple(sends.values())
+
+    def _route(self, found: _Split, datum: int, start: int, stage: int) -> list[tuple[int, int]]:
+        """Return (device, source) of the copies of a datum to a stage, unless the direct one will do."""
+        p, q = found.device[start], found.device[stage]
+        out = self.problem.tables.holds_out[: self.holds.size].reshape(self.holds.shape)
+        if not self.contention or not (out[p, q] and self.holds[p, q]):
+            return []
+        copy = self.problem.copy_seconds
+        for host in range(len(self.problem.devices)):
+            if self.holds[p, host] or out[host, q] or host in (p, q):
+                continue
+            if max(copy(datum, p, host), copy(datum, host, q)) <= copy(datum, p, q) * _AS_FAST:
+                return [(q, host)]
+        hops = range(start + 2, stage + 1)
+        return [(found.device[k], found.device[k - 1]) for k in hops]
 
 
 def _add(table: Floats, top: int, bottom: int, left: int, right: int, seconds: float) -> None:
