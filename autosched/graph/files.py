@@ -76,7 +76,7 @@ class StoredTensor:
         return math.prod(self.shape) * _SIZES[self.dtype]
 
     def __repr__(self) -> str:
-        return f"{self.dtype}{list(self.shape)} in {self.path}"
+        return f"{self.dtype}{list(self.shape)} in {os.path.basename(self.path)}"
 
     def __call__(self) -> Any:
         """Return the tensor."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from autosched.graph.files import StoredTensor
 from autosched.graph.task import Task
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ def text_lines(graph: Graph) -> Iterator[str]:
 def _line(graph: Graph, task: Task) -> str:
     values = graph.values
     reads = [values[v].name + (f"@{version}" if version else "") for v, version in task.reads]
-    facts = [f"writes {values[use.value].name}" for use in task.writes]
+    facts = [f"reads {task.fn}"] if isinstance(task.fn, StoredTensor) else []
+    facts += [f"writes {values[use.value].name}" for use in task.writes]
     facts += [f"after {graph.tasks[d.task].name}" for d in task.dependencies if d.kind == "order"]
     facts += [f"on {task.device}"] if task.device else []
     return f"{task.name}({', '.join(reads)})" + (": " + ", ".join(facts) if facts else "")

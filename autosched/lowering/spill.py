@@ -164,16 +164,23 @@ class _Walk:
         """Copy outputs to the devices where they are wanted, and return where each is."""
         places: dict[str, str] = {}
         self.busy = set()
-        for label, index in self.graph.outputs.items():
-            use = Use(index, self.graph.last_version(index))
+        uses = {
+            label: Use(index, self.graph.last_version(index))
+            for label, index in self.graph.outputs.items()
+        }
+        for label, use in uses.items():
             found = self.table.get(*use, outputs[label]) if label in outputs else None
             if found is not None:
                 self.busy.add(found)
-        # Those without a device come last, as they may have to leave where they are. What was
-        # placed stays.
-        for label in sorted(self.graph.outputs, key=lambda label: label not in outputs):
-            index = self.graph.outputs[label]
-            use = Use(index, self.graph.last_version(index))
+
+        def may_leave(label: str) -> bool:
+            """Whether an output is in memory, and may be on any device."""
+            held = not all(map(is_storage, self.table.devices(*uses[label])))
+            return held and label not in outputs
+
+        # What may leave comes last, for it may have to. What was placed stays.
+        for label in sorted(uses, key=may_leave):
+            use = uses[label]
             holders = self.table.devices(*use)
             places[label] = device = outputs.get(label) or self.maker.origin(use, holders)
             if device not in holders:
@@ -181,7 +188,7 @@ class _Walk:
             block = self.table.get(*use, device)
             assert block is not None
             self.busy.add(block)
-        return {label: places[label] for label in self.graph.outputs}
+        return {label: places[label] for label in uses}
 
     def send(self, uses: Sequence[Use]) -> None:
         """Copy versions to those of their readers whose memory has no limit."""

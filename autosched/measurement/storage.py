@@ -31,6 +31,12 @@ def measure_storage(
     and the latency are those of the line through the medians. The operating system is asked to
     drop the file from memory before each read, which not all file systems do. Raises MachineError
     for an emulated machine and for a file that is too small.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile() as file:
+    ...     _ = file.write(bytes(4 << 20))
+    ...     measure_storage(file.name, Machine.local(gpus=0), repeat=1).storage
+    ('disk:0',)
     """
     machine = Machine.local() if machine is None else machine
     if machine.imagined:

@@ -13,7 +13,7 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 from autosched.errors import AutoschedError, InterleavingError, ScheduleError, shown
-from autosched.graph.graph import HOST, Graph, Task
+from autosched.graph.graph import HOST, STORAGE, Graph, Task
 from autosched.machine.machine import LINKS, Device, Link, Machine
 from autosched.policies import Policy
 from autosched.program.program import Program
@@ -113,13 +113,15 @@ def _check_arguments(
 def machines_for(graph: Graph) -> list[Machine]:
     """Return machines of 0 to 4 GPUs, and of the devices that constraints name.
 
-    Each has one or three compute streams per device.
+    Each has one or three compute streams per device, and storage if the graph reads files.
 
     >>> [len(machine.devices) for machine in machines_for(Graph())][::4]
     [1, 2, 3, 5]
     """
     named = [value.home for value in graph.sources]
-    named += [task.device for task in graph.tasks if task.device != HOST]
+    named += [task.device for task in graph.tasks if task.device != HOST and not task.reads_file]
+    read = [str(task.device) for task in graph.tasks if task.reads_file]
+    disks = dict.fromkeys("disk:0" if name == STORAGE else name for name in read)
     for task in graph.tasks:
         named += task.seconds if isinstance(task.seconds, Mapping) else ()
     found = []
@@ -128,7 +130,10 @@ def machines_for(graph: Graph) -> list[Machine]:
         names = list(dict.fromkeys(["cpu", *gpu_names, *filter(None, named)]))
         links = [Link(a, b, *LINKS["pcie4"]) for i, a in enumerate(names) for b in names[i + 1 :]]
         devices = [Device(name, streams) for name in names]
-        found.append(Machine(devices, links, contention=contention, imagined=True))
+        machine = Machine(devices, links, contention=contention, imagined=True)
+        for disk in disks:
+            machine = machine.with_storage(LINKS["pcie4"][0], name=disk)
+        found.append(machine)
     return found
 
 

@@ -144,7 +144,9 @@ def _with_functions(
     """Return a pinned copy of a graph with the function of each task changed."""
     twin = graph.pinned()
     twin.tasks[:] = [
-        task if task.fn is None else replace(task, fn=change(task, task.fn)) for task in graph.tasks
+        # What reads a file stays: storage gives it to the copy that reads.
+        task if task.fn is None or task.reads_file else replace(task, fn=change(task, task.fn))
+        for task in graph.tasks
     ]
     return twin
 

@@ -48,7 +48,7 @@ def test_one_tensor_or_several_are_read_by_name(model: Path) -> None:
         "step",
         ["again.mask", "again.none"],
     )
-    assert "step(): on storage" in str(graph)
+    assert "step(): reads int64[] in model.safetensors, on storage" in str(graph)
 
 
 def test_a_raw_file_is_read_from_an_offset_and_may_be_read_twice(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import autosched as asc
+from autosched.testing.checking import machines_for
 
 X = torch.eye(16)
 
@@ -107,3 +108,9 @@ def test_values_kept_together_with_what_is_read_are_not_on_storage(graph: asc.Gr
     device = schedule.placement.device
     assert device["w0"] == "disk:0"
     assert device["mul"] == device["mul_1"] != "disk:0"
+
+
+def test_random_interleavings_are_checked_with_storage_too(graph: asc.Graph) -> None:
+    asc.testing.check(graph, examples={"x": X}, policies=["single"], interleavings=1)
+    names = {name for machine in machines_for(graph) for name in machine.storage}
+    assert names == {"disk:0"}
