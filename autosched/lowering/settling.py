@@ -13,6 +13,7 @@ it.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
@@ -34,6 +35,9 @@ def keepable(graph: Graph, machine: Machine) -> tuple[str, ...]:
     write, and it has no device yet. Tasks that count in its memory would find other elements in
     that of a copy.
     """
+    state = graph.lasting | graph.kept.keys()
+    if not state:
+        return ()
     excluded = {graph.values[index].root for index in graph.outputs.values()}
     for task in graph.tasks:
         if not task.view:
@@ -43,7 +47,7 @@ def keepable(graph: Graph, machine: Machine) -> tuple[str, ...]:
     return tuple(
         value.name
         for value in graph.sources
-        if value.name in graph.lasting
+        if value.name in state
         and value.home is None
         and value.index not in excluded
         and (machine.imagined or not graph.last_version(value.index))
@@ -58,9 +62,17 @@ def _parts(task: Task) -> Iterator[Task]:
 
 
 def keeping(graph: Graph, names: Iterable[str]) -> Graph:
-    """Return a copy of a graph that keeps this state on devices, which are not chosen yet."""
+    """Return a copy of a graph that keeps this state on devices, which are not chosen yet.
+
+    Further inputs for state that several devices read remain such.
+    """
+    others = {name: source for name, source in graph.kept.items() if name != source}
     twin = graph.pinned()
-    twin.kept = {name: name for name in names}
+    twin.kept = {name: others.get(name, name) for name in (*names, *others)}
+    for name in twin.kept:
+        value = twin.names[name] = copy.copy(graph.value(name))
+        value.home = None
+        twin.values[value.index] = value
     return twin
 
 
@@ -152,10 +164,11 @@ def _with_views_at_readers(
 
     So are views of views, since they share the same memory. Views of other state are on its device.
     """
+    names = graph.lasting | graph.kept.keys()
     state = {
         value.index: home(graph, machine, value)
         for value in graph.sources
-        if value.name in graph.lasting | graph.kept.keys() and not graph.last_version(value.index)
+        if value.name in names and not graph.last_version(value.index)
     }
     first: dict[int, Task] = {}  # by value: the view of the state from which it was made
     views: list[tuple[Task, Task]] = []

@@ -128,7 +128,8 @@ def schedule(
         costs = _costs(costs, pinned, machine, examples)
         if _replays(backend) and costs.replay is None and costs.has_issuing(machine.devices):
             costs = dataclasses.replace(costs, replay=Replay())
-        pinned = keeping(pinned, keepable(pinned, machine))
+        if state := keepable(pinned, machine):
+            pinned = keeping(pinned, state)
         problem = _Problem(pinned, machine, costs, confined(pinned, machine, costs, wanted), wanted)
         # 4., 5. Place, lower and predict.
         begun = time.perf_counter()
@@ -224,6 +225,8 @@ def _pinned(
     graph: Graph, machine: Machine, inputs: Any, place: Any, policy: Any, examples: Any
 ) -> Graph:
     """Return a copy of the graph with constraints and default devices."""
+    if graph.kept:  # by another schedule
+        graph = keeping(graph, graph.kept)
     pinned = graph.pinned(
         dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs, place
     )

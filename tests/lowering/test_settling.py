@@ -176,6 +176,22 @@ def test_a_saved_schedule_keeps_the_same_state(tmp_path: Path):
         asc.load(tmp_path / "plan.json", asc.capture(layers(3), X))
 
 
+def test_the_graph_of_a_schedule_can_be_scheduled_on_another_machine():
+    layer = layers(1)[0]
+
+    def twice(x: Tensor) -> Tensor:
+        return layer(layer(x))
+
+    schedule = planned(asc.capture(twice, X), policy=cut(2))
+    again = asc.schedule(schedule.graph, asc.Machine.emulated(gpus=1), policy=cut())
+    assert copied(again) == ["x"]
+    assert torch.equal(again(X)["result"], twice(X))
+    pinned = asc.schedule(schedule.graph, MACHINE, policy=cut(), inputs={"bias": "cpu"})
+    assert "bias" in copied(pinned)
+    again.close()
+    pinned.close()
+
+
 @settings(max_examples=max(8, settings().max_examples // 2))
 @given(st.lists(st.integers(0, 8), max_size=4), st.sampled_from(["virtual", "host"]))
 def test_law_a_step_with_shared_weights_equals_the_eager_one_for_each_placement(
