@@ -67,6 +67,20 @@ def test_a_run_copies_the_batch_and_no_weights():
     assert torch.equal(schedule(X)["result"], model(X))
 
 
+def test_inference_under_torch_compile_copies_no_weights():
+    model = layers(2)
+    backend = asc.TorchBackend(asc.Machine.emulated(gpus=1), policy=cut(), backend="virtual")
+    run = torch.compile(model, backend=backend)
+    assert torch.equal(run(X), model(X))
+    (schedule,) = backend.schedules()
+    copies = [item.value for item in schedule.program if isinstance(item, Copy)]
+    assert not any(name.endswith(("weight", "bias", ".t")) for name in copies)
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+    assert torch.equal(run(X), model(X))
+    torch._dynamo.reset()
+
+
 def test_what_several_devices_read_is_on_each_of_them():
     layer = layers(1)[0]
 
