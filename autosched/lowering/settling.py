@@ -6,9 +6,9 @@ policy places tasks as if such state were everywhere, and this module puts it wh
 several devices read it, the graph gets a further input for each but the first. Views of state are
 tasks that cost nothing; they move to their readers.
 
-State that tasks write is kept on the device that writes it last, and runs copy it to others. On a
-real machine it is not kept: the caller may read it after each run, so it is where the caller has
-it.
+State that tasks write is kept on the device that writes it last, and runs copy it to others. But
+on real accelerators it is not kept: the caller may read it after each run, so it is where the
+caller has it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ __all__ = ["keepable", "keeping", "settled", "settled_as", "unsettled", "within"
 def keepable(graph: Graph, machine: Machine) -> tuple[str, ...]:
     """Return the state that can be kept on devices.
 
-    It is not written, it shares memory with views alone and with no output, which the caller may
-    write, and it has no device yet. Tasks that count in its memory would find other elements in
-    that of a copy.
+    It shares memory with views alone and with no output, which the caller may write, and it has no
+    device yet. Tasks that count in its memory would find other elements in that of a copy. Where
+    devices have memory of their own, it is not written.
     """
     state = graph.lasting | graph.kept.keys()
     if not state:
         return ()
+    is_shared = machine.imagined or not machine.accelerators
     excluded = {graph.values[index].root for index in graph.outputs.values()}
     for task in graph.tasks:
         if not task.view:
@@ -50,7 +51,7 @@ def keepable(graph: Graph, machine: Machine) -> tuple[str, ...]:
         if value.name in state
         and value.home is None
         and value.index not in excluded
-        and (machine.imagined or not graph.last_version(value.index))
+        and (is_shared or not graph.last_version(value.index))
     )
 
 
@@ -175,7 +176,7 @@ def _with_views_at_readers(
     reader: dict[int, str] = {}  # by such a view, the device
     for task in graph.tasks:
         bases = [first[use.value] for use in task.reads if use.value in first]
-        root = graph.values[task.outputs[0].value].root if task.view else -1
+        root = graph.values[task.outputs[0].value].root if task.view and task.outputs else -1
         if root in state:
             views.append((task, bases[0] if bases else task))
             first.update((use.value, views[-1][1]) for use in task.outputs)

@@ -128,7 +128,8 @@ def schedule(
         costs = _costs(costs, pinned, machine, examples)
         if _replays(backend) and costs.replay is None and costs.has_issuing(machine.devices):
             costs = dataclasses.replace(costs, replay=Replay())
-        if state := keepable(pinned, machine):
+        state = keepable(pinned, machine)
+        if state or pinned.kept:
             pinned = keeping(pinned, state)
         problem = _Problem(pinned, machine, costs, confined(pinned, machine, costs, wanted), wanted)
         # 4., 5. Place, lower and predict.
