@@ -6,13 +6,14 @@ policy places tasks as if such state were everywhere, and this module puts it wh
 several devices read it, the graph gets a further input for each but the first. Views of state are
 tasks that cost nothing; they move to their readers.
 
-State that tasks write is kept on the device that writes it last, and runs copy it to others. On a
-real machine it is not kept: the caller may read it after each run, so it is where the caller has
-it.
+State that tasks write is kept on the device that writes it last, and runs copy it to others. But
+on real accelerators it is not kept: the caller may read it after each run, so it is where the
+caller has it.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
@@ -31,10 +32,14 @@ __all__ = ["keepable", "keeping", "settled", "settled_as", "unsettled", "within"
 def keepable(graph: Graph, machine: Machine) -> tuple[str, ...]:
     """Return the state that can be kept on devices.
 
-    It is not written, it shares memory with views alone and with no output, which the caller may
-    write, and it has no device yet. Tasks that count in its memory would find other elements in
-    that of a copy.
+    It shares memory with views alone and with no output, which the caller may write, and it has no
+    device yet. Tasks that count in its memory would find other elements in that of a copy. Where
+    devices have memory of their own, it is not written.
     """
+    state = graph.lasting | graph.kept.keys()
+    if not state:
+        return ()
+    is_shared = machine.imagined or not machine.accelerators
     excluded = {graph.values[index].root for index in graph.outputs.values()}
     for task in graph.tasks:
         if not task.view:
@@ -44,10 +49,10 @@ def keepable(graph: Graph, machine: Machine) -> tuple[str, ...]:
     return tuple(
         value.name
         for value in graph.sources
-        if value.name in graph.lasting
+        if value.name in state
         and value.home is None
         and value.index not in excluded
-        and (machine.imagined or not graph.last_version(value.index))
+        and (is_shared or not graph.last_version(value.index))
     )
 
 
@@ -59,9 +64,17 @@ def _parts(task: Task) -> Iterator[Task]:
 
 
 def keeping(graph: Graph, names: Iterable[str]) -> Graph:
-    """Return a copy of a graph that keeps this state on devices, which are not chosen yet."""
+    """Return a copy of a graph that keeps this state on devices, which are not chosen yet.
+
+    Further inputs for state that several devices read remain such.
+    """
+    others = {name: source for name, source in graph.kept.items() if name != source}
     twin = graph.pinned()
-    twin.kept = {name: name for name in names}
+    twin.kept = {name: others.get(name, name) for name in (*names, *others)}
+    for name in twin.kept:
+        value = twin.names[name] = copy.copy(graph.value(name))
+        value.home = None
+        twin.values[value.index] = value
     return twin
 
 
@@ -153,17 +166,18 @@ def _with_views_at_readers(
 
     So are views of views, since they share the same memory. Views of other state are on its device.
     """
+    names = graph.lasting | graph.kept.keys()
     state = {
         value.index: home(graph, machine, value)
         for value in graph.sources
-        if value.name in graph.lasting | graph.kept.keys() and not graph.last_version(value.index)
+        if value.name in names and not graph.last_version(value.index)
     }
     first: dict[int, Task] = {}  # by value: the view of the state from which it was made
     views: list[tuple[Task, Task]] = []
     reader: dict[int, str] = {}  # by such a view, the device
     for task in graph.tasks:
         bases = [first[use.value] for use in task.reads if use.value in first]
-        root = graph.values[task.outputs[0].value].root if task.view else -1
+        root = graph.values[task.outputs[0].value].root if task.view and task.outputs else -1
         if root in state:
             views.append((task, bases[0] if bases else task))
             first.update((use.value, views[-1][1]) for use in task.outputs)

@@ -149,9 +149,7 @@ def schedule(
         costs = _costs(costs, pinned, machine, examples)
         if _replays(backend) and costs.replay is None and costs.has_issuing(machine.devices):
             costs = dataclasses.replace(costs, replay=Replay())
-        pinned = keeping(pinned, keepable(pinned, machine))
-        known = confined(pinned, machine, costs, wanted)
-        problem = _Problem(pinned, machine, costs, known, wanted, goal)
+        problem = _problem(pinned, machine, costs, wanted, goal)
         # 4., 5. Place, lower and predict.
         begun = time.perf_counter()
         plan = _in_flight(problem, _plan(problem, policy, seconds, seed, report))
@@ -176,6 +174,16 @@ class _Problem(NamedTuple):
     confined: Costs
     outputs: Mapping[str, str]
     goal: Goal
+
+
+def _problem(
+    graph: Graph, machine: Machine, costs: Costs, outputs: Mapping[str, str], goal: Goal
+) -> _Problem:
+    """Return what is to be planned, with the state that may stay on devices."""
+    state = keepable(graph, machine)
+    if state or graph.kept:
+        graph = keeping(graph, state)
+    return _Problem(graph, machine, costs, confined(graph, machine, costs, outputs), outputs, goal)
 
 
 class _Plan(NamedTuple):
@@ -248,6 +256,8 @@ def _pinned(
     graph: Graph, machine: Machine, inputs: Any, place: Any, policy: Any, examples: Any
 ) -> Graph:
     """Return a copy of the graph with constraints and default devices."""
+    if graph.kept:  # by another schedule
+        graph = keeping(graph, graph.kept)
     pinned = graph.pinned(
         dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs, place
     )

@@ -67,6 +67,19 @@ def test_a_run_copies_the_batch_and_no_weights():
     assert torch.equal(schedule(X)["result"], model(X))
 
 
+def test_inference_under_torch_compile_copies_no_weights():
+    model = layers(2)
+    backend = asc.TorchBackend(asc.Machine.emulated(gpus=1), policy=cut(), backend="virtual")
+    run = torch.compile(model, backend=backend)
+    assert torch.equal(run(X), model(X))
+    (schedule,) = backend.schedules()
+    assert copied(schedule) == ["args.0", "1.addmm"]  # the batch, and the result
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+    assert torch.equal(run(X), model(X))
+    torch._dynamo.reset()
+
+
 def test_what_several_devices_read_is_on_each_of_them():
     layer = layers(1)[0]
 
@@ -174,6 +187,24 @@ def test_a_saved_schedule_keeps_the_same_state(tmp_path: Path):
     assert asc.load(tmp_path / "plan.json").makespan == schedule.makespan
     with pytest.raises(asc.ScheduleError, match="is not the one that was saved"):
         asc.load(tmp_path / "plan.json", asc.capture(layers(3), X))
+
+
+def test_the_graph_of_a_schedule_can_be_scheduled_on_another_machine():
+    layer = layers(1)[0]
+
+    def twice(x: Tensor) -> Tensor:
+        return layer(layer(x))
+
+    schedule = planned(asc.capture(twice, X), policy=cut(2))
+    again = asc.schedule(schedule.graph, asc.Machine.emulated(gpus=1), policy=cut())
+    assert copied(again) == ["x"]
+    assert torch.equal(again(X)["result"], twice(X))
+    pinned = asc.schedule(schedule.graph, MACHINE, policy=cut(), inputs={"bias": "cpu"})
+    assert "bias" in copied(pinned)
+    one = planned(asc.capture(layer, X), policy=cut())
+    assert len(copied(asc.schedule(one.graph, MACHINE, policy=cut(), inputs="cpu"))) == 3
+    again.close()
+    pinned.close()
 
 
 @settings(max_examples=max(8, settings().max_examples // 2))
