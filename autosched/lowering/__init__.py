@@ -57,6 +57,8 @@ def lower(
     constraint, for missing links, where memory does not suffice, and for a loop with ``nbytes``:
     frees make room within one run only.
     """
+    if in_flight < 1:
+        raise ScheduleError(f"in_flight= must be a number of runs, 1 or more, got {in_flight!r}")
     if in_flight > 1 and nbytes is not None:
         raise ScheduleError(
             f"memory is limited, and {in_flight} runs in flight share it; "

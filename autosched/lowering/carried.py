@@ -27,7 +27,7 @@ from autosched.program.bit_clocks import BitClocks
 from autosched.program.program import Copy, Instruction, Record, Run, Stream, Wait, occupied
 from autosched.program.residency import Buffer, Buffers, Step
 
-__all__ = ["carried_hazards", "insert_carried"]
+__all__ = ["insert_carried"]
 
 _Predecessors = Mapping[int, Sequence[int]]
 """By position, the positions in the run before that must have happened, the latest first."""
@@ -40,7 +40,7 @@ def insert_carried(
 
     ``homes`` are the devices of inputs and constants, by index. New events have new numbers.
     """
-    waits = _needed(instructions, carried_hazards(instructions, graph, homes))
+    waits = _needed(instructions, _hazards(instructions, graph, homes))
     events = _events(instructions)
     fresh = 1 + max((i.event for i in instructions if isinstance(i, Record)), default=-1)
     records: dict[int, int] = {}
@@ -57,7 +57,7 @@ def insert_carried(
     return result
 
 
-def carried_hazards(
+def _hazards(
     instructions: Sequence[Instruction], graph: Graph, homes: Mapping[int, str]
 ) -> _Predecessors:
     """Return what each run or copy must follow of the run before, on other streams.

@@ -85,6 +85,9 @@ def test_a_loop_is_the_program_of_one_run_without_its_end(
         if not (isinstance(i, Wait) and i.ago)
         and not (isinstance(i, Record) and i.event not in waited)
     ]
+    assert {i.event for i in loop if isinstance(i, Record)} == {
+        i.event for i in loop if isinstance(i, Wait)
+    }
     assert tuple(kept) == single.instructions[: len(kept)]
     assert all(isinstance(i, (Record, Wait, Free)) for i in single.instructions[len(kept) :])
     assert (loop.inputs, loop.outputs) == (single.inputs, single.outputs)

@@ -135,3 +135,5 @@ def test_a_loop_within_limited_memory_is_refused():
     made = asc.schedule(graph, asc.Machine.emulated(gpus=1))
     with pytest.raises(asc.ScheduleError, match="memory is limited, and 2 runs in flight share it"):
         lower(made.graph, made.machine, made.placement, nbytes=[8.0, 8.0], in_flight=2)
+    with pytest.raises(asc.ScheduleError, match="must be a number of runs, 1 or more, got 0"):
+        lower(made.graph, made.machine, made.placement, in_flight=0)
