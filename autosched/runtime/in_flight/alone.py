@@ -50,11 +50,6 @@ class Alone:
             partial(self._queue.put, partial(self._run, future, inputs, deadline, adopt)),
         )
 
-    def retire(self) -> None:
-        """End the thread after the runs that were started."""
-        if self.close.detach() is not None:
-            self._queue.put(None)
-
     def _run(
         self,
         future: RunFuture,

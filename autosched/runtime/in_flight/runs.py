@@ -126,7 +126,7 @@ class Runs:
         An interrupt can come after any call. So the lock is noted by the same call of C that takes
         it.
         """
-        if threading.get_ident() in self._threads:
+        if self._is_executing(threading.get_ident()):
             raise ScheduleError(
                 "a task calls the schedule that it is part of, and would wait for itself"
             )
@@ -160,7 +160,7 @@ class Runs:
                     self._alone = Alone(executor, self._under_way)
                 return self._alone
         if self._alone is not None:
-            self._alone.retire()
+            self._alone.close()
             self._alone = None
         if self._rotation is None:
             self._rotation = Rotation(executor, self._under_way)
@@ -168,25 +168,30 @@ class Runs:
             self._wait_until_fewer(1, deadline)
         return self._rotation
 
-    @property
-    def _threads(self) -> frozenset[int]:
-        """The identities of all threads that execute tasks."""
-        engines = [engine for engine in (self._alone, self._rotation) if engine is not None]
-        return self.executor.threads.union(*(engine.threads for engine in engines))
+    def _is_executing(self, thread: int) -> bool:
+        """Whether a thread executes a task of the schedule."""
+        executor = self.executor
+        if executor.is_run_by(thread) or thread in executor.threads:
+            return True
+        engines = (self._alone, self._rotation) if self._under_way else ()
+        return any(engine is not None and thread in engine.threads for engine in engines)
 
     def _finish(
         self, inputs: Mapping[str, Any], keep: Keep | None, autograd: bool, outputs: dict[str, Any]
     ) -> dict[str, Any]:
         """Return the outputs for the caller, when the run has ended, in any thread."""
-        if not autograd:
+        if autograd:
+            torch: Any = sys.modules["torch"]
+            before = torch.is_grad_enabled()
+            torch._C._set_grad_enabled(True)
+        try:
+            if autograd:
+                outputs = self._guarded(inputs, outputs)
             if keep is not None:
                 keep(outputs)
-            return outputs
-        torch = sys.modules["torch"]
-        with torch.enable_grad():
-            outputs = self._guarded(inputs, outputs)
-            if keep is not None:
-                keep(outputs)
+        finally:
+            if autograd:
+                torch._C._set_grad_enabled(before)
         return outputs
 
 

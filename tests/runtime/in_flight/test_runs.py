@@ -21,6 +21,7 @@ import torch
 
 import autosched as asc
 from autosched.errors import CancelledRunError
+from autosched.program.program import Free
 from autosched.runtime.backends.virtual import Virtual
 
 GENEROUS = 30  # seconds until a test that hangs fails
@@ -381,13 +382,15 @@ def test_close_aborts_runs_and_nothing_hangs(in_flight):
         schedule.submit(x=number(0))
 
 
-def test_a_task_that_submits_to_its_own_schedule_is_refused():
+@pytest.mark.parametrize("in_flight", [1, 3])
+@pytest.mark.parametrize("backend", ["host", "emulated"])
+def test_a_task_that_submits_to_its_own_schedule_is_refused(backend, in_flight):
     schedules = []
 
     def again(x):
         return schedules[0].submit(x=x) if x[0] else x + 0
 
-    with scheduled(two_stages(again, torch.neg)) as schedule:
+    with scheduled(two_stages(again, torch.neg), in_flight, backend) as schedule:
         schedules.append(schedule)
         schedule(x=number(0))
         with pytest.raises(asc.ScheduleError, match="would wait for itself"):
@@ -475,20 +478,26 @@ def test_ten_thousand_runs_take_no_more_memory():
 
 
 def test_leftover_memory_is_overwritten_when_a_run_has_ended():
-    """What a run has left is freed then; outputs, inputs and constants are kept."""
+    """The copy of h, which no instruction frees, is freed then; outputs, inputs and constants are kept."""
     seen = []
 
-    def remember(x):
-        seen.append(y := x + 1)
-        return y
+    def remember(h, c):
+        seen.append(h)
+        return h + c
 
     graph = asc.Graph()
     x, c = graph.input("x"), graph.constant(torch.ones(2), "c")
-    h = graph.add(remember, x, name="h", on="cuda:0")
-    graph.output(y=graph.add(torch.add, h, c, name="y", on="cuda:0"), same=x[:1])
+    h = graph.add(torch.neg, x, name="h", on="cuda:0")
+    y = graph.add(remember, h, c, name="y", on="cuda:1")
+    graph.output(y=y, same=x[:1], copied=graph.add(torch.clone, h, on="cuda:1"))
     with scheduled(graph) as schedule:
+        freed = [i for i in schedule.program if isinstance(i, Free) and i.stream.device == "cuda:1"]
+        assert not freed
         runs = [schedule.submit(x=number(i)) for i in range(3)]
         for i, run in enumerate(runs):
-            assert torch.equal(run.result()["y"], number(i) + 2)
-            assert run.result()["same"][0] == i
+            outputs = run.result()
+            assert torch.equal(outputs["y"], 1 - number(i))
+            assert torch.equal(outputs["copied"], -number(i))
+            assert outputs["same"][0] == i
         assert all(item.isnan().all() for item in seen[1:])
+        assert torch.equal(c.tensor, torch.ones(2))
