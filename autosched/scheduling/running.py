@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from autosched._lib.forks import forks, rlock
@@ -72,6 +72,16 @@ class Running:
         [2, 3]
         """
         return self._runs.submit(args, inputs, checked_timeout(timeout))
+
+    def submit_for(
+        self, inputs: dict[str, Any], finish: Callable[[Mapping[str, Any]], Any]
+    ) -> RunFuture:
+        """Start a run whose result is what ``finish`` returns for its outputs.
+
+        For functions that are called by schedules. ``finish`` is called in any thread, in the order
+        of the runs.
+        """
+        return self._runs.submit((), inputs, None, finish)
 
     def _call(self, args: Any, inputs: dict[str, Any], timeout: Any) -> dict[str, Any]:
         """Submit a run, and wait for it; abort it on an interrupt."""

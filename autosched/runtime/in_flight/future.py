@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +37,7 @@ class RunFuture(Future[Any]):
         self.drive: Callable[[], object] | None = (
             None  # executes the run, where nothing does so by itself
         )
-        self.hand_out: Callable[[Mapping[str, Any]], None] | None = None
+        self.hand_out: Callable[[], None] | None = None  # prepares the outputs for a thread
         self._finish: Callable[[dict[str, Any]], Any] | None = finish
         self._ended = _Flag()  # no thread works on it
         self._done = _Flag()  # it has a result
@@ -47,15 +47,15 @@ class RunFuture(Future[Any]):
     # ---- for callers
 
     def result(self, timeout: float | None = None) -> Any:
-        """Return the outputs by name; raise what the run raised.
+        """Return the result, of a schedule the outputs by name; raise what the run raised.
 
         Raises TimeoutError if the run does not end within ``timeout`` seconds; it goes on.
         """
         self._await(timeout)
-        outputs = super().result(0)
+        result = super().result(0)
         if self.hand_out is not None:
-            self.hand_out(outputs)
-        return outputs
+            self.hand_out()
+        return result
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return what the run raised, None if nothing. Raises TimeoutError as ``result`` does."""

@@ -65,12 +65,23 @@ class Runs:
         """Whether no submitted run is under way."""
         return not self._under_way
 
-    def submit(self, args: Sequence[Any], inputs: Inputs, timeout: float | None) -> RunFuture:
-        """Start a run, when there is room for it; return its future."""
-        deadline = None if timeout is None else time.perf_counter() + timeout
-        return self._in_turn(deadline, partial(self._submit, args, inputs, deadline))
+    def submit(
+        self,
+        args: Sequence[Any],
+        inputs: Inputs,
+        timeout: float | None,
+        finish: Keep | None = None,
+    ) -> RunFuture:
+        """Start a run, when there is room for it; return its future.
 
-    def _submit(self, args: Sequence[Any], inputs: Inputs, deadline: float | None) -> RunFuture:
+        Its result is what ``finish`` returns for the outputs, by default these.
+        """
+        deadline = None if timeout is None else time.perf_counter() + timeout
+        return self._in_turn(deadline, partial(self._submit, args, inputs, deadline, finish))
+
+    def _submit(
+        self, args: Sequence[Any], inputs: Inputs, deadline: float | None, finish: Keep | None
+    ) -> RunFuture:
         self._wait_until_fewer(self.in_flight, deadline)
         found, keep = self._complete(args, inputs)
         if keep is not None and self._under_way:
@@ -82,7 +93,8 @@ class Runs:
         if self._overlaps.with_earlier(found, self._under_way):
             self._wait_until_fewer(1, deadline)
         self._submitted += 1
-        future = RunFuture(self._submitted, partial(self._finish, found, keep, _autograd()))
+        then = partial(_kept, keep, finish)
+        future = RunFuture(self._submitted, partial(self._finish, found, then, _autograd()))
         engine.start(future, found, deadline)
         self._overlaps.note(future.number, found)
         return future
@@ -177,9 +189,9 @@ class Runs:
         return any(engine is not None and thread in engine.threads for engine in engines)
 
     def _finish(
-        self, inputs: Mapping[str, Any], keep: Keep | None, autograd: bool, outputs: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Return the outputs for the caller, when the run has ended, in any thread."""
+        self, inputs: Mapping[str, Any], then: Keep, autograd: bool, outputs: dict[str, Any]
+    ) -> Any:
+        """Return the result for the caller, when the run has ended, in any thread."""
         if autograd:
             torch: Any = sys.modules["torch"]
             before = torch.is_grad_enabled()
@@ -187,12 +199,17 @@ class Runs:
         try:
             if autograd:
                 outputs = self._guarded(inputs, outputs)
-            if keep is not None:
-                keep(outputs)
+            return then(outputs)
         finally:
             if autograd:
                 torch._C._set_grad_enabled(before)
-        return outputs
+
+
+def _kept(keep: Keep | None, finish: Keep | None, outputs: dict[str, Any]) -> Any:
+    """Put outputs where they belong, and return the result."""
+    if keep is not None:
+        keep(outputs)
+    return outputs if finish is None else finish(outputs)
 
 
 def _autograd() -> bool:
