@@ -22,7 +22,7 @@ from autosched._lib.forks import forks
 from autosched.errors import RunTimeoutError, ScheduleError
 from autosched.runtime.execute import Executor
 from autosched.runtime.in_flight.alone import Alone
-from autosched.runtime.in_flight.future import RunFuture, UnderWay
+from autosched.runtime.in_flight.future import RunFuture, UnderWay, Waiting
 from autosched.runtime.in_flight.overlaps import Overlaps
 from autosched.runtime.in_flight.rotation import Rotation
 
@@ -59,6 +59,7 @@ class Runs:
         self._alone: Alone | None = None
         self._rotation: Rotation | None = None
         self._closed = False
+        self._waiting = Waiting(executor.name, self._executing)
 
     @property
     def is_idle(self) -> bool:
@@ -94,7 +95,8 @@ class Runs:
             self._wait_until_fewer(1, deadline)
         self._submitted += 1
         then = partial(_kept, keep, finish)
-        future = RunFuture(self._submitted, partial(self._finish, found, then, _autograd()))
+        ending = partial(self._finish, found, then, _autograd())
+        future = RunFuture(self._submitted, ending, self._waiting)
         engine.start(future, found, deadline)
         self._overlaps.note(future.number, found)
         return future
@@ -185,8 +187,12 @@ class Runs:
         executor = self.executor
         if executor.is_run_by(thread) or thread in executor.threads:
             return True
-        engines = (self._alone, self._rotation) if self._under_way else ()
-        return any(engine is not None and thread in engine.threads for engine in engines)
+        return bool(self._under_way) and thread in self._executing()
+
+    def _executing(self) -> frozenset[int]:
+        """Return the identities of the threads that execute tasks."""
+        engines = [engine for engine in (self._alone, self._rotation) if engine is not None]
+        return self.executor.threads.union(*(engine.threads for engine in engines))
 
     def _finish(
         self, inputs: Mapping[str, Any], then: Keep, autograd: bool, outputs: dict[str, Any]

@@ -397,6 +397,42 @@ def test_a_task_that_submits_to_its_own_schedule_is_refused(backend, in_flight):
             schedule(x=number(1))
 
 
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_schedules_whose_tasks_wait_for_each_other_are_refused(in_flight):
+    """A task of one calls the other, whose task calls the one: both would wait for ever."""
+    schedules = []
+
+    def calling(other):
+        def call(x):
+            return schedules[other](x=x)["y"] if x[0] > 0 else x + 0
+
+        return call
+
+    with (
+        scheduled(two_stages(calling(1), torch.neg), in_flight) as one,
+        scheduled(two_stages(calling(0), torch.neg), in_flight) as two,
+    ):
+        schedules += [one, two]
+        one(x=number(0))
+        two(x=number(0))
+        with pytest.raises(asc.ScheduleError, match="each would wait for the other"):
+            one.submit(x=number(1)).result(GENEROUS)
+        assert one(x=number(-1))["y"][0] == 1
+
+
+def test_an_emulation_that_cannot_keep_up_says_so():
+    def slow(x):
+        time.sleep(0.01)
+        return x + 0
+
+    graph = two_stages(slow, torch.neg)
+    costs = asc.Costs(default_seconds=0.001, default_nbytes=0)
+    with asc.schedule(graph, GPUS, costs=costs, in_flight=2, backend="emulated") as schedule:
+        schedule(x=number(0))
+        with pytest.warns(RuntimeWarning, match="cannot keep up .*: the busiest stream in a run"):
+            [schedule(x=number(0)) for _ in range(4)]
+
+
 def test_an_interrupt_leaves_the_schedule_usable(interruptible):
     go = threading.Event()
     with scheduled(two_stages(stuck(go), torch.neg)) as schedule:
