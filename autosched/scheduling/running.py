@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from autosched._lib.forks import forks, rlock
+from autosched.errors import ScheduleError
 from autosched.graph.graph import Graph
 from autosched.program.program import Program
 from autosched.runtime.execute import Executor
@@ -131,6 +132,8 @@ class Running:
         if runs is None or runs.process != forks():
             executor = self._executor
             with LOCK:
+                if self._state.closed:
+                    raise ScheduleError("the schedule is closed; make a new one")
                 if self._state.runs is None or self._state.runs.process != forks():
                     self._state.runs = Runs(executor, self.graph.completed, self._guarded)
                 runs = self._state.runs

@@ -46,7 +46,7 @@ class Alone:
         """Start a run, for which there must be room."""
         adopt = _nothing if self._looping is None else self._looping.adopting()
         at_once(
-            partial(self.under_way.__setitem__, future.number, UnderWay(future)),
+            partial(self.under_way.__setitem__, future.number, UnderWay(future, inputs)),
             partial(self._queue.put, partial(self._run, future, inputs, deadline, adopt)),
         )
 

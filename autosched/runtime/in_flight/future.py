@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import Any
@@ -167,9 +167,10 @@ class Waiting:
 
 @dataclass(eq=False)
 class UnderWay:
-    """A run that has not ended."""
+    """A run that has not ended, with its inputs."""
 
     future: RunFuture
+    inputs: Mapping[str, Any]
 
     def stop(self) -> None:
         """Abort the run, if it can be aborted separately."""

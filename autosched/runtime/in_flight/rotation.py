@@ -89,7 +89,7 @@ class Rotation:
             self.position = 0
         slot = self.ring.slots[self.position % len(self.ring.slots)]
         slot.memory.fill(inputs)
-        started = Started(future, slot)
+        started = Started(future, inputs, slot)
         run = LoopRun(future.number, slot.tape, slot.locks, self.line, partial(self._left, started))
         started.run = run
         if not self.team.threads:
@@ -151,7 +151,9 @@ class Rotation:
                 future.hand_out = slot.handing_out(outputs)
         except BaseException as raised:
             error = raised
-        run.fault = None  # an error keeps alive everything that its frames hold
+        # The slot refers to the run until its next one; an error refers to frames.
+        started.inputs = {}
+        run.fault = None
         del self.under_way[future.number]
         future.end(result, error)
 

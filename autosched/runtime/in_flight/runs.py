@@ -91,14 +91,13 @@ class Runs:
         if found.keys() != self._names:
             self.executor.graph.bind(found)
         engine = self._engine(deadline)
-        if self._overlaps.with_earlier(found, self._under_way):
+        if self._overlaps.exist(found, [run.inputs for run in list(self._under_way.values())]):
             self._wait_until_fewer(1, deadline)
         self._submitted += 1
         then = partial(_kept, keep, finish)
         ending = partial(self._finish, found, then, _autograd())
         future = RunFuture(self._submitted, ending, self._waiting)
         engine.start(future, found, deadline)
-        self._overlaps.note(future.number, found)
         return future
 
     def wait(self, deadline: float | None = None) -> None:

@@ -298,6 +298,23 @@ def test_what_no_task_raises_arrives_unchanged():
         schedule(x=number(0))
 
 
+def test_a_run_that_has_ended_keeps_no_input_alive():
+    graph = asc.Graph()
+    w, x = graph.inputs("w", "x")
+    graph.add(torch.Tensor.add_, w, x, writes=[w], outputs=(), on="cuda:0")
+    with scheduled(graph) as schedule:
+        given = torch.zeros(2)
+        schedule(w=given, x=number(1))
+        x = number(1)
+        kept = weakref.ref(x)
+        run = schedule.submit(w=given, x=x)
+        schedule.wait()
+        del x
+        assert run.done()
+        assert kept() is None
+        assert torch.equal(given, number(2))
+
+
 def test_an_error_of_a_run_keeps_no_tensor_of_others_alive():
     with scheduled(two_stages(raising(3), torch.neg)) as schedule:
         schedule(x=number(0))
@@ -329,7 +346,7 @@ def test_a_run_that_is_late_says_where_it_is(in_flight):
     with scheduled(two_stages(torch.neg, lambda x: stuck(go)(-x)), in_flight) as schedule:
         schedule(x=number(0))
         with pytest.raises(asc.RunTimeoutError, match="runs task 'second'"):
-            schedule.submit(x=number(1), timeout=0.05).result()
+            schedule.submit(x=number(1), timeout=0.5).result()
         go.set()
         assert schedule(x=number(1), timeout=GENEROUS)["y"][0] == 1
         assert schedule.submit(x=number(1)).result(GENEROUS)["y"][0] == 1
@@ -380,6 +397,10 @@ def test_close_aborts_runs_and_nothing_hangs(in_flight):
     assert len(refused) == 1
     with pytest.raises(asc.ScheduleError, match="closed"):
         schedule.submit(x=number(0))
+    unused = scheduled(two_stages(torch.neg, torch.neg), in_flight)
+    unused.close()
+    with pytest.raises(asc.ScheduleError, match="closed"):
+        unused.submit(x=number(0))
 
 
 @pytest.mark.parametrize("in_flight", [1, 3])
