@@ -157,6 +157,7 @@ ACCESSES = (
     "tests/graph/test_regions.py::test_accesses_order_what_conflicts_directly_or_through_others"
 )
 LISTING = "tests/policies/test_listing.py"
+FLIGHT = "tests/runtime/in_flight"
 PLANS = f"{LISTING}::test_a_plan_keeps_to_what_data_and_streams_allow"
 FORGETFUL = f"{LISTING}::test_plans_that_forget_gaps_are_plans"
 ISSUED = "tests/simulation/test_issuing.py"
@@ -1058,6 +1059,49 @@ MUTANTS = (
         "self.module.earlier[event] if ago else events[event]",
         "events[event]",
         "tests/gpu/test_generated_loops.py::test_each_wait_for_the_run_before_is_needed",
+    ),
+    Mutant(
+        "a run does not wait for the run before, where other threads record",
+        "autosched/runtime/in_flight/slots.py",
+        "                if slot < self._waits[at].ago:\n",
+        "                if True:\n",
+        f"{FLIGHT}/test_serial.py::test_in_every_interleaving",
+    ),
+    Mutant(
+        "a run begins while another one uses the memory of its input by another name",
+        "autosched/runtime/in_flight/runs.py",
+        "        if self._overlaps.exist(",
+        "        if False and (",
+        f"{FLIGHT}/test_runs.py::test_memory_that_comes_under_another_name_is_waited_for",
+    ),
+    Mutant(
+        "runs go on with the state that one which failed has left",
+        "autosched/runtime/threads/loop_runs.py",
+        "        if self._carries and (",
+        "        if not self._carries and (",
+        f"{FLIGHT}/test_runs.py::test_runs_that_need_the_state_of_one_that_failed_are_cancelled",
+    ),
+    Mutant(
+        "what a run leaves is released before the devices have finished it",
+        "autosched/runtime/backends/accelerator.py",
+        "                last.synchronize()\n",
+        "                pass\n",
+        "tests/gpu/test_in_flight.py::test_runs_in_flight_equal_serial_runs_on_played_gpus",
+    ),
+    Mutant(
+        "a run does not wait for what the caller has issued",
+        "autosched/runtime/backends/accelerator.py",
+        "        return partial(self.streams[stream].wait_event, self.starts[self.streams[stream].device])\n",
+        "        return super().adopting()\n",
+        "tests/gpu/test_in_flight.py"
+        "::test_inputs_made_on_the_callers_stream_are_waited_for_and_may_be_dropped",
+    ),
+    Mutant(
+        "the memory that a run leaves is not overwritten",
+        "autosched/runtime/in_flight/slots.py",
+        "            self.memory.spoil(self._spoil)\n",
+        "            pass\n",
+        f"{FLIGHT}/test_runs.py::test_leftover_memory_is_overwritten_when_a_run_has_ended",
     ),
 )
 

@@ -111,7 +111,7 @@ class Captured(Graph):
     def completed(
         self, args: Sequence[Any], inputs: dict[str, Any]
     ) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], Any] | None]:
-        """Return the inputs of a run with present state, and ``finish``.
+        """Return the inputs of a run with present state, and ``finish`` if there is new state.
 
         Raises GraphError if modules or optimizers hold other tensors than during the capture.
         """
@@ -128,7 +128,12 @@ class Captured(Graph):
                 raise GraphError(f"{name!r} no longer exists, as it did {when}")
             if name in found and name not in inputs:
                 raise GraphError(f"{name!r} did not exist yet {when}")
-        return found, self.finish
+        return found, self.finish if self.keeps else None
+
+    @property
+    def keeps(self) -> bool:
+        """Whether a run leaves new state, or other flags, in modules and optimizers."""
+        return bool(self.made or self.gone or self.switched)
 
     def finish(self, outputs: Mapping[str, Any]) -> Any:
         """Put new state where it belongs, and return the function's result."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any, NamedTuple, cast, overload
 
 import torch
@@ -33,6 +34,8 @@ from autosched.fusion import fuse as fused
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.policies import Policy
+from autosched.runtime.in_flight.batches import results, unpacked
+from autosched.runtime.in_flight.future import RunFuture
 from autosched.scheduling.planning import schedule
 from autosched.scheduling.schedule import Schedule
 
@@ -143,6 +146,7 @@ class Compiled:
         self._hits = 0
         self._misses = 0
         self._unexpected = 0  # recaptures, except those that make settings of optimizers inputs
+        self._submitted: _Entry | None = None  # the last one
         self._lock = rlock()
         functools.update_wrapper(self, fn, updated=())
 
@@ -153,8 +157,51 @@ class Compiled:
         """
         check_not_capturing("a compiled function")
         with self._lock:
+            if not self._overlaps():
+                entry, inputs = self._find(args, kwargs)
+                return entry.graph.finish(entry.schedule(**inputs))
+            run = self.submit(*args, **kwargs)
+        return run.result()
+
+    def submit(self, /, *args: Any, **kwargs: Any) -> RunFuture:
+        """Start a call, and return the future of its result: see ``Schedule.submit``.
+
+        A call waits for those before it if it is captured again, if it uses another capture, and if
+        they leave new tensors in modules or optimizers: gradients, for example.
+        """
+        check_not_capturing("a compiled function")
+        with self._lock:
+            last = self._submitted
+            if last is not None and last.graph.keeps:
+                last.schedule.wait()
             entry, inputs = self._find(args, kwargs)
-            return entry.graph.finish(entry.schedule(**inputs))
+            if last is not None and last.schedule is not entry.schedule:
+                last.schedule.wait()
+            self._submitted = entry
+            return entry.schedule.submit_for(inputs, entry.graph.finish)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until all submitted calls have ended: see ``Schedule.wait``."""
+        if self._submitted is not None:
+            self._submitted.schedule.wait(timeout)
+
+    def map(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield the result of a call on each item of an iterable: see ``Schedule.map``.
+
+        Tuples and lists are the arguments of a call, mappings its keyword arguments, and other
+        items its only argument. The first item is fetched by the caller.
+        """
+        rest = iter(batches)
+        for first in rest:
+            args, kwargs = unpacked(first, None)
+            most = self.schedule(*args, **kwargs).program.in_flight
+            yield from results(self.submit, chain([first], rest), most)
+
+    def _overlaps(self) -> bool:
+        """Whether calls are submitted, so that those of several threads can overlap."""
+        given = self.options.get("in_flight")
+        wanted = given is not None or self.options.get("objective") == "period"
+        return self._submitted is not None or (wanted and given != 1)
 
     def schedule(self, /, *args: Any, **kwargs: Any) -> Schedule:
         """Return the schedule of calls like this one."""
@@ -190,6 +237,7 @@ class Compiled:
             number = known
             graph, made = self._cache.pop(number)[1:3]
         else:
+            self.wait()  # a capture reads state
             self._misses += 1
             number = self._misses
             self._explain(key, state)
@@ -276,6 +324,7 @@ class Compiled:
         with self._lock:
             while self._cache:
                 self._cache.popitem()[1].schedule.close()
+            self._submitted = None
 
     def __reduce__(self) -> Any:
         options = dict(self.options)

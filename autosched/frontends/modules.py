@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ import torch
 from autosched._lib.tree import flatten
 from autosched.frontends.capture_lock import is_capturing
 from autosched.frontends.reachability import Reach
+from autosched.runtime.in_flight.future import RunFuture
 from autosched.scheduling.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -76,6 +77,18 @@ class CompiledModule(torch.nn.Module):
     def schedule(self, /, *args: Any, **kwargs: Any) -> Schedule:
         """Return the schedule of calls like this one that autograd does not record."""
         return self._compiled.schedule(*args, **kwargs)
+
+    def submit(self, /, *args: Any, **kwargs: Any) -> RunFuture:
+        """Start a call that autograd does not record; return the future of its result."""
+        return self._compiled.submit(*args, **kwargs)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until all submitted calls have ended."""
+        self._compiled.wait(timeout)
+
+    def map(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield the result of a call on each item of an iterable: see ``Schedule.map``."""
+        return self._compiled.map(batches)
 
     def schedules(self) -> tuple[Schedule, ...]:
         """Return the schedules of forward and backward that are in use."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 
 from autosched import Schedule
 from autosched._lib.copying import clone
+from autosched._lib.fetching import fetched_ahead
 from autosched.parallel.batches import batch_inputs, key_of, rows_of
 from autosched.parallel.plans import Plans, move_model, move_state, torch_device
 from autosched.parallel.step_graph import StepGraph
@@ -25,6 +26,8 @@ from autosched.parallel.template import Template
 from autosched.parallel.training import Training
 
 __all__ = ["Planned", "Step"]
+
+_FETCHED = 2  # batches: that of the present step, and the next one
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,15 @@ class Step(Plans[Planned]):
             self.grad_norm = outputs.get("grad_norm")
             loss: torch.Tensor = outputs["loss"]
             return loss
+
+    def map(self, batches: Iterable[Sequence[Any]]) -> Iterator[torch.Tensor]:
+        """Train on each batch of an iterable, and yield the losses.
+
+        A thread fetches the next batch during a step. Steps do not overlap, because each begins
+        with the parameters that the one before it leaves.
+        """
+        for batch in fetched_ahead(batches, _FETCHED):
+            yield self(*batch)
 
     def schedule(self, *batch: Any) -> Schedule:
         """Return the schedule of calls like this one."""

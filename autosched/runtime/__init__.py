@@ -10,5 +10,6 @@ hang_report  the position of each thread when a run is late
 nesting      schedules that are called by tasks of other schedules
 threads/     threads that execute steps
 backends/    devices: CPU threads, accelerators, emulated machines
+in_flight/   several runs of a schedule that execute at the same time
 replay/      recording runs and replaying them, with CUDA graphs on a GPU
 """

@@ -29,7 +29,7 @@ from autosched.runtime.compiler import Compiler
 from autosched.runtime.hang_report import failed, report
 from autosched.runtime.inline import Inline
 from autosched.runtime.memory import Memory
-from autosched.runtime.nesting import Calls
+from autosched.runtime.nesting import CALLS
 from autosched.runtime.profile import Notes, Trace, is_traced
 from autosched.runtime.replay.cache import Recordings
 from autosched.runtime.replay.segments import segmented
@@ -40,7 +40,6 @@ from autosched.timeline.timeline import Timeline
 __all__ = ["Executor"]
 
 _serving: dict[int, Backend] = {}  # until closed; not noted on the backend, which may be any object
-_calls = Calls()
 _beginning = rlock()
 
 
@@ -179,7 +178,7 @@ class Executor:
         taken: list[bool] = []
         try:
             if self.close.alive:
-                _calls.enter(self)
+                CALLS.enter(self)
             taken.extend(map(self.busy.acquire, (True,), (patience,)))
             if not taken[0]:
                 raise RunTimeoutError(
@@ -201,7 +200,7 @@ class Executor:
             if True in taken:
                 self.caller = 0
                 self.busy.release()
-            _calls.leave(self)
+            CALLS.leave(self)
 
     def _run(
         self, inputs: Mapping[str, Any], deadline: float | None, notes: Notes | None

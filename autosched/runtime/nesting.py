@@ -15,7 +15,7 @@ from typing import Protocol
 from autosched._lib.forks import in_child
 from autosched.errors import ScheduleError
 
-__all__ = ["Called", "Calls"]
+__all__ = ["CALLS", "Called", "Calls"]
 
 
 class Called(Protocol):
@@ -98,3 +98,6 @@ class Calls:
                 yield stack[0]
             elif called in stack[:-1] and called.is_run_by(thread):
                 yield stack[stack.index(called) + 1]
+
+
+CALLS = Calls()

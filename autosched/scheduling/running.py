@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
 from autosched._lib.forks import forks, rlock
+from autosched.errors import ScheduleError
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.program.program import Program
@@ -91,6 +92,16 @@ class Running:
         """
         return self._runs.submit(args, inputs, checked_timeout(timeout))
 
+    def submit_for(
+        self, inputs: dict[str, Any], finish: Callable[[Mapping[str, Any]], Any]
+    ) -> RunFuture:
+        """Start a run whose result is what ``finish`` returns for its outputs.
+
+        For functions that are called by schedules. ``finish`` is called in any thread, in the order
+        of the runs.
+        """
+        return self._runs.submit((), inputs, None, finish)
+
     def _call(self, args: Any, inputs: dict[str, Any], timeout: Any) -> dict[str, Any]:
         """Submit a run, and wait for it; abort it on an interrupt."""
         run = self.submit(*args, timeout=timeout, **inputs)
@@ -139,6 +150,8 @@ class Running:
         if runs is None or runs.process != forks():
             executor = self._executor
             with LOCK:
+                if self._state.closed:
+                    raise ScheduleError("the schedule is closed; make a new one")
                 if self._state.runs is None or self._state.runs.process != forks():
                     kept = self._kept
                     parts = self.graph.completed, self._guarded, kept.inputs, kept.wrote

@@ -212,8 +212,9 @@ class Schedule(Periodic, Running):
     def run_serial(self, /, *args: Any, **inputs: Any) -> dict[str, Any]:
         """Run the tasks one by one, in insertion order, on their devices, as a reference.
 
-        Parameters and results are those of a call.
+        Parameters and results are those of a call. Waits for submitted runs.
         """
+        self.wait()
         inputs, keep = self.graph.completed(args, inputs)
         outputs = self._serial(inputs)
         if keep is not None:

@@ -78,10 +78,17 @@ ring, every 4 batches +\d+\.\d\d +{SECONDS} +\d\.\d+
     all losses fall from \d\.\d+: holds
 """
 
+SERVING = r"""
+1 in flight: \d+\.\d requests/s; answers equal the model's: True
+3 in flight: \d+\.\d requests/s; answers equal the model's: True
+    \d\.\d\d times as many
+"""
+
 
 @pytest.mark.parametrize(
     ("script", "lines", "pictures"),
     [
+        ("serve_two_devices", SERVING, []),
         pytest.param(
             "automatic_parallelism",
             LINES,

@@ -172,9 +172,13 @@ class Emulated(Host):
                 queues.leave(queueing, start + seconds)
             for stream in streams:
                 clock[stream] = end
-            self.pace.run(streams, seconds)
+            self._note(streams, seconds, end - start)
 
         return step
+
+    def _note(self, streams: Sequence[Stream], modelled: float, measured: float) -> None:
+        """Note the seconds that streams worked."""
+        self.pace.run(streams, modelled)
 
     def record(self, stream: Stream, event: int) -> Step | None:
         """Store the stream's clock."""
@@ -218,15 +222,26 @@ class _Slot(Emulated):
         self.contention = whole.contention
         self.mixing = whole.mixing
         self.mixes = whole.mixes
+        self.whole = whole
+        # By stream, the seconds that it worked in a run: modelled, and measured.
+        self.worked: dict[Stream, tuple[float, float]] = {}
 
     def begin(self, stopped: Callable[[], bool]) -> None:
         """Note the time."""
         self.begun = time.perf_counter()
         self.stopped = stopped
         self.events.clear()
+        self.worked = dict.fromkeys(self.clock, (0.0, 0.0))
 
     def join(self) -> None:
-        """Do nothing: all work has finished."""
+        """Warn if the busiest stream worked much longer than modelled, and before, too."""
+        if self.worked and not self.stopped():
+            self.whole.pace.judge("the busiest stream in a run", *max(self.worked.values()))
+
+    def _note(self, streams: Sequence[Stream], modelled: float, measured: float) -> None:
+        for stream in streams:
+            before = self.worked[stream]
+            self.worked[stream] = before[0] + modelled, before[1] + measured
 
 
 def _computes(stream: Stream) -> bool:

@@ -53,10 +53,12 @@ class Pace:
 
         Warn once if several runs in a row took much longer than modelled.
         """
-        if not self._begun:
-            return
-        self._begun = False
-        modelled = max(self._clock.values(), default=0.0)
+        if self._begun:
+            self._begun = False
+            self.judge("a run", max(self._clock.values(), default=0.0), measured)
+
+    def judge(self, what: str, modelled: float, measured: float) -> None:
+        """Note how long something took. Warn once if that was much too long several times."""
         if self._warned or modelled <= 0.0 or measured <= _LATE * modelled:
             self._late.clear()
             return
@@ -64,7 +66,7 @@ class Pace:
         if len(self._late) == _RUNS:
             self._warned = True
             message = (
-                "this CPU cannot keep up with the emulated machine: a run is predicted to take "
+                f"this CPU cannot keep up with the emulated machine: {what} is predicted to take "
                 f"{modelled * 1e3:.3g} ms and took {measured * 1e3:.3g} ms, so what is measured "
                 f"says little of the machine; with machine.slower({rounded_up(min(self._late))}), "
                 "or machine.slower('auto'), all ratios stay and it can (costs that are given as "

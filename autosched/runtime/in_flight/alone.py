@@ -46,14 +46,9 @@ class Alone:
         """Start a run, for which there must be room."""
         adopt = _nothing if self._looping is None else self._looping.adopting()
         at_once(
-            partial(self.under_way.__setitem__, future.number, UnderWay(future)),
+            partial(self.under_way.__setitem__, future.number, UnderWay(future, inputs)),
             partial(self._queue.put, partial(self._run, future, inputs, deadline, adopt)),
         )
-
-    def retire(self) -> None:
-        """End the thread after the runs that were started."""
-        if self.close.detach() is not None:
-            self._queue.put(None)
 
     def _run(
         self,

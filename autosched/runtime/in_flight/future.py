@@ -16,9 +16,10 @@ from typing import Any
 
 from autosched._lib.forks import forks
 from autosched.errors import ScheduleError
+from autosched.runtime.nesting import CALLS
 from autosched.runtime.threads.loop_runs import unlock
 
-__all__ = ["RunFuture", "UnderWay"]
+__all__ = ["RunFuture", "UnderWay", "Waiting"]
 
 _LOOK = 1.0  # seconds after which a waiting thread looks again
 
@@ -36,13 +37,14 @@ class RunFuture(Future[Any]):
         number: int,
         finish: Callable[[dict[str, Any]], Any],
         wrote: Callable[[], None] | None = None,
+        waiting: Waiting | None = None,
     ):
         super().__init__()
         self.number = number
-        self.drive: Callable[[], object] | None = (
-            None  # executes the run, where nothing does so by itself
-        )
-        self.hand_out: Callable[[Mapping[str, Any]], None] | None = None
+        self._waiting = waiting
+        # Executes the run, where nothing does so by itself.
+        self.drive: Callable[[], object] | None = None
+        self.hand_out: Callable[[], None] | None = None  # prepares the outputs for a thread
         self._finish: Callable[[dict[str, Any]], Any] | None = finish
         self._wrote = wrote
         self._ended = _Flag()  # no thread works on it
@@ -53,15 +55,15 @@ class RunFuture(Future[Any]):
     # ---- for callers
 
     def result(self, timeout: float | None = None) -> Any:
-        """Return the outputs by name; raise what the run raised.
+        """Return the result, of a schedule the outputs by name; raise what the run raised.
 
         Raises TimeoutError if the run does not end within ``timeout`` seconds; it goes on.
         """
         self._await(timeout)
-        outputs = super().result(0)
+        result = super().result(0)
         if self.hand_out is not None:
-            self.hand_out(outputs)
-        return outputs
+            self.hand_out()
+        return result
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return what the run raised, None if nothing. Raises TimeoutError as ``result`` does."""
@@ -88,6 +90,20 @@ class RunFuture(Future[Any]):
             raise TimeoutError(f"run {self.number} has not ended within {timeout} seconds")
 
     def _wait_for(self, flag: _Flag, deadline: float | None) -> bool:
+        """Wait for a flag. Raises ScheduleError if the run waits for this thread."""
+        waiting = self._waiting
+        if waiting is None or flag.is_set:
+            return self._block(flag, deadline)
+        me = threading.get_ident()
+        waiting.flags[me] = flag
+        try:
+            CALLS.enter(waiting)
+            return self._block(flag, deadline)
+        finally:
+            CALLS.leave(waiting)
+            waiting.flags.pop(me, None)
+
+    def _block(self, flag: _Flag, deadline: float | None) -> bool:
         drive = self.drive
         if drive is not None and not flag.is_set:
             drive()
@@ -139,11 +155,31 @@ class RunFuture(Future[Any]):
             wrote()
 
 
+class Waiting:
+    """Who waits for the runs of a schedule, and who executes them: see ``Called``."""
+
+    def __init__(self, name: str, executing: Callable[[], frozenset[int]]):
+        self.name = name
+        self.flags: dict[int, _Flag] = {}  # what each thread waits for
+        self._executing = executing
+
+    @property
+    def threads(self) -> frozenset[int]:
+        """The identities of the threads that execute runs."""
+        return self._executing()
+
+    def is_run_by(self, thread: int) -> bool:
+        """Whether a thread waits for a run."""
+        flag = self.flags.get(thread)
+        return flag is not None and not flag.is_set
+
+
 @dataclass(eq=False)
 class UnderWay:
-    """A run that has not ended."""
+    """A run that has not ended, with its inputs."""
 
     future: RunFuture
+    inputs: Mapping[str, Any]
 
     def stop(self) -> None:
         """Abort the run, if it can be aborted separately."""

@@ -7,7 +7,7 @@ another part of the same memory.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from autosched._lib.aliasing import Extent, extents, first_meeting
@@ -18,32 +18,23 @@ _Owned = tuple[bool, str]  # whether it is the earlier run's; the name of an inp
 
 
 class Overlaps:
-    """The inputs of the runs in flight. ``written`` are the inputs that tasks write.
+    """Overlaps of inputs of a program. ``written`` are the inputs that tasks write.
 
     >>> import torch
     >>> w, x = torch.zeros(4), torch.zeros(4)
     >>> overlaps = Overlaps({"w"})
-    >>> overlaps.note(1, {"w": w, "x": x})
-    >>> overlaps.with_earlier({"w": w, "x": torch.ones(4)}, {1})
+    >>> overlaps.exist({"w": w, "x": torch.ones(4)}, [{"w": w, "x": x}])
     False
-    >>> overlaps.with_earlier({"w": w[:2], "x": x}, {1}), overlaps.with_earlier({"w": x, "x": x}, {1})
-    (True, True)
+    >>> overlaps.exist({"w": w[:2], "x": x}, [{"w": w, "x": x}])
+    True
     """
 
     def __init__(self, written: Set[str]):
         self._written = written
-        self._earlier: dict[int, Mapping[str, Any]] = {}  # inputs, by the number of the run
 
-    def note(self, number: int, inputs: Mapping[str, Any]) -> None:
-        """Note the inputs of a run."""
-        if self._written:
-            self._earlier[number] = inputs
-
-    def with_earlier(self, inputs: Mapping[str, Any], under_way: Container[int]) -> bool:
-        """Whether inputs overlap with those of a run under way so that no program orders them."""
-        for number in [number for number in self._earlier if number not in under_way]:
-            del self._earlier[number]
-        return any(self._meet(other, inputs) for other in self._earlier.values())
+    def exist(self, inputs: Mapping[str, Any], earlier: Iterable[Mapping[str, Any]]) -> bool:
+        """Whether inputs overlap with those of earlier runs so that no program orders them."""
+        return bool(self._written) and any(self._meet(other, inputs) for other in earlier)
 
     def _meet(self, other: Mapping[str, Any], inputs: Mapping[str, Any]) -> bool:
         """Whether inputs overlap with those of an earlier run.

@@ -89,10 +89,9 @@ class Rotation:
             self.position = 0
         slot = self.ring.slots[self.position % len(self.ring.slots)]
         slot.memory.fill(inputs)
-        started = Started(future, slot)
+        started = Started(future, inputs, slot)
         run = LoopRun(future.number, slot.tape, slot.locks, self.line, partial(self._left, started))
         started.run = run
-        future.hand_out = slot.hand_out
         if not self.team.threads:
             future.drive = partial(self._drive, run)
         slot.backend.begin(lambda: run.stopped)
@@ -134,21 +133,27 @@ class Rotation:
         """Collect the outputs, release everything else, and set the future."""
         future = started.future
         slot = started.slot
+        outputs: dict[str, Any] = {}
         result: Any = None
         error: BaseException | None = None
         try:
             slot.backend.join()
             error = started.late or self._error(run, slot)
-            result = slot.memory.outputs() if error is None else None
+            if error is None:
+                outputs = slot.memory.outputs()
         except BaseException as raised:
             error = raised
         with contextlib.suppress(Exception):
             slot.clear(run.stopped)
         try:
-            result = future.finish(result) if error is None else None
+            if error is None:
+                result = future.finish(outputs)
+                future.hand_out = slot.handing_out(outputs)
         except BaseException as raised:
             error = raised
-        run.fault = None  # an error keeps alive everything that its frames hold
+        # The slot refers to the run until its next one; an error refers to frames.
+        started.inputs = {}
+        run.fault = None
         del self.under_way[future.number]
         future.end(result, error)
 

@@ -22,7 +22,7 @@ from autosched._lib.forks import forks
 from autosched.errors import RunTimeoutError, ScheduleError
 from autosched.runtime.execute import Executor
 from autosched.runtime.in_flight.alone import Alone
-from autosched.runtime.in_flight.future import RunFuture, UnderWay
+from autosched.runtime.in_flight.future import RunFuture, UnderWay, Waiting
 from autosched.runtime.in_flight.overlaps import Overlaps
 from autosched.runtime.in_flight.rotation import Rotation
 
@@ -69,18 +69,30 @@ class Runs:
         self._alone: Alone | None = None
         self._rotation: Rotation | None = None
         self._closed = False
+        self._waiting = Waiting(executor.name, self._executing)
 
     @property
     def is_idle(self) -> bool:
         """Whether no submitted run is under way."""
         return not self._under_way
 
-    def submit(self, args: Sequence[Any], inputs: Inputs, timeout: float | None) -> RunFuture:
-        """Start a run, when there is room for it; return its future."""
-        deadline = None if timeout is None else time.perf_counter() + timeout
-        return self._in_turn(deadline, partial(self._submit, args, inputs, deadline))
+    def submit(
+        self,
+        args: Sequence[Any],
+        inputs: Inputs,
+        timeout: float | None,
+        finish: Keep | None = None,
+    ) -> RunFuture:
+        """Start a run, when there is room for it; return its future.
 
-    def _submit(self, args: Sequence[Any], inputs: Inputs, deadline: float | None) -> RunFuture:
+        Its result is what ``finish`` returns for the outputs, by default these.
+        """
+        deadline = None if timeout is None else time.perf_counter() + timeout
+        return self._in_turn(deadline, partial(self._submit, args, inputs, deadline, finish))
+
+    def _submit(
+        self, args: Sequence[Any], inputs: Inputs, deadline: float | None, finish: Keep | None
+    ) -> RunFuture:
         self._wait_until_fewer(self.in_flight, deadline)
         found, keep = self._complete(args, inputs)
         if keep is not None and self._under_way:
@@ -89,13 +101,14 @@ class Runs:
         if found.keys() != self._names:
             self.executor.graph.bind(found)
         engine = self._engine(deadline)
-        if self._overlaps.with_earlier(found, self._under_way):
+        if self._overlaps.exist(found, [run.inputs for run in list(self._under_way.values())]):
             self._wait_until_fewer(1, deadline)
         self._submitted += 1
-        finish = partial(self._finish, found, keep, _autograd())
-        future = RunFuture(self._submitted, finish, partial(self._wrote, found))
+        then = partial(_kept, keep, finish)
+        ending = partial(self._finish, found, then, _autograd())
+        wrote = partial(self._wrote, found)
+        future = RunFuture(self._submitted, ending, wrote, self._waiting)
         engine.start(future, self._placed(found), deadline)
-        self._overlaps.note(future.number, found)
         return future
 
     def wait(self, deadline: float | None = None) -> None:
@@ -137,7 +150,7 @@ class Runs:
         An interrupt can come after any call. So the lock is noted by the same call of C that takes
         it.
         """
-        if threading.get_ident() in self._threads:
+        if self._is_executing(threading.get_ident()):
             raise ScheduleError(
                 "a task calls the schedule that it is part of, and would wait for itself"
             )
@@ -171,7 +184,7 @@ class Runs:
                     self._alone = Alone(executor, self._under_way)
                 return self._alone
         if self._alone is not None:
-            self._alone.retire()
+            self._alone.close()
             self._alone = None
         if self._rotation is None:
             self._rotation = Rotation(executor, self._under_way)
@@ -179,26 +192,40 @@ class Runs:
             self._wait_until_fewer(1, deadline)
         return self._rotation
 
-    @property
-    def _threads(self) -> frozenset[int]:
-        """The identities of all threads that execute tasks."""
+    def _is_executing(self, thread: int) -> bool:
+        """Whether a thread executes a task of the schedule."""
+        executor = self.executor
+        if executor.is_run_by(thread) or thread in executor.threads:
+            return True
+        return bool(self._under_way) and thread in self._executing()
+
+    def _executing(self) -> frozenset[int]:
+        """Return the identities of the threads that execute tasks."""
         engines = [engine for engine in (self._alone, self._rotation) if engine is not None]
         return self.executor.threads.union(*(engine.threads for engine in engines))
 
     def _finish(
-        self, inputs: Inputs, keep: Keep | None, autograd: bool, outputs: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Return the outputs for the caller, when the run has ended, in any thread."""
-        if not autograd:
-            if keep is not None:
-                keep(outputs)
-            return outputs
-        torch = sys.modules["torch"]
-        with torch.enable_grad():
-            outputs = self._guarded(inputs, outputs)
-            if keep is not None:
-                keep(outputs)
-        return outputs
+        self, inputs: Mapping[str, Any], then: Keep, autograd: bool, outputs: dict[str, Any]
+    ) -> Any:
+        """Return the result for the caller, when the run has ended, in any thread."""
+        if autograd:
+            torch: Any = sys.modules["torch"]
+            before = torch.is_grad_enabled()
+            torch._C._set_grad_enabled(True)
+        try:
+            if autograd:
+                outputs = self._guarded(inputs, outputs)
+            return then(outputs)
+        finally:
+            if autograd:
+                torch._C._set_grad_enabled(before)
+
+
+def _kept(keep: Keep | None, finish: Keep | None, outputs: dict[str, Any]) -> Any:
+    """Put outputs where they belong, and return the result."""
+    if keep is not None:
+        keep(outputs)
+    return outputs if finish is None else finish(outputs)
 
 
 def _autograd() -> bool:

@@ -82,10 +82,10 @@ class Slot:
         """Whether devices may work on when all steps of a run have been called."""
         return self._compiler.can.bracketed is not None
 
-    def hand_out(self, outputs: Mapping[str, Any]) -> None:
-        """Prepare outputs for the thread that asks for them."""
-        if self._compiler.can.hands_out is not None:
-            self._compiler.can.hands_out.hand_out(outputs)
+    def handing_out(self, outputs: Mapping[str, Any]) -> Callable[[], None] | None:
+        """Return what prepares outputs for the thread that asks for them, if that is needed."""
+        hands_out = self._compiler.can.hands_out
+        return None if hands_out is None else partial(hands_out.hand_out, outputs)
 
     @property
     def memory(self) -> Memory:

@@ -332,7 +332,9 @@ def ends(machine, other):
 def test_schedules_on_one_emulated_machine_share_its_streams():
     first, second = ends(TWO_GPUS, TWO_GPUS)
     assert second >= first + 0.02
-    first, second = ends(TWO_GPUS, asc.Machine.emulated(gpus=2))
+    first, second = ends(TWO_GPUS, asc.Machine.from_json(TWO_GPUS.to_json()))
+    assert second >= first + 0.02
+    first, second = ends(TWO_GPUS, asc.Machine.emulated(gpus=3))
     assert second < first + 0.02
 
 

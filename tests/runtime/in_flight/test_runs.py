@@ -21,6 +21,7 @@ import torch
 
 import autosched as asc
 from autosched.errors import CancelledRunError
+from autosched.program.program import Free
 from autosched.runtime.backends.virtual import Virtual
 
 GENEROUS = 30  # seconds until a test that hangs fails
@@ -297,6 +298,23 @@ def test_what_no_task_raises_arrives_unchanged():
         schedule(x=number(0))
 
 
+def test_a_run_that_has_ended_keeps_no_input_alive():
+    graph = asc.Graph()
+    w, x = graph.inputs("w", "x")
+    graph.add(torch.Tensor.add_, w, x, writes=[w], outputs=(), on="cuda:0")
+    with scheduled(graph) as schedule:
+        given = torch.zeros(2)
+        schedule(w=given, x=number(1))
+        x = number(1)
+        kept = weakref.ref(x)
+        run = schedule.submit(w=given, x=x)
+        schedule.wait()
+        del x
+        assert run.done()
+        assert kept() is None
+        assert torch.equal(given, number(2))
+
+
 def test_an_error_of_a_run_keeps_no_tensor_of_others_alive():
     with scheduled(two_stages(raising(3), torch.neg)) as schedule:
         schedule(x=number(0))
@@ -328,7 +346,7 @@ def test_a_run_that_is_late_says_where_it_is(in_flight):
     with scheduled(two_stages(torch.neg, lambda x: stuck(go)(-x)), in_flight) as schedule:
         schedule(x=number(0))
         with pytest.raises(asc.RunTimeoutError, match="runs task 'second'"):
-            schedule.submit(x=number(1), timeout=0.05).result()
+            schedule.submit(x=number(1), timeout=0.5).result()
         go.set()
         assert schedule(x=number(1), timeout=GENEROUS)["y"][0] == 1
         assert schedule.submit(x=number(1)).result(GENEROUS)["y"][0] == 1
@@ -379,19 +397,61 @@ def test_close_aborts_runs_and_nothing_hangs(in_flight):
     assert len(refused) == 1
     with pytest.raises(asc.ScheduleError, match="closed"):
         schedule.submit(x=number(0))
+    unused = scheduled(two_stages(torch.neg, torch.neg), in_flight)
+    unused.close()
+    with pytest.raises(asc.ScheduleError, match="closed"):
+        unused.submit(x=number(0))
 
 
-def test_a_task_that_submits_to_its_own_schedule_is_refused():
+@pytest.mark.parametrize("in_flight", [1, 3])
+@pytest.mark.parametrize("backend", ["host", "emulated"])
+def test_a_task_that_submits_to_its_own_schedule_is_refused(backend, in_flight):
     schedules = []
 
     def again(x):
         return schedules[0].submit(x=x) if x[0] else x + 0
 
-    with scheduled(two_stages(again, torch.neg)) as schedule:
+    with scheduled(two_stages(again, torch.neg), in_flight, backend) as schedule:
         schedules.append(schedule)
         schedule(x=number(0))
         with pytest.raises(asc.ScheduleError, match="would wait for itself"):
             schedule(x=number(1))
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_schedules_whose_tasks_wait_for_each_other_are_refused(in_flight):
+    """A task of one calls the other, whose task calls the one: both would wait for ever."""
+    schedules = []
+
+    def calling(other):
+        def call(x):
+            return schedules[other](x=x)["y"] if x[0] > 0 else x + 0
+
+        return call
+
+    with (
+        scheduled(two_stages(calling(1), torch.neg), in_flight) as one,
+        scheduled(two_stages(calling(0), torch.neg), in_flight) as two,
+    ):
+        schedules += [one, two]
+        one(x=number(0))
+        two(x=number(0))
+        with pytest.raises(asc.ScheduleError, match="each would wait for the other"):
+            one.submit(x=number(1)).result(GENEROUS)
+        assert one(x=number(-1))["y"][0] == 1
+
+
+def test_an_emulation_that_cannot_keep_up_says_so():
+    def slow(x):
+        time.sleep(0.01)
+        return x + 0
+
+    graph = two_stages(slow, torch.neg)
+    costs = asc.Costs(default_seconds=0.001, default_nbytes=0)
+    with asc.schedule(graph, GPUS, costs=costs, in_flight=2, backend="emulated") as schedule:
+        schedule(x=number(0))
+        with pytest.warns(RuntimeWarning, match="cannot keep up .*: the busiest stream in a run"):
+            [schedule(x=number(0)) for _ in range(4)]
 
 
 def test_an_interrupt_leaves_the_schedule_usable(interruptible):
@@ -475,20 +535,26 @@ def test_ten_thousand_runs_take_no_more_memory():
 
 
 def test_leftover_memory_is_overwritten_when_a_run_has_ended():
-    """What a run has left is freed then; outputs, inputs and constants are kept."""
+    """The copy of h, which no instruction frees, is freed then; outputs, inputs and constants are kept."""
     seen = []
 
-    def remember(x):
-        seen.append(y := x + 1)
-        return y
+    def remember(h, c):
+        seen.append(h)
+        return h + c
 
     graph = asc.Graph()
     x, c = graph.input("x"), graph.constant(torch.ones(2), "c")
-    h = graph.add(remember, x, name="h", on="cuda:0")
-    graph.output(y=graph.add(torch.add, h, c, name="y", on="cuda:0"), same=x[:1])
+    h = graph.add(torch.neg, x, name="h", on="cuda:0")
+    y = graph.add(remember, h, c, name="y", on="cuda:1")
+    graph.output(y=y, same=x[:1], copied=graph.add(torch.clone, h, on="cuda:1"))
     with scheduled(graph) as schedule:
+        freed = [i for i in schedule.program if isinstance(i, Free) and i.stream.device == "cuda:1"]
+        assert not freed
         runs = [schedule.submit(x=number(i)) for i in range(3)]
         for i, run in enumerate(runs):
-            assert torch.equal(run.result()["y"], number(i) + 2)
-            assert run.result()["same"][0] == i
+            outputs = run.result()
+            assert torch.equal(outputs["y"], 1 - number(i))
+            assert torch.equal(outputs["copied"], -number(i))
+            assert outputs["same"][0] == i
         assert all(item.isnan().all() for item in seen[1:])
+        assert torch.equal(c.tensor, torch.ones(2))

@@ -1,0 +1,79 @@
+"""Fetch the items of an iterable ahead, in a thread."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from queue import SimpleQueue
+from typing import Any, NamedTuple, TypeVar
+
+__all__ = ["fetched_ahead"]
+
+_PATIENCE = 1.0  # seconds that a consumer who stops waits for the thread
+
+T = TypeVar("T")
+
+
+class _End(NamedTuple):
+    """The end of the iterable, and the error that ended it, if any."""
+
+    error: BaseException | None
+
+
+def fetched_ahead(items: Iterable[T], most: int) -> Iterator[T]:
+    """Yield the items of an iterable in order; a thread fetches up to ``most`` ahead.
+
+    The item that was yielded last counts among them until the next one is asked for. What the
+    iterable raises is raised after the items before it. When the consumer stops, the thread ends
+    after the item that it is fetching.
+
+    >>> list(fetched_ahead(range(3), 2))
+    [0, 1, 2]
+    """
+    room: SimpleQueue[bool] = SimpleQueue()  # False: stop
+    found: SimpleQueue[T | _End] = SimpleQueue()
+    for _ in range(most):
+        room.put(True)
+    parts = items, room, found, _autograd()
+    thread = threading.Thread(
+        target=_fetch, args=parts, name="autosched fetching ahead", daemon=True
+    )
+    thread.start()
+    try:
+        while not isinstance(item := found.get(), _End):
+            yield item
+            del item  # the consumer decides how long it lives
+            room.put(True)
+        if item.error is not None:
+            raise item.error
+    finally:
+        room.put(False)
+        thread.join(_PATIENCE)
+
+
+def _fetch(
+    items: Iterable[Any],
+    room: SimpleQueue[bool],
+    found: SimpleQueue[Any],
+    autograd: bool | None,
+) -> None:
+    error: BaseException | None = None
+    try:
+        if autograd is not None:
+            sys.modules["torch"].set_grad_enabled(autograd)
+        source = iter(items)
+        while room.get():
+            try:
+                found.put(next(source))
+            except StopIteration:
+                break
+    except BaseException as raised:
+        error = raised
+    found.put(_End(error))
+
+
+def _autograd() -> bool | None:
+    """Whether autograd is enabled here; None without torch."""
+    torch: Any = sys.modules.get("torch")
+    return None if torch is None else bool(torch.is_grad_enabled())
