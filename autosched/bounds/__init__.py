@@ -87,6 +87,8 @@ def _is_whole(problem: Problem, machine: Machine) -> bool:
     seconds = problem.tables.seconds
     known = seconds[np.isfinite(seconds)]
     copied = product(set(problem.lists.nbytes), machine.links, (False, True))
+    if machine.network is not None:
+        return False
     return np.array_equal(known, np.floor(known)) and all(
         link.seconds(nbytes, pageable).is_integer() for nbytes, link, pageable in copied
     )

@@ -38,10 +38,12 @@ def on_ranks(draw: st.DrawFn, most_ranks: int = 5) -> tuple[asc.Graph, Machine]:
     return draw(graphs(machine.names, most=10)), machine
 
 
-def scheduled(graph: asc.Graph, machine: Machine, policy: str = "round_robin") -> asc.Schedule:
+def scheduled(
+    graph: asc.Graph, machine: Machine, policy: str = "round_robin", costs: asc.Costs = COSTS
+) -> asc.Schedule:
     """A schedule, unless constraints put tasks that share state on two ranks."""
     try:
-        return asc.schedule(graph, machine, policy=policy, costs=COSTS)
+        return asc.schedule(graph, machine, policy=policy, costs=costs)
     except asc.ScheduleError as error:
         assume("one rank" not in str(error))
         raise
@@ -188,6 +190,32 @@ def hangs(parts: Sequence[Program], graph: asc.Graph, mode, seed: int) -> bool:
     except (KeyError, AssertionError):  # a race: it got further than where it may hang
         return law(parts, mode == "rendezvous") == "alive"
     return False
+
+
+@SELDOM
+@given(drawn=on_ranks())
+def test_one_process_can_play_all_ranks(drawn: tuple[asc.Graph, Machine]) -> None:
+    graph, machine = drawn
+    scheduled(graph, machine)
+    expected = outcome(graph, lambda inputs: graph.run_serial(**inputs))
+    for backend in ("host", "virtual"):
+        with asc.schedule(
+            graph, machine, policy="round_robin", costs=COSTS, backend=backend
+        ) as schedule:
+            found = outcome(graph, lambda inputs, made=schedule: made(**inputs))
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+# ---- bounds
+
+
+@given(policy=policies, drawn=on_ranks(3), nbytes=st.sampled_from([100, 1e5]))
+def test_no_schedule_is_shorter_than_its_lower_bound(
+    policy: str, drawn: tuple[asc.Graph, Machine], nbytes: float
+) -> None:
+    graph, machine = drawn
+    made = scheduled(graph, machine, policy, asc.Costs(default_seconds=1e-5, default_nbytes=nbytes))
+    assert made.lower_bound <= made.makespan * (1 + 1e-9)
 
 
 # ---- clocks

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 import autosched as asc
+from autosched._lib.jit import Mode
 from autosched.machine.machine import Machine
 from autosched.program.program import Program
+from autosched.verification.functional import proves
 from tests.clusters import parts_of
 from tests.verification.test_verify import changed
 
@@ -150,3 +152,39 @@ def test_ranks_that_wait_for_each_other_are_refused():
 def test_parts_that_do_not_fit_are_refused(line, message):
     with pytest.raises(asc.ProgramError, match=message):
         asc.verify(crossed(line), chain())
+
+
+TWO_SENDS = """
+    rank 0 has cpu:0
+    rank 1 has cpu:1
+    input x on cpu:0
+    cpu:0/s  run h
+    cpu:0/s  record e0
+    cpu:0/t  wait e0
+    cpu:0/t  copy h -> cpu:1/in
+    cpu:0/t  record e1
+    cpu:0/s  copy x -> cpu:1/in
+    cpu:0/s  wait e1
+    cpu:0/s  free h
+    cpu:1/in  record e2
+    cpu:1/c  wait e2
+    cpu:1/c  run y
+    cpu:1/c  record e3
+    cpu:1/in  wait e3
+    cpu:1/in  free h
+    cpu:1/in  free x
+    output y on cpu:1
+"""
+
+
+def test_a_sender_learns_nothing_of_its_receiver():
+    """So the end of the second send does not say that the first has ended, in either proof."""
+    graph = asc.Graph("two sends")
+    x = graph.input("x")
+    graph.output(graph.add(fn, graph.add(fn, x, name="h"), x, name="y"))
+    asc.verify(changed(TWO_SENDS), graph)
+    assert proves(changed(TWO_SENDS), graph, None, Mode(False))
+    hasty = changed(TWO_SENDS, ("cpu:0/s wait e1\n", ""))
+    with pytest.raises(asc.ProgramError, match="'h' on cpu:0 is freed while the copy of 'h'"):
+        asc.verify(hasty, graph)
+    assert not proves(hasty, graph, None, Mode(False))
