@@ -21,6 +21,7 @@ __all__ = [
     "MachineError",
     "MemoryLimitError",
     "ProgramError",
+    "RankError",
     "RunTimeoutError",
     "ScheduleError",
     "StorageError",
@@ -78,6 +79,10 @@ class MemoryLimitError(ScheduleError):
 
 class ProgramError(AutoschedError, ValueError):
     """A program breaks a law of ``verify``: it would race, hang, or read what is not present."""
+
+
+class RankError(AutoschedError, ConnectionError):
+    """Another rank failed, has gone, or is missing; the message says which."""
 
 
 class HazardError(AutoschedError, RuntimeError):

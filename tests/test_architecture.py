@@ -99,9 +99,10 @@ MAY_IMPORT["autosched"] = sorted(set(MAY_IMPORT) - {"autosched", "cli", "demo", 
 MAY_IMPORT_TORCH = {
     *["cli", "demo", "frontends", "fusion", "measurement", "parallel", "testing"],
     *["_lib.fake_tensors", "costs.estimate", "graph.gradients"],
-    *["runtime.backends", "runtime.profile", "runtime.replay"],
+    *["runtime.backends", "runtime.profile", "runtime.ranks", "runtime.replay"],
     "machine.machine",  # Machine.local, inside the function
     "graph.files",  # to read a file, inside functions
+    "machine.cluster",  # inside functions
 }
 
 MOST_LINES = 500

@@ -1,5 +1,6 @@
 """Describe machines: devices and links, as plain data.
 
+cluster  joining the processes that torchrun started
 device   Device and Link
 network  Network, between the devices of different ranks
 readers  the parts of a machine from JSON

@@ -139,6 +139,24 @@ class Machine:
         return made if storage is None else made.with_storage(storage)
 
     @classmethod
+    def cluster(
+        cls, *, cpu_streams: int = 1, network: str | Network | None = None, timeout: float = 60.0
+    ) -> Machine:
+        """Join the processes that torchrun started; return the machine of their CPUs.
+
+        All processes call it, and get the same machine. It uses torch.distributed, and initialises
+        it with gloo if the program has not. The CPU of rank 1 is ``cpu:1``; ``machine.rank`` is the
+        rank of this process, and ``machine.here`` has the names of its devices. ``network`` joins
+        the CPUs; the default is that of loopback on one host, and else 10 Gbit/s. Ranks have
+        ``timeout`` seconds to come. Raises MachineError without other processes, and where versions
+        differ; RankError for missing ranks.
+        """
+        from autosched.machine.cluster import cluster
+
+        between = None if network is None else named_network(network)
+        return cluster(between, timeout, cls.local(0, cpu_streams))
+
+    @classmethod
     def emulated(
         cls,
         gpus: int = 2,
@@ -292,6 +310,21 @@ class Machine:
     def hosts(self) -> dict[str, str]:
         """The host of each device, or else its rank, if the machine spans several ranks."""
         return {d.name: d.host or f"rank {d.rank}" for d in self.devices if d.rank is not None}
+
+    @property
+    def rank(self) -> int | None:
+        """The rank of this process, on a machine of ``Machine.cluster``; else None."""
+        if not self.ranks or self.imagined:
+            return None
+        from autosched.machine.cluster import joined
+
+        return joined().rank
+
+    @property
+    def here(self) -> tuple[str, ...]:
+        """The names of the devices of this process: all of them, if there are no ranks."""
+        rank = self.rank
+        return tuple(name for name in self.names if rank is None or self.ranks[name] == rank)
 
     def link(self, source: str, destination: str) -> Link | None:
         """Return the link between two devices, or None."""

@@ -11,5 +11,6 @@ nesting      schedules that are called by tasks of other schedules
 threads/     threads that execute steps
 backends/    devices: CPU threads, accelerators, emulated machines
 in_flight/   several runs of a schedule that execute at the same time
+ranks/       copies between processes, and failures of them
 replay/      recording runs and replaying them, with CUDA graphs on a GPU
 """

@@ -1,0 +1,152 @@
+"""Let several processes agree on a text, through a store of torch.distributed.
+
+Each process gives a text, the first one makes an answer from all of them, and all return it. If the
+first one raises an error of autosched, all raise it. What comes from the store is text and JSON; it
+is never unpickled.
+
+A process that waits asks the store again and again. So Control-C ends it at once, and so does news
+of a process that has gone.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from autosched import errors
+from autosched.errors import AutoschedError, RankError, listed
+
+__all__ = ["Meeting", "common_token"]
+
+_SHORTEST = 1e-4  # seconds between two questions to the store; doubled up to the longest
+_LONGEST = 1e-2
+
+
+class Meeting:
+    """The agreements of ``size`` processes, which all make the same ones in the same order.
+
+    ``store`` has ``get``, ``set``, ``check`` and ``delete_key``. ``alive`` is called while this
+    process waits, and may raise. ``timeout`` is in seconds.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: float,
+        alive: Callable[[], None] = lambda: None,
+    ):
+        self.store = store
+        self.rank = rank
+        self.size = size
+        self.timeout = timeout
+        self.alive = alive
+        self.count = 0  # agreements so far
+
+    def agree(self, name: str, mine: str, decide: Callable[[Sequence[str]], str]) -> str:
+        """Return what rank 0's ``decide`` makes of the texts of all ranks, in order.
+
+        Raises what ``decide`` raises there, and RankError if ranks are missing, or make another
+        agreement than ``name``.
+        """
+        keys = [f"{self.count}/{rank}" for rank in range(self.size)]
+        answer = f"{self.count}/answer"
+        self.store.set(keys[self.rank], json.dumps([name, mine]))
+        if self.rank == 0:
+            self.store.set(answer, json.dumps(self._decided(name, keys, decide)))
+            self._forget(self.count - 1)
+        else:
+            self.wait([answer], 2 * self.timeout, lambda _: "rank 0 did not answer")
+        self.count += 1
+        kind, text = json.loads(self.store.get(answer))
+        if kind:
+            raise _error(kind, text)
+        return str(text)
+
+    def _decided(
+        self, name: str, keys: Sequence[str], decide: Callable[[Sequence[str]], str]
+    ) -> tuple[str, str]:
+        """Return the name of an error and its message, or the empty string and the answer."""
+        try:
+            self.wait(keys, self.timeout, _missing)
+            named = [json.loads(self.store.get(key)) for key in keys]
+            for rank, (other, _) in enumerate(named):
+                if other != name:
+                    what = f"rank {rank} calls {other} where rank 0 calls {name}"
+                    raise RankError(f"{what}; all ranks must make the same calls, in one order")
+            return "", decide([text for _, text in named])
+        except AutoschedError as error:
+            return type(error).__name__, str(error)
+
+    def _forget(self, count: int) -> None:
+        """Delete an agreement that all ranks have read, since they have come to the next."""
+        for key in [*(f"{count}/{rank}" for rank in range(self.size)), f"{count}/answer"]:
+            self.store.delete_key(key)
+
+    def wait(
+        self, keys: Sequence[str], timeout: float, late: Callable[[Sequence[str]], str]
+    ) -> None:
+        """Wait until all keys are in the store.
+
+        Raises RankError with the message of ``late``, which gets the keys that are missing.
+        """
+        deadline = time.monotonic() + timeout
+        pause = _SHORTEST
+        while not self._has(keys):
+            self.alive()
+            if time.monotonic() > deadline:
+                missing = [key for key in keys if not self.store.check([key])]
+                raise RankError(f"{late(missing)} within {timeout:g} s")
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST)
+
+    def _has(self, keys: Sequence[str]) -> bool:
+        try:
+            return bool(self.store.check(list(keys)))
+        except RuntimeError as error:
+            self.alive()  # which may know why
+            raise RankError(f"the process with the store of the ranks has gone: {error}") from error
+
+
+def common_token(store: Any, rank: int, size: int, timeout: float) -> str:
+    """Return a token that these processes share, and that no earlier ones had.
+
+    A store may still hold what processes wrote that have been restarted since. So each process
+    writes a number that nobody else has, and rank 0 answers it.
+    """
+    meeting = Meeting(store, rank, size, timeout)
+    mine = uuid.uuid4().hex
+    store.set(f"hello/{rank}", mine)
+    if rank:
+        meeting.wait([f"token/{mine}"], 2 * timeout, lambda _: "rank 0 did not answer")
+        token = store.get(f"token/{mine}").decode()
+        store.set(f"here/{token}/{rank}", "")
+        return str(token)
+    token = uuid.uuid4().hex
+    store.set(f"here/{token}/0", "")
+    meeting.alive = lambda: _answer(store, size, token)
+    meeting.wait([f"here/{token}/{other}" for other in range(size)], timeout, _missing)
+    return token
+
+
+def _answer(store: Any, size: int, token: str) -> None:
+    """Answer the number that each process has written last."""
+    for rank in range(1, size):
+        if store.check([f"hello/{rank}"]):
+            store.set(f"token/{store.get(f'hello/{rank}').decode()}", token)
+
+
+def _missing(keys: Sequence[str]) -> str:
+    ranks = listed([key.rpartition("/")[2] for key in keys]).replace("'", "")
+    return f"rank {ranks} did not come" if len(keys) == 1 else f"ranks {ranks} did not come"
+
+
+def _error(kind: str, text: str) -> AutoschedError:
+    """Return the error of autosched with this name."""
+    found = getattr(errors, kind, AutoschedError)
+    is_ours = isinstance(found, type) and issubclass(found, AutoschedError)
+    return found(text) if is_ours else AutoschedError(text)

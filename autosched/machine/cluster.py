@@ -1,0 +1,186 @@
+"""Join the processes that torchrun started, and gather their devices.
+
+Each process, a *rank*, keeps one object for the ranks that it joined. It has the store through which
+they agree. Tensors travel elsewhere.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+from autosched._lib.forks import in_child
+from autosched._lib.meeting import Meeting, common_token
+from autosched.errors import MachineError, RankError
+from autosched.machine.machine import Device, Link, Machine, Network
+
+__all__ = ["Joined", "cluster", "join", "joined", "leave"]
+
+_HOW = (
+    "start the program by torchrun --nproc-per-node=2 ..., or call "
+    "torch.distributed.init_process_group first"
+)
+# Of gloo between two processes on one host, over loopback.
+_LOOPBACK = Network(6e9, latency=25e-6)
+_NETWORK = Network(1e9, latency=5e-5)  # 10 Gbit/s
+
+
+@dataclass(eq=False)
+class Joined:
+    """The place of this process among its ranks. ``store`` is theirs alone."""
+
+    rank: int
+    size: int
+    store: Any
+    meeting: Meeting
+    hosts: tuple[str, ...] = ()
+
+
+_current: list[Joined] = []
+
+
+def joined() -> Joined:
+    """Return what this process joined last. Raises MachineError if it joined nothing."""
+    if not _current:
+        raise MachineError("this process has joined no others; call Machine.cluster()")
+    return _current[-1]
+
+
+def leave() -> None:
+    """Forget what this process joined."""
+    _current.clear()
+
+
+in_child(leave)  # the store is the parent's
+
+
+def cluster(network: Network | None, timeout: float, local: Machine) -> Machine:
+    """Return the machine of all ranks. Collective: each rank calls it with its own machine."""
+    if not _current:
+        _join_by_torch(timeout)
+    meeting = joined().meeting
+    mine = {"versions": _versions(), "host": socket.gethostname(), "machine": local.to_json()}
+    text = meeting.agree(
+        "Machine.cluster()", json.dumps(mine), lambda texts: _gathered(texts, network)
+    )
+    machine = Machine.from_json(text)
+    hosts = {device.rank: device.host or "" for device in machine.devices}
+    joined().hosts = tuple(hosts[rank] for rank in range(joined().size))
+    return machine
+
+
+def join(store: Any, rank: int, size: int, timeout: float) -> Joined:
+    """Join the ranks that share a store of torch.distributed."""
+    dist = _torch()
+    own = dist.PrefixStore("autosched", store)
+    own = dist.PrefixStore(common_token(own, rank, size, timeout), own)
+    _current.append(Joined(rank, size, own, Meeting(own, rank, size, timeout)))
+    return joined()
+
+
+def _join_by_torch(timeout: float) -> None:
+    """Join the ranks of torch.distributed, which is initialised if it is not."""
+    dist = _torch()
+    if dist.is_initialized():
+        # The public functions of torch make no store from an initialised group.
+        store = dist.distributed_c10d._get_default_store()
+        join(store, dist.get_rank(), dist.get_world_size(), timeout)
+        return
+    rank, size = _environment()
+    try:
+        store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
+        found = join(store, rank, size, timeout)
+    except RuntimeError as error:  # of torch
+        if isinstance(error, MachineError):
+            raise
+        raise RankError(f"the ranks did not meet: {error}") from error
+    # Restarted processes find what earlier ones wrote to a store of torchrun's, so ours is new.
+    dist.init_process_group("gloo", store=found.store, rank=rank, world_size=size)
+    atexit.register(_destroy)
+
+
+def _torch() -> Any:
+    import torch.distributed
+
+    return torch.distributed  # some of whose functions have no types
+
+
+def _destroy() -> None:
+    dist = _torch()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _environment() -> tuple[int, int]:
+    """Return rank and number of ranks as torchrun gives them."""
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    if missing := [name for name in names if name not in os.environ]:
+        what = f"Machine.cluster() needs other processes, and {missing[0]} is not set"
+        raise MachineError(f"{what}; {_HOW}")
+    rank, size = (os.environ[name] for name in names[:2])
+    if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
+        raise MachineError(f"rank must be below the number of ranks, got {rank} and {size}; {_HOW}")
+    return int(rank), int(size)
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions that must be the same everywhere."""
+    import torch
+
+    own = sys.modules["autosched"]
+    return {"autosched": str(own.__version__), "torch": str(torch.__version__)}
+
+
+def _gathered(texts: Sequence[str], network: Network | None) -> str:
+    """Return the JSON of the machine of all ranks.
+
+    Raises MachineError where their versions differ.
+    """
+    ranks = [json.loads(text) for text in texts]
+    for rank, other in enumerate(ranks):
+        for name, version in ranks[0]["versions"].items():
+            if other["versions"].get(name) != version:
+                found = other["versions"].get(name)
+                raise MachineError(f"rank {rank} has {name} {found}, and rank 0 has {version}")
+    hosts = [other["host"] for other in ranks]
+    machines = [Machine.from_json(other["machine"]) for other in ranks]
+    if network is None:
+        network = _LOOPBACK if len({*hosts}) == 1 else _NETWORK
+    return joint(machines, hosts, network).to_json()
+
+
+def joint(machines: Sequence[Machine], hosts: Sequence[str], network: Network) -> Machine:
+    """Return one machine with the devices of several; names are numbered over all.
+
+    >>> both = joint([Machine.emulated(gpus=1)] * 2, ["a", "b"], Network(1e9))
+    >>> both.names, both.device("cuda:1").physical
+    (('cpu:0', 'cuda:0', 'cpu:1', 'cuda:1'), 'cuda:0')
+    """
+    devices: list[Device] = []
+    links: list[Link] = []
+    counts: dict[str, int] = {}
+    for rank, (machine, host) in enumerate(zip(machines, hosts, strict=True)):
+        names = dict(_renamed(machine.devices, counts))
+        for device in machine.devices:
+            physical = None if device.kind == "cpu" else device.physical or device.name
+            changed = replace(device, name=names[device.name], physical=physical)
+            devices.append(replace(changed, rank=rank, host=host))
+        for link in machine.links:
+            ends = names[link.source], names[link.destination]
+            links.append(replace(link, source=ends[0], destination=ends[1]))
+    return Machine(devices, links, contention=machines[0].contention, network=network)
+
+
+def _renamed(devices: Iterable[Device], counts: dict[str, int]) -> Iterable[tuple[str, str]]:
+    """Yield the names of devices with their names among all ranks; ``counts`` is kept."""
+    for device in devices:
+        number = counts.get(device.kind, 0)
+        counts[device.kind] = number + 1
+        yield device.name, f"{device.kind}:{number}"

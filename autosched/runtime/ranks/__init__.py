@@ -1,0 +1,9 @@
+"""Execution over several ranks: processes that torch.distributed joins.
+
+wire       sends and receives of rows of bytes, over gloo
+messages   values as rows of bytes, and headers that describe them
+session    what the ranks tell each other of failures
+watch      learning that another rank has gone
+exchange   copies between ranks as works that events stand for
+backend    the backend of a rank, on CPUs and on accelerators
+"""

@@ -1,0 +1,212 @@
+"""Values as rows of bytes, and headers that describe them.
+
+A value is a tensor, or a tree of tensors and plain data. Its header is JSON: shapes, strides and
+dtypes of tensors, and plain data themselves. With the header, a receiver makes rows of the right
+size and from these the value: with the strides of the original, and at its alignment, because
+results differ in the last bits otherwise. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from autosched._lib.aliasing import overlaps_itself
+from autosched._lib.copying import ALIGNMENT, span
+from autosched._lib.tree import flatten
+from autosched.errors import ScheduleError, shown
+
+__all__ = ["Header", "Landing", "described", "header_of", "is_fixed", "rows", "signature", "sizes"]
+
+Header = Any  # of JSON: a list that begins with the kind
+_PLAIN = (str, int, float, bool, type(None))
+
+
+def header_of(value: Any) -> Header:
+    """Return the header of a value. Raises ScheduleError for what cannot be sent."""
+    if isinstance(value, torch.Tensor):
+        return ["tensor", *_facts(value)]
+    if type(value) in (list, tuple):
+        return [type(value).__name__, [header_of(item) for item in value]]
+    if type(value) is dict and all(type(key) is str for key in value):
+        return ["dict", {key: header_of(item) for key, item in value.items()}]
+    if type(value) in _PLAIN:
+        return ["plain", value]
+    allowed = "tensors, numbers, strings, None, and lists, tuples and dicts of them can"
+    raise ScheduleError(f"{shown(value)[:80]} cannot be sent to another rank; {allowed}")
+
+
+def _facts(tensor: torch.Tensor) -> list[Any]:
+    """Return shape, strides, dtype, address modulo the alignment, and flags."""
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
+        what = f"a tensor of {tensor.layout} on {tensor.device}"
+        raise ScheduleError(f"{what} cannot be sent to another rank; dense ones on the CPU can")
+    flags = (tensor.is_conj(), tensor.is_neg(), tensor.requires_grad and tensor.is_leaf)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    at = tensor.data_ptr() % ALIGNMENT
+    return [list(tensor.shape), list(tensor.stride()), dtype, at, *map(int, flags)]
+
+
+def described(text: str) -> Header:
+    """Read the text of a header."""
+    return json.loads(text)
+
+
+def is_fixed(header: Header) -> bool:
+    """Whether a header tells no plain data, which may be others in the next run."""
+    kind, *rest = header
+    if kind in ("tensor", "plain"):
+        return bool(kind == "tensor")
+    items = rest[0].values() if kind == "dict" else rest[0]
+    return all(map(is_fixed, items))
+
+
+def signature(value: Any) -> Any:
+    """Return what must be the same in each run for a receiver to be ready.
+
+    Alignment may differ. Of a tensor, it takes a microsecond.
+    """
+    if isinstance(value, torch.Tensor):
+        flags = value.is_conj(), value.is_neg(), value.requires_grad
+        return value.shape, value.stride(), value.dtype, flags
+    if isinstance(value, dict):
+        return dict, tuple((key, signature(item)) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return type(value), tuple(map(signature, value))
+    return type(value)
+
+
+def sizes(value: Any) -> str:
+    """Describe the tensors of a value for an error message."""
+    tensors = [leaf for leaf in flatten(value) if isinstance(leaf, torch.Tensor)]
+    found = [f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" for t in tensors]
+    return ", ".join(found[:4]) + (" ..." if len(found) > 4 else "")
+
+
+# ---- sending
+
+
+def rows(value: Any) -> list[torch.Tensor]:
+    """Return the bytes of each tensor of a value; they share memory with dense tensors."""
+    tensors = (leaf for leaf in flatten(value) if isinstance(leaf, torch.Tensor) and leaf.numel())
+    return [_row(tensor) for tensor in tensors]
+
+
+def _row(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = _physical(tensor.detach())
+    if _goes_whole(tensor):
+        return _whole(tensor)
+    return _distinct(tensor).contiguous().view(-1).view(torch.uint8)
+
+
+def _goes_whole(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is sent with the gaps between its elements, because there are hardly any."""
+    return span(tensor) <= tensor.numel() or overlaps_itself(_distinct(tensor))
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.as_strided((span(tensor),), (1,)).view(torch.uint8)
+
+
+def _physical(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor whose bytes are in memory: without conjugate and negative bits."""
+    if tensor.is_conj():
+        return _physical(tensor.conj())
+    return torch._neg_view(tensor) if tensor.is_neg() else tensor
+
+
+def _distinct(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the distinct elements of an expanded tensor."""
+    for dim, (n, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if n > 1 and stride == 0:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+# ---- receiving
+
+
+class Landing:
+    """Memory for a value that arrives: ``rows`` to receive into, and ``value`` afterwards.
+
+    It can serve the next run, too, if nothing else refers to the value any more.
+    """
+
+    def __init__(self, header: Header):
+        self.value = _make(header)
+        self.rows: list[torch.Tensor] = []
+        self._packed: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._tensors = [leaf for leaf in flatten(self.value) if isinstance(leaf, torch.Tensor)]
+        for tensor in self._tensors:
+            if tensor.numel():
+                self._add(_physical(tensor.detach()))
+        self._held = self._holders()
+
+    def _add(self, tensor: torch.Tensor) -> None:
+        if _goes_whole(tensor):
+            self.rows.append(_whole(tensor))
+            return
+        apart = _distinct(tensor)
+        packed = torch.empty(apart.shape, dtype=tensor.dtype)
+        self._packed.append((apart, packed))
+        self.rows.append(packed.view(-1).view(torch.uint8))
+
+    def spread(self) -> None:
+        """Put tensors that arrived packed in their places."""
+        for apart, packed in self._packed:
+            apart.copy_(packed)
+
+    def is_free(self) -> bool:
+        """Whether nothing else refers to the value, or to a view of it."""
+        return self._held == self._holders()
+
+    def _holders(self) -> list[tuple[int, int]]:
+        """Return how many references there are to each tensor, and to its storage."""
+        return [
+            (sys.getrefcount(each), torch._C._storage_Use_Count(each.untyped_storage()._cdata))
+            for each in self._tensors
+        ]
+
+
+def _make(header: Header) -> Any:
+    """Return a value with this header; its tensors have no contents yet."""
+    kind, *rest = header
+    match kind:
+        case "tensor":
+            return _empty(*rest)
+        case "list":
+            return [_make(item) for item in rest[0]]
+        case "tuple":
+            return tuple([_make(item) for item in rest[0]])
+        case "dict":
+            return {key: _make(item) for key, item in rest[0].items()}
+    return rest[0]
+
+
+def _empty(
+    shape: Sequence[int], strides: Sequence[int], name: str, at: int, conj: int, neg: int, grad: int
+) -> torch.Tensor:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ScheduleError(f"another rank sent a tensor of an unknown dtype, {shown(name)}")
+    reach = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+    storage = _storage(0 if 0 in shape else reach * dtype.itemsize, at)
+    tensor = torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
+    tensor = torch._neg_view(tensor) if neg else tensor
+    tensor = tensor.conj() if conj else tensor
+    return tensor.requires_grad_() if grad else tensor
+
+
+def _storage(size: int, at: int) -> Any:
+    """Return a storage of so many bytes that begins ``at`` bytes after a multiple of 64."""
+    if not at:
+        return torch.empty(size, dtype=torch.uint8).untyped_storage()  # torch aligns it
+    block = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
+    start = (at - block.data_ptr()) % ALIGNMENT
+    dlpack: Any = torch.utils.dlpack
+    row = dlpack.from_dlpack(dlpack.to_dlpack(block[start : start + size]))
+    return row.untyped_storage()

@@ -1,0 +1,163 @@
+"""What the ranks of a cluster tell each other of failures, and the wire that they share.
+
+A rank that fails first writes why into the store, and then loses the wire and tells all others.
+A rank whose wire is lost reads why, and raises it with what it was waiting for. The next run makes a
+new wire, unless a rank has gone: then torchrun must start all of them again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+
+from autosched._lib.forks import in_child
+from autosched.errors import AutoschedError, RankError, TaskError
+from autosched.machine.cluster import Joined, joined
+from autosched.runtime.ranks.watch import Watch
+from autosched.runtime.ranks.wire import Wire, new_group
+
+__all__ = ["Session", "session"]
+
+_PATIENCE = 0.5  # seconds for the rank that failed to write why
+_NAP = 1e-3
+
+
+class Session:
+    """The wire of a rank, and what it knows of the others. One for each cluster."""
+
+    def __init__(self, member: Joined):
+        self.rank = member.rank
+        self.size = member.size
+        self.store = member.store
+        self.hosts = member.hosts
+        self.meeting = member.meeting
+        self.meeting.alive = self.check
+        self.absent: dict[int, str] = {}  # the ranks that are not there, and how they went
+        self.generation = 0  # of the wire
+        self.told: AutoschedError | None = None  # the last failure of another rank
+        self._wire: Wire | None = None
+        self._guard = threading.Lock()
+        self._failed = -1  # the last wire that is known to have failed
+        group = new_group("watch", self.store, self.rank, self.size)
+        on_news = self._lose, self._gone, self._left
+        self._watch = Watch(group, self.rank, self.size, *on_news)
+        atexit.register(self.close)
+
+    # ---- the wire
+
+    def wire(self) -> Wire:
+        """Return the wire; a new one after a failure. Collective where it is made.
+
+        Raises RankError where a rank has gone, or does not come. One that has left is not missed
+        before something is needed from it.
+        """
+        if self._wire is None or self._failed == self.generation:
+            self.generation = self._failed + 1
+            # All are here before they connect: gloo would wait for those that do not come.
+            self.meeting.agree("a run", str(self.generation), _same)
+            name = f"wire {self.generation}"
+            self._wire = Wire(name, self.store, self.rank, self.size)
+            if self._failed == self.generation:  # another rank was faster, and failed
+                self._wire.lose()
+        return self._wire
+
+    def check(self) -> None:
+        """Raise RankError if a rank has gone, or has left."""
+        if self.absent:
+            raise RankError(next(iter(self.absent.values())))
+
+    # ---- failures
+
+    def give_up(self, kind: str, why: str) -> None:
+        """Tell all ranks why this run has failed, unless another one was first; wake them."""
+        text = json.dumps([self.rank, kind, why])
+        with contextlib.suppress(RuntimeError):  # the store may have gone with its process
+            self.store.compare_set(f"why/{self.generation}", "", text)
+        self._lose(self.generation)
+
+    def cause(self, pending: str) -> AutoschedError:
+        """Return the error for a run whose wire is lost; ``pending`` says what this rank awaits.
+
+        The wire is lost here, too, so that the other ranks learn of it.
+        """
+        kind, why = self._why()
+        self._lose(self.generation)
+        text = f"{why}\n    rank {self.rank} waited: {pending}"
+        self.told = TaskError(text) if kind == "task" else RankError(text)
+        return self.told
+
+    def _why(self) -> tuple[str, str]:
+        """Return why the wire was lost; a rank that fails writes it before it loses its own."""
+        deadline = time.monotonic() + _PATIENCE
+        while time.monotonic() < deadline:
+            with contextlib.suppress(RuntimeError):
+                if self.store.check([f"why/{self.generation}"]):
+                    _, kind, why = json.loads(self.store.get(f"why/{self.generation}"))
+                    return kind, why
+            if self.absent:
+                return "rank", next(iter(self.absent.values()))
+            time.sleep(_NAP)
+        return "rank", "the connection to another rank broke, and none said why"
+
+    def _lose(self, generation: int) -> None:
+        """Lose this wire, unless it is lost already, and tell the others."""
+        with self._guard:
+            if self._failed >= generation:
+                return
+            self._failed = generation
+        if self._wire is not None and generation == self.generation:
+            self._wire.lose()
+        self._watch.tell(generation)
+
+    # ---- news of other ranks
+
+    def named(self, rank: int) -> str:
+        """Return a rank with its host, if they are several."""
+        several = len({*self.hosts}) > 1
+        return f"rank {rank} (host {self.hosts[rank]})" if several else f"rank {rank}"
+
+    def _gone(self, rank: int) -> None:
+        self._absent(rank, f"{self.named(rank)} has gone: its process was ended")
+
+    def _left(self, rank: int) -> None:
+        self._absent(rank, f"{self.named(rank)} has left: its program has ended")
+
+    def _absent(self, rank: int, why: str) -> None:
+        self.absent[rank] = why
+        if "gone" in why:
+            self.give_up("rank", why)
+
+    def close(self) -> None:
+        """Leave the other ranks; they are told."""
+        atexit.unregister(self.close)
+        self._watch.close()
+        if self._wire is not None:
+            self._wire.lose()
+
+
+def _same(texts: Sequence[str]) -> str:
+    """Return what all ranks say. Raises RankError where they differ."""
+    for rank, text in enumerate(texts):
+        if text != texts[0]:
+            what = f"rank {rank} has seen {text} failures, and rank 0 {texts[0]}"
+            raise RankError(f"{what}; all ranks must make the same calls, in one order")
+    return texts[0]
+
+
+_sessions: weakref.WeakKeyDictionary[Joined, Session] = weakref.WeakKeyDictionary()
+
+
+def session() -> Session:
+    """Return the session of the ranks that this process joined last; made once, by all."""
+    member = joined()
+    if member not in _sessions:
+        _sessions[member] = Session(member)
+    return _sessions[member]
+
+
+in_child(_sessions.clear)  # the connections are the parent's

@@ -1,0 +1,81 @@
+"""Send and receive rows of bytes between ranks, over gloo.
+
+Sends and receives are started here and waited for elsewhere. They match by ranks and tag, and in
+order within one tag. gloo moves no byte of a send before its receive is posted, and aborts a
+receiver whose row is shorter than what arrives: callers compare sizes first.
+
+A group of gloo has one thread that moves data. So that what a rank sends and what it receives do
+not wait for each other, there is a group for each *colour* of directed pairs: no rank both sends and
+receives in one colour.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed
+
+__all__ = ["Wire", "colour", "lose", "new_group"]
+
+_torch: Any = torch.distributed  # some of whose classes have no types
+_FOREVER = timedelta(days=1)  # a wait that ends earlier would close all connections of its group
+_MOMENT = timedelta(milliseconds=1)
+_NEVER_SENT = 2**31 - 1  # a tag
+
+
+def colour(source: int, target: int) -> int:
+    """Return the group of what one rank sends to another: twice the lowest bit that differs, or 1 more.
+
+    >>> [colour(0, 1), colour(1, 0), colour(1, 3), colour(3, 1), colour(3, 0)]
+    [0, 1, 2, 3, 1]
+    """
+    bit = ((source ^ target) & -(source ^ target)).bit_length() - 1
+    return 2 * bit + (source >> bit & 1)
+
+
+def new_group(name: str, store: Any, rank: int, size: int) -> Any:
+    """Return a group of gloo; all ranks make it, and a store serves each name once."""
+    return _torch.ProcessGroupGloo(_torch.PrefixStore(name, store), rank, size, _FOREVER)
+
+
+def lose(group: Any, rank: int, size: int) -> None:
+    """Close all connections of a group: what waits in it raises, here and in other ranks.
+
+    gloo does so where a wait ends too early. Its own functions to abort wake no wait.
+    """
+    with contextlib.suppress(RuntimeError):
+        other = (rank + 1) % size
+        group.recv([torch.zeros(1, dtype=torch.uint8)], other, _NEVER_SENT).wait(_MOMENT)
+
+
+class Wire:
+    """The connections of one rank with all others, until it is lost.
+
+    A work is waited for once, and keeps its row. Both functions raise RuntimeError where the wire
+    is lost.
+    """
+
+    def __init__(self, name: str, store: Any, rank: int, size: int):
+        self.rank = rank
+        self.size = size
+        self.is_lost = False
+        bits = (size - 1).bit_length()
+        names = [f"{name} {number}" for number in range(2 * bits)]
+        self.groups = [new_group(each, store, rank, size) for each in names]
+
+    def send(self, row: torch.Tensor, rank: int, tag: int) -> Any:
+        """Start to send a row, and return the work."""
+        return self.groups[colour(self.rank, rank)].send([row], rank, tag)
+
+    def receive(self, row: torch.Tensor, rank: int, tag: int) -> Any:
+        """Start to receive a row of the same size, and return the work."""
+        return self.groups[colour(rank, self.rank)].recv([row], rank, tag)
+
+    def lose(self) -> None:
+        """Close all connections, here and thereby in all other ranks."""
+        self.is_lost = True
+        for group in self.groups:
+            lose(group, self.rank, self.size)

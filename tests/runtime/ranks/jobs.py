@@ -1,0 +1,153 @@
+"""What ranks do in tests: each function runs in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import autosched as asc
+from autosched.runtime.ranks import messages
+from autosched.runtime.ranks.session import session
+from autosched.testing.strategies import inputs_for
+
+# ---- the wire
+
+
+def ring(count: int) -> bool:
+    """Send rows around, of several sizes; return whether they came as they were sent."""
+    wire = session().wire()
+    right, left = (wire.rank + 1) % wire.size, (wire.rank - 1) % wire.size
+    sizes = [1, 100, 1 << 16, (1 << 20) + 1]
+    for number in range(count):
+        rows = [torch.full((n,), wire.rank + number, dtype=torch.uint8) for n in sizes]
+        found = [torch.zeros(n, dtype=torch.uint8) for n in sizes]
+        works = [wire.receive(row, left, tag) for tag, row in enumerate(found)]
+        works += [wire.send(row, right, tag) for tag, row in reversed([*enumerate(rows)])]
+        for work in works:
+            work.wait()
+        if not all(bool((row == (left + number) % 256).all()) for row in found):
+            return False
+    return True
+
+
+def lose_and_renew() -> list[str]:
+    """Let rank 0 give up, twice; return what each rank was told, and that a new wire works."""
+    told = []
+    for number in range(2):
+        wire = session().wire()
+        if wire.rank == 0:
+            session().give_up("task", f"rank 0: failure {number}")
+            told.append("")
+        else:
+            peer = wire.size - wire.rank if wire.rank * 2 != wire.size else 0  # a live rank, or 0
+            try:
+                wire.receive(torch.zeros(1, dtype=torch.uint8), peer, 7).wait(timedelta(seconds=20))
+            except RuntimeError:
+                error = session().cause("for a test")
+                told.append(f"{type(error).__name__}: {error}")
+    told.append(str(ring(1)))
+    return told
+
+
+def wait_for_the_last(folder: str) -> str:
+    """Wait for a rank that is killed; return what is told."""
+    wire = session().wire()
+    Path(folder, str(wire.rank)).touch()
+    if wire.rank == wire.size - 1:
+        time.sleep(60)
+    peer = wire.size - 1 if wire.rank == 0 else wire.rank - 1  # only rank 0 waits for it
+    begun = time.monotonic()
+    try:
+        wire.receive(torch.zeros(1, dtype=torch.uint8), peer, 7).wait(timedelta(seconds=20))
+    except RuntimeError:
+        error = session().cause("for a test")
+        return f"{time.monotonic() - begun < 20} {type(error).__name__}: {error}"
+    return "nothing"
+
+
+# ---- values
+
+
+def odd_values() -> list[Any]:
+    """Values of many kinds."""
+    base = torch.arange(48.0).view(6, 8)
+    return [
+        base, base.t(), base[1:4, 2], base[:, ::2], base[0].expand(3, 8), base[:2, :1].expand(2, 5),
+        torch.tensor(1.5), torch.zeros(0, 3), torch.tensor([True, False]), base.to(torch.bfloat16),
+        torch.view_as_complex(base.view(6, 4, 2)).conj(), torch.nn.Parameter(base + 1),
+        base.as_strided((3, 3), (1, 1)), base.flatten()[1:7],
+        [base, {"a": (base.t(), 3), "b": None}], (1, "text", 2.5, True), base.to(torch.int16),
+    ]  # fmt: skip
+
+
+def pass_on_values() -> list[str]:
+    """Send values from rank 0 to rank 1, and return how each differs there."""
+    wire = session().wire()
+    wrong = []
+    for tag, value in enumerate(odd_values()):
+        header = messages.header_of(value)
+        if wire.rank == 0:
+            for row in messages.rows(value):
+                wire.send(row, 1, tag).wait()
+            continue
+        landing = messages.Landing(messages.described(json.dumps(header)))
+        for row in landing.rows:
+            wire.receive(row, 0, tag).wait()
+        landing.spread()
+        if messages.header_of(landing.value) != header or not equal(landing.value, value):
+            wrong.append(f"{value} became {landing.value}")
+    return wrong
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether two trees are the same, bit for bit."""
+    if isinstance(a, torch.Tensor):
+        return a.shape == b.shape and bool(torch.equal(a.detach(), b.detach()))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(equal, a, b))
+    return a == b and type(a) is type(b)
+
+
+# ---- schedules
+
+
+def run_drawn(graph: asc.Graph, policy: str, streams: int, outputs: Any, runs: int) -> list[str]:
+    """Run a drawn graph on all ranks; return what differs from the serial run, on this rank."""
+    machine = asc.Machine.cluster(cpu_streams=streams)
+    try:
+        schedule = asc.schedule(graph, machine, policy=policy, outputs=outputs)
+    except asc.ScheduleError as error:
+        return [f"refused: {error}"]
+    expected = serial_run(graph)
+    wrong = []
+    with schedule:
+        here = {*machine.here}
+        inputs = {name for name, device in schedule.program.inputs if device in here}
+        for number in range(runs):
+            given = inputs_for(graph)
+            torch.manual_seed(0)
+            found = schedule(**{name: given[name] for name in schedule.inputs_here})
+            own = {name for name, device in schedule.program.outputs if device in here}
+            if found.keys() != own:
+                wrong.append(f"run {number}: outputs {[*found]}")
+            left = {**found, **{name: given[name] for name in given if name in inputs}}
+            wrong += [
+                f"run {number}: {name} is {item}, expected {expected[name]}\n{schedule}"
+                for name, item in left.items()
+                if not equal(item, expected[name])
+            ]
+    return wrong
+
+
+def serial_run(graph: asc.Graph) -> dict[str, Any]:
+    """Return the outputs of a serial run, and the inputs as it leaves them."""
+    given = inputs_for(graph)
+    torch.manual_seed(0)
+    return {**given, **graph.run_serial(**given)}

@@ -1,0 +1,115 @@
+"""Processes that play ranks: a pool for many jobs, and others that may die.
+
+They are forks of a server that has imported torch, so starting one takes milliseconds. A job is a
+function of a module; it finds the ranks joined, and its arguments and result are pickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autosched.machine import cluster
+from autosched.runtime.ranks.session import session
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tests.runtime.ranks.jobs"])
+BOUND = 30.0  # seconds that any wait may take
+
+
+class JobError(Exception):
+    """A job raised in a rank; the message has the traceback there."""
+
+
+def serve(port: int, pipe: Any) -> None:
+    """Do jobs until there are no more."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    with contextlib.suppress(EOFError, BrokenPipeError):  # the test has ended
+        while True:
+            number, rank, size, job, args = pipe.recv()
+            pipe.send(done(dist.PrefixStore(str(number), store), rank, size, job, args))
+
+
+def done(store: Any, rank: int, size: int, job: Any, args: Any) -> tuple[Any, str]:
+    """Do a job as one of the ranks; return its result, or what it raised."""
+    try:
+        cluster.join(store, rank, size, BOUND)
+        result = job(*args)
+    except BaseException as error:
+        return (type(error).__name__, str(error)), traceback.format_exc()
+    finally:
+        session().close()
+        cluster.leave()
+    return result, ""
+
+
+def until(holds: Any) -> None:
+    """Wait until something holds."""
+    deadline = time.monotonic() + BOUND
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+class Ranks:
+    """Processes of a pool; each takes part in jobs of so many ranks."""
+
+    def __init__(self) -> None:
+        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.workers: list[Any] = []
+        self.jobs = 0
+
+    def start(self, job: Any, size: int, *args: Any) -> list[Any]:
+        """Start a job on so many ranks; return their processes."""
+        while len(self.workers) < size:
+            ours, theirs = CONTEXT.Pipe()
+            process = CONTEXT.Process(target=serve, args=(self.store.port, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self.workers.append((process, ours))
+        self.jobs += 1
+        for rank, (_, pipe) in enumerate(self.workers[:size]):
+            pipe.send((self.jobs, rank, size, job, args))
+        return [process for process, _ in self.workers[:size]]
+
+    def results(self, size: int) -> list[tuple[Any, str]]:
+        """Return for each rank its result, and a traceback if it raised; None for the dead."""
+        found = []
+        for process, pipe in self.workers[:size]:
+            try:
+                assert pipe.poll(BOUND), f"rank {len(found)} hangs"
+                found.append(pipe.recv())
+            except EOFError:
+                process.join(BOUND)
+                found.append((process.exitcode, "dead"))
+        return found
+
+    def run(self, job: Any, size: int, *args: Any) -> list[Any]:
+        """Do a job on so many ranks; return their results. Raises JobError."""
+        self.start(job, size, *args)
+        found = self.results(size)
+        for rank, (_, error) in enumerate(found):
+            if error:
+                raise JobError(f"rank {rank}: {error}")
+        return [result for result, _ in found]
+
+    def close(self) -> None:
+        """End all processes."""
+        for process, pipe in self.workers:
+            pipe.close()
+            process.join(2)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self.workers.clear()
