@@ -67,6 +67,7 @@ class Gradients:
         lost = {
             id(leaf): (label, leaf)
             for label in labels
+            if label in outputs  # others are those of other ranks
             for leaf in self._cut_off(label, inputs, outputs[label])
         }
         if not lost:

@@ -259,7 +259,7 @@ class Program:
                     waiting.setdefault(stream, []).extend(recorded[event])
                 case Wait(stream, _, ago) if ago:
                     earlier.setdefault(stream, []).append(instruction)
-                case Run() | Copy():
+                case Run() | Copy() | Send() | Receive():
                     for stream in occupied(instruction):
                         arrows += [(producer, i) for producer in waiting.pop(stream, ())]
                         carried += [(wait, i) for wait in earlier.pop(stream, ())]

@@ -18,7 +18,18 @@ from typing import NamedTuple
 
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
-from autosched.program.program import Copy, Free, Program, Record, Run, Stream, Wait, occupied
+from autosched.program.program import (
+    Copy,
+    Free,
+    Program,
+    Receive,
+    Record,
+    Run,
+    Send,
+    Stream,
+    Wait,
+    occupied,
+)
 from autosched.runtime.backends import Backend, Capabilities, Step
 from autosched.runtime.memory import Memory
 from autosched.runtime.profile import annotation, ranged
@@ -103,6 +114,8 @@ class Compiler:
                 return Stretch(memory.data, [call]) if call else memory.run(i, task, dropped)
             case Copy() as copy:
                 return memory.copy(i, copy, self.backend.transfer(copy))
+            case (Send() | Receive()) as half if self.can.exchanging is not None:
+                return memory.exchange(i, half, self.can.exchanging.exchange(half))
             case Free(stream):
                 return None if self._dropped(i - 1) else memory.free(i, self.can.free(stream))
         return _nothing
@@ -148,7 +161,7 @@ class Compiler:
                     tape.add(thread, i, source.wait(stream, event) if source else None)
                 case Free():
                     tape.add(thread, i, made)
-                case Run() | Copy() if made is not None:
+                case Run() | Copy() | Send() | Receive() if made is not None:
                     if current.get(thread) != streams:
                         current[thread] = streams
                         tape.add(thread, i, can.enter(streams))
@@ -159,6 +172,9 @@ class Compiler:
                     with handshakes.meeting(i, streams):
                         tape.add(thread, i, launched(i, step) if launched else step)
         _add_last(program, can, tape)
+        for thread, steps in tape.steps.items():
+            if can.exchanging is not None and steps:
+                tape.add(thread, steps[-1][0], can.exchanging.ending(thread))
         return tape
 
 

@@ -37,7 +37,7 @@ from autosched.runtime.threads.tapes import Fault, Late, Stretch, Tape, Team
 from autosched.runtime.threads.thread_team import ThreadTeam
 from autosched.timeline.timeline import Timeline
 
-__all__ = ["Executor"]
+__all__ = ["Executor", "executor_of_rank"]
 
 _serving: dict[int, Backend] = {}  # until closed; not noted on the backend, which may be any object
 _beginning = rlock()
@@ -377,6 +377,18 @@ class Executor:
         if emulating is not None:
             call = emulating.watched(instruction.stream.device, task.fn, call, arguments)
         return self.watcher.around(task, call, arguments, functools.partial(memory.results, i))
+
+
+def executor_of_rank(
+    program: Program, graph: Graph, machine: Machine, check: Check, nvtx: bool
+) -> Executor:
+    """Return an executor of this rank's part of a program."""
+    from autosched.runtime.ranks.backend import Ranks
+
+    assert machine.rank is not None
+    part = program.part(machine.rank)
+    seconds = [0.0] * len(part)  # nothing is emulated
+    return Executor(part, graph, machine, Ranks(program), seconds, check, nvtx=nvtx)
 
 
 def _is_tensor(kind: type) -> bool:

@@ -21,7 +21,7 @@ from autosched._lib.tree import flatten, transform
 from autosched.errors import GraphError, HazardError
 from autosched.graph.effects import COUNTS_IN_MEMORY, function_name
 from autosched.graph.graph import Graph, Here, Task, Value
-from autosched.program.program import Copy, Free, Program, Run
+from autosched.program.program import Copy, Free, Program, Receive, Run, Send
 from autosched.program.residency import Buffers
 from autosched.runtime.backends import Emulating, Located, Step, Transfer
 from autosched.runtime.known import Known
@@ -54,15 +54,16 @@ class Memory:
         self.sharing: dict[int, list[int]] = {}  # slots that share memory, by each of them
         self._outputs: list[tuple[str, int]] = []
         sources = self._assign()
-        self._names = [value.name for value in graph.sources if value.tensor is None]
-        constants = [value for value in graph.sources if value.tensor is not None]
+        present = [value for value in graph.sources if value.index in sources]
+        self._names = [value.name for value in present if value.tensor is None]
+        constants = [value for value in present if value.tensor is not None]
         self._constants = {value.name: value.tensor for value in constants}
         index = {name: graph.value(name).index for name, _ in program.inputs}
         self.written = {name for name in index if graph.last_version(index[name])}
         self._used = {name for name in index if graph.is_used(index[name])}
         self._in_parts = {name for name in self.written if graph.in_parts(index[name])}
         self.homes = {graph.values[index].name: slot for index, slot in sources.items()}
-        copied = {instruction.value for instruction in program if isinstance(instruction, Copy)}
+        copied = {i.value for i in program if isinstance(i, (Copy, Send, Receive))}
         self._counted = _counted(program, graph)
         # Inputs with several tensors, each of which is written by itself, or copied by itself.
         self._separate = self._in_parts | self.written & copied
@@ -323,6 +324,20 @@ class Memory:
         is_counted = (self.graph.value(copy.value).root, copy.destination) in self._counted
         return checked if is_counted else step
 
+    def exchange(self, i: int, half: Send | Receive, transfer: Transfer) -> Step:
+        """Return a send or a receive as a step."""
+        data = self.data
+        if isinstance(half, Send):
+            (source,) = self.reads[i]
+            return lambda: transfer(data[source], None)
+        (target,) = self.made[i]
+        assert target is not None
+
+        def step() -> None:
+            data[target] = transfer(None, data[target] if half.overwrite else None)
+
+        return step
+
     def free(self, i: int, spoil: Callable[[Any], None] | None) -> Step:
         """Return a free as a step; ``spoil`` is what the backend does to freed memory."""
         data = self.data
@@ -352,7 +367,9 @@ class Memory:
         """Give each buffer a slot; return the slots of inputs and constants by value (index)."""
         values = self.graph.values
         homes = dict(self.program.inputs)
-        sources = {value.index: homes[value.name] for value in self.graph.sources}
+        # Those of other ranks have no home in this one's part of a program.
+        present = [value for value in self.graph.sources if value.name in homes]
+        sources = {value.index: homes[value.name] for value in present}
         buffers = Buffers(self.graph, sources)
         # Inputs come first, so that a run can put them into their slots at once.
         given = sorted(buffers.sources.items(), key=lambda pair: values[pair[0]].tensor is not None)
@@ -365,7 +382,7 @@ class Memory:
                         self._share(slots[made], slots[made.base])
             if isinstance(step.instruction, Free):
                 self.freed[step.at] = self.sharing[slots[step.reads[0]]]
-            elif isinstance(step.instruction, (Run, Copy)):
+            elif isinstance(step.instruction, (Run, Copy, Send, Receive)):
                 self.reads[step.at] = [slots[buffer] for buffer in step.reads]
                 self.made[step.at] = [None if made is None else slots[made] for made in step.made]
         for label, device in self.program.outputs:

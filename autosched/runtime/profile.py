@@ -17,7 +17,7 @@ from typing import Any
 
 from autosched._lib.tree import flatten
 from autosched.errors import MachineError
-from autosched.program.program import Copy, Program, Run, occupied
+from autosched.program.program import Copy, Program, Receive, Run, Send, occupied
 from autosched.runtime.backends import Step, Timed
 from autosched.timeline.timeline import Span, Timeline, what
 
@@ -49,7 +49,7 @@ class Notes:
         instruction = self.program.instructions[i]
         stamp = self.backend.stamp(occupied(instruction))
         stamps = self.stamps
-        moves = isinstance(instruction, Copy)
+        moves = isinstance(instruction, (Copy, Receive))
 
         def timed() -> None:
             start = stamp()
@@ -90,7 +90,7 @@ class Notes:
 
     def _span(self, i: int, start: float, end: float) -> Span:
         instruction = self.program.instructions[i]
-        assert isinstance(instruction, (Run, Copy))
+        assert isinstance(instruction, (Run, Copy, Send, Receive))
         return Span(
             *what(instruction), occupied(instruction), start, end, i, self.nbytes.get(i, 0.0)
         )
@@ -123,7 +123,7 @@ class Trace:
     def named(self, i: int, step: Step) -> Step:
         """Return a run or a copy that appears in the trace under its name."""
         instruction = self._program.instructions[i]
-        assert isinstance(instruction, (Run, Copy))
+        assert isinstance(instruction, (Run, Copy, Send, Receive))
         name = annotation(i, instruction)
         if not self.relays:
             return _annotated(name, step)
@@ -160,7 +160,7 @@ class Trace:
                 found.__exit__(None, None, None)
 
 
-def annotation(i: int, instruction: Run | Copy) -> str:
+def annotation(i: int, instruction: Run | Copy | Send | Receive) -> str:
     """Return the name of a run or a copy in a trace of torch.profiler.
 
     >>> from autosched.program.program import Stream

@@ -40,6 +40,7 @@ from autosched.policies.candidates import splits, stream_limits
 from autosched.program.program import Copy, Program
 from autosched.runtime.backends import Backend, check_name, suited
 from autosched.runtime.check import Check
+from autosched.scheduling.agreement import agreed
 from autosched.scheduling.arguments import check_arguments, checked_count
 from autosched.scheduling.hosting import put_on_host
 from autosched.scheduling.progress_bar import progress_bar
@@ -53,7 +54,7 @@ from autosched.scheduling.runs_in_flight import (
     period_of,
     warn_of_memory,
 )
-from autosched.scheduling.schedule import Schedule
+from autosched.scheduling.schedule import Schedule, joined
 from autosched.simulation.issuing import issuing
 from autosched.simulation.simulate import durations
 from autosched.simulation.simulate import makespan as predict_makespan
@@ -119,8 +120,11 @@ def schedule(
       split the graph into stages of equal load, and ``in_flight`` is by default the smallest number
       that reaches the best period, within 1%.
 
+    On a machine of ``Machine.cluster`` all ranks call this, with the same graph. Rank 0 plans; each
+    rank checks that its graph is the same, and verifies the program.
+
     Raises GraphError, MachineError or ScheduleError for arguments that do not fit together, or do
-    not fit into memory.
+    not fit into memory; on all ranks, where one of them does.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -130,8 +134,46 @@ def schedule(
     cpu/compute  run add
     output y on cpu
     """
-    # 1. Check and normalise the arguments; choose the backend.
     machine = _machine(machine)
+    options: dict[str, Any] = {
+        **{"policy": policy, "seconds": seconds, "seed": seed, "progress": progress},
+        **{"costs": costs, "examples": examples, "inputs": inputs, "outputs": outputs},
+        **{"place": place, "backend": backend, "check": check, "nvtx": nvtx, "replay": replay},
+        **{"in_flight": in_flight, "objective": objective},
+    }
+    if machine.rank is None:
+        return _schedule(graph, machine, **options)
+    made: Schedule = agreed(
+        graph,
+        lambda: check_arguments(graph=graph),
+        lambda: _schedule(graph, machine, **options).text,
+        lambda saved: dataclasses.replace(joined(saved, graph), nvtx=nvtx),
+    )
+    return made
+
+
+def _schedule(
+    graph: Graph,
+    machine: Machine,
+    *,
+    policy: str | Policy,
+    seconds: float | None,
+    seed: int,
+    progress: Progress | bool | None,
+    costs: Costs | None,
+    examples: Mapping[str, Any] | None,
+    inputs: str | Mapping[str, str] | None,
+    outputs: str | Mapping[str, str] | None,
+    place: Mapping[str, str] | None,
+    backend: str | Backend | None,
+    check: Check,
+    nvtx: bool,
+    replay: bool,
+    in_flight: int | None,
+    objective: Objective,
+) -> Schedule:
+    """Return a schedule, made by this process alone."""
+    # 1. Check and normalise the arguments; choose the backend.
     inputs = device_name(inputs)
     outputs = device_name(outputs)
     check_arguments(graph=graph, costs=costs, examples=examples, inputs=inputs, outputs=outputs)
@@ -180,7 +222,7 @@ def _problem(
     graph: Graph, machine: Machine, costs: Costs, outputs: Mapping[str, str], goal: Goal
 ) -> _Problem:
     """Return what is to be planned, with the state that may stay on devices."""
-    state = keepable(graph, machine)
+    state = () if machine.ranks else keepable(graph, machine)
     if state or graph.kept:
         graph = keeping(graph, state)
     return _Problem(graph, machine, costs, confined(graph, machine, costs, outputs), outputs, goal)

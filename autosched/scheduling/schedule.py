@@ -33,7 +33,8 @@ from autosched.placement import check as check_placement
 from autosched.program.program import Program
 from autosched.runtime.backends import Backend, make
 from autosched.runtime.check import Check
-from autosched.runtime.execute import Executor
+from autosched.runtime.execute import Executor, executor_of_rank
+from autosched.scheduling.agreement import inputs_on, own_inputs
 from autosched.scheduling.arguments import check_arguments, checked_count, checked_timeout
 from autosched.scheduling.periodic import Periodic
 from autosched.scheduling.rebuilding import rebuilt
@@ -48,7 +49,7 @@ from autosched.verification.verify import verify
 from autosched.viz.drawing import draw_timeline, show_timeline
 from autosched.viz.page import page_html
 
-__all__ = ["Schedule", "load"]
+__all__ = ["Schedule", "joined", "load"]
 
 
 def load(path: str | os.PathLike[str], graph: Graph | None = None) -> Schedule:
@@ -73,7 +74,7 @@ def load(path: str | os.PathLike[str], graph: Graph | None = None) -> Schedule:
     data = Path(path).read_bytes()
     try:
         saved = from_text(data.decode())
-        return _joined(*((saved, graph) if graph is not None else rebuilt(saved)))
+        return joined(*((saved, graph) if graph is not None else rebuilt(saved)))
     except (AutoschedError, UnicodeDecodeError) as error:
         raise ScheduleError(f"{os.fspath(path)}: {error}") from error
 
@@ -134,6 +135,7 @@ class Schedule(Periodic, Running):
             return self._call(args, inputs, timeout)
         seconds = checked_timeout(timeout)
         inputs, keep = self.graph.completed(args, inputs)
+        inputs = own_inputs(self, inputs)
         kept = self._kept
         try:
             outputs = self._guarded(inputs, self._executor(kept.inputs(inputs), seconds))
@@ -142,6 +144,11 @@ class Schedule(Periodic, Running):
         if keep is not None:
             keep(outputs)
         return outputs
+
+    @cached_property
+    def inputs_here(self) -> tuple[str, ...]:
+        """The inputs that this process passes: of ``Machine.cluster``, those on its devices."""
+        return inputs_on(self.machine.here, self.program, self.graph)
 
     def profile(
         self, /, *args: Any, repeat: Any = 1, warmup: Any = 0, timeout: Any = None, **inputs: Any
@@ -156,7 +163,7 @@ class Schedule(Periodic, Running):
         """
         runs = checked_count(repeat, "repeat", 1), checked_count(warmup, "warmup", 0)
         seconds = checked_timeout(timeout)
-        inputs, _ = self.graph.completed(args, inputs)
+        inputs = own_inputs(self, self.graph.completed(args, inputs)[0])
         profile = partial(self._executor.profile, self._kept.inputs(inputs), seconds)
         if self._state.runs is not None:
             profile = partial(self._runs.paused, profile)
@@ -274,6 +281,8 @@ class Schedule(Periodic, Running):
         if self._state.closed:
             raise ScheduleError("the schedule is closed; make a new one")
         self._verify_once()
+        if self.machine.rank is not None:
+            return executor_of_rank(self.program, self.graph, self.machine, self.check, self.nvtx)
         backend = make(self.backend) if isinstance(self.backend, str) else self.backend
         parts = self.program, self.graph, self.machine, backend, self._durations
         return Executor(*parts, self.check, lambda: self.code, self.nvtx)
@@ -287,13 +296,18 @@ class Schedule(Periodic, Running):
         written as text, such as a backend that is an object, what ``schedule`` and ``verify`` raise
         for a schedule that ``load`` would refuse, and OSError.
         """
+        write(path, self.text)
+
+    @property
+    def text(self) -> str:
+        """The text that ``save`` writes. Raises as ``save`` does."""
         if not isinstance(self.backend, str):
             what = f"backend {self.backend!r} is an object and cannot be saved"
             raise ScheduleError(f"{what}; only a backend's name can")
         parts = self.machine, self.costs, self.placement, self.program, self.backend, self.check
         saved = Saved(describe(self.graph), *parts, facts_of(self.graph, self.machine, self.costs))
-        _joined(saved, self.graph)  # the schedule may come from dataclasses.replace
-        write(path, to_text(saved))
+        joined(saved, self.graph)  # the schedule may come from dataclasses.replace
+        return to_text(saved)
 
     @cached_property
     def code(self) -> Code:
@@ -475,7 +489,7 @@ class Schedule(Periodic, Running):
         )
 
 
-def _joined(saved: Saved, graph: Graph) -> Schedule:
+def joined(saved: Saved, graph: Graph) -> Schedule:
     """Join a saved schedule to its graph, with the checks of ``schedule`` and ``lower``."""
     inputs = dict(saved.program.inputs)
     graph = settled_as(graph, saved.machine, saved.placement, inputs)

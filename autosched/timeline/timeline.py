@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from autosched._lib.display import renderer_of
 from autosched.errors import TimelineError
-from autosched.program.program import Copy, Program, Run, Stream
+from autosched.program.program import Copy, Program, Receive, Run, Send, Stream
 
 if TYPE_CHECKING:
     from autosched.costs.costs import Costs
@@ -289,7 +289,7 @@ def preceding_spans(timeline: Timeline) -> list[list[int]]:
     return list(map(list, found))
 
 
-def what(instruction: Run | Copy) -> tuple[Literal["run", "copy"], str]:
+def what(instruction: Run | Copy | Send | Receive) -> tuple[Literal["run", "copy"], str]:
     """Return the kind and the name of the span of an instruction."""
     if isinstance(instruction, Run):
         return "run", instruction.task

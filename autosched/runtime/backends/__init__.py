@@ -5,6 +5,7 @@
     emulated      any machine, emulated in real time by CPU threads that take the modelled seconds
     virtual       any machine in virtual time and one thread, in any chosen interleaving
     accelerator   torch streams and events: CUDA, XPU and other accelerators
+    ranks         the CPUs of one rank of ``Machine.cluster``, and copies to and from others
     replay        as accelerator; a run is recorded once and then replayed: CUDA graphs
 
 A backend knows streams, events and memory. It does not know tasks, graphs or policies. Most of its
@@ -27,13 +28,13 @@ from typing import Any, Protocol, runtime_checkable
 
 from autosched.errors import ScheduleError
 from autosched.machine.machine import Machine
-from autosched.program.program import Copy, Program, Stream
+from autosched.program.program import Copy, Program, Receive, Send, Stream
 from autosched.runtime.threads.loop_runs import LoopTeam
 from autosched.runtime.threads.tapes import Step, Team
 
-__all__ = ["BACKENDS", "Backend", "Bracketed", "Capabilities", "Emulating", "Entered", "Freeing"]
-__all__ += ["HandsOut", "Located", "Looping", "Recorder", "Replayable", "Step", "Threaded", "Timed"]
-__all__ += ["Transfer"]
+__all__ = ["BACKENDS", "Backend", "Bracketed", "Capabilities", "Emulating", "Entered"]
+__all__ += ["Exchanging", "Freeing", "HandsOut", "Located", "Looping", "Recorder", "Replayable"]
+__all__ += ["Step", "Threaded", "Timed", "Transfer"]
 __all__ += ["TransientError", "make"]
 
 Transfer = Callable[[Any, Any], Any]  # (source, destination or None) -> the copy
@@ -115,6 +116,17 @@ class HandsOut(Protocol):
 
         The caller's streams now decide when their memory is freed.
         """
+
+
+@runtime_checkable
+class Exchanging(Protocol):
+    """Sends values to other ranks, and receives from them."""
+
+    def exchange(self, half: Send | Receive) -> Transfer:
+        """Return the function that starts to send or to receive a value."""
+
+    def ending(self, thread: str | None) -> Step | None:
+        """Return what a thread does at the end of a run: wait for its sends and receives."""
 
 
 @runtime_checkable
@@ -253,6 +265,7 @@ class Capabilities:
         self.located = backend if isinstance(backend, Located) else None
         self.entered = backend if isinstance(backend, Entered) else None
         self.freeing = backend if isinstance(backend, Freeing) else None
+        self.exchanging = backend if isinstance(backend, Exchanging) else None
         self.hands_out = backend if isinstance(backend, HandsOut) else None
         self.timed = backend if isinstance(backend, Timed) else None
         self.emulating = backend if isinstance(backend, Emulating) else None
@@ -279,6 +292,7 @@ BACKENDS = {
     "emulated": "autosched.runtime.backends.emulated:Emulated",
     "virtual": "autosched.runtime.backends.virtual:Virtual",
     "accelerator": "autosched.runtime.backends.accelerator:Accelerator",
+    "ranks": "autosched.runtime.ranks.backend:Ranks",
     "replay": "autosched.runtime.replay.cuda_graphs:Replay",
 }
 
@@ -301,4 +315,6 @@ def suited(machine: Machine) -> str:
     """Return the name of the backend that fits a machine."""
     if machine.imagined:
         return "emulated"
+    if machine.ranks:
+        return "ranks"
     return "accelerator" if machine.accelerators else "threads"

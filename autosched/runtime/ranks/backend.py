@@ -1,0 +1,149 @@
+"""Run one rank's part of a program: on CPUs, with copies between ranks over gloo.
+
+All work is issued by threads, and the calling one waits at a lock: gloo holds Control-C back while
+a thread waits in it. One thread issues all that belongs to a compute stream, so that a copy costs no
+change of threads. A stream that sends on what it receives has a thread of its own: it would hold up
+computing.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from autosched.errors import AutoschedError, MachineError
+from autosched.machine.machine import Machine
+from autosched.program.program import Program, Receive, Run, Send, Stream, Wait
+from autosched.runtime.backends import Step, Transfer
+from autosched.runtime.backends.threads import Threads
+from autosched.runtime.ranks.exchange import Exchange
+from autosched.runtime.ranks.session import Session, session
+from autosched.runtime.threads.tapes import Fault, Team
+from autosched.runtime.threads.thread_team import ThreadTeam
+
+__all__ = ["Ranks"]
+
+
+class Ranks(Threads):
+    """See ``autosched.runtime.backends``."""
+
+    session: Session
+    exchanges: Exchange
+    part: Program
+
+    def __init__(self, whole: Program | None = None):
+        super().__init__()
+        # Programs that share the wire have different tags.
+        self.first_tag = zlib.crc32(str(whole).encode()) >> 2
+
+    def open(self, program: Program, machine: Machine) -> None:
+        """Divide the part of a rank among threads. Raises MachineError outside of a cluster."""
+        if machine.rank is None:
+            raise MachineError("the ranks backend needs a machine of Machine.cluster()")
+        self.session = session()
+        self.part = program
+        self.exchanges = Exchange(program, machine.ranks, self.session, self.first_tag)
+        super().open(program, machine)
+        computing = [s for s in program.streams if s.name.startswith("compute")]
+        first = str(computing[0]) if computing else f"rank {machine.rank}"
+        relays = self._relays()
+        self.threads = {
+            stream: str(stream) if stream in computing or stream in relays else first
+            for stream in program.streams
+        }
+
+    def _relays(self) -> set[Stream]:
+        """Return the streams of copies that wait for what other ranks send."""
+        on_wire = self.exchanges.started
+        return {
+            wait.stream
+            for wait in self.part
+            if isinstance(wait, Wait)
+            and wait.stream in on_wire
+            and wait.event in self.exchanges.events
+        }
+
+    def thread(self, stream: Stream) -> str | None:
+        """Return the thread that issues a stream."""
+        return self.threads[stream]
+
+    def team(self, threads: Sequence[str]) -> Team:
+        """Return a team that tells other ranks when it stops."""
+        return _Team(threads, self.prepare, self._give_up)
+
+    def exchange(self, half: Send | Receive) -> Transfer:
+        """Return the function that starts to send or to receive a value."""
+        return self.exchanges.transfer(half)
+
+    def record(self, stream: Stream, event: int) -> Step | None:
+        """Let an event stand for copies between ranks; others have ended when it is recorded."""
+        on_wire = stream in self.exchanges.started
+        return self.exchanges.record(stream, event) if on_wire else super().record(stream, event)
+
+    def wait(self, stream: Stream, event: int) -> Step | None:
+        """Wait for copies between ranks."""
+        on_wire = event in self.exchanges.events
+        return self.exchanges.wait(event) if on_wire else super().wait(stream, event)
+
+    def free(self, stream: Stream) -> Callable[[Any], None] | None:
+        """Wait for the copies of a stream before memory is freed there.
+
+        One of them may show that memory is not used any more. Where one thread issues everything,
+        its order shows that, too.
+        """
+        if len({*self.threads.values()}) == 1 or stream not in self.exchanges.started:
+            return None
+        finish = self.exchanges.ending([stream])
+        return None if finish is None else lambda _: finish()
+
+    def ending(self, thread: str | None) -> Step | None:
+        """Return what a thread does at the end of a run: wait for its copies."""
+        own = [stream for stream, name in self.threads.items() if name == thread]
+        return self.exchanges.ending(own)
+
+    def begin(self, stopped: Callable[[], bool]) -> None:
+        """Begin a run, together with the other ranks if it is the first one."""
+        super().begin(stopped)
+        self.exchanges.begin()
+
+    def _give_up(self, fault: Fault | None) -> None:
+        """Tell the other ranks that this run has failed here, unless they told us."""
+        me = self.session.named(self.session.rank)
+        if fault is None:
+            error: Any = sys.exc_info()[1]
+            what = "was interrupted" if isinstance(error, KeyboardInterrupt) else "gave up a run"
+            self.session.give_up("rank", f"{me} {what}")
+        elif fault.error is not self.session.told:
+            self.session.give_up(*self._why(me, fault))
+
+    def _why(self, me: str, fault: Fault) -> tuple[str, str]:
+        """Return the kind of a failure, and what other ranks are told."""
+        at = self.part.instructions[fault.position]
+        error = fault.error
+        what = f"{type(error).__name__}: {error}"
+        where = f"instruction {fault.position + 1} of {len(self.part)}"
+        is_task = isinstance(at, Run) and isinstance(error, Exception)
+        if isinstance(at, Run):
+            what = f"{me}: task {at.task!r} on {at.stream.device} raised {what}, {where}"
+        else:
+            what = f"{me}: {at} failed with {what}, {where}"
+        return "task" if is_task and not isinstance(error, AutoschedError) else "rank", what
+
+
+class _Team(ThreadTeam):
+    """A team that calls ``give_up`` when a run stops before its end."""
+
+    def __init__(
+        self, names: Sequence[str], prepare: Step, give_up: Callable[[Fault | None], None]
+    ):
+        self._give_up = give_up
+        super().__init__(names, prepare)
+
+    def stop(self, fault: Fault | None = None) -> None:
+        """Abort the run, and tell the other ranks."""
+        is_first = bool(self._tape.steps) and not self.stopped
+        super().stop(fault)
+        if is_first and not self.closed:
+            self._give_up(fault)
