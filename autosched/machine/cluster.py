@@ -66,6 +66,7 @@ def cluster(network: Network | None, timeout: float, local: Machine) -> Machine:
     if not _current:
         _join_by_torch(timeout)
     meeting = joined().meeting
+    meeting.timeout = timeout
     mine = {"versions": _versions(), "host": socket.gethostname(), "machine": local.to_json()}
     text = meeting.agree(
         "Machine.cluster()", json.dumps(mine), lambda texts: _gathered(texts, network)

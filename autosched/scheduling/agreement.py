@@ -32,6 +32,8 @@ def agreed(
     ``check`` raises for wrong arguments, on any rank; ``plan`` returns the text of a schedule, on
     rank 0. Raises the first error of all ranks, in their order.
     """
+    from autosched.runtime.ranks.session import session
+
     meeting = joined().meeting
     rank = joined().rank
     made: list[Any] = []
@@ -46,6 +48,7 @@ def agreed(
         made.append(join(saved))
 
     text = meeting.agree("schedule()", _verdict(check), planned)
+    session()  # all ranks are here, so they can connect: from now on each learns if another goes
     meeting.agree("schedule(), to verify", _verdict(lambda: join_own(text)), _all_agree)
     return made[0]
 

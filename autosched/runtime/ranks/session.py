@@ -17,11 +17,12 @@ from collections.abc import Sequence
 
 from autosched._lib.forks import in_child
 from autosched.errors import AutoschedError, RankError, TaskError
+from autosched.machine import cluster
 from autosched.machine.cluster import Joined, joined
 from autosched.runtime.ranks.watch import Watch
 from autosched.runtime.ranks.wire import Wire, new_group
 
-__all__ = ["Session", "session"]
+__all__ = ["Session", "leave", "session"]
 
 _PATIENCE = 0.5  # seconds for the rank that failed to write why
 _NAP = 1e-3
@@ -158,6 +159,14 @@ def session() -> Session:
     if member not in _sessions:
         _sessions[member] = Session(member)
     return _sessions[member]
+
+
+def leave() -> None:
+    """Close the session of this process, if there is one, and forget the ranks that it joined."""
+    for each in list(_sessions.values()):
+        each.close()
+    _sessions.clear()
+    cluster.leave()
 
 
 in_child(_sessions.clear)  # the connections are the parent's

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -151,3 +153,86 @@ def serial_run(graph: asc.Graph) -> dict[str, Any]:
     given = inputs_for(graph)
     torch.manual_seed(0)
     return {**given, **graph.run_serial(**given)}
+
+
+# ---- failures
+
+
+def round_trip(before: Any = torch.abs) -> asc.Graph:
+    """Return a graph whose value visits three ranks, and comes home; ``before`` is called on rank 1."""
+    graph = asc.Graph("round trip")
+    x = graph.input("x")
+    with graph.on("cpu:0"):
+        a = graph.add(torch.neg, x, name="first")
+    with graph.on("cpu:1"):
+        b = graph.add(before, a, name="second")
+    with graph.on("cpu:2"):
+        c = graph.add(torch.mul, b, 2, name="third")
+    with graph.on("cpu:0"):
+        graph.output(y=graph.add(torch.neg, c, name="fourth"))
+    return graph
+
+
+def fail_in_run(how: str, folder: str) -> list[str]:
+    """Let rank 1 fail in the third of five runs; return what each run ended with."""
+    runs = [0]
+
+    def before(x: torch.Tensor) -> torch.Tensor:
+        runs[0] += 1
+        if runs[0] == 3:
+            fail(how, Path(folder))
+        return x + 1
+
+    machine = asc.Machine.cluster(timeout=5)
+    ended = []
+    with asc.schedule(round_trip(before), machine) as schedule:
+        for number in range(5):
+            begun = time.monotonic()
+            try:
+                found = schedule(
+                    **{name: torch.full((3,), number) for name in schedule.inputs_here}
+                )
+                text = " ".join(str(item[0].item()) for item in found.values())
+            except BaseException as error:
+                text = f"{type(error).__name__}: {error}"
+            ended.append(text)
+            if time.monotonic() - begun > 4:
+                ended[-1] += " (late)"
+            if "gone" in text:
+                break
+    return ended
+
+
+def fail(how: str, folder: Path) -> None:
+    """Fail in a task."""
+    if how == "raise":
+        raise ValueError("of a test")
+    if how == "interrupt":
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+        return
+    (folder / "here").touch()  # the test kills this process
+    time.sleep(60)
+
+
+def differ(what: str) -> str:
+    """Make calls that differ on rank 1; return the error."""
+    machine = asc.Machine.cluster(timeout=1 if what == "missing" else 5)
+    graph = round_trip() if machine.rank != 1 or what != "graph" else asc.Graph("another")
+    if what == "missing" and machine.rank == 1:
+        return ""
+    if what == "argument" and machine.rank == 1:
+        graph = "no graph"  # type: ignore[assignment]
+    try:
+        if what == "call" and machine.rank == 1:
+            asc.Machine.cluster()
+        options = {"policy": "nonsense"} if what == "policy" else {}
+        with asc.schedule(graph, machine, **options) as schedule:  # type: ignore[arg-type]
+            if what == "input":
+                schedule(**({} if machine.rank == 0 else {"x": 1}))
+            if what == "shape":
+                for n in (2, 3):
+                    schedule(x=torch.ones(n))
+    except asc.AutoschedError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"

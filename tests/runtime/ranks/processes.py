@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from autosched.machine import cluster
-from autosched.runtime.ranks.session import session
+from autosched.runtime.ranks.session import leave
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.runtime.ranks.jobs"])
@@ -49,8 +49,7 @@ def done(store: Any, rank: int, size: int, job: Any, args: Any) -> tuple[Any, st
     except BaseException as error:
         return (type(error).__name__, str(error)), traceback.format_exc()
     finally:
-        session().close()
-        cluster.leave()
+        leave()
     return result, ""
 
 

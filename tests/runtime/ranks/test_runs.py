@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autosched.testing.strategies import graphs
+import autosched as asc
+from autosched.testing.strategies import graphs, squash
 from tests.runtime.ranks import jobs
 from tests.sample_policies import policies
 
@@ -21,3 +22,17 @@ def test_runs_equal_the_serial_run(ranks, size, data, policy, streams):
     refused = [wrong[:1] for wrong in found if wrong and wrong[0].startswith("refused")]
     assert len(refused) in (0, size)
     assert refused or found == [[]] * size
+
+
+def test_memory_on_a_copy_stream_is_freed_behind_its_copies(ranks):
+    """That x comes back shows that z has been read; z was freed when the way back began."""
+    graph = asc.Graph("drawn")
+    x, _ = graph.inputs("x", "y")
+    with graph.on("cpu:1"):
+        z = graph.input("z")
+    x[1:] = graph.add(squash, z)
+    z.t().mul_(0.75)
+    graph.output(z=z)
+    for _ in range(3):
+        found = ranks.run(jobs.run_drawn, 3, graph, "round_robin", 1, "cpu:1", 3)
+        assert found == [[]] * 3

@@ -1,0 +1,85 @@
+"""Failures of a rank: what all others are told, and that nothing hangs."""
+
+import os
+import signal
+
+import pytest
+
+from tests.runtime.ranks import jobs
+from tests.runtime.ranks.processes import until
+
+pytestmark = pytest.mark.xdist_group("ranks")
+
+WAITS = {
+    0: "receive third <- cpu:2, instruction",
+    2: "receive second <- cpu:1, instruction",
+}
+
+
+def test_a_task_that_raises_is_named_on_all_ranks_and_runs_go_on(ranks, tmp_path):
+    for rank, ended in enumerate(ranks.run(jobs.fail_in_run, 3, "raise", str(tmp_path))):
+        failed = ended.pop(2)
+        assert ended == (["-2", "0", "4", "6"] if rank == 0 else [""] * 4)
+        if rank == 1:
+            assert failed.startswith(
+                "TaskError: task 'second' on cpu:1 failed: ValueError: of a test"
+            )
+            continue
+        why = "TaskError: rank 1: task 'second' on cpu:1 raised ValueError: of a test, instruction"
+        assert failed.startswith(why)
+        assert f"rank {rank} waited: {WAITS[rank]}" in failed
+
+
+def test_an_interrupted_rank_is_named_on_all_others(ranks, tmp_path):
+    for rank, ended in enumerate(ranks.run(jobs.fail_in_run, 3, "interrupt", str(tmp_path))):
+        failed = ended[2]
+        if rank == 1:
+            assert failed == "KeyboardInterrupt: "
+            continue
+        assert failed.startswith("RankError: rank 1 was interrupted")
+        assert f"rank {rank} waited: {WAITS[rank]}" in failed
+
+
+def test_a_killed_rank_is_named_on_all_others(mortals, tmp_path):
+    victim = mortals.start(jobs.fail_in_run, 3, "kill", str(tmp_path))[1]
+    until((tmp_path / "here").exists)
+    os.kill(victim.pid, signal.SIGKILL)
+    first, second, third = mortals.results(3)
+    assert second == (-signal.SIGKILL, "dead")
+    for rank, (ended, _) in ((0, first), (2, third)):
+        assert len(ended) == 3
+        assert ended[2].startswith("RankError: rank 1 has gone: its process was ended")
+        assert f"rank {rank} waited: {WAITS[rank]}" in ended[2]
+        assert "(late)" not in ended[2]
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        (
+            "graph",
+            "ScheduleError: rank 1: its graph 'another' differs from rank 0's\n    rank 0:  inp",
+        ),
+        ("argument", "ScheduleError: rank 1: graph must be a Graph"),
+        ("policy", "ScheduleError: unknown policy 'nonsense'"),
+        ("call", "RankError: rank 1 calls Machine.cluster() where rank 0 calls schedule()"),
+        ("missing", "RankError: rank 1 did not come within 1 s"),
+    ],
+)
+def test_ranks_that_differ_get_one_error_before_anything_runs(ranks, what, message):
+    for rank, found in enumerate(ranks.run(jobs.differ, 3, what)):
+        assert found.startswith(message) or (what == "missing" and rank == 1)
+
+
+def test_a_missing_input_is_named_on_its_rank(ranks):
+    first, *_ = ranks.run(jobs.differ, 3, "input")
+    assert first.startswith("GraphError: rank 0 misses input 'x' of graph 'round trip'")
+
+
+def test_a_sender_compares_shapes_before_it_sends(ranks):
+    first, second, third = ranks.run(jobs.differ, 3, "shape")
+    assert first.startswith(
+        "ScheduleError: 'first' was float32 (2,) in the first run, for which rank 1 is ready"
+    )
+    for other in (second, third):
+        assert other.startswith("RankError: rank 0: send first -> cpu:1 failed with ScheduleError")
