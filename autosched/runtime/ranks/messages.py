@@ -141,12 +141,14 @@ class Landing:
         self.rows: list[torch.Tensor] = []
         self._packed: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._tensors = [leaf for leaf in flatten(self.value) if isinstance(leaf, torch.Tensor)]
-        for tensor in self._tensors:
-            if tensor.numel():
-                self._add(_physical(tensor.detach()))
-        self._held = self._holders()
+        for number in range(len(self._tensors)):
+            self._add(number)
+        self._held = self._holders()  # no variable refers to a tensor here
 
-    def _add(self, tensor: torch.Tensor) -> None:
+    def _add(self, number: int) -> None:
+        tensor = _physical(self._tensors[number].detach())
+        if not tensor.numel():
+            return
         if _goes_whole(tensor):
             self.rows.append(_whole(tensor))
             return

@@ -236,3 +236,21 @@ def differ(what: str) -> str:
     except asc.AutoschedError as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
+
+
+def keep_memory() -> tuple[int, int]:
+    """Return how many addresses a value has in which it is received in ten runs, and an output."""
+    seen: list[set[int]] = [set(), set()]
+
+    def note(x: torch.Tensor) -> torch.Tensor:
+        seen[0].add(x.data_ptr())
+        return x * 2
+
+    kept = []
+    with asc.schedule(round_trip(note), asc.Machine.cluster(), outputs="cpu:2") as schedule:
+        for _ in range(10):
+            found = schedule(**{name: torch.ones(3) for name in schedule.inputs_here})
+            kept += found.values()  # later runs must not write there
+            seen[1] |= {item.data_ptr() for item in found.values()}
+    assert all(bool((item == 4).all()) for item in kept)
+    return len(seen[0]), len(seen[1])

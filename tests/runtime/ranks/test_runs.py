@@ -36,3 +36,10 @@ def test_memory_on_a_copy_stream_is_freed_behind_its_copies(ranks):
     for _ in range(3):
         found = ranks.run(jobs.run_drawn, 3, graph, "round_robin", 1, "cpu:1", 3)
         assert found == [[]] * 3
+
+
+def test_values_are_received_in_the_same_memory_in_every_run_but_for_outputs(ranks):
+    found = ranks.run(jobs.keep_memory, 3)
+    addresses, outputs = found[1][0], found[2][1]
+    assert addresses <= 2  # the first run is one of its own
+    assert outputs == 10

@@ -1,0 +1,197 @@
+"""Copies between ranks, and failures of a rank, on one host over gloo.
+
+Two processes send a tensor to and fro. In turn, in the same processes, a program of
+torch.distributed does so by isend and irecv, and a schedule. A row has the least time per hop of
+each. Idle cores of virtual machines take a millisecond to wake, so only the ratio is of use.
+
+Then processes run a step in a loop, one of them is killed at a random moment, and the others must
+end with an error that names it. Torch's import and the end of the process are not in their time.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from _report import options, publish, table
+
+import autosched as asc
+
+HOPS = 20
+SIZES = {"64 B": 64, "1 MiB": 1 << 20, "16 MiB": 1 << 24}
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["autosched", "torch.distributed"])
+
+
+def launch(size: int, job: Callable[..., Any], *args: Any) -> tuple[list[Any], Any]:
+    """Start ranks as torchrun does; return their processes, and a queue of their results."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    results = CONTEXT.Queue()
+    processes = []
+    for rank in range(size):
+        place = {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_PORT": port}
+        place |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+        processes.append(CONTEXT.Process(target=run, args=(place, results, job, args)))
+        processes[-1].start()
+    return processes, results
+
+
+def run(place: dict[str, str], results: Any, job: Callable[..., Any], args: Sequence[Any]) -> None:
+    """Do a job in a rank."""
+    os.environ |= place
+    torch.set_num_threads(1)
+    found = job(asc.Machine.cluster(), results, *args)
+    if found is not None:
+        results.put(found)
+
+
+# ---- copies
+
+
+def touch(x: torch.Tensor) -> None:
+    """Change a tensor, in no time."""
+    x[:1].add_(1)
+
+
+def to_and_fro(hops: int) -> asc.Graph:
+    """Return a graph whose value is changed on one rank after the other."""
+    graph = asc.Graph("to and fro")
+    with graph.on("cpu:0"):
+        value = graph.input("x").clone()
+    for hop in range(hops):
+        with graph.on(f"cpu:{(hop + 1) % 2}"):
+            graph.add(touch, value, writes=[value], outputs=(), name=f"hop{hop}")
+    graph.output(y=value)
+    return graph
+
+
+def by_hand(x: torch.Tensor, buffer: torch.Tensor, rank: int) -> torch.Tensor:
+    """Send, receive and change as the graph does."""
+    y = x.clone() if rank == 0 else buffer
+    for hop in range(HOPS):
+        if hop % 2 == rank:
+            work = dist.isend(y, 1 - rank)
+        else:
+            work = dist.irecv(y, 1 - rank)
+        assert work is not None
+        work.wait()
+        if hop % 2 != rank:
+            touch(y)
+    return y
+
+
+def compare(machine: asc.Machine, _: Any, nbytes: int, rounds: int) -> tuple[float, float] | None:
+    """Return the least seconds per hop by hand and of a schedule, on rank 0."""
+    x = torch.arange(nbytes, dtype=torch.int64).to(torch.uint8)
+    buffer = torch.empty_like(x)
+    least = [float("inf")] * 2
+    rank = machine.rank
+    assert rank is not None
+    with asc.schedule(to_and_fro(HOPS), machine) as schedule:
+        given = {"x": x} if rank == 0 else {}
+        schedule(**given)
+        for _ in range(rounds):
+            for number, call in enumerate(
+                (lambda: by_hand(x, buffer, rank), lambda: schedule(**given))
+            ):
+                call()
+                dist.barrier()
+                begun = time.perf_counter()
+                call()
+                least[number] = min(least[number], (time.perf_counter() - begun) / HOPS)
+        found = schedule(**given)
+        assert rank or torch.equal(found["y"], by_hand(x, buffer, 0))
+        assert not rank or by_hand(x, buffer, 1) is buffer
+    return (least[0], least[1]) if rank == 0 else None
+
+
+# ---- failures
+
+
+def loop(machine: asc.Machine, results: Any) -> tuple[int, float, str]:
+    """Run a step until it fails; return the rank, when it failed, and the message."""
+    graph = asc.Graph("loop")
+    value = graph.input("x")
+    for _ in range(3):
+        for name in machine.names:
+            with graph.on(name):
+                value = torch.tanh(value @ value)
+    graph.output(y=value)
+    assert machine.rank is not None
+    try:
+        with asc.schedule(graph, machine) as schedule:
+            given = {"x": torch.rand(64, 64)} if machine.rank == 0 else {}
+            schedule(**given)
+            results.put("runs")
+            while True:
+                schedule(**given)
+    except asc.RankError as error:
+        return machine.rank, time.time(), str(error)
+
+
+def kill(size: int, seed: int) -> list[float]:
+    """Kill a rank at a random moment; return after how many seconds each other one failed."""
+    rng = random.Random(seed)
+    processes, results = launch(size, loop)
+    for _ in processes:
+        assert results.get(timeout=60) == "runs"
+    time.sleep(rng.uniform(0.0, 0.3))
+    victim = rng.randrange(1, size)  # rank 0 has the store, which belongs to torchrun otherwise
+    moment = time.time()
+    os.kill(processes[victim].pid or 0, signal.SIGKILL)
+    found = [results.get(timeout=10) for _ in range(size - 1)]
+    for process in processes:
+        process.join(10)
+        assert process.exitcode is not None, "a rank hangs"
+    for _, _, message in found:
+        assert message.startswith(f"rank {victim} has gone"), message
+    return [end - moment for _, end, _ in found]
+
+
+def main() -> None:
+    chosen = options(__doc__)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    rows = []
+    for name, nbytes in SIZES.items():
+        ratios = []
+        least = (float("inf"), float("inf"))
+        for _ in range(1 if chosen.quick else 5):
+            processes, results = launch(2, compare, nbytes, 10 if chosen.quick else 50)
+            raw, ours = results.get(timeout=300)
+            ratios.append(ours / raw)
+            least = min(least, (raw, ours))
+            for process in processes:
+                process.join()
+        facts = (least[0] * 1e6, least[1] * 1e6)
+        rows.append(
+            [name, *(f"{fact:,.0f}" for fact in facts), f"{min(ratios):.2f}", f"{max(ratios):.2f}"]
+        )
+    times = [kill(3, seed) for seed in range(2 if chosen.quick else 20)]
+    latest = max(max(each) for each in times)
+    head = ["a hop of", "isend, irecv (us)", "schedule (us)", "ratio, least launch", "worst"]
+    publish(
+        "hosts",
+        "Copies between ranks, and killed ranks",
+        [
+            table(head, rows),
+            "Targets: 1.3 at 64 B, 1.1 from 1 MiB.",
+            f"A rank was killed at {len(times)} random moments: all others ended with an error that "
+            f"names it, the last {latest * 1e3:.0f} ms after.",
+        ],
+        chosen,
+    )
+
+
+if __name__ == "__main__":
+    main()
