@@ -1,0 +1,71 @@
+"""Programs that torchrun starts: they end by themselves, with the right exit codes, also after a restart."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]
+
+ROOT = Path(__file__).parents[3]
+
+FAILING = """
+import os, signal, sys, torch
+import autosched as asc
+
+def second(x):
+    if first_attempt and runs[0] == 2:
+        {how}
+    return x + 1
+
+runs = [0]
+first_attempt = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+machine = asc.Machine.cluster()
+graph = asc.Graph("step")
+with graph.on("cpu:0"):
+    a = graph.input("x") * 2
+with graph.on("cpu:1"):
+    b = graph.add(second, a)
+with graph.on("cpu:0"):
+    graph.output(y=b * 3)
+schedule = asc.schedule(graph, machine)
+for runs[0] in range(4):
+    found = schedule(**{{name: torch.ones(2) for name in schedule.inputs_here}})
+print("rank", machine.rank, "ended with", *(item.tolist() for item in found.values()))
+"""
+
+
+def torchrun(script: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in two processes."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [*command, *options, str(script)],
+        env=environment, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_the_example_runs():
+    done = torchrun(ROOT / "examples" / "train_hosts.py")
+    assert done.returncode == 0, done.stderr
+    assert "parameters equal the serial ones, bit for bit: holds" in done.stdout
+
+
+def test_a_task_that_raises_ends_all_ranks(tmp_path):
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING.format(how="raise ValueError('of a test')"))
+    done = torchrun(script)
+    assert done.returncode == 1
+    assert "TaskError: task 'second' on cpu:1 failed: ValueError: of a test" in done.stderr
+    assert "Aborted" not in done.stderr
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_torchrun_restarts_the_ranks_after_one_was_killed(tmp_path, attempt):
+    script = tmp_path / "killed.py"
+    script.write_text(FAILING.format(how="os.kill(os.getpid(), signal.SIGKILL)"))
+    done = torchrun(script, "--max-restarts=1")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["rank 0 ended with [9.0, 9.0]", "rank 1 ended with"]
