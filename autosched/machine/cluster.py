@@ -12,16 +12,16 @@ import os
 import socket
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
-from autosched._lib.forks import in_child
+from autosched._lib.forks import forks
 from autosched._lib.meeting import Meeting, common_token
 from autosched.errors import MachineError, RankError
 from autosched.machine.machine import Device, Link, Machine, Network
 
-__all__ = ["Joined", "cluster", "join", "joined", "leave"]
+__all__ = ["Joined", "cluster", "current", "join", "joined", "leave"]
 
 _HOW = (
     "start the program by torchrun --nproc-per-node=2 ..., or call "
@@ -41,6 +41,7 @@ class Joined:
     store: Any
     meeting: Meeting
     hosts: tuple[str, ...] = ()
+    process: int = field(default_factory=forks)
 
 
 _current: list[Joined] = []
@@ -48,9 +49,19 @@ _current: list[Joined] = []
 
 def joined() -> Joined:
     """Return what this process joined last. Raises MachineError if it joined nothing."""
-    if not _current:
+    found = current()
+    if found is None:
         raise MachineError("this process has joined no others; call Machine.cluster()")
-    return _current[-1]
+    return found
+
+
+def current() -> Joined | None:
+    """Return what this process joined last, if anything; a forked one joined nothing.
+
+    It keeps what its parent joined: to drop it would end threads that are not there.
+    """
+    found = _current[-1] if _current else None
+    return found if found is not None and found.process == forks() else None
 
 
 def leave() -> None:
@@ -58,12 +69,9 @@ def leave() -> None:
     _current.clear()
 
 
-in_child(leave)  # the store is the parent's
-
-
 def cluster(network: Network | None, timeout: float, local: Machine) -> Machine:
     """Return the machine of all ranks. Collective: each rank calls it with its own machine."""
-    if not _current:
+    if current() is None:
         _join_by_torch(timeout)
     meeting = joined().meeting
     meeting.timeout = timeout

@@ -313,12 +313,13 @@ class Machine:
 
     @property
     def rank(self) -> int | None:
-        """The rank of this process, on a machine of ``Machine.cluster``; else None."""
+        """The rank of this process, if it has joined others that have these devices; else None."""
         if not self.ranks or self.imagined:
             return None
-        from autosched.machine.cluster import joined
+        from autosched.machine.cluster import current
 
-        return joined().rank
+        found = current()
+        return found.rank if found is not None and found.rank in self.ranks.values() else None
 
     @property
     def here(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from autosched import Machine, Schedule, ScheduleError
+from autosched import Machine, MachineError, Schedule, ScheduleError
 from autosched.parallel.all_reduce import STRATEGIES
 from autosched.parallel.arguments import check_options, check_trained, devices_of
 from autosched.parallel.batches import first_rows
@@ -64,6 +64,9 @@ class Training:
     ) -> Training:  # fmt: skip
         """Check the arguments of a system of this name; ``trained``: model, loss and optimizer."""
         machine = Machine.local() if machine is None else machine
+        if machine.rank is not None:
+            what = f"{name} trains in one process, and this machine spans several ranks"
+            raise MachineError(f"{what}; schedule a graph of the step: see examples/train_hosts.py")
         chosen = devices_of(machine, devices)
         check_trained(name, *trained)
         check_options(name, options)

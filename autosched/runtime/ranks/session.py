@@ -15,7 +15,6 @@ import time
 import weakref
 from collections.abc import Sequence
 
-from autosched._lib.forks import in_child
 from autosched.errors import AutoschedError, RankError, TaskError
 from autosched.machine import cluster
 from autosched.machine.cluster import Joined, joined
@@ -167,6 +166,3 @@ def leave() -> None:
         each.close()
     _sessions.clear()
     cluster.leave()
-
-
-in_child(_sessions.clear)  # the connections are the parent's

@@ -189,9 +189,9 @@ def fail_in_run(how: str, folder: str) -> list[str]:
         for number in range(5):
             begun = time.monotonic()
             try:
-                found = schedule(
-                    **{name: torch.full((3,), number) for name in schedule.inputs_here}
-                )
+                given = {name: torch.full((3,), number) for name in schedule.inputs_here}
+                timeout = 0.3 if how == "hang" and number == 2 else None
+                found = schedule(**given, timeout=timeout)
                 text = " ".join(str(item[0].item()) for item in found.values())
             except BaseException as error:
                 text = f"{type(error).__name__}: {error}"
@@ -211,6 +211,9 @@ def fail(how: str, folder: Path) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.2)
         return
+    if how == "hang":
+        time.sleep(1)
+        return
     (folder / "here").touch()  # the test kills this process
     time.sleep(60)
 
@@ -226,6 +229,10 @@ def differ(what: str) -> str:
     try:
         if what == "call" and machine.rank == 1:
             asc.Machine.cluster()
+        if what == "parallel":
+            model = torch.nn.Linear(1, 1)
+            optimizer = torch.optim.SGD(model.parameters())
+            asc.parallel.data_parallel(model, torch.nn.MSELoss(), optimizer, machine)
         options = {"policy": "nonsense"} if what == "policy" else {}
         with asc.schedule(graph, machine, **options) as schedule:  # type: ignore[arg-type]
             if what == "input":
@@ -254,3 +261,14 @@ def keep_memory() -> tuple[int, int]:
             seen[1] |= {item.data_ptr() for item in found.values()}
     assert all(bool((item == 4).all()) for item in kept)
     return len(seen[0]), len(seen[1])
+
+
+def fork() -> list[Any]:
+    """Fork after a run; the child has joined nothing, and the wire stays whole."""
+    found: list[Any] = [ring(1)]
+    machine = asc.Machine.cluster()
+    child = os.fork()
+    if not child:
+        os._exit(0 if machine.rank is None else 1)
+    found.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    return [*found, ring(1)]

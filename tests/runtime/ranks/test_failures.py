@@ -64,6 +64,7 @@ def test_a_killed_rank_is_named_on_all_others(mortals, tmp_path):
         ("policy", "ScheduleError: unknown policy 'nonsense'"),
         ("call", "RankError: rank 1 calls Machine.cluster() where rank 0 calls schedule()"),
         ("missing", "RankError: rank 1 did not come within 1 s"),
+        ("parallel", "MachineError: data_parallel trains in one process, and this machine spans"),
     ],
 )
 def test_ranks_that_differ_get_one_error_before_anything_runs(ranks, what, message):
@@ -83,3 +84,15 @@ def test_a_sender_compares_shapes_before_it_sends(ranks):
     )
     for other in (second, third):
         assert other.startswith("RankError: rank 0: send first -> cpu:1 failed with ScheduleError")
+
+
+def test_a_late_rank_is_given_up_by_all(ranks, tmp_path):
+    for ended in ranks.run(jobs.fail_in_run, 3, "hang", str(tmp_path)):
+        assert ended[2].startswith(
+            ("RunTimeoutError: the run did not end in time", "RankError: rank")
+        )
+        assert "(late)" not in ended[2]
+
+
+def test_a_forked_process_has_joined_nothing(ranks):
+    assert ranks.run(jobs.fork, 2) == [[True, 0, True]] * 2
