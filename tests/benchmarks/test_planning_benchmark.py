@@ -23,9 +23,12 @@ def bench():
         import _instances
         import _shapes
         import peers
+        import throughput
     finally:
         del sys.path[:2]
-    return SimpleNamespace(graphs=_graphs, instances=_instances, shapes=_shapes, peers=peers)
+    return SimpleNamespace(
+        graphs=_graphs, instances=_instances, shapes=_shapes, peers=peers, throughput=throughput
+    )
 
 
 @pytest.fixture
@@ -98,3 +101,14 @@ def test_our_schedules_keep_the_rules_of_the_classic_model(bench):
         schedule = asc.schedule(instance.graph(), instance.machine(), policy="heft")
         plan = bench.instances.placed(instance, schedule)
         assert bench.instances.checked(instance, plan) == pytest.approx(schedule.makespan)
+
+
+def test_the_load_of_a_split_counts_a_copy_to_the_host_once_and_from_there_to_each_device(bench):
+    seconds = [[9.0, 1.0, 1.0], [9.0, 2.0, 2.0], [4.0, 9.0, 9.0], [9.0, 3.0, 3.0]]
+    edges = [(0, 1, 10.0), (0, 2, 10.0), (0, 3, 10.0)]
+    names = ["cpu", "cuda:0", "cuda:1"]
+    fork = bench.instances.Instance("fork", seconds, edges, names=names)
+    device = dict(
+        zip(["t0", "t1", "t2", "t3"], [names[1], names[2], names[0], names[2]], strict=True)
+    )
+    assert bench.throughput.load(fork, asc.Placement(device, tuple(device))) == 2 + 3 + 10
