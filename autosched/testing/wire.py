@@ -196,7 +196,7 @@ class _Wire:
         found: dict[str, list[_Item]] = {}
         for name, item in heads.items():
             match self.instruction(item):
-                case Wait(_, event):
+                case Wait(_, event, 0):
                     can = (item.rank, event) in self.recorded
                 case Copy() as copy if self.mode != "one by one":
                     can = all(heads.get(str(stream)) == item for stream in occupied(copy))

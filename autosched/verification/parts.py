@@ -138,7 +138,7 @@ class _Queues:
             two = self.by_stream and len(occupied(head)) > 1
             if two or isinstance(head, Send | Receive):
                 return [*woken, *self._meet(queue)]
-            if isinstance(head, Wait) and (rank, head.event) not in self.recorded:
+            if isinstance(head, Wait) and self._must_wait(rank, head):
                 self.asleep.setdefault((rank, head.event), []).append(queue)
                 return woken
             if isinstance(head, Record):
@@ -147,6 +147,10 @@ class _Queues:
             self.done.append((rank, head))
             queue.at += 1
         return woken
+
+    def _must_wait(self, rank: int, wait: Wait) -> bool:
+        """Whether an event is not there yet; those of earlier runs are."""
+        return not wait.ago and (rank, wait.event) not in self.recorded
 
     def _meet(self, queue: _Queue) -> list[_Queue]:
         """Execute a send with its receive if both are next; else let this one wait.

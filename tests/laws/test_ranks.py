@@ -35,7 +35,7 @@ SELDOM = settings(max_examples=max(6, settings.default.max_examples // 2))
 @st.composite
 def on_ranks(draw: st.DrawFn, most_ranks: int = 5) -> tuple[asc.Graph, Machine]:
     machine = draw(clusters(most_ranks))
-    return draw(graphs(machine.names, most=10)), machine
+    return draw(graphs(machine.names, most=8)), machine
 
 
 def scheduled(
@@ -152,7 +152,7 @@ def test_two_neighbours_exchanged_on_one_rank_are_refused_or_harmless(
     parts = parts_of(program)
     places = [(r, i) for r, part in enumerate(parts) for i in range(1, len(part))]
     source = random.Random(seed)
-    for r, i in source.sample(places, min(len(places), 8)):
+    for r, i in source.sample(places, min(len(places), 5)):
         lines = [*parts[r].instructions]
         lines[i - 1 : i + 1] = lines[i], lines[i - 1]
         mutant = [*parts]

@@ -9,6 +9,7 @@ from autosched._lib.jit import Mode
 from autosched.machine.machine import Machine
 from autosched.program.program import Program
 from autosched.verification.functional import proves
+from autosched.verification.parts import joined
 from tests.clusters import parts_of
 from tests.verification.test_verify import changed
 
@@ -188,3 +189,10 @@ def test_a_sender_learns_nothing_of_its_receiver():
     with pytest.raises(asc.ProgramError, match="'h' on cpu:0 is freed while the copy of 'h'"):
         asc.verify(hasty, graph)
     assert not proves(hasty, graph, None, Mode(False))
+
+
+def test_parts_of_loops_do_not_wait_for_earlier_runs():
+    lines = "2 runs in flight\nrank 0 has cpu:0\ncpu:0/s wait e0 of 1 run ago\ncpu:0/s record e0"
+    whole = joined([Program.parse(lines)])
+    assert [str(i) for i in whole] == ["wait e0 of 1 run ago", "record e0"]
+    assert whole.in_flight == 2
