@@ -348,7 +348,7 @@ def _plan(
     stages: tuple[Policy, ...] = ()
     if problem.goal.objective == "period" and policy in ("auto", "search"):
         stages = splits(machine, problem.goal.in_flight, seconds, seed, progress)
-        seconds = None
+        seconds = progress = None
     if policy != "auto":
         try:
             return _best(problem, [*stages, find_policy(policy, seconds, seed, progress)])

@@ -42,7 +42,10 @@ __all__ = ["split"]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-_MOST_UNITS = 1_000  # in dynamic programming; neighbours in the order are joined beyond
+# In dynamic programming: units, beyond which neighbours in the order are joined, and steps.
+_MOST_UNITS = 500
+_MOST_STEPS = 200_000_000
+_MOST_KINDS = 12  # of devices: there are two to the power of that many subsets at least
 _MOVES = 200_000
 _EACH = 400  # moves per unit, at most
 _AS_FAST = 1.001  # times the seconds of a direct copy
@@ -129,7 +132,9 @@ class _Splitter:
         found = [self._divided(order, most) for order in self._orders()] if self.count else []
         starts = sorted((s for s in found if s is not None), key=lambda each: each.load)
         if self.count and not starts:
-            raise ScheduleError("no contiguous split gives each task a device that can run it")
+            raise ScheduleError(
+                "no contiguous split gives each task a device, or kinds of devices are too many"
+            )
         best = starts[0] if starts else None
         for number in count() if end is not None else range(_STARTS):
             if best is None or (end is not None and perf_counter() >= end):
@@ -155,10 +160,7 @@ class _Splitter:
             rank[u] += tails.max() if len(tails) else 0.0
         keys = [np.arange(n, dtype=float), -rank]
         orders = [self._sorted(after_at, after, key) for key in keys]
-        orders += [
-            self._depth_first(after_at, after, -rank),
-            self._depth_first(after_at, after, rank),
-        ]
+        orders += [self._depth_first(after_at, after, key) for key in (-rank, rank)]
         once = {order.tobytes(): order for order in orders}
         return list(once.values())
 
@@ -195,14 +197,15 @@ class _Splitter:
     # ---- dynamic programming
 
     def _divided(self, order: Ints, most: int) -> _Split | None:
-        """Return the best split of an order into at most ``most`` consecutive parts."""
+        """Return the best split of an order into at most ``most`` parts; None if there is none."""
         chunk = self._chunks(order)
         n = int(chunk[-1]) + 1
         where = np.empty(self.count, np.int64)
         where[order] = chunk
         copied = self._copy_loads(where, n)
         loads = [self._part_loads(where, n, devices[0], copied) for devices in self.kinds]
-        best = _best_parts(loads, [len(devices) for devices in self.kinds], n, most)
+        counts = [len(devices) for devices in self.kinds]
+        best = _best_parts(loads, counts, n, most) if len(counts) <= _MOST_KINDS else None
         if best is None:
             return None
         stage = np.empty(n, np.int64)
@@ -215,11 +218,13 @@ class _Splitter:
 
     def _chunks(self, order: Ints) -> Ints:
         """Return the part of each unit in an order: itself, or where there are many, some of them."""
-        if self.count <= _MOST_UNITS:
+        states = math.prod(len(devices) + 1 for devices in self.kinds) * len(self.kinds)
+        most = max(min(_MOST_UNITS, math.isqrt(_MOST_STEPS // states)), 1)
+        if self.count <= most:
             return np.arange(self.count)
         least = np.minimum(self.units.seconds.min(axis=1), 1e300)[order]
         share = np.cumsum(least) / max(float(least.sum()), 1e-300)
-        return np.unique((share * _MOST_UNITS).astype(np.int64), return_inverse=True)[1]
+        return np.unique((share * most).astype(np.int64), return_inverse=True)[1]
 
     def _part_loads(
         self, where: Ints, n: int, device: int, copied: tuple[Floats, Floats]
