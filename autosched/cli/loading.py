@@ -20,8 +20,9 @@ from autosched.costs.costs import Costs
 from autosched.errors import AutoschedError, UsageError, listed, shown
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
+from autosched.scheduling.loading import load
 from autosched.scheduling.planning import schedule
-from autosched.scheduling.schedule import Schedule, load
+from autosched.scheduling.schedule import Schedule
 
 __all__ = [
     "Subject",

@@ -20,9 +20,9 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 from autosched._lib.allowed import WORDS, device_name
 from autosched._lib.gc_pause import without_collecting
@@ -31,38 +31,25 @@ from autosched._lib.tree import flatten
 from autosched.costs.costs import Costs, Replay
 from autosched.errors import GraphError, MachineError, MemoryLimitError, ScheduleError, listed
 from autosched.graph.graph import Graph, by_pattern
-from autosched.lowering.fitting import confined, fitted, is_limited
-from autosched.lowering.settling import keepable, keeping, settled, within
+from autosched.lowering.fitting import is_limited
+from autosched.lowering.settling import keeping
 from autosched.machine.machine import Machine
-from autosched.placement import Placement
 from autosched.policies import POLICIES, TIMED, Policy, Progress, candidates, m_etf, m_sct, single
 from autosched.policies.candidates import splits, stream_limits
-from autosched.program.program import Copy, Program
 from autosched.runtime.backends import Backend, check_name, suited
 from autosched.runtime.check import Check
 from autosched.scheduling.agreement import agreed
 from autosched.scheduling.arguments import check_arguments, checked_count
 from autosched.scheduling.hosting import put_on_host
+from autosched.scheduling.plans import Plan, Problem, best_plan, problem_of, with_runs_in_flight
 from autosched.scheduling.progress_bar import progress_bar
 from autosched.scheduling.runs_in_flight import (
-    Goal,
     Objective,
-    Parts,
-    fewest_runs,
     goal_of,
-    looped,
-    period_of,
-    warn_of_memory,
 )
 from autosched.scheduling.schedule import Schedule, joined
-from autosched.simulation.issuing import issuing
-from autosched.simulation.simulate import durations
-from autosched.simulation.simulate import makespan as predict_makespan
 
 __all__ = ["estimate_costs", "find_policy", "mark_pageable", "schedule"]
-
-# Of the memory of a device, how much state may take if not all of it fits.
-_PARTS = (0.75, 0.5, 0.25, 0.0)
 
 
 def schedule(
@@ -191,10 +178,10 @@ def _schedule(
         costs = _costs(costs, pinned, machine, examples)
         if _replays(backend) and costs.replay is None and costs.has_issuing(machine.devices):
             costs = dataclasses.replace(costs, replay=Replay())
-        problem = _problem(pinned, machine, costs, wanted, goal)
+        problem = problem_of(pinned, machine, costs, wanted, goal)
         # 4., 5. Place, lower and predict.
         begun = time.perf_counter()
-        plan = _in_flight(problem, _plan(problem, policy, seconds, seed, report))
+        plan = with_runs_in_flight(problem, _plan(problem, policy, seconds, seed, report))
         # 6. Verify.
         parts = plan.placement, plan.program, backend, check, wanted, nvtx
         made = Schedule(plan.graph, machine, costs, *parts)
@@ -205,40 +192,6 @@ def _schedule(
             "planned %r on %s by policy %s: %d tasks, %.3g s predicted, in %.3g s", *facts, taken
         )
     return made
-
-
-class _Problem(NamedTuple):
-    """The input of planning; ``confined`` costs are infinite where tasks do not fit."""
-
-    graph: Graph
-    machine: Machine
-    costs: Costs
-    confined: Costs
-    outputs: Mapping[str, str]
-    goal: Goal
-
-
-def _problem(
-    graph: Graph, machine: Machine, costs: Costs, outputs: Mapping[str, str], goal: Goal
-) -> _Problem:
-    """Return what is to be planned, with the state that may stay on devices."""
-    state = () if machine.ranks else keepable(graph, machine)
-    if state or graph.kept:
-        graph = keeping(graph, state)
-    return _Problem(graph, machine, costs, confined(graph, machine, costs, outputs), outputs, goal)
-
-
-class _Plan(NamedTuple):
-    """A placement, its program, the makespan, and the period if that is the objective, else 0.
-
-    In ``graph`` state is on the devices that read it.
-    """
-
-    graph: Graph
-    placement: Placement
-    program: Program
-    makespan: float
-    period: float = 0.0
 
 
 # ---- 1. arguments
@@ -394,12 +347,12 @@ def _is_pageable(leaf: Any) -> bool:
 
 
 def _plan(
-    problem: _Problem,
+    problem: Problem,
     policy: str | Policy,
     seconds: float | None,
     seed: int,
     progress: Progress | None,
-) -> _Plan:
+) -> Plan:
     """Plan by a policy, or by ``"auto"`` if its placement does not fit."""
     graph = problem.graph
     machine = problem.machine
@@ -409,14 +362,14 @@ def _plan(
         seconds = progress = None
     if policy != "auto":
         try:
-            return _best(problem, [*stages, find_policy(policy, seconds, seed, progress)])
+            return best_plan(problem, [*stages, find_policy(policy, seconds, seed, progress)])
         except MemoryLimitError:
             policies = candidates(graph, machine)
     else:
         policies = (*candidates(graph, machine, seconds, seed, progress), *stages)
     if is_limited(graph, machine, problem.costs):
         policies = (*policies, single, m_etf, m_sct)
-    return _best(problem, policies, stream_limits(machine, problem.costs))
+    return best_plan(problem, policies, stream_limits(machine, problem.costs))
 
 
 def find_policy(
@@ -442,94 +395,3 @@ def find_policy(
         known = ", ".join(map(repr, ["auto", *POLICIES, *TIMED]))
         raise ScheduleError(f"unknown policy {policy!r}; known are {known}, or pass a function")
     return POLICIES[policy]
-
-
-# ---- 5. placements and programs
-
-
-def _best(
-    problem: _Problem, policies: Iterable[Policy], limits: Iterable[int | None] = (None,)
-) -> _Plan:
-    """Return the plan of least period or makespan, of equal ones that with the fewest copies.
-
-    Each placement is tried with each of these limits on streams that it does not have itself.
-    """
-    tried: list[Placement] = []
-    plans: list[_Plan] = []
-    refusal = ScheduleError(f"graph {problem.graph.name!r} cannot run on this machine")
-    for policy in policies:
-        try:
-            placement = policy(problem.graph, problem.machine, problem.confined)
-            if not isinstance(placement, Placement):
-                raise ScheduleError(f"policy {policy!r} must return a Placement, got {placement!r}")
-            if placement not in tried:
-                tried.append(placement)
-                for most in limits if placement.streams is None else (placement.streams,):
-                    limited = dataclasses.replace(placement, streams=most)
-                    plans.append(_lowered(problem, limited))
-        except ScheduleError as error:
-            refusal = error
-    if not plans:
-        raise refusal
-    return min(plans, key=lambda plan: (plan.period, plan.makespan, _copies(plan.program)))
-
-
-def _lowered(problem: _Problem, placement: Placement) -> _Plan:
-    """Lower a placement to a program that fits into memory, and predict its times.
-
-    It is the best of those that keep more or less state on devices. Raises ScheduleError for
-    instructions that the machine cannot execute.
-    """
-    machine = problem.machine
-    costs = problem.costs
-    plans: list[_Plan] = []
-    refusal = MemoryLimitError("memory does not suffice")
-    for graph, placed in _with_state(problem, placement):
-        try:
-            program = fitted(graph, machine, costs, placed, problem.outputs)
-        except MemoryLimitError as error:
-            refusal = error
-            continue
-        seconds = durations(program, graph, machine, costs)
-        makespan = predict_makespan(program, seconds, issuing(program, graph, machine, costs))
-        plan = _Plan(graph, placed, program, makespan)
-        if problem.goal.objective == "period":
-            parts = Parts(graph, machine, costs, problem.outputs)
-            loop = looped(parts, placed, program, problem.goal.most)
-            plan = plan._replace(program=loop, period=period_of(parts, loop))
-        plans.append(plan)
-    if not plans:
-        raise refusal
-    return min(plans, key=lambda plan: (plan.period, plan.makespan))
-
-
-def _with_state(problem: _Problem, placement: Placement) -> Iterator[tuple[Graph, Placement]]:
-    """Yield the graph with state on its devices; with less and less, where memory is limited."""
-    graph, machine, costs = problem[:3]
-    found = settled(graph, machine, costs, placement)
-    yield found
-    kept = list(graph.kept)
-    if kept and is_limited(graph, machine, costs):
-        for part in _PARTS:
-            fewer = within(found[0], machine, costs, part)
-            if fewer != kept:
-                kept = fewer
-                yield settled(keeping(graph, kept), machine, costs, placement)
-
-
-def _in_flight(problem: _Problem, plan: _Plan) -> _Plan:
-    """Return a plan with the runs in flight that are wanted, and warn if they do not fit."""
-    parts = Parts(plan.graph, problem.machine, problem.costs, problem.outputs)
-    goal = problem.goal
-    program = plan.program
-    if goal.objective == "makespan":
-        program = looped(parts, plan.placement, program, goal.most)
-    elif goal.in_flight is None:
-        fewest = fewest_runs(parts, program)
-        program = fewest or fitted(*parts[:3], plan.placement, parts.outputs)
-    warn_of_memory(parts, goal, program, level=4)
-    return plan._replace(program=program)
-
-
-def _copies(program: Program) -> int:
-    return sum(isinstance(instruction, Copy) for instruction in program)

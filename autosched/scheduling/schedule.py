@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
-from pathlib import Path
 from types import TracebackType
 from typing import Any, overload
 
@@ -21,7 +20,7 @@ from autosched.bounds import bounds
 from autosched.codegen import Code, generate
 from autosched.costs.costs import Costs
 from autosched.costs.learning import learn
-from autosched.errors import AutoschedError, MachineError, ScheduleError
+from autosched.errors import MachineError, ScheduleError
 from autosched.explanation import Case, Explanation, TaskExplanation, explain, explain_task
 from autosched.graph.graph import Graph
 from autosched.lowering import lower
@@ -35,11 +34,10 @@ from autosched.runtime.backends import Backend, make
 from autosched.runtime.check import Check
 from autosched.runtime.execute import Executor, executor_of_rank
 from autosched.scheduling.agreement import inputs_on, own_inputs
-from autosched.scheduling.arguments import check_arguments, checked_count, checked_timeout
+from autosched.scheduling.arguments import checked_count, checked_timeout
 from autosched.scheduling.periodic import Periodic
-from autosched.scheduling.rebuilding import rebuilt
 from autosched.scheduling.running import LOCK, Running, RunState
-from autosched.scheduling.saved import Saved, check_graph, describe, facts_of, from_text, to_text
+from autosched.scheduling.saved import Saved, check_graph, describe, facts_of, to_text
 from autosched.simulation.footprint import footprint, memory_over_time
 from autosched.simulation.issuing import Issuing, issuing
 from autosched.simulation.simulate import durations, simulate
@@ -49,34 +47,7 @@ from autosched.verification.verify import verify
 from autosched.viz.drawing import draw_timeline, show_timeline
 from autosched.viz.page import page_html
 
-__all__ = ["Schedule", "joined", "load"]
-
-
-def load(path: str | os.PathLike[str], graph: Graph | None = None) -> Schedule:
-    """Read a saved schedule for the same graph built again, and verify it again.
-
-    ``Schedule.save`` wrote the file. Tasks run the functions of ``graph``: the file holds no
-    functions and no tensors. Without a graph the schedule can be inspected and simulated, not run.
-    Raises ScheduleError for a malformed file, for a different graph, for a schedule that cannot be
-    loaded without its graph, and for parts that do not fit together; OSError for a file that cannot
-    be read.
-
-    >>> import autosched as asc, tempfile
-    >>> graph = asc.Graph()
-    >>> graph.output(y=graph.input("x") + 1)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     asc.schedule(graph, asc.Machine.emulated(gpus=1)).save(f"{folder}/plan.json")
-    ...     asc.load(f"{folder}/plan.json", graph)
-    <Schedule of 'graph': 1 tasks, 1 instructions on 1 streams, 1e-05 s predicted>
-    """
-    if graph is not None:
-        check_arguments(graph=graph)
-    data = Path(path).read_bytes()
-    try:
-        saved = from_text(data.decode())
-        return joined(*((saved, graph) if graph is not None else rebuilt(saved)))
-    except (AutoschedError, UnicodeDecodeError) as error:
-        raise ScheduleError(f"{os.fspath(path)}: {error}") from error
+__all__ = ["Schedule", "joined"]
 
 
 @dataclass(frozen=True)

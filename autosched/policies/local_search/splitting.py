@@ -160,10 +160,7 @@ class _Splitter:
             rank[u] += tails.max() if len(tails) else 0.0
         keys = [np.arange(n, dtype=float), -rank]
         orders = [self._sorted(after_at, after, key) for key in keys]
-        orders += [
-            self._depth_first(after_at, after, -rank),
-            self._depth_first(after_at, after, rank),
-        ]
+        orders += [self._depth_first(after_at, after, key) for key in (-rank, rank)]
         once = {order.tobytes(): order for order in orders}
         return list(once.values())
 
@@ -201,15 +198,14 @@ class _Splitter:
 
     def _divided(self, order: Ints, most: int) -> _Split | None:
         """Return the best split of an order into at most ``most`` parts; None if there is none."""
-        if len(self.kinds) > _MOST_KINDS:
-            return None
         chunk = self._chunks(order)
         n = int(chunk[-1]) + 1
         where = np.empty(self.count, np.int64)
         where[order] = chunk
         copied = self._copy_loads(where, n)
         loads = [self._part_loads(where, n, devices[0], copied) for devices in self.kinds]
-        best = _best_parts(loads, [len(devices) for devices in self.kinds], n, most)
+        counts = [len(devices) for devices in self.kinds]
+        best = _best_parts(loads, counts, n, most) if len(counts) <= _MOST_KINDS else None
         if best is None:
             return None
         stage = np.empty(n, np.int64)
