@@ -126,6 +126,13 @@ def _average(graph: Graph) -> Average:
     return next((task.fn for task in graph.tasks if isinstance(task.fn, Average)), Average())
 
 
+def _constant(graph: Graph) -> Value:
+    """Return the constant of a graph that tasks write."""
+    if "constant" in graph.names:
+        return graph.value("constant")
+    return graph.constant(torch.full((3, 3), 0.5, dtype=torch.float64), "constant")
+
+
 Move = Callable[..., list[Value]]
 
 # For these ``on=`` may be given: their results are new memory, so no other constraint conflicts.
@@ -163,7 +170,7 @@ VIEWS: Mapping[str, Move] = {
 }
 STATEFUL: Mapping[str, Move] = {
     "average": lambda graph, a, b, **facts: [graph.add(_average(graph), a, **facts)],
-    "constant": lambda graph, a, b, **facts: _written(graph, graph.value("constant"), a, **facts),
+    "constant": lambda graph, a, b, **facts: _written(graph, _constant(graph), a, **facts),
 }
 MOVES = {**FRESH, **WRITES, **VIEWS, **STATEFUL}
 
@@ -227,9 +234,8 @@ def graphs(
     inputs = inputs_for(graph).items()
     meta = {graph.value(name).index: tensor.to("meta") for name, tensor in inputs}
     if state:
-        constant = torch.full((3, 3), 0.5, dtype=torch.float64)
-        values.append(graph.constant(constant, "constant"))
-        meta[values[-1].index] = constant.to("meta")
+        values.append(_constant(graph))
+        meta[values[-1].index] = values[-1].tensor.to("meta")
     for move in draw(_moves(tuple(devices), most, views, state)):
         values += _make(graph, values, meta, move)
     shown = draw(st.lists(st.sampled_from(values), min_size=1, max_size=3, unique_by=id))
