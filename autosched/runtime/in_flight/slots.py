@@ -32,7 +32,10 @@ class Ring:
     def __init__(self, compiler: Compiler, looping: Looping):
         program = compiler.program
         waits = [i for i in program if isinstance(i, Wait) and i.ago]
-        self.carries = bool(waits)
+        # Streams may order accesses to memory that all runs share, without waits.
+        self.carries = bool(waits) or any(
+            compiler.graph.last_version(value.index) for value in compiler.graph.sources
+        )
         count = program.in_flight + max((wait.ago for wait in waits), default=0)
         self.slots = [Slot(compiler, looping.slot(), n, self) for n in range(count)]
         self._waits = _locked(compiler)

@@ -76,6 +76,8 @@ class QueueInterleaver:
         run = self._queues[name][0]
         steps = run.tape.steps.get(name, ())
         at = self._at[name]
+        if not at:
+            run.enter()
         return run.stopped or at >= len(steps) or not lock_awaited(steps[at][1])
 
     def _advance(self, name: str) -> None:
@@ -83,8 +85,6 @@ class QueueInterleaver:
         queue = self._queues[name]
         run = queue[0]
         steps = run.tape.steps.get(name, ())
-        if not self._at[name]:
-            run.enter()
         at = self._at[name]
         position = steps[at][0] if at < len(steps) else -1
         self._inside = name

@@ -21,7 +21,7 @@ import torch
 
 import autosched as asc
 from autosched.errors import CancelledRunError
-from autosched.program.program import Free
+from autosched.program.program import Free, Wait
 from autosched.runtime.backends.virtual import Virtual
 
 GENEROUS = 30  # seconds until a test that hangs fails
@@ -283,6 +283,30 @@ def test_runs_that_need_the_state_of_one_that_failed_are_cancelled(backend, seed
             assert schedule(x=number(2))["y"][0] == total_before + 3
             if backend != "virtual":
                 submitted.clear()
+
+
+def test_runs_are_cancelled_where_streams_order_what_they_share():
+    """All that touches the total is on one stream, so the program has no wait for another run."""
+    graph = asc.Graph()
+    x = graph.input("x")
+    total = graph.constant(torch.zeros(2), "total")
+    submitted = threading.Event()
+
+    def add(total, x):
+        if x[0] == 3:
+            assert submitted.wait(GENEROUS)
+            raise ValueError("no 3")
+        total += x
+
+    graph.add(add, total, x, writes=[total], outputs=(), name="add")
+    graph.output(y=graph.add(torch.clone, total, name="read"))
+    with scheduled(graph, policy="single", place={"*": "cpu"}) as schedule:
+        assert not any(isinstance(i, Wait) and i.ago for i in schedule.program)
+        schedule(x=number(1))
+        runs = [schedule.submit(x=number(i)) for i in (3, 5)]
+        submitted.set()
+        assert [type(run.exception()) for run in runs] == [asc.TaskError, CancelledRunError]
+        assert schedule(x=number(1))["y"][0] == 2
 
 
 def test_what_no_task_raises_arrives_unchanged():

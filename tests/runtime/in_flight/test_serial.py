@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import autosched as asc
+from autosched.errors import CancelledRunError
+from autosched.program.program import Wait
 from autosched.runtime.backends import Backend
 from autosched.runtime.backends.emulated import Emulated
 from autosched.runtime.backends.host import Host
 from autosched.runtime.backends.virtual import Virtual
 from autosched.testing import graphs, inputs_for, machines
 from autosched.testing.reference import SharedState
+from autosched.testing.strategies import mix
 from tests.sample_policies import policies
 
 COSTS = asc.Costs(default_seconds=0, default_nbytes=0)
@@ -128,3 +132,60 @@ def test_in_threads(
     make: Callable[[], Backend], policy: str, graph: asc.Graph, machine: asc.Machine, in_flight: int
 ) -> None:
     compare(graph, machine, policy, in_flight, make(), 0)
+
+
+class Failing:
+    """Calls a function, and raises in one of its calls."""
+
+    def __init__(self, fn: Callable[..., Any], at: int):
+        self.fn = fn
+        self.at = at
+        self.calls = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        if self.calls == self.at:
+            raise ZeroDivisionError
+        return self.fn(*args, **kwargs)
+
+
+@given(
+    policy=policies,
+    graph=graphs(state=True),
+    machine=machines(),
+    in_flight=loops,
+    seed=st.integers(0, 99),
+    data=st.data(),
+)
+def test_one_run_fails_and_those_without_its_state_go_on(
+    policy: str,
+    graph: asc.Graph,
+    machine: asc.Machine,
+    in_flight: int,
+    seed: int,
+    data: st.DataObject,
+) -> None:
+    """Earlier runs end well; later ones too, or are cancelled if runs share state; then all go well again."""
+    graph = graph.pinned()
+    candidates = [task for task in graph.tasks if task.fn is mix]
+    assume(candidates)
+    runs = in_flight + 3
+    failing = data.draw(st.integers(2, runs))  # the first run is checked, and tasks run in order
+    chosen = data.draw(st.sampled_from(candidates))
+    graph.tasks[chosen.index] = replace(chosen, fn=Failing(mix, failing))
+    backend = Virtual(random.Random(seed).choice)
+    with asc.schedule(
+        graph, machine, policy=policy, costs=COSTS, backend=backend, in_flight=in_flight
+    ) as schedule:
+        state = SharedState(graph)
+        carried = any(isinstance(i, Wait) and i.ago for i in schedule.program)
+        carried = carried or any(graph.last_version(value.index) for value in graph.sources)
+        futures = [schedule.submit(**inputs) for inputs in given_to(graph, runs)]
+        errors = [type(future.exception()) for future in futures]
+        good = type(None)
+        assert errors[failing - 1] is asc.TaskError
+        assert set(errors[: failing - 1]) <= {good}
+        assert set(errors[failing:]) <= ({good, CancelledRunError} if carried else {good})
+        again = [schedule.submit(**inputs) for inputs in given_to(graph, runs)]
+        assert all(future.exception() is None for future in again)
+        state.restore()
