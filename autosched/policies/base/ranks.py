@@ -55,10 +55,10 @@ class MeanLinks(NamedTuple):
         else:
             masks, kind = np.unique(possible, axis=0, return_inverse=True)
         latency, per_byte = np.zeros((2, len(masks), len(masks)))
-        for a, sources in enumerate(masks):
-            for b, destinations in enumerate(masks):
-                q, p = np.nonzero(np.outer(sources, destinations))
-                path = (q * devices + p)[q != p]
+        sets = [mask.nonzero()[0] for mask in masks]
+        for a, q in enumerate(sets):
+            for b, p in enumerate(sets):
+                path = np.add.outer(q * devices, p)[np.not_equal.outer(q, p)]
                 path = path[np.isfinite(t.latency[path])]
                 if len(path):
                     latency[a, b] = sum(t.latency[path].tolist()) / len(path)
