@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -20,8 +20,9 @@ from autosched._lib.forks import forks
 from autosched._lib.meeting import Meeting, common_token
 from autosched.errors import MachineError, RankError
 from autosched.machine.machine import Device, Link, Machine, Network
+from autosched.machine.network import named_network
 
-__all__ = ["Joined", "cluster", "current", "join", "joined", "leave"]
+__all__ = ["Joined", "cluster", "current", "join", "joined", "leave", "rank_among"]
 
 _HOW = (
     "start the program by torchrun --nproc-per-node=2 ..., or call "
@@ -64,20 +65,27 @@ def current() -> Joined | None:
     return found if found is not None and found.process == forks() else None
 
 
+def rank_among(ranks: Mapping[str, int]) -> int | None:
+    """Return the rank of this process, if it has joined others and ``ranks`` has its devices."""
+    found = current() if ranks else None
+    return found.rank if found is not None and found.rank in ranks.values() else None
+
+
 def leave() -> None:
     """Forget what this process joined."""
     _current.clear()
 
 
-def cluster(network: Network | None, timeout: float, local: Machine) -> Machine:
+def cluster(network: str | Network | None, timeout: float, local: Machine) -> Machine:
     """Return the machine of all ranks. Collective: each rank calls it with its own machine."""
+    between = None if network is None else named_network(network)
     if current() is None:
         _join_by_torch(timeout)
     meeting = joined().meeting
     meeting.timeout = timeout
     mine = {"versions": _versions(), "host": socket.gethostname(), "machine": local.to_json()}
     text = meeting.agree(
-        "Machine.cluster()", json.dumps(mine), lambda texts: _gathered(texts, network)
+        "Machine.cluster()", json.dumps(mine), lambda texts: _gathered(texts, between)
     )
     machine = Machine.from_json(text)
     hosts = {device.rank: device.host or "" for device in machine.devices}

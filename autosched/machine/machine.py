@@ -144,17 +144,12 @@ class Machine:
     ) -> Machine:
         """Join the processes that torchrun started; return the machine of their CPUs.
 
-        All processes call it, and get the same machine. It uses torch.distributed, and initialises
-        it with gloo if the program has not. The CPU of rank 1 is ``cpu:1``; ``machine.rank`` is the
-        rank of this process, and ``machine.here`` has the names of its devices. ``network`` joins
-        the CPUs; the default is that of loopback on one host, and else 10 Gbit/s. Ranks have
-        ``timeout`` seconds to come. Raises MachineError without other processes, and where versions
-        differ; RankError for missing ranks.
+        All have ``timeout`` seconds to come. The default ``network`` is loopback on one host, else
+        10 Gbit/s. Raises MachineError for a lone process, RankError for missing ranks.
         """
         from autosched.machine.cluster import cluster
 
-        between = None if network is None else named_network(network)
-        return cluster(between, timeout, cls.local(0, cpu_streams))
+        return cluster(network, timeout, cls.local(0, cpu_streams))
 
     @classmethod
     def emulated(
@@ -291,9 +286,8 @@ class Machine:
         known = device_name(name)
         found = self._by_name.get(known) if isinstance(known, str) else None
         if found is None:
-            raise MachineError(
-                f"the machine has no device {name!r}; it has {', '.join(map(repr, self.names))}"
-            )
+            has = ", ".join(map(repr, self.names))
+            raise MachineError(f"the machine has no device {name!r}; it has {has}")
         return found
 
     @cached_property
@@ -314,18 +308,14 @@ class Machine:
     @property
     def rank(self) -> int | None:
         """The rank of this process, if it has joined others that have these devices; else None."""
-        if not self.ranks or self.imagined:
-            return None
-        from autosched.machine.cluster import current
+        from autosched.machine.cluster import rank_among
 
-        found = current()
-        return found.rank if found is not None and found.rank in self.ranks.values() else None
+        return None if self.imagined else rank_among(self.ranks)
 
     @property
     def here(self) -> tuple[str, ...]:
         """The names of the devices of this process: all of them, if there are no ranks."""
-        rank = self.rank
-        return tuple(name for name in self.names if rank is None or self.ranks[name] == rank)
+        return tuple(n for n in self.names if self.rank in (None, self.ranks.get(n)))
 
     def link(self, source: str, destination: str) -> Link | None:
         """Return the link between two devices, or None."""
