@@ -10,6 +10,7 @@ gc_pause      pausing cyclic garbage collection
 jit           compiling loops with numba where it pays off
 json_reader   JSON checked against a shape
 logs          the logger ``autosched``
+meeting       several processes that agree on a text
 quiet         silencing torch's logs of failed fake tensor operations
 tensor_guards comparing properties of tensors in compiled code
 text          times, amounts, lists of names and tables as text
