@@ -64,7 +64,7 @@ def own_inputs(schedule: Schedule, inputs: dict[str, Any]) -> dict[str, Any]:
 
     Raises GraphError for missing and unknown ones.
     """
-    rank = schedule.machine.rank
+    rank = schedule.machine.rank if schedule.machine.ranks else None
     if rank is None:
         return inputs
     graph = schedule.graph
