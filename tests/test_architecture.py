@@ -100,7 +100,7 @@ MAY_IMPORT_TORCH = {
     *["cli", "demo", "frontends", "fusion", "measurement", "parallel", "testing"],
     *["_lib.fake_tensors", "costs.estimate", "graph.gradients"],
     *["runtime.backends", "runtime.profile", "runtime.ranks", "runtime.replay"],
-    "machine.machine",  # Machine.local, inside the function
+    *["machine.machine", "machine.hardware"],  # Machine.local, inside functions
     "graph.files",  # to read a file, inside functions
     "machine.cluster",  # inside functions
 }

@@ -10,11 +10,10 @@ not predicted.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -25,24 +24,20 @@ from autosched._lib.allowed import device_name, is_device, is_number, is_storage
 from autosched._lib.json_reader import each, json_data, parse, struct
 from autosched.errors import MachineError, ScheduleError, listed, shown
 from autosched.machine.device import Device, Link, device_line, link_line
+from autosched.machine.hardware import (
+    CPU_RATES,
+    DISK_LATENCY,
+    EVENT_SECONDS,
+    GPU,
+    ISSUE_SECONDS,
+    LINKS,
+    links_of,
+    memory_of,
+)
 from autosched.machine.network import Network, named_network, network_line
 from autosched.machine.readers import DEVICE, FLAG, LINK, NETWORK
 
 __all__ = ["LINKS", "READER", "Device", "Link", "Machine", "Network", "register_slower"]
-
-# Achieved bytes per second in one direction (about 80% of the nominal rate), and seconds of
-# latency.
-LINKS: Mapping[str, tuple[float, float]] = {
-    "pcie3": (12e9, 1e-5),
-    "pcie4": (25e9, 1e-5),
-    "pcie5": (50e9, 1e-5),
-    "nvlink3": (240e9, 1e-5),
-    "nvlink4": (360e9, 1e-5),
-}
-_DISK_LATENCY = 1e-4  # seconds, of an SSD
-# Factor on the rate, since the driver first copies all bytes to page-locked memory; reports range
-# from 0.3 to 0.7.
-_PAGEABLE = 0.5
 
 # Measurement is in a higher layer, which registers its function here.
 _MEASURED: dict[str, Callable[[Machine], float]] = {}
@@ -130,12 +125,12 @@ class Machine:
             raise MachineError(f"this machine has no accelerator, but gpus={gpus}; {hint}")
         names = [f"{kind}:{i}" for i in range(wanted)]
         memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-        devices = [Device("cpu", cpu_streams, *_CPU_RATES, nbytes=memory)]
-        gpu = replace(_GPU, issue_seconds=_ISSUE_SECONDS, event_seconds=_EVENT_SECONDS)
+        devices = [Device("cpu", cpu_streams, *CPU_RATES, nbytes=memory)]
+        gpu = replace(GPU, issue_seconds=ISSUE_SECONDS, event_seconds=EVENT_SECONDS)
         for i, name in enumerate(names):
-            nbytes = _memory(kind, i % count, wanted, count)
+            nbytes = memory_of(kind, i % count, wanted, count)
             devices.append(replace(gpu, name=name, physical=f"{kind}:{i % count}", nbytes=nbytes))
-        made = cls(devices, _links(names, "pcie4", None, None))
+        made = cls(devices, links_of(names, "pcie4", None, None))
         return made if storage is None else made.with_storage(storage)
 
     @classmethod
@@ -183,13 +178,13 @@ class Machine:
         ('cpu:0', 'cuda:0', 'cpu:1', 'cuda:1')
         """
         _check_count("gpus", gpus)
-        gpu = replace(_GPU, nbytes=nbytes)
-        cpu = Device("cpu", cpu_streams, *_CPU_RATES)
+        gpu = replace(GPU, nbytes=nbytes)
+        cpu = Device("cpu", cpu_streams, *CPU_RATES)
         rates = link or "pcie4", bytes_per_second, latency
         if hosts is None:
             names = [f"cuda:{i}" for i in range(gpus)]
             devices = [cpu, *(replace(gpu, name=name) for name in names)]
-            made = cls(devices, _links(names, *rates), contention=contention, imagined=True)
+            made = cls(devices, links_of(names, *rates), contention=contention, imagined=True)
             return made if storage is None else made.with_storage(storage)
         if storage is not None:
             raise MachineError("storage= is for one host; a cluster has no storage devices yet")
@@ -201,12 +196,12 @@ class Machine:
             names = [f"cuda:{rank * gpus + i}" for i in range(gpus)]
             devices.append(replace(cpu, name=f"cpu:{rank}", **where))
             devices += [replace(gpu, name=name, **where) for name in names]
-            links += _links(names, *rates, cpu=f"cpu:{rank}")
+            links += links_of(names, *rates, cpu=f"cpu:{rank}")
         between = named_network(network)
         return cls(devices, links, contention=contention, imagined=True, network=between)
 
     def with_storage(
-        self, bytes_per_second: float, latency: float = _DISK_LATENCY, *, name: str = "disk:0"
+        self, bytes_per_second: float, latency: float = DISK_LATENCY, *, name: str = "disk:0"
     ) -> Machine:
         """Return this machine with a storage device more, from which ``Graph.read`` reads.
 
@@ -472,45 +467,6 @@ def _marked(device: Device, imagined: bool) -> Device:
     if not isinstance(device, Device) or device.imagined == imagined:
         return device
     return replace(device, imagined=imagined)
-
-
-_CPU_RATES = (50e9, 10e9, 5e-6)
-_USABLE = 15 / 16  # usable share of a GPU's memory; contexts, workspaces and rounding take the rest
-_GPU = Device("cuda:0", flops_per_second=20e12, bytes_per_second=1e12, launch_seconds=5e-6)
-_ISSUE_SECONDS = 5e-6  # of Python and the driver, for an operator that is one kernel
-_EVENT_SECONDS = 1e-6
-
-
-def _memory(kind: str, index: int, wanted: int, count: int) -> float:
-    """Return the bytes of one of ``wanted`` logical devices that share ``count`` real ones."""
-    import torch
-
-    sharers = len(range(index, wanted, count))
-    with contextlib.suppress(AssertionError, AttributeError, RuntimeError):
-        properties = torch.get_device_module(kind).get_device_properties(index)
-        return float(properties.total_memory) * _USABLE / sharers
-    return math.inf  # torch does not report it
-
-
-def _links(
-    gpus: list[str],
-    link: str,
-    bytes_per_second: float | None,
-    latency: float | None,
-    cpu: str = "cpu",
-) -> list[Link]:
-    if not isinstance(link, str) or link not in LINKS:
-        raise MachineError(f"unknown link {link!r}; known are {', '.join(map(repr, LINKS))}")
-    between = LINKS[link]
-    to_host = LINKS["pcie4" if link.startswith("nvlink") else link]
-
-    def make(source: str, destination: str, rates: tuple[float, float]) -> Link:
-        rate = rates[0] if bytes_per_second is None else bytes_per_second
-        slow = rate * _PAGEABLE if source == cpu else None
-        return Link(source, destination, rate, rates[1] if latency is None else latency, slow)
-
-    pairs = [(a, b) for i, a in enumerate(gpus) for b in gpus[i + 1 :]]
-    return [make(cpu, gpu, to_host) for gpu in gpus] + [make(a, b, between) for a, b in pairs]
 
 
 def _check_count(name: str, count: Any, least: int = 0) -> None:

@@ -67,7 +67,7 @@ def test_of_equal_steps_the_one_that_raised_is_known(monkeypatch):
 def test_only_the_calling_threads_steps_of_a_tape_that_runs_again_are_lines(monkeypatch):
     made = []
     monkeypatch.setattr(
-        "autosched.runtime.threads.thread_team.Straight",
+        "autosched.runtime.threads.draining.Straight",
         lambda steps: made.append(steps) or Straight(steps),
     )
     said = []
