@@ -7,6 +7,8 @@ import gc
 import logging
 import signal
 import threading
+from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +17,9 @@ from hypothesis import Phase, settings
 # A sum's last bits depend on how many threads share it, and "equal to the serial run, bit for bit"
 # is our first law. It also keeps the two test processes from fighting for two cores.
 torch.set_num_threads(1)
+
+COSTLY = "frontends", "parallel"  # folders
+KEPT = 3  # of so many variants of a test, one
 
 # pytest attaches its handlers to loggers that do not propagate. With a handler, this one records
 # each fake tensor with its stack, which takes a tenth of the time of a capture.
@@ -32,6 +37,23 @@ settings.register_profile(
     phases=[Phase.explicit, Phase.generate],
 )
 settings.load_profile("quick")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Leave most variants of costly tests to ``make soak``, where all tests are run.
+
+    Each captures models anew, which takes most of a run's time. Whoever names files gets all.
+    """
+    if {Path(arg).name for arg in config.args} != {*config.getini("testpaths")}:
+        return
+    seen = Counter()
+    for item in items:
+        if item.path.parent.name in COSTLY and hasattr(item, "callspec"):
+            test = item.nodeid.partition("[")[0]
+            if seen[test] % KEPT:
+                item.add_marker(pytest.mark.slow)
+            seen[test] += 1
 
 
 def pytest_collection_finish(session):
