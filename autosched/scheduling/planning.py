@@ -235,7 +235,7 @@ def _backend(
         return "replay"
     if replay and not _replays(made):
         what = f"replay=True is for accelerators, and backend {made!r} has none"
-        warnings.warn(f"{what}; runs are ordinary ones", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"{what}; runs are ordinary ones", RuntimeWarning, stacklevel=4)
     return made
 
 
@@ -291,7 +291,7 @@ def _costs(
 ) -> Costs:
     """Return the costs given, estimated, or equal. Raises ScheduleError for unknown tasks."""
     if costs is None:
-        costs = estimate_costs(graph, examples, level=4) if examples is not None else Costs()
+        costs = estimate_costs(graph, examples, level=5) if examples is not None else Costs()
         costs = mark_pageable(costs, graph, machine, examples)
     costs.check(graph)
     return costs

@@ -151,7 +151,7 @@ def with_runs_in_flight(problem: Problem, plan: Plan) -> Plan:
     elif goal.in_flight is None:
         fewest = fewest_runs(parts, program)
         program = fewest or fitted(*parts[:3], plan.placement, parts.outputs)
-    warn_of_memory(parts, goal, program, level=4)
+    warn_of_memory(parts, goal, program, level=5)
     return plan._replace(program=program)
 
 
