@@ -773,7 +773,8 @@ MUTANTS = (
         "autosched/lowering/copies.py",
         "before = max(self.made[use], min(after, self.current - 1)), rank",
         "before = max(self.made[use], after), rank",
-        WISHES,
+        "tests/lowering/test_lowering.py"
+        "::test_a_copy_that_is_wished_for_after_its_reader_is_before_it",
     ),
     Mutant(
         "a receive tells nothing of sends",

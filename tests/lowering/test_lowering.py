@@ -14,6 +14,7 @@ from networkx.algorithms import bipartite
 
 import autosched as asc
 from autosched.lowering import lower, streams
+from autosched.placement import Placement, Send
 from autosched.program.program import Copy, Free, Record, Run, Wait, occupied
 from autosched.program.vector_clocks import Clocks, single_copy_streams
 from autosched.testing import graphs, machines
@@ -533,3 +534,17 @@ def test_without_contention_clocks_have_no_place_for_each_copy() -> None:
     copies = [i for i in program if isinstance(i, Copy)]
     assert len(copies) > 400
     assert Clocks(program.streams, single_copy_streams(program.instructions)).width == 3
+
+
+def test_a_copy_that_is_wished_for_after_its_reader_is_before_it():
+    graph = asc.Graph()
+    x = graph.input("x")
+    w = graph.input("w")
+    graph.add(torch.add, w, x, name="reads", on="cuda:0", writes=[w])
+    graph.output(y=graph.add(torch.neg, w, name="late", on="cuda:0"))
+    machine = asc.Machine.emulated(gpus=1)
+    order = ("reads", "late")
+    wish = (Send("x", 0, "cuda:0", "late"),)
+    placement = Placement(dict.fromkeys(order, "cuda:0"), order, wish)
+    pinned = graph.pinned({"w": "cuda:0"})
+    asc.verify(lower(pinned, machine, placement), pinned, machine)
