@@ -1027,24 +1027,24 @@ MUTANTS = (
     ),
     Mutant(
         "state on a device is not copied again after a write in place",
-        "autosched/scheduling/kept.py",
+        "autosched/scheduling/resident_state.py",
         "            and self.version == source._version\n",
         "",
-        "tests/scheduling/test_kept.py::test_only_what_was_changed_is_copied_again",
+        "tests/scheduling/test_resident_state.py::test_only_what_was_changed_is_copied_again",
     ),
     Mutant(
         "a step of a fused optimizer leaves state on devices as it was",
-        "autosched/scheduling/kept.py",
+        "autosched/scheduling/resident_state.py",
         "            copy.version = None\n",
         "            pass\n",
-        "tests/scheduling/test_kept.py::test_a_change_is_seen_by_the_next_call",
+        "tests/scheduling/test_resident_state.py::test_a_change_is_seen_by_the_next_call",
     ),
     Mutant(
         "a view of a view of state stays where the policy placed it",
-        "autosched/lowering/settling.py",
+        "autosched/lowering/resident_state.py",
         "            views.append((task, bases[0] if bases else task))\n",
         "            views.append((task, task))\n",
-        "tests/lowering/test_settling.py"
+        "tests/lowering/test_resident_state.py"
         "::test_law_a_step_with_shared_weights_equals_the_eager_one_for_each_placement",
     ),
     Mutant(

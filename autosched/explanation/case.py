@@ -13,7 +13,7 @@ from functools import cached_property
 from autosched.costs.costs import Costs
 from autosched.graph.graph import HOST, Graph, Task, Use
 from autosched.lowering.fitting import fitted
-from autosched.lowering.settling import settled
+from autosched.lowering.resident_state import with_resident_state
 from autosched.machine.machine import Machine
 from autosched.placement import Placement, home
 from autosched.program.program import Copy, Program
@@ -123,7 +123,7 @@ class Case:
         machine = machine or self.machine
         if placement.streams is None:
             placement = replace(placement, streams=self.placement.streams)
-        graph, placement = settled(self.graph, machine, self.costs, placement)
+        graph, placement = with_resident_state(self.graph, machine, self.costs, placement)
         program = fitted(graph, machine, self.costs, placement, self.outputs)
         return replace(self, graph=graph, machine=machine, placement=placement, program=program)
 

@@ -22,7 +22,7 @@ from autosched.explanation.periods import PeriodFacts, period_facts
 from autosched.explanation.placements import Plans, change_placement, device_count_note
 from autosched.explanation.report_text import report_text
 from autosched.explanation.resident_inputs import keep_inputs
-from autosched.lowering.settling import unsettled
+from autosched.lowering.resident_state import without_resident_state
 from autosched.program.parts import crosses
 from autosched.program.program import Copy, Run
 from autosched.timeline.timeline import Timeline, what
@@ -190,7 +190,7 @@ def _checked(case: Case, timeline: Timeline) -> Timeline:
 
 
 def _efficiency(case: Case, makespan: float) -> Efficiency:
-    found = bounds(unsettled(case.graph, case.machine), case.machine, case.costs)
+    found = bounds(without_resident_state(case.graph, case.machine), case.machine, case.costs)
     name = max(found, key=lambda bound: found[bound])
     return Efficiency(found[name] / makespan if makespan else 1.0, name, found[name])
 

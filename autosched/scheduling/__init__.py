@@ -7,7 +7,7 @@ agreement       schedules that several ranks make together
 schedule        Schedule: graph, machine, placement and program
 running         its methods for several runs
 periodic        its predictions for several runs
-kept            state that stays on devices between runs
+resident_state  state that stays on devices between runs
 arguments       checks of what users pass
 saved           schedules as JSON
 loading         reads them

@@ -32,7 +32,7 @@ from autosched.costs.costs import Costs, Replay
 from autosched.errors import GraphError, MachineError, MemoryLimitError, ScheduleError, listed
 from autosched.graph.graph import Graph, by_pattern
 from autosched.lowering.fitting import is_limited
-from autosched.lowering.settling import keeping
+from autosched.lowering.resident_state import keeping
 from autosched.machine.machine import Machine
 from autosched.policies import POLICIES, TIMED, Policy, Progress, candidates, m_etf, m_sct, single
 from autosched.policies.candidates import splits, stream_limits

@@ -14,7 +14,7 @@ from autosched.costs.costs import Costs
 from autosched.errors import MemoryLimitError, ScheduleError
 from autosched.graph.graph import Graph
 from autosched.lowering.fitting import confined, fitted, is_limited
-from autosched.lowering.settling import keepable, keeping, settled, within
+from autosched.lowering.resident_state import keepable, keeping, with_resident_state, within
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies import Policy
@@ -130,7 +130,7 @@ def _lowered(problem: Problem, placement: Placement) -> Plan:
 def _with_state(problem: Problem, placement: Placement) -> Iterator[tuple[Graph, Placement]]:
     """Yield the graph with state on its devices; with less and less, where memory is limited."""
     graph, machine, costs = problem[:3]
-    found = settled(graph, machine, costs, placement)
+    found = with_resident_state(graph, machine, costs, placement)
     yield found
     kept = list(graph.kept)
     if kept and is_limited(graph, machine, costs):
@@ -138,7 +138,7 @@ def _with_state(problem: Problem, placement: Placement) -> Iterator[tuple[Graph,
             fewer = within(found[0], machine, costs, part)
             if fewer != kept:
                 kept = fewer
-                yield settled(keeping(graph, kept), machine, costs, placement)
+                yield with_resident_state(keeping(graph, kept), machine, costs, placement)
 
 
 def with_runs_in_flight(problem: Problem, plan: Plan) -> Plan:

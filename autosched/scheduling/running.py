@@ -19,7 +19,7 @@ from autosched.runtime.in_flight.batches import results
 from autosched.runtime.in_flight.future import RunFuture
 from autosched.runtime.in_flight.runs import Runs
 from autosched.scheduling.arguments import checked_timeout
-from autosched.scheduling.kept import Kept, moves_to
+from autosched.scheduling.resident_state import ResidentState, moves_to
 
 __all__ = ["LOCK", "RunState", "Running"]
 
@@ -50,8 +50,8 @@ class Running:
         raise NotImplementedError
 
     @cached_property
-    def _kept(self) -> Kept:
-        return Kept(self.graph, moves_to(self.machine, self.backend))
+    def _kept(self) -> ResidentState:
+        return ResidentState(self.graph, moves_to(self.machine, self.backend))
 
     def _guarded(self, inputs: Mapping[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
         """Return outputs that raise where autograd would lose a gradient."""

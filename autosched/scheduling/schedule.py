@@ -25,7 +25,7 @@ from autosched.explanation import Case, Explanation, TaskExplanation, explain, e
 from autosched.graph.graph import Graph
 from autosched.lowering import lower
 from autosched.lowering.fitting import confined
-from autosched.lowering.settling import settled_as, unsettled
+from autosched.lowering.resident_state import with_resident_state_as, without_resident_state
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.placement import check as check_placement
@@ -390,7 +390,7 @@ class Schedule(Periodic, Running):
     def lower_bound(self) -> float:
         """Lower bound on the makespan of all schedules of this graph on this machine."""
         # Tasks that fit into no device's memory cannot run.
-        graph = unsettled(self.graph, self.machine)
+        graph = without_resident_state(self.graph, self.machine)
         known = bounds(graph, self.machine, confined(graph, self.machine, self.costs, self.wanted))
         return max([*known.values(), self.placement.bound])
 
@@ -463,7 +463,7 @@ class Schedule(Periodic, Running):
 def joined(saved: Saved, graph: Graph) -> Schedule:
     """Join a saved schedule to its graph, with the checks of ``schedule`` and ``lower``."""
     inputs = dict(saved.program.inputs)
-    graph = settled_as(graph, saved.machine, saved.placement, inputs)
+    graph = with_resident_state_as(graph, saved.machine, saved.placement, inputs)
     check_graph(saved, graph)
     pinned = graph.pinned(inputs)
     for _, device in (*saved.program.inputs, *saved.program.outputs):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import autosched as asc
-from autosched.lowering.settling import keepable
+from autosched.lowering.resident_state import keepable
 from autosched.placement import choices
 from autosched.program.program import Copy
 

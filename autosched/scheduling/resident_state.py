@@ -25,7 +25,7 @@ from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.runtime.backends import Backend
 
-__all__ = ["Kept", "moves_to"]
+__all__ = ["ResidentState", "moves_to"]
 
 Move = Callable[[Any], Any]  # returns a copy of a tensor on a device
 
@@ -42,7 +42,7 @@ def moves_to(machine: Machine, backend: str | Backend) -> dict[str, Move]:
     return {name: _move_to(place) for name, place in machine.physical.items() if place}
 
 
-class Kept:
+class ResidentState:
     """The state that a schedule of ``graph`` keeps; ``moves`` copy tensors to physical devices."""
 
     def __init__(self, graph: Graph, moves: Mapping[str, Move]):

@@ -26,7 +26,14 @@ from autosched.graph.including import repeat
 from autosched.machine.machine import Machine
 from autosched.placement import Placement, home
 
-__all__ = ["keepable", "keeping", "settled", "settled_as", "unsettled", "within"]
+__all__ = [
+    "keepable",
+    "keeping",
+    "with_resident_state",
+    "with_resident_state_as",
+    "within",
+    "without_resident_state",
+]
 
 
 def keepable(graph: Graph, machine: Machine) -> tuple[str, ...]:
@@ -78,7 +85,7 @@ def keeping(graph: Graph, names: Iterable[str]) -> Graph:
     return twin
 
 
-def settled(
+def with_resident_state(
     graph: Graph, machine: Machine, costs: Costs, placement: Placement
 ) -> tuple[Graph, Placement]:
     """Return the graph with kept state on the devices that read it.
@@ -89,7 +96,7 @@ def settled(
     >>> graph = asc.Graph()
     >>> graph.output(y=graph.add(abs, graph.input("w"), name="y"))
     >>> machine, placement = asc.Machine.emulated(gpus=1), Placement({"y": "cuda:0"}, ("y",))
-    >>> settled(keeping(graph, ["w"]), machine, asc.Costs(), placement)[0].value("w").home
+    >>> with_resident_state(keeping(graph, ["w"]), machine, asc.Costs(), placement)[0].value("w").home
     'cuda:0'
     """
     if not graph.lasting | graph.kept.keys():
@@ -119,7 +126,7 @@ def settled(
     return placed, placement
 
 
-def settled_as(
+def with_resident_state_as(
     graph: Graph, machine: Machine, placement: Placement, inputs: Mapping[str, str]
 ) -> Graph:
     """Return the graph with state kept as in a program with these ``inputs``."""
@@ -131,10 +138,10 @@ def settled_as(
     ]
     if not names or not all(task.name in placement.device for task in graph.tasks):
         return graph
-    return settled(keeping(graph, names), machine, Costs(), placement)[0]
+    return with_resident_state(keeping(graph, names), machine, Costs(), placement)[0]
 
 
-def unsettled(graph: Graph, machine: Machine) -> Graph:
+def without_resident_state(graph: Graph, machine: Machine) -> Graph:
     """Return a graph with kept state on no accelerator, for bounds on all placements."""
     return graph.pinned(dict.fromkeys(graph.kept, machine.host)) if graph.kept else graph
 
@@ -142,7 +149,7 @@ def unsettled(graph: Graph, machine: Machine) -> Graph:
 def within(graph: Graph, machine: Machine, costs: Costs, part: float) -> list[str]:
     """Return kept state that takes at most this part of the memory of each limited device.
 
-    ``graph`` is settled. What tasks read first comes first.
+    ``graph`` has the devices of its state. What tasks read first comes first.
     """
     held = dict.fromkeys(machine.names, 0.0)
     sizes: dict[str, list[tuple[str, float]]] = {}
