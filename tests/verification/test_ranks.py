@@ -10,7 +10,7 @@ from autosched.machine.machine import Machine
 from autosched.program.program import Program
 from autosched.verification.functional import proves
 from autosched.verification.parts import joined
-from tests.clusters import parts_of
+from tests.clusters import CHAIN, parts_of
 from tests.verification.test_verify import changed
 
 
@@ -25,25 +25,6 @@ def chain():
     return graph
 
 
-CHAIN = """
-    rank 0 has cpu:0
-    rank 1 has cpu:1
-    input x on cpu:0
-    cpu:0/compute   run h
-    cpu:0/compute   record e0
-    cpu:0/copy-out  wait e0
-    cpu:0/copy-out  copy h -> cpu:1/copy-in
-    cpu:0/copy-out  record e1
-    cpu:1/copy-in   record e2
-    cpu:1/compute   wait e2
-    cpu:1/compute   run y
-    cpu:1/compute   record e3
-    cpu:0/compute   wait e1
-    cpu:0/compute   free h
-    cpu:1/copy-in   wait e3
-    cpu:1/copy-in   free h
-    output y on cpu:1
-"""
 COPY = "cpu:0/copy-out copy h -> cpu:1/copy-in"
 REFUSED = {
     "an event crosses ranks": (
