@@ -44,21 +44,21 @@ def insert_events(
     instructions: Sequence[Line],
     hazards: Hazards,
     single: Collection[Stream] = (),
-    told: tuple[Ints, Ints] | None = None,
+    known_ended: tuple[Ints, Ints] | None = None,
     ends: bool = True,
 ) -> list[Instruction]:
     """Return the instructions with records, waits and frees, so that every hazard is ordered.
 
     Blocks of ``hazards`` are freed, in addition to the frees that make room; those that no existing
     wait allows to free are left, or freed at the end with waits if ``ends`` is set. The streams in
-    ``single``, which hold a single copy, have no entry in vector clocks. ``told`` has for each
+    ``single``, which hold a single copy, have no entry in vector clocks. ``known_ended`` has for each
     instruction others that have ended when it ends, for reasons of its own, as a ragged table.
     """
     streams = chain.from_iterable(map(occupied, instructions))
     clocks = Clocks(chain(streams, hazards.owners), single)  # owners may have no other instruction
     width = clocks.width
     how = mode(len(instructions) * (5 + width / 4), walk)
-    o = how.of(_work(instructions, hazards, clocks, told))
+    o = how.of(_work(instructions, hazards, clocks, known_ended))
     c = ClockState.of(how, len(clocks.index), width, len(o.after) + len(o.uses))
     h = Frees.of(how, o, len(clocks.index), width)
     how(walk)(o, h, c)
@@ -69,7 +69,7 @@ def _work(
     instructions: Sequence[Line],
     hazards: Hazards,
     clocks: Clocks,
-    told: tuple[Ints, Ints] | None,
+    known_ended: tuple[Ints, Ints] | None,
 ) -> Work:
     index = clocks.index
     nothing = np.zeros(len(instructions) + 1, np.int64), np.zeros(0, np.int64)
@@ -83,7 +83,7 @@ def _work(
         hazards.uses_at,
         hazards.uses,
         *hazards.ending(len(instructions)),
-        *(told or nothing),
+        *(known_ended or nothing),
     )
 
 
@@ -110,8 +110,8 @@ def walk(o: Work, h: Frees, c: ClockState) -> None:
         # 2. Issue the instruction, and keep its position and its clock for later waits.
         advance(c, own, also)
         h.position[i] = c.count[own]
-        for k in range(o.told_at[i], o.told_at[i + 1]):
-            ended = o.told[k]
+        for k in range(o.known_ended_at[i], o.known_ended_at[i + 1]):
+            ended = o.known_ended[k]
             wait_for(c, own, o.own[ended], h.position[ended], h.clocks, ended * c.width)
         for k in range(c.width):
             h.clocks[i * c.width + k] = c.clocks[own * c.width + k]
@@ -119,7 +119,7 @@ def walk(o: Work, h: Frees, c: ClockState) -> None:
         # 3. Free blocks whose uses all happen before by now.
         if also >= 0:
             free_due(o, h, c, also, i)
-        if o.told_at[i] < o.told_at[i + 1]:
+        if o.known_ended_at[i] < o.known_ended_at[i + 1]:
             free_due(o, h, c, own, i)
         free_unused(o, h, c, i)
 

@@ -45,8 +45,8 @@ class Work(NamedTuple):
     uses: Any  # [block], the last instruction of each stream that uses it
     ending_at: Any
     ending: Any  # [instruction], blocks that it uses last
-    told_at: Any
-    told: Any  # [instruction], others that have ended when it ends
+    known_ended_at: Any
+    known_ended: Any  # [instruction], others that have ended when it ends
 
 
 class Frees(NamedTuple):

@@ -68,14 +68,14 @@ def insert_by_rank(
     # 2. Find hazards, and what receives tell.
     hazards = find_hazards(graph, machine, lines, outputs)
     _check_local(lines, hazards, of)
-    told = _told(lines, hazards, of)
+    known_ended = _known_ended(lines, hazards, of)
     # 3. Insert events for each rank by itself.
     parts: dict[int, list[Instruction]] = {}
-    for rank, own in enumerate(_Ranks(lines, hazards, of, ranks, told)):
+    for rank, own in enumerate(_Ranks(lines, hazards, of, ranks, known_ended)):
         if not own.lines:
             continue
         single = frozenset() if machine.contention else single_copy_streams(own.lines, own.hazards)
-        parts[rank] = insert_events(own.lines, own.hazards, single, own.told)
+        parts[rank] = insert_events(own.lines, own.hazards, single, own.known_ended)
     return _joined(lines, of.tolist(), parts)
 
 
@@ -148,7 +148,7 @@ def listen(t: Talk, known: Any, last: Any, receive: Any, send: Any) -> int:
     return found
 
 
-def _told(lines: Sequence[Line], hazards: Hazards, of: Ints) -> tuple[Ints, Ints]:
+def _known_ended(lines: Sequence[Line], hazards: Hazards, of: Ints) -> tuple[Ints, Ints]:
     """Return for each line the sends that it tells to have ended, as a ragged table."""
     number: dict[Stream, int] = {}
     own = np.array([number.setdefault(line.stream, len(number)) for line in lines], np.int64)
@@ -188,7 +188,7 @@ class _Own(NamedTuple):
 
     lines: list[Line]
     hazards: Hazards
-    told: tuple[Ints, Ints]
+    known_ended: tuple[Ints, Ints]
 
 
 class _Ranks:
@@ -200,11 +200,11 @@ class _Ranks:
         hazards: Hazards,
         of: Ints,
         ranks: Mapping[str, int],
-        told: tuple[Ints, Ints],
+        known_ended: tuple[Ints, Ints],
     ):
         self.lines = lines
         self.hazards = hazards
-        self.told = told
+        self.known_ended = known_ended
         count = max(ranks.values()) + 1
         owners = np.array([ranks[stream.device] for stream in hazards.owners], np.int64)
         self.rows = _by_rank(of, count)
@@ -225,7 +225,7 @@ class _Ranks:
                 *self._taken(h.uses_at, h.uses, blocks),
             )
             lines = [self.lines[row] for row in rows.tolist()]
-            yield _Own(lines, local, self._taken(*self.told, rows))
+            yield _Own(lines, local, self._taken(*self.known_ended, rows))
 
     def _taken(self, at: Ints, items: Ints, rows: Ints) -> tuple[Ints, Ints]:
         """Return some rows of a ragged table of lines, as positions in one rank."""
