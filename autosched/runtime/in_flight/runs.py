@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 from autosched._lib.forks import forks
 from autosched.errors import RunTimeoutError, ScheduleError
 from autosched.runtime.execute import Executor
-from autosched.runtime.in_flight.alone import Alone
 from autosched.runtime.in_flight.future import RunFuture, UnderWay, Waiting
+from autosched.runtime.in_flight.overlapping_runs import OverlappingRuns
 from autosched.runtime.in_flight.overlaps import Overlaps
-from autosched.runtime.in_flight.rotation import Rotation
+from autosched.runtime.in_flight.single_runs import SingleRuns
 
 __all__ = ["Runs"]
 
@@ -66,8 +66,8 @@ class Runs:
         self._submitted = 0
         self._names = {*executor.graph.input_names}
         self._overlaps = Overlaps(self._names & executor.memory.written)
-        self._alone: Alone | None = None
-        self._rotation: Rotation | None = None
+        self._single: SingleRuns | None = None
+        self._overlapping: OverlappingRuns | None = None
         self._closed = False
         self._waiting = Waiting(executor.name, self._executing)
 
@@ -138,7 +138,7 @@ class Runs:
     def close(self) -> None:
         """Abort all runs, and end the threads."""
         self._closed = True
-        for engine in (self._rotation, self._alone):
+        for engine in (self._overlapping, self._single):
             if engine is not None:
                 engine.close()
 
@@ -174,23 +174,23 @@ class Runs:
         if self._closed:
             raise ScheduleError("the schedule is closed; make a new one")
 
-    def _engine(self, deadline: float | None) -> Alone | Rotation:
+    def _engine(self, deadline: float | None) -> SingleRuns | OverlappingRuns:
         """Return what executes the next run."""
         executor = self.executor
         if self.in_flight == 1 or executor.check or not executor.checked:
             self._wait_until_fewer(1, deadline)
             if self.in_flight == 1 or executor.check or not executor.checked:
-                if self._alone is None:
-                    self._alone = Alone(executor, self._under_way)
-                return self._alone
-        if self._alone is not None:
-            self._alone.close()
-            self._alone = None
-        if self._rotation is None:
-            self._rotation = Rotation(executor, self._under_way)
-        if self._rotation.is_broken:
+                if self._single is None:
+                    self._single = SingleRuns(executor, self._under_way)
+                return self._single
+        if self._single is not None:
+            self._single.close()
+            self._single = None
+        if self._overlapping is None:
+            self._overlapping = OverlappingRuns(executor, self._under_way)
+        if self._overlapping.is_broken:
             self._wait_until_fewer(1, deadline)
-        return self._rotation
+        return self._overlapping
 
     def _is_executing(self, thread: int) -> bool:
         """Whether a thread executes a task of the schedule."""
@@ -201,7 +201,7 @@ class Runs:
 
     def _executing(self) -> frozenset[int]:
         """Return the identities of the threads that execute tasks."""
-        engines = [engine for engine in (self._alone, self._rotation) if engine is not None]
+        engines = [engine for engine in (self._single, self._overlapping) if engine is not None]
         return self.executor.threads.union(*(engine.threads for engine in engines))
 
     def _finish(

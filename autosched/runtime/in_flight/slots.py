@@ -23,10 +23,10 @@ from autosched.runtime.memory import Memory
 from autosched.runtime.threads.loop_runs import unlock
 from autosched.runtime.threads.tapes import Step, Tape
 
-__all__ = ["Ring", "Slot"]
+__all__ = ["Slot", "Slots"]
 
 
-class Ring:
+class Slots:
     """The slots of a loop."""
 
     def __init__(self, compiler: Compiler, looping: Looping):
@@ -37,9 +37,9 @@ class Ring:
             compiler.graph.last_version(value.index) for value in compiler.graph.sources
         )
         count = program.in_flight + max((wait.ago for wait in waits), default=0)
-        self.slots = [Slot(compiler, looping.slot(), n, self) for n in range(count)]
+        self.all = [Slot(compiler, looping.slot(), n, self) for n in range(count)]
         self._waits = _locked(compiler)
-        self._locks = [{at: threading.Lock() for at in self._waits} for _ in self.slots]
+        self._locks = [{at: threading.Lock() for at in self._waits} for _ in self.all]
         self.reset()
 
     def reset(self) -> None:
@@ -58,23 +58,23 @@ class Ring:
         """Return the steps that let later runs go on after a slot's records, by event."""
         steps: dict[int, list[Step]] = {}
         for at, wait in self._waits.items():
-            lock = self._locks[(slot + wait.ago) % len(self.slots)][at]
+            lock = self._locks[(slot + wait.ago) % len(self.all)][at]
             steps.setdefault(wait.event, []).append(partial(unlock, lock))
         return steps
 
     def earlier(self, slot: int, ago: int) -> Backend:
         """Return the backend of the run that many before that in a slot."""
-        return self.slots[(slot - ago) % len(self.slots)].backend
+        return self.all[(slot - ago) % len(self.all)].backend
 
 
 class Slot:
     """What belongs to one run in flight. Compiled at its first run."""
 
-    def __init__(self, compiler: Compiler, backend: Backend, number: int, ring: Ring):
+    def __init__(self, compiler: Compiler, backend: Backend, number: int, slots: Slots):
         self.backend = backend
         self.number = number
         self._parent = compiler
-        self._ring = ring
+        self._slots = slots
 
     @cached_property
     def _compiler(self) -> Compiler:
@@ -98,15 +98,17 @@ class Slot:
     @cached_property
     def tape(self) -> Tape:
         """The steps of the run."""
-        ring = self._ring
+        slots = self._slots
         number = self.number
-        carried = Carried(ring.awaited(number), ring.passed(number), partial(ring.earlier, number))
+        carried = Carried(
+            slots.awaited(number), slots.passed(number), partial(slots.earlier, number)
+        )
         return self._compiler.tape(carried=carried)
 
     @cached_property
     def locks(self) -> Sequence[threading.Lock]:
         """The locks that threads wait for during the run."""
-        return [*self.tape.locks, *self._ring.awaited(self.number).values()]
+        return [*self.tape.locks, *self._slots.awaited(self.number).values()]
 
     @cached_property
     def _spoil(self) -> Callable[[Any], None] | None:

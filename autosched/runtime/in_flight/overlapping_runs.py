@@ -23,11 +23,11 @@ from autosched.runtime.execute import Executor
 from autosched.runtime.hang_report import report
 from autosched.runtime.in_flight.deadlines import Deadlines
 from autosched.runtime.in_flight.future import RunFuture, UnderWay
-from autosched.runtime.in_flight.slots import Ring, Slot
+from autosched.runtime.in_flight.slots import Slot, Slots
 from autosched.runtime.threads.loop_runs import Line, LoopRun, LoopTeam
 from autosched.runtime.threads.thread_team import GRACE, end_threads
 
-__all__ = ["CLOSED", "Rotation"]
+__all__ = ["CLOSED", "OverlappingRuns"]
 
 CLOSED = "the schedule was closed while it ran"
 
@@ -46,7 +46,7 @@ class Started(UnderWay):
             self.run.stop()
 
 
-class Rotation:
+class OverlappingRuns:
     """The slots of a program, and the threads that execute runs in them.
 
     ``under_way`` are the runs that have not ended, by number, in order: ``start`` adds to it.
@@ -61,10 +61,10 @@ class Rotation:
             )
         self.executor = executor
         self.under_way = under_way
-        self.ring = Ring(executor.compiler, looping)
-        self.line = Line(self.ring.carries)
+        self.slots = Slots(executor.compiler, looping)
+        self.line = Line(self.slots.carries)
         self.position = 0
-        first = self.ring.slots[0]
+        first = self.slots.all[0]
         self.team = looping.loop_team(list(first.tape.steps) or [None])
         self._ending = _Ending() if first.is_asynchronous else None
         self._deadlines = Deadlines(partial(_expire, weakref.ref(self)))
@@ -85,9 +85,9 @@ class Rotation:
         """Start a run, for which there must be room. Raises as ``Memory.check`` does."""
         if self.is_broken:
             self.line.mend()
-            self.ring.reset()
+            self.slots.reset()
             self.position = 0
-        slot = self.ring.slots[self.position % len(self.ring.slots)]
+        slot = self.slots.all[self.position % len(self.slots.all)]
         slot.memory.fill(inputs)
         started = Started(future, inputs, slot)
         run = LoopRun(future.number, slot.tape, slot.locks, self.line, partial(self._left, started))
@@ -200,8 +200,8 @@ def _serve(queue: SimpleQueue[Callable[[], None] | None]) -> None:
         del end  # an idle thread keeps nothing alive
 
 
-def _expire(rotation: weakref.ref[Rotation], number: int) -> None:
-    found = rotation()
+def _expire(runs: weakref.ref[OverlappingRuns], number: int) -> None:
+    found = runs()
     if found is not None:
         found.expire(number)
 

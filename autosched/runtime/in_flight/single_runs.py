@@ -18,16 +18,16 @@ from autosched.errors import ScheduleError
 from autosched.runtime.backends.host import prepare_thread
 from autosched.runtime.execute import Executor
 from autosched.runtime.in_flight.future import RunFuture, UnderWay
-from autosched.runtime.in_flight.rotation import CLOSED
+from autosched.runtime.in_flight.overlapping_runs import CLOSED
 from autosched.runtime.threads.loop_team import at_once
 from autosched.runtime.threads.thread_team import end_threads
 
-__all__ = ["Alone"]
+__all__ = ["SingleRuns"]
 
 _Work = Callable[[], None]
 
 
-class Alone:
+class SingleRuns:
     """A thread that calls an executor. ``under_way`` are the runs that have not ended."""
 
     def __init__(self, executor: Executor, under_way: dict[int, UnderWay]):
