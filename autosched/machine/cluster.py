@@ -78,14 +78,18 @@ def leave() -> None:
 
 def cluster(network: str | Network | None, timeout: float, local: Machine) -> Machine:
     """Return the machine of all ranks. Collective: each rank calls it with its own machine."""
+    from autosched.machine.sharing import described
+
     between = None if network is None else named_network(network)
+    is_chosen = isinstance(network, Network)
     if current() is None:
         _join_by_torch(timeout)
     meeting = joined().meeting
     meeting.timeout = timeout
     mine = {"versions": _versions(), "host": socket.gethostname(), "machine": local.to_json()}
+    mine |= described(local)
     text = meeting.agree(
-        "Machine.cluster()", json.dumps(mine), lambda texts: _gathered(texts, between)
+        "Machine.cluster()", json.dumps(mine), lambda texts: _gathered(texts, between, is_chosen)
     )
     machine = Machine.from_json(text)
     hosts = {device.rank: device.host or "" for device in machine.devices}
@@ -155,11 +159,13 @@ def _versions() -> dict[str, str]:
     return {"autosched": str(own.__version__), "torch": str(torch.__version__)}
 
 
-def _gathered(texts: Sequence[str], network: Network | None) -> str:
+def _gathered(texts: Sequence[str], network: Network | None, is_chosen: bool) -> str:
     """Return the JSON of the machine of all ranks.
 
     Raises MachineError where their versions differ.
     """
+    from autosched.machine.sharing import joining
+
     ranks = [json.loads(text) for text in texts]
     for rank, other in enumerate(ranks):
         for name, version in ranks[0]["versions"].items():
@@ -170,7 +176,7 @@ def _gathered(texts: Sequence[str], network: Network | None) -> str:
     machines = [Machine.from_json(other["machine"]) for other in ranks]
     if network is None:
         network = _LOOPBACK if len({*hosts}) == 1 else _NETWORK
-    return joint(machines, hosts, network).to_json()
+    return joint(machines, hosts, joining(network, is_chosen, hosts, ranks)).to_json()
 
 
 def joint(machines: Sequence[Machine], hosts: Sequence[str], network: Network) -> Machine:

@@ -52,7 +52,8 @@ class Exchange:
     def __init__(self, part: Program, ranks: Mapping[str, int], session: Session, first_tag: int):
         self.session = session
         self.ranks = ranks
-        halves = [(i, half) for i, half in enumerate(part) if isinstance(half, (Send, Receive))]
+        both = [(i, half) for i, half in enumerate(part) if isinstance(half, (Send, Receive))]
+        halves = [(i, half) for i, half in both if self.carries(half)]
         self.started: dict[Stream, list[_Started]] = {half.stream: [] for _, half in halves}
         recorded = [i for i in part if isinstance(i, Record) and i.stream in self.started]
         self.events: dict[int, list[_Started]] = {record.event: [] for record in recorded}
@@ -75,6 +76,14 @@ class Exchange:
         made = _Receive(self, half, self.ranks[half.source], name)
         self._receives.append(made)
         return made
+
+    def carries(self, half: Send | Receive) -> bool:
+        """Whether this wire carries a copy; a part may have others."""
+        return True
+
+    def landing(self, half: Send | Receive, header: Any) -> Landing:
+        """Return memory for a value that arrives."""
+        return Landing(header)
 
     # ---- compiling
 
@@ -256,7 +265,7 @@ class _Receive(_End):
         if self.header is None:
             return
         if self.landing is None or not self.landing.is_free():
-            self.landing = Landing(self.header)
+            self.landing = self.exchange.landing(self.half, self.header)
         receive = self.exchange.wire.receive
         landing = self.landing
         self.works = self.exchange.start(

@@ -133,11 +133,12 @@ def _distinct(tensor: torch.Tensor) -> torch.Tensor:
 class Landing:
     """Memory for a value that arrives: ``rows`` to receive into, and ``value`` afterwards.
 
-    It can serve the next run, too, if nothing else refers to the value any more.
+    It can serve the next run, too, if nothing else refers to the value any more. With ``pinned``
+    it is page-locked, so that an accelerator can read it later.
     """
 
-    def __init__(self, header: Header):
-        self.value = _make(header)
+    def __init__(self, header: Header, pinned: bool = False):
+        self.value = _make(header, pinned)
         self.rows: list[torch.Tensor] = []
         self._packed: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._tensors = [leaf for leaf in flatten(self.value) if isinstance(leaf, torch.Tensor)]
@@ -174,40 +175,48 @@ class Landing:
         ]
 
 
-def _make(header: Header) -> Any:
+def _make(header: Header, pinned: bool) -> Any:
     """Return a value with this header; its tensors have no contents yet."""
     kind, *rest = header
     match kind:
         case "tensor":
-            return _empty(*rest)
+            return _empty(pinned, *rest)
         case "list":
-            return [_make(item) for item in rest[0]]
+            return [_make(item, pinned) for item in rest[0]]
         case "tuple":
-            return tuple([_make(item) for item in rest[0]])
+            return tuple([_make(item, pinned) for item in rest[0]])
         case "dict":
-            return {key: _make(item) for key, item in rest[0].items()}
+            return {key: _make(item, pinned) for key, item in rest[0].items()}
     return rest[0]
 
 
 def _empty(
-    shape: Sequence[int], strides: Sequence[int], name: str, at: int, conj: int, neg: int, grad: int
+    pinned: bool,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    name: str,
+    at: int,
+    conj: int,
+    neg: int,
+    grad: int,
 ) -> torch.Tensor:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise ScheduleError(f"another rank sent a tensor of an unknown dtype, {shown(name)}")
     reach = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-    storage = _storage(0 if 0 in shape else reach * dtype.itemsize, at)
+    storage = _storage(0 if 0 in shape else reach * dtype.itemsize, at, pinned)
     tensor = torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
     tensor = torch._neg_view(tensor) if neg else tensor
     tensor = tensor.conj() if conj else tensor
     return tensor.requires_grad_() if grad else tensor
 
 
-def _storage(size: int, at: int) -> Any:
+def _storage(size: int, at: int, pinned: bool) -> Any:
     """Return a storage of so many bytes that begins ``at`` bytes after a multiple of 64."""
     if not at:
-        return torch.empty(size, dtype=torch.uint8).untyped_storage()  # torch aligns it
-    block = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
+        block = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+        return block.untyped_storage()  # torch aligns it
+    block = torch.empty(size + ALIGNMENT, dtype=torch.uint8, pin_memory=pinned)
     start = (at - block.data_ptr()) % ALIGNMENT
     dlpack: Any = torch.utils.dlpack
     row = dlpack.from_dlpack(dlpack.to_dlpack(block[start : start + size]))
