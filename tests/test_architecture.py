@@ -131,6 +131,7 @@ def name_of(path: Path) -> str:
 
 MODULES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
+
 @functools.cache
 def tree(name: str) -> ast.Module:
     return ast.parse(MODULES[name].read_text(encoding="utf-8"))
@@ -201,7 +202,9 @@ def test_every_part_has_a_row():
 
 def test_imports_keep_to_the_table():
     wrong = [
-        found.where for found in imports() if part(found.who) in MAY_IMPORT and not is_allowed(found)
+        found.where
+        for found in imports()
+        if part(found.who) in MAY_IMPORT and not is_allowed(found)
     ]
     assert not wrong, "\n".join(wrong)
 

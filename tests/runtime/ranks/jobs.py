@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # optimizers do, which takes a second; the processes of jobs are forked after it
 
 import autosched as asc
 from autosched._lib.copying import ALIGNMENT
