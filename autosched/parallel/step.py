@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from autosched import Schedule
 from autosched._lib.copying import clone
 from autosched._lib.fetching import fetched_ahead
 from autosched.parallel.batches import batch_inputs, key_of, rows_of
+from autosched.parallel.checkpoints import read, shared_out, write
 from autosched.parallel.plans import Plans, move_model, move_state, torch_device
 from autosched.parallel.step_graph import StepGraph
 from autosched.parallel.template import Template
@@ -149,6 +151,26 @@ class Step(Plans[Planned]):
                 self.optimizer.load_state_dict(state["optimizer"])
             residuals = state.get("residuals", {})
             self._residuals = {name: tensor.clone() for name, tensor in residuals.items()}
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write ``state_dict`` to a folder, by ``torch.distributed.checkpoint``.
+
+        On a machine of several ranks, all call it: each writes its part, and what all have is
+        written once. A checkpoint is complete when this returns on rank 0.
+        """
+        with self._guard:
+            write(folder, self.state_dict(), self.machine.rank is None)
+
+    def load(self, folder: str | os.PathLike[str]) -> None:
+        """Restore what ``save`` wrote, on as many ranks or on another number of them.
+
+        On a machine of several ranks, all call it. With fewer replicas than before, residuals of
+        compression are added up.
+        """
+        with self._guard:
+            state = read(folder, self.machine.rank is None)
+            here = [device in self.machine.here for device in self._training.devices]
+            self.load_state_dict({**state, "residuals": shared_out(state["residuals"], here)})
 
     # ---- a call
 
