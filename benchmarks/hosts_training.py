@@ -99,7 +99,7 @@ def by_ddp(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Ten
     """Train by a step as users of DistributedDataParallel write it."""
     optimizer.zero_grad()
     loss: Tensor = MSE(model(x), y)
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     return loss.detach()
 
