@@ -229,23 +229,25 @@ class _Builder:
         )  # fmt: skip
         return made
 
-    def _output_everywhere(self, name: str, value: Value) -> None:
-        """Make a number an output on every rank."""
-        self.graph.output(**{label_on(self.layout.ranks[0], name): value})
-        for rank in self.layout.ranks[1:]:
-            relayed = self._relayed(value, self.layout.first_device(rank), 4)
-            self.graph.output(**{label_on(rank, name): relayed})
+    def _output_everywhere(self, name: str, value: Value, device: str) -> None:
+        """Make a number, which a device has, an output on every rank."""
+        for rank in self.layout.ranks:
+            own = value
+            if rank != self.layout.rank(device):
+                own = self._relayed(value, self.layout.first_device(rank), 4)
+            self.graph.output(**{label_on(rank, name): own})
 
     def _add_outputs(self) -> None:
         """Make the loss of the whole batch an output; losses are weighted already."""
         loss = self.losses[0]
         count = len(self.losses)
+        device = self.spec.devices[0][-1]
         if count > 1:
             loss = memory_task(
-                self.graph, self.machine, self.spec.devices[0][-1], added, self.losses,
+                self.graph, self.machine, device, added, self.losses,
                 accessed=8 * count, launches=count - 1, name="loss", nbytes=4,
             )  # fmt: skip
-        self._output_everywhere("loss", loss)
+        self._output_everywhere("loss", loss, device)
         if not self.spec.updates:  # a trial: gradients stay in memory, as they would for updates
             for replica, gradients in enumerate(self.gradients):
                 names = {f"{self._prefix(replica)}{n}.grad": g for n, g in gradients.items()}
@@ -310,12 +312,13 @@ class _Builder:
             norms.append(self._bucket_task(bucket, device, *call, **how))
         # 2. The factor, from the norms in torch's order.
         order = self._norm_positions()
+        device = self.spec.devices[0][0]
         factor, norm = memory_task(
-            self.graph, self.machine, self.spec.devices[0][0], clip.coefficient, norms, order,
+            self.graph, self.machine, device, clip.coefficient, norms, order,
             max_norm, accessed=4 * len(order), launches=6, name="clip",
             outputs=("clip.by", "clip.norm"), nbytes=4,
         )  # fmt: skip
-        self._output_everywhere("grad_norm", norm)
+        self._output_everywhere("grad_norm", norm, device)
         # 3. Each replica scales its gradients.
         for number, bucket in enumerate(buckets):
             for replica, devices in enumerate(self.spec.devices):
