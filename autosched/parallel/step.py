@@ -273,7 +273,7 @@ class Step(Plans[Planned]):
     def _store(self, planned: Planned, outputs: Mapping[str, torch.Tensor]) -> None:
         """Store the results of a run, and note that replicas are as new as the model."""
         for label, made in planned.built.places.items():
-            if label in outputs and (self._rank is not None or not made.replica):
+            if label in outputs and (self._rank is not None or made.replica == 0):
                 planned.state.put(made.place, outputs[label])
         for attributes, name, item in planned.template.switches:
             attributes[name] = item

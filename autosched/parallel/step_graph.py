@@ -18,7 +18,7 @@ numbers as in the serial run.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import getitem
 from typing import Any
 
@@ -380,6 +380,23 @@ class _Builder:
                 hosts[rank] = replica, found
                 for name, place in update.places.items():
                     self._add_state_output(replica, name, found[update.output(name)], place)
+        _, made = next(iter(hosts.values()))
+        for rank in self.layout.ranks:
+            if rank not in hosts:
+                self._send_new_state(update, made, rank)
+
+    def _send_new_state(self, update: Update, made: Mapping[str, Value], rank: int | None) -> None:
+        """Make new state an output of a rank that has other stages.
+
+        So the optimizer has a state of one form on all ranks, and they capture the same steps.
+        """
+        for name in update.created:
+            place, nbytes = update.places[name], update.new_state.get(name)
+            device = self.layout.host(rank) if nbytes is None else self.layout.first_device(rank)
+            value = self._relayed(made[update.output(name)], device or "", nbytes or 0)
+            label = f"rank{rank}.{name}"
+            self.places[label] = Made(None, place)
+            self.graph.output(**{label: value})
 
     def _broadcast_buffers(self) -> None:
         """Copy the buffers of the first replica, with which the next step begins, to the others.

@@ -76,6 +76,14 @@ class Training:
         """The torch device where the model is captured, if that is a real accelerator."""
         return torch_device(self.machine, self.devices[0])
 
+    @property
+    def alone(self) -> Training:
+        """This on an imagined machine, for trials, which each rank plans by itself."""
+        if self.machine.rank is None:
+            return self
+        devices = tuple(replace(device, imagined=True) for device in self.machine.devices)
+        return replace(self, machine=replace(self.machine, devices=devices))
+
     def passes(
         self, batch: Sequence[Any], sizes: Iterable[int], rows: int, synchronised: bool = False
     ) -> dict[int, Template]:
