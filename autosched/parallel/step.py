@@ -12,6 +12,7 @@ import contextlib
 import gc
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,9 +20,10 @@ import torch
 from autosched import Schedule
 from autosched._lib.copying import clone
 from autosched._lib.fetching import fetched_ahead
-from autosched.parallel.batches import batch_inputs, key_of, rows_of
+from autosched.parallel.batches import batch_inputs, key_of, rows_cut, rows_of
 from autosched.parallel.plans import Plans, move_model, move_state, torch_device
-from autosched.parallel.step_graph import StepGraph
+from autosched.parallel.ranks import label_on
+from autosched.parallel.step_spec import Held, StepGraph
 from autosched.parallel.template import Template
 from autosched.parallel.training import Training
 
@@ -39,6 +41,18 @@ class Planned:
     template: Template
     state: Any
     notes: Mapping[str, Any]
+
+    @cached_property
+    def state_here(self) -> dict[str, Held]:
+        """The inputs of this process that are state."""
+        here = {*self.schedule.inputs_here}
+        return {label: held for label, held in self.built.state.items() if label in here}
+
+    @cached_property
+    def residuals_here(self) -> dict[str, tuple[str, int, torch.dtype]]:
+        """The inputs of this process for compression."""
+        here = {*self.schedule.inputs_here}
+        return {label: one for label, one in self.built.residuals.items() if label in here}
 
 
 @dataclass
@@ -67,7 +81,7 @@ class Step(Plans[Planned]):
     torch.no_grad(): tensor.mul_(...)``.
     """
 
-    def __init__(self, training: Training, plan: Callable[[Sequence[Any], int], Planned]):
+    def __init__(self, training: Training, plan: Callable[[Sequence[Any], Sequence[int]], Planned]):
         super().__init__()
         self.model = training.model
         self.loss_fn = training.loss_fn
@@ -75,6 +89,7 @@ class Step(Plans[Planned]):
         self.machine = training.machine
         self.grad_norm: torch.Tensor | None = None  # of the last step, before clipping
         self._training = training
+        self._rank = training.machine.rank
         self._plan = plan
         self._last: Planned | None = None
         self._copies: dict[tuple[int, str], _Copy] = {}
@@ -96,8 +111,9 @@ class Step(Plans[Planned]):
                 self._copies.clear()  # which tensors were updated is unknown
                 raise
             self._store(planned, outputs)
-            self.grad_norm = outputs.get("grad_norm")
-            loss: torch.Tensor = outputs["loss"]
+            rank = planned.built.ranks[0] if self._rank is None else self._rank
+            self.grad_norm = outputs.get(label_on(rank, "grad_norm"))
+            loss: torch.Tensor = outputs[label_on(rank, "loss")]
             return loss
 
     def map(self, batches: Iterable[Sequence[Any]]) -> Iterator[torch.Tensor]:
@@ -154,11 +170,11 @@ class Step(Plans[Planned]):
 
     def _of(self, batch: Sequence[Any]) -> Planned:
         def plan() -> Planned:
-            rows = rows_of(batch)
+            counts = [rows_of(batch)]
             move_model(self.model, self.optimizer, self._training.capture_device)
             self._last = None
             with _paused_garbage_collection():
-                return self._plan(batch, rows)
+                return self._plan(batch, counts)
 
         return self._cached(self._key(batch), plan)
 
@@ -183,12 +199,14 @@ class Step(Plans[Planned]):
         if planned is not self._last:
             self._activate(planned)
             self._last = planned
-        inputs = batch_inputs(planned.template, batch)
+        inputs = self._batch_inputs(planned, batch)
         tensors = planned.state.tensors()
-        for label, (replica, name) in planned.built.state.items():
-            source = tensors[name]
-            inputs[label] = self._copy(planned, label, replica, name, source) if replica else source
-        for name, (device, numel, dtype) in planned.built.residuals.items():
+        for label, held in planned.state_here.items():
+            source = tensors[held.name]
+            inputs[label] = (
+                source if self._is_own(held) else self._copy(planned, label, held, source)
+            )
+        for name, (device, numel, dtype) in planned.residuals_here.items():
             residual = self._residuals.get(name)
             if residual is None or (residual.numel(), residual.dtype) != (numel, dtype):
                 place = torch_device(self.machine, device)
@@ -196,10 +214,30 @@ class Step(Plans[Planned]):
             inputs[name] = self._residuals[name]
         return inputs
 
-    def _copy(
-        self, planned: Planned, label: str, replica: int, name: str, source: torch.Tensor
-    ) -> torch.Tensor:
+    def _batch_inputs(self, planned: Planned, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
+        """Return the inputs that are the batch; one process divides it among all ranks."""
+        tensors = batch_inputs(planned.template, batch)
+        built = planned.built
+        if self._rank is not None or built.counts is None:
+            return {
+                label: tensors[name]
+                for label, (rank, name) in built.batch.items()
+                if self._rank is None or rank == self._rank
+            }
+        counts = [*built.counts.values()]
+        numbers = {rank: number for number, rank in enumerate(built.counts)}
+        return {
+            label: rows_cut(tensors[name], counts, numbers[rank])
+            for label, (rank, name) in built.batch.items()
+        }
+
+    def _is_own(self, item: Held) -> bool:
+        """Whether the user's model of this process has the tensor of an input."""
+        return not item.replica if self._rank is None else item.leads
+
+    def _copy(self, planned: Planned, label: str, held: Held, source: torch.Tensor) -> torch.Tensor:
         """Return a replica's tensor; a new copy if the model's was changed since."""
+        replica, name, _ = held
         found = self._copies.get((replica, name))
         if found is None or not found.is_current(source):
             home = planned.schedule.graph.value(label).home
@@ -212,8 +250,9 @@ class Step(Plans[Planned]):
 
     def _store(self, planned: Planned, outputs: Mapping[str, torch.Tensor]) -> None:
         """Store the results of a run, and note that replicas are as new as the model."""
-        for name, place in planned.built.places.items():
-            planned.state.put(place, outputs[name])
+        for label, made in planned.built.places.items():
+            if label in outputs and (self._rank is not None or not made.replica):
+                planned.state.put(made.place, outputs[label])
         for attributes, name, item in planned.template.switches:
             attributes[name] = item
         for copy in self._copies.values():
@@ -222,10 +261,10 @@ class Step(Plans[Planned]):
     def _activate(self, planned: Planned) -> None:
         """Move the model to the devices of this plan, and drop the replicas' buffers."""
         homes = {}
-        for label, (replica, name) in planned.built.state.items():
+        for label, held in planned.state_here.items():
             home = planned.schedule.graph.value(label).home
-            if not replica and home is not None:
-                homes[name] = home
+            if self._is_own(held) and home is not None:
+                homes[held.name] = home
         move_state(self.machine, planned.state, homes)
         for key, copy in list(self._copies.items()):
             if not isinstance(copy.source, torch.nn.Parameter):

@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 
-from autosched import Machine, MachineError, Schedule, ScheduleError
+from autosched import Machine, Schedule, ScheduleError
 from autosched.parallel.all_reduce import STRATEGIES
 from autosched.parallel.arguments import check_options, check_trained, devices_of
 from autosched.parallel.batches import first_rows
 from autosched.parallel.clip import check_clip
 from autosched.parallel.plans import scheduled, torch_device
 from autosched.parallel.rewrite import with_hoisted_random_numbers
-from autosched.parallel.step_graph import StepGraph, StepSpec, build
+from autosched.parallel.step_graph import build
+from autosched.parallel.step_spec import StepGraph, StepSpec
 from autosched.parallel.sync_batch_norm import Synchronised, check_norms
 from autosched.parallel.template import BeforeStep, Loss, Template, pass_of, update_of
 from autosched.parallel.updates import Bucket, Update, check_separable, updates_of
@@ -64,9 +65,6 @@ class Training:
     ) -> Training:  # fmt: skip
         """Check the arguments of a system of this name; ``trained``: model, loss and optimizer."""
         machine = Machine.local() if machine is None else machine
-        if machine.rank is not None:
-            what = f"{name} trains in one process, and this machine spans several ranks"
-            raise MachineError(f"{what}; schedule a graph of the step: see examples/train_hosts.py")
         chosen = devices_of(machine, devices)
         check_trained(name, *trained)
         check_options(name, options)
