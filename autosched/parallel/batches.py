@@ -75,17 +75,17 @@ def repeated(tensor: torch.Tensor, rows: int) -> torch.Tensor:
     )
 
 
-def rows_of(batch: Sequence[Any]) -> int:
+def rows_of(batch: Sequence[Any], least: int = 1) -> int:
     """Return the size of the first dimension of all tensors in a batch.
 
-    Raises ScheduleError if there is none.
+    Raises ScheduleError if there is none, or if it is less than ``least``.
     """
     tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
     sizes = [tensor.shape[0] for tensor in tensors if tensor.dim()]
-    if not sizes or min(sizes) != max(sizes) or not sizes[0]:
+    if not sizes or min(sizes) != max(sizes) or sizes[0] < least:
         found = ", ".join(map(str, dict.fromkeys(sizes))) or "none"
         raise ScheduleError(
-            f"tensors of a batch need one first dimension, of 1 or more, to be cut along; got "
+            f"tensors of a batch need one first dimension, of {least} or more, to be cut along; got "
             f"{found}"
         )
     return int(sizes[0])

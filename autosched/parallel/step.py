@@ -21,10 +21,12 @@ import torch
 from autosched import Schedule
 from autosched._lib.copying import clone
 from autosched._lib.fetching import fetched_ahead
+from autosched.parallel.agreement import Kind, kind_of_batch, same_rows, stable
 from autosched.parallel.batches import batch_inputs, key_of, rows_cut, rows_of
 from autosched.parallel.checkpoints import read, shared_out, write
 from autosched.parallel.plans import Plans, move_model, move_state, torch_device
 from autosched.parallel.ranks import label_on
+from autosched.parallel.shared_state import broadcast_state, state_tensors
 from autosched.parallel.step_spec import Held, StepGraph
 from autosched.parallel.template import Template
 from autosched.parallel.training import Training
@@ -83,8 +85,14 @@ class Step(Plans[Planned]):
     torch.no_grad(): tensor.mul_(...)``.
     """
 
-    def __init__(self, training: Training, plan: Callable[[Sequence[Any], Sequence[int]], Planned]):
+    def __init__(
+        self,
+        training: Training,
+        plan: Callable[[Sequence[Any], Sequence[int]], Planned],
+        divided: bool = True,
+    ):
         super().__init__()
+        self._divided = divided  # whether each rank passes rows of its own
         self.model = training.model
         self.loss_fn = training.loss_fn
         self.optimizer = training.optimizer
@@ -92,6 +100,8 @@ class Step(Plans[Planned]):
         self.grad_norm: torch.Tensor | None = None  # of the last step, before clipping
         self._training = training
         self._rank = training.machine.rank
+        self._agreement = training.agreement
+        self._seen: list[tuple[torch.Tensor, int]] | None = None  # on all ranks, with versions
         self._plan = plan
         self._last: Planned | None = None
         self._copies: dict[tuple[int, str], _Copy] = {}
@@ -111,6 +121,7 @@ class Step(Plans[Planned]):
                     outputs = planned.schedule(**inputs)
             except BaseException:
                 self._copies.clear()  # which tensors were updated is unknown
+                self._seen = None
                 raise
             self._store(planned, outputs)
             rank = planned.built.ranks[0] if self._rank is None else self._rank
@@ -191,23 +202,82 @@ class Step(Plans[Planned]):
     # ---- a call
 
     def _of(self, batch: Sequence[Any]) -> Planned:
+        counts = None if self._agreement is None else self._agreed(batch)
+
         def plan() -> Planned:
-            counts = [rows_of(batch)]
+            rows = [rows_of(batch)] if counts is None else counts
             move_model(self.model, self.optimizer, self._training.capture_device)
             self._last = None
             with _paused_garbage_collection():
-                return self._plan(batch, counts)
+                return self._plan(batch, rows)
 
-        return self._cached(self._key(batch), plan)
+        return self._cached((counts, self._key(batch)), plan)
+
+    # ---- several ranks
+
+    def _agreed(self, batch: Sequence[Any]) -> tuple[int, ...]:
+        """Return the rows of each rank, and let all have the state of rank 0."""
+        assert self._agreement is not None
+        while True:
+            counts = self._agreement.counts(
+                batch, self._key(batch), lambda: self._kind(batch), self._has_changed(),
+                self._broadcast,
+            )  # fmt: skip
+            if counts is not None:
+                return counts if self._divided else (same_rows(counts),)
+
+    def _kind(self, batch: Sequence[Any]) -> Kind:
+        """Return what decides on a plan, in words that are the same on all ranks."""
+        optimizer = tuple(
+            f"group {number}: {stable({k: v for k, v in group.items() if k != 'params'})}"
+            for number, group in enumerate(self.optimizer.param_groups)
+        )
+        held = tuple(
+            f"state of parameter {number}: {stable(self.optimizer.state.get(parameter, {}))}"
+            for number, parameter in enumerate(self._parameters())
+        )
+        trains = tuple(parameter.requires_grad for parameter in self.model.parameters())
+        return Kind(kind_of_batch(batch), trains, optimizer + held, self._watched_functions())
+
+    def _parameters(self) -> Iterator[torch.Tensor]:
+        """Yield the optimizer's parameters."""
+        for group in self.optimizer.param_groups:
+            yield from group["params"]
+
+    def _has_changed(self) -> bool:
+        """Whether other code changed the state since the last step, as far as torch reports it."""
+        if self._seen is None:
+            return True
+        now = [*state_tensors(self.model, self.optimizer)]
+        return len(now) != len(self._seen) or any(
+            tensor is not old or tensor._version != version
+            for tensor, (old, version) in zip(now, self._seen, strict=True)
+        )
+
+    def _broadcast(self) -> None:
+        """Give all ranks the model and the optimizer's state of rank 0."""
+        assert self._agreement is not None
+        broadcast_state(self._agreement, self.model, self.optimizer)
+        self._copies.clear()
+        self._note_state()
+
+    def _note_state(self) -> None:
+        """Remember the state that all ranks have."""
+        if self._agreement is not None:
+            now = state_tensors(self.model, self.optimizer)
+            self._seen = [(tensor, tensor._version) for tensor in now]
 
     def _key(self, batch: Sequence[Any]) -> Hashable:
         """Return a key that is equal for calls that one schedule serves."""
-        hook = self._training.before_step
-        hooks = () if hook is None else (hook,)
-        watched = self._watched(self.model, self.loss_fn, *hooks)
+        watched = self._watched_functions()
         # Identities are unique, because the plan references the parameters.
         parameters = tuple((id(p), p.requires_grad) for p in self.model.parameters())
         return key_of(batch), watched, parameters, *self._optimizer_key()
+
+    def _watched_functions(self) -> Hashable:
+        hook = self._training.before_step
+        hooks = () if hook is None else (hook,)
+        return self._watched(self.model, self.loss_fn, *hooks)
 
     def _optimizer_key(self) -> Iterator[Hashable]:
         for group in self.optimizer.param_groups:
@@ -279,6 +349,7 @@ class Step(Plans[Planned]):
             attributes[name] = item
         for copy in self._copies.values():
             copy.version = copy.source._version
+        self._note_state()
 
     def _activate(self, planned: Planned) -> None:
         """Move the model to the devices of this plan, and drop the replicas' buffers."""
