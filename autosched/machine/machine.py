@@ -135,16 +135,23 @@ class Machine:
 
     @classmethod
     def cluster(
-        cls, *, cpu_streams: int = 1, network: str | Network | None = None, timeout: float = 60.0
+        cls,
+        *,
+        cpu_streams: int = 1,
+        network: str | Network | None = None,
+        timeout: float = 60.0,
+        heartbeat: float | None = 10.0,
     ) -> Machine:
         """Join the processes that torchrun started; return the machine of their CPUs.
 
         All have ``timeout`` seconds to come. The default ``network`` is loopback on one host, else
-        10 Gbit/s. Raises MachineError for a lone process, RankError for missing ranks.
+        10 Gbit/s. A rank that does not answer for ``heartbeat`` seconds is given up, and one that is
+        stopped on the same host in less than one; none is with None. Raises MachineError for a lone
+        process, RankError for missing ranks.
         """
         from autosched.machine.cluster import cluster
 
-        return cluster(network, timeout, cls.local(0, cpu_streams))
+        return cluster(network, timeout, heartbeat, cls.local(0, cpu_streams))
 
     @classmethod
     def emulated(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -16,8 +17,10 @@ import autosched as asc
 from autosched._lib.copying import ALIGNMENT
 from autosched._lib.tree import flatten
 from autosched.runtime.ranks import messages
+from autosched.runtime.ranks import session as session_module
 from autosched.runtime.ranks.session import session
 from autosched.testing.strategies import inputs_for
+from tests.runtime.ranks.processes import until
 
 # ---- the wire
 
@@ -182,8 +185,13 @@ def round_trip(before: Any = torch.abs) -> asc.Graph:
     return graph
 
 
-def fail_in_run(how: str, folder: str) -> list[str]:
-    """Let rank 1 fail in the third of five runs; return what each run ended with."""
+def fail_in_run(how: str, folder: str, heartbeat: float = 10.0) -> list[str]:
+    """Let rank 1 fail in the third of five runs; return what each run ended with.
+
+    With a short ``heartbeat``, no rank looks whether others are stopped.
+    """
+    if heartbeat < 10:
+        session_module.is_stopped = lambda _: False
     runs = [0]
 
     def before(x: torch.Tensor) -> torch.Tensor:
@@ -192,7 +200,7 @@ def fail_in_run(how: str, folder: str) -> list[str]:
             fail(how, Path(folder))
         return x + 1
 
-    machine = asc.Machine.cluster(timeout=5)
+    machine = asc.Machine.cluster(timeout=5, heartbeat=heartbeat)
     ended = []
     with asc.schedule(round_trip(before), machine) as schedule:
         for number in range(5):
@@ -207,7 +215,7 @@ def fail_in_run(how: str, folder: str) -> list[str]:
             ended.append(text)
             if time.monotonic() - begun > 4:
                 ended[-1] += " (late)"
-            if "gone" in text:
+            if "gone" in text or "hangs" in text:
                 break
     return ended
 
@@ -222,6 +230,13 @@ def fail(how: str, folder: Path) -> None:
         return
     if how == "hang":
         time.sleep(1)
+        return
+    if how == "busy":
+        ctypes.PyDLL(None).usleep(800_000)  # with the lock of Python
+        return
+    if how == "stop":
+        (folder / "here").touch()  # the test stops this process for a while
+        until((folder / "go on").exists)
         return
     (folder / "here").touch()  # the test kills this process
     time.sleep(60)
