@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -285,6 +286,31 @@ def keep_memory() -> tuple[int, int]:
             seen[1] |= {item.data_ptr() for item in found.values()}
     assert all(bool((item == 4).all()) for item in kept)
     return len(seen[0]), len(seen[1])
+
+
+def profile(late: float, count: int) -> Any:
+    """Profile runs of a graph; the clock of rank 1 is late, and rank 0 profiles ``count`` runs."""
+    machine = asc.Machine.cluster()
+    clock = time.perf_counter
+    if machine.rank == 1:
+        time.perf_counter = lambda: clock() - late
+    try:
+        with asc.schedule(round_trip(), machine) as schedule:
+            given = {name: torch.ones(1000) for name in schedule.inputs_here}
+            repeat = count if machine.rank == 0 else 2
+            found = schedule.profile(**given, repeat=repeat, warmup=1)
+            expected = [
+                (span.kind, span.name, span.streams, span.instruction)
+                for span in schedule.simulate().spans
+            ]
+            trace = asc.viz.perfetto_json(schedule.simulate(), measured=found)
+            page = schedule.page(found)
+            costs = found.costs()
+        return replace(found, learn=None, runs=()), len(found.runs), expected, trace, page, costs
+    except asc.AutoschedError as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        time.perf_counter = clock
 
 
 def fork() -> list[Any]:
