@@ -17,6 +17,7 @@ import torch
 import autosched as asc
 from autosched._lib.copying import ALIGNMENT
 from autosched._lib.tree import flatten
+from autosched.measurement import ranks as ranks_module
 from autosched.runtime.ranks import messages
 from autosched.runtime.ranks import session as session_module
 from autosched.runtime.ranks.session import session
@@ -286,6 +287,17 @@ def keep_memory() -> tuple[int, int]:
             seen[1] |= {item.data_ptr() for item in found.values()}
     assert all(bool((item == 4).all()) for item in kept)
     return len(seen[0]), len(seen[1])
+
+
+def measure() -> tuple[str, str]:
+    """Measure a cluster that seems to have two hosts; return its JSON, and that of one with one."""
+    ranks_module.SIZES = (1 << 10, 1 << 16, 1 << 20)
+    machine = asc.Machine.cluster()
+    assert machine.rank is not None
+    devices = [replace(device, host=f"host {device.rank == 2}") for device in machine.devices]
+    apart = replace(machine, devices=tuple(devices))
+    found = [asc.measure_machine(each, repeat=2).to_json() for each in (apart, machine)]
+    return found[0], found[1]
 
 
 def profile(late: float, count: int) -> Any:
