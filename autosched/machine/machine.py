@@ -348,7 +348,7 @@ class Machine:
         >>> Machine.emulated(gpus=1, hosts=2).route("cuda:0", "cuda:1")
         ('cuda:0', 'cpu:0', 'cpu:1', 'cuda:1')
         """
-        near, far = (self._front.get(self.ranks.get(end)) for end in (source, destination))
+        near, far = map(self.front, (source, destination))
         for stops in ((), (near,), (far,), (near, far)):
             way = (source, *stops, destination)
             if None not in way and len({*way}) == len(way) and all(map(self.link, way, way[1:])):
@@ -384,6 +384,10 @@ class Machine:
         """Return the links of the route of a copy; none on a machine without ranks."""
         way = self.route(source, destination) if self.ranks else ()
         return [link for ends in pairwise(way) if (link := self.link(*ends)) is not None]
+
+    def front(self, name: str) -> str | None:
+        """Return the CPU that receives and sends for the rank of a device, if there is one."""
+        return self._front.get(self.ranks.get(name))
 
     @cached_property
     def _front(self) -> dict[int | None, str]:
