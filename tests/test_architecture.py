@@ -74,7 +74,8 @@ MAY_IMPORT = {
     # futures of submitted calls are those of runs
     "frontends": [*INPUTS, "coarsening", "fusion", "policies", "runtime", "scheduling"],
     "testing": [*IR, "policies", "problem", "runtime", "scheduling", "simulation"],
-    "parallel": ["_lib", "autosched"],  # the public API, and helpers
+    # the public API, and helpers; agreement of ranks
+    "parallel": ["_lib", "autosched", "runtime"],
     "demo": ["autosched", "runtime", "viz"],
     "cli": [
         *[

@@ -23,7 +23,7 @@ from autosched.parallel.pipeline_schedules import ORDERS, Kind, Order, stage_dev
 from autosched.parallel.rewrite import checkpointed, split_convolutions
 from autosched.parallel.stages import Cuts, balanced, by_map
 from autosched.parallel.step import Planned
-from autosched.parallel.step_graph import StepSpec
+from autosched.parallel.step_spec import StepSpec
 from autosched.parallel.template import Template, accumulating
 from autosched.parallel.training import Reduction, Training
 from autosched.parallel.tuning_curve import Curve, Tried, candidates
@@ -70,9 +70,9 @@ class Planner:
         """Return the captures and simulations of a batch."""
         return _Study(self, batch, rows)
 
-    def plan(self, batch: Sequence[Any], rows: int) -> Planned:
+    def plan(self, batch: Sequence[Any], counts: Sequence[int]) -> Planned:
         """Choose an order and a number of micro-batches, and plan that."""
-        study = self.study(batch, rows)
+        study = self.study(batch, counts[0])
         return study.planned(study.curve(None if self.chunks == "auto" else [self.chunks]))
 
 

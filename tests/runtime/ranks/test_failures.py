@@ -64,7 +64,6 @@ def test_a_killed_rank_is_named_on_all_others(mortals, tmp_path):
         ("policy", "ScheduleError: unknown policy 'nonsense'"),
         ("call", "RankError: rank 1 calls Machine.cluster() where rank 0 calls schedule()"),
         ("missing", "RankError: rank 1 did not come within 1 s"),
-        ("parallel", "MachineError: data_parallel trains in one process, and this machine spans"),
     ],
 )
 def test_ranks_that_differ_get_one_error_before_anything_runs(ranks, what, message):
