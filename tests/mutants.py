@@ -872,6 +872,13 @@ MUTANTS = (
         f"{NCCL}::test_ranks_in_a_ring_send_and_receive_at_once",
     ),
     Mutant(
+        "NCCL is called where another GPU is current",
+        f"{RANKS}/direct.py",
+        "        with torch.accelerator.device_index(self.device.index):",
+        "        if True:",
+        f"{NCCL}::test_ranks_in_a_ring_send_and_receive_at_once",
+    ),
+    Mutant(
         "no stream waits for a copy over NCCL",
         f"{RANKS}/direct.py",
         "            how(row, end.peer).wait()\n",

@@ -50,8 +50,10 @@ def described(machine: Machine) -> dict[str, Any]:
         return {"gpus": [], "nccl": False}
     import torch
 
-    gpus = [_identity(torch.device(name or "cpu")) for name in machine.physical.values() if name]
-    return {"gpus": gpus, "nccl": torch.distributed.is_nccl_available()}
+    devices = [torch.device(name) for name in machine.physical.values() if name is not None]
+    kinds = {device.type for device in devices}
+    nccl = kinds == {"cuda"} and torch.distributed.is_nccl_available()
+    return {"gpus": [*map(_identity, devices)], "nccl": nccl}
 
 
 def _identity(device: Any) -> str:

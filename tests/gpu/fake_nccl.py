@@ -7,6 +7,7 @@
     in flight      a stream waits for a send before the next one of its rank, and so for receives
     eager          the first exchange of two ranks is before any run
     one rank a GPU two ranks of a communicator are on different GPUs
+    device         the current device of the thread that issues is that of the communicator
 
 A send ends when it was received, whatever its size. A communicator's operations run in the order of
 issue. So a program that needs a buffer, or another order, never ends.
@@ -211,6 +212,10 @@ class _Communicator:
 
     def _check(self, source: int, target: int, is_send: bool) -> None:
         world, rank, way = self.world, self.rank, "send" if is_send else "receive"
+        if world.gpus.device != self.queue.device:
+            world.rule(
+                f"device: rank {rank} issues a {way} where cuda:{world.gpus.device} is current"
+            )
         if source == target or {source, target} - {*self.channel.ranks}:
             world.rule(f"matching: {source} to {target} over {self.channel.name}")
         before = world.pending.get((rank, is_send))

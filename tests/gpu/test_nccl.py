@@ -429,8 +429,9 @@ def test_the_fake_notes_exchanges_in_different_orders(crossed: bool) -> None:
         steps = [lambda: back.send(rows[1], 0).wait(), lambda: found.receive(rows[1], 0).wait()]
         out.send(rows[0], 1).wait()
         into.receive(rows[0], 1).wait()
-        for step in steps if crossed else steps[::-1]:
-            step()
+        with torch.cuda.device(1):
+            for step in steps if crossed else steps[::-1]:
+                step()
         if crossed:
             with pytest.raises(AssertionError, match="ranks issue exchanges in different orders"):
                 world.check()

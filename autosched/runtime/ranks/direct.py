@@ -106,9 +106,11 @@ class Direct:
         self._wire = wire
         if found.is_lost:  # before it had the other
             wire.lose()
-        wire.open(self.arcs, lambda: torch.zeros(1, dtype=torch.uint8, device=self.device))
+        with torch.accelerator.device_index(self.device.index):  # NCCL may hang on another one
+            wire.open(self.arcs, lambda: torch.zeros(1, dtype=torch.uint8, device=self.device))
+            opened = torch.accelerator.current_stream(self.device).record_event()
         self._host_wire = found
-        self.until(torch.accelerator.current_stream(self.device).record_event(), "the first copies")
+        self.until(opened, "the first copies")
 
     @property
     def wire(self) -> NcclWire:
