@@ -76,9 +76,13 @@ class Agreement:
             raise ScheduleError("a batch needs a row on one rank at least")
         return counts
 
-    def broadcast(self, value: Any) -> Any:
-        """Return rank 0's value."""
-        return self._ranks.broadcast(value, "the state of rank 0")
+    def broadcast(self, value: Any, rank: int) -> Any:
+        """Return a rank's value."""
+        return self._ranks.broadcast(value, f"the state of rank {rank}", rank)
+
+    def of_first(self, text: str) -> str:
+        """Return rank 0's text."""
+        return self._ranks.agree("the state", text, lambda texts: texts[0])
 
     def together(self, what: str, do: Callable[[], T]) -> T:
         """Return what a function returns; raise on all ranks what it raises on one of them."""
