@@ -289,11 +289,13 @@ class Step(Plans[Planned]):
     def _kind(self, batch: Sequence[Any]) -> Kind:
         """Return what decides on a plan, in words that are the same on all ranks."""
         optimizer = tuple(
-            f"group {number}: {stable({k: v for k, v in group.items() if k != 'params'})}"
+            f"{name} = {stable(item)} in group {number}"
             for number, group in enumerate(self.optimizer.param_groups)
+            for name, item in group.items()
+            if name != "params"
         )
         held = tuple(
-            f"state of parameter {number}: {stable(self.optimizer.state.get(parameter, {}))}"
+            f"{stable(self.optimizer.state.get(parameter, {}))} as state of parameter {number}"
             for number, parameter in enumerate(self._parameters())
         )
         trains = tuple(parameter.requires_grad for parameter in self.model.parameters())
