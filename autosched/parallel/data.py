@@ -20,8 +20,9 @@ from autosched.parallel.batches import batch_homes, check_count, shares
 from autosched.parallel.buckets import SIZES, buckets, check_sizes
 from autosched.parallel.compression import Compression
 from autosched.parallel.micro_batch import MicroBatch, micro_batch_of
+from autosched.parallel.planned import Planned
 from autosched.parallel.ranks import ranks_of
-from autosched.parallel.step import Planned, Step
+from autosched.parallel.step import Step
 from autosched.parallel.step_spec import StepSpec
 from autosched.parallel.template import BeforeStep, Loss, Template, accumulating
 from autosched.parallel.training import Reduction, Training
@@ -74,8 +75,8 @@ def data_parallel(
     * ``before_step``: a function of the model that changes gradients in another way, before the
       optimizer's step.
     * ``averages``: whether ``loss_fn`` averages over a batch; otherwise it sums.
-    * ``options``: ``backend``, ``check``, ``costs``, ``nvtx``, ``outputs``, ``progress``,
-      ``replay`` of ``schedule``; and ``fuse``, for regions compiled by Inductor.
+    * ``options``: ``backend``, ``check``, ``costs``, ``in_flight``, ``nvtx``, ``outputs``,
+      ``progress``, ``replay`` of ``schedule``; and ``fuse``, for regions compiled by Inductor.
 
     Batch norms normalise a replica's rows by their own statistics, and the first replica's running
     statistics are the model's, as with ``nn.DataParallel``; with ``batch_norm="synchronised"``, by

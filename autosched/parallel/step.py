@@ -12,18 +12,19 @@ import contextlib
 import gc
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from typing import Any
 
 import torch
 
 from autosched import Schedule, ScheduleError
 from autosched._lib.copying import clone
-from autosched._lib.fetching import fetched_ahead
 from autosched.parallel.agreement import Kind, kind_of_batch, same_rows, stable
 from autosched.parallel.batches import batch_inputs, key_of, rows_cut, rows_of
 from autosched.parallel.checkpoints import read, shared_out, write
+from autosched.parallel.planned import Planned
 from autosched.parallel.plans import Plans, move_model, move_state, torch_device
 from autosched.parallel.ranks import label_on
 from autosched.parallel.shared_state import (
@@ -32,54 +33,11 @@ from autosched.parallel.shared_state import (
     part_of,
     state_tensors,
 )
-from autosched.parallel.step_spec import Held, StepGraph
-from autosched.parallel.template import Template
+from autosched.parallel.step_spec import Held
+from autosched.parallel.steps_in_flight import UnderWay, results
 from autosched.parallel.training import Training
 
-__all__ = ["Planned", "Step"]
-
-_FETCHED = 2  # batches: that of the present step, and the next one
-
-
-@dataclass(frozen=True)
-class Planned:
-    """The plan for a kind of batch: schedule, meaning of inputs and outputs, state."""
-
-    schedule: Schedule
-    built: StepGraph
-    template: Template
-    state: Any
-    notes: Mapping[str, Any]
-
-    @cached_property
-    def state_here(self) -> dict[str, Held]:
-        """The inputs of this process that are state."""
-        here = {*self.schedule.inputs_here}
-        return {label: held for label, held in self.built.state.items() if label in here}
-
-    @cached_property
-    def owners(self) -> dict[str, int]:
-        """By name of a tensor, the first rank whose model has it as trained; without ranks none."""
-        ranks = self.schedule.machine.ranks
-        found: dict[str, int] = {}
-        for label, held in self.built.state.items():
-            home = self.schedule.graph.value(label).home
-            if held.leads and home in ranks:
-                found[held.name] = min(found.get(held.name, ranks[home]), ranks[home])
-        return found
-
-    @cached_property
-    def elsewhere(self) -> set[str]:
-        """The tensors, by name, that other ranks train, and this process does not."""
-        if self.schedule.machine.rank is None:
-            return set()
-        return self.owners.keys() - {held.name for held in self.state_here.values() if held.leads}
-
-    @cached_property
-    def residuals_here(self) -> dict[str, tuple[str, int, torch.dtype]]:
-        """The inputs of this process for compression."""
-        here = {*self.schedule.inputs_here}
-        return {label: one for label, one in self.built.residuals.items() if label in here}
+__all__ = ["Step"]
 
 
 @dataclass
@@ -132,6 +90,7 @@ class Step(Plans[Planned]):
         self._restored = False  # whether the state was loaded since the last step
         self._copies: dict[tuple[int, str], _Copy] = {}
         self._residuals: dict[str, torch.Tensor] = {}
+        self._under_way = UnderWay(self._forget_state)
 
     def __call__(self, *batch: Any) -> torch.Tensor:
         """Train on a batch, whose last item is the target; return the loss, detached.
@@ -140,31 +99,59 @@ class Step(Plans[Planned]):
         that differ there.
         """
         with self._guard:
+            self.wait()
             planned = self._of(batch)
             inputs = self._inputs(planned, batch)
-            self._trained = planned
-            self._is_stale = bool(planned.elsewhere)
             try:
                 with torch.no_grad():  # gradients are taken inside
                     outputs = planned.schedule(**inputs)
             except BaseException:
-                self._copies.clear()  # which tensors were updated is unknown
-                self._seen = None
+                self._forget_state()
                 raise
-            self._store(planned, outputs)
-            rank = planned.built.ranks[0] if self._rank is None else self._rank
-            self.grad_norm = outputs.get(label_on(rank, "grad_norm"))
-            loss: torch.Tensor = outputs[label_on(rank, "loss")]
-            return loss
+            return self._ended(planned, outputs)
+
+    def submit(self, *batch: Any) -> Future[torch.Tensor]:
+        """Start a training step, and return the future of its loss immediately.
+
+        Steps have the results of calls one after another. At most ``in_flight`` are under way,
+        which is an option of ``data_parallel`` and ``pipeline``, by default 1: ``submit`` waits
+        until there is room. Call ``wait()`` before the model or the optimizer is read or changed,
+        and do not write to a batch before its step has ended. If a step raises, those after it that
+        are under way raise CancelledRunError.
+        """
+        with self._guard:
+            under_way = self._under_way
+            under_way.look()
+            last = under_way.plan
+            if last is None or not last.is_repeated or not self._is_of(last, batch):
+                self.wait()
+            if under_way.is_idle:
+                planned = self._of(batch)
+                inputs = self._inputs(planned, batch)
+                own = self._batch_inputs(planned, batch)
+                under_way.inputs = {name: inputs[name] for name in inputs.keys() - own.keys()}
+            else:
+                planned = last
+                inputs = {**under_way.inputs, **self._batch_inputs(planned, batch)}
+            finish = partial(self._ended, planned)
+            return under_way.submit(planned, planned.schedule, inputs, finish)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until all submitted steps have ended, also those that failed.
+
+        Raises RunTimeoutError if that takes more than ``timeout`` seconds.
+        """
+        self._under_way.wait(timeout)
 
     def map(self, batches: Iterable[Sequence[Any]]) -> Iterator[torch.Tensor]:
         """Train on each batch of an iterable, and yield the losses.
 
-        A thread fetches the next batch during a step. Steps do not overlap, because each begins
-        with the parameters that the one before it leaves.
+        A thread fetches the next batch during a step. With the option ``in_flight``, so many steps
+        are under way, or have losses that were not yielded: see ``submit``. Then up to so many
+        further batches may have been used when the caller stops early.
         """
-        for batch in fetched_ahead(batches, _FETCHED):
-            yield self(*batch)
+        most = self._training.options.get("in_flight", 1)
+        return results(self.submit, self, batches, most)
 
     def schedule(self, *batch: Any) -> Schedule:
         """Return the schedule of calls like this one."""
@@ -174,6 +161,7 @@ class Step(Plans[Planned]):
     def inputs(self, *batch: Any) -> dict[str, torch.Tensor]:
         """Return the inputs for the schedule of such a call, to run or profile it separately."""
         with self._guard:
+            self.wait()
             return self._inputs(self._of(batch), batch)
 
     def notes(self, *batch: Any) -> Mapping[str, Any]:
@@ -197,6 +185,7 @@ class Step(Plans[Planned]):
         otherwise all have the same state after each step.
         """
         with self._guard:
+            self.wait()
             if self._agreement is not None:
                 self._broadcast()
 
@@ -213,6 +202,7 @@ class Step(Plans[Planned]):
         return self._state()
 
     def _state(self) -> dict[str, Any]:
+        self.wait()
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -222,6 +212,7 @@ class Step(Plans[Planned]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what ``state_dict`` returned; ``state["model"]`` is the model's own state."""
         with self._guard:
+            self.wait()
             self.model.load_state_dict(state["model"])
             if state.get("optimizer"):
                 self.optimizer.load_state_dict(state["optimizer"])
@@ -272,6 +263,10 @@ class Step(Plans[Planned]):
                 return self._plan(batch, rows)
 
         return self._cached((counts, self._key(batch)), plan)
+
+    def _is_of(self, planned: Planned, batch: Sequence[Any]) -> bool:
+        """Whether a plan is that of a batch; ranks must agree on that first."""
+        return self._agreement is None and self._plans.get((None, self._key(batch))) is planned
 
     # ---- several ranks
 
@@ -369,6 +364,8 @@ class Step(Plans[Planned]):
     def _inputs(self, planned: Planned, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
         """Return the inputs of a run."""
         self._move_stages(planned)
+        self._trained = planned
+        self._is_stale = bool(planned.elsewhere)
         if planned is not self._last:
             self._activate(planned)
             self._last = planned
@@ -420,6 +417,19 @@ class Step(Plans[Planned]):
                 tensor = clone(own) if place is None else own.clone().to(place)
             found = self._copies[replica, name] = _Copy(tensor, source, own, source._version)
         return found.tensor
+
+    def _ended(self, planned: Planned, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Store the results of a run; return the loss."""
+        self._store(planned, outputs)
+        rank = planned.built.ranks[0] if self._rank is None else self._rank
+        self.grad_norm = outputs.get(label_on(rank, "grad_norm"))
+        loss: torch.Tensor = outputs[label_on(rank, "loss")]
+        return loss
+
+    def _forget_state(self) -> None:
+        """Take all copies as outdated: which tensors a failed run has updated is unknown."""
+        self._copies.clear()
+        self._seen = None
 
     def _store(self, planned: Planned, outputs: Mapping[str, torch.Tensor]) -> None:
         """Store the results of a run, and note that replicas are as new as the model."""
