@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,12 @@ import autosched as asc
 from autosched.machine.cluster import joined
 from autosched.parallel.step import Step
 
+OPTIMIZERS = {
+    "sgd": functools.partial(optim.SGD, lr=0.1),  # without a state
+    "momentum": functools.partial(optim.SGD, lr=0.1, momentum=0.9),
+    "adam": optim.Adam,
+}
+
 
 def batch(number: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a batch, which all ranks have."""
@@ -29,8 +36,8 @@ def step_on(machine: asc.Machine, way: str, options: dict[str, Any], seed: int =
     """Return a step of a model with batch norms; ``way`` is the function that makes it."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Linear(6, 6), nn.Linear(6, 4))
-    kind = optim.Adam if options.get("schedule") == "1f1b" else optim.SGD
-    optimizer = kind(model.parameters(), **({} if kind is optim.Adam else {"momentum": 0.9}))
+    optimizer = OPTIMIZERS[options.get("optimizer", "momentum")](model.parameters())
+    options = {name: option for name, option in options.items() if name != "optimizer"}
     how = dict(options) if machine.rank is not None else {**options, "backend": "virtual"}
     if way == "model_parallel":
         loss_fn = functional.cross_entropy
@@ -59,6 +66,26 @@ def train(way: str, options: dict[str, Any], sizes: list[int], hosts: int | None
             found.append((step(*batch(number, rows)), step.grad_norm))
         step.collect()
         return found, *facts(step)
+
+
+def refuse() -> list[str]:
+    """Do what is refused; return the errors."""
+    machine = asc.Machine.cluster()
+    model = nn.Sequential(nn.Linear(8, 6), nn.Dropout(), nn.Linear(6, 6), nn.Dropout())
+    trained = model, functional.cross_entropy, optim.SGD(model.parameters(), 0.1)
+    how: Any = {"split": {"0": "cpu:0", "2": "cpu:1"}, "chunks": 2, "schedule": "gpipe"}
+    step = asc.parallel.pipeline(*trained, machine, **how)
+    errors = []
+    for call in (
+        lambda: asc.parallel.model_parallel(model, machine),
+        lambda: step(*batch(0, 8 + (machine.rank or 0))),
+        lambda: step(*batch(0, 8)),
+    ):
+        try:
+            call()
+        except asc.AutoschedError as error:
+            errors.append(f"{type(error).__name__}: {error}")
+    return errors
 
 
 def change(options: dict[str, Any]) -> Any:
