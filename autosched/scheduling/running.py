@@ -68,7 +68,7 @@ class Running:
 
         The future has the methods of ``concurrent.futures.Future``, and can be awaited. Inputs are
         given as in a call. At most ``in_flight`` runs are under way at a time: while they are,
-        ``submit`` blocks. Several threads may submit; runs behave as if executed one after another
+        ``submit`` blocks, also an event loop: let coroutines wait for a semaphore before. Several threads may submit; runs behave as if executed one after another
         in the order of submission. Do not write to the inputs of a run before it has ended. An
         output that shares memory with an input that tasks write shows what later runs write.
 
