@@ -15,6 +15,9 @@ GPU_PARTS ?=
 GPU_OUT ?=
 ON_GPU = PYTHONPATH="$(CURDIR)" $(or $(GPU_PYTHON),$(BIN)/python)
 
+# Packages are installed without bytecode: it must be written when they are imported first, and not anew each time.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-torch lint style types soak bench gpu browser docs clean
 

@@ -1028,8 +1028,8 @@ MUTANTS = (
     Mutant(
         "what a unit makes is copied by its old stage after a move",
         "autosched/policies/local_search/stage_moves.py",
-        "                    loads[3 * b + 1] += out[path]\n                    loads[3 * q + 2] += into[path]\n",
-        "                    loads[3 * a + 1] += out[path]\n                    loads[3 * q + 2] += into[path]\n",
+        "                    loads[3 * b + 1] += s.out[path]\n                    loads[3 * q + 2] += s.into[path]\n",
+        "                    loads[3 * a + 1] += s.out[path]\n                    loads[3 * q + 2] += s.into[path]\n",
         "tests/policies/test_splitting.py::test_a_move_changes_loads_as_counting_them_anew_does",
     ),
     Mutant(

@@ -23,6 +23,9 @@ read.
     buckets, all_reduce, compression, clip    gradients: bucketing, reduction, clipping
     sync_batch_norm, collectives, replicas    batch norms with statistics of all replicas
     branches                     parts of stages that need not wait for others
+    ranks                        replicas on several processes: names, and who leads
+    agreement, shared_state      what processes agree on before a step; the state of rank 0
+    step_spec, packing           what a step is built from; tensors as few messages
     costs                        costs of memory traffic, and for any number of rows
     host_scalars                 numbers that the host computes for updates
 """
