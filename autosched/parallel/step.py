@@ -90,7 +90,7 @@ class Step(Plans[Planned]):
         self._restored = False  # whether the state was loaded since the last step
         self._copies: dict[tuple[int, str], _Copy] = {}
         self._residuals: dict[str, torch.Tensor] = {}
-        self._under_way = UnderWay(self._forget_state)
+        self._under_way = UnderWay()
 
     def __call__(self, *batch: Any) -> torch.Tensor:
         """Train on a batch, whose last item is the target; return the loss, detached.
@@ -121,9 +121,9 @@ class Step(Plans[Planned]):
         """
         with self._guard:
             under_way = self._under_way
-            under_way.look()
             last = under_way.plan
-            if last is None or not last.is_repeated or not self._is_of(last, batch):
+            together = last is not None and last.is_repeated and self._is_of(last, batch)
+            if under_way.look() or not together:
                 self.wait()
             if under_way.is_idle:
                 planned = self._of(batch)
@@ -141,7 +141,8 @@ class Step(Plans[Planned]):
 
         Raises RunTimeoutError if that takes more than ``timeout`` seconds.
         """
-        self._under_way.wait(timeout)
+        if self._under_way.wait(timeout):
+            self._forget_state()
 
     def map(self, batches: Iterable[Sequence[Any]]) -> Iterator[torch.Tensor]:
         """Train on each batch of an iterable, and yield the losses.
@@ -156,6 +157,7 @@ class Step(Plans[Planned]):
     def schedule(self, *batch: Any) -> Schedule:
         """Return the schedule of calls like this one."""
         with self._guard:
+            self.wait()
             return self._of(batch).schedule
 
     def inputs(self, *batch: Any) -> dict[str, torch.Tensor]:
@@ -167,6 +169,7 @@ class Step(Plans[Planned]):
     def notes(self, *batch: Any) -> Mapping[str, Any]:
         """Return the decisions for calls like this one, and their reasons, by name."""
         with self._guard:
+            self.wait()
             return self._of(batch).notes
 
     def close(self) -> None:

@@ -68,9 +68,10 @@ class Running:
 
         The future has the methods of ``concurrent.futures.Future``, and can be awaited. Inputs are
         given as in a call. At most ``in_flight`` runs are under way at a time: while they are,
-        ``submit`` blocks. Several threads may submit; runs behave as if executed one after another
-        in the order of submission. Do not write to the inputs of a run before it has ended. An
-        output that shares memory with an input that tasks write shows what later runs write.
+        ``submit`` blocks, also an event loop: let coroutines wait for a semaphore before. Several
+        threads may submit; runs behave as if executed one after another in the order of submission.
+        Do not write to the inputs of a run before it has ended. An output that shares memory with
+        an input that tasks write shows what later runs write.
 
         ``result()`` raises TaskError if a task raised. If runs share state, which tasks of them
         write, those that were submitted later and are under way raise CancelledRunError then; the
