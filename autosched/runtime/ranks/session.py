@@ -86,6 +86,11 @@ class Session:
                 self._wire.lose()
         return self._wire
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the wire is known to have failed."""
+        return self._failed >= self.generation
+
     def check(self) -> None:
         """Raise RankError if a rank has gone, has left, or hangs."""
         if self.absent:

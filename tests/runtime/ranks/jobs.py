@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # optimizers do, which takes a second; the processes of jobs are forked after it
 
 import autosched as asc
 from autosched._lib.copying import ALIGNMENT
@@ -255,10 +256,6 @@ def differ(what: str) -> str:
     try:
         if what == "call" and machine.rank == 1:
             asc.Machine.cluster()
-        if what == "parallel":
-            model = torch.nn.Linear(1, 1)
-            optimizer = torch.optim.SGD(model.parameters())
-            asc.parallel.data_parallel(model, torch.nn.MSELoss(), optimizer, machine)
         options = {"policy": "nonsense"} if what == "policy" else {}
         with asc.schedule(graph, machine, **options) as schedule:  # type: ignore[arg-type]
             if what == "input":

@@ -84,7 +84,6 @@ def test_a_rank_that_computes_is_not_given_up(mortals, tmp_path):
         ("policy", "ScheduleError: unknown policy 'nonsense'"),
         ("call", "RankError: rank 1 calls Machine.cluster() where rank 0 calls schedule()"),
         ("missing", "RankError: rank 1 did not come within 1 s"),
-        ("parallel", "MachineError: data_parallel trains in one process, and this machine spans"),
     ],
 )
 def test_ranks_that_differ_get_one_error_before_anything_runs(ranks, what, message):

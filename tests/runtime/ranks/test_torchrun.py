@@ -5,6 +5,7 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -40,12 +41,14 @@ os.write(1, (line + "\\n").encode())  # at once: both write to one pipe
 """
 
 
-def torchrun(script: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def torchrun(
+    script: Path, *options: str, args: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
     """Run a script in two processes."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [*command, *options, str(script)],
+        [*command, *options, str(script), *args],
         env=environment, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
 
@@ -72,6 +75,17 @@ def test_torchrun_restarts_the_ranks_after_one_was_killed(tmp_path, attempt):
     done = torchrun(script, "--max-restarts=1")
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["rank 0 ended with [9.0, 9.0]", "rank 1 ended with"]
+
+
+def test_training_goes_on_from_the_last_checkpoint(tmp_path):
+    """It is started again, and the loss of the last checkpoint would not be that of one process."""
+    folder = tmp_path / "checkpoints"
+    args = ["--folder", str(folder), "--kill-at", "17"]
+    done = torchrun(ROOT / "examples" / "train_restart.py", "--max-restarts=1", args=args)
+    assert done.returncode == 0, done.stderr
+    assert "parameters equal those of one process, bit for bit: holds" in done.stdout
+    assert "Signal 9 (SIGKILL)" in done.stderr
+    assert sorted(path.name for path in folder.iterdir()) == ["10", "20", "30"]
 
 
 def start(script: Path, rank: int, port: int) -> subprocess.Popen[str]:
