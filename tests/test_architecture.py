@@ -104,7 +104,7 @@ MAY_IMPORT_TORCH = {
     *["runtime.backends", "runtime.profile", "runtime.ranks", "runtime.replay"],
     *["machine.machine", "machine.hardware"],  # Machine.local, inside functions
     "graph.files",  # to read a file, inside functions
-    "machine.cluster",  # inside functions
+    *["machine.cluster", "machine.sharing"],  # inside functions
 }
 
 MOST_LINES = 500

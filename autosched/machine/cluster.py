@@ -84,18 +84,22 @@ def cluster(
     network: str | Network | None, timeout: float, heartbeat: float | None, local: Machine
 ) -> Machine:
     """Return the machine of all ranks. Collective: each rank calls it with its own machine."""
+    from autosched.machine.sharing import described
+
     between = None if network is None else named_network(network)
     if heartbeat is not None and not (is_number(heartbeat) and 0 < heartbeat < math.inf):
         given = f"got {shown(heartbeat)}"
         raise MachineError(f"heartbeat must be a number of seconds above 0, or None, {given}")
+    is_chosen = isinstance(network, Network)
     if current() is None:
         _join_by_torch(timeout)
     meeting = joined().meeting
     meeting.timeout = timeout
     joined().heartbeat = heartbeat
     mine = {"versions": _versions(), "host": socket.gethostname(), "machine": local.to_json()}
+    mine |= described(local)
     text = meeting.agree(
-        "Machine.cluster()", json.dumps(mine), lambda texts: _gathered(texts, between)
+        "Machine.cluster()", json.dumps(mine), lambda texts: _gathered(texts, between, is_chosen)
     )
     machine = Machine.from_json(text)
     hosts = {device.rank: device.host or "" for device in machine.devices}
@@ -165,11 +169,13 @@ def _versions() -> dict[str, str]:
     return {"autosched": str(own.__version__), "torch": str(torch.__version__)}
 
 
-def _gathered(texts: Sequence[str], network: Network | None) -> str:
+def _gathered(texts: Sequence[str], network: Network | None, is_chosen: bool) -> str:
     """Return the JSON of the machine of all ranks.
 
     Raises MachineError where their versions differ.
     """
+    from autosched.machine.sharing import joining
+
     ranks = [json.loads(text) for text in texts]
     for rank, other in enumerate(ranks):
         for name, version in ranks[0]["versions"].items():
@@ -180,7 +186,7 @@ def _gathered(texts: Sequence[str], network: Network | None) -> str:
     machines = [Machine.from_json(other["machine"]) for other in ranks]
     if network is None:
         network = _LOOPBACK if len({*hosts}) == 1 else _NETWORK
-    return joint(machines, hosts, network).to_json()
+    return joint(machines, hosts, joining(network, is_chosen, hosts, ranks)).to_json()
 
 
 def joint(machines: Sequence[Machine], hosts: Sequence[str], network: Network) -> Machine:

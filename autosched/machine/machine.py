@@ -137,21 +137,26 @@ class Machine:
     def cluster(
         cls,
         *,
+        gpus: int | None = None,
         cpu_streams: int = 1,
         network: str | Network | None = None,
         timeout: float = 60.0,
         heartbeat: float | None = 10.0,
     ) -> Machine:
-        """Join the processes that torchrun started; return the machine of their CPUs.
+        """Join the processes that torchrun started; return the machine of all their devices.
 
-        All have ``timeout`` seconds to come. The default ``network`` is loopback on one host, else
-        10 Gbit/s. A rank that does not answer for ``heartbeat`` seconds is given up, and one that is
-        stopped on the same host in less than one; none is with None. Raises MachineError for a lone
-        process, RankError for missing ranks.
+        ``gpus`` is the number of GPUs of this process. By default the processes of a host have
+        equal shares, and share GPUs if there are too few. All have ``timeout`` seconds to come. The
+        default ``network`` is loopback on one host, else 10 Gbit/s. Unless it is a ``Network``, it
+        is direct between GPUs if each process has one GPU for itself, and NCCL is there. A rank
+        that does not answer for ``heartbeat`` seconds is given up, and one that is stopped on the
+        same host in less than one; none is with None. Raises MachineError for a lone process,
+        RankError for missing ranks.
         """
         from autosched.machine.cluster import cluster
+        from autosched.machine.sharing import own_share
 
-        return cluster(network, timeout, heartbeat, cls.local(0, cpu_streams))
+        return cluster(network, timeout, heartbeat, own_share(gpus, cpu_streams))
 
     @classmethod
     def emulated(

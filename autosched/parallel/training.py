@@ -91,7 +91,7 @@ class Training:
 
     @property
     def alone(self) -> Training:
-        """This on an imagined machine, for trials, which each rank plans by itself."""
+        """The same on an imagined machine, for trials, which each rank plans by itself."""
         if self.machine.rank is None:
             return self
         devices = tuple(replace(device, imagined=True) for device in self.machine.devices)

@@ -383,12 +383,12 @@ def executor_of_rank(
     program: Program, graph: Graph, machine: Machine, check: Check, nvtx: bool
 ) -> Executor:
     """Return an executor of this rank's part of a program."""
-    from autosched.runtime.ranks.backend import Ranks
+    from autosched.runtime.ranks.accelerators import backend_of
 
     assert machine.rank is not None
     part = program.part(machine.rank)
     seconds = [0.0] * len(part)  # nothing is emulated
-    return Executor(part, graph, machine, Ranks(program), seconds, check, nvtx=nvtx)
+    return Executor(part, graph, machine, backend_of(part, program), seconds, check, nvtx=nvtx)
 
 
 def profiler_of_ranks(executor: Executor, program: Program, machine: Machine, count: int) -> Any:

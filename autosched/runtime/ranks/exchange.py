@@ -56,7 +56,8 @@ class Exchange:
         self.ranks = ranks
         self.is_watched = False  # so that ``arrivals`` has when each receive of a run has ended
         self.arrivals: dict[int, float] = {}  # by position in the part
-        halves = [(i, half) for i, half in enumerate(part) if isinstance(half, (Send, Receive))]
+        both = [(i, half) for i, half in enumerate(part) if isinstance(half, (Send, Receive))]
+        halves = [(i, half) for i, half in both if self.carries(half)]
         self.started: dict[Stream, list[_Started]] = {half.stream: [] for _, half in halves}
         recorded = [i for i in part if isinstance(i, Record) and i.stream in self.started]
         self.events: dict[int, list[_Started]] = {record.event: [] for record in recorded}
@@ -80,6 +81,14 @@ class Exchange:
         made = _Receive(self, half, self.ranks[half.source], name)
         self._receives.append(made)
         return made
+
+    def carries(self, half: Send | Receive) -> bool:
+        """Whether this wire carries a copy; a part may have others."""
+        return True
+
+    def landing(self, half: Send | Receive, header: Any) -> Landing:
+        """Return memory for a value that arrives."""
+        return Landing(header)
 
     # ---- compiling
 
@@ -273,7 +282,7 @@ class _Receive(_End):
         if self.header is None:
             return
         if self.landing is None or not self.landing.is_free():
-            self.landing = Landing(self.header)
+            self.landing = self.exchange.landing(self.half, self.header)
         receive = self.exchange.wire.receive
         landing = self.landing
         self.works = self.exchange.start(
