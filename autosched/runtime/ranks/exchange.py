@@ -3,7 +3,7 @@
 A copy stream is asynchronous, as on an accelerator: its copies are started by the thread that issues
 it, and end later. An event stands for the copies that its stream has started so far; who waits for
 it waits for those. No thread waits for a copy that nobody needs yet. Which copies a wait must wait
-for is found once, when a program is compiled: those that its thread has not waited for before.
+for is found once, when a program is compiled: see ``waits``.
 
 In the first run a header goes ahead of each value, in the order of the program on both sides. From
 then on the receiver knows what comes: it is ready to receive from the beginning of the run, in
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from autosched.errors import ScheduleError
-from autosched.program.program import Program, Receive, Record, Send, Stream, Wait
+from autosched.program.program import Program, Receive, Send, Stream
 from autosched.runtime.backends import Step, Transfer
 from autosched.runtime.backends.host import overwritten
 from autosched.runtime.ranks.messages import (
@@ -37,6 +37,7 @@ from autosched.runtime.ranks.messages import (
     sizes,
 )
 from autosched.runtime.ranks.session import Session
+from autosched.runtime.ranks.waits import copies_awaited
 from autosched.runtime.ranks.wire import Wire
 
 __all__ = ["Exchange"]
@@ -67,42 +68,23 @@ class Exchange:
         self._wire: Wire | None = None
         # Of each pair of ranks, sends and receives are the same sequence: so both know the tags.
         count: Counter[tuple[int, bool]] = Counter()
+        ends: dict[int, _End] = {}
         for i, half in enumerate(part):
             if isinstance(half, (Send, Receive)):
                 made = self._end(half, f"{half}, instruction {i + 1} of {len(part)}")
                 made.tag = first_tag + count[made.way]
                 count[made.way] += 1
+                ends[i] = made
                 self._ends[half].append(made)
                 self._by_stream.setdefault(half.stream, []).append(made)
         self._all = [end for ends in self._by_stream.values() for end in ends]
         self._receives = [end for end in self._all if isinstance(end, _Receive)]
-        self._awaited = self._found_waits(part, threads)
+        self._awaited = copies_awaited(part, ends, threads)
 
     def _end(self, half: Send | Receive, name: str) -> _End:
         if isinstance(half, Send):
             return _Send(self, half, self.ranks[half.destination], name)
         return _Receive(self, half, self.ranks[half.source], name)
-
-    def _found_waits(
-        self, part: Program, threads: Mapping[Stream, str]
-    ) -> dict[tuple[Stream, int], list[_End]]:
-        """Return the copies that each wait of a stream for an event must wait for."""
-        started: Counter[Stream] = Counter()
-        recorded: dict[int, tuple[Stream, int]] = {}
-        waited: Counter[tuple[str, Stream]] = Counter()  # how many of a stream, by thread
-        found: dict[tuple[Stream, int], list[_End]] = {}
-        for i in part:
-            if isinstance(i, (Send, Receive)):
-                started[i.stream] += 1
-            elif isinstance(i, Record) and i.stream in self._by_stream:
-                recorded[i.event] = i.stream, started[i.stream]
-            elif isinstance(i, Wait) and i.event in recorded:
-                source, count = recorded[i.event]
-                known = threads[i.stream], source
-                ends = self._by_stream[source][waited[known] : count]
-                found.setdefault((i.stream, i.event), ends)
-                waited[known] = max(waited[known], count)
-        return found
 
     # ---- compiling
 
