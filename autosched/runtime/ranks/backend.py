@@ -32,6 +32,7 @@ class Ranks(Threads):
     session: Session
     exchanges: Exchange
     part: Program
+    threads: dict[Stream, str | None]
 
     def __init__(self, whole: Program | None = None):
         super().__init__()
@@ -40,10 +41,7 @@ class Ranks(Threads):
 
     def open(self, program: Program, machine: Machine) -> None:
         """Divide the part of a rank among threads. Raises MachineError outside of a cluster."""
-        if machine.rank is None:
-            raise MachineError("the ranks backend needs a machine of Machine.cluster()")
-        self.session = session()
-        self.part = program
+        self.attach(program, machine)
         super().open(program, machine)
         computing = [s for s in program.streams if s.name.startswith("compute")]
         first = str(computing[0]) if computing else f"rank {machine.rank}"
@@ -54,6 +52,13 @@ class Ranks(Threads):
         }
         parts = machine.ranks, self.threads, self.session, self.first_tag
         self.exchanges = Exchange(program, *parts)
+
+    def attach(self, program: Program, machine: Machine) -> None:
+        """Note the part of this rank. Raises MachineError outside of a cluster."""
+        if machine.rank is None:
+            raise MachineError("the ranks backend needs a machine of Machine.cluster()")
+        self.session = session()
+        self.part = program
 
     def thread(self, stream: Stream) -> str | None:
         """Return the thread that issues a stream."""
@@ -67,9 +72,15 @@ class Ranks(Threads):
         """Return the function that starts to send or to receive a value."""
         return self.exchanges.transfer(half)
 
+    def record(self, stream: Stream, event: int) -> Step | None:
+        """Do nothing for copies between ranks: it is known which an event stands for."""
+        on_wire = event in self.exchanges.events
+        return None if on_wire else super().record(stream, event)
+
     def wait(self, stream: Stream, event: int) -> Step | None:
-        """Wait for copies between ranks; other work has ended when its event is recorded."""
-        return self.exchanges.wait(stream, event)
+        """Wait for copies between ranks."""
+        on_wire = event in self.exchanges.events
+        return self.exchanges.wait(stream, event) if on_wire else super().wait(stream, event)
 
     def free(self, stream: Stream) -> Callable[[Any], None] | None:
         """Wait for the copies of a stream before memory is freed there.

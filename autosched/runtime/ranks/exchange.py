@@ -13,8 +13,10 @@ more than it expects.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
+import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -22,10 +24,10 @@ from typing import Any
 
 import torch
 
-from autosched.errors import ScheduleError
-from autosched.program.program import Program, Receive, Send, Stream
+from autosched.errors import AutoschedError, ScheduleError
+from autosched.program.program import Program, Receive, Record, Send, Stream
 from autosched.runtime.backends import Step, Transfer
-from autosched.runtime.backends.host import overwritten
+from autosched.runtime.backends.host import overwritten, prepare_thread
 from autosched.runtime.ranks.messages import (
     Landing,
     described,
@@ -57,12 +59,14 @@ class Exchange:
         self,
         part: Program,
         ranks: Mapping[str, int],
-        threads: Mapping[Stream, str],
+        threads: Mapping[Stream, str | None],
         session: Session,
         first_tag: int,
     ):
         self.session = session
         self.ranks = ranks
+        self.is_watched = False  # so that ``arrivals`` has when each receive of a run has ended
+        self.arrivals: dict[int, float] = {}  # by position in the part
         self._ends: dict[Send | Receive, deque[_End]] = defaultdict(deque)
         self._by_stream: dict[Stream, list[_End]] = {}
         self._wire: Wire | None = None
@@ -70,8 +74,9 @@ class Exchange:
         count: Counter[tuple[int, bool]] = Counter()
         ends: dict[int, _End] = {}
         for i, half in enumerate(part):
-            if isinstance(half, (Send, Receive)):
+            if isinstance(half, (Send, Receive)) and self.carries(half):
                 made = self._end(half, f"{half}, instruction {i + 1} of {len(part)}")
+                made.position = i
                 made.tag = first_tag + count[made.way]
                 count[made.way] += 1
                 ends[i] = made
@@ -79,12 +84,23 @@ class Exchange:
                 self._by_stream.setdefault(half.stream, []).append(made)
         self._all = [end for ends in self._by_stream.values() for end in ends]
         self._receives = [end for end in self._all if isinstance(end, _Receive)]
+        self.events = {
+            i.event for i in part if isinstance(i, Record) and i.stream in self._by_stream
+        }
         self._awaited = copies_awaited(part, ends, threads)
 
     def _end(self, half: Send | Receive, name: str) -> _End:
         if isinstance(half, Send):
             return _Send(self, half, self.ranks[half.destination], name)
         return _Receive(self, half, self.ranks[half.source], name)
+
+    def carries(self, half: Send | Receive) -> bool:
+        """Whether this wire carries a copy; a part may have others."""
+        return True
+
+    def landing(self, half: Send | Receive, header: Any) -> Landing:
+        """Return memory for a value that arrives."""
+        return Landing(header)
 
     # ---- compiling
 
@@ -139,12 +155,13 @@ class _End:
     """
 
     tag = 0
+    position = 0
     started: Sequence[Any] | None = None
     arrived: Step | None = None
     issue: Callable[[torch.Tensor], Any]  # starts to send or to receive a row
 
     def __init__(self, exchange: Exchange, half: Send | Receive, peer: int, name: str):
-        self.session = exchange.session
+        self.exchange = exchange
         self.half = half
         self.peer = peer
         self.name = name
@@ -165,7 +182,7 @@ class _End:
         try:
             return [issue(row) for row in rows]
         except RuntimeError as error:
-            raise self.session.cause(self.name) from error
+            raise self.exchange.session.cause(self.name) from error
 
     def wait(self) -> None:
         """Wait for the end, if the copy has been started."""
@@ -177,10 +194,18 @@ class _End:
                 for work in works:
                     work.wait()
             except RuntimeError as error:
-                raise self.session.cause(self.name) from error
+                raise self.exchange.session.cause(self.name) from error
             if self.arrived is not None:
                 self.arrived()
             self.started = None
+            if self.exchange.is_watched:
+                self.exchange.arrivals[self.position] = time.perf_counter()
+
+    def watch(self) -> None:
+        """Wait in a thread of its own, to know when a copy ends; errors are those of others."""
+        prepare_thread()
+        with contextlib.suppress(AutoschedError):
+            self.wait()
 
 
 class _Send(_End):
@@ -243,7 +268,7 @@ class _Receive(_End):
         if self.header is None:
             return
         if self.landing is None or not self.landing.is_free():
-            self.landing = Landing(self.header)
+            self.landing = self.exchange.landing(self.half, self.header)
         self.posted = self.start(self.landing.rows)
 
     def __call__(self, _: Any, into: Any) -> Any:
@@ -257,10 +282,11 @@ class _Receive(_End):
         self.started = self.posted
         self.posted = None
         self.arrived = self.landing.spread if self.landing.is_packed else None
-        if into is None:
-            return self.landing.value
-        self.arrived = partial(_overwrite, into, self.landing)
-        return into
+        if into is not None:
+            self.arrived = partial(_overwrite, into, self.landing)
+        if self.exchange.is_watched:
+            threading.Thread(target=self.watch, daemon=True, name=self.name).start()
+        return self.landing.value if into is None else into
 
     def _header(self) -> Any:
         """Wait for the header of a value."""

@@ -19,21 +19,21 @@ End = TypeVar("End")
 
 
 def copies_awaited(
-    part: Program, ends: Mapping[int, End], threads: Mapping[Stream, str]
+    part: Program, ends: Mapping[int, End], threads: Mapping[Stream, str | None]
 ) -> dict[tuple[Stream, int], Sequence[End]]:
     """Return the copies, by the stream and the event of each wait.
 
-    ``ends`` are the copies by their positions in a rank's part of a program, ``threads`` the
-    threads that issue its streams.
+    ``ends`` are the copies of one wire by their positions in a rank's part of a program, ``threads``
+    the threads that issue its streams.
     """
     walk = _Walk[End](threads)
     found: dict[tuple[Stream, int], Sequence[End]] = {}
     for at, i in enumerate(part):
         match i:
-            case Send() | Receive():
+            case Send() | Receive() if at in ends:
                 walk.started[i.stream].append(ends[at])
                 if isinstance(i, Send):
-                    walk.sent[i.value].append((i.version, ends[at]))
+                    walk.sent[i.value, i.stream.device].append((i.version, ends[at]))
             case Record(stream, event):
                 walk.recorded[event] = stream, len(walk.started[stream])
             case Free():
@@ -50,7 +50,7 @@ def copies_awaited(
 class _Freed(Generic[End]):
     """Sends that have ended when a thread has waited for ``count`` copies of a stream."""
 
-    thread: str
+    thread: str | None
     stream: Stream
     count: int
     sends: list[End]
@@ -59,15 +59,16 @@ class _Freed(Generic[End]):
 class _Walk(Generic[End]):
     """What has happened before a place in the program."""
 
-    def __init__(self, threads: Mapping[Stream, str]):
+    def __init__(self, threads: Mapping[Stream, str | None]):
         self.threads = threads
         self.started: dict[Stream, list[End]] = defaultdict(list)
         self.recorded: dict[int, tuple[Stream, int]] = {}  # by event: how many were started
-        self.sent: dict[str, list[tuple[int, End]]] = defaultdict(list)  # versions of a value
-        self._waited: Counter[tuple[str, Stream]] = Counter()  # how many, by thread
+        # By value and device: versions.
+        self.sent: dict[tuple[str, str], list[tuple[int, End]]] = defaultdict(list)
+        self._waited: Counter[tuple[str | None, Stream]] = Counter()  # how many, by thread
         self._freed: list[_Freed[End]] = []
 
-    def wait(self, thread: str, event: int) -> list[End]:
+    def wait(self, thread: str | None, event: int) -> list[End]:
         """Return the copies of an event that a thread has not waited for."""
         stream, count = self.recorded[event]
         before = self._waited[thread, stream]
@@ -76,13 +77,14 @@ class _Walk(Generic[End]):
 
     def free(self, free: Free) -> None:
         """Note the sends of freed memory. What comes before on the stream has ended then."""
-        sends = [end for version, end in self.sent[free.value] if version <= free.version]
+        sent = self.sent[free.value, free.stream.device]
+        sends = [end for version, end in sent if version <= free.version]
         if sends:
             count = len(self.started[free.stream])
             self._freed.append(_Freed(self.threads[free.stream], free.stream, count, sends))
-            self.sent[free.value] = [each for each in self.sent[free.value] if each[1] not in sends]
+            sent[:] = [each for each in sent if each[1] not in sends]
 
-    def freed_before(self, thread: str) -> list[_Freed[End]]:
+    def freed_before(self, thread: str | None) -> list[_Freed[End]]:
         """Return the sends of freed memory that have ended, as a thread knows by now."""
         return [
             each
