@@ -42,12 +42,14 @@ def keepable(graph: Graph, machine: Machine) -> tuple[str, ...]:
     It shares memory with views alone and with no output, which the caller may write, and it has no
     device yet. Tasks that count in its memory would find other elements in that of a copy. Where
     devices have memory of their own, it is not written.
+
+    Over ranks, it is the inputs that each of them has. No rank can write those of another.
     """
-    state = graph.lasting | graph.kept.keys()
+    state = graph.everywhere if machine.ranks else graph.lasting | graph.kept.keys()
     if not state:
         return ()
     is_shared = machine.imagined or not machine.accelerators
-    excluded = {graph.values[index].root for index in graph.outputs.values()}
+    excluded = {graph.values[i].root for i in graph.outputs.values() if not machine.ranks}
     for task in graph.tasks:
         if not task.view:
             excluded.update(graph.values[use.value].root for use in task.outputs)
