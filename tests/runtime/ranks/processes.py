@@ -22,7 +22,7 @@ from autosched.runtime.ranks.session import leave
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    [f"tests.runtime.ranks.{name}" for name in ("jobs", "captured_jobs")]
+    [f"tests.runtime.ranks.{name}" for name in ("jobs", "gpu_jobs", "captured_jobs")]
 )
 BOUND = 30.0  # seconds that any wait may take
 
@@ -83,6 +83,10 @@ class Ranks:
         for rank, (_, pipe) in enumerate(self.workers[:size]):
             pipe.send((self.jobs, rank, size, job, args))
         return [process for process, _ in self.workers[:size]]
+
+    def has_result(self, rank: int) -> bool:
+        """Whether a rank has ended its job."""
+        return bool(self.workers[rank][1].poll())
 
     def results(self, size: int) -> list[tuple[Any, str]]:
         """Return for each rank its result, and a traceback if it raised; None for the dead."""
