@@ -20,7 +20,7 @@ from autosched._lib.forks import rlock
 from autosched._lib.logs import LOG
 from autosched.coarsening.grouping import Granularity, check_granularity
 from autosched.costs.costs import Costs
-from autosched.errors import AutoschedError, ScheduleError, shown
+from autosched.errors import ScheduleError, shown
 from autosched.frontends.capture import captured
 from autosched.frontends.capture_lock import check_not_capturing
 from autosched.frontends.captured import Captured, arguments_of
@@ -110,6 +110,10 @@ def compile(
     ``options`` are those of ``schedule``. The third capture warns of what changed; the logger
     ``autosched`` reports each recapture.
 
+    On a machine of ``Machine.cluster`` all ranks make the same calls, with equal arguments, and get
+    equal results; results that ``outputs`` names are on that device's rank alone, and None on
+    others. Ranks that call differently get ScheduleError.
+
     Of a module, return a module with the same parameters, which autograd records: it has schedules
     for forward and backward, if ``options`` are among those of ``TorchBackend``. Other functions
     compute gradients inside, and if a gradient would be lost, GradientError is raised.
@@ -131,6 +135,9 @@ def compile(
     check_granularity(granularity)
     if not isinstance(fuse, bool):
         raise ScheduleError(f"fuse must be True or False, got {fuse!r}")
+    if fuse and machine is not None and machine.ranks:
+        what = "fuse=True measures regions, and the ranks of a machine"
+        raise ScheduleError(f"{what} would choose different ones; leave it out")
     options |= {"machine": machine, "policy": policy}
     compiled = Compiled(fn, maxsize, granularity, costs, fuse, options)
     return CompiledModule(compiled) if isinstance(fn, torch.nn.Module) else compiled
@@ -254,8 +261,8 @@ class Compiled:
             reach = Reach([self.fn, *arguments.others], varying=state.items_of(varying))
             key = capture_key(state, reach, arguments, given)
             known = self._known(key, state)
-        except AutoschedError as error:
-            self._agree(-1, reason=str(error))
+        except Exception as error:
+            self._agree(-1, reason=f"raises {error}")
             raise
         self._agree(known or 0, key)
         if known is not None:

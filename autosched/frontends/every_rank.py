@@ -25,7 +25,7 @@ from autosched._lib.tree import flatten
 from autosched.errors import AutoschedError, HazardError, ScheduleError, shown
 from autosched.frontends.captured import Captured
 from autosched.frontends.random_state import add_state
-from autosched.graph.effects import communicates
+from autosched.graph.effects import communicates, counts_in_memory
 from autosched.graph.graph import Value
 from autosched.graph.pinning import by_pattern
 from autosched.machine.machine import Machine
@@ -49,7 +49,20 @@ class Ends:
     is_alone: bool  # the tensors of this process are those of all ranks
 
     def check(self, inputs: Mapping[str, Any]) -> None:
-        """Raise HazardError if inputs share memory that is written: a rank would not see that."""
+        """Raise HazardError if inputs share memory that is written, and tell the other ranks.
+
+        A rank would not see what another one writes.
+        """
+        try:
+            self._check_apart(inputs)
+        except HazardError as error:
+            if not self.is_alone:
+                from autosched.runtime.ranks.session import session
+
+                session().give_up("rank", f"rank {session().rank}: HazardError: {error}")
+            raise
+
+    def _check_apart(self, inputs: Mapping[str, Any]) -> None:
         if not self.written or are_apart(inputs.values()):
             return
         owned = [(name, extent) for name, item in inputs.items() for extent in extents(item)]
@@ -145,6 +158,15 @@ def _check(graph: Captured, machine: Machine) -> None:
             "a function of all ranks runs on their CPUs, and this machine has accelerators; give "
             "each rank a machine of its own, Machine.local()"
         )
+    for task in filter(counts_in_memory, graph.tasks):
+        roots = {graph.values[use.value].root for use in task.reads}
+        for name in graph.input_names:
+            index = graph.value(name).index
+            if index in roots and graph.last_version(index):
+                raise ScheduleError(
+                    f"{name!r} is written in place, and {task.name!r} addresses its memory beyond "
+                    "its elements, which other ranks would not get; pass a clone"
+                )
     if any(communicates(item) for task in graph.tasks for item in task.shared):
         raise ScheduleError(
             f"{graph.name!r} has collectives of torch.distributed, which each rank calls for "

@@ -284,6 +284,12 @@ def function_name(fn: Callable[..., Any] | None) -> str:
     return (name if name.isidentifier() else re.sub(r"\W", "", name)).strip("_") or "task"
 
 
+def counts_in_memory(task: Any) -> bool:
+    """Whether a task, or one that it was merged from, addresses memory beyond its argument."""
+    own = task.fn and function_name(task.fn) in COUNTS_IN_MEMORY
+    return bool(own) or any(map(counts_in_memory, task.parts))
+
+
 def is_uninitialized(fn: Any) -> bool:
     """Whether the result of a function has uninitialised elements."""
     return _raw_name(fn) in _UNINITIALIZED

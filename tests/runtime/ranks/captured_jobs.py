@@ -315,3 +315,36 @@ def call_alone() -> bool:
         return all(
             torch.equal(run(torch.ones(n)), torch.ones(n) + rank) for n in range(1, rank + 3)
         )
+
+
+def overlap_on_one_rank() -> list[str]:
+    """Let rank 1 pass arguments that share memory, of which one is written; return the errors."""
+    x = torch.ones(8)
+    found = []
+    machine = asc.Machine.cluster()
+    with asc.compile(lambda a, b: a.mul_(b), machine, policy="single") as run:
+        for number in range(3):
+            both = number == 1 and machine.rank == 1
+            a, b = (x[1:4], x[:3]) if both else (x[:3], torch.ones(3))
+            found.append(error_of(lambda a=a, b=b: run(a, b)))
+    return found
+
+
+def schedule_captured() -> list[Any]:
+    """Schedule a captured function; return outputs, and the error for a step with new state."""
+    machine = asc.Machine.cluster()
+    x = torch.arange(4.0)
+    graph = asc.capture(lambda x: x + 1, x)
+    with asc.schedule(graph, machine, policy="single") as schedule:
+        found: list[Any] = [schedule(x)]
+    model = nn.Linear(4, 1)
+    step = asc.capture(lambda x: model(x).sum().backward(), x)
+    with asc.schedule(step, machine, policy="single") as schedule:
+        return [*found, error_of(lambda: schedule(x))]
+
+
+def refuse_gradient() -> str:
+    """Call backward() on a result of a module of all ranks; return the error."""
+    run = asc.compile(nn.Linear(4, 1), asc.Machine.cluster(), policy="single")
+    loss = run(torch.ones(2, 4)).sum()
+    return error_of(loss.backward)

@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 
+import autosched as asc
 from tests.runtime.ranks import captured_jobs as jobs
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -100,3 +101,43 @@ def test_what_ranks_cannot_call_together_is_refused(ranks, what, message):
 
 def test_functions_on_a_machine_of_one_rank_are_its_own(ranks):
     assert ranks.run(jobs.call_alone, 2) == [True] * 2
+
+
+def test_shared_memory_on_one_rank_is_an_error_on_all(ranks):
+    first, second = ranks.run(jobs.overlap_on_one_rank, 2)
+    assert second[1].startswith("HazardError: 'a' and 'b' share memory, and 'a' is written")
+    assert first[1].startswith("RankError: rank 1: HazardError: 'a' and 'b' share memory")
+    assert first[::2] == second[::2] == ["nothing"] * 2
+
+
+def test_a_scheduled_capture_has_outputs_where_they_are_made(ranks):
+    first, second = ranks.run(jobs.schedule_captured, 2)
+    assert torch.equal(first[0]["result"], torch.arange(4.0) + 1)
+    assert second[0] == {}
+    assert first[1] == "nothing"
+    assert second[1].startswith("GraphError: 'weight.grad' was made on another rank; autosched.c")
+
+
+def test_gradients_of_a_module_of_all_ranks_are_not_lost_unnoticed(ranks):
+    for error in ranks.run(jobs.refuse_gradient, 2):
+        assert error.startswith("GradientError: ")
+
+
+def test_one_process_can_play_all_ranks():
+    """The same program as on a cluster: it can be planned and drawn without one."""
+    x, w = torch.arange(16.0).view(4, 4), torch.eye(4)
+    expected = jobs.halves(x.clone(), w)
+    machine = asc.Machine.emulated(gpus=0, hosts=2)
+    with asc.compile(jobs.halves, machine, policy="round_robin", backend="host") as run:
+        found = run(x, w)
+        ends = dict(run.schedule(x, w).program.outputs)
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1]["second"], expected[1]["second"])
+    assert torch.equal(x, torch.arange(16.0).view(4, 4) * 2)
+    assert ends["result.0.cpu:0"] == ends["x.written.cpu:0"] == "cpu:0"
+    assert ends["result.0.cpu:1"] == ends["x.written.cpu:1"] == "cpu:1"
+
+
+def test_fusion_is_refused_for_several_ranks():
+    with pytest.raises(asc.ScheduleError, match="the ranks of a machine would choose different"):
+        asc.compile(torch.neg, asc.Machine.emulated(gpus=0, hosts=2), fuse=True)
