@@ -46,6 +46,7 @@ types: $(INSTALLED)
 
 soak: $(INSTALLED) ## try to break tens of thousands of programs, then all tests, with a thousand examples each
 	$(BIN)/python benchmarks/soak.py --write
+	$(BIN)/python benchmarks/soak_loops.py --write
 	$(BIN)/python -m pytest -n 2 --hypothesis-profile=deep
 
 bench: $(BENCH_INSTALLED) ## run every benchmark, in its quick form

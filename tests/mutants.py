@@ -327,6 +327,13 @@ MUTANTS = (
         "tests/verification/test_verify.py::test_a_program_that_breaks_a_law_of_writes_is_refused_and_told_why",
     ),
     Mutant(
+        "verify takes a copy of a view to change with its base",
+        "autosched/verification/verifier.py",
+        "if held is not None and held[0] not in written and not held[0].freed:",
+        "if not self:",
+        "tests/verification/test_written_memory.py",
+    ),
+    Mutant(
         "verify does not ask whether a part was overwritten too early",
         "autosched/verification/verifier.py",
         ".index > task.index:",

@@ -75,7 +75,8 @@ MAY_IMPORT = {
     # futures of submitted calls are those of runs
     "frontends": [*INPUTS, "coarsening", "fusion", "policies", "runtime", "scheduling"],
     "testing": [*IR, "policies", "problem", "runtime", "scheduling", "simulation"],
-    "parallel": ["_lib", "autosched"],  # the public API, and helpers
+    # the public API, and helpers; agreement of ranks
+    "parallel": ["_lib", "autosched", "runtime"],
     "demo": ["autosched", "runtime", "viz"],
     "cli": [
         *[
@@ -103,7 +104,7 @@ MAY_IMPORT_TORCH = {
     *["runtime.backends", "runtime.profile", "runtime.ranks", "runtime.replay"],
     *["machine.machine", "machine.hardware"],  # Machine.local, inside functions
     "graph.files",  # to read a file, inside functions
-    "machine.cluster",  # inside functions
+    *["machine.cluster", "machine.sharing"],  # inside functions
 }
 
 MOST_LINES = 500

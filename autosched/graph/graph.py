@@ -223,16 +223,15 @@ class Graph:
         seconds: Mapping[str, Seconds] | None = None,
         nbytes: Mapping[str, int] | None = None,
         only: Collection[str] | None = None,
+        host: str | None = None,
     ) -> dict[str, Value]:
         """Add all tasks of another graph, with Values for its inputs; return its outputs by name.
 
-        A graph may be included several times, each time with another ``prefix`` for names. Tasks
-        that write their inputs write to the values given. ``on`` is the device of all tasks, or a
-        dict of devices by task; views, reads and tasks on ``"host"`` ignore it. ``seconds`` by task
-        and ``nbytes`` by value, by their names in the other graph, replace the costs there. With
-        ``only``, these tasks alone are added, by name; then ``inputs`` also has the values of other
-        tasks that they read, and all values that they make are returned, by name. Raises GraphError
-        for names that are taken, and for missing or unknown inputs.
+        It may be included several times, each with another ``prefix``. Tasks that write inputs
+        write to the values given. ``on`` is the device of tasks, or a dict of devices by task;
+        views, reads and tasks on ``"host"``, which ``host`` replaces, ignore it. ``seconds`` by
+        task and ``nbytes`` by value replace costs. ``only`` these tasks are added, if given: from
+        values of others among ``inputs``, to all values that they make. Raises GraphError.
 
         >>> import autosched as asc
         >>> layer, net = asc.Graph("layer"), asc.Graph("net")
@@ -246,9 +245,10 @@ class Graph:
         self.builder.check_grows()
         if isinstance(on, Mapping):
             on = {name: check_runs(device) for name, device in on.items()}
-        else:
-            on = None if on is None else check_runs(on)
-        return include(self, other, inputs, prefix, on, seconds or {}, nbytes or {}, only)
+        elif on is not None:
+            on = check_runs(on)
+        on_host = HOST if host is None else check_runs(host)
+        return include(self, other, inputs, prefix, on, on_host, seconds or {}, nbytes or {}, only)
 
     def output(self, /, *values: Value, **named: Value) -> None:
         """Declare outputs, which a run returns by name: the last versions of these values.

@@ -32,6 +32,7 @@ def include(
     inputs: Mapping[str, Value],
     prefix: str,
     on: str | Mapping[str, str] | None,
+    host: str,
     seconds: Mapping[str, Seconds],
     nbytes: Mapping[str, int],
     only: Collection[str] | None,
@@ -46,14 +47,18 @@ def include(
     _check_names(graph, tasks, other, prefix)
     regions = _Regions(graph.builder.storages.frames, other, values)
     for task in tasks:
-        device = on.get(task.name) if isinstance(on, Mapping) else on
+        device = (on.get(task.name) if isinstance(on, Mapping) else on) or task.device
+        if task.device == HOST:
+            device = host
+        elif task.reads_file:
+            device = task.device
         made = [other.values[use.value] for use in task.outputs]
         results = repeat(
             graph, other, task, values, prefix + task.name,
             outputs=transform(lambda leaf: prefix + leaf.name, task.result),
             touched=None if task.view else regions.touched(task),
             regions=regions.of(task, made) if _aliases(made) else (),
-            on=task.device if task.device == HOST or task.reads_file else device or task.device,
+            on=device,
             after=[name for name in _after(other, task, prefix) if name in graph.names],
             seconds=seconds.get(task.name, task.seconds),
         )  # fmt: skip

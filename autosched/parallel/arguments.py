@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 
-from autosched import Machine, MachineError, ScheduleError
+from autosched import Device, Machine, MachineError, ScheduleError
 from autosched.parallel.all_reduce import STRATEGIES
 
 __all__ = ["check_options", "check_strategy", "check_trained", "devices_of"]
 
-_OPTIONS = ("backend", "check", "costs", "nvtx", "outputs", "progress", "replay", "fuse")
+_OPTIONS = (
+    *("backend", "check", "costs", "in_flight", "nvtx", "outputs", "progress", "replay", "fuse"),
+)
 # The last two are for policies that search.
 _DECIDED = ("policy", "place", "inputs", "examples", "seconds", "seed")
 
@@ -58,12 +60,27 @@ def check_strategy(name: str) -> str:
 def devices_of(machine: Machine, devices: Sequence[str] | None) -> tuple[str, ...]:
     """Return the given devices; by default all accelerators, or all devices without any.
 
-    Raises MachineError for unknown and repeated ones.
+    Of several ranks, each has its own default. Raises MachineError for unknown and repeated ones,
+    and where devices of other ranks leave this one without any.
     """
     if devices is None:
-        return machine.accelerators or machine.names
+        by_rank: dict[int | None, list[Device]] = {}
+        for device in machine.devices:
+            by_rank.setdefault(device.rank, []).append(device)
+        return tuple(name for own in by_rank.values() for name in _default(own))
     if isinstance(devices, str) or not devices or len(set(devices)) != len(devices):
         raise MachineError(
             f"devices= needs the names of one or more devices, each once, got {devices!r}"
         )
-    return tuple(machine.device(device).name for device in devices)
+    found = tuple(machine.device(device).name for device in devices)
+    ranks = {machine.device(device).rank for device in found}
+    idle = [rank for rank in machine.ranks.values() if rank not in ranks]
+    if idle and machine.rank is not None:
+        raise MachineError(f"devices= leaves rank {idle[0]} without any; name one of each rank")
+    return found
+
+
+def _default(devices: Sequence[Device]) -> list[str]:
+    """Return the accelerators among devices, or all without any."""
+    found = [device.name for device in devices if device.is_accelerator]
+    return found or [device.name for device in devices]

@@ -16,6 +16,7 @@ __all__ = [
     "check_count",
     "first_rows",
     "key_of",
+    "rows_cut",
     "rows_of",
     "shares",
 ]
@@ -36,6 +37,14 @@ def batch_inputs(template: Template, batch: Sequence[Any]) -> dict[str, torch.Te
     return dict(zip(template.batch, tensors, strict=True))
 
 
+def rows_cut(tensor: torch.Tensor, counts: Sequence[int], number: int) -> torch.Tensor:
+    """Return the rows of one part of a tensor, which is divided into so many rows each."""
+    if not tensor.dim():
+        return tensor
+    start = sum(counts[:number])
+    return tensor[start : start + counts[number]]
+
+
 def batch_homes(template: Template, batch: Sequence[Any]) -> dict[str, str]:
     """Return the devices of those tensors of a batch that are not on the CPU, by input."""
     tensors = batch_inputs(template, batch).items()
@@ -50,21 +59,33 @@ def first_rows(batch: Any, rows: int, device: str | None = None) -> Any:
         return {key: first_rows(item, rows, device) for key, item in batch.items()}
     if not isinstance(batch, torch.Tensor):
         return batch
-    first = batch[:rows] if batch.dim() else batch
+    first = batch if not batch.dim() else repeated(batch, rows)[:rows]
     return first if device is None else first.to(device)
 
 
-def rows_of(batch: Sequence[Any]) -> int:
+def repeated(tensor: torch.Tensor, rows: int) -> torch.Tensor:
+    """Return a tensor with its rows as often as so many rows take; zeros if it has none."""
+    count = len(tensor)
+    if count >= rows:
+        return tensor
+    return (
+        torch.cat([tensor] * -(-rows // count))
+        if count
+        else tensor.new_zeros(rows, *tensor.shape[1:])
+    )
+
+
+def rows_of(batch: Sequence[Any], least: int = 1) -> int:
     """Return the size of the first dimension of all tensors in a batch.
 
-    Raises ScheduleError if there is none.
+    Raises ScheduleError if there is none, or if it is less than ``least``.
     """
     tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
     sizes = [tensor.shape[0] for tensor in tensors if tensor.dim()]
-    if not sizes or min(sizes) != max(sizes) or not sizes[0]:
+    if not sizes or min(sizes) != max(sizes) or sizes[0] < least:
         found = ", ".join(map(str, dict.fromkeys(sizes))) or "none"
         raise ScheduleError(
-            f"tensors of a batch need one first dimension, of 1 or more, to be cut along; got "
+            f"tensors of a batch need one first dimension, of {least} or more, to be cut along; got "
             f"{found}"
         )
     return int(sizes[0])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, zip_longest
 from typing import Any, Literal
 
@@ -19,8 +20,9 @@ from autosched.parallel.batches import batch_homes, check_count, shares
 from autosched.parallel.buckets import SIZES, buckets, check_sizes
 from autosched.parallel.compression import Compression
 from autosched.parallel.micro_batch import MicroBatch, micro_batch_of
+from autosched.parallel.ranks import ranks_of
 from autosched.parallel.step import Planned, Step
-from autosched.parallel.step_graph import StepSpec
+from autosched.parallel.step_spec import StepSpec
 from autosched.parallel.template import BeforeStep, Loss, Template, accumulating
 from autosched.parallel.training import Reduction, Training
 from autosched.parallel.updates import Bucket
@@ -72,8 +74,8 @@ def data_parallel(
     * ``before_step``: a function of the model that changes gradients in another way, before the
       optimizer's step.
     * ``averages``: whether ``loss_fn`` averages over a batch; otherwise it sums.
-    * ``options``: ``backend``, ``check``, ``costs``, ``nvtx``, ``outputs``, ``progress``,
-      ``replay`` of ``schedule``; and ``fuse``, for regions compiled by Inductor.
+    * ``options``: ``backend``, ``check``, ``costs``, ``in_flight``, ``nvtx``, ``outputs``,
+      ``progress``, ``replay`` of ``schedule``; and ``fuse``, for regions compiled by Inductor.
 
     Batch norms normalise a replica's rows by their own statistics, and the first replica's running
     statistics are the model's, as with ``nn.DataParallel``; with ``batch_norm="synchronised"``, by
@@ -113,13 +115,16 @@ class _DataParallel:
     accumulate: int
     synchronised: bool
 
-    def plan(self, batch: Sequence[Any], rows: int) -> Planned:
-        """Return the plan that is predicted to be fastest, of all reductions and buckets."""
+    def plan(self, batch: Sequence[Any], counts: Sequence[int]) -> Planned:
+        """Return the plan that is predicted to be fastest, of all reductions and buckets.
+
+        ``counts`` are the rows that each rank passes.
+        """
         training = self.training
         count = len(training.devices)
+        rows = sum(counts)
         # 1. Divide the rows among replicas, and each share into micro-batches.
-        cuts = tuple(shares(share, self.accumulate) for share in shares(rows, count))
-        cuts += ((),) * (count - len(cuts))
+        cuts = tuple(shares(share, self.accumulate) for share in self._shares(counts))
         if self.synchronised and any(sum(sizes) == 1 for sizes in zip_longest(*cuts, fillvalue=0)):
             training.passes(batch, [1], rows)  # torch refuses batch norms of one row
         # 2. Capture each size, as the first micro-batch and as a further one.
@@ -140,7 +145,7 @@ class _DataParallel:
                 cuts, self._micro_batches(first, costs[0], names),
                 self._micro_batches(more, costs[1], names), made,
                 training.updates(made, count > 1), homes=batch_homes(one, batch),
-                compression=self.compression,
+                counts=self._counts(cuts), compression=self.compression,
             )  # fmt: skip
             reduced = training.reduced(spec, Reduction(self.strategy, ()))
             for name, (schedule, built) in reduced.items():
@@ -150,6 +155,36 @@ class _DataParallel:
                     best = Planned(schedule, built, one, spec.updates[0].state, notes)
         assert best is not None
         return best
+
+    @cached_property
+    def _replicas(self) -> dict[int | None, list[int]]:
+        """The replicas of each rank, by their numbers."""
+        machine, devices = self.training.machine, self.training.devices
+        found: dict[int | None, list[int]] = {rank: [] for rank in ranks_of(machine, devices)}
+        for replica, device in enumerate(devices):
+            found[machine.device(device).rank].append(replica)
+        return found
+
+    def _shares(self, counts: Sequence[int]) -> list[int]:
+        """Return the rows of each replica; the replicas of a rank divide what it passes."""
+        own = [*self._replicas.values()]
+        if len(counts) == 1:  # one process passes all rows
+            own = [[replica for replicas in own for replica in replicas]]
+        found = [0] * len(self.training.devices)
+        for rows, replicas in zip(counts, own, strict=True):
+            divided = shares(rows, len(replicas))
+            for replica, share in zip(replicas, divided, strict=False):
+                found[replica] = share
+        return found
+
+    def _counts(self, cuts: Sequence[Sequence[int]]) -> dict[int | None, int] | None:
+        """Return the rows of each rank; None without ranks."""
+        if [*self._replicas] == [None]:
+            return None
+        return {
+            rank: sum(sum(cuts[replica]) for replica in replicas)
+            for rank, replicas in self._replicas.items()
+        }
 
     def _micro_batches(
         self, templates: Mapping[int, Template], costs: Mapping[int, Costs], buckets: _Names

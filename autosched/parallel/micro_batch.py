@@ -68,6 +68,15 @@ class MicroBatch:
                 found.setdefault(values[values[use.value].root].name, self.roles[task.name].stage)
         return {name: found.get(name, 0) for name in self.graph.input_names}
 
+    def output_stage(self, label: str) -> int:
+        """Return the stage that computes an output, 0 where none does."""
+        values = self.graph.values
+        value = values[values[self.graph.outputs[label]].root]
+        if value.producer is None:
+            return self.input_stages[value.name]
+        role = self.roles.get(self.graph.tasks[value.producer].name)
+        return 0 if role is None else role.stage
+
     @cached_property
     def levels(self) -> tuple[Level, ...]:
         """The tasks, by the number of collectives before them."""

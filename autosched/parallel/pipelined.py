@@ -102,7 +102,7 @@ class Pipeline(Step):
     """A training step of a pipeline."""
 
     def __init__(self, planner: Planner):
-        super().__init__(planner.training, planner.plan)
+        super().__init__(planner.training, planner.plan, divided=False)
         self._planner = planner
 
     def cuts(self, *batch: Any) -> Cuts:

@@ -10,24 +10,29 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 
 from autosched import Schedule
 from autosched._lib.copying import clone
-from autosched._lib.fetching import fetched_ahead
-from autosched.parallel.batches import batch_inputs, key_of, rows_of
+from autosched.parallel.agreement import Kind, kind_of_batch, same_rows, stable
+from autosched.parallel.batches import batch_inputs, key_of, rows_cut, rows_of
+from autosched.parallel.checkpoints import read, shared_out, write
 from autosched.parallel.plans import Plans, move_model, move_state, torch_device
-from autosched.parallel.step_graph import StepGraph
+from autosched.parallel.ranks import label_on
+from autosched.parallel.shared_state import broadcast_state, state_tensors
+from autosched.parallel.step_spec import Held, StepGraph
+from autosched.parallel.steps_in_flight import UnderWay, results
 from autosched.parallel.template import Template
 from autosched.parallel.training import Training
 
 __all__ = ["Planned", "Step"]
-
-_FETCHED = 2  # batches: that of the present step, and the next one
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,23 @@ class Planned:
     template: Template
     state: Any
     notes: Mapping[str, Any]
+
+    @cached_property
+    def state_here(self) -> dict[str, Held]:
+        """The inputs of this process that are state."""
+        here = {*self.schedule.inputs_here}
+        return {label: held for label, held in self.built.state.items() if label in here}
+
+    @cached_property
+    def residuals_here(self) -> dict[str, tuple[str, int, torch.dtype]]:
+        """The inputs of this process for compression."""
+        here = {*self.schedule.inputs_here}
+        return {label: one for label, one in self.built.residuals.items() if label in here}
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether the next step may begin meanwhile: it has the same tensors and attributes."""
+        return not self.built.places and not self.template.switches
 
 
 @dataclass
@@ -67,18 +89,28 @@ class Step(Plans[Planned]):
     torch.no_grad(): tensor.mul_(...)``.
     """
 
-    def __init__(self, training: Training, plan: Callable[[Sequence[Any], int], Planned]):
+    def __init__(
+        self,
+        training: Training,
+        plan: Callable[[Sequence[Any], Sequence[int]], Planned],
+        divided: bool = True,
+    ):
         super().__init__()
+        self._divided = divided  # whether each rank passes rows of its own
         self.model = training.model
         self.loss_fn = training.loss_fn
         self.optimizer = training.optimizer
         self.machine = training.machine
         self.grad_norm: torch.Tensor | None = None  # of the last step, before clipping
         self._training = training
+        self._rank = training.machine.rank
+        self._agreement = training.agreement
+        self._seen: list[tuple[torch.Tensor, int]] | None = None  # on all ranks, with versions
         self._plan = plan
         self._last: Planned | None = None
         self._copies: dict[tuple[int, str], _Copy] = {}
         self._residuals: dict[str, torch.Tensor] = {}
+        self._under_way = UnderWay(self._forget_state)
 
     def __call__(self, *batch: Any) -> torch.Tensor:
         """Train on a batch, whose last item is the target; return the loss, detached.
@@ -87,27 +119,59 @@ class Step(Plans[Planned]):
         that differ there.
         """
         with self._guard:
+            self.wait()
             planned = self._of(batch)
             inputs = self._inputs(planned, batch)
             try:
                 with torch.no_grad():  # gradients are taken inside
                     outputs = planned.schedule(**inputs)
             except BaseException:
-                self._copies.clear()  # which tensors were updated is unknown
+                self._forget_state()
                 raise
-            self._store(planned, outputs)
-            self.grad_norm = outputs.get("grad_norm")
-            loss: torch.Tensor = outputs["loss"]
-            return loss
+            return self._ended(planned, outputs)
+
+    def submit(self, *batch: Any) -> Future[torch.Tensor]:
+        """Start a training step, and return the future of its loss immediately.
+
+        Steps have the results of calls one after another. At most ``in_flight`` are under way,
+        which is an option of ``data_parallel`` and ``pipeline``, by default 1: ``submit`` waits
+        until there is room. Call ``wait()`` before the model or the optimizer is read or changed,
+        and do not write to a batch before its step has ended. If a step raises, those after it that
+        are under way raise CancelledRunError.
+        """
+        with self._guard:
+            under_way = self._under_way
+            under_way.look()
+            last = under_way.plan
+            if last is None or not last.is_repeated or not self._is_of(last, batch):
+                self.wait()
+            if under_way.is_idle:
+                planned = self._of(batch)
+                inputs = self._inputs(planned, batch)
+                own = self._batch_inputs(planned, batch)
+                under_way.inputs = {name: inputs[name] for name in inputs.keys() - own.keys()}
+            else:
+                planned = last
+                inputs = {**under_way.inputs, **self._batch_inputs(planned, batch)}
+            finish = partial(self._ended, planned)
+            return under_way.submit(planned, planned.schedule, inputs, finish)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until all submitted steps have ended, also those that failed.
+
+        Raises RunTimeoutError if that takes more than ``timeout`` seconds.
+        """
+        self._under_way.wait(timeout)
 
     def map(self, batches: Iterable[Sequence[Any]]) -> Iterator[torch.Tensor]:
         """Train on each batch of an iterable, and yield the losses.
 
-        A thread fetches the next batch during a step. Steps do not overlap, because each begins
-        with the parameters that the one before it leaves.
+        A thread fetches the next batch during a step. With the option ``in_flight``, so many steps
+        are under way, or have losses that were not yielded: see ``submit``. Then up to so many
+        further batches may have been used when the caller stops early.
         """
-        for batch in fetched_ahead(batches, _FETCHED):
-            yield self(*batch)
+        most = self._training.options.get("in_flight", 1)
+        return results(self.submit, self, batches, most)
 
     def schedule(self, *batch: Any) -> Schedule:
         """Return the schedule of calls like this one."""
@@ -117,6 +181,7 @@ class Step(Plans[Planned]):
     def inputs(self, *batch: Any) -> dict[str, torch.Tensor]:
         """Return the inputs for the schedule of such a call, to run or profile it separately."""
         with self._guard:
+            self.wait()
             return self._inputs(self._of(batch), batch)
 
     def notes(self, *batch: Any) -> Mapping[str, Any]:
@@ -135,6 +200,7 @@ class Step(Plans[Planned]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the model, of the optimizer, and the residuals of compression."""
+        self.wait()
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -144,32 +210,116 @@ class Step(Plans[Planned]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what ``state_dict`` returned; ``state["model"]`` is the model's own state."""
         with self._guard:
+            self.wait()
             self.model.load_state_dict(state["model"])
             if state.get("optimizer"):
                 self.optimizer.load_state_dict(state["optimizer"])
             residuals = state.get("residuals", {})
             self._residuals = {name: tensor.clone() for name, tensor in residuals.items()}
 
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write ``state_dict`` to a folder, by ``torch.distributed.checkpoint``.
+
+        On a machine of several ranks, all call it: each writes its part, and what all have is
+        written once. A checkpoint is complete when this returns on rank 0.
+        """
+        with self._guard:
+            write(folder, self.state_dict(), self.machine.rank is None)
+
+    def load(self, folder: str | os.PathLike[str]) -> None:
+        """Restore what ``save`` wrote, on as many ranks or on another number of them.
+
+        On a machine of several ranks, all call it. With fewer replicas than before, residuals of
+        compression are added up.
+        """
+        with self._guard:
+            state = read(folder, self.machine.rank is None)
+            here = [device in self.machine.here for device in self._training.devices]
+            self.load_state_dict({**state, "residuals": shared_out(state["residuals"], here)})
+
     # ---- a call
 
     def _of(self, batch: Sequence[Any]) -> Planned:
+        counts = None if self._agreement is None else self._agreed(batch)
+
         def plan() -> Planned:
-            rows = rows_of(batch)
+            rows = [rows_of(batch)] if counts is None else counts
             move_model(self.model, self.optimizer, self._training.capture_device)
             self._last = None
             with _paused_garbage_collection():
                 return self._plan(batch, rows)
 
-        return self._cached(self._key(batch), plan)
+        return self._cached((counts, self._key(batch)), plan)
+
+    def _is_of(self, planned: Planned, batch: Sequence[Any]) -> bool:
+        """Whether a plan is that of a batch; ranks must agree on that first."""
+        return self._agreement is None and self._plans.get((None, self._key(batch))) is planned
+
+    # ---- several ranks
+
+    def _agreed(self, batch: Sequence[Any]) -> tuple[int, ...]:
+        """Return the rows of each rank, and let all have the state of rank 0."""
+        assert self._agreement is not None
+        while True:
+            counts = self._agreement.counts(
+                batch, self._key(batch), lambda: self._kind(batch), self._has_changed(),
+                self._broadcast,
+            )  # fmt: skip
+            if counts is not None:
+                return counts if self._divided else (same_rows(counts),)
+
+    def _kind(self, batch: Sequence[Any]) -> Kind:
+        """Return what decides on a plan, in words that are the same on all ranks."""
+        optimizer = tuple(
+            f"group {number}: {stable({k: v for k, v in group.items() if k != 'params'})}"
+            for number, group in enumerate(self.optimizer.param_groups)
+        )
+        held = tuple(
+            f"state of parameter {number}: {stable(self.optimizer.state.get(parameter, {}))}"
+            for number, parameter in enumerate(self._parameters())
+        )
+        trains = tuple(parameter.requires_grad for parameter in self.model.parameters())
+        return Kind(kind_of_batch(batch), trains, optimizer + held, self._watched_functions())
+
+    def _parameters(self) -> Iterator[torch.Tensor]:
+        """Yield the optimizer's parameters."""
+        for group in self.optimizer.param_groups:
+            yield from group["params"]
+
+    def _has_changed(self) -> bool:
+        """Whether other code changed the state since the last step, as far as torch reports it."""
+        if self._seen is None:
+            return True
+        now = [*state_tensors(self.model, self.optimizer)]
+        return len(now) != len(self._seen) or any(
+            tensor is not old or tensor._version != version
+            for tensor, (old, version) in zip(now, self._seen, strict=True)
+        )
+
+    def _broadcast(self) -> None:
+        """Give all ranks the model and the optimizer's state of rank 0."""
+        assert self._agreement is not None
+        broadcast_state(self._agreement, self.model, self.optimizer)
+        self._copies.clear()
+        self._note_state()
+
+    def _note_state(self) -> None:
+        """Remember the state that all ranks have."""
+        if self._agreement is not None:
+            now = state_tensors(self.model, self.optimizer)
+            self._seen = [(tensor, tensor._version) for tensor in now]
 
     def _key(self, batch: Sequence[Any]) -> Hashable:
         """Return a key that is equal for calls that one schedule serves."""
-        hook = self._training.before_step
-        hooks = () if hook is None else (hook,)
-        watched = self._watched(self.model, self.loss_fn, *hooks)
+        watched = self._watched_functions()
         # Identities are unique, because the plan references the parameters.
         parameters = tuple((id(p), p.requires_grad) for p in self.model.parameters())
         return key_of(batch), watched, parameters, *self._optimizer_key()
+
+    def _watched_functions(self) -> Hashable:
+        hook = self._training.before_step
+        hooks = () if hook is None else (hook,)
+        return self._watched(self.model, self.loss_fn, *hooks)
 
     def _optimizer_key(self) -> Iterator[Hashable]:
         for group in self.optimizer.param_groups:
@@ -183,12 +333,14 @@ class Step(Plans[Planned]):
         if planned is not self._last:
             self._activate(planned)
             self._last = planned
-        inputs = batch_inputs(planned.template, batch)
+        inputs = self._batch_inputs(planned, batch)
         tensors = planned.state.tensors()
-        for label, (replica, name) in planned.built.state.items():
-            source = tensors[name]
-            inputs[label] = self._copy(planned, label, replica, name, source) if replica else source
-        for name, (device, numel, dtype) in planned.built.residuals.items():
+        for label, held in planned.state_here.items():
+            source = tensors[held.name]
+            inputs[label] = (
+                source if self._is_own(held) else self._copy(planned, label, held, source)
+            )
+        for name, (device, numel, dtype) in planned.residuals_here.items():
             residual = self._residuals.get(name)
             if residual is None or (residual.numel(), residual.dtype) != (numel, dtype):
                 place = torch_device(self.machine, device)
@@ -196,10 +348,30 @@ class Step(Plans[Planned]):
             inputs[name] = self._residuals[name]
         return inputs
 
-    def _copy(
-        self, planned: Planned, label: str, replica: int, name: str, source: torch.Tensor
-    ) -> torch.Tensor:
+    def _batch_inputs(self, planned: Planned, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
+        """Return the inputs that are the batch; one process divides it among all ranks."""
+        tensors = batch_inputs(planned.template, batch)
+        built = planned.built
+        if self._rank is not None or built.counts is None:
+            return {
+                label: tensors[name]
+                for label, (rank, name) in built.batch.items()
+                if self._rank is None or rank == self._rank
+            }
+        counts = [*built.counts.values()]
+        numbers = {rank: number for number, rank in enumerate(built.counts)}
+        return {
+            label: rows_cut(tensors[name], counts, numbers[rank])
+            for label, (rank, name) in built.batch.items()
+        }
+
+    def _is_own(self, item: Held) -> bool:
+        """Whether the user's model of this process has the tensor of an input."""
+        return not item.replica if self._rank is None else item.leads
+
+    def _copy(self, planned: Planned, label: str, held: Held, source: torch.Tensor) -> torch.Tensor:
         """Return a replica's tensor; a new copy if the model's was changed since."""
+        replica, name, _ = held
         found = self._copies.get((replica, name))
         if found is None or not found.is_current(source):
             home = planned.schedule.graph.value(label).home
@@ -210,22 +382,37 @@ class Step(Plans[Planned]):
             found = self._copies[replica, name] = _Copy(tensor, source, own, source._version)
         return found.tensor
 
+    def _ended(self, planned: Planned, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Store the results of a run; return the loss."""
+        self._store(planned, outputs)
+        rank = planned.built.ranks[0] if self._rank is None else self._rank
+        self.grad_norm = outputs.get(label_on(rank, "grad_norm"))
+        loss: torch.Tensor = outputs[label_on(rank, "loss")]
+        return loss
+
+    def _forget_state(self) -> None:
+        """Take all copies as outdated: which tensors a failed run has updated is unknown."""
+        self._copies.clear()
+        self._seen = None
+
     def _store(self, planned: Planned, outputs: Mapping[str, torch.Tensor]) -> None:
         """Store the results of a run, and note that replicas are as new as the model."""
-        for name, place in planned.built.places.items():
-            planned.state.put(place, outputs[name])
+        for label, made in planned.built.places.items():
+            if label in outputs and (self._rank is not None or made.replica == 0):
+                planned.state.put(made.place, outputs[label])
         for attributes, name, item in planned.template.switches:
             attributes[name] = item
         for copy in self._copies.values():
             copy.version = copy.source._version
+        self._note_state()
 
     def _activate(self, planned: Planned) -> None:
         """Move the model to the devices of this plan, and drop the replicas' buffers."""
         homes = {}
-        for label, (replica, name) in planned.built.state.items():
+        for label, held in planned.state_here.items():
             home = planned.schedule.graph.value(label).home
-            if not replica and home is not None:
-                homes[name] = home
+            if self._is_own(held) and home is not None:
+                homes[held.name] = home
         move_state(self.machine, planned.state, homes)
         for key, copy in list(self._copies.items()):
             if not isinstance(copy.source, torch.nn.Parameter):

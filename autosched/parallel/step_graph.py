@@ -7,6 +7,9 @@ stages, and a pipeline is several micro-batches of that.
 2. Gradients are reduced over replicas, bucket by bucket, and clipped.
 3. Each device updates its own parameters.
 
+On a machine of several ranks, each has its own inputs and outputs: rows of the batch, the state of
+its replicas, and the loss. What the host computes for the optimizer is computed on each rank.
+
 Micro-batches are added one after another, as in the serial run; the policy decides in which order a
 device computes them. So one graph serves all pipeline schedules, and dropout generates the same
 numbers as in the serial run.
@@ -16,71 +19,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from operator import getitem
 from typing import Any
 
 import torch
 
-from autosched import Graph, Machine, Value
+from autosched import Graph, Value
 from autosched.parallel import clip
-from autosched.parallel.all_reduce import added, all_reduce
-from autosched.parallel.compression import Compression, compressed_all_reduce
+from autosched.parallel.all_reduce import added, all_reduce, same
+from autosched.parallel.compression import compressed_all_reduce
 from autosched.parallel.costs import memory_task
 from autosched.parallel.micro_batch import MicroBatch
-from autosched.parallel.pipeline_schedules import Order
+from autosched.parallel.packing import flat, pack, unpack_
+from autosched.parallel.ranks import Layout, generators_of, label_on
 from autosched.parallel.replicas import Instance, include
+from autosched.parallel.step_spec import Held, Made, StepGraph, StepSpec
 from autosched.parallel.template import Place
 from autosched.parallel.updates import Bucket, Update
 
-__all__ = ["StepGraph", "StepSpec", "build", "input_on"]
-
-
-@dataclass(frozen=True)
-class StepSpec:
-    """The parts of a step.
-
-    * ``devices``: for each replica, the device of each stage.
-    * ``rows``: for each replica, the rows of each micro-batch; the batch is cut in this order.
-    * ``first``, ``more``: by number of rows, the first micro-batch, and further ones.
-    * ``buckets``, ``updates``: gradients that are reduced together, and the updates that use them.
-    * ``order``: for each device of a replica, its actions; default: one micro-batch after another.
-    * ``homes``: devices of the parts of the batch that are not on the host.
-    * ``reduction``: how gradients are reduced; with ``compression`` they are encoded.
-    * ``max_norm``: the largest norm of all gradients.
-    """
-
-    name: str
-    machine: Machine
-    devices: tuple[tuple[str, ...], ...]
-    rows: tuple[tuple[int, ...], ...]
-    first: Mapping[int, MicroBatch]
-    more: Mapping[int, MicroBatch]
-    buckets: tuple[Bucket, ...]
-    updates: tuple[Update, ...]
-    order: Order | None = None
-    homes: Mapping[str, str] = field(default_factory=dict)
-    reduction: str = "sum"
-    compression: Compression | None = None
-    max_norm: float | None = None
-
-
-@dataclass(frozen=True)
-class StepGraph:
-    """A step's graph, the ordered tasks of each device, and the meaning of inputs and outputs.
-
-    ``state`` has (replica, name of the tensor) of inputs; ``places`` where outputs are to be
-    stored; ``residuals`` device, size and dtype of inputs for compression. ``new_state`` has the
-    bytes of the state that the optimizer creates, on each device; replicas other than the first
-    have it only from the next step on.
-    """
-
-    graph: Graph
-    sequences: Mapping[str, tuple[str, ...]]
-    state: Mapping[str, tuple[int, str]]
-    places: Mapping[str, Place]
-    residuals: Mapping[str, tuple[str, int, torch.dtype]]
-    new_state: Mapping[str, float]
+__all__ = ["build", "input_on"]
 
 
 def build(spec: StepSpec) -> StepGraph:
@@ -92,24 +49,26 @@ class _Builder:
     def __init__(self, spec: StepSpec):
         self.spec = spec
         self.machine = spec.machine
-        self.graph = Graph(spec.name, generators=_generators(spec.machine))
+        self.layout = Layout(spec.machine, spec.devices)
+        self.graph = Graph(spec.name, generators=generators_of(spec.machine))
         self.several = len(spec.devices) > 1
         self.inputs: dict[tuple[int, str], Value] = {}  # by replica and name
-        self.state: dict[str, tuple[int, str]] = {}
+        self.state: dict[str, Held] = {}
         self.gradients: list[dict[str, Value]] = [{} for _ in spec.devices]
         # Buffers as earlier micro-batches have left them, by replica.
         self.buffers: list[dict[str, Value]] = [{} for _ in spec.devices]
         # Tasks by replica, micro-batch, stage and kind.
         self.tasks: dict[tuple[int, int, int, str], list[str]] = {}
         self.losses: list[Value] = []
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, Made] = {}
         self.residuals: dict[str, tuple[str, int, torch.dtype]] = {}
         self.new_state: dict[str, float] = {}
         self.one = next(iter(spec.first.values()))
-        self.batch = {
-            name: input_on(self.graph, spec.homes.get(name), name, self._batch_nbytes(name))
-            for name in self.one.template.batch
-        }
+        self.batch: dict[tuple[int | None, str], Value] = {}
+        for name in self.one.template.batch:
+            for replica, rows in enumerate(spec.rows):
+                if rows:
+                    self._batch_input(replica, name)
 
     def build(self) -> StepGraph:
         """Add everything in the order of the serial run."""
@@ -131,9 +90,11 @@ class _Builder:
         for update in spec.updates:
             self._update(update, totals)
         self._broadcast_buffers()
+        batch = {value.name: key for key, value in self.batch.items()}
         return StepGraph(
-            self.graph, self._sequences(), self.state, self.places, self.residuals, self.new_state
-        )
+            self.graph, self._sequences(), self.layout.ranks, spec.counts, batch, self.state,
+            self.places, self.residuals, self.new_state,
+        )  # fmt: skip
 
     def _prefix(self, replica: int, chunk: int | None = None) -> str:
         """Return the prefix of names of a replica, and of a micro-batch."""
@@ -145,18 +106,40 @@ class _Builder:
     def _micro_batch(self, chunk: int, rows: int) -> MicroBatch:
         return (self.spec.more if chunk else self.spec.first)[rows]
 
-    def _batch_nbytes(self, name: str) -> int:
-        """Return the bytes of a part of the batch, of all micro-batches together."""
-        parts = [self._micro_batch(i, n) for rows in self.spec.rows for i, n in enumerate(rows)]
-        sizes = [part.nbytes[name] for part in parts]
-        return max(sizes) if name in parts[0].whole else sum(sizes)
+    def _batch_input(self, replica: int, name: str) -> Value:
+        """Return the input for a part of the batch that a replica reads."""
+        device = self.spec.devices[replica][self.one.input_stages[name]]
+        rank = self.layout.rank(device)
+        if (rank, name) not in self.batch:
+            home = self.spec.homes.get(name)
+            if rank is not None:
+                home = self.layout.host(rank) if home is None else device
+            label, nbytes = label_on(rank, name), self._batch_nbytes(rank, name)
+            self.batch[rank, name] = input_on(self.graph, home, label, nbytes)
+        return self.batch[rank, name]
 
-    def _state_input(self, replica: int, name: str, device: str | None, nbytes: int) -> Value:
-        """Return the input for a tensor of a replica."""
+    def _batch_nbytes(self, rank: int | None, name: str) -> int:
+        """Return the bytes of a part of the batch that a rank passes."""
+        spec = self.spec
+        sizes = [
+            self._micro_batch(chunk, n).nbytes[name]
+            for devices, rows in zip(spec.devices, spec.rows, strict=True)
+            for chunk, n in enumerate(rows)
+            if spec.counts is None or self.layout.rank(devices[0]) == rank
+        ]
+        return max(sizes) if name in self.one.whole else sum(sizes)
+
+    def _state_input(
+        self, replica: int, name: str, stage: int, nbytes: int, on_host: bool = False
+    ) -> Value:
+        """Return the input for a tensor of a replica, on the device of a stage or its host."""
         if (replica, name) not in self.inputs:
             label = self._prefix(replica) + name
+            device: str | None = self.spec.devices[replica][stage]
+            if on_host:
+                device = self.layout.host(self.layout.rank(device or ""))
             self.inputs[replica, name] = input_on(self.graph, device, label, nbytes)
-            self.state[label] = replica, name
+            self.state[label] = Held(replica, name, self.layout.leads(replica, stage))
         return self.inputs[replica, name]
 
     def _chunks(self) -> list[tuple[int, dict[int, slice]]]:
@@ -164,14 +147,16 @@ class _Builder:
 
         Those of all replicas are together if they have collectives.
         """
-        start = 0
+        starts: dict[int | None, int] = {}  # by the rank whose rows they are
         found: dict[tuple[int, int], dict[int, slice]] = {}
         for replica, sizes in enumerate(self.spec.rows):
+            owner = None if self.spec.counts is None else self._rank(replica)
             for chunk, rows in enumerate(sizes):
                 is_alone = len(self._micro_batch(chunk, rows).levels) == 1
                 key = (replica if is_alone else -1, chunk)
+                start = starts.get(owner, 0)
+                starts[owner] = start + rows
                 found.setdefault(key, {})[replica] = slice(start, start + rows)
-                start += rows
         return [(chunk, replicas) for (_, chunk), replicas in found.items()]
 
     def _instance(self, replica: int, chunk: int, cut: slice) -> Instance:
@@ -181,13 +166,14 @@ class _Builder:
         devices = self.spec.devices[replica]
         part = self._micro_batch(chunk, rows)
         values = {}
+        batch = part.template.batch
         for name, stage in part.input_stages.items():
-            if name not in self.batch and not name.startswith("sum."):
-                held = self._state_input(replica, name, devices[stage], part.nbytes[name])
+            if name not in batch and not name.startswith("sum."):
+                held = self._state_input(replica, name, stage, part.nbytes[name])
                 values[name] = self.buffers[replica].get(name, held)
-        is_cut = rows < sum(map(sum, self.spec.rows))
-        for name, value in self.batch.items():
-            values[name] = value
+        is_cut = rows < self._rows_passed(replica)
+        for name in batch:
+            value = values[name] = self._batch_input(replica, name)
             if is_cut and name not in part.whole:
                 nbytes = part.nbytes[name]
                 values[name] = self.graph.add(
@@ -196,6 +182,15 @@ class _Builder:
         if chunk:
             values.update((f"sum.{name}", value) for name, value in self.gradients[replica].items())
         return Instance(rows, part, devices, prefix, values)
+
+    def _rank(self, replica: int) -> int | None:
+        """Return the rank of a replica's first stage."""
+        return self.layout.rank(self.spec.devices[replica][0])
+
+    def _rows_passed(self, replica: int) -> int:
+        """Return the rows of the batch of which a replica has a part."""
+        counts = self.spec.counts
+        return sum(map(sum, self.spec.rows)) if counts is None else counts[self._rank(replica)]
 
     def _store_results(self, replica: int, chunk: int, one: Instance) -> None:
         """Note the tasks, loss, gradients and buffers of a micro-batch."""
@@ -211,23 +206,48 @@ class _Builder:
         self.buffers[replica].update((name, one.output(name)) for name in template.places)
         if not replica and chunk == len(self.spec.rows[0]) - 1:
             for name, place in template.places.items():
-                self._add_state_output(name, one.output(name), place)
+                value = one.output(name)
+                self._add_state_output(0, name, value, place)
+                stage = one.micro_batch.output_stage(name)
+                for lead in self.layout.other_leads(stage):
+                    device = self.spec.devices[lead][stage]
+                    relayed = self._relayed(value, device, value.nbytes or 0)
+                    self._add_state_output(lead, name, relayed, place)
 
-    def _add_state_output(self, name: str, value: Value, place: Place) -> None:
-        if name not in self.places:
-            self.places[name] = place
-            self.graph.output(**{name: value})
+    def _add_state_output(self, replica: int, name: str, value: Value, place: Place) -> None:
+        """Return a replica's value, to be stored in the model of its rank."""
+        label = self._prefix(replica) + name if replica else name
+        if label not in self.places:
+            self.places[label] = Made(replica, place)
+            self.graph.output(**{label: value})
+
+    def _relayed(self, value: Value, device: str, nbytes: int) -> Value:
+        """Return a value as one of another device."""
+        made: Value = self.graph.add(
+            same, value, name=self.graph.fresh(f"{value.name}.{device}"), on=device, aliases=value,
+            seconds={device: 0.0}, nbytes=nbytes,
+        )  # fmt: skip
+        return made
+
+    def _output_everywhere(self, name: str, value: Value, device: str) -> None:
+        """Make a number, which a device has, an output on every rank."""
+        for rank in self.layout.ranks:
+            own = value
+            if rank != self.layout.rank(device):
+                own = self._relayed(value, self.layout.first_device(rank), 4)
+            self.graph.output(**{label_on(rank, name): own})
 
     def _add_outputs(self) -> None:
         """Make the loss of the whole batch an output; losses are weighted already."""
         loss = self.losses[0]
         count = len(self.losses)
+        device = self.spec.devices[0][-1]
         if count > 1:
             loss = memory_task(
-                self.graph, self.machine, self.spec.devices[0][-1], added, self.losses,
+                self.graph, self.machine, device, added, self.losses,
                 accessed=8 * count, launches=count - 1, name="loss", nbytes=4,
             )  # fmt: skip
-        self.graph.output(loss=loss)
+        self._output_everywhere("loss", loss, device)
         if not self.spec.updates:  # a trial: gradients stay in memory, as they would for updates
             for replica, gradients in enumerate(self.gradients):
                 names = {f"{self._prefix(replica)}{n}.grad": g for n, g in gradients.items()}
@@ -292,12 +312,13 @@ class _Builder:
             norms.append(self._bucket_task(bucket, device, *call, **how))
         # 2. The factor, from the norms in torch's order.
         order = self._norm_positions()
+        device = self.spec.devices[0][0]
         factor, norm = memory_task(
-            self.graph, self.machine, self.spec.devices[0][0], clip.coefficient, norms, order,
+            self.graph, self.machine, device, clip.coefficient, norms, order,
             max_norm, accessed=4 * len(order), launches=6, name="clip",
             outputs=("clip.by", "clip.norm"), nbytes=4,
         )  # fmt: skip
-        self.graph.output(grad_norm=norm)
+        self._output_everywhere("grad_norm", norm, device)
         # 3. Each replica scales its gradients.
         for number, bucket in enumerate(buckets):
             for replica, devices in enumerate(self.spec.devices):
@@ -326,47 +347,104 @@ class _Builder:
         return [position[name] for name in ordered]
 
     def _update(self, update: Update, totals: Sequence[Sequence[Value]]) -> None:
-        """Add the optimizer's tasks on each replica; the first one's state is the model's."""
-        from_host: dict[str, Value] = {}  # results of tasks on the host, for all replicas
+        """Add the optimizer's tasks on each replica; those on hosts once for each rank."""
+        # By rank, its lead, and the results of tasks on its host.
+        hosts: dict[int | None, tuple[int, dict[str, Value]]] = {}
+        stage = update.stage
         for replica, stages in enumerate(self.spec.devices):
-            device = stages[update.stage]
+            device = stages[stage]
+            rank = self.layout.rank(device)
+            leads = rank not in hosts
+            lead, from_host = hosts.get(rank, (replica, {}))
             values = {}
             for name in update.device_inputs:
-                values[name] = self._state_input(replica, name, device, update.nbytes[name])
+                values[name] = self._state_input(replica, name, stage, update.nbytes[name])
             for name in update.host_inputs:
-                values[name] = self._state_input(0, name, None, update.nbytes[name])
+                nbytes = update.nbytes[name]
+                values[name] = self._state_input(lead, name, stage, nbytes, on_host=True)
             for number in update.buckets:
                 if totals:
                     values[f"flat.{number}"] = totals[number][replica]
                     continue
                 for name in self.spec.buckets[number].parameters:
                     values[f"gradients.{name}"] = self.gradients[replica][name]
-            only = update.device_tasks if replica else [task.name for task in update.graph.tasks]
+            only = [task.name for task in update.graph.tasks] if leads else update.device_tasks
             found = self.graph.include(
                 update.graph, {**from_host, **values}, on=device, seconds=update.seconds,
                 prefix=f"{self._prefix(replica)}b{update.buckets[0]}.", nbytes=update.nbytes,
-                only=only,
+                only=only, host=self.layout.host(rank),
             )  # fmt: skip
             new = sum(update.new_state.values())
             self.new_state[device] = self.new_state.get(device, 0.0) + new
-            if not replica:
-                from_host = found
+            if leads:
+                hosts[rank] = replica, found
                 for name, place in update.places.items():
-                    self._add_state_output(name, found[update.output(name)], place)
+                    self._add_state_output(replica, name, found[update.output(name)], place)
+        _, made = next(iter(hosts.values()))
+        for rank in self.layout.ranks:
+            if rank not in hosts:
+                self._send_new_state(update, made, rank)
+
+    def _send_new_state(self, update: Update, made: Mapping[str, Value], rank: int | None) -> None:
+        """Make new state an output of a rank that has other stages.
+
+        So the optimizer has a state of one form on all ranks, and they capture the same steps.
+        """
+        for name in update.created:
+            place, nbytes = update.places[name], update.new_state.get(name)
+            device = self.layout.host(rank) if nbytes is None else self.layout.first_device(rank)
+            value = self._relayed(made[update.output(name)], device or "", nbytes or 0)
+            label = f"rank{rank}.{name}"
+            self.places[label] = Made(None, place)
+            self.graph.output(**{label: value})
 
     def _broadcast_buffers(self) -> None:
-        """Copy the buffers of the first replica, with which the next step begins, to the others."""
+        """Copy the buffers of the first replica, with which the next step begins, to the others.
+
+        On another rank they are the model's, so the leads there get all that a step writes.
+        """
+        by_stage: dict[int, list[str]] = {}
+        for name in self.one.template.written_buffers:
+            by_stage.setdefault(self.one.input_stages[name], []).append(name)
+        for stage, names in by_stage.items():
+            leads = self.layout.other_leads(stage)
+            if leads:
+                self._send_buffers(stage, names, leads)
         for name in self.one.template.broadcast_buffers:
             stage = self.one.input_stages[name]
             for replica, stages in enumerate(self.spec.devices):
-                if not replica or (replica, name) not in self.inputs:
+                if (replica, name) not in self.inputs or self.layout.leads(replica, stage):
                     continue
                 own = self.inputs[replica, name]
                 memory_task(
                     self.graph, self.machine, stages[stage], torch.Tensor.copy_, own,
-                    self.inputs[0, name], accessed=2 * self.one.nbytes[name],
+                    self.inputs[self._lead_of(replica, stage), name],
+                    accessed=2 * self.one.nbytes[name],
                     name=f"{self._prefix(replica)}{name}.copy_", writes=own, outputs=(),
                 )  # fmt: skip
+
+    def _lead_of(self, replica: int, stage: int) -> int:
+        """Return the lead of a stage on the rank of a replica."""
+        rank = self.layout.rank(self.spec.devices[replica][stage])
+        devices = (stages[stage] for stages in self.spec.devices)
+        return next(i for i, device in enumerate(devices) if self.layout.rank(device) == rank)
+
+    def _send_buffers(self, stage: int, names: Sequence[str], leads: Sequence[int]) -> None:
+        """Copy buffers of a stage from the first replica to leads, in one message each."""
+        nbytes = sum(self.one.nbytes[name] for name in names)
+        label = f"buffers{stage}" if len(self.spec.devices[0]) > 1 else "buffers"
+        packed = memory_task(
+            self.graph, self.machine, self.spec.devices[0][stage], pack,
+            [self.inputs[0, name] for name in names], accessed=2 * nbytes, name=f"{label}.pack",
+            nbytes=nbytes,
+        )  # fmt: skip
+        for replica in leads:
+            own = [self._state_input(replica, n, stage, self.one.nbytes[n]) for n in names]
+            memory_task(
+                self.graph, self.machine, self.spec.devices[replica][stage], unpack_, own, packed,
+                accessed=2 * nbytes, launches=len(own), name=f"{self._prefix(replica)}{label}.unpack",
+                writes=own, outputs=(),
+            )  # fmt: skip
 
     def _sequences(self) -> dict[str, tuple[str, ...]]:
         """Return the tasks of each device in the order of the pipeline schedule."""
@@ -389,15 +467,3 @@ def input_on(graph: Graph, device: str | None, name: str, nbytes: int) -> Value:
     """Declare an input, on a device if one is given."""
     with graph.on(device) if device is not None else contextlib.nullcontext():
         return graph.input(name, nbytes=nbytes)
-
-
-def _generators(machine: Machine) -> dict[str, str]:
-    """Return the random number generator of each accelerator; logical devices share it."""
-    if machine.imagined:
-        return {}
-    return {name: machine.device(name).physical or name for name in machine.accelerators}
-
-
-def flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return all elements of tensors in one."""
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])

@@ -57,6 +57,14 @@ class Template:
         return tuple(name for name in self.graph.input_names if name.startswith("batch."))
 
     @cached_property
+    def written_buffers(self) -> tuple[str, ...]:
+        """Other inputs that it writes."""
+        values = self.graph.values
+        written = {values[use.value].root for task in self.graph.tasks for use in task.changes}
+        names = (v.name for v in self.graph.sources if v.tensor is None and v.index in written)
+        return tuple(name for name in names if name not in self.batch)
+
+    @cached_property
     def broadcast_buffers(self) -> tuple[str, ...]:
         """Other inputs that it reads and writes, such as a running mean that it subtracts.
 

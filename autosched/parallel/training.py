@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from autosched import Machine, MachineError, Schedule, ScheduleError
+from autosched import Machine, Schedule, ScheduleError
+from autosched.parallel.agreement import Agreement
 from autosched.parallel.all_reduce import STRATEGIES
 from autosched.parallel.arguments import check_options, check_trained, devices_of
 from autosched.parallel.batches import first_rows
 from autosched.parallel.clip import check_clip
 from autosched.parallel.plans import scheduled, torch_device
 from autosched.parallel.rewrite import with_hoisted_random_numbers
-from autosched.parallel.step_graph import StepGraph, StepSpec, build
+from autosched.parallel.step_graph import build
+from autosched.parallel.step_spec import StepGraph, StepSpec
 from autosched.parallel.sync_batch_norm import Synchronised, check_norms
 from autosched.parallel.template import BeforeStep, Loss, Template, pass_of, update_of
 from autosched.parallel.updates import Bucket, Update, check_separable, updates_of
 
 __all__ = ["Reduction", "Training"]
+
+T = TypeVar("T")
 
 _MANY = 16  # replicas; with more, ring (n * n tasks), sum and cpu (all on one device) are not tried
 
@@ -55,6 +59,7 @@ class Training:
     averages: bool  # whether loss_fn averages over a batch
     max_norm: float | None
     before_step: BeforeStep | None
+    agreement: Agreement | None = None  # with other ranks
 
     @classmethod
     def of(
@@ -64,27 +69,47 @@ class Training:
     ) -> Training:  # fmt: skip
         """Check the arguments of a system of this name; ``trained``: model, loss and optimizer."""
         machine = Machine.local() if machine is None else machine
-        if machine.rank is not None:
-            what = f"{name} trains in one process, and this machine spans several ranks"
-            raise MachineError(f"{what}; schedule a graph of the step: see examples/train_hosts.py")
         chosen = devices_of(machine, devices)
         check_trained(name, *trained)
         check_options(name, options)
         max_norm = check_clip(clip_grad_norm)
-        return cls(*trained, machine, chosen, options, averages, max_norm, before_step)
+        several = machine.rank is not None
+        if several and options.get("fuse"):
+            raise ScheduleError(f"fuse= of {name} is for one process; leave it out")
+        made = Agreement() if several else None
+        return cls(*trained, machine, chosen, options, averages, max_norm, before_step, made)
 
     @property
     def capture_device(self) -> str | None:
         """The torch device where the model is captured, if that is a real accelerator."""
-        return torch_device(self.machine, self.devices[0])
+        here = {*self.machine.here}
+        return torch_device(self.machine, next(name for name in self.devices if name in here))
+
+    def together(self, do: Callable[[], T]) -> T:
+        """Return what a function returns; on several ranks raise on all what it raises on one."""
+        return do() if self.agreement is None else self.agreement.together("to capture", do)
+
+    @property
+    def alone(self) -> Training:
+        """The same on an imagined machine, for trials, which each rank plans by itself."""
+        if self.machine.rank is None:
+            return self
+        devices = tuple(replace(device, imagined=True) for device in self.machine.devices)
+        return replace(self, machine=replace(self.machine, devices=devices))
 
     def passes(
         self, batch: Sequence[Any], sizes: Iterable[int], rows: int, synchronised: bool = False
     ) -> dict[int, Template]:
         """Capture micro-batches of each size, as parts of a batch of this many rows.
 
-        ``synchronised``: batch norms use the statistics of all replicas.
+        ``synchronised``: batch norms use the statistics of all replicas. Collective on several
+        ranks.
         """
+        return self.together(lambda: self._passes(batch, sizes, rows, synchronised))
+
+    def _passes(
+        self, batch: Sequence[Any], sizes: Iterable[int], rows: int, synchronised: bool
+    ) -> dict[int, Template]:
         check_norms(self.model)
         around = Synchronised if synchronised else contextlib.nullcontext
         trained = (self.model, self.loss_fn, self.optimizer)
@@ -96,7 +121,13 @@ class Training:
         return found
 
     def updates(self, buckets: Sequence[Bucket], flat: bool) -> tuple[Update, ...]:
-        """Capture the updates of the parameters in buckets; by stage if operators mix stages."""
+        """Capture the updates of the parameters in buckets; by stage if operators mix stages.
+
+        Collective on several ranks.
+        """
+        return self.together(lambda: self._all_updates(buckets, flat))
+
+    def _all_updates(self, buckets: Sequence[Bucket], flat: bool) -> tuple[Update, ...]:
         found = self._updates(range(len(buckets)), buckets, flat)
         if all(len({buckets[number].stage for number in update.buckets}) == 1 for update in found):
             return tuple(found)

@@ -23,7 +23,7 @@ from autosched.parallel.pipeline_schedules import ORDERS, Kind, Order, stage_dev
 from autosched.parallel.rewrite import checkpointed, split_convolutions
 from autosched.parallel.stages import Cuts, balanced, by_map
 from autosched.parallel.step import Planned
-from autosched.parallel.step_graph import StepSpec
+from autosched.parallel.step_spec import StepSpec
 from autosched.parallel.template import Template, accumulating
 from autosched.parallel.training import Reduction, Training
 from autosched.parallel.tuning_curve import Curve, Tried, candidates
@@ -70,9 +70,9 @@ class Planner:
         """Return the captures and simulations of a batch."""
         return _Study(self, batch, rows)
 
-    def plan(self, batch: Sequence[Any], rows: int) -> Planned:
+    def plan(self, batch: Sequence[Any], counts: Sequence[int]) -> Planned:
         """Choose an order and a number of micro-batches, and plan that."""
-        study = self.study(batch, rows)
+        study = self.study(batch, counts[0])
         return study.planned(study.curve(None if self.chunks == "auto" else [self.chunks]))
 
 
@@ -156,7 +156,7 @@ class _Study:
         if len(names) == 1:
             return names[0]
         last = replace(spec, rows=tuple(own[-1:] for own in spec.rows), order=None)
-        plans = self.training.reduced(last, reduction)
+        plans = self.training.alone.reduced(last, reduction)
         return min(plans, key=lambda name: plans[name][0].makespan)
 
     def _buckets(self, one: MicroBatch) -> tuple[Bucket, ...]:
@@ -308,8 +308,9 @@ class _Study:
         variant = self._variant(order, pair)
         sizes = shares(self.shares[0], chunks)
         made = {size: self._scaled(variant, size) for size in dict.fromkeys(sizes)}
-        unlimited = tuple(replace(device, nbytes=math.inf) for device in self.machine.devices)
-        training = replace(self.training, machine=replace(self.machine, devices=unlimited))
+        alone = self.training.alone
+        unlimited = tuple(replace(device, nbytes=math.inf) for device in alone.machine.devices)
+        training = replace(alone, machine=replace(alone.machine, devices=unlimited))
         schedule, _ = training.scheduled(self._spec(order, (sizes,), made, variant))
         timeline = schedule.simulate()
         devices = dict.fromkeys(variant.cuts.devices)

@@ -5,5 +5,6 @@ messages   values as rows of bytes, and headers that describe them
 session    what the ranks tell each other of failures
 watch      learning that another rank has gone
 exchange   copies between ranks as works that events stand for
+gathering  small exchanges of all ranks: a few numbers, and values of rank 0
 backend    the backend of a rank, on CPUs and on accelerators
 """

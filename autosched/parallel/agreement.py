@@ -1,0 +1,175 @@
+"""Let the processes of a training step agree: on each batch, and on the state that they train.
+
+Before a step, each rank tells its rows, and a digest of the kind of its batch, model and optimizer,
+in one small exchange. So all take the same plan, or all raise the same error. Rank 0's model and
+optimizer count: all get them before the first step, and after a rank has changed its own.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from autosched import AutoschedError, ScheduleError
+from autosched.parallel.batches import leaves, rows_of
+from autosched.runtime.ranks.gathering import Gathering
+
+__all__ = ["Agreement", "Kind", "kind_of_batch", "same_rows", "stable"]
+
+T = TypeVar("T")
+_FAILED, _CHANGED = 1, 2  # flags
+_REMEMBERED = 64  # kinds
+
+
+class Kind(NamedTuple):
+    """What decides on a plan, on one rank; ``watched`` is compared by its history alone."""
+
+    batch: tuple[str, ...]
+    parameters: tuple[bool, ...]
+    optimizer: tuple[str, ...]
+    watched: Hashable
+
+
+class Agreement:
+    """The agreements of one step's processes."""
+
+    def __init__(self) -> None:
+        self._ranks = Gathering()
+        self._digests: dict[Hashable, int] = {}
+        self._numbers: dict[Hashable, int] = {}
+
+    def counts(
+        self,
+        batch: Sequence[Any],
+        key: Hashable,
+        kind: Callable[[], Kind],
+        has_changed: bool,
+        broadcast: Callable[[], None],
+    ) -> tuple[int, ...] | None:
+        """Return the rows of each rank; None if state was broadcast, and all is to be asked again.
+
+        ``key`` identifies the kind on this rank. Raises ScheduleError, on all ranks, where they
+        differ, or where one has no valid batch.
+        """
+        error: AutoschedError | None = None
+        rows = digest = 0
+        try:
+            rows = rows_of(batch, least=0)
+            digest = self._digest(key, kind)
+        except AutoschedError as raised:
+            error = raised
+        flags = _FAILED * (error is not None) + _CHANGED * has_changed
+        found = self._ranks.gather([rows, digest, flags], "the rows of a batch")
+        if any(flags & _FAILED for _, _, flags in found):
+            self.together("a batch", lambda: _raise(error))
+        if any(flags & _CHANGED for _, _, flags in found):
+            broadcast()
+            return None
+        if any(digest != found[0][1] for _, digest, _ in found):
+            self._ranks.agree("to compare batches", json.dumps(self._lines(kind())), _compared)
+        counts = tuple(rows for rows, _, _ in found)
+        if not any(counts):
+            raise ScheduleError("a batch needs a row on one rank at least")
+        return counts
+
+    def broadcast(self, value: Any) -> Any:
+        """Return rank 0's value."""
+        return self._ranks.broadcast(value, "the state of rank 0")
+
+    def together(self, what: str, do: Callable[[], T]) -> T:
+        """Return what a function returns; raise on all ranks what it raises on one of them."""
+        error: Exception | None = None
+        try:
+            result = do()
+        except Exception as raised:
+            error = raised
+        text = "" if error is None else f"{type(error).__name__}: {error}"
+        try:
+            self._ranks.agree(what, text, _all_succeed)
+        except AutoschedError:
+            if error is not None:
+                raise error from None
+            raise
+        if error is not None:
+            raise error
+        return result
+
+    def _digest(self, key: Hashable, kind: Callable[[], Kind]) -> int:
+        found = self._digests.get(key)
+        if found is None:
+            if len(self._digests) >= _REMEMBERED:
+                self._digests.clear()
+            found = self._digests[key] = zlib.crc32(repr(self._lines(kind())).encode())
+        return found
+
+    def _lines(self, kind: Kind) -> list[str]:
+        """Return lines of text that are the same on all ranks; see ``_compared``."""
+        number = self._numbers.setdefault(kind.watched, len(self._numbers))
+        frozen = [i for i, trains in enumerate(kind.parameters) if not trains]
+        return [
+            *(f"item {i} of its batch is {text}" for i, text in enumerate(kind.batch)),
+            f"its batch has {len(kind.batch)} items",
+            f"its model has {len(kind.parameters)} parameters, and those frozen are {frozen}",
+            *(f"its optimizer has {text}" for text in kind.optimizer),
+            f"its model and loss are in state {number} (train() or eval(), attributes, hooks)",
+        ]
+
+
+def same_rows(counts: Sequence[int]) -> int:
+    """Return the rows of a batch that all ranks pass. Raises ScheduleError where they differ."""
+    for rank, rows in enumerate(counts):
+        if rows != counts[0]:
+            what = f"rank {rank} passes {rows} rows, and rank 0 {counts[0]}"
+            raise ScheduleError(f"{what}; all ranks of such a step pass the same batch")
+    return counts[0]
+
+
+def kind_of_batch(batch: Sequence[Any]) -> tuple[str, ...]:
+    """Describe each item of a batch, whatever the number of rows."""
+    return tuple(map(stable, leaves(batch)))
+
+
+def stable(item: Any) -> str:
+    """Describe an item in words that are the same in all processes."""
+    if isinstance(item, torch.Tensor):
+        order = sorted(range(1, item.dim()), key=item.stride, reverse=True)
+        layout = "" if order == [*range(1, item.dim())] else f", dimensions in memory {order}"
+        shape = ", ".join(["rows", *map(str, item.shape[1:])]) if item.dim() else ""
+        dtype = str(item.dtype).removeprefix("torch.")
+        return f"a tensor of {dtype} ({shape}) on {item.device.type}{layout}"
+    if isinstance(item, (bool, int, float, complex, str, bytes, type(None), torch.dtype)):
+        return repr(item)
+    if isinstance(item, (tuple, list)):
+        return f"{type(item).__name__} of {', '.join(map(stable, item))}"
+    if isinstance(item, Mapping):
+        return ", ".join(f"{name}: {stable(part)}" for name, part in item.items())
+    return type(item).__name__
+
+
+def _raise(error: AutoschedError | None) -> None:
+    if error is not None:
+        raise error
+
+
+def _all_succeed(texts: Sequence[str]) -> str:
+    """Raise the first error of all ranks."""
+    for rank, text in enumerate(texts):
+        if text:
+            raise ScheduleError(f"rank {rank}: {text}")
+    return ""
+
+
+def _compared(texts: Sequence[str]) -> str:
+    """Raise ScheduleError with the first line in which a rank differs from rank 0."""
+    first, *others = map(json.loads, texts)
+    for rank, lines in enumerate(others, 1):
+        for here, there in zip(lines, first, strict=False):
+            if here != there:
+                raise ScheduleError(
+                    f"ranks differ in a training step: of rank {rank}, {here}; of rank 0, {there}"
+                )
+    raise ScheduleError("ranks differ in a training step")

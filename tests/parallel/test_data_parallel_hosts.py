@@ -1,0 +1,193 @@
+"""Data parallel over emulated hosts: bit for bit what the shares leave, and what each rank has of it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn, optim
+from torch.nn import functional
+
+import autosched as asc
+from autosched.parallel.batches import shares
+from autosched.parallel.ranks import Layout, label_on
+from tests.serial import among, assert_equal, assert_trains_as_serially, data_parallel, some
+
+HOSTS = asc.Machine.emulated(gpus=0, hosts=2)
+
+
+def vectors(*sizes: int) -> Iterator[tuple[Tensor, Tensor]]:
+    torch.manual_seed(0)
+    return iter([(torch.randn(size, 8), torch.randint(0, 4, (size,))) for size in sizes])
+
+
+def normed() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 4))
+
+
+def adam(parameters: Any) -> optim.Optimizer:
+    return optim.Adam(parameters, 0.01)
+
+
+def tensor_rate(parameters: Any) -> optim.Optimizer:
+    return optim.AdamW(parameters, torch.tensor(0.01), foreach=False)
+
+
+# ---- equal to the shares one after another
+
+
+@pytest.mark.parametrize(
+    ("gpus", "hosts", "optimize"),
+    some([(0, 2, adam), (2, 2, adam), (0, 3, adam), (0, 2, tensor_rate)], (0, 2, adam)),
+)
+def test_hosts_equal_serial_training(gpus: int, hosts: int, optimize: Any) -> None:
+    """With the first step of Adam, ragged batches, and one that leaves ranks without rows."""
+    machine = asc.Machine.emulated(gpus=gpus, hosts=hosts)
+    make = data_parallel(machine=machine, buckets=(100, 300))
+    replicas = hosts * max(gpus, 1)
+    sizes = (2 * replicas, 2 * replicas, 2 * replicas + 1)
+    assert_trains_as_serially(make, among(replicas), normed(), vectors(*sizes), optimize)
+
+
+@pytest.mark.parametrize(
+    "options",
+    some(
+        [{"clip_grad_norm": 0.05}, {"accumulate": 2}, {"reduction": "exchange"}],
+        {"clip_grad_norm": 0.05},
+    ),
+    ids=str,
+)
+def test_options_equal_serial_training(options: dict[str, Any]) -> None:
+    def clip(model: nn.Module) -> object:
+        return nn.utils.clip_grad_norm_(model.parameters(), options["clip_grad_norm"])
+
+    make = data_parallel(machine=HOSTS, **options)
+    rows = among(2, options.get("accumulate", 1))
+    before = {"before_step": clip} if "clip_grad_norm" in options else {}
+    assert_trains_as_serially(make, rows, normed(), vectors(8, 9), adam, **before)
+
+
+@pytest.mark.parametrize(
+    "options",
+    some(
+        [{"batch_norm": "synchronised"}, {"compression": asc.parallel.Half()}],
+        {"batch_norm": "synchronised"},
+    ),
+    ids=str,
+)
+def test_hosts_equal_devices_of_one_host(options: dict[str, Any]) -> None:
+    found = []
+    for machine in (HOSTS, asc.Machine.emulated(gpus=2)):
+        model = normed()
+        optimizer = adam(model.parameters())
+        make = data_parallel(machine=machine, **options)
+        with make(model, functional.cross_entropy, optimizer) as step:
+            losses = [step(*batch) for batch in vectors(8, 7)]
+            found.append([losses, model.state_dict(), optimizer.state_dict()["state"]])
+    assert_equal(*found[0][1:2], *found[1][1:2], "model")
+    assert_equal(found[0][2], found[1][2], "optimizer")
+    assert torch.stack(found[0][0]).equal(torch.stack(found[1][0]))
+
+
+# ---- what each rank has
+
+
+def outputs_of(schedule: asc.Schedule, rank: int) -> set[str]:
+    ranks = schedule.machine.ranks
+    return {name for name, device in schedule.program.outputs if ranks[device] == rank}
+
+
+def test_each_rank_has_rows_state_and_a_loss_of_its_own() -> None:
+    model = normed()
+    step = data_parallel(machine=HOSTS, clip_grad_norm=1.0)(
+        model, functional.cross_entropy, adam(model.parameters())
+    )
+    with step:
+        batch = next(vectors(7))
+        schedule, feed = step.schedule(*batch), step.inputs(*batch)
+        assert [len(feed[name]) for name in ("batch.0", "rank1.batch.0")] == [4, 3]
+        ranks = schedule.machine.ranks
+        homes = {name: ranks[device] for name, device in schedule.program.inputs}
+        assert all(rank == name.startswith(("r1.", "rank1.")) for name, rank in homes.items())
+        assert {"loss", "grad_norm"} < outputs_of(schedule, 0)
+        assert {"rank1.loss", "rank1.grad_norm"} < outputs_of(schedule, 1)
+        # Counters and moments of the first step are made on each rank.
+        made = outputs_of(schedule, 0) - {"loss", "grad_norm"}
+        assert len(made) == 3 * 6
+        assert outputs_of(schedule, 1) == {f"r1.{name}" for name in made} | {
+            "rank1.loss",
+            "rank1.grad_norm",
+        }
+
+
+def test_all_ranks_leave_the_same_state_with_buffers_of_the_first() -> None:
+    model = normed()
+    make = data_parallel(machine=HOSTS)
+    with make(model, functional.cross_entropy, adam(model.parameters())) as step:
+        for batch in vectors(8, 8):
+            step(*batch)
+        batch = next(vectors(8))
+        schedule, feed = step.schedule(*batch), step.inputs(*batch)
+        feed = {name: tensor.clone() for name, tensor in feed.items()}
+        found = schedule(**feed)
+    states = [name for name in feed if name.startswith("r0.")]
+    assert len(states) == 9 + 3 * 6
+    for name in states:
+        assert torch.equal(feed[name], feed["r1" + name[2:]]), name
+    assert torch.equal(found["loss"], found["rank1.loss"])
+
+
+@settings(max_examples=10)
+@given(data=st.data(), mode=st.sampled_from(["rendezvous", "buffered", "one by one"]))
+def test_parts_of_ranks_equal_the_serial_run(parts: Any, data: st.DataObject, mode: Any) -> None:
+    schedule, feed, serial = parts
+    given, program = copy.deepcopy(feed), schedule.program
+    own = [program.part(rank) for rank in range(3)]
+    found = asc.testing.run_parts(
+        own, schedule.graph, given, mode, lambda names: data.draw(st.sampled_from(names))
+    )
+    assert_equal({**given, **found}, serial, "inputs and outputs")
+
+
+@pytest.fixture(scope="module")
+def parts() -> Any:
+    """Return a schedule of three ranks, inputs, and what a serial run leaves and returns."""
+    model = normed()
+    machine = asc.Machine.emulated(gpus=0, hosts=3)
+    make = data_parallel(machine=machine, clip_grad_norm=1.0, reduction="exchange")
+    with make(model, functional.cross_entropy, adam(model.parameters())) as step:
+        batch = next(vectors(8))
+        step(*batch)
+        schedule, feed = step.schedule(*batch), step.inputs(*batch)
+        serial = copy.deepcopy(feed)
+        return schedule, feed, {**serial, **schedule.run_serial(**serial)}
+
+
+# ---- layouts
+
+
+def test_replicas_of_a_rank_divide_its_rows() -> None:
+    machine = asc.Machine.emulated(gpus=2, hosts=2)
+    devices = ("cuda:0", "cuda:2", "cuda:1", "cuda:3")  # of ranks 0, 1, 0, 1
+    layout = Layout(machine, tuple((device,) for device in devices))
+    assert layout.ranks == (0, 1)
+    assert [layout.leads(replica, 0) for replica in range(4)] == [True, True, False, False]
+    assert layout.other_leads(0) == [1]
+    model = normed()
+    make = data_parallel(machine=machine, devices=devices)
+    with make(model, functional.cross_entropy, adam(model.parameters())) as step:
+        batch = next(vectors(10))
+        feed = step.inputs(*batch)
+        assert [len(feed[name]) for name in ("batch.0", "rank1.batch.0")] == [6, 4]
+        expected = among(4)(10)
+        assert [sum(share) for share in expected] == [*shares(6, 2), *shares(4, 2)]
+
+
+def test_names_of_rank_0_are_plain() -> None:
+    assert [label_on(rank, "loss") for rank in (None, 0, 1)] == ["loss", "loss", "rank1.loss"]
