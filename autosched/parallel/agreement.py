@@ -48,12 +48,12 @@ class Agreement:
         key: Hashable,
         kind: Callable[[], Kind],
         has_changed: bool,
-        broadcast: Callable[[], None],
     ) -> tuple[int, ...] | None:
-        """Return the rows of each rank; None if state was broadcast, and all is to be asked again.
+        """Return the rows of each rank; None if the state of a rank has changed.
 
-        ``key`` identifies the kind on this rank. Raises ScheduleError, on all ranks, where they
-        differ, or where one has no valid batch.
+        Then rank 0's is to be broadcast, and all is to be asked again. ``key`` identifies the kind
+        on this rank. Raises ScheduleError, on all ranks, where they differ, or where one has no
+        valid batch.
         """
         error: AutoschedError | None = None
         rows = digest = 0
@@ -67,7 +67,6 @@ class Agreement:
         if any(flags & _FAILED for _, _, flags in found):
             self.together("a batch", lambda: _raise(error))
         if any(flags & _CHANGED for _, _, flags in found):
-            broadcast()
             return None
         if any(digest != found[0][1] for _, digest, _ in found):
             self._ranks.agree("to compare batches", json.dumps(self._lines(kind())), _compared)

@@ -12,7 +12,7 @@ import contextlib
 import gc
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -22,11 +22,11 @@ from autosched._lib.copying import clone
 from autosched._lib.fetching import fetched_ahead
 from autosched.parallel.agreement import Kind, kind_of_batch, same_rows, stable
 from autosched.parallel.batches import batch_inputs, key_of, rows_cut, rows_of
-from autosched.parallel.plans import Plans, move_model, move_state, torch_device
+from autosched.parallel.plans import CACHED, Plans, move_model, move_state, torch_device
 from autosched.parallel.ranks import label_on
 from autosched.parallel.shared_state import broadcast_state, state_tensors
 from autosched.parallel.step_spec import Held, StepGraph
-from autosched.parallel.template import Template
+from autosched.parallel.template import Place, Template
 from autosched.parallel.training import Training
 
 __all__ = ["Planned", "Step"]
@@ -99,6 +99,7 @@ class Step(Plans[Planned]):
         self._training = training
         self._rank = training.machine.rank
         self._agreement = training.agreement
+        self._counts: dict[Hashable, tuple[int, ...]] = {}  # that were agreed last, by key
         self._seen: list[tuple[torch.Tensor, int]] | None = None  # on all ranks, with versions
         self._plan = plan
         self._last: Planned | None = None
@@ -112,7 +113,7 @@ class Step(Plans[Planned]):
         that differ there.
         """
         with self._guard:
-            planned = self._of(batch)
+            planned = self._agreed_plan(batch)
             inputs = self._inputs(planned, batch)
             try:
                 with torch.no_grad():  # gradients are taken inside
@@ -180,29 +181,49 @@ class Step(Plans[Planned]):
     # ---- a call
 
     def _of(self, batch: Sequence[Any]) -> Planned:
-        counts = None if self._agreement is None else self._agreed(batch)
+        """Return the plan of a call like this one, for inspection.
+
+        On several ranks it is collective only if there was no such step before.
+        """
+        key = self._key(batch)
+        if self._agreement is None or key in self._counts:
+            return self._planned(batch, key, self._counts.get(key))
+        return self._agreed_plan(batch)
+
+    def _agreed_plan(self, batch: Sequence[Any]) -> Planned:
+        """Return the plan of a call, on which all ranks agree; let them have the state of rank 0."""
+        key = self._key(batch)
+        if self._agreement is None:
+            return self._planned(batch, key, None)
+        counts = None
+        while counts is None:
+            kind = partial(self._kind, batch)
+            counts = self._agreement.counts(batch, key, kind, self._has_changed())
+            if counts is None:
+                broadcast_state(self._agreement, self.model, self.optimizer)
+                self._copies.clear()
+                self._note_state()
+                key = self._key(batch)
+        if len(self._counts) >= CACHED:
+            self._counts.clear()
+        self._counts[key] = counts = counts if self._divided else (same_rows(counts),)
+        return self._planned(batch, key, counts)
+
+    def _planned(
+        self, batch: Sequence[Any], key: Hashable, counts: tuple[int, ...] | None
+    ) -> Planned:
+        """Return the plan of a key and the rows of each rank, a new one if necessary."""
 
         def plan() -> Planned:
-            rows = [rows_of(batch)] if counts is None else counts
+            rows = (rows_of(batch),) if counts is None else counts
             move_model(self.model, self.optimizer, self._training.capture_device)
             self._last = None
             with _paused_garbage_collection():
                 return self._plan(batch, rows)
 
-        return self._cached((counts, self._key(batch)), plan)
+        return self._cached((counts, key), plan)
 
     # ---- several ranks
-
-    def _agreed(self, batch: Sequence[Any]) -> tuple[int, ...]:
-        """Return the rows of each rank, and let all have the state of rank 0."""
-        assert self._agreement is not None
-        while True:
-            counts = self._agreement.counts(
-                batch, self._key(batch), lambda: self._kind(batch), self._has_changed(),
-                self._broadcast,
-            )  # fmt: skip
-            if counts is not None:
-                return counts if self._divided else (same_rows(counts),)
 
     def _kind(self, batch: Sequence[Any]) -> Kind:
         """Return what decides on a plan, in words that are the same on all ranks."""
@@ -233,13 +254,6 @@ class Step(Plans[Planned]):
             tensor is not old or tensor._version != version
             for tensor, (old, version) in zip(now, self._seen, strict=True)
         )
-
-    def _broadcast(self) -> None:
-        """Give all ranks the model and the optimizer's state of rank 0."""
-        assert self._agreement is not None
-        broadcast_state(self._agreement, self.model, self.optimizer)
-        self._copies.clear()
-        self._note_state()
 
     def _note_state(self) -> None:
         """Remember the state that all ranks have."""
@@ -322,14 +336,26 @@ class Step(Plans[Planned]):
 
     def _store(self, planned: Planned, outputs: Mapping[str, torch.Tensor]) -> None:
         """Store the results of a run, and note that replicas are as new as the model."""
-        for label, made in planned.built.places.items():
-            if label in outputs and (self._rank is not None or not made.replica):
-                planned.state.put(made.place, outputs[label])
-        for attributes, name, item in planned.template.switches:
+        new = self._new(planned, outputs)
+        for label, place in new.items():
+            planned.state.put(place, outputs[label])
+        switches = planned.template.switches
+        for attributes, name, item in switches:
             attributes[name] = item
         for copy in self._copies.values():
             copy.version = copy.source._version
-        self._note_state()
+        if new or switches or self._seen is None:
+            self._note_state()
+        else:  # the tensors are those that were compared before the step
+            self._seen = [(tensor, tensor._version) for tensor, _ in self._seen]
+
+    def _new(self, planned: Planned, outputs: Mapping[str, Any]) -> dict[str, Place]:
+        """Return the places of outputs that are to be stored here."""
+        return {
+            label: made.place
+            for label, made in planned.built.places.items()
+            if label in outputs and (self._rank is not None or not made.replica)
+        }
 
     def _activate(self, planned: Planned) -> None:
         """Move the model to the devices of this plan, and drop the replicas' buffers."""
