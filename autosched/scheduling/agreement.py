@@ -75,8 +75,8 @@ def own_inputs(schedule: Schedule, inputs: dict[str, Any]) -> dict[str, Any]:
     if missing := [name for name in own if name not in inputs]:
         given = f"rank {rank} misses input {missing[0]!r} of graph {graph.name!r}"
         raise GraphError(f"{given}; the inputs that live there are {listed(own)}")
-    if unknown := [name for name in inputs if name not in graph.input_names]:
-        given = f"graph {graph.name!r} was given {unknown[0]!r}, which is no input"
+    if len(inputs) > len(own) and (unknown := inputs.keys() - {*graph.input_names}):
+        given = f"graph {graph.name!r} was given {min(unknown)!r}, which is no input"
         raise GraphError(f"{given}; its inputs are {listed(graph.input_names)}")
     return {name: inputs[name] for name in own}
 
