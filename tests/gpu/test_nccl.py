@@ -60,9 +60,17 @@ class HostWire:
     def is_lost(self) -> bool:
         return self.hub.lost
 
+    def sender(self, rank: int, tag: int) -> Callable[[torch.Tensor], Any]:
+        return lambda row: self.send(row, rank, tag)
+
+    def receiver(self, rank: int, tag: int) -> Callable[[torch.Tensor], Any]:
+        return lambda row: self.receive(row, rank, tag)
+
     def send(self, row: torch.Tensor, rank: int, tag: int) -> Any:
         with self.hub.changed:
-            self.hub.rows[self.rank, rank, tag].append(row.clone())
+            self.hub.rows[self.rank, rank, tag].append(
+                row.detach().clone().reshape(-1).view(torch.uint8)
+            )
             self.hub.changed.notify_all()
         return Received(self.hub, None, None)
 
