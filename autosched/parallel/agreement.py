@@ -76,9 +76,13 @@ class Agreement:
             raise ScheduleError("a batch needs a row on one rank at least")
         return counts
 
-    def broadcast(self, value: Any) -> Any:
-        """Return rank 0's value."""
-        return self._ranks.broadcast(value, "the state of rank 0")
+    def broadcast(self, value: Any, rank: int) -> Any:
+        """Return a rank's value."""
+        return self._ranks.broadcast(value, f"the state of rank {rank}", rank)
+
+    def of_first(self, text: str) -> str:
+        """Return rank 0's text."""
+        return self._ranks.agree("the state", text, lambda texts: texts[0])
 
     def together(self, what: str, do: Callable[[], T]) -> T:
         """Return what a function returns; raise on all ranks what it raises on one of them."""
@@ -111,11 +115,11 @@ class Agreement:
         number = self._numbers.setdefault(kind.watched, len(self._numbers))
         frozen = [i for i, trains in enumerate(kind.parameters) if not trains]
         return [
-            *(f"item {i} of its batch is {text}" for i, text in enumerate(kind.batch)),
-            f"its batch has {len(kind.batch)} items",
-            f"its model has {len(kind.parameters)} parameters, and those frozen are {frozen}",
-            *(f"its optimizer has {text}" for text in kind.optimizer),
-            f"its model and loss are in state {number} (train() or eval(), attributes, hooks)",
+            f"a batch of {len(kind.batch)} items",
+            *(f"as item {i} of the batch {text}" for i, text in enumerate(kind.batch)),
+            f"a model of {len(kind.parameters)} parameters, of which {frozen} are frozen",
+            *(f"an optimizer with {text}" for text in kind.optimizer),
+            f"model and loss in state {number} of those seen: train() or eval(), attributes, hooks",
         ]
 
 
@@ -170,6 +174,6 @@ def _compared(texts: Sequence[str]) -> str:
         for here, there in zip(lines, first, strict=False):
             if here != there:
                 raise ScheduleError(
-                    f"ranks differ in a training step: of rank {rank}, {here}; of rank 0, {there}"
+                    f"ranks differ in a training step: rank {rank} has {here}, and rank 0 {there}"
                 )
     raise ScheduleError("ranks differ in a training step")

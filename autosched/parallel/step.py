@@ -14,53 +14,30 @@ import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
 
-from autosched import Schedule
+from autosched import Schedule, ScheduleError
 from autosched._lib.copying import clone
 from autosched.parallel.agreement import Kind, kind_of_batch, same_rows, stable
 from autosched.parallel.batches import batch_inputs, key_of, rows_cut, rows_of
 from autosched.parallel.checkpoints import read, shared_out, write
+from autosched.parallel.planned import Planned
 from autosched.parallel.plans import Plans, move_model, move_state, torch_device
 from autosched.parallel.ranks import label_on
-from autosched.parallel.shared_state import broadcast_state, state_tensors
-from autosched.parallel.step_spec import Held, StepGraph
+from autosched.parallel.shared_state import (
+    broadcast_state,
+    owners_of,
+    part_of,
+    state_tensors,
+)
+from autosched.parallel.step_spec import Held
 from autosched.parallel.steps_in_flight import UnderWay, results
-from autosched.parallel.template import Template
 from autosched.parallel.training import Training
 
-__all__ = ["Planned", "Step"]
-
-
-@dataclass(frozen=True)
-class Planned:
-    """The plan for a kind of batch: schedule, meaning of inputs and outputs, state."""
-
-    schedule: Schedule
-    built: StepGraph
-    template: Template
-    state: Any
-    notes: Mapping[str, Any]
-
-    @cached_property
-    def state_here(self) -> dict[str, Held]:
-        """The inputs of this process that are state."""
-        here = {*self.schedule.inputs_here}
-        return {label: held for label, held in self.built.state.items() if label in here}
-
-    @cached_property
-    def residuals_here(self) -> dict[str, tuple[str, int, torch.dtype]]:
-        """The inputs of this process for compression."""
-        here = {*self.schedule.inputs_here}
-        return {label: one for label, one in self.built.residuals.items() if label in here}
-
-    @property
-    def is_repeated(self) -> bool:
-        """Whether the next step may begin meanwhile: it has the same tensors and attributes."""
-        return not self.built.places and not self.template.switches
+__all__ = ["Step"]
 
 
 @dataclass
@@ -108,6 +85,9 @@ class Step(Plans[Planned]):
         self._seen: list[tuple[torch.Tensor, int]] | None = None  # on all ranks, with versions
         self._plan = plan
         self._last: Planned | None = None
+        self._trained: Planned | None = None  # by which the last step was
+        self._is_stale = False  # whether other ranks have newer parts of the state
+        self._restored = False  # whether the state was loaded since the last step
         self._copies: dict[tuple[int, str], _Copy] = {}
         self._residuals: dict[str, torch.Tensor] = {}
         self._under_way = UnderWay()
@@ -206,8 +186,30 @@ class Step(Plans[Planned]):
 
     # ---- state
 
+    def collect(self) -> None:
+        """Bring the model and the optimizer of each rank up to date.
+
+        On a machine of several ranks, all call it. It is needed where ranks train different stages:
+        otherwise all have the same state after each step.
+        """
+        with self._guard:
+            self.wait()
+            if self._agreement is not None:
+                self._broadcast()
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the model, of the optimizer, and the residuals of compression."""
+        """Return the state of the model, of the optimizer, and the residuals of compression.
+
+        Raises ScheduleError where other ranks train stages, and ``collect`` was not called.
+        """
+        if self._is_stale:
+            raise ScheduleError(
+                "other ranks train some stages of this model: call collect() on all ranks before "
+                "state_dict(), or save()"
+            )
+        return self._state()
+
+    def _state(self) -> dict[str, Any]:
         self.wait()
         return {
             "model": self.model.state_dict(),
@@ -224,6 +226,8 @@ class Step(Plans[Planned]):
                 self.optimizer.load_state_dict(state["optimizer"])
             residuals = state.get("residuals", {})
             self._residuals = {name: tensor.clone() for name, tensor in residuals.items()}
+            self._restored = True
+            self._is_stale = False
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``state_dict`` to a folder, by ``torch.distributed.checkpoint``.
@@ -232,7 +236,16 @@ class Step(Plans[Planned]):
         written once. A checkpoint is complete when this returns on rank 0.
         """
         with self._guard:
-            write(folder, self.state_dict(), self.machine.rank is None)
+            write(folder, self._state_here(), self._rank is None)
+
+    def _state_here(self) -> dict[str, Any]:
+        """Return the part of the state that this process has."""
+        state = self._state()
+        if not self._is_stale or self._trained is None:
+            return state
+        tensors = self._trained.state.tensors()
+        others = {id(tensors[name]) for name in self._trained.elsewhere}
+        return part_of(state, self.model, self.optimizer, lambda tensor: id(tensor) not in others)
 
     def load(self, folder: str | os.PathLike[str]) -> None:
         """Restore what ``save`` wrote, on as many ranks or on another number of them.
@@ -241,7 +254,7 @@ class Step(Plans[Planned]):
         compression are added up.
         """
         with self._guard:
-            state = read(folder, self.machine.rank is None)
+            state = read(folder, self._rank is None)
             here = [device in self.machine.here for device in self._training.devices]
             self.load_state_dict({**state, "residuals": shared_out(state["residuals"], here)})
 
@@ -275,11 +288,13 @@ class Step(Plans[Planned]):
     def _kind(self, batch: Sequence[Any]) -> Kind:
         """Return what decides on a plan, in words that are the same on all ranks."""
         optimizer = tuple(
-            f"group {number}: {stable({k: v for k, v in group.items() if k != 'params'})}"
+            f"{name} = {stable(item)} in group {number}"
             for number, group in enumerate(self.optimizer.param_groups)
+            for name, item in group.items()
+            if name != "params"
         )
         held = tuple(
-            f"state of parameter {number}: {stable(self.optimizer.state.get(parameter, {}))}"
+            f"{stable(self.optimizer.state.get(parameter, {}))} as state of parameter {number}"
             for number, parameter in enumerate(self._parameters())
         )
         trains = tuple(parameter.requires_grad for parameter in self.model.parameters())
@@ -301,11 +316,29 @@ class Step(Plans[Planned]):
         )
 
     def _broadcast(self) -> None:
-        """Give all ranks the model and the optimizer's state of rank 0."""
+        """Give all ranks the state of rank 0, or of those that have trained stages since."""
         assert self._agreement is not None
-        broadcast_state(self._agreement, self.model, self.optimizer)
+        if self._agreement.of_first("restored" if self._restored else ""):
+            self._trained = None
+        self._restored = False
+        self._share_state()
+
+    def _share_state(self) -> None:
+        """Give all ranks the state of those that own parts of it."""
+        assert self._agreement is not None
+        last = self._trained
+        owners = {} if last is None else owners_of(last.state, last.owners)
+        broadcast_state(self._agreement, self.model, self.optimizer, owners)
         self._copies.clear()
+        self._is_stale = False
         self._note_state()
+
+    def _move_stages(self, planned: Planned) -> None:
+        """Share the state if another plan than the last has a stage on another rank."""
+        last = {} if self._trained is None else self._trained.owners
+        both = planned.owners.keys() & last.keys()
+        if self._agreement is not None and any(planned.owners[n] != last[n] for n in both):
+            self._share_state()
 
     def _note_state(self) -> None:
         """Remember the state that all ranks have."""
@@ -334,6 +367,9 @@ class Step(Plans[Planned]):
 
     def _inputs(self, planned: Planned, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
         """Return the inputs of a run."""
+        self._move_stages(planned)
+        self._trained = planned
+        self._is_stale = bool(planned.elsewhere)
         if planned is not self._last:
             self._activate(planned)
             self._last = planned

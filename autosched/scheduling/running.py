@@ -51,7 +51,12 @@ class Running:
 
     @cached_property
     def _kept(self) -> ResidentState:
-        return ResidentState(self.graph, moves_to(self.machine, self.backend))
+        here = None
+        if self.machine.rank is not None:
+            devices = self.machine.here
+            names = [value.name for value in self.graph.sources if value.tensor is None]
+            here = [name for name, at in self.program.inputs if at in devices and name in names]
+        return ResidentState(self.graph, moves_to(self.machine, self.backend), here)
 
     def _guarded(self, inputs: Mapping[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
         """Return outputs that raise where autograd would lose a gradient."""
