@@ -119,13 +119,18 @@ class Step(Plans[Planned]):
         which is an option of ``data_parallel`` and ``pipeline``, by default 1: ``submit`` waits
         until there is room. Call ``wait()`` before the model or the optimizer is read or changed,
         and do not write to a batch before its step has ended. If a step raises, those after it that
-        are under way raise CancelledRunError.
+        are under way raise CancelledRunError. On several ranks, this returns when the step has
+        ended.
         """
         with self._guard:
+            if self._agreement is not None:  # ranks agree before each step
+                ended: Future[torch.Tensor] = Future()
+                ended.set_result(self(*batch))
+                return ended
             under_way = self._under_way
             last = under_way.plan
-            together = last is not None and last.is_repeated and self._is_of(last, batch)
-            if under_way.look() or not together:
+            is_same = last is not None and self._plans.get((None, self._key(batch))) is last
+            if under_way.look() or not (is_same and last.is_repeated):
                 self.wait()
             if under_way.is_idle:
                 planned = self._agreed_plan(batch)
@@ -298,10 +303,6 @@ class Step(Plans[Planned]):
                 return self._plan(batch, rows)
 
         return self._cached((counts, key), plan)
-
-    def _is_of(self, planned: Planned, batch: Sequence[Any]) -> bool:
-        """Whether a plan is that of a batch; ranks must agree on that first."""
-        return self._agreement is None and self._plans.get((None, self._key(batch))) is planned
 
     # ---- several ranks
 

@@ -77,8 +77,9 @@ class Training:
         check_options(name, options)
         max_norm = check_clip(clip_grad_norm)
         several = machine.rank is not None
-        if several and options.get("fuse"):
-            raise ScheduleError(f"fuse= of {name} is for one process; leave it out")
+        for option, alone in (("fuse", False), ("in_flight", 1)):
+            if several and options.get(option, alone) != alone:
+                raise ScheduleError(f"{option}= of {name} is for one process; leave it out")
         made = Agreement() if several else None
         return cls(*trained, machine, chosen, options, averages, max_norm, before_step, made)
 

@@ -187,3 +187,12 @@ def test_calls_of_a_model_on_several_devices_may_be_in_flight():
         assert same(run.submit(*given[0]).result(), run.submit(*given[0]).result()) is False
         run.wait()
     assert same(run.model[1].num_batches_tracked, expected[1].num_batches_tracked + 2)
+
+
+def test_steps_of_several_ranks_are_not_in_flight(monkeypatch):
+    monkeypatch.setattr(asc.Machine, "rank", 0)
+    machine = asc.Machine.emulated(gpus=1, hosts=2)
+    model = small()
+    optimizer = OPTIMIZERS["sgd"](model.parameters())
+    with pytest.raises(asc.ScheduleError, match="in_flight= of data_parallel is for one process"):
+        parallel.data_parallel(model, nn.MSELoss(), optimizer, machine, in_flight=2)
