@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import random
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from _report import options, publish, table
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from _soaking import drawn, under_all_seeds
 from hypothesis import strategies as st
 
 import autosched as asc
@@ -39,7 +36,6 @@ DEVICES = ("cpu", *(f"cuda:{i}" for i in range(7)))
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 POLICIES_TRIED = ["auto", *POLICIES, scattered(0), scattered(1)]
 INTERLEAVINGS = 4
-BATCH = 250  # examples under one seed
 
 
 def attack(graph: asc.Graph, machine: asc.Machine, number: int) -> Iterator[str]:
@@ -101,45 +97,21 @@ def refusals(program: Program, graph: asc.Graph, source: random.Random) -> Itera
     )
 
 
+def check(data: st.DataObject, number: int) -> Iterator[str]:
+    """Check the schedules of a drawn graph; yield the name of each check."""
+    devices = DEVICES[: data.draw(st.integers(1, len(DEVICES)))]
+    yield from attack(data.draw(graphs(devices)), data.draw(machines(devices)), number)
+    yield f"on {len(devices)}"
+
+
 def soak(number: int, examples: int) -> Counter[str]:
     """Check so many graphs with a seed; return the number of checks of each name."""
-    torch.set_num_threads(1)
-    done: Counter[str] = Counter()
-
-    @seed(number)
-    @settings(
-        max_examples=examples,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        phases=[Phase.generate, Phase.shrink],
-    )
-    @given(data=st.data())
-    def test(data: st.DataObject) -> None:
-        devices = DEVICES[: data.draw(st.integers(1, len(DEVICES)))]
-        graph, machine = data.draw(graphs(devices)), data.draw(machines(devices))
-        done.update(attack(graph, machine, number))
-        done[f"on {len(devices)}"] += 1
-
-    test()
-    return done
+    return drawn(number, examples, check)
 
 
 def main() -> None:
     chosen = options(__doc__)
-    batches, processes = (2, 2) if chosen.quick else (40, 2)
-    examples = 25 if chosen.quick else BATCH
-    start, done = time.perf_counter(), Counter[str]()
-    with ProcessPoolExecutor(processes) as pool:
-        for number, found in enumerate(pool.map(soak, range(batches), [examples] * batches)):
-            done += found
-            if not chosen.quick:
-                print(
-                    f"{number + 1} of {batches}: {done['programs']:,} programs",
-                    file=sys.stderr,
-                    flush=True,
-                )
-    minutes = (time.perf_counter() - start) / 60
+    done, summary = under_all_seeds(soak, chosen.quick, "programs")
     shown = [
         "graphs",
         "tasks",
@@ -159,9 +131,6 @@ def main() -> None:
         [f"graphs on {k} device{'s' * (k > 1)}", f"{done[f'on {k}']:,}"]
         for k in range(1, len(DEVICES) + 1)
     ]
-    summary = (
-        f"Failures: 0, in {minutes:.0f} minutes of {processes} processes; seeds 0 to {batches - 1}."
-    )
     publish(
         "soak",
         "Soak",

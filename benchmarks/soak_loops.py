@@ -11,15 +11,12 @@ one.
 from __future__ import annotations
 
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-import torch
 from _report import options, publish, table
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from _soaking import drawn, under_all_seeds
 from hypothesis import strategies as st
 
 import autosched as asc
@@ -37,9 +34,9 @@ from tests.laws.test_loops import (
     reference_accepts,
 )
 
-EXAMPLES = 250  # under one seed
 INTERLEAVINGS = 3
 MOST_IN_FLIGHT = 4
+SEEDS = st.integers(0, 999)  # of interleavings
 
 
 def attack(
@@ -67,50 +64,22 @@ def attack(
         yield "interleavings"
 
 
+def check(data: st.DataObject, number: int) -> Iterator[str]:
+    """Check a drawn loop; yield the name of each check."""
+    graph, machine = data.draw(graphs(state=True)), data.draw(machines())
+    policy = data.draw(st.sampled_from(["auto", *POLICIES]))
+    in_flight = data.draw(st.integers(1, MOST_IN_FLIGHT))
+    yield from attack(graph, machine, policy, in_flight, data.draw(SEEDS))
+
+
 def soak(number: int, examples: int) -> Counter[str]:
-    """Check so many graphs with a seed; return the number of checks of each name."""
-    torch.set_num_threads(1)
-    done: Counter[str] = Counter()
-
-    @seed(number)
-    @settings(
-        max_examples=examples,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        phases=[Phase.generate, Phase.shrink],
-    )
-    @given(
-        graph=graphs(state=True),
-        machine=machines(),
-        policy=st.sampled_from(["auto", *POLICIES]),
-        in_flight=st.integers(1, MOST_IN_FLIGHT),
-        number=st.integers(0, 999),
-    )
-    def test(
-        graph: asc.Graph, machine: asc.Machine, policy: str, in_flight: int, number: int
-    ) -> None:
-        done.update(attack(graph, machine, policy, in_flight, number))
-
-    test()
-    return done
+    """Check so many loops with a seed; return the number of checks of each name."""
+    return drawn(number, examples, check)
 
 
 def main() -> None:
     chosen = options(__doc__)
-    batches, processes = (2, 2) if chosen.quick else (40, 2)
-    examples = 25 if chosen.quick else EXAMPLES
-    start, done = time.perf_counter(), Counter[str]()
-    with ProcessPoolExecutor(processes) as pool:
-        for number, found in enumerate(pool.map(soak, range(batches), [examples] * batches)):
-            done += found
-            if not chosen.quick:
-                shown = f"{number + 1} of {batches}: {done['graphs']:,} graphs"
-                print(shown, file=sys.stderr, flush=True)
-    minutes = (time.perf_counter() - start) / 60
-    summary = (
-        f"Failures: 0, in {minutes:.0f} minutes of {processes} processes; seeds 0 to {batches - 1}."
-    )
+    done, summary = under_all_seeds(soak, chosen.quick, "graphs")
     rows = [[what, f"{count:,}"] for what, count in sorted(done.items())]
     publish(
         "soak_loops",
