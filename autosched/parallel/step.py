@@ -21,11 +21,11 @@ import torch
 
 from autosched import Schedule, ScheduleError
 from autosched._lib.copying import clone
-from autosched.parallel.agreement import Kind, kind_of_batch, same_rows, stable
+from autosched.parallel.agreement import kind_of, same_rows
 from autosched.parallel.batches import batch_inputs, key_of, rows_cut, rows_of
 from autosched.parallel.checkpoints import read, shared_out, write
 from autosched.parallel.planned import Planned
-from autosched.parallel.plans import Plans, move_model, move_state, torch_device
+from autosched.parallel.plans import CACHED, Plans, move_model, move_state, torch_device
 from autosched.parallel.ranks import label_on
 from autosched.parallel.shared_state import (
     broadcast_state,
@@ -35,6 +35,7 @@ from autosched.parallel.shared_state import (
 )
 from autosched.parallel.step_spec import Held
 from autosched.parallel.steps_in_flight import UnderWay, results
+from autosched.parallel.template import Place
 from autosched.parallel.training import Training
 
 __all__ = ["Step"]
@@ -82,6 +83,7 @@ class Step(Plans[Planned]):
         self._training = training
         self._rank = training.machine.rank
         self._agreement = training.agreement
+        self._counts: dict[Hashable, tuple[int, ...]] = {}  # that were agreed last, by key
         self._seen: list[tuple[torch.Tensor, int]] | None = None  # on all ranks, with versions
         self._plan = plan
         self._last: Planned | None = None
@@ -90,7 +92,7 @@ class Step(Plans[Planned]):
         self._restored = False  # whether the state was loaded since the last step
         self._copies: dict[tuple[int, str], _Copy] = {}
         self._residuals: dict[str, torch.Tensor] = {}
-        self._under_way = UnderWay(self._forget_state)
+        self._under_way = UnderWay()
 
     def __call__(self, *batch: Any) -> torch.Tensor:
         """Train on a batch, whose last item is the target; return the loss, detached.
@@ -100,7 +102,7 @@ class Step(Plans[Planned]):
         """
         with self._guard:
             self.wait()
-            planned = self._of(batch)
+            planned = self._agreed_plan(batch)
             inputs = self._inputs(planned, batch)
             try:
                 with torch.no_grad():  # gradients are taken inside
@@ -121,12 +123,12 @@ class Step(Plans[Planned]):
         """
         with self._guard:
             under_way = self._under_way
-            under_way.look()
             last = under_way.plan
-            if last is None or not last.is_repeated or not self._is_of(last, batch):
+            together = last is not None and last.is_repeated and self._is_of(last, batch)
+            if under_way.look() or not together:
                 self.wait()
             if under_way.is_idle:
-                planned = self._of(batch)
+                planned = self._agreed_plan(batch)
                 inputs = self._inputs(planned, batch)
                 own = self._batch_inputs(planned, batch)
                 under_way.inputs = {name: inputs[name] for name in inputs.keys() - own.keys()}
@@ -141,7 +143,8 @@ class Step(Plans[Planned]):
 
         Raises RunTimeoutError if that takes more than ``timeout`` seconds.
         """
-        self._under_way.wait(timeout)
+        if self._under_way.wait(timeout):
+            self._forget_state()
 
     def map(self, batches: Iterable[Sequence[Any]]) -> Iterator[torch.Tensor]:
         """Train on each batch of an iterable, and yield the losses.
@@ -156,6 +159,7 @@ class Step(Plans[Planned]):
     def schedule(self, *batch: Any) -> Schedule:
         """Return the schedule of calls like this one."""
         with self._guard:
+            self.wait()
             return self._of(batch).schedule
 
     def inputs(self, *batch: Any) -> dict[str, torch.Tensor]:
@@ -167,6 +171,7 @@ class Step(Plans[Planned]):
     def notes(self, *batch: Any) -> Mapping[str, Any]:
         """Return the decisions for calls like this one, and their reasons, by name."""
         with self._guard:
+            self.wait()
             return self._of(batch).notes
 
     def close(self) -> None:
@@ -253,53 +258,52 @@ class Step(Plans[Planned]):
     # ---- a call
 
     def _of(self, batch: Sequence[Any]) -> Planned:
-        counts = None if self._agreement is None else self._agreed(batch)
+        """Return the plan of a call like this one, for inspection.
+
+        On several ranks it is collective only if there was no such step before.
+        """
+        key = self._key(batch)
+        if self._agreement is None or key in self._counts:
+            return self._planned(batch, key, self._counts.get(key))
+        return self._agreed_plan(batch)
+
+    def _agreed_plan(self, batch: Sequence[Any]) -> Planned:
+        """Return the plan of a call, on which all ranks agree; let them have the state of rank 0."""
+        key = self._key(batch)
+        if self._agreement is None:
+            return self._planned(batch, key, None)
+        counts = None
+        while counts is None:
+            functions = self._watched_functions()
+            kind = partial(kind_of, batch, self.model, self.optimizer, functions)
+            counts = self._agreement.counts(batch, key, kind, self._has_changed())
+            if counts is None:
+                self._broadcast()
+                key = self._key(batch)
+        if len(self._counts) >= CACHED:
+            self._counts.clear()
+        self._counts[key] = counts = counts if self._divided else (same_rows(counts),)
+        return self._planned(batch, key, counts)
+
+    def _planned(
+        self, batch: Sequence[Any], key: Hashable, counts: tuple[int, ...] | None
+    ) -> Planned:
+        """Return the plan of a key and the rows of each rank, a new one if necessary."""
 
         def plan() -> Planned:
-            rows = [rows_of(batch)] if counts is None else counts
+            rows = (rows_of(batch),) if counts is None else counts
             move_model(self.model, self.optimizer, self._training.capture_device)
             self._last = None
             with _paused_garbage_collection():
                 return self._plan(batch, rows)
 
-        return self._cached((counts, self._key(batch)), plan)
+        return self._cached((counts, key), plan)
 
     def _is_of(self, planned: Planned, batch: Sequence[Any]) -> bool:
         """Whether a plan is that of a batch; ranks must agree on that first."""
         return self._agreement is None and self._plans.get((None, self._key(batch))) is planned
 
     # ---- several ranks
-
-    def _agreed(self, batch: Sequence[Any]) -> tuple[int, ...]:
-        """Return the rows of each rank, and let all have the state of rank 0."""
-        assert self._agreement is not None
-        while True:
-            counts = self._agreement.counts(
-                batch, self._key(batch), lambda: self._kind(batch), self._has_changed(),
-                self._broadcast,
-            )  # fmt: skip
-            if counts is not None:
-                return counts if self._divided else (same_rows(counts),)
-
-    def _kind(self, batch: Sequence[Any]) -> Kind:
-        """Return what decides on a plan, in words that are the same on all ranks."""
-        optimizer = tuple(
-            f"{name} = {stable(item)} in group {number}"
-            for number, group in enumerate(self.optimizer.param_groups)
-            for name, item in group.items()
-            if name != "params"
-        )
-        held = tuple(
-            f"{stable(self.optimizer.state.get(parameter, {}))} as state of parameter {number}"
-            for number, parameter in enumerate(self._parameters())
-        )
-        trains = tuple(parameter.requires_grad for parameter in self.model.parameters())
-        return Kind(kind_of_batch(batch), trains, optimizer + held, self._watched_functions())
-
-    def _parameters(self) -> Iterator[torch.Tensor]:
-        """Yield the optimizer's parameters."""
-        for group in self.optimizer.param_groups:
-            yield from group["params"]
 
     def _has_changed(self) -> bool:
         """Whether other code changed the state since the last step, as far as torch reports it."""
@@ -433,14 +437,26 @@ class Step(Plans[Planned]):
 
     def _store(self, planned: Planned, outputs: Mapping[str, torch.Tensor]) -> None:
         """Store the results of a run, and note that replicas are as new as the model."""
-        for label, made in planned.built.places.items():
-            if label in outputs and (self._rank is not None or made.replica == 0):
-                planned.state.put(made.place, outputs[label])
-        for attributes, name, item in planned.template.switches:
+        new = self._new(planned, outputs)
+        for label, place in new.items():
+            planned.state.put(place, outputs[label])
+        switches = planned.template.switches
+        for attributes, name, item in switches:
             attributes[name] = item
         for copy in self._copies.values():
             copy.version = copy.source._version
-        self._note_state()
+        if new or switches or self._seen is None:
+            self._note_state()
+        else:  # the tensors are those that were compared before the step
+            self._seen = [(tensor, tensor._version) for tensor, _ in self._seen]
+
+    def _new(self, planned: Planned, outputs: Mapping[str, Any]) -> dict[str, Place]:
+        """Return the places of outputs that are to be stored here."""
+        return {
+            label: made.place
+            for label, made in planned.built.places.items()
+            if label in outputs and (self._rank is not None or made.replica == 0)
+        }
 
     def _activate(self, planned: Planned) -> None:
         """Move the model to the devices of this plan, and drop the replicas' buffers."""

@@ -152,7 +152,7 @@ class _Study:
     def _reduction(self, spec: StepSpec) -> str:
         """Return the reduction that is fastest after the last micro-batch of each replica."""
         reduction = self.planner.reduction
-        names = reduction.strategies(len(spec.devices))
+        names = reduction.strategies(len(spec.devices), bool(self.machine.ranks))
         if len(names) == 1:
             return names[0]
         last = replace(spec, rows=tuple(own[-1:] for own in spec.rows), order=None)

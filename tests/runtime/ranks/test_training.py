@@ -35,11 +35,18 @@ def assert_all_equal(found: list[Any], expected: Any) -> None:
         assert_equal(state, expected[2], f"rank {rank}: optimizer")
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_ranks_equal_serial_training(ranks, size):
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [[4, 4], [4, 4], [3, 5]],
+        [[4, 4, 4], [5, 4, 0]],
+        pytest.param([[4] * 4, [4] * 4, [5, 0, 3, 4]], marks=pytest.mark.slow),
+    ],
+    ids=lambda rows: f"{len(rows[0])} ranks",
+)
+def test_ranks_equal_serial_training(ranks, rows):
     """With the first step of Adam, ragged batches, and a rank without rows."""
-    rows = [[4] * size, [4] * size, [3, *[5] * (size - 1)], [*[4] * (size - 1), 0]]
-    found = ranks.run(jobs.train, size, rows, {"reduction": "exchange"})
+    found = ranks.run(jobs.train, len(rows[0]), rows, {"reduction": "exchange"})
     assert_all_equal(found, serial(rows))
 
 
