@@ -117,13 +117,11 @@ def data_parallel(machine: asc.Machine, _: Any, kind: str, rounds: int) -> Resul
         make = asc.parallel.data_parallel
         step = stack.enter_context(make(own[0], MSE, own[1], machine))
         losses = [step(*own_rows(batch, rank)) for batch in given]
+        reduction = step.notes(*own_rows(given[0], rank))["reduction"]  # which all ranks ask for
         equal = True
         if rank == 0:
             emulated = asc.Machine.emulated(gpus=0, hosts=RANKS)
-            how: Any = {
-                "backend": "host",
-                "reduction": step.notes(*own_rows(given[0], 0))["reduction"],
-            }
+            how: Any = {"backend": "host", "reduction": reduction}
             serial = stack.enter_context(make(alone[0], MSE, alone[1], emulated, **how))
             equal = all(map(torch.equal, losses, [serial(*batch) for batch in given]))
         mine = own_rows(given[0], rank)
