@@ -334,8 +334,12 @@ def keep_memory() -> tuple[int, int]:
 
 
 def measure() -> tuple[str, str]:
-    """Measure a cluster that seems to have two hosts; return its JSON, and that of one with one."""
+    """Measure a cluster that seems to have two hosts; return its JSON, and that of one with one.
+
+    The rate that is found is the number of sizes with times, since a busy machine has any.
+    """
     ranks_module.SIZES = (1 << 10, 1 << 16, 1 << 20)
+    ranks_module.fitted = lambda seconds: (1e9 * len([*filter(None, seconds.values())]), 1e-5)
     machine = asc.Machine.cluster()
     assert machine.rank is not None
     devices = [replace(device, host=f"host {device.rank == 2}") for device in machine.devices]
