@@ -45,7 +45,7 @@ class Session:
         self.meeting = member.meeting
         self.meeting.alive = self.check
         self.absent: dict[int, str] = {}  # the ranks that are not there, and how they went
-        self.is_hanging = False  # one of them
+        self.hanging = ""  # how one of them hangs
         self.generation = 0  # of the wire
         self.told: AutoschedError | None = None  # the last failure of another rank
         self._wire: Wire | None = None
@@ -94,7 +94,7 @@ class Session:
     def check(self) -> None:
         """Raise RankError if a rank has gone, has left, or hangs."""
         if self.absent:
-            raise RankError(next(iter(self.absent.values())))
+            raise RankError(self.hanging or next(iter(self.absent.values())))
 
     # ---- failures
 
@@ -119,6 +119,8 @@ class Session:
     def _why(self) -> tuple[str, str]:
         """Return why the wire was lost; a rank that fails writes it before it loses its own."""
         found = self._ask(self._read)
+        if self.hanging:  # others may end because of that, and it is not in the store
+            return "rank", self.hanging
         if found is None and self.absent:
             return "rank", next(iter(self.absent.values()))
         return found or ("rank", "the connection to another rank broke, and none said why")
@@ -147,7 +149,7 @@ class Session:
         thread = threading.Thread(target=asking, daemon=True, name="store")
         thread.start()
         deadline = time.monotonic() + 2 * _PATIENCE
-        while thread.is_alive() and not self.is_hanging and time.monotonic() < deadline:
+        while thread.is_alive() and not self.hanging and time.monotonic() < deadline:
             thread.join(_NAP)
         return answers[0] if answers else None
 
@@ -184,8 +186,8 @@ class Session:
         if rank in self.absent:
             return
         who = "this rank" if rank == self.rank else self.named(rank)
-        self.absent[rank] = f"{who} hangs: its process was stopped, or does not answer"
-        self.is_hanging = True
+        self.hanging = f"{who} hangs: its process was stopped, or does not answer"
+        self.absent[rank] = self.hanging
         self._watch.tell_hangs(rank)
         self._lose(self.generation)
 

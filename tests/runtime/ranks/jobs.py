@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -22,6 +23,7 @@ from autosched.measurement import ranks as ranks_module
 from autosched.runtime.ranks import messages
 from autosched.runtime.ranks import session as session_module
 from autosched.runtime.ranks.session import session
+from autosched.runtime.ranks.wire import lose, new_group
 from autosched.testing.strategies import inputs_for
 from tests.runtime.ranks.processes import until
 
@@ -62,6 +64,40 @@ def lose_and_renew() -> list[str]:
                 told.append(f"{type(error).__name__}: {error}")
     told.append(str(ring(1)))
     return told
+
+
+def lose_after_another() -> str:
+    """Let rank 1 lose a group, and then rank 0, which waits for rank 2; return what that ends with."""
+    store, rank = session().store, session().rank
+    group = new_group("for a test", store, rank, 3)
+    if rank == 1:
+        lose(group, 1, 3)
+        store.set("rank 1", "has lost it")
+    if rank == 0:
+        row = torch.zeros(1, dtype=torch.uint8)
+        with contextlib.suppress(RuntimeError):  # when rank 1 closes the connection
+            store.wait(["rank 1"])
+            group.recv([row], 1, 7).wait(timedelta(seconds=20))
+        work = group.recv([row], 2, 7)
+        lose(group, 0, 3)
+        try:
+            work.wait(timedelta(seconds=20))
+        except RuntimeError as error:
+            store.set("rank 0", str(error))
+    return str(store.get("rank 0"))
+
+
+def hang_and_leave() -> str:
+    """Let a rank hang, and then another one go; return what is told of a run."""
+    here = session()
+    here._hangs(1)
+    here._gone(2)
+    found = [str(here.cause("for a test"))]
+    try:
+        here.check()
+    except asc.RankError as error:
+        found.append(str(error))
+    return " ".join(found)
 
 
 def wait_for_the_last(folder: str) -> str:
@@ -223,6 +259,17 @@ def fail_in_run(how: str, folder: str, heartbeat: float = 10.0) -> list[str]:
     return ended
 
 
+def run_on(folder: str) -> str:
+    """Run until that fails; return the error."""
+    with asc.schedule(round_trip(), machine := asc.Machine.cluster()) as schedule:
+        while True:
+            try:
+                schedule(**{name: torch.ones(3) for name in schedule.inputs_here})
+            except asc.RankError as error:
+                return str(error)
+            Path(folder, str(machine.rank)).touch()
+
+
 def fail(how: str, folder: Path) -> None:
     """Fail in a task."""
     if how == "raise":
@@ -235,7 +282,7 @@ def fail(how: str, folder: Path) -> None:
         time.sleep(1)
         return
     if how == "busy":
-        ctypes.PyDLL(None).usleep(800_000)  # with the lock of Python
+        ctypes.PyDLL(None).usleep(1_300_000)  # with the lock of Python
         return
     if how == "stop":
         (folder / "here").touch()  # the test stops this process for a while
@@ -287,8 +334,12 @@ def keep_memory() -> tuple[int, int]:
 
 
 def measure() -> tuple[str, str]:
-    """Measure a cluster that seems to have two hosts; return its JSON, and that of one with one."""
+    """Measure a cluster that seems to have two hosts; return its JSON, and that of one with one.
+
+    The rate that is found is the number of sizes with times, since a busy machine has any.
+    """
     ranks_module.SIZES = (1 << 10, 1 << 16, 1 << 20)
+    ranks_module.fitted = lambda seconds: (1e9 * len([*filter(None, seconds.values())]), 1e-5)
     machine = asc.Machine.cluster()
     assert machine.rank is not None
     devices = [replace(device, host=f"host {device.rank == 2}") for device in machine.devices]

@@ -53,7 +53,7 @@ def test_a_killed_rank_is_named_on_all_others(mortals, tmp_path):
         assert "(late)" not in ended[2]
 
 
-@pytest.mark.parametrize("heartbeat", [10.0, 0.3])
+@pytest.mark.parametrize("heartbeat", [10.0, 1.0])
 def test_a_stopped_rank_is_named_on_all_others(mortals, tmp_path, heartbeat):
     victim = mortals.start(jobs.fail_in_run, 3, "stop", str(tmp_path), heartbeat)[1]
     until((tmp_path / "here").exists)
@@ -68,8 +68,22 @@ def test_a_stopped_rank_is_named_on_all_others(mortals, tmp_path, heartbeat):
         assert rank == 1 or f"rank {rank} waited: {WAITS[rank]}" in ended[2]
 
 
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_whichever_rank_is_stopped_all_others_are_told(mortals, tmp_path, victim):
+    """Also a rank whose other connections have been closed by those that were told before it."""
+    process = mortals.start(jobs.run_on, 3, str(tmp_path))[victim]
+    until(lambda: all((tmp_path / str(rank)).exists() for rank in range(3)))
+    os.kill(process.pid, signal.SIGSTOP)
+    others = {0, 1, 2} - {victim}
+    until(lambda: all(mortals.has_result(rank) for rank in others))
+    os.kill(process.pid, signal.SIGKILL)
+    found = mortals.results(3)
+    for rank in others:
+        assert found[rank][0].startswith(f"rank {victim} hangs"), found[rank]
+
+
 def test_a_rank_that_computes_is_not_given_up(mortals, tmp_path):
-    for rank, ended in enumerate(mortals.run(jobs.fail_in_run, 3, "busy", str(tmp_path), 0.4)):
+    for rank, ended in enumerate(mortals.run(jobs.fail_in_run, 3, "busy", str(tmp_path), 1.0)):
         assert ended == (["-2", "0", "2", "4", "6"] if rank == 0 else [""] * 5)
 
 

@@ -51,3 +51,14 @@ def test_a_killed_rank_is_noticed_by_those_that_wait_for_others(mortals, tmp_pat
     for rank, (told, _) in enumerate(others):
         expected = "True RankError: rank 2 has gone: its process was ended"
         assert told == f"{expected}\n    rank {rank} waited: for a test"
+
+
+def test_a_group_is_lost_also_where_another_rank_has_closed_its_connections(ranks):
+    for ended in ranks.run(jobs.lose_after_another, 3):
+        assert "timed out" not in ended.lower() or "1ms" in ended
+
+
+def test_that_a_rank_hangs_is_told_also_if_others_end_because_of_it(ranks):
+    for told in ranks.run(jobs.hang_and_leave, 3):
+        assert told.count(" hangs: its process") == 2
+        assert "gone" not in told
