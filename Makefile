@@ -15,6 +15,9 @@ GPU_PARTS ?=
 GPU_OUT ?=
 ON_GPU = PYTHONPATH="$(CURDIR)" $(or $(GPU_PYTHON),$(BIN)/python)
 
+# Packages are installed without bytecode: it must be written when they are imported first, and not anew each time.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-torch lint style types soak bench gpu browser docs clean
 
@@ -43,6 +46,7 @@ types: $(INSTALLED)
 
 soak: $(INSTALLED) ## try to break tens of thousands of programs, then all tests, with a thousand examples each
 	$(BIN)/python benchmarks/soak.py --write
+	$(BIN)/python benchmarks/soak_loops.py --write
 	$(BIN)/python -m pytest -n 2 --hypothesis-profile=deep
 
 bench: $(BENCH_INSTALLED) ## run every benchmark, in its quick form

@@ -8,17 +8,16 @@ constraint programming and lower bounds all read this table, or a view of it in 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import chain, pairwise, product
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autosched._lib.gc_pause import without_collecting
-from autosched._lib.jit import Mode
 from autosched.costs.costs import Costs
 from autosched.graph.flow import flow
 from autosched.graph.graph import Dependency, Graph, Use
@@ -113,6 +112,18 @@ class Tables(NamedTuple):
         return paths[: p * p].reshape(p, p).T.ravel()
 
 
+class _Lists:
+    """``Tables`` whose arrays become lists when they are first read: some are large."""
+
+    def __init__(self, tables: Tables):
+        self._tables = tables
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._tables, name).tolist()
+        setattr(self, name, found)
+        return found
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
     """Tables of a graph on a machine, with the names of what they number.
@@ -139,12 +150,10 @@ class Problem:
         """Tabulate a graph on a machine. Raises ScheduleError for contradictory constraints."""
         found = choices(graph, machine)
         count = len(machine.names)
-        allowed = np.ones((len(graph), count), bool)
-        for task, names in enumerate(found.devices):
-            if len(names) < count:
-                allowed[task] = [name in names for name in machine.names]
-        raw = _seconds(graph, machine, costs)
-        seconds = np.where(allowed, raw, np.inf)
+        allowed = _allowed(found.devices, machine)
+        seconds = _seconds(graph, machine, costs)
+        finite = np.isfinite(seconds)
+        seconds[~allowed] = np.inf
         group = np.array(found.group, np.int64)
         together = _together(seconds, group)
         data, reads, returned = _reads(graph)
@@ -194,14 +203,14 @@ class Problem:
             versions=[use.version for use in data],
             dependencies=[task.dependencies for task in graph.tasks],
             allowed=allowed,
-            finite=np.isfinite(raw),
+            finite=finite,
             tables=tables,
         )
 
     @cached_property
     def lists(self) -> Any:
-        """The tables as lists, ``Tables`` again, which Python reads faster than arrays."""
-        return Mode(False).of(self.tables)
+        """The tables as lists, which Python reads faster than arrays."""
+        return _Lists(self.tables)
 
     @cached_property
     def seconds(self) -> Any:
@@ -261,6 +270,18 @@ class Problem:
         return Placement(dict(zip(self.tasks, where, strict=True)), tuple(names), copies)
 
 
+def _allowed(devices: Sequence[Sequence[str]], machine: Machine) -> NDArray[np.bool_]:
+    """Return where tasks may run, by [task, device], from the names of the devices of each."""
+    table = np.ones((len(devices), len(machine.names)), bool)
+    rows: dict[tuple[str, ...], Any] = {}
+    for task, names in enumerate(map(tuple, devices)):
+        if len(names) < len(machine.names):
+            if names not in rows:
+                rows[names] = np.array([name in names for name in machine.names])
+            table[task] = rows[names]
+    return table
+
+
 def _seconds(graph: Graph, machine: Machine, costs: Costs) -> Floats:
     """Return the duration of each task on each device.
 
@@ -268,12 +289,18 @@ def _seconds(graph: Graph, machine: Machine, costs: Costs) -> Floats:
     ``_paths`` treats its result as if it were on the host. So policies see how long a storage
     device is busy, and choose no copies that a program could not have.
     """
-    rows = [costs.everywhere(task, machine.devices) for task in graph.tasks]
+    kinds: dict[Any, int] = {}
+    which = np.array([kinds.setdefault(_rates(d), len(kinds)) for d in machine.devices])
+    distinct = [machine.devices[first] for first in np.unique(which, return_index=True)[1]]
+    rows = [
+        costs.everywhere(task, machine.devices if costs.is_by_name(task) else distinct)
+        for task in graph.tasks
+    ]
     table = np.empty((len(rows), len(machine.devices)))
     table[:] = np.array([row if isinstance(row, float) else 0.0 for row in rows])[:, np.newaxis]
     for task, row in enumerate(rows):
         if not isinstance(row, float):
-            table[task] = row
+            table[task] = row if len(row) == len(which) else np.array(row)[which]
     for name in machine.storage:
         p = machine.names.index(name)
         for each in (task for task in graph.tasks if task.reads_file):
@@ -282,6 +309,12 @@ def _seconds(graph: Graph, machine: Machine, costs: Costs) -> Floats:
                 nbytes = sum(map(costs.value_nbytes, made))
                 table[each.index, p] = machine.copy_seconds(name, machine.host, nbytes)
     return table
+
+
+def _rates(device: Device) -> tuple[Any, ...]:
+    """Return what seconds of tasks depend on, unless they are given for devices by name."""
+    rates = device.flops_per_second, device.bytes_per_second, device.launch_seconds
+    return device.is_storage, *rates
 
 
 def _issue(graph: Graph, machine: Machine, costs: Costs) -> Floats:
@@ -345,33 +378,92 @@ def _others(graph: Graph, reads: Rows, maker: Sequence[int]) -> Rows:
 
 def _paths(machine: Machine, pageable: bool) -> dict[str, NDArray[Any]]:
     """Return latency, rate, issue_copy, holds_out and holds_in of ``Tables``."""
-    rows = []
     host = machine.device(machine.host)
     ends = [host if device.is_storage else device for device in machine.devices]
-    for slow in (False, True) if pageable else (False,):
-        for source in ends:
-            for destination in ends:
-                if source.name == destination.name:
-                    rows.append((0.0, math.inf, 0.0, False, False))
-                    continue
-                # A copy between a CPU and an accelerator occupies a stream of the latter alone;
-                # one between ranks occupies a stream of each.
-                out = source.kind != "cpu"
-                into = destination.kind != "cpu"
-                apart = source.rank != destination.rank
-                latency, rate, direct = _way(machine, source, destination, slow)
-                issuer = source if out else destination
-                issue = issuer.issue_seconds if issuer.is_accelerator else 0.0
-                holds = direct and (out or not into or apart), direct and (into or not out or apart)
-                rows.append((latency, rate, issue, *holds))
-    latencies, rates, issues, holds_out, holds_in = zip(*rows, strict=True)
+    tables = [_table(machine, ends, slow) for slow in ((False, True) if pageable else (False,))]
+    latency, rate, issue, out, into = np.concatenate(tables, axis=1).reshape(5, -1)
     return {
-        "latency": np.array(latencies, float),
-        "rate": np.array(rates, float),
-        "issue_copy": np.array(issues, float),
-        "holds_out": np.array(holds_out, np.int64) * machine.contention,
-        "holds_in": np.array(holds_in, np.int64) * machine.contention,
+        "latency": latency,
+        "rate": rate,
+        "issue_copy": issue,
+        "holds_out": out.astype(np.int64) * machine.contention,
+        "holds_in": into.astype(np.int64) * machine.contention,
     }
+
+
+def _table(machine: Machine, ends: Sequence[Device], slow: bool) -> Floats:
+    """Return a row for each column of ``_paths``, by [column, source, destination].
+
+    Between ranks, ways depend on the kinds of both ends alone: one of each kind is examined.
+    """
+    kinds = _kinds(machine)
+    if kinds is None:
+        every = [[_path(machine, a, b, slow) for b in ends] for a in ends]
+        return np.moveaxis(np.array(every, float), 2, 0)
+    kind, near = kinds
+    found = np.zeros((5, kind.max() + 1, kind.max() + 1, 2))
+    rank = np.array([device.rank for device in ends])
+    apart = rank[:, np.newaxis] != rank
+    code = (kind[:, np.newaxis] * (kind.max() + 1) + kind) * 2 + near
+    for first in np.unique(np.where(apart, code, -1), return_index=True)[1].tolist():
+        a, b = divmod(first, len(ends))
+        if apart[a, b]:
+            found[:, kind[a], kind[b], int(near[a, b])] = _path(machine, ends[a], ends[b], slow)
+    table = found.reshape(5, -1)[:, code]
+    for a, b in _within(rank):
+        table[:, a, b] = _path(machine, ends[a], ends[b], slow)
+    return table
+
+
+def _within(rank: Ints) -> Iterator[tuple[int, int]]:
+    """Yield all pairs of devices of one rank."""
+    at, devices = grouped(rank, np.arange(len(rank)), rank.max() + 1)
+    for start, end in pairwise(at.tolist()):
+        own = devices[start:end].tolist()
+        yield from product(own, own)
+
+
+def _path(
+    machine: Machine, source: Device, destination: Device, slow: bool
+) -> tuple[float, float, float, bool, bool]:
+    """Return what ``_paths`` tells of one source and one destination."""
+    if source.name == destination.name:
+        return 0.0, math.inf, 0.0, False, False
+    # A copy between a CPU and an accelerator occupies a stream of the latter alone; one between
+    # ranks occupies a stream of each.
+    out = source.kind != "cpu"
+    into = destination.kind != "cpu"
+    apart = source.rank != destination.rank
+    latency, rate, direct = _way(machine, source, destination, slow)
+    issuer = source if out else destination
+    issue = issuer.issue_seconds if issuer.is_accelerator else 0.0
+    holds = direct and (out or not into or apart), direct and (into or not out or apart)
+    return latency, rate, issue, *holds
+
+
+def _kinds(machine: Machine) -> tuple[Ints, NDArray[np.bool_]] | None:
+    """Return the kind of each device, as seen from other ranks, and which are on one host.
+
+    None where links of the machine itself join ranks, or there are none.
+    """
+    ranks = machine.ranks
+    if not ranks or machine.storage:
+        return None
+    if any(ranks[link.source] != ranks[link.destination] for link in machine.links):
+        return None
+    number: dict[Any, int] = {}
+    kinds = []
+    for device in machine.devices:
+        front = machine.front(device.name)
+        link = None if front in (None, device.name) else machine.link(device.name, front)
+        rates = link and (link.bytes_per_second, link.latency, link.pageable_bytes_per_second)
+        is_front = front == device.name
+        facts = device.kind, front is None, is_front, rates, device.issue_seconds
+        kinds.append(number.setdefault(facts, len(number)))
+    names: dict[str | None, int] = {}
+    host = np.array([names.setdefault(device.host, len(names)) for device in machine.devices])
+    known = np.array([device.host is not None for device in machine.devices])
+    return np.array(kinds), (host[:, np.newaxis] == host) & known
 
 
 def _way(

@@ -327,6 +327,13 @@ MUTANTS = (
         "tests/verification/test_verify.py::test_a_program_that_breaks_a_law_of_writes_is_refused_and_told_why",
     ),
     Mutant(
+        "verify takes a copy of a view to change with its base",
+        "autosched/verification/verifier.py",
+        "if held is not None and held[0] not in written and not held[0].freed:",
+        "if not self:",
+        "tests/verification/test_written_memory.py",
+    ),
+    Mutant(
         "verify does not ask whether a part was overwritten too early",
         "autosched/verification/verifier.py",
         ".index > task.index:",
@@ -1021,8 +1028,8 @@ MUTANTS = (
     Mutant(
         "what a unit makes is copied by its old stage after a move",
         "autosched/policies/local_search/stage_moves.py",
-        "                    loads[3 * b + 1] += out[path]\n                    loads[3 * q + 2] += into[path]\n",
-        "                    loads[3 * a + 1] += out[path]\n                    loads[3 * q + 2] += into[path]\n",
+        "                    loads[3 * b + 1] += s.out[path]\n                    loads[3 * q + 2] += s.into[path]\n",
+        "                    loads[3 * a + 1] += s.out[path]\n                    loads[3 * q + 2] += s.into[path]\n",
         "tests/policies/test_splitting.py::test_a_move_changes_loads_as_counting_them_anew_does",
     ),
     Mutant(

@@ -66,6 +66,7 @@ class Reference:
         self.before = happens_before(program)
         self.blocks: list[Block] = []
         self.ran: dict[str, int] = {}
+        self.parts: dict[int, Block] = {}  # by root, the only block whose parts are written
         inputs = dict(program.inputs)
         need(sorted(inputs) == sorted(v.name for v in graph.sources), "inputs")
         self.home = {name: self.block(set(), device, {name: -1}) for name, device in inputs.items()}
@@ -169,12 +170,14 @@ class Reference:
             used[value] = self.find(i, name, device, part, expected)
         written = {use.value for use in task.writes}
         for value, block in used.items():
+            self.in_parts(task, value, block, value in written)
             self.access(
                 i,
                 block,
                 self.graph.touched(task, value) or self.graph.values[value].region,
                 value in written,
             )
+        self.changed(task, device, [used[value] for value in written])
         for block in {id(used[value]): used[value] for value in written}.values():
             block.writers.append(task.index)
         for use in task.outputs:
@@ -188,6 +191,27 @@ class Reference:
                 base = next(v for v in used if self.graph.values[v].root == value.root)
                 used[base].holds[value.name] = i
         self.ran[run.task] = i
+
+    def in_parts(self, task: Task, value: int, block: Block, writes: bool) -> None:
+        """Parts of a value have versions of their own, which no copy of the whole has."""
+        root = self.graph.values[value].root
+        if not self.graph.in_parts(value) or (
+            self.graph.touched(task, value) is None and not writes
+        ):
+            return
+        need(self.parts.get(root, block) is block, "parts are written elsewhere")
+        if writes:
+            self.parts[root] = block
+
+    def changed(self, task: Task, device: str, written: list[Block]) -> None:
+        """What a device has of a value is in one block while it is written."""
+        for value, version in task.changes:
+            name, part = self.graph.values[value].name, self.graph.values[value].region
+            for block in self.blocks:
+                apart = block.device == device and name in block.holds and block not in written
+                if apart and not block.freed:
+                    seen = self.seen(block, name, part)
+                    need(seen != self.expected(name, version), f"{name} is elsewhere, too")
 
     def copy(self, i: int, copy: Copy) -> None:
         need(copy.value in {v.name for v in self.graph.values}, "no value")

@@ -5,11 +5,12 @@ A test here fails for a decision, not for a bug: change the code, or change the 
 
 import ast
 import doctest
+import functools
 import graphlib
 import inspect
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -103,7 +104,7 @@ MAY_IMPORT_TORCH = {
     *["runtime.backends", "runtime.profile", "runtime.ranks", "runtime.replay"],
     *["machine.machine", "machine.hardware"],  # Machine.local, inside functions
     "graph.files",  # to read a file, inside functions
-    "machine.cluster",  # inside functions
+    *["machine.cluster", "machine.sharing"],  # inside functions
 }
 
 MOST_LINES = 500
@@ -130,37 +131,39 @@ def name_of(path: Path) -> str:
 
 
 MODULES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
-TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
 
 
-def imports_of(who: str, tree: ast.Module) -> list[Import]:
+@functools.cache
+def tree(name: str) -> ast.Module:
+    return ast.parse(MODULES[name].read_text(encoding="utf-8"))
+
+
+def import_statements(node: ast.AST, when: str = "loading") -> Iterator[tuple[ast.AST, str]]:
+    """Yield import statements, and when they are executed; do not look into expressions."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.Import, ast.ImportFrom)):
+            yield child, when
+        elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from import_statements(child, "typing" if when == "typing" else "calling")
+        elif isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
+            yield from import_statements(child, "typing")
+        elif isinstance(child, (ast.stmt, ast.excepthandler, ast.match_case)):
+            yield from import_statements(child, when)
+
+
+def imports_of(who: str, module: ast.Module) -> list[Import]:
     """Return what a module imports of autosched and torch, at its head and inside its functions alike."""
-    guards = [
-        n
-        for n in ast.walk(tree)
-        if isinstance(n, ast.If) and ast.unparse(n.test).endswith("TYPE_CHECKING")
-    ]
-    typing = {
-        child for guard in guards for statement in guard.body for child in ast.walk(statement)
-    }
-    functions = [
-        n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))
-    ]
-    calling = {child for function in functions for child in ast.walk(function)}
     found = []
-    for node in ast.walk(tree):
+    for node, when in import_statements(module):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{who}:{node.lineno}: write imports with their full name"
             inner = [f"{node.module}.{alias.name}" for alias in node.names]
             names = [
                 name if name.removeprefix("autosched.") in MODULES else str(node.module)
                 for name in inner
             ]
-        else:
-            continue
-        when = "typing" if node in typing else "calling" if node in calling else "loading"
         for name in dict.fromkeys(names):
             if name.partition(".")[0] in ("autosched", "torch"):
                 whom = "torch" if name.startswith("torch") else name.removeprefix("autosched.")
@@ -168,7 +171,9 @@ def imports_of(who: str, tree: ast.Module) -> list[Import]:
     return found
 
 
-IMPORTS = [found for name, tree in TREES.items() for found in imports_of(name, tree)]
+@functools.cache
+def imports() -> list[Import]:
+    return [found for name in MODULES for found in imports_of(name, tree(name))]
 
 
 def part(module: str) -> str:
@@ -198,7 +203,9 @@ def test_every_part_has_a_row():
 
 def test_imports_keep_to_the_table():
     wrong = [
-        found.where for found in IMPORTS if part(found.who) in MAY_IMPORT and not is_allowed(found)
+        found.where
+        for found in imports()
+        if part(found.who) in MAY_IMPORT and not is_allowed(found)
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -242,7 +249,7 @@ def cycle_in(names: Iterable[str], imports: Iterable[tuple[str, str]]) -> list[s
 
 def test_no_subpackages_import_each_other():
     parts = {part(name) for name in MODULES}
-    among = [(part(found.who), part(found.whom)) for found in IMPORTS if found.when != "typing"]
+    among = [(part(found.who), part(found.whom)) for found in imports() if found.when != "typing"]
     # A lazy public name of the package itself is a way up that only users take: demo, cli and
     # parallel.
     below = [(who, whom) for who, whom in among if who != "autosched" and whom in parts]
@@ -252,7 +259,7 @@ def test_no_subpackages_import_each_other():
 def test_no_folders_inside_a_subpackage_import_each_other():
     among = [
         (folder(f.who), folder(f.whom))
-        for f in IMPORTS
+        for f in imports()
         if f.when != "typing" and part(f.who) == part(f.whom)
     ]
     nested = [
@@ -263,7 +270,7 @@ def test_no_folders_inside_a_subpackage_import_each_other():
 
 def test_no_modules_import_each_other_when_loaded():
     """A class may open a sibling of its folder when called, as ``Graph.to_networkx`` does."""
-    loaded = [(f.who, f.whom) for f in IMPORTS if f.when == "loading" and f.whom in MODULES]
+    loaded = [(f.who, f.whom) for f in imports() if f.when == "loading" and f.whom in MODULES]
     assert cycle_in(MODULES, loaded) == []
 
 
@@ -289,15 +296,16 @@ def test_modules_are_short():
 def test_functions_fit_a_glance():
     functions = [
         (f"{name}:{node.lineno} {node.name}", node.end_lineno - node.lineno + 1)
-        for name, tree in TREES.items()
-        for node in ast.walk(tree)
+        for name in MODULES
+        for node in ast.walk(tree(name))
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     ]
     assert [found for found in functions if found[1] > MOST_LINES_OF_A_FUNCTION] == []
 
 
 def test_modules_say_what_they_are():
-    assert [name for name, tree in TREES.items() if tree.body and not ast.get_docstring(tree)] == []
+    bare = [name for name in MODULES if tree(name).body and not ast.get_docstring(tree(name))]
+    assert bare == []
 
 
 PUBLIC = getattr(asc, "__all__", [])

@@ -96,7 +96,9 @@ class Mode(NamedTuple):
 
     def numbers(self, size: int, fill: float = 0.0) -> Any:
         """Return an array or list of floats."""
-        return np.full(size, fill) if self.fast else [fill] * size
+        if self.fast:  # memory of zeros is allocated where they are written
+            return np.full(size, fill) if fill else np.zeros(size)
+        return [fill] * size
 
     def counts(self, size: int, fill: int = 0) -> Any:
         """Return an array or list of integers."""

@@ -26,7 +26,7 @@ _NEWER = (
     *("pageable", "pageable_bytes_per_second"),
     *("issue_seconds", "event_seconds", "issue", "replay"),
 )
-_SELDOM = ("rank", "host", "network")  # written unless they are None
+_SELDOM = ("rank", "host", "network", "on_host")  # written unless they are None
 
 
 def parse(text: str, reader: Reader) -> Any:

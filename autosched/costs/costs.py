@@ -238,6 +238,13 @@ class Costs:
             return float(given)
         return [self.task_seconds(task, device) for device in devices]
 
+    def is_by_name(self, task: Task) -> bool:
+        """Return whether the seconds of a task are given for devices by their names."""
+        given = self.seconds.get(task.name, task.seconds)
+        return isinstance(given, Mapping) or (
+            given is None and any(map(self.is_by_name, task.parts))
+        )
+
     def launches(self, task: Task) -> float:
         """Return the number of operators that a task launches: 1 where its work is unknown."""
         if task.view:

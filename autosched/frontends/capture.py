@@ -105,8 +105,8 @@ def captured(
     with capturing():
         graph = Captured(fn, args, kwargs)
         graph.settings = Settings(varying)
-        check_tensors(graph.examples)
         check_state(graph.state)
+        check_tensors(graph.examples)
         begun = time.perf_counter()
         traced = trace(graph, args, kwargs)
         graph.hold(traced.settings)

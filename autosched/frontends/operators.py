@@ -14,6 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from autosched._lib.tree import flatten
+from autosched.frontends.collectives import completed, is_collective, is_wait_for_collective
 from autosched.frontends.public_functions import public_function
 from autosched.frontends.random_state import FUNCTIONS
 from autosched.graph.effects import COUNTS_IN_MEMORY, effects_of, function_name
@@ -55,7 +56,7 @@ class Operators:
             self.values[node] = operator.getitem(source, *node.args[1:])
         elif str(node.target).startswith("profiler."):
             self.values[node] = None
-        elif node.target in _IDENTITIES:
+        elif node.target in _IDENTITIES or is_wait_for_collective(node):
             self.values[node] = source
         else:
             self.values[node] = self._task(node, random)
@@ -145,6 +146,8 @@ def _callable_for(node: torch.fx.Node) -> Callable[..., Any]:
         return _as_if_recording(target)
     if target in FUNCTIONS:
         return FUNCTIONS[target]
+    if is_collective(node):
+        return completed(target)
     found = public_function(target, *torch.fx.map_arg((node.args, node.kwargs), _fake))
     return _checking_layout(found, node) if _raw_label(node) in COUNTS_IN_MEMORY else found
 

@@ -25,6 +25,7 @@ from autosched.errors import CaptureError
 from autosched.frontends.attention import fast_paths
 from autosched.frontends.caches import MadeTensors, clear_caches_of
 from autosched.frontends.captured import Captured, Output
+from autosched.frontends.collectives import check_collectives
 from autosched.frontends.eager_operators import EagerOperators
 from autosched.frontends.fake_checks import FakeChecks, observing_fake_checks, warn_of_fake_check
 from autosched.frontends.hidden_state import HiddenStates
@@ -259,6 +260,7 @@ class _Tracer:
         self.found.generators = set(map(generator_id, [torch.default_generator, *generators]))
         try:
             yield
+            check_collectives()
             properties.check([before[name] for name in self.state.parameters])
             if (change := effects.first()) is not None:
                 raise CaptureError(

@@ -43,6 +43,7 @@ _NO_DATA = (
     "(torch.where, index_select), return them, or do this outside of the step"
 )
 _DEVICES = "put the model and its inputs on one device, with data; the schedule places the tasks"
+_ONE_TASK = "or call it, with its backward(), in one task of your own, by Graph.add"
 _OWN_TASKS = "pass such tensors to tasks of your own, by Graph.add"
 
 # Advice by words in torch's message, in the name of its error, or in the names of its files in the
@@ -108,6 +109,11 @@ def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
             raise CaptureError(f"{name!r} has no shape yet; call the lazy module once before")
         kind: Any = tensor.layout if not tensor.is_quantized else "quantized"
         kind = "nested" if tensor.is_nested else kind
+        if type(tensor).__name__ == "DTensor":
+            raise CaptureError(
+                f"{name!r} is a DTensor, of which a graph has the local part only; pass "
+                "to_local(), and call DTensor.from_local in the step"
+            )
         if kind is not torch.strided:
             raise CaptureError(
                 f"{name!r} is a {kind} tensor, and only dense ones can be captured; convert it"
@@ -132,7 +138,14 @@ def check_state(state: State) -> None:
         if DistributedDataParallel in kinds:
             raise CaptureError(
                 "DistributedDataParallel communicates with other processes in backward; capture "
-                "its .module"
+                "its .module, and reduce its gradients by torch.distributed._functional_collectives"
+                f"; {_ONE_TASK}"
+            )
+        if any(kind.__name__ == "FSDPModule" for kind in kinds):
+            raise CaptureError(
+                "fully_shard gathers parameters in hooks of modules and of autograd; capture the "
+                "module without it, and gather its parameters by "
+                f"torch.distributed._functional_collectives; {_ONE_TASK}"
             )
         if torch.jit.ScriptModule in kinds:
             raise CaptureError(

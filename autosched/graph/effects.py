@@ -90,9 +90,25 @@ _ATOMIC = frozenset({NoneType, bool, int, float, complex, str, bytes, type, Modu
 _MOST_ITEMS = 1000  # longest container that is searched; longer ones are data
 # In F.batch_norm(x, mean, var, weight, bias, training, ...) and torch.batch_norm.
 _TRAINING_ARGUMENT = 5
+# Operators and modules that communicate with other processes, by namespace and by class.
+COLLECTIVES = frozenset("_c10d_functional _c10d_functional_autograd _dtensor".split())
+_COMMUNICATE = frozenset(
+    "DistributedDataParallel FSDPModule FullyShardedDataParallel ProcessGroup SyncBatchNorm".split()
+)
 _UNINITIALIZED = frozenset(
     "empty empty_like empty_permuted empty_strided new_empty new_empty_strided".split()
 )
+
+
+class _Communication:
+    """Stands for all process groups of torch.distributed, as state that tasks share.
+
+    Their collectives keep one order. If ranks had them in different orders, each would wait for the
+    others forever, also where the groups differ.
+    """
+
+
+_COMMUNICATION = _Communication()
 
 
 class Effects(NamedTuple):
@@ -278,12 +294,16 @@ def shared_state(fn: Any, args: Iterable[Any]) -> list[Any]:
     A task reaches them as its function; as an argument, closure, default or global of its function,
     or of a function of the same file; in a list, tuple, set or dict; or as an attribute of an
     object that it reaches. Running a module, even under ``functional_call``, may change it, so
-    tasks that share one must not run at the same time.
+    tasks that share one must not run at the same time. Nor may two that communicate with other
+    processes: collectives of torch.distributed, tasks that reach a process group, or a module such
+    as DistributedDataParallel.
 
     >>> shared_state(abs, [1.0])
     []
     """
     found: dict[int, Any] = {}
+    if getattr(fn, "namespace", "") in COLLECTIVES:
+        found[id(_COMMUNICATION)] = _COMMUNICATION
     seen: dict[int, Any] = {}  # holds references, so that no id is reused
     pending = [fn, *args]
     while pending:
@@ -301,7 +321,14 @@ def _parts(state: Any) -> list[Any]:
     """Return the modules or parameters of a module or optimizer, which others may share."""
     if hasattr(type(state), "named_parameters"):
         modules = list(state.modules())
-        return modules + [item for module in modules for item in module.parameters(recurse=False)]
+        others: list[Any] = [
+            item for module in modules for item in module.parameters(recurse=False)
+        ]
+        if any(map(_communicates, modules)):
+            others.append(_COMMUNICATION)
+        return modules + others
+    if _communicates(state):
+        return [_COMMUNICATION]
     groups = state.param_groups if hasattr(type(state), "add_param_group") else ()
     return [state, *(parameter for group in groups for parameter in group["params"])]
 
@@ -349,7 +376,13 @@ def _is_state(item: Any) -> bool:
         hasattr(kind, "named_parameters")
         or hasattr(kind, "add_param_group")
         or hasattr(kind, "manual_seed")
+        or _communicates(item)
     )
+
+
+def _communicates(item: Any) -> bool:
+    """Whether an item is a process group, or a module that communicates."""
+    return any(base.__name__ in _COMMUNICATE for base in type(item).__mro__)
 
 
 def draws(state: Any) -> bool:

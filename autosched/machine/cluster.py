@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
 import socket
 import sys
@@ -16,21 +17,23 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
+from autosched._lib.allowed import is_number
 from autosched._lib.forks import forks
 from autosched._lib.meeting import Meeting, common_token
-from autosched.errors import MachineError, RankError
+from autosched.errors import MachineError, RankError, shown
 from autosched.machine.machine import Device, Link, Machine, Network
 from autosched.machine.network import named_network
 
-__all__ = ["Joined", "cluster", "current", "join", "joined", "leave", "rank_among"]
+__all__ = ["HEARTBEAT", "Joined", "cluster", "current", "join", "joined", "leave", "rank_among"]
 
+HEARTBEAT = 10.0
 _HOW = (
     "start the program by torchrun --nproc-per-node=2 ..., or call "
     "torch.distributed.init_process_group first"
 )
 # Of gloo between two processes on one host, over loopback.
 _LOOPBACK = Network(6e9, latency=25e-6)
-_NETWORK = Network(1e9, latency=5e-5)  # 10 Gbit/s
+_NETWORK = Network(1e9, latency=5e-5, on_host=_LOOPBACK)  # 10 Gbit/s
 
 
 @dataclass(eq=False)
@@ -42,6 +45,7 @@ class Joined:
     store: Any
     meeting: Meeting
     hosts: tuple[str, ...] = ()
+    heartbeat: float | None = HEARTBEAT  # seconds after which a silent rank is given up
     process: int = field(default_factory=forks)
 
 
@@ -76,16 +80,26 @@ def leave() -> None:
     _current.clear()
 
 
-def cluster(network: str | Network | None, timeout: float, local: Machine) -> Machine:
+def cluster(
+    network: str | Network | None, timeout: float, heartbeat: float | None, local: Machine
+) -> Machine:
     """Return the machine of all ranks. Collective: each rank calls it with its own machine."""
+    from autosched.machine.sharing import described
+
     between = None if network is None else named_network(network)
+    if heartbeat is not None and not (is_number(heartbeat) and 0 < heartbeat < math.inf):
+        given = f"got {shown(heartbeat)}"
+        raise MachineError(f"heartbeat must be a number of seconds above 0, or None, {given}")
+    is_chosen = isinstance(network, Network)
     if current() is None:
         _join_by_torch(timeout)
     meeting = joined().meeting
     meeting.timeout = timeout
+    joined().heartbeat = heartbeat
     mine = {"versions": _versions(), "host": socket.gethostname(), "machine": local.to_json()}
+    mine |= described(local)
     text = meeting.agree(
-        "Machine.cluster()", json.dumps(mine), lambda texts: _gathered(texts, between)
+        "Machine.cluster()", json.dumps(mine), lambda texts: _gathered(texts, between, is_chosen)
     )
     machine = Machine.from_json(text)
     hosts = {device.rank: device.host or "" for device in machine.devices}
@@ -155,11 +169,13 @@ def _versions() -> dict[str, str]:
     return {"autosched": str(own.__version__), "torch": str(torch.__version__)}
 
 
-def _gathered(texts: Sequence[str], network: Network | None) -> str:
+def _gathered(texts: Sequence[str], network: Network | None, is_chosen: bool) -> str:
     """Return the JSON of the machine of all ranks.
 
     Raises MachineError where their versions differ.
     """
+    from autosched.machine.sharing import joining
+
     ranks = [json.loads(text) for text in texts]
     for rank, other in enumerate(ranks):
         for name, version in ranks[0]["versions"].items():
@@ -170,7 +186,7 @@ def _gathered(texts: Sequence[str], network: Network | None) -> str:
     machines = [Machine.from_json(other["machine"]) for other in ranks]
     if network is None:
         network = _LOOPBACK if len({*hosts}) == 1 else _NETWORK
-    return joint(machines, hosts, network).to_json()
+    return joint(machines, hosts, joining(network, is_chosen, hosts, ranks)).to_json()
 
 
 def joint(machines: Sequence[Machine], hosts: Sequence[str], network: Network) -> Machine:

@@ -135,16 +135,28 @@ class Machine:
 
     @classmethod
     def cluster(
-        cls, *, cpu_streams: int = 1, network: str | Network | None = None, timeout: float = 60.0
+        cls,
+        *,
+        gpus: int | None = None,
+        cpu_streams: int = 1,
+        network: str | Network | None = None,
+        timeout: float = 60.0,
+        heartbeat: float | None = 10.0,
     ) -> Machine:
-        """Join the processes that torchrun started; return the machine of their CPUs.
+        """Join the processes that torchrun started; return the machine of all their devices.
 
-        All have ``timeout`` seconds to come. The default ``network`` is loopback on one host, else
-        10 Gbit/s. Raises MachineError for a lone process, RankError for missing ranks.
+        ``gpus`` is the number of GPUs of this process. By default the processes of a host have
+        equal shares, and share GPUs if there are too few. All have ``timeout`` seconds to come. The
+        default ``network`` is loopback on one host, else 10 Gbit/s. Unless it is a ``Network``, it
+        is direct between GPUs if each process has one GPU for itself, and NCCL is there. A rank
+        that does not answer for ``heartbeat`` seconds is given up, and one that is stopped on the
+        same host in less than one; none is with None. Raises MachineError for a lone process,
+        RankError for missing ranks.
         """
         from autosched.machine.cluster import cluster
+        from autosched.machine.sharing import own_share
 
-        return cluster(network, timeout, cls.local(0, cpu_streams))
+        return cluster(network, timeout, heartbeat, own_share(gpus, cpu_streams))
 
     @classmethod
     def emulated(
@@ -341,7 +353,7 @@ class Machine:
         >>> Machine.emulated(gpus=1, hosts=2).route("cuda:0", "cuda:1")
         ('cuda:0', 'cpu:0', 'cpu:1', 'cuda:1')
         """
-        near, far = (self._front.get(self.ranks.get(end)) for end in (source, destination))
+        near, far = map(self.front, (source, destination))
         for stops in ((), (near,), (far,), (near, far)):
             way = (source, *stops, destination)
             if None not in way and len({*way}) == len(way) and all(map(self.link, way, way[1:])):
@@ -377,6 +389,10 @@ class Machine:
         """Return the links of the route of a copy; none on a machine without ranks."""
         way = self.route(source, destination) if self.ranks else ()
         return [link for ends in pairwise(way) if (link := self.link(*ends)) is not None]
+
+    def front(self, name: str) -> str | None:
+        """Return the CPU that receives and sends for the rank of a device, if there is one."""
+        return self._front.get(self.ranks.get(name))
 
     @cached_property
     def _front(self) -> dict[int | None, str]:

@@ -31,19 +31,26 @@ class Network:
     """A network between the CPUs of all ranks, with the same rate for each pair.
 
     With ``direct`` it joins accelerators of different ranks, too, without a stop in host memory.
+    Ranks of one host have the rate and latency of ``on_host``, if that is given.
 
-    >>> Network(10e9, latency=5e-5)
-    Network(bytes_per_second=10000000000.0, latency=5e-05, direct=False)
+    >>> network = Network(10e9, latency=5e-5, on_host=Network(20e9))
+    >>> network.direct, network.on_host.bytes_per_second
+    (False, 20000000000.0)
     """
 
     bytes_per_second: float
     latency: float = 0.0
     direct: bool = False
+    on_host: Network | None = None
 
     def __post_init__(self) -> None:
         Link("cpu:0", "cpu:1", self.bytes_per_second, self.latency)  # checks both
         if not isinstance(self.direct, bool):
             raise MachineError(f"direct of a network must be True or False, got {self.direct!r}")
+        near = self.on_host
+        if near is not None and (not isinstance(near, Network) or near.on_host is not None):
+            given = f"got {near!r}"
+            raise MachineError(f"on_host of a network must be a network of one host, {given}")
 
     def link(self, source: Device, destination: Device) -> Link | None:
         """Return the link between devices of two ranks, or None."""
@@ -51,13 +58,17 @@ class Network:
             return None
         on_hosts = (source.kind == "cpu") + (destination.kind == "cpu")
         if on_hosts == 2 or (self.direct and not on_hosts):
-            return Link(source.name, destination.name, self.bytes_per_second, self.latency)
+            is_near = source.host is not None and source.host == destination.host
+            used = self.on_host if is_near and self.on_host is not None else self
+            return Link(source.name, destination.name, used.bytes_per_second, used.latency)
         return None
 
     def slower(self, factor: float) -> Network:
         """Return this network with its rate divided and its latency multiplied by ``factor``."""
         rate = self.bytes_per_second / factor
-        return replace(self, bytes_per_second=rate, latency=self.latency * factor)
+        near = self.on_host and self.on_host.slower(factor)
+        latency = self.latency * factor
+        return replace(self, bytes_per_second=rate, latency=latency, on_host=near)
 
 
 def named_network(network: str | Network) -> Network:
@@ -73,5 +84,11 @@ def named_network(network: str | Network) -> Network:
 def network_line(network: Network) -> str:
     """Describe a network in one line of text."""
     ends = "CPUs, and accelerators," if network.direct else "CPUs"
-    rate = f"{network.bytes_per_second / 1e9:,.4g} GB/s, {network.latency * 1e6:,.4g} us"
-    return f"network between the {ends} of all ranks: {rate}"
+    rates = _rates(network)
+    if network.on_host is not None:
+        rates += f"; on one host {_rates(network.on_host)}"
+    return f"network between the {ends} of all ranks: {rates}"
+
+
+def _rates(network: Network) -> str:
+    return f"{network.bytes_per_second / 1e9:,.4g} GB/s, {network.latency * 1e6:,.4g} us"

@@ -45,17 +45,19 @@ _OF_LINK = {
     "latency": _delay,
     "pageable_bytes_per_second": _perhaps_rate,
 }
-_network = struct(
-    Network,
-    {"bytes_per_second": _rate, "latency": _delay, "direct": FLAG},
-    optional=["latency", "direct"],
-)
 
 
 def _perhaps_network(item: Any, place: str) -> Any:
     return None if item is None else _network(item, place)
 
 
+_OF_NETWORK = {
+    "bytes_per_second": _rate,
+    "latency": _delay,
+    "direct": FLAG,
+    "on_host": _perhaps_network,
+}
+_network = struct(Network, _OF_NETWORK, optional=_OF_NETWORK.keys() - {"bytes_per_second"})
 NETWORK = _perhaps_network
 DEVICE = struct(Device, _OF_DEVICE, optional=_OF_DEVICE.keys() - {"name"})
 LINK = struct(Link, _OF_LINK, optional=["latency", "pageable_bytes_per_second"])

@@ -11,6 +11,7 @@
     stream_sharing  whether streams of a device run concurrently
     storage         rate and latency of a storage device, from reads of a file
     machines        a machine with measured links, streams and issuing
+    ranks           the network and the devices of all ranks of a cluster
     sanity          readings that are impossible
     cache           a file of earlier measurements
     slowdown        how much slower an emulated machine must be for this CPU

@@ -25,7 +25,15 @@ from autosched.measurement.cache import MeasurementCache
 from autosched.measurement.hardware import torch_device
 from autosched.measurement.stopwatch import Stopwatch, stopwatch, synchronize
 
-__all__ = ["SIZES", "Direction", "Track", "fitted", "measured_directions", "measured_links"]
+__all__ = [
+    "SIZES",
+    "Direction",
+    "Track",
+    "fitted",
+    "is_possible",
+    "measured_directions",
+    "measured_links",
+]
 
 Track = Callable[[Sequence[Any]], Iterable[Any]]
 
@@ -136,7 +144,7 @@ def _accepted_line(link: Link, directions: Sequence[Direction]) -> tuple[float, 
     sizes = directions[0].seconds
     slower = {size: max(found.seconds[size] for found in directions) for size in sizes}
     line = fitted(slower)
-    if line is not None and _RATES[0] <= line[0] <= _RATES[1] and line[1] <= _LATENCY:
+    if line is not None and is_possible(line):
         return line
     what = "no rate" if line is None else f"{line[0]:.3g} bytes per second after {line[1]:.3g} s"
     ends = f"{link.source!r} and {link.destination!r}"
@@ -144,6 +152,15 @@ def _accepted_line(link: Link, directions: Sequence[Direction]) -> tuple[float, 
         f"copies between {ends} show {what}, which no link has; it stays as it was", stacklevel=4
     )
     return None
+
+
+def is_possible(line: Sequence[float] | None) -> bool:
+    """Whether a link can have these bytes per second and this latency.
+
+    >>> is_possible((1e9, 1e-5)), is_possible((1e20, 0.0)), is_possible(None)
+    (True, False, False)
+    """
+    return line is not None and _RATES[0] <= line[0] <= _RATES[1] and line[1] <= _LATENCY
 
 
 def fitted(seconds: Mapping[int, float]) -> tuple[float, float] | None:

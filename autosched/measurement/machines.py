@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -34,6 +35,9 @@ def measure_machine(
     ``issue_seconds`` and ``event_seconds`` are those of calls of torch.
     ``cache`` and ``track`` as for ``measure_costs``. Raises MachineError for an emulated machine.
 
+    Of ``Machine.cluster()`` all ranks call this, and get the same machine: each measures its own
+    devices, and one pair of ranks on one host and one on two hosts measure the network.
+
     >>> measure_machine(Machine.local(gpus=0)) == Machine.local(gpus=0)
     True
     """
@@ -41,6 +45,18 @@ def measure_machine(
     if machine.imagined:
         raise MachineError("an emulated machine has nothing to measure; measure Machine.local()")
     checked_count(repeat, "repeat", 1)
+    own = partial(_measured_machine, repeat=repeat, cache=cache, track=track)
+    if machine.rank is None:
+        return own(machine)
+    from autosched.measurement.ranks import measured_cluster
+
+    return measured_cluster(machine, repeat, own)
+
+
+def _measured_machine(
+    machine: Machine, repeat: int, cache: bool | str | os.PathLike[str] | None, track: Track
+) -> Machine:
+    """Return the machine of one process as measured."""
     cached = MeasurementCache(cache)
     made = measured_links(machine, repeat=repeat, cached=cached, track=track)
     physical = list(map(torch_device, made.devices))

@@ -16,6 +16,7 @@ read.
 
     data, model, pipelined       the public functions; what they return: step
     arguments, batches, plans    checks of arguments; rows of batches; cached plans of calls
+    steps_in_flight              steps that begin before the one before them has ended
     training                     captures micro-batches and updates, and schedules the step
     tuning, tuning_curve         stages, schedule and number of micro-batches, by simulation
     pipeline_schedules           GPipe, 1F1B, interleaved 1F1B, zero bubble

@@ -12,7 +12,9 @@ from autosched.parallel.all_reduce import STRATEGIES
 
 __all__ = ["check_options", "check_strategy", "check_trained", "devices_of"]
 
-_OPTIONS = ("backend", "check", "costs", "nvtx", "outputs", "progress", "replay", "fuse")
+_OPTIONS = (
+    *("backend", "check", "costs", "in_flight", "nvtx", "outputs", "progress", "replay", "fuse"),
+)
 # The last two are for policies that search.
 _DECIDED = ("policy", "place", "inputs", "examples", "seconds", "seed")
 

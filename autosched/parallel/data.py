@@ -74,8 +74,8 @@ def data_parallel(
     * ``before_step``: a function of the model that changes gradients in another way, before the
       optimizer's step.
     * ``averages``: whether ``loss_fn`` averages over a batch; otherwise it sums.
-    * ``options``: ``backend``, ``check``, ``costs``, ``nvtx``, ``outputs``, ``progress``,
-      ``replay`` of ``schedule``; and ``fuse``, for regions compiled by Inductor.
+    * ``options``: ``backend``, ``check``, ``costs``, ``in_flight``, ``nvtx``, ``outputs``,
+      ``progress``, ``replay`` of ``schedule``; and ``fuse``, for regions compiled by Inductor.
 
     Batch norms normalise a replica's rows by their own statistics, and the first replica's running
     statistics are the model's, as with ``nn.DataParallel``; with ``batch_norm="synchronised"``, by

@@ -7,7 +7,8 @@ works at a time. ``pipeline`` lets the stages work concurrently.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, NamedTuple, overload
 
 import torch
@@ -20,6 +21,7 @@ from autosched.parallel.pipelined import Pipeline
 from autosched.parallel.plans import Plans, move_model, move_state, scheduled, torch_device
 from autosched.parallel.stages import Cuts, balanced, by_map
 from autosched.parallel.step_graph import input_on
+from autosched.parallel.steps_in_flight import results
 from autosched.parallel.template import Loss, Template, forward_of
 from autosched.parallel.training import Training
 from autosched.parallel.tuning import SERIAL, Planner, Split
@@ -109,15 +111,40 @@ class Forward(Plans[_Planned]):
         self.devices = devices_of(self.machine, devices)
         self.split = split
         self.options = options
+        self._last: _Planned | None = None
 
     def __call__(self, *batch: Any) -> Any:
         """Return what the model returns."""
         with self._guard:
-            planned = self._of(batch)
-            template = planned.template
-            inputs = {**template.state.tensors(), **batch_inputs(template, batch)}
-            names = planned.schedule.graph.input_names
-            return template.finish(planned.schedule(**{name: inputs[name] for name in names}))
+            planned = self._after_others(batch)
+            return planned.template.finish(planned.schedule(**_inputs(planned, batch)))
+
+    def submit(self, *batch: Any) -> Future[Any]:
+        """Start a call, and return the future of its result immediately.
+
+        At most ``in_flight`` calls are under way, an option that is 1 by default: ``submit`` waits
+        until there is room. Calls for which there is another plan begin when those before have
+        ended. Do not write to the batch or the model before.
+        """
+        with self._guard:
+            planned = self._after_others(batch)
+            return planned.schedule.submit_for(_inputs(planned, batch), planned.template.finish)
+
+    def map(self, batches: Iterable[Sequence[Any]]) -> Iterator[Any]:
+        """Yield the results of calls with each batch of an iterable, in order.
+
+        A thread fetches batches ahead. With the option ``in_flight``, so many calls are under way,
+        or have results that were not yielded.
+        """
+        return results(self.submit, self, batches, self.options.get("in_flight", 1))
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until all submitted calls have ended.
+
+        Raises RunTimeoutError if that takes more than ``timeout`` seconds.
+        """
+        if self._last is not None:
+            self._last.schedule.wait(timeout)
 
     def schedule(self, *batch: Any) -> Schedule:
         """Return the schedule of calls like this one."""
@@ -131,7 +158,17 @@ class Forward(Plans[_Planned]):
 
     def _of(self, batch: Sequence[Any]) -> _Planned:
         key = key_of(batch), self._watched(self.model)
+        if key not in self._plans:
+            self.wait()
         return self._cached(key, lambda: self._planned(batch))
+
+    def _after_others(self, batch: Sequence[Any]) -> _Planned:
+        """Return the plan of a call, after all calls with another one."""
+        planned = self._of(batch)
+        if planned is not self._last:
+            self.wait()
+            self._last = planned
+        return planned
 
     def _planned(self, batch: Sequence[Any]) -> _Planned:
         # 1. Capture the forward, and cut it into stages.
@@ -161,3 +198,10 @@ class Forward(Plans[_Planned]):
         move_state(self.machine, template.state, of_state)
         made = scheduled(graph, self.machine, {}, self.options)
         return _Planned(made, template, cuts)
+
+
+def _inputs(planned: _Planned, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
+    """Return the inputs of a run."""
+    template = planned.template
+    inputs = {**template.state.tensors(), **batch_inputs(template, batch)}
+    return {name: inputs[name] for name in planned.schedule.graph.input_names}

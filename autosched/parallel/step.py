@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -19,19 +21,18 @@ import torch
 
 from autosched import Schedule
 from autosched._lib.copying import clone
-from autosched._lib.fetching import fetched_ahead
 from autosched.parallel.agreement import Kind, kind_of_batch, same_rows, stable
 from autosched.parallel.batches import batch_inputs, key_of, rows_cut, rows_of
+from autosched.parallel.checkpoints import read, shared_out, write
 from autosched.parallel.plans import CACHED, Plans, move_model, move_state, torch_device
 from autosched.parallel.ranks import label_on
 from autosched.parallel.shared_state import broadcast_state, state_tensors
 from autosched.parallel.step_spec import Held, StepGraph
+from autosched.parallel.steps_in_flight import UnderWay, done, results
 from autosched.parallel.template import Place, Template
 from autosched.parallel.training import Training
 
 __all__ = ["Planned", "Step"]
-
-_FETCHED = 2  # batches: that of the present step, and the next one
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,11 @@ class Planned:
         """The inputs of this process for compression."""
         here = {*self.schedule.inputs_here}
         return {label: one for label, one in self.built.residuals.items() if label in here}
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether the next step may begin meanwhile: it has the same tensors and attributes."""
+        return not self.built.places and not self.template.switches
 
 
 @dataclass
@@ -105,6 +111,7 @@ class Step(Plans[Planned]):
         self._last: Planned | None = None
         self._copies: dict[tuple[int, str], _Copy] = {}
         self._residuals: dict[str, torch.Tensor] = {}
+        self._under_way = UnderWay(self._forget_state)
 
     def __call__(self, *batch: Any) -> torch.Tensor:
         """Train on a batch, whose last item is the target; return the loss, detached.
@@ -113,29 +120,61 @@ class Step(Plans[Planned]):
         that differ there.
         """
         with self._guard:
+            self.wait()
             planned = self._agreed_plan(batch)
             inputs = self._inputs(planned, batch)
             try:
                 with torch.no_grad():  # gradients are taken inside
                     outputs = planned.schedule(**inputs)
             except BaseException:
-                self._copies.clear()  # which tensors were updated is unknown
-                self._seen = None
+                self._forget_state()
                 raise
-            self._store(planned, outputs)
-            rank = planned.built.ranks[0] if self._rank is None else self._rank
-            self.grad_norm = outputs.get(label_on(rank, "grad_norm"))
-            loss: torch.Tensor = outputs[label_on(rank, "loss")]
-            return loss
+            return self._ended(planned, outputs)
+
+    def submit(self, *batch: Any) -> Future[torch.Tensor]:
+        """Start a training step, and return the future of its loss immediately.
+
+        Steps have the results of calls one after another. At most ``in_flight`` are under way,
+        which is an option of ``data_parallel`` and ``pipeline``, by default 1: ``submit`` waits
+        until there is room. Call ``wait()`` before the model or the optimizer is read or changed,
+        and do not write to a batch before its step has ended. If a step raises, those after it that
+        are under way raise CancelledRunError. Over several ranks a step ends before this returns.
+        """
+        if self._agreement is not None:
+            return done(self, batch)
+        with self._guard:
+            under_way = self._under_way
+            under_way.look()
+            last = under_way.plan
+            if last is None or not last.is_repeated or not self._is_of(last, batch):
+                self.wait()
+            if under_way.is_idle:
+                planned = self._of(batch)
+                inputs = self._inputs(planned, batch)
+                own = self._batch_inputs(planned, batch)
+                under_way.inputs = {name: inputs[name] for name in inputs.keys() - own.keys()}
+            else:
+                planned = last
+                inputs = {**under_way.inputs, **self._batch_inputs(planned, batch)}
+            finish = partial(self._ended, planned)
+            return under_way.submit(planned, planned.schedule, inputs, finish)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until all submitted steps have ended, also those that failed.
+
+        Raises RunTimeoutError if that takes more than ``timeout`` seconds.
+        """
+        self._under_way.wait(timeout)
 
     def map(self, batches: Iterable[Sequence[Any]]) -> Iterator[torch.Tensor]:
         """Train on each batch of an iterable, and yield the losses.
 
-        A thread fetches the next batch during a step. Steps do not overlap, because each begins
-        with the parameters that the one before it leaves.
+        A thread fetches the next batch during a step. With the option ``in_flight``, so many steps
+        are under way, or have losses that were not yielded: see ``submit``. Then up to so many
+        further batches may have been used when the caller stops early.
         """
-        for batch in fetched_ahead(batches, _FETCHED):
-            yield self(*batch)
+        most = self._training.options.get("in_flight", 1)
+        return results(self.submit, self, batches, most)
 
     def schedule(self, *batch: Any) -> Schedule:
         """Return the schedule of calls like this one."""
@@ -145,6 +184,7 @@ class Step(Plans[Planned]):
     def inputs(self, *batch: Any) -> dict[str, torch.Tensor]:
         """Return the inputs for the schedule of such a call, to run or profile it separately."""
         with self._guard:
+            self.wait()
             return self._inputs(self._of(batch), batch)
 
     def notes(self, *batch: Any) -> Mapping[str, Any]:
@@ -163,6 +203,7 @@ class Step(Plans[Planned]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the model, of the optimizer, and the residuals of compression."""
+        self.wait()
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -172,11 +213,32 @@ class Step(Plans[Planned]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what ``state_dict`` returned; ``state["model"]`` is the model's own state."""
         with self._guard:
+            self.wait()
             self.model.load_state_dict(state["model"])
             if state.get("optimizer"):
                 self.optimizer.load_state_dict(state["optimizer"])
             residuals = state.get("residuals", {})
             self._residuals = {name: tensor.clone() for name, tensor in residuals.items()}
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write ``state_dict`` to a folder, by ``torch.distributed.checkpoint``.
+
+        On a machine of several ranks, all call it: each writes its part, and what all have is
+        written once. A checkpoint is complete when this returns on rank 0.
+        """
+        with self._guard:
+            write(folder, self.state_dict(), self.machine.rank is None)
+
+    def load(self, folder: str | os.PathLike[str]) -> None:
+        """Restore what ``save`` wrote, on as many ranks or on another number of them.
+
+        On a machine of several ranks, all call it. With fewer replicas than before, residuals of
+        compression are added up.
+        """
+        with self._guard:
+            state = read(folder, self.machine.rank is None)
+            here = [device in self.machine.here for device in self._training.devices]
+            self.load_state_dict({**state, "residuals": shared_out(state["residuals"], here)})
 
     # ---- a call
 
@@ -222,6 +284,10 @@ class Step(Plans[Planned]):
                 return self._plan(batch, rows)
 
         return self._cached((counts, key), plan)
+
+    def _is_of(self, planned: Planned, batch: Sequence[Any]) -> bool:
+        """Whether a plan is that of a batch; ranks must agree on that first."""
+        return self._agreement is None and self._plans.get((None, self._key(batch))) is planned
 
     # ---- several ranks
 
@@ -333,6 +399,19 @@ class Step(Plans[Planned]):
                 tensor = clone(own) if place is None else own.clone().to(place)
             found = self._copies[replica, name] = _Copy(tensor, source, own, source._version)
         return found.tensor
+
+    def _ended(self, planned: Planned, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Store the results of a run; return the loss."""
+        self._store(planned, outputs)
+        rank = planned.built.ranks[0] if self._rank is None else self._rank
+        self.grad_norm = outputs.get(label_on(rank, "grad_norm"))
+        loss: torch.Tensor = outputs[label_on(rank, "loss")]
+        return loss
+
+    def _forget_state(self) -> None:
+        """Take all copies as outdated: which tensors a failed run has updated is unknown."""
+        self._copies.clear()
+        self._seen = None
 
     def _store(self, planned: Planned, outputs: Mapping[str, torch.Tensor]) -> None:
         """Store the results of a run, and note that replicas are as new as the model."""

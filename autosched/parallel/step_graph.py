@@ -18,7 +18,7 @@ numbers as in the serial run.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import getitem
 from typing import Any
 
@@ -229,22 +229,24 @@ class _Builder:
         )  # fmt: skip
         return made
 
-    def _output_everywhere(self, name: str, value: Value) -> None:
-        """Make a number an output on every rank."""
-        self.graph.output(**{label_on(self.layout.ranks[0], name): value})
-        for rank in self.layout.ranks[1:]:
-            relayed = self._relayed(value, self.layout.first_device(rank), 4)
-            self.graph.output(**{label_on(rank, name): relayed})
+    def _output_everywhere(self, name: str, value: Value, device: str) -> None:
+        """Make a number, which a device has, an output on every rank."""
+        for rank in self.layout.ranks:
+            own = value
+            if rank != self.layout.rank(device):
+                own = self._relayed(value, self.layout.first_device(rank), 4)
+            self.graph.output(**{label_on(rank, name): own})
 
     def _add_outputs(self) -> None:
         """Make the loss of the whole batch an output; losses are weighted already."""
         ranks = self.layout.ranks
+        device = self.spec.devices[0][-1]
         if len(self.losses) > 1 and 1 < len(ranks) <= MANY:  # each rank adds the losses of all
             for rank in ranks:
                 loss = self._total_loss(label_on(rank, "loss"), self.layout.first_device(rank))
                 self.graph.output(**{label_on(rank, "loss"): loss})
         else:
-            self._output_everywhere("loss", self._total_loss("loss", self.spec.devices[0][-1]))
+            self._output_everywhere("loss", self._total_loss("loss", device), device)
         if not self.spec.updates:  # a trial: gradients stay in memory, as they would for updates
             for replica, gradients in enumerate(self.gradients):
                 names = {f"{self._prefix(replica)}{n}.grad": g for n, g in gradients.items()}
@@ -319,12 +321,13 @@ class _Builder:
             norms.append(self._bucket_task(bucket, device, *call, **how))
         # 2. The factor, from the norms in torch's order.
         order = self._norm_positions()
+        device = self.spec.devices[0][0]
         factor, norm = memory_task(
-            self.graph, self.machine, self.spec.devices[0][0], clip.coefficient, norms, order,
+            self.graph, self.machine, device, clip.coefficient, norms, order,
             max_norm, accessed=4 * len(order), launches=6, name="clip",
             outputs=("clip.by", "clip.norm"), nbytes=4,
         )  # fmt: skip
-        self._output_everywhere("grad_norm", norm)
+        self._output_everywhere("grad_norm", norm, device)
         # 3. Each replica scales its gradients.
         for number, bucket in enumerate(buckets):
             for replica, devices in enumerate(self.spec.devices):
@@ -386,6 +389,23 @@ class _Builder:
                 hosts[rank] = replica, found
                 for name, place in update.places.items():
                     self._add_state_output(replica, name, found[update.output(name)], place)
+        _, made = next(iter(hosts.values()))
+        for rank in self.layout.ranks:
+            if rank not in hosts:
+                self._send_new_state(update, made, rank)
+
+    def _send_new_state(self, update: Update, made: Mapping[str, Value], rank: int | None) -> None:
+        """Make new state an output of a rank that has other stages.
+
+        So the optimizer has a state of one form on all ranks, and they capture the same steps.
+        """
+        for name in update.created:
+            place, nbytes = update.places[name], update.new_state.get(name)
+            device = self.layout.host(rank) if nbytes is None else self.layout.first_device(rank)
+            value = self._relayed(made[update.output(name)], device or "", nbytes or 0)
+            label = f"rank{rank}.{name}"
+            self.places[label] = Made(None, place)
+            self.graph.output(**{label: value})
 
     def _broadcast_buffers(self) -> None:
         """Copy the buffers of the first replica, with which the next step begins, to the others.

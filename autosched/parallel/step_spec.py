@@ -58,9 +58,12 @@ class Held(NamedTuple):
 
 
 class Made(NamedTuple):
-    """An output that is stored in the model of the rank that makes it, for a replica."""
+    """An output that is stored in the model of its rank.
 
-    replica: int
+    It is of a ``replica``, unless that rank has none with this stage.
+    """
+
+    replica: int | None
     place: Place
 
 

@@ -92,6 +92,14 @@ class Training:
         """Return what a function returns; on several ranks raise on all what it raises on one."""
         return do() if self.agreement is None else self.agreement.together("to capture", do)
 
+    @property
+    def alone(self) -> Training:
+        """The same on an imagined machine, for trials, which each rank plans by itself."""
+        if self.machine.rank is None:
+            return self
+        devices = tuple(replace(device, imagined=True) for device in self.machine.devices)
+        return replace(self, machine=replace(self.machine, devices=devices))
+
     def passes(
         self, batch: Sequence[Any], sizes: Iterable[int], rows: int, synchronised: bool = False
     ) -> dict[int, Template]:

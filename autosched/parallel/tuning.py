@@ -156,7 +156,7 @@ class _Study:
         if len(names) == 1:
             return names[0]
         last = replace(spec, rows=tuple(own[-1:] for own in spec.rows), order=None)
-        plans = self.training.reduced(last, reduction)
+        plans = self.training.alone.reduced(last, reduction)
         return min(plans, key=lambda name: plans[name][0].makespan)
 
     def _buckets(self, one: MicroBatch) -> tuple[Bucket, ...]:
@@ -308,8 +308,9 @@ class _Study:
         variant = self._variant(order, pair)
         sizes = shares(self.shares[0], chunks)
         made = {size: self._scaled(variant, size) for size in dict.fromkeys(sizes)}
-        unlimited = tuple(replace(device, nbytes=math.inf) for device in self.machine.devices)
-        training = replace(self.training, machine=replace(self.machine, devices=unlimited))
+        alone = self.training.alone
+        unlimited = tuple(replace(device, nbytes=math.inf) for device in alone.machine.devices)
+        training = replace(alone, machine=replace(alone.machine, devices=unlimited))
         schedule, _ = training.scheduled(self._spec(order, (sizes,), made, variant))
         timeline = schedule.simulate()
         devices = dict.fromkeys(variant.cuts.devices)

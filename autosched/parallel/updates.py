@@ -73,6 +73,12 @@ class Update:
         """The tasks of ``graph`` that each replica runs separately."""
         return tuple(task.name for task in self.graph.tasks if task.device != "host")
 
+    @cached_property
+    def created(self) -> tuple[str, ...]:
+        """The outputs that do not exist before this step."""
+        known = {place for place, _ in self.state.places().values()}
+        return tuple(name for name, place in self.places.items() if place not in known)
+
     def output(self, name: str) -> str:
         """Return the name of the value that is an output."""
         return _output_value(self.graph, name)

@@ -20,7 +20,7 @@ from autosched.program.program import (
     excerpt,
 )
 
-__all__ = ["crosses", "halves", "numbered", "parts_of", "whole_of"]
+__all__ = ["crosses", "halves", "numbered", "parts_of", "positions", "whole_of"]
 
 
 def crosses(instruction: Instruction, rank: Mapping[str, int]) -> bool:
@@ -82,6 +82,17 @@ def parts_of(program: Program) -> dict[int, Program]:
             ranks=tuple(item for item in program.ranks if item[1] == number),
         )
     return own
+
+
+def positions(program: Program, rank: int) -> list[int]:
+    """Return where the instructions of a rank's part are in the whole program."""
+    ranks = dict(program.ranks)
+    return [
+        at
+        for at, instruction in enumerate(program.instructions)
+        for half in _halves_of(instruction, ranks)
+        if ranks[half.stream.device] == rank
+    ]
 
 
 def _halves_of(instruction: Instruction, rank: Mapping[str, int]) -> Iterable[Instruction]:

@@ -56,6 +56,10 @@ class Residency(Generic[Name, Item]):
         """Return the item of a version on a device; None unless all its regions are there."""
         if self._early and (value, device) in self._early:
             return None
+        return self.at(value, version, device)
+
+    def at(self, value: Name, version: int, device: str) -> Item | None:
+        """Return the item of a version on a device, also if regions of it are newer."""
         return self._items.get((value, version), _NOWHERE).get(device)
 
     def held(self, value: Name, device: str) -> Item | None:

@@ -37,7 +37,7 @@ from autosched.runtime.threads.tapes import Fault, Late, Stretch, Tape, Team
 from autosched.runtime.threads.thread_team import ThreadTeam
 from autosched.timeline.timeline import Timeline
 
-__all__ = ["Executor", "executor_of_rank"]
+__all__ = ["Executor", "executor_of_rank", "profiler_of_ranks"]
 
 _serving: dict[int, Backend] = {}  # until closed; not noted on the backend, which may be any object
 _beginning = rlock()
@@ -383,12 +383,21 @@ def executor_of_rank(
     program: Program, graph: Graph, machine: Machine, check: Check, nvtx: bool
 ) -> Executor:
     """Return an executor of this rank's part of a program."""
-    from autosched.runtime.ranks.backend import Ranks
+    from autosched.runtime.ranks.accelerators import backend_of
 
     assert machine.rank is not None
     part = program.part(machine.rank)
     seconds = [0.0] * len(part)  # nothing is emulated
-    return Executor(part, graph, machine, Ranks(program), seconds, check, nvtx=nvtx)
+    return Executor(part, graph, machine, backend_of(part, program), seconds, check, nvtx=nvtx)
+
+
+def profiler_of_ranks(executor: Executor, program: Program, machine: Machine, count: int) -> Any:
+    """Return what profiles ``count`` runs of a program on all ranks; None if there are none."""
+    if machine.rank is None:
+        return None
+    from autosched.runtime.ranks.profiling import RankProfiler
+
+    return RankProfiler(executor, program, machine.hosts, count)
 
 
 def _is_tensor(kind: type) -> bool:

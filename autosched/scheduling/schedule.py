@@ -32,7 +32,7 @@ from autosched.placement import check as check_placement
 from autosched.program.program import Program
 from autosched.runtime.backends import Backend, make
 from autosched.runtime.check import Check
-from autosched.runtime.execute import Executor, executor_of_rank
+from autosched.runtime.execute import Executor, executor_of_rank, profiler_of_ranks
 from autosched.scheduling.agreement import inputs_on, own_inputs
 from autosched.scheduling.arguments import checked_count, checked_timeout
 from autosched.scheduling.periodic import Periodic
@@ -130,16 +130,22 @@ class Schedule(Periodic, Running):
         clock. ``timeline.runs`` has each run, if there are several, ``timeline.pauses`` has the
         pauses of Python's garbage collector, and ``timeline.costs()`` has the measured costs, for
         ``asc.schedule(graph, machine, costs=...)``. Each run gets the same inputs: those that tasks
-        write are written by each run. ``timeout`` applies to each run, as for a call.
+        write are written by each run. ``timeout`` applies to each run, as for a call. Of several
+        ranks, which all call this, each gets the timeline of all, on the clock of rank 0;
+        ``timeline.doubt`` says how well clocks agree.
         """
         runs = checked_count(repeat, "repeat", 1), checked_count(warmup, "warmup", 0)
         seconds = checked_timeout(timeout)
         inputs = own_inputs(self, self.graph.completed(args, inputs)[0])
-        profile = partial(self._executor.profile, self._kept.inputs(inputs), seconds)
+        ranks = profiler_of_ranks(self._executor, self.program, self.machine, sum(runs))
+        run = self._executor.profile if ranks is None else ranks.run
+        profile = partial(run, self._kept.inputs(inputs), seconds)
         if self._state.runs is not None:
             profile = partial(self._runs.paused, profile)
         try:
             timelines = [profile() for _ in range(sum(runs))]
+            if ranks is not None:
+                timelines = ranks.timelines()
         finally:
             self._kept.wrote(inputs)
         measured = partial(learn, graph=self.graph, machine=self.machine, costs=self.costs)

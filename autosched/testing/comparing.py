@@ -53,20 +53,25 @@ def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def _leaf_bits(leaf: Any) -> Hashable:
     if isinstance(leaf, torch.Tensor):
-        dense = leaf.detach().cpu()
-        if dense.is_quantized:  # other accesses to its bytes crash
-            dense = dense.int_repr()
-        if dense.layout != torch.strided:
-            dense = dense.to_dense()
-        # A single number is contiguous with any stride, so it must be copied.
-        memory = dense.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
-        data = memory.view(-1).view(torch.uint8).numpy().tobytes()
-        return str(leaf.dtype), tuple(leaf.shape), data
+        with torch._C.DisableTorchFunction():  # a mode of the caller would see a dozen calls
+            return str(leaf.dtype), tuple(leaf.shape), _memory(leaf)
     if hasattr(leaf, "tobytes") and not leaf.dtype.hasobject:  # of NumPy
         return str(leaf.dtype), leaf.shape, leaf.tobytes()
     if leaf is None or isinstance(leaf, (bool, int, float, complex, str, bytes)):
         return type(leaf).__name__, repr(leaf)
     return type(leaf).__name__
+
+
+def _memory(tensor: torch.Tensor) -> bytes:
+    """Return the bytes of the elements of a tensor, in order."""
+    dense = tensor.detach().cpu()
+    if dense.is_quantized:  # other accesses to its bytes crash
+        dense = dense.int_repr()
+    if dense.layout != torch.strided:
+        dense = dense.to_dense()
+    # A single number is contiguous with any stride, so it must be copied.
+    memory = dense.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    return memory.view(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _unequal(expected: Any, found: Any) -> str:

@@ -142,8 +142,9 @@ class Verifier:
         used = {
             use.value: self._access(device, task, use, use in task.writes) for use in task.reads
         }
+        written = [used[use.value] for use in task.writes]
         for value, version in task.changes:
-            self._change(self.names[value], version, device)
+            self._change((self.names[value], version, device), task, written)
         for use in task.outputs:
             if self.graph.is_used(use.value):
                 self._make(run, use, used)
@@ -162,11 +163,17 @@ class Verifier:
                 )
         self.laws.share(task, run)
 
-    def _change(self, name: str, version: int, device: str) -> None:
-        present = self.table.change(name, version, device)
-        held = self.table.held(name, device)
-        if present is not None and held is not None and held[0] is self.home.get(name):
-            self.at_home[name] = present
+    def _change(self, place: _Place, task: Task, written: Sequence[_Memory]) -> None:
+        """Apply a write: what a device has of a value is in the memory that is written."""
+        held = self.table.at(*place)
+        if held is not None and held[0] not in written and not held[0].freed:
+            self._fail(
+                "presence",
+                f"task {task.name!r} changes {_named(place)}, which is there in memory of its own",
+            )
+        present = self.table.change(*place)
+        if present is not None and held is not None and held[0] is self.home.get(place[0]):
+            self.at_home[place[0]] = present
 
     def _follow(self, task: Task, before: Task) -> None:
         what = f"task {before.name!r}, after which {task.name!r} must run,"

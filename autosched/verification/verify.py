@@ -5,7 +5,9 @@ The program is walked once with vector clocks and checked against these laws:
     order       accesses to the same memory, and tasks with ``after=``, are ordered by streams and
                 events
     events      each event is recorded once, and earlier in the list than its waits
-    presence    what is read is present: made on this device, or copied to it, and not freed
+    presence    what is read is present: made on this device, or copied to it, and not freed; on the
+                device of a task that writes a value, that value and its views are in one memory;
+                parts of a value are written in one memory, and then touched there
     single      each task runs once, each version is on a device at most once at a time
     free        memory is freed once, on the stream that allocated it, after all its uses; only
                 inputs, constants and outputs are kept, and in a loop what is released when the

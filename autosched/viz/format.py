@@ -135,10 +135,10 @@ def idle_shares(timeline: Timeline) -> dict[Stream, float]:
 
 
 def summary(timeline: Timeline) -> str:
-    """Return a line with makespan, share of copy time that is hidden, and pauses of Python.
+    """Return a line with makespan, share of hidden copy time, pauses of Python, and doubt.
 
-    >>> summary(Timeline(())), summary(Timeline((), pauses=((0.1, 0.102),)))
-    ('makespan 0 us', 'makespan 0 us, garbage collected for 2 ms')
+    >>> summary(Timeline(())), summary(Timeline((), pauses=((0.1, 0.102),), doubt=1e-5))
+    ('makespan 0 us', 'makespan 0 us, garbage collected for 2 ms, clocks agree within 10 us')
     """
     text = f"makespan {duration(timeline.makespan)}"
     if timeline.run_count > 1:
@@ -150,6 +150,8 @@ def summary(timeline: Timeline) -> str:
     if timeline.pauses:
         seconds = sum(end - start for start, end in timeline.pauses)
         text += f", garbage collected for {duration(seconds)}"
+    if timeline.doubt:
+        text += f", clocks agree within {duration(timeline.doubt)}"
     return text
 
 

@@ -18,11 +18,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
+from autosched._lib.text import duration
 from autosched.errors import ChartError
 from autosched.graph.graph import Graph
 from autosched.program.program import Stream
 from autosched.timeline.timeline import Span, Timeline
-from autosched.viz.format import Steps
+from autosched.viz.format import Steps, sorted_streams
 
 __all__ = ["perfetto_json"]
 
@@ -67,7 +68,9 @@ def perfetto_json(
     events.sort(key=lambda event: (event.get("ts", -1), _ORDER[event["ph"]]))
     for event in events:
         event.update({key: _microseconds(event[key]) for key in ("ts", "dur") if key in event})
-    document = {"displayTimeUnit": "ms", "otherData": {"title": title}, "traceEvents": events}
+    doubt = max(line.doubt for line in lines.values())
+    other = {"title": title} | ({"clocks agree within": duration(doubt)} if doubt else {})
+    document = {"displayTimeUnit": "ms", "otherData": other, "traceEvents": events}
     return json.dumps(document, separators=(",", ":"), allow_nan=False)
 
 
@@ -78,7 +81,8 @@ class _Group:
         self.name = name
         self.timeline = timeline
         self.memory = memory
-        devices = dict.fromkeys([*(stream.device for stream in timeline.streams), *self.memory])
+        streams = sorted_streams(timeline) if timeline.hosts else timeline.streams
+        devices = dict.fromkeys([*(stream.device for stream in streams), *self.memory])
         self.pids = {device: next(pids) for device in devices}
         self.python = next(pids) if timeline.pauses else 0
         self.runs = next(pids) if timeline.run_count > 1 else 0
@@ -89,7 +93,7 @@ class _Group:
     ) -> Iterator[_Event]:
         """Yield all events, in no order; times are in nanoseconds."""
         for device, pid in self.pids.items():
-            yield from self._process(pid, device)
+            yield from self._process(pid, device, self.timeline.hosts.get(device, ""))
         threads: dict[Stream, _Event] = {}
         for stream in self.timeline.streams:
             threads[stream] = {"pid": self.pids[stream.device], "tid": next(tids)}
@@ -108,8 +112,9 @@ class _Group:
         if self.python:
             yield from self._pauses({"pid": self.python, "tid": next(tids)})
 
-    def _process(self, pid: int, name: str) -> Iterator[_Event]:
-        shown = f"{name} ({self.name})" if self.name else name
+    def _process(self, pid: int, name: str, host: str = "") -> Iterator[_Event]:
+        known = ", ".join(filter(None, (host, self.name)))
+        shown = f"{name} ({known})" if known else name
         yield _meta("process_name", {"pid": pid}, name=shown, device=name, group=self.name)
         yield _meta("process_sort_index", {"pid": pid}, sort_index=pid)
 

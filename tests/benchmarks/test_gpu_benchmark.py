@@ -4,37 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import re
-import runpy
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 import autosched as asc
+from tests.benchmarks.conftest import FOLDER
 from tests.gpu.fake_gpu import playing
-
-FOLDER = Path(__file__).parents[2] / "benchmarks" / "gpu"
-
-
-@pytest.fixture(scope="module")
-def bench():
-    """The modules, by the names that they call each other by; and the names of the script."""
-    sys.path[:0] = [str(FOLDER), str(FOLDER.parent)]
-    try:
-        script = runpy.run_path(str(FOLDER / "__main__.py"), run_name="gpu")
-        import _record
-        import by_hand
-        import contestants
-        import networks
-    finally:
-        sys.path[:] = [path for path in sys.path if path not in (str(FOLDER), str(FOLDER.parent))]
-    return SimpleNamespace(
-        script=script, main=script["main"], rig=script["Rig"](rehearse=True),
-        record=_record, by_hand=by_hand, contestants=contestants, networks=networks,
-    )  # fmt: skip
-
 
 # ---- networks
 

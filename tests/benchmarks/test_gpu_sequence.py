@@ -3,37 +3,17 @@
 from __future__ import annotations
 
 import os
-import runpy
 import shutil
 import subprocess
 import sys
 import tarfile
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from tests.benchmarks.conftest import FOLDER
 from tests.gpu.fake_gpu import playing
-
-FOLDER = Path(__file__).parents[2] / "benchmarks" / "gpu"
-
-
-@pytest.fixture(scope="module")
-def bench():
-    """The modules, by the names that they call each other by."""
-    sys.path[:0] = [str(FOLDER), str(FOLDER.parent)]
-    try:
-        script = runpy.run_path(str(FOLDER / "__main__.py"), run_name="gpu")
-        import contestants
-        import probes
-        import sequence
-    finally:
-        sys.path[:] = [path for path in sys.path if path not in (str(FOLDER), str(FOLDER.parent))]
-    return SimpleNamespace(
-        script=script, probes=probes, sequence=sequence, rig=script["Rig"], contestants=contestants
-    )
-
 
 # ---- parts
 

@@ -217,7 +217,7 @@ def test_a_mask_that_is_looked_at_eagerly_is_told_of() -> None:
     model, words = llama(), torch.randint(0, 31, (2, 7))
     with pytest.warns(
         RuntimeWarning,
-        match=r"checks whether a tensor is a fake one.*leave it out.*\n.*masking_utils",
+        match=r"checks whether a tensor is a fake one.*leave out a mask.*\n.*masking_utils",
     ):
         asc.capture(
             lambda words, mask: model(words, attention_mask=mask).logits,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import autosched as asc
 from autosched.lowering import lower
-from autosched.program.program import Free, Instruction, Program, Record, Stream, Wait
+from autosched.program.program import Copy, Free, Instruction, Program, Record, Stream, Wait
 from autosched.testing import graphs, inputs_for, machines
 from autosched.testing.reference import SharedState
 from autosched.verification.verify import verify
@@ -95,19 +95,23 @@ def test_a_loop_is_the_program_of_one_run_without_its_end(
 
 
 def edits(program: Program, source: random.Random) -> Iterator[Program]:
-    """Loops without one instruction, or with a record or wait elsewhere, or a wait for another event."""
+    """Loops without one instruction, or with one elsewhere, or a wait for another event."""
     lines = program.instructions
     events = [i.event for i in lines if isinstance(i, Record)]
     for at, line in enumerate(lines):
         yield changed(program, at)
+        streams = [s for s in program.streams if s != line.stream]
+        if streams:
+            yield changed(program, at, replace(line, stream=source.choice(streams)))
+        if isinstance(line, Copy):
+            devices = sorted({stream.device for stream in program.streams})
+            yield changed(program, at, replace(line, source=source.choice(devices)))
+            yield changed(program, at, replace(line, destination=source.choice(devices)))
         if not isinstance(line, (Record, Wait)):
             continue
         rest = [*lines[:at], *lines[at + 1 :]]
         to = source.randrange(len(lines))
         yield replace(program, instructions=(*rest[:to], line, *rest[to:]))
-        streams = [s for s in program.streams if s != line.stream]
-        if streams:
-            yield changed(program, at, replace(line, stream=source.choice(streams)))
         if isinstance(line, Wait):
             yield changed(program, at, replace(line, event=source.choice(events)))
             yield changed(program, at, replace(line, ago=source.randrange(3)))
@@ -192,7 +196,12 @@ def test_runs_in_any_interleaving_do_what_they_do_one_after_another(
     policy: str, graph: asc.Graph, machine: asc.Machine, in_flight: int, seed: int
 ) -> None:
     _, loop = looped(graph, machine, policy, in_flight)
-    runs = in_flight + 2
+    check_interleaving(loop, graph, seed)
+
+
+def check_interleaving(loop: Program, graph: asc.Graph, seed: int) -> None:
+    """Execute more runs than are in flight, in a random interleaving, and compare."""
+    runs = loop.in_flight + 2
     serial = Serial(graph, runs)
     inputs = given_to(graph, runs)
     torch.manual_seed(3)

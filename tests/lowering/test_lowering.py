@@ -18,12 +18,9 @@ from autosched.placement import Placement, Send
 from autosched.program.program import Copy, Free, Record, Run, Wait, occupied
 from autosched.program.vector_clocks import Clocks, single_copy_streams
 from autosched.testing import graphs, machines
+from tests.verification.test_verify import WRITTEN, fn, written
 
 TWO_GPUS = asc.Machine.emulated(gpus=2)
-
-
-def fn(*args):
-    raise AssertionError("nothing runs here")
 
 
 def lowered(graph, machine=TWO_GPUS, outputs=None, order=None, **device):
@@ -154,34 +151,7 @@ def test_what_many_read_on_a_device_travels_there_once():
 
 
 def test_an_input_written_elsewhere_is_copied_back_over_the_callers_behind_its_readers():
-    graph = asc.Graph()
-    w = graph.input("w")
-    read = graph.add(fn, w, name="read")
-    graph.add(fn, w, name="write", writes=[w], outputs=())
-    graph.output(read, graph.add(fn, w, name="look"))
-    assert_is(
-        lowered(graph, write="cuda:0"),
-        """
-        input w on cpu
-        cuda:0/copy-in   copy w <- cpu
-        cuda:0/copy-in   record e0
-        cpu/compute      run read
-        cpu/compute      record e1
-        cuda:0/compute   wait e0
-        cuda:0/compute   run write
-        cuda:0/compute   record e2
-        cuda:0/copy-out  wait e2
-        cuda:0/copy-out  wait e1
-        cuda:0/copy-out  copy w@1 -> cpu overwriting
-        cuda:0/copy-out  record e3
-        cpu/compute      wait e3
-        cpu/compute      run look
-        cuda:0/copy-in   wait e3
-        cuda:0/copy-in   free w@1
-        output read on cpu
-        output look on cpu
-        """,
-    )
+    assert_is(lowered(written(), write="cuda:0"), WRITTEN)
 
 
 def test_a_reader_of_a_copy_elsewhere_does_not_hold_up_a_writer():

@@ -34,6 +34,21 @@ def test_a_direct_network_joins_accelerators_too():
     assert machine.link("cpu:0", "cuda:1") is None
 
 
+def test_ranks_of_one_host_have_rates_of_their_own():
+    network = Network(1e9, 5e-5, on_host=Network(4e9, 1e-5))
+    devices = [Device(f"cpu:{i}", rank=i, host=f"host {i // 2}") for i in range(4)]
+    machine = Machine(devices, network=network)
+    assert machine.copy_seconds("cpu:0", "cpu:1", 4e9) == pytest.approx(1 + 1e-5)
+    assert machine.copy_seconds("cpu:1", "cpu:2", 4e9) == pytest.approx(4 + 5e-5)
+    assert Machine.from_json(machine.to_json()) == machine
+    assert "50 us; on one host 4 GB/s, 10 us" in str(machine)
+    assert machine.slower(2).network.on_host == Network(2e9, 2e-5)
+    assert "on_host" not in Machine.emulated(hosts=2).to_json()
+    for wrong in (1, network):
+        with pytest.raises(asc.MachineError, match="on_host of a network must be a network"):
+            Network(1e9, on_host=wrong)
+
+
 @pytest.mark.parametrize(
     ("ends", "way"),
     [

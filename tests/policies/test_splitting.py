@@ -131,15 +131,10 @@ def test_a_move_changes_loads_as_counting_them_anew_does(seed):
     start = splitter._divided(np.arange(10), 4)
     moves = splitter._moves(start)
     parts = splitter.units.seconds, splitter.streams
-    stage = start.stage.copy()
-    loads = moves.loads(stage, *parts).ravel()
-    readers = moves.readers(stage).ravel()
-    tables = moves.maker, moves.reads_at, moves.reads, moves.makes_at, moves.makes, readers
-    cost = (splitter.units.seconds / splitter.streams)[:, moves.device].ravel()
+    state = moves.state(start.stage, *parts, splitter.units.pairs)
     rng = random.Random(seed)
     for _ in range(30):
         u, to = rng.randrange(10), rng.randrange(moves.stages)
-        if to != stage[u]:
-            copies = moves.out.ravel(), moves.into.ravel(), loads
-            shift(u, stage[u], to, len(moves.device), stage, cost, *tables, *copies)
-            assert loads == pytest.approx(moves.loads(stage, *parts).ravel())
+        if to != state.stage[u]:
+            shift(state, u, state.stage[u], to, len(moves.device))
+            assert state.loads == pytest.approx(moves.loads(state.stage, *parts).ravel())

@@ -746,7 +746,7 @@ def test_a_profile_runs_the_tasks_once_and_names_the_one_that_fails(backend):
 # ---- the interpreter's exit
 
 PRELUDE = """
-import os, signal, sys, threading, time
+import gc, os, signal, sys, threading, time
 import torch
 import autosched as asc
 
@@ -801,8 +801,10 @@ EXITS = {
 }
 
 
-# Importing torch takes seconds, so one process imports it, and forks those that are to exit.
+# Importing torch takes seconds, so one process imports it, and forks those that are to exit. What
+# they have in common is no garbage of theirs: to look for it takes most of an exit.
 FIVE_TIMES = """
+gc.freeze()
 for _ in range(5):
     if not (child := os.fork()):
         break

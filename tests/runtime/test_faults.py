@@ -29,6 +29,7 @@ from autosched.runtime.backends.emulated import Emulated
 from autosched.runtime.backends.host import Host
 from autosched.runtime.backends.virtual import Virtual
 from autosched.runtime.execute import Executor
+from autosched.runtime.threads import thread_team
 from autosched.runtime.threads.tapes import Fault, Tape
 from autosched.runtime.threads.thread_team import ThreadTeam
 from autosched.testing.faults import FAULTS, inject
@@ -39,8 +40,15 @@ SOON = 10  # seconds in which control is back: half of one in truth, but the com
 TWO_GPUS = asc.Machine.emulated(gpus=2)
 CPUS = asc.Machine([asc.Device("cpu", streams=2)])
 MACHINES = {"host": TWO_GPUS, "threads": CPUS, "emulated": TWO_GPUS, "virtual": TWO_GPUS}
-pytestmark = pytest.mark.usefixtures("interruptible")
+pytestmark = pytest.mark.usefixtures("interruptible", "impatient")
 every_backend = pytest.mark.parametrize("backend", MACHINES)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Abandon tasks of aborted runs soon: here they go on until they are told to end."""
+    monkeypatch.setattr(thread_team, "GRACE", 0.1)
+    monkeypatch.setattr(thread_team, "_PATIENCE", 0.2)
 
 
 def on(backend, graph, check=False, machine=None):
@@ -967,7 +975,7 @@ def test_a_wait_that_is_issued_again_behind_the_record_holds():
 # ---- the interpreter's exit
 
 PRELUDE = """
-import os, signal, sys, threading, time
+import gc, os, signal, sys, threading, time
 import torch
 import autosched as asc
 
@@ -1030,8 +1038,10 @@ EXITS = {
     """,
 }
 
-# Importing torch takes seconds, so one process imports it, and forks those that are to exit.
+# Importing torch takes seconds, so one process imports it, and forks those that are to exit. What
+# they have in common is no garbage of theirs: to look for it takes most of an exit.
 FORKED = """
+gc.freeze()
 children = []
 for _ in range(3):
     if not (child := os.fork()):

@@ -89,20 +89,20 @@ def test_calls_of_two_threads_that_would_wait_for_each_other_do_not_hang():
         return call
 
     made["a"], made["b"] = calling("a", task("b")), calling("b", task("a"))
-    found = []
+    found, failed = [], threading.Event()
 
     def run(name):
         try:
             made[name](x=torch.zeros(1))
         except (asc.AutoschedError, threading.BrokenBarrierError) as error:
             found.append(error)
+            failed.set()
 
     threads = [threading.Thread(target=run, args=(name,), daemon=True) for name in made]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join(2)
-        both.abort()  # who was let in after the other had failed waits here
+    assert failed.wait(GENEROUS)
+    both.abort()  # who was let in after the other had failed waits here
     for thread in threads:
         thread.join(GENEROUS)
     assert not any(thread.is_alive() for thread in threads)

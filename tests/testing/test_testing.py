@@ -367,8 +367,13 @@ def test_differences_are_described(expected: object, found: object, said: str | 
 
 ALONE = """
 import sys
+import autosched as asc
+print("torch" in sys.modules, "autosched.testing" in sys.modules)
+asc.testing
+print("hypothesis" in sys.modules)
+
 sys.modules["hypothesis"] = None  # from here on, importing it raises
-import torch, autosched as asc
+import torch
 
 graph = asc.Graph()
 graph.output(y=graph.input("x") + 1)
@@ -377,28 +382,23 @@ try:
     asc.testing.graphs()
 except ImportError as error:
     print(error)
+
+del sys.modules["hypothesis"]
+asc.testing.graphs
+print("hypothesis" in sys.modules)
 """
 
 
-def run(code: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout
-
-
-def test_check_needs_no_hypothesis_and_strategies_name_the_extra() -> None:
-    summary, error = run(ALONE).splitlines()
+def test_hypothesis_is_loaded_for_strategies_alone_and_named_where_it_is_not_installed() -> None:
+    command = [sys.executable, "-c", ALONE]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    torch_and_tests, before, summary, error, after = done.stdout.splitlines()
+    assert (torch_and_tests, before, after) == ("False False", "False", "True")
     assert summary.endswith("as the serial run, bit for bit")
-    assert (
-        error
-        == "autosched.testing.graphs needs Hypothesis, which is not installed: pip install 'autosched[test]'"
+    assert error == (
+        "autosched.testing.graphs needs Hypothesis, which is not installed: "
+        "pip install 'autosched[test]'"
     )
-
-
-def test_hypothesis_is_loaded_when_a_strategy_is_asked_for_and_not_before() -> None:
-    code = "import sys, autosched as asc; print('torch' in sys.modules, 'autosched.testing' in sys.modules); "
-    code += "asc.testing; print('hypothesis' in sys.modules); asc.testing.graphs; print('hypothesis' in sys.modules)"
-    assert run(code).split() == ["False", "False", "False", "True"]
 
 
 def test_unknown_names_are_no_attributes() -> None:

@@ -142,7 +142,7 @@ styles = st.sampled_from(["solid", "dashed", "points"])
 units = st.sampled_from(["", "s", "B", "B/s", "FLOP/s", "images"])
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(
     st.lists(st.builds(Line, names, st.lists(points, max_size=6), styles), max_size=8),
     *[names, names, units, units],
@@ -182,7 +182,7 @@ def test_bars_of_one_name_are_together_and_every_other_series_is_hollow():
     assert f"fill: #ffffff; stroke: {SERIES[0][0]}" not in svg
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(
     st.lists(
         st.one_of(

@@ -101,7 +101,7 @@ def test_the_area_below_a_rate_is_what_was_moved(copies):
 numbers = st.floats(0, 1e15)
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(
     st.dictionaries(
         anything, st.lists(st.tuples(st.floats(0, 1e4), numbers).map(tuple), max_size=5)
@@ -115,7 +115,7 @@ def test_any_names_and_amounts_give_well_formed_charts(courses, title):
     )
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(timelines(), anything)
 def test_the_links_of_any_timeline_can_be_drawn(timeline, title):
     ElementTree.fromstring(links_svg(timeline, title=title, measured=timeline))

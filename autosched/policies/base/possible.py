@@ -251,4 +251,4 @@ class Possible:
 
 def _bits(row: NDArray[np.bool_]) -> int:
     """Return a set of devices as an integer with a bit for each."""
-    return sum(1 << p for p in np.flatnonzero(row).tolist())
+    return int.from_bytes(np.packbits(row, bitorder="little").tobytes(), "little")

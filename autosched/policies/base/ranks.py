@@ -30,6 +30,7 @@ __all__ = [
     "upward_ranks",
 ]
 
+_ROWS = 1024  # at a time, to save memory
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
@@ -53,21 +54,38 @@ class MeanLinks(NamedTuple):
             masks = np.ones((1, devices), bool)
             kind = np.zeros(len(possible), np.int64)
         else:
-            masks, kind = np.unique(possible, axis=0, return_inverse=True)
+            rows = [row.tobytes() for row in np.packbits(possible, axis=1)]
+            number = {row: i for i, row in enumerate(dict.fromkeys(rows))}
+            kind = np.array([number[row] for row in rows])
+            masks = possible[np.unique(kind, return_index=True)[1]]
         latency, per_byte = np.zeros((2, len(masks), len(masks)))
         sets = [mask.nonzero()[0] for mask in masks]
+        single = np.flatnonzero([len(some) == 1 for some in sets])
+        alone = np.array([sets[a][0] for a in single], np.int64)
+        each = np.ix_(single, single)
+        latency[each], per_byte[each] = _single_links(t, devices, alone)
         for a, q in enumerate(sets):
             for b, p in enumerate(sets):
+                if len(q) == len(p) == 1:
+                    continue
                 path = np.add.outer(q * devices, p)[np.not_equal.outer(q, p)]
                 path = path[np.isfinite(t.latency[path])]
                 if len(path):
                     latency[a, b] = sum(t.latency[path].tolist()) / len(path)
                     per_byte[a, b] = sum((1 / t.rate[path]).tolist()) / len(path)
-        return cls(kind.reshape(-1), latency, per_byte)
+        return cls(kind, latency, per_byte)
 
     def reversed(self) -> MeanLinks:
         """Return the links of the reversed graph."""
         return MeanLinks(self.kind[::-1], self.latency.T, self.per_byte.T)
+
+
+def _single_links(t: Tables, count: int, devices: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """Return latency and seconds per byte between single devices, 0 where no link joins them."""
+    path = np.add.outer(devices * count, devices)
+    latency = t.latency[path]
+    linked = np.not_equal.outer(devices, devices) & np.isfinite(latency)
+    return np.where(linked, latency, 0.0), np.where(linked, 1 / t.rate[path], 0.0)
 
 
 @np.errstate(over="ignore")
@@ -94,8 +112,10 @@ def _after(t: Tables, mode: Mode, weight: Floats, links: MeanLinks) -> Floats:
 def mean_seconds(seconds: Floats, possible: Mask) -> Floats:
     """Return the mean duration of each task over its possible devices."""
     total = np.zeros(len(seconds))
-    for column, there in zip(seconds.T, possible.T, strict=True):
-        total += np.where(there, column, 0.0)
+    for at in range(0, len(seconds), _ROWS):
+        rows = slice(at, at + _ROWS)
+        # As cumsum adds from left to right; sum does not.
+        total[rows] = np.cumsum(np.where(possible[rows], seconds[rows], 0.0), axis=1)[:, -1]
     return np.asarray(total / possible.sum(axis=1))
 
 

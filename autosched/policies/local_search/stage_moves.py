@@ -141,36 +141,54 @@ class Moves(NamedTuple):
         seed: int,
     ) -> NDArray[np.int64]:
         """Return the stages of units after moves, with the least greatest load that was met."""
+        state = how.of(self.state(stage, seconds, streams, pairs, seed))
+        how(move_units)(state, self.stages, len(self.device), moves, 1 if overlap else 0)
+        return np.array(state.best, np.int64)
+
+    def state(
+        self,
+        stage: NDArray[np.int64],
+        seconds: Any,
+        streams: Any,
+        pairs: NDArray[np.int64],
+        seed: int = 0,
+    ) -> State:
+        """Return what ``move_units`` begins with."""
         units = len(stage)
-        cost = (seconds / streams)[:, self.device]
-        before_at, before = grouped(pairs[:, 1], pairs[:, 0], units)
-        after_at, after = grouped(pairs[:, 0], pairs[:, 1], units)
-        best = how.whole(stage)
-        how(move_units)(
-            how.whole(stage),
-            best,
-            self.stages,
-            len(self.device),
-            moves,
-            1 if overlap else 0,
-            how.floats(cost.ravel()),
-            how.whole(self.maker),
-            how.whole(self.reads_at),
-            how.whole(self.reads),
-            how.whole(self.makes_at),
-            how.whole(self.makes),
-            how.whole(before_at),
-            how.whole(before),
-            how.whole(after_at),
-            how.whole(after),
-            how.whole(self.readers(stage).ravel()),
-            how.floats(self.out.ravel()),
-            how.floats(self.into.ravel()),
-            how.floats(self.loads(stage, seconds, streams).ravel()),
-            how.numbers(3 * len(self.device)),
-            how.whole([1 + seed * 7919 % 2147483000]),
-        )
-        return np.array(best, np.int64)
+        loads = self.loads(stage, seconds, streams).ravel()
+        cost = (seconds / streams)[:, self.device].ravel()
+        return State(
+            self.maker, self.reads_at, self.reads, self.makes_at, self.makes,
+            *grouped(pairs[:, 1], pairs[:, 0], units),
+            *grouped(pairs[:, 0], pairs[:, 1], units),
+            self.out.ravel(), self.into.ravel(), cost,
+            stage.copy(), stage.copy(), self.readers(stage).ravel(), loads, loads.copy(),
+            np.array([1 + seed * 7919 % 2147483000]),
+        )  # fmt: skip
+
+
+class State(NamedTuple):
+    """Tables of ``move_units``, and what it changes; all flat. See ``Moves``."""
+
+    maker: Any
+    reads_at: Any
+    reads: Any
+    makes_at: Any
+    makes: Any
+    before_at: Any
+    before: Any  # predecessors by unit
+    after_at: Any
+    after: Any
+    out: Any
+    into: Any
+    cost: Any  # [unit, place], seconds of the device
+    # what changes
+    stage: Any
+    best: Any
+    readers: Any  # [datum, place]
+    loads: Any  # [place, resource]
+    kept: Any  # the loads before a move
+    seeds: Any
 
 
 @kernel
@@ -209,148 +227,78 @@ def greatest(loads: Any, places: int, overlap: int) -> float:
 
 
 @kernel
-def shift(
-    u: int,
-    a: int,
-    b: int,
-    places: int,
-    stage: Any,
-    cost: Any,
-    maker: Any,
-    reads_at: Any,
-    reads: Any,
-    makes_at: Any,
-    makes: Any,
-    readers: Any,
-    out: Any,
-    into: Any,
-    loads: Any,
-) -> None:
+def shift(s: State, u: int, a: int, b: int, places: int) -> None:
     """Move unit ``u`` from stage ``a`` to stage ``b``."""
-    loads[3 * a] -= cost[u * places + a]
-    loads[3 * b] += cost[u * places + b]
-    for k in range(reads_at[u], reads_at[u + 1]):
-        d = reads[k]
-        m = maker[d]
-        at = stage[m] if m >= 0 else -1 - m
+    readers = s.readers
+    loads = s.loads
+    loads[3 * a] -= s.cost[u * places + a]
+    loads[3 * b] += s.cost[u * places + b]
+    for k in range(s.reads_at[u], s.reads_at[u + 1]):
+        d = s.reads[k]
+        m = s.maker[d]
+        at = s.stage[m] if m >= 0 else -1 - m
         readers[d * places + a] -= 1
         readers[d * places + b] += 1
         if readers[d * places + a] == 0 and a != at:
             path = (d * places + at) * places + a
-            loads[3 * at + 1] -= out[path]
-            loads[3 * a + 2] -= into[path]
+            loads[3 * at + 1] -= s.out[path]
+            loads[3 * a + 2] -= s.into[path]
         if readers[d * places + b] == 1 and b != at:
             path = (d * places + at) * places + b
-            loads[3 * at + 1] += out[path]
-            loads[3 * b + 2] += into[path]
-    for k in range(makes_at[u], makes_at[u + 1]):
-        d = makes[k]
+            loads[3 * at + 1] += s.out[path]
+            loads[3 * b + 2] += s.into[path]
+    for k in range(s.makes_at[u], s.makes_at[u + 1]):
+        d = s.makes[k]
         for q in range(places):
             if readers[d * places + q] > 0:
                 if q != a:
                     path = (d * places + a) * places + q
-                    loads[3 * a + 1] -= out[path]
-                    loads[3 * q + 2] -= into[path]
+                    loads[3 * a + 1] -= s.out[path]
+                    loads[3 * q + 2] -= s.into[path]
                 if q != b:
                     path = (d * places + b) * places + q
-                    loads[3 * b + 1] += out[path]
-                    loads[3 * q + 2] += into[path]
-    stage[u] = b
+                    loads[3 * b + 1] += s.out[path]
+                    loads[3 * q + 2] += s.into[path]
+    s.stage[u] = b
 
 
 @kernel
-def move_units(
-    stage: Any,
-    best: Any,
-    stages: int,
-    places: int,
-    moves: int,
-    overlap: int,
-    cost: Any,
-    maker: Any,
-    reads_at: Any,
-    reads: Any,
-    makes_at: Any,
-    makes: Any,
-    before_at: Any,
-    before: Any,
-    after_at: Any,
-    after: Any,
-    readers: Any,
-    out: Any,
-    into: Any,
-    loads: Any,
-    kept: Any,
-    seeds: Any,
-) -> float:
+def move_units(s: State, stages: int, places: int, moves: int, overlap: int) -> None:
     """Anneal: move random units to stages between those of their predecessors and successors."""
-    units = len(stage)
-    now = measured(loads, places, overlap)
-    least = greatest(loads, places, overlap)
+    units = len(s.stage)
+    now = measured(s.loads, places, overlap)
+    least = greatest(s.loads, places, overlap)
     heat = _HOT * now
     cooling = (_COLD / _HOT) ** (1.0 / max(moves, 1))
     for _ in range(moves):
         heat *= cooling
-        u = int(draw(seeds) * units)
-        a = stage[u]
+        u = int(draw(s.seeds) * units)
+        a = s.stage[u]
         low = 0
-        for k in range(before_at[u], before_at[u + 1]):
-            low = max(low, stage[before[k]])
+        for k in range(s.before_at[u], s.before_at[u + 1]):
+            low = max(low, s.stage[s.before[k]])
         high = stages - 1
-        for k in range(after_at[u], after_at[u + 1]):
-            high = min(high, stage[after[k]])
+        for k in range(s.after_at[u], s.after_at[u + 1]):
+            high = min(high, s.stage[s.after[k]])
         if low >= high:
             continue
-        b = low + int(draw(seeds) * (high - low))
+        b = low + int(draw(s.seeds) * (high - low))
         if b >= a:
             b += 1
-        if cost[u * places + b] == math.inf:
+        if s.cost[u * places + b] == math.inf:
             continue
         for k in range(3 * places):
-            kept[k] = loads[k]
-        shift(
-            u,
-            a,
-            b,
-            places,
-            stage,
-            cost,
-            maker,
-            reads_at,
-            reads,
-            makes_at,
-            makes,
-            readers,
-            out,
-            into,
-            loads,
-        )
-        then = measured(loads, places, overlap)
-        if then <= now - heat * math.log(draw(seeds)):
+            s.kept[k] = s.loads[k]
+        shift(s, u, a, b, places)
+        then = measured(s.loads, places, overlap)
+        if then <= now - heat * math.log(draw(s.seeds)):
             now = then
-            most = greatest(loads, places, overlap)
+            most = greatest(s.loads, places, overlap)
             if most < least:
                 least = most
                 for k in range(units):
-                    best[k] = stage[k]
+                    s.best[k] = s.stage[k]
         else:
-            shift(
-                u,
-                b,
-                a,
-                places,
-                stage,
-                cost,
-                maker,
-                reads_at,
-                reads,
-                makes_at,
-                makes,
-                readers,
-                out,
-                into,
-                loads,
-            )
+            shift(s, u, b, a, places)
             for k in range(3 * places):
-                loads[k] = kept[k]
-    return least
+                s.loads[k] = s.kept[k]

@@ -32,6 +32,7 @@ class Ranks(Threads):
     session: Session
     exchanges: Exchange
     part: Program
+    threads: dict[Stream, str | None]
 
     def __init__(self, whole: Program | None = None):
         super().__init__()
@@ -40,10 +41,7 @@ class Ranks(Threads):
 
     def open(self, program: Program, machine: Machine) -> None:
         """Divide the part of a rank among threads. Raises MachineError outside of a cluster."""
-        if machine.rank is None:
-            raise MachineError("the ranks backend needs a machine of Machine.cluster()")
-        self.session = session()
-        self.part = program
+        self.attach(program, machine)
         self.exchanges = Exchange(program, machine.ranks, self.session, self.first_tag)
         super().open(program, machine)
         computing = [s for s in program.streams if s.name.startswith("compute")]
@@ -53,6 +51,13 @@ class Ranks(Threads):
             stream: str(stream) if stream in computing or stream in relays else first
             for stream in program.streams
         }
+
+    def attach(self, program: Program, machine: Machine) -> None:
+        """Note the part of this rank. Raises MachineError outside of a cluster."""
+        if machine.rank is None:
+            raise MachineError("the ranks backend needs a machine of Machine.cluster()")
+        self.session = session()
+        self.part = program
 
     def _relays(self) -> set[Stream]:
         """Return the streams of copies that wait for what other ranks send."""

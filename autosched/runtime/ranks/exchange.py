@@ -12,18 +12,20 @@ more than it expects.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
+import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
 
-from autosched.errors import ScheduleError
+from autosched.errors import AutoschedError, ScheduleError
 from autosched.program.program import Program, Receive, Record, Send, Stream
 from autosched.runtime.backends import Step, Transfer
-from autosched.runtime.backends.host import overwritten
+from autosched.runtime.backends.host import overwritten, prepare_thread
 from autosched.runtime.ranks.messages import (
     Landing,
     described,
@@ -52,7 +54,10 @@ class Exchange:
     def __init__(self, part: Program, ranks: Mapping[str, int], session: Session, first_tag: int):
         self.session = session
         self.ranks = ranks
-        halves = [(i, half) for i, half in enumerate(part) if isinstance(half, (Send, Receive))]
+        self.is_watched = False  # so that ``arrivals`` has when each receive of a run has ended
+        self.arrivals: dict[int, float] = {}  # by position in the part
+        both = [(i, half) for i, half in enumerate(part) if isinstance(half, (Send, Receive))]
+        halves = [(i, half) for i, half in both if self.carries(half)]
         self.started: dict[Stream, list[_Started]] = {half.stream: [] for _, half in halves}
         recorded = [i for i in part if isinstance(i, Record) and i.stream in self.started]
         self.events: dict[int, list[_Started]] = {record.event: [] for record in recorded}
@@ -64,6 +69,7 @@ class Exchange:
         count: Counter[tuple[int, bool]] = Counter()
         for i, half in halves:
             made = self._end(half, f"{half}, instruction {i + 1} of {len(part)}")
+            made.position = i
             made.tag = first_tag + count[made.way]
             count[made.way] += 1
             self._ends[half].append(made)
@@ -75,6 +81,14 @@ class Exchange:
         made = _Receive(self, half, self.ranks[half.source], name)
         self._receives.append(made)
         return made
+
+    def carries(self, half: Send | Receive) -> bool:
+        """Whether this wire carries a copy; a part may have others."""
+        return True
+
+    def landing(self, half: Send | Receive, header: Any) -> Landing:
+        """Return memory for a value that arrives."""
+        return Landing(header)
 
     # ---- compiling
 
@@ -170,12 +184,21 @@ class _Started:
                 self._landed()
             self._works.clear()
             self.has_ended = True
+            if self._end.exchange.is_watched:
+                self._end.exchange.arrivals[self._end.position] = time.perf_counter()
+
+    def watch(self) -> None:
+        """Wait in a thread of its own, to know when a copy ends; errors are those of others."""
+        prepare_thread()
+        with contextlib.suppress(AutoschedError):
+            self.wait()
 
 
 class _End:
     """One end of a copy between ranks."""
 
     tag = 0
+    position = 0
 
     def __init__(self, exchange: Exchange, half: Send | Receive, peer: int, name: str):
         self.exchange = exchange
@@ -193,7 +216,10 @@ class _End:
         raise NotImplementedError
 
     def _note(self, works: Iterable[Any], landed: Step | None = None) -> None:
-        self.exchange.started[self.half.stream].append(_Started(self, works, landed))
+        started = _Started(self, works, landed)
+        self.exchange.started[self.half.stream].append(started)
+        if self.exchange.is_watched and landed is not None:
+            threading.Thread(target=started.watch, daemon=True, name=self.name).start()
 
 
 class _Send(_End):
@@ -256,7 +282,7 @@ class _Receive(_End):
         if self.header is None:
             return
         if self.landing is None or not self.landing.is_free():
-            self.landing = Landing(self.header)
+            self.landing = self.exchange.landing(self.half, self.header)
         receive = self.exchange.wire.receive
         landing = self.landing
         self.works = self.exchange.start(

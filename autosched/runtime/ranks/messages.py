@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,31 +20,37 @@ from autosched._lib.copying import ALIGNMENT, span
 from autosched._lib.tree import flatten
 from autosched.errors import ScheduleError, shown
 
-__all__ = ["Header", "Landing", "described", "header_of", "is_fixed", "rows", "signature", "sizes"]
+__all__ = ["Header", "Landing", "described", "header_of", "in_host_memory", "is_fixed"]
+__all__ += ["on_device", "rows", "signature", "sizes"]
 
 Header = Any  # of JSON: a list that begins with the kind
+Blank = Callable[[Sequence[int], Sequence[int], torch.dtype, int], torch.Tensor]
 _PLAIN = (str, int, float, bool, type(None))
 
 
-def header_of(value: Any) -> Header:
-    """Return the header of a value. Raises ScheduleError for what cannot be sent."""
+def header_of(value: Any, kind: str = "cpu") -> Header:
+    """Return the header of a value whose tensors are on a kind of device.
+
+    Raises ScheduleError for what cannot be sent.
+    """
     if isinstance(value, torch.Tensor):
-        return ["tensor", *_facts(value)]
+        return ["tensor", *_facts(value, kind)]
     if type(value) in (list, tuple):
-        return [type(value).__name__, [header_of(item) for item in value]]
+        return [type(value).__name__, [header_of(item, kind) for item in value]]
     if type(value) is dict and all(type(key) is str for key in value):
-        return ["dict", {key: header_of(item) for key, item in value.items()}]
+        return ["dict", {key: header_of(item, kind) for key, item in value.items()}]
     if type(value) in _PLAIN:
         return ["plain", value]
     allowed = "tensors, numbers, strings, None, and lists, tuples and dicts of them can"
     raise ScheduleError(f"{shown(value)[:80]} cannot be sent to another rank; {allowed}")
 
 
-def _facts(tensor: torch.Tensor) -> list[Any]:
+def _facts(tensor: torch.Tensor, kind: str) -> list[Any]:
     """Return shape, strides, dtype, address modulo the alignment, and flags."""
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != kind:
         what = f"a tensor of {tensor.layout} on {tensor.device}"
-        raise ScheduleError(f"{what} cannot be sent to another rank; dense ones on the CPU can")
+        where = "the CPU" if kind == "cpu" else kind
+        raise ScheduleError(f"{what} cannot be sent to another rank; dense ones on {where} can")
     flags = (tensor.is_conj(), tensor.is_neg(), tensor.requires_grad and tensor.is_leaf)
     dtype = str(tensor.dtype).removeprefix("torch.")
     at = tensor.data_ptr() % ALIGNMENT
@@ -133,11 +139,12 @@ def _distinct(tensor: torch.Tensor) -> torch.Tensor:
 class Landing:
     """Memory for a value that arrives: ``rows`` to receive into, and ``value`` afterwards.
 
-    It can serve the next run, too, if nothing else refers to the value any more.
+    It can serve the next run, too, if nothing else refers to the value any more. ``blank`` makes
+    tensors: in host memory, which may be page-locked, or on a device.
     """
 
-    def __init__(self, header: Header):
-        self.value = _make(header)
+    def __init__(self, header: Header, blank: Blank | None = None):
+        self.value = _make(header, blank or in_host_memory)
         self.rows: list[torch.Tensor] = []
         self._packed: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._tensors = [leaf for leaf in flatten(self.value) if isinstance(leaf, torch.Tensor)]
@@ -153,7 +160,7 @@ class Landing:
             self.rows.append(_whole(tensor))
             return
         apart = _distinct(tensor)
-        packed = torch.empty(apart.shape, dtype=tensor.dtype)
+        packed = torch.empty(apart.shape, dtype=tensor.dtype, device=tensor.device)
         self._packed.append((apart, packed))
         self.rows.append(packed.view(-1).view(torch.uint8))
 
@@ -174,40 +181,62 @@ class Landing:
         ]
 
 
-def _make(header: Header) -> Any:
+def _make(header: Header, blank: Blank) -> Any:
     """Return a value with this header; its tensors have no contents yet."""
     kind, *rest = header
     match kind:
         case "tensor":
-            return _empty(*rest)
+            return _empty(blank, *rest)
         case "list":
-            return [_make(item) for item in rest[0]]
+            return [_make(item, blank) for item in rest[0]]
         case "tuple":
-            return tuple([_make(item) for item in rest[0]])
+            return tuple([_make(item, blank) for item in rest[0]])
         case "dict":
-            return {key: _make(item) for key, item in rest[0].items()}
+            return {key: _make(item, blank) for key, item in rest[0].items()}
     return rest[0]
 
 
 def _empty(
-    shape: Sequence[int], strides: Sequence[int], name: str, at: int, conj: int, neg: int, grad: int
+    blank: Blank,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    name: str,
+    at: int,
+    conj: int,
+    neg: int,
+    grad: int,
 ) -> torch.Tensor:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise ScheduleError(f"another rank sent a tensor of an unknown dtype, {shown(name)}")
-    reach = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-    storage = _storage(0 if 0 in shape else reach * dtype.itemsize, at)
-    tensor = torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
+    tensor = blank(shape, strides, dtype, at)
     tensor = torch._neg_view(tensor) if neg else tensor
     tensor = tensor.conj() if conj else tensor
     return tensor.requires_grad_() if grad else tensor
 
 
-def _storage(size: int, at: int) -> Any:
+def in_host_memory(
+    shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, at: int, pinned: bool = False
+) -> torch.Tensor:
+    """Return a tensor that begins ``at`` bytes after a multiple of 64, page-locked if asked."""
+    reach = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+    storage = _storage(0 if 0 in shape else reach * dtype.itemsize, at, pinned)
+    return torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
+
+
+def on_device(
+    device: torch.device, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, at: int
+) -> torch.Tensor:
+    """Return a tensor on a device, allocated by its current stream."""
+    return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+
+def _storage(size: int, at: int, pinned: bool) -> Any:
     """Return a storage of so many bytes that begins ``at`` bytes after a multiple of 64."""
     if not at:
-        return torch.empty(size, dtype=torch.uint8).untyped_storage()  # torch aligns it
-    block = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
+        block = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+        return block.untyped_storage()  # torch aligns it
+    block = torch.empty(size + ALIGNMENT, dtype=torch.uint8, pin_memory=pinned)
     start = (at - block.data_ptr()) % ALIGNMENT
     dlpack: Any = torch.utils.dlpack
     row = dlpack.from_dlpack(dlpack.to_dlpack(block[start : start + size]))

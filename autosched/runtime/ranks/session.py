@@ -2,7 +2,10 @@
 
 A rank that fails first writes why into the store, and then loses the wire and tells all others.
 A rank whose wire is lost reads why, and raises it with what it was waiting for. The next run makes a
-new wire, unless a rank has gone: then torchrun must start all of them again.
+new wire, unless a rank has gone, or hangs: then torchrun must start all of them again.
+
+The store may be in the process of the rank that hangs, and then all its functions do. So failures
+are read and written in threads that are given up.
 """
 
 from __future__ import annotations
@@ -13,16 +16,20 @@ import json
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
+from autosched._lib.processes import identity, is_stopped
 from autosched.errors import AutoschedError, RankError, TaskError
 from autosched.machine import cluster
 from autosched.machine.cluster import Joined, joined
+from autosched.runtime.ranks.heartbeat import Heartbeat
 from autosched.runtime.ranks.watch import Watch
 from autosched.runtime.ranks.wire import Wire, new_group
 
 __all__ = ["Session", "leave", "session"]
 
+T = TypeVar("T")
 _PATIENCE = 0.5  # seconds for the rank that failed to write why
 _NAP = 1e-3
 
@@ -38,15 +45,27 @@ class Session:
         self.meeting = member.meeting
         self.meeting.alive = self.check
         self.absent: dict[int, str] = {}  # the ranks that are not there, and how they went
+        self.is_hanging = False  # one of them
         self.generation = 0  # of the wire
         self.told: AutoschedError | None = None  # the last failure of another rank
         self._wire: Wire | None = None
         self._guard = threading.Lock()
         self._failed = -1  # the last wire that is known to have failed
+        self.store.set(f"process/{self.rank}", identity())
         group = new_group("watch", self.store, self.rank, self.size)
-        on_news = self._lose, self._gone, self._left
+        on_news = self._lose, self._gone, self._left, self._hangs
         self._watch = Watch(group, self.rank, self.size, *on_news)
+        self._heartbeat = self._listen(group, member.heartbeat)
         atexit.register(self.close)
+
+    def _listen(self, group: object, limit: float | None) -> Heartbeat:
+        """Listen to the rank before this one, and look at the one before it on this host."""
+        hosts = self.hosts or [""] * self.size
+        near = [rank for rank in range(self.size) if hosts[rank] == hosts[self.rank]]
+        beside = near[near.index(self.rank) - 1]
+        process = self.store.get(f"process/{beside}").decode()
+        look = beside, lambda: is_stopped(process)
+        return Heartbeat(group, self.rank, self.size, limit, self._hangs, *look)
 
     # ---- the wire
 
@@ -57,6 +76,7 @@ class Session:
         before something is needed from it.
         """
         if self._wire is None or self._failed == self.generation:
+            self.check()
             self.generation = self._failed + 1
             # All are here before they connect: gloo would wait for those that do not come.
             self.meeting.agree("a run", str(self.generation), _same)
@@ -72,7 +92,7 @@ class Session:
         return self._failed >= self.generation
 
     def check(self) -> None:
-        """Raise RankError if a rank has gone, or has left."""
+        """Raise RankError if a rank has gone, has left, or hangs."""
         if self.absent:
             raise RankError(next(iter(self.absent.values())))
 
@@ -81,8 +101,8 @@ class Session:
     def give_up(self, kind: str, why: str) -> None:
         """Tell all ranks why this run has failed, unless another one was first; wake them."""
         text = json.dumps([self.rank, kind, why])
-        with contextlib.suppress(RuntimeError):  # the store may have gone with its process
-            self.store.compare_set(f"why/{self.generation}", "", text)
+        key = f"why/{self.generation}"
+        self._ask(lambda: self.store.compare_set(key, "", text))
         self._lose(self.generation)
 
     def cause(self, pending: str) -> AutoschedError:
@@ -98,16 +118,38 @@ class Session:
 
     def _why(self) -> tuple[str, str]:
         """Return why the wire was lost; a rank that fails writes it before it loses its own."""
+        found = self._ask(self._read)
+        if found is None and self.absent:
+            return "rank", next(iter(self.absent.values()))
+        return found or ("rank", "the connection to another rank broke, and none said why")
+
+    def _read(self) -> tuple[str, str] | None:
+        """Wait until a rank has written why the wire was lost, or is known to be absent."""
         deadline = time.monotonic() + _PATIENCE
         while time.monotonic() < deadline:
-            with contextlib.suppress(RuntimeError):
+            with contextlib.suppress(RuntimeError):  # the store may have gone with its process
                 if self.store.check([f"why/{self.generation}"]):
                     _, kind, why = json.loads(self.store.get(f"why/{self.generation}"))
                     return kind, why
             if self.absent:
-                return "rank", next(iter(self.absent.values()))
+                return None
             time.sleep(_NAP)
-        return "rank", "the connection to another rank broke, and none said why"
+        return None
+
+    def _ask(self, ask: Callable[[], T]) -> T | None:
+        """Return what the store is asked for; None if it has gone, or does not answer."""
+        answers: list[T] = []
+
+        def asking() -> None:
+            with contextlib.suppress(RuntimeError):
+                answers.append(ask())
+
+        thread = threading.Thread(target=asking, daemon=True, name="store")
+        thread.start()
+        deadline = time.monotonic() + 2 * _PATIENCE
+        while thread.is_alive() and not self.is_hanging and time.monotonic() < deadline:
+            thread.join(_NAP)
+        return answers[0] if answers else None
 
     def _lose(self, generation: int) -> None:
         """Lose this wire, unless it is lost already, and tell the others."""
@@ -137,9 +179,20 @@ class Session:
         if "gone" in why:
             self.give_up("rank", why)
 
+    def _hangs(self, rank: int) -> None:
+        """Give up a rank that does not answer, and tell the others, without the store."""
+        if rank in self.absent:
+            return
+        who = "this rank" if rank == self.rank else self.named(rank)
+        self.absent[rank] = f"{who} hangs: its process was stopped, or does not answer"
+        self.is_hanging = True
+        self._watch.tell_hangs(rank)
+        self._lose(self.generation)
+
     def close(self) -> None:
         """Leave the other ranks; they are told."""
         atexit.unregister(self.close)
+        self._heartbeat.close()
         self._watch.close()
         if self._wire is not None:
             self._wire.lose()

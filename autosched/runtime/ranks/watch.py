@@ -2,8 +2,8 @@
 
 A rank that computes, or waits for a rank that is alive, would not notice. So each has a receive open
 from every other, in a group of its own, and a thread that waits for it. What arrives is news of a
-failure, or the farewell of a rank whose program ends; a broken connection is that of a rank that was
-killed. Beyond 64 ranks each watches its two neighbours, and news is passed on.
+failure, or of a rank that hangs, or the farewell of a rank whose program ends; a broken connection is
+that of a rank that was killed. Beyond 64 ranks each watches its two neighbours, and news is passed on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from autosched.runtime.ranks.wire import lose
 
 __all__ = ["Watch"]
 
-_FAREWELL = -1
+_FAREWELL = -1  # lower numbers tell of a rank that hangs
 _ALL = 64  # ranks, each of which watches all others
 _PATIENCE = 1.0  # seconds for the threads to end
 _MOMENT = timedelta(milliseconds=50)  # for a farewell, whose receive is posted already
@@ -30,7 +30,7 @@ class Watch:
     """Threads that wait for news of other ranks.
 
     ``failed`` is called with the number that a rank told, ``gone`` with a rank whose connection
-    broke, and ``left`` with one that said farewell.
+    broke, ``left`` with one that said farewell, and ``hangs`` with one of which another rank tells.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class Watch:
         failed: Callable[[int], None],
         gone: Callable[[int], None],
         left: Callable[[int], None],
+        hangs: Callable[[int], None],
     ):
         self.group = group
         self.rank = rank
@@ -48,6 +49,7 @@ class Watch:
         self.failed = failed
         self.gone = gone
         self.left = left
+        self.hangs = hangs
         self.is_closed = False
         near = range(size) if size <= _ALL else {(rank + 1) % size, (rank - 1) % size}
         self.others = [other for other in near if other != rank]
@@ -60,6 +62,13 @@ class Watch:
 
     def tell(self, number: int) -> None:
         """Tell others of a failure."""
+        self._send(number)
+
+    def tell_hangs(self, rank: int) -> None:
+        """Tell others of a rank that hangs."""
+        self._send(_FAREWELL - 1 - rank)
+
+    def _send(self, number: int) -> None:
         for other in self.others:
             with contextlib.suppress(RuntimeError):
                 self.group.send([torch.tensor([number])], other, 0)
@@ -87,4 +96,7 @@ class Watch:
             if int(news) == _FAREWELL:
                 self.left(other)
                 return
-            self.failed(int(news))
+            if int(news) < _FAREWELL:
+                self.hangs(_FAREWELL - 1 - int(news))
+            else:
+                self.failed(int(news))

@@ -62,6 +62,7 @@ class Wire:
         self.rank = rank
         self.size = size
         self.is_lost = False
+        self.others: list[Any] = []  # wires that are lost with this one
         bits = (size - 1).bit_length()
         names = [f"{name} {number}" for number in range(2 * bits)]
         self.groups = [new_group(each, store, rank, size) for each in names]
@@ -79,3 +80,5 @@ class Wire:
         self.is_lost = True
         for group in self.groups:
             lose(group, self.rank, self.size)
+        for wire in self.others:
+            wire.lose()

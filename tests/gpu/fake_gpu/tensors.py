@@ -324,10 +324,11 @@ def _copy(target: Any, source: Any, non_blocking: bool = False) -> Any:
 
 def _is_plain(target: Any, source: Any) -> bool:
     """Whether a copy is one of bytes in a row."""
+    steps = zip(target.shape, target.stride(), source.stride(), strict=False)
     alike = (
         target.dtype == source.dtype
         and target.shape == source.shape
-        and target.stride() == source.stride()
+        and all(a == b for n, a, b in steps if n > 1)
     )
     dense = torch.ops.aten.is_non_overlapping_and_dense.default
     return alike and (target.numel() < 2 or (dense(_memory(target)) and dense(_memory(source))))

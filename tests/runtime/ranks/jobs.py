@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # optimizers do, which takes a second; the processes of jobs are forked after it
 
 import autosched as asc
 from autosched._lib.copying import ALIGNMENT
 from autosched._lib.tree import flatten
+from autosched.measurement import ranks as ranks_module
 from autosched.runtime.ranks import messages
+from autosched.runtime.ranks import session as session_module
 from autosched.runtime.ranks.session import session
 from autosched.testing.strategies import inputs_for
+from tests.runtime.ranks.processes import until
 
 # ---- the wire
 
@@ -182,8 +188,13 @@ def round_trip(before: Any = torch.abs) -> asc.Graph:
     return graph
 
 
-def fail_in_run(how: str, folder: str) -> list[str]:
-    """Let rank 1 fail in the third of five runs; return what each run ended with."""
+def fail_in_run(how: str, folder: str, heartbeat: float = 10.0) -> list[str]:
+    """Let rank 1 fail in the third of five runs; return what each run ended with.
+
+    With a short ``heartbeat``, no rank looks whether others are stopped.
+    """
+    if heartbeat < 10:
+        session_module.is_stopped = lambda _: False
     runs = [0]
 
     def before(x: torch.Tensor) -> torch.Tensor:
@@ -192,7 +203,7 @@ def fail_in_run(how: str, folder: str) -> list[str]:
             fail(how, Path(folder))
         return x + 1
 
-    machine = asc.Machine.cluster(timeout=5)
+    machine = asc.Machine.cluster(timeout=5, heartbeat=heartbeat)
     ended = []
     with asc.schedule(round_trip(before), machine) as schedule:
         for number in range(5):
@@ -207,7 +218,7 @@ def fail_in_run(how: str, folder: str) -> list[str]:
             ended.append(text)
             if time.monotonic() - begun > 4:
                 ended[-1] += " (late)"
-            if "gone" in text:
+            if "gone" in text or "hangs" in text:
                 break
     return ended
 
@@ -222,6 +233,13 @@ def fail(how: str, folder: Path) -> None:
         return
     if how == "hang":
         time.sleep(1)
+        return
+    if how == "busy":
+        ctypes.PyDLL(None).usleep(800_000)  # with the lock of Python
+        return
+    if how == "stop":
+        (folder / "here").touch()  # the test stops this process for a while
+        until((folder / "go on").exists)
         return
     (folder / "here").touch()  # the test kills this process
     time.sleep(60)
@@ -266,6 +284,42 @@ def keep_memory() -> tuple[int, int]:
             seen[1] |= {item.data_ptr() for item in found.values()}
     assert all(bool((item == 4).all()) for item in kept)
     return len(seen[0]), len(seen[1])
+
+
+def measure() -> tuple[str, str]:
+    """Measure a cluster that seems to have two hosts; return its JSON, and that of one with one."""
+    ranks_module.SIZES = (1 << 10, 1 << 16, 1 << 20)
+    machine = asc.Machine.cluster()
+    assert machine.rank is not None
+    devices = [replace(device, host=f"host {device.rank == 2}") for device in machine.devices]
+    apart = replace(machine, devices=tuple(devices))
+    found = [asc.measure_machine(each, repeat=2).to_json() for each in (apart, machine)]
+    return found[0], found[1]
+
+
+def profile(late: float, count: int) -> Any:
+    """Profile runs of a graph; the clock of rank 1 is late, and rank 0 profiles ``count`` runs."""
+    machine = asc.Machine.cluster()
+    clock = time.perf_counter
+    if machine.rank == 1:
+        time.perf_counter = lambda: clock() - late
+    try:
+        with asc.schedule(round_trip(), machine) as schedule:
+            given = {name: torch.ones(1000) for name in schedule.inputs_here}
+            repeat = count if machine.rank == 0 else 2
+            found = schedule.profile(**given, repeat=repeat, warmup=1)
+            expected = [
+                (span.kind, span.name, span.streams, span.instruction)
+                for span in schedule.simulate().spans
+            ]
+            trace = asc.viz.perfetto_json(schedule.simulate(), measured=found)
+            page = schedule.page(found)
+            costs = found.costs()
+        return replace(found, learn=None, runs=()), len(found.runs), expected, trace, page, costs
+    except asc.AutoschedError as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        time.perf_counter = clock
 
 
 def fork() -> list[Any]:

@@ -21,7 +21,7 @@ from autosched.machine import cluster
 from autosched.runtime.ranks.session import leave
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.runtime.ranks.jobs"])
+CONTEXT.set_forkserver_preload(["tests.runtime.ranks.jobs", "tests.runtime.ranks.gpu_jobs"])
 BOUND = 30.0  # seconds that any wait may take
 
 
@@ -81,6 +81,10 @@ class Ranks:
         for rank, (_, pipe) in enumerate(self.workers[:size]):
             pipe.send((self.jobs, rank, size, job, args))
         return [process for process, _ in self.workers[:size]]
+
+    def has_result(self, rank: int) -> bool:
+        """Whether a rank has ended its job."""
+        return bool(self.workers[rank][1].poll())
 
     def results(self, size: int) -> list[tuple[Any, str]]:
         """Return for each rank its result, and a traceback if it raised; None for the dead."""

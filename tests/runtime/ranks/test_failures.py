@@ -53,6 +53,26 @@ def test_a_killed_rank_is_named_on_all_others(mortals, tmp_path):
         assert "(late)" not in ended[2]
 
 
+@pytest.mark.parametrize("heartbeat", [10.0, 0.3])
+def test_a_stopped_rank_is_named_on_all_others(mortals, tmp_path, heartbeat):
+    victim = mortals.start(jobs.fail_in_run, 3, "stop", str(tmp_path), heartbeat)[1]
+    until((tmp_path / "here").exists)
+    os.kill(victim.pid, signal.SIGSTOP)
+    until(lambda: all(mortals.has_result(rank) for rank in (0, 2)))
+    (tmp_path / "go on").touch()
+    os.kill(victim.pid, signal.SIGCONT)
+    for rank, (ended, _) in enumerate(mortals.results(3)):
+        who = "this rank" if rank == 1 else "rank 1"
+        why = f"RankError: {who} hangs: its process was stopped, or does not answer"
+        assert ended[2].startswith(why)
+        assert rank == 1 or f"rank {rank} waited: {WAITS[rank]}" in ended[2]
+
+
+def test_a_rank_that_computes_is_not_given_up(mortals, tmp_path):
+    for rank, ended in enumerate(mortals.run(jobs.fail_in_run, 3, "busy", str(tmp_path), 0.4)):
+        assert ended == (["-2", "0", "2", "4", "6"] if rank == 0 else [""] * 5)
+
+
 @pytest.mark.parametrize(
     ("what", "message"),
     [

@@ -12,9 +12,8 @@ from tests.sample_policies import policies
 pytestmark = pytest.mark.xdist_group("ranks")
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-@given(data=st.data(), policy=policies, streams=st.integers(1, 2))
-def test_runs_equal_the_serial_run(ranks, size, data, policy, streams):
+@given(data=st.data(), size=st.integers(2, 4), policy=policies, streams=st.integers(1, 2))
+def test_runs_equal_the_serial_run(ranks, data, size, policy, streams):
     devices = tuple(f"cpu:{rank}" for rank in range(size))
     graph = data.draw(graphs(devices))
     outputs = data.draw(st.none() | st.sampled_from(devices))

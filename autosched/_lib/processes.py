@@ -1,0 +1,48 @@
+"""Look at other processes of this host, as Linux shows them in ``/proc``."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from pathlib import Path
+
+__all__ = ["identity", "is_stopped"]
+
+_STARTED = 19  # the place of the start time behind the state, in /proc/<pid>/stat
+
+
+def identity() -> str:
+    """Return what tells this process from all others, on all hosts; empty where there is no /proc.
+
+    Processes of different containers may have one number, and one may be reused.
+    """
+    with contextlib.suppress(OSError):
+        return f"{_place()} {os.getpid()} {_stat(os.getpid())[_STARTED]}"
+    return ""
+
+
+def is_stopped(process: str) -> bool:
+    """Whether a process with this identity is on this host, and a signal has stopped it.
+
+    >>> is_stopped(identity())
+    False
+    """
+    with contextlib.suppress(OSError, ValueError):
+        place, number, started = process.rsplit(" ", 2)
+        stat = _stat(int(number))
+        return stat[0] == "T" and stat[_STARTED] == started and place == _place()
+    return False
+
+
+@functools.cache
+def _place() -> str:
+    """Return the boot of this host, and the namespace in which processes are numbered."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+
+
+def _stat(number: int) -> list[str]:
+    """Return the state of a process, and what follows it."""
+    text = Path(f"/proc/{number}/stat").read_text(encoding="utf-8", errors="replace")
+    return text.rpartition(")")[2].split()

@@ -1,0 +1,142 @@
+"""Measure the network of a cluster, and the devices of all its ranks.
+
+One pair of ranks on one host, and one on two hosts, exchange rows of many sizes, and a line is
+fitted to the times, as for links. Other pairs are taken to be alike. Each rank measures its own
+devices. All ranks get the same machine.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import torch
+
+from autosched.machine.machine import Device, Link, Machine, Network
+from autosched.measurement.links import SIZES, fitted, is_possible
+from autosched.runtime.ranks.session import Session, session
+from autosched.runtime.ranks.wire import Wire
+
+__all__ = ["measured_cluster", "network_of"]
+
+_SECONDS = 2.0  # for each size, about
+_TAG = 2**31 - 3  # that no program has
+Lines = Mapping[str, tuple[float, float]]  # by kind of pair, bytes per second and latency
+
+
+def measured_cluster(machine: Machine, repeat: int, own: Callable[[Machine], Machine]) -> Machine:
+    """Return the machine of all ranks with its network as measured. Collective.
+
+    ``own`` measures the machine of one rank.
+    """
+    here = session()
+    here.wire()  # all ranks make it together
+    lines: dict[str, Any] = {}
+    for kind, pair in _pairs(machine).items():
+        here.meeting.agree("measure_machine()", "", lambda _: "")  # nobody else is busy
+        if here.rank in pair:
+            seconds = _seconds(here, *pair, repeat)
+            lines |= {kind: fitted(seconds)} if here.rank == pair[0] else {}
+    mine = own(_part(machine, here.rank))
+    text = json.dumps([lines, mine.to_json()])
+    made = here.meeting.agree("measured machines", text, lambda all: _joined(machine, all))
+    return Machine.from_json(made)
+
+
+def _pairs(machine: Machine) -> dict[str, tuple[int, int]]:
+    """Return the first pair of ranks on one host, and the first on two, if there are any."""
+    hosts = {machine.ranks[name]: host for name, host in machine.hosts.items()}
+    found: dict[str, tuple[int, int]] = {}
+    for a, b in combinations(hosts, 2):
+        found.setdefault("near" if hosts[a] == hosts[b] else "far", (a, b))
+        if len(found) == 2:
+            break
+    return found
+
+
+def _seconds(here: Session, first: int, second: int, repeat: int) -> dict[int, float]:
+    """Return the least seconds of a row from one rank to the other, by size.
+
+    The first one says how many round trips there are of each size, so that none takes long.
+    """
+    wire = here.wire()
+    other = second if here.rank == first else first
+    found: dict[int, float] = {}
+    rate = 0.0  # of the last size, seconds per byte in both directions
+    try:
+        for size in SIZES:
+            trips = repeat if not rate else max(1, min(repeat, int(_SECONDS / (rate * size))))
+            count = torch.tensor([1 + trips])  # the first one warms up
+            _pass(wire, first, other, count.view(torch.uint8))
+            row = torch.zeros(size, dtype=torch.uint8)
+            seconds = [_trip(wire, first, other, row) for _ in range(int(count))]
+            rate = min(seconds[1:]) / size
+            found[size] = min(seconds[1:]) / 2
+    except RuntimeError as error:
+        raise here.cause(f"to measure the network with rank {other}") from error
+    return found
+
+
+def _trip(wire: Wire, first: int, other: int, row: torch.Tensor) -> float:
+    """Let a row go to the other rank and come back; return the seconds."""
+    begun = time.perf_counter()
+    _pass(wire, first, other, row)
+    _pass(wire, other if wire.rank == first else wire.rank, other, row)
+    return time.perf_counter() - begun
+
+
+def _pass(wire: Wire, sender: int, other: int, row: torch.Tensor) -> None:
+    """Send a row to the other rank, if this one is the sender; or else receive it."""
+    move = wire.send if wire.rank == sender else wire.receive
+    move(row, other, _TAG).wait()
+
+
+def _part(machine: Machine, rank: int) -> Machine:
+    """Return the devices of a rank, and the links between them."""
+    own = {name for name, number in machine.ranks.items() if number == rank}
+    links = [link for link in machine.links if {link.source, link.destination} <= own]
+    devices = [device for device in machine.devices if device.name in own]
+    return Machine(devices, links, contention=machine.contention)
+
+
+def _joined(machine: Machine, texts: Sequence[str]) -> str:
+    """Return the JSON of the machine, with what the ranks have measured."""
+    lines: dict[str, Any] = {}
+    devices: dict[str, Device] = {}
+    links: dict[tuple[str, str], Link] = {}
+    for found, text in map(json.loads, texts):
+        lines |= found
+        part = Machine.from_json(text)
+        devices |= {device.name: device for device in part.devices}
+        links |= {(link.source, link.destination): link for link in part.links}
+    known = {kind: line for kind, line in lines.items() if is_possible(line)}
+    made = replace(
+        machine,
+        devices=tuple(devices[device.name] for device in machine.devices),
+        links=tuple(links[link.source, link.destination] for link in machine.links),
+        network=machine.network and network_of(machine.network, known),
+    )
+    return made.to_json()
+
+
+def network_of(network: Network, lines: Lines) -> Network:
+    """Return a network with measured rates; ``"near"`` are those of ranks on one host.
+
+    >>> network_of(Network(1e9, on_host=Network(5e9)), {"far": (2e9, 1e-4)})
+    Network(bytes_per_second=2000000000.0, latency=0.0001, direct=False, \
+on_host=Network(bytes_per_second=5000000000.0, latency=0.0, direct=False, on_host=None))
+    >>> network_of(Network(1e9), {"near": (2e9, 0.0)}).bytes_per_second
+    2000000000.0
+    """
+    near, far = (lines.get(kind) for kind in ("near", "far"))
+    if near is not None and far is None and network.on_host is None:  # of one host
+        far, near = near, None
+    if far is not None:
+        network = replace(network, bytes_per_second=far[0], latency=far[1])
+    if near is not None:
+        network = replace(network, on_host=Network(*near))
+    return network

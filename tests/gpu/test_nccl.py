@@ -1,0 +1,384 @@
+"""Direct copies between GPUs of ranks, over a fake of NCCL that checks its rules; threads play ranks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import autosched as asc
+from autosched.machine.network import Network
+from autosched.program.program import Program
+from autosched.runtime.execute import Executor
+from autosched.runtime.ranks.accelerators import AcceleratorRanks
+from autosched.runtime.ranks.nccl import channels
+from autosched.runtime.ranks.wire import colour
+from autosched.testing import graphs, inputs_for
+from tests.gpu.fake_gpu import playing
+from tests.gpu.fake_nccl import World
+
+COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
+PATIENCE = 20.0
+
+
+class Hub:
+    """What threads that play ranks have instead of gloo."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.rows: dict[Any, deque[torch.Tensor]] = defaultdict(deque)
+        self.lost = False
+        self.why = ""
+
+    def lose(self) -> None:
+        with self.changed:
+            self.lost = True
+            self.changed.notify_all()
+
+
+class HostWire:
+    """A rank's wire of the hosts."""
+
+    def __init__(self, hub: Hub, rank: int):
+        self.hub = hub
+        self.rank = rank
+        self.others: list[Any] = []
+
+    @property
+    def is_lost(self) -> bool:
+        return self.hub.lost
+
+    def send(self, row: torch.Tensor, rank: int, tag: int) -> Any:
+        with self.hub.changed:
+            self.hub.rows[self.rank, rank, tag].append(row.clone())
+            self.hub.changed.notify_all()
+        return Received(self.hub, None, None)
+
+    def receive(self, row: torch.Tensor, rank: int, tag: int) -> Any:
+        return Received(self.hub, row, (rank, self.rank, tag))
+
+
+class Received:
+    """A work of the hosts' wire."""
+
+    def __init__(self, hub: Hub, row: torch.Tensor | None, key: Any):
+        self.hub, self.row, self.key = hub, row, key
+
+    def wait(self) -> None:
+        if self.row is None:
+            return
+        with self.hub.changed:
+            rows = self.hub.rows[self.key]
+            there = self.hub.changed.wait_for(lambda: rows or self.hub.lost, PATIENCE)
+            if self.hub.lost or not there:
+                raise RuntimeError("Connection closed by peer" if self.hub.lost else "it hangs")
+            row = rows.popleft()
+        self.row[: len(row)].copy_(row)
+
+
+class Session:
+    """What a rank knows of the others."""
+
+    def __init__(self, hub: Hub, world: World, rank: int):
+        self.hub, self.world, self.rank = hub, world, rank
+        self.told: Any = None
+        self.own = HostWire(hub, rank)
+
+    def wire(self) -> HostWire:
+        return self.own
+
+    def named(self, rank: int) -> str:
+        return f"rank {rank}"
+
+    def give_up(self, kind: str, why: str) -> None:
+        self.hub.why = self.hub.why or why
+        self.hub.lose()
+        self.lose()
+
+    def lose(self) -> None:
+        for other in self.own.others:
+            other.lose()
+
+    def cause(self, pending: str) -> asc.RankError:
+        self.told = asc.RankError(f"{self.hub.why}\n    rank {self.rank} waited: {pending}")
+        self.hub.lose()
+        self.lose()
+        return self.told
+
+
+class PlayedRanks(AcceleratorRanks):
+    """A rank that a thread plays."""
+
+    def __init__(self, whole: Program, session: Session):
+        super().__init__(whole)
+        self.own_session = session
+
+    def attach(self, program: Program, machine: asc.Machine) -> None:
+        self.session = self.own_session  # type: ignore[assignment]
+        self.part = program
+
+    def connect(self) -> Any:
+        return self.own_session.world.connect(self.session.rank)
+
+    def begin(self, stopped: Any) -> None:
+        super().begin(stopped)
+        self.own_session.world.begin(self.session.rank)
+
+    def join(self) -> None:
+        super().join()
+        self.own_session.world.end(self.session.rank)
+
+
+def cluster(ranks: int) -> asc.Machine:
+    """A machine of ranks with a played GPU each, which a network joins directly."""
+    made = asc.Machine.emulated(gpus=1, hosts=ranks, network=Network(1e9, 1e-5, direct=True))
+    devices = [replace(d, imagined=False, physical=None) for d in made.devices]
+    return asc.Machine(devices, made.links, network=made.network)
+
+
+class Cluster:
+    """The executors of all ranks of a program, in threads."""
+
+    def __init__(self, program: Program, graph: asc.Graph, machine: asc.Machine, gpus: Any):
+        self.world = World(gpus, range(len({*machine.ranks.values()})))
+        self.hub = Hub()
+        self.program = program
+        self.machine = machine
+        self.ranks = sorted({*machine.ranks.values()})
+        self.sessions = [Session(self.hub, self.world, rank) for rank in self.ranks]
+        self.executors = []
+        for session in self.sessions:
+            part = program.part(session.rank)
+            backend = PlayedRanks(program, session)
+            made = Executor(part, graph, machine, backend, [0.0] * len(part))
+            self.executors.append(made)
+
+    def each(self, call: Callable[[int], Any]) -> list[Any]:
+        """Return what a function returns or raises in each rank."""
+        found: list[Any] = [None] * len(self.ranks)
+
+        def run(rank: int) -> None:
+            try:
+                found[rank] = call(rank)
+            except BaseException as error:
+                found[rank] = error
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in self.ranks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(3 * PATIENCE)
+            assert not thread.is_alive(), "a rank hangs"
+        return found
+
+    def run(self, inputs: Mapping[str, torch.Tensor]) -> list[Any]:
+        """Run once; return the outputs of each rank, on the host."""
+        homes = dict(self.program.inputs)
+
+        def call(rank: int) -> dict[str, torch.Tensor]:
+            own = {n: t for n, t in inputs.items() if self.machine.ranks[homes[n]] == rank}
+            given = {n: t.to(self.place(homes[n])) for n, t in own.items()}
+            found = {**given, **self.executors[rank](given)}
+            return {name: tensor.cpu() for name, tensor in found.items()}
+
+        return self.each(call)
+
+    def place(self, device: str) -> str:
+        return self.machine.physical[device] or "cpu"
+
+    def close(self) -> None:
+        for executor in self.executors:
+            executor.close()
+
+
+def ran(graph: asc.Graph, machine: asc.Machine, policy: str, seed: int, runs: int = 3) -> list[Any]:
+    """Run a graph over ranks, some times; return what differs from the serial run."""
+    program = asc.schedule(
+        graph, replace(machine, imagined=True), policy=policy, costs=COSTS
+    ).program
+    expected = inputs_for(graph)
+    expected |= graph.run_serial(**expected)
+    wrong: list[Any] = []
+    with playing(len({*machine.ranks.values()}), seed) as gpus:
+        over = Cluster(program, graph, machine, gpus)
+        for _ in range(runs):
+            for found in over.run(inputs_for(graph)):
+                if isinstance(found, BaseException):
+                    raise found
+                wrong += [n for n, item in found.items() if not torch.equal(item, expected[n])]
+        over.close()
+        over.world.check()
+    return wrong
+
+
+# ---- the law
+
+
+@settings(max_examples=settings().max_examples * 2 // 3)
+@given(
+    data=st.data(),
+    ranks=st.integers(2, 4),
+    policy=st.sampled_from(["round_robin", "heft"]),
+    seed=st.integers(0, 10**6),
+)
+def test_every_program_keeps_the_rules_of_nccl_and_gives_what_the_serial_run_gives(
+    data: st.DataObject, ranks: int, policy: str, seed: int
+) -> None:
+    machine = cluster(ranks)
+    graph = data.draw(graphs(machine.names))
+    assume(not any(task.random for task in graph.tasks))
+    try:
+        assert ran(graph, machine, policy, seed) == []
+    except asc.ScheduleError as error:
+        assume("one rank" not in str(error))
+        raise
+
+
+def ring(ranks: int, rounds: int = 2) -> asc.Graph:
+    """A graph in which each GPU sends to the next, all at once."""
+    graph = asc.Graph("ring")
+    values = []
+    for rank in range(ranks):
+        with graph.on(f"cuda:{rank}"):
+            values.append(graph.input(f"x{rank}") * 2)
+    for _ in range(rounds):
+        moved = []
+        for rank in range(ranks):
+            with graph.on(f"cuda:{rank}"):
+                moved.append(torch.sin(values[rank - 1]) + values[rank])
+        values = moved
+    graph.output(**{f"y{rank}": value for rank, value in enumerate(values)})
+    return graph
+
+
+def run_ring(ranks: int, rounds: int = 2, seed: int = 3) -> None:
+    """Run a ring on ranks, with other numbers in each run."""
+    graph = ring(ranks, rounds)
+    machine = cluster(ranks)
+    program = asc.schedule(graph, replace(machine, imagined=True), costs=COSTS).program
+    with playing(ranks, seed) as gpus:
+        gpus.eagerness = 0.0
+        over = Cluster(program, graph, machine, gpus)
+        for number in range(3):
+            inputs = {f"x{r}": torch.full((4, 5), r + number / 4) for r in range(ranks)}
+            expected = graph.run_serial(**inputs)
+            for rank, found in enumerate(over.run(inputs)):
+                assert not isinstance(found, BaseException), found
+                assert torch.equal(found[f"y{rank}"], expected[f"y{rank}"])
+        over.close()
+        over.world.check()
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_ranks_in_a_ring_send_and_receive_at_once(ranks: int) -> None:
+    run_ring(ranks)
+
+
+def everybody(ranks: int) -> asc.Graph:
+    """A graph in which each GPU sends to all others."""
+    graph = asc.Graph("all to all")
+    values = []
+    for rank in range(ranks):
+        with graph.on(f"cuda:{rank}"):
+            values.append(graph.input(f"x{rank}") * 2)
+    for rank in range(ranks):
+        with graph.on(f"cuda:{rank}"):
+            total = values[rank]
+            for other in range(1, ranks):
+                total = total + values[(rank + other) % ranks]
+            graph.output(**{f"y{rank}": total})
+    return graph
+
+
+def test_ranks_with_many_neighbours_have_a_communicator_for_each_colour() -> None:
+    graph = everybody(4)
+    machine = cluster(4)
+    program = asc.schedule(graph, replace(machine, imagined=True), costs=COSTS).program
+    with playing(4, 1) as gpus:
+        over = Cluster(program, graph, machine, gpus)
+        inputs = {f"x{r}": torch.full((3,), float(r)) for r in range(4)}
+        for rank, found in enumerate(over.run(inputs)):
+            assert not isinstance(found, BaseException), found
+            assert found[f"y{rank}"].tolist() == [12.0] * 3
+        over.close()
+        over.world.check()
+    assert {channel.name[:6] for channel in over.world.made[0]} == {"colour"}
+
+
+# ---- channels
+
+
+@given(
+    size=st.integers(2, 40),
+    data=st.data(),
+)
+def test_no_rank_sends_and_receives_over_one_communicator(size: int, data: st.DataObject) -> None:
+    arc = st.tuples(st.integers(0, size - 1), st.integers(0, size - 1))
+    arcs = data.draw(st.sets(arc.filter(lambda pair: pair[0] != pair[1]), min_size=1, max_size=60))
+    found = channels(arcs)
+    assert found.keys() == arcs
+    assert not {(a, at) for (a, _), at in found.items()} & {(b, at) for (_, b), at in found.items()}
+    assert all({*arc} <= {*at.ranks} for arc, at in found.items())
+    most = max(sum(rank in at.ranks for at in {*found.values()}) for rank in range(size))
+    assert most <= len({colour(*arc) for arc in arcs})
+
+
+# ---- failures
+
+
+def test_a_task_that_raises_ends_the_run_of_all_ranks() -> None:
+    graph = ring(2)
+    failing = graph.tasks[0].name
+    runs = [0]
+
+    def double(x: torch.Tensor, factor: float) -> torch.Tensor:
+        runs[0] += 1
+        if runs[0] == 3:
+            raise ValueError("of a test")
+        return x * factor
+
+    graph.tasks[0] = replace(graph.tasks[0], fn=double)
+    machine = cluster(2)
+    program = asc.schedule(graph, replace(machine, imagined=True), costs=COSTS).program
+    with playing(2, 1) as gpus:
+        over = Cluster(program, graph, machine, gpus)
+        inputs = {f"x{r}": torch.full((3,), float(r)) for r in range(2)}
+        for _ in range(2):
+            assert not any(isinstance(found, BaseException) for found in over.run(inputs))
+        begun = time.monotonic()
+        first, second = over.run(inputs)
+        assert time.monotonic() - begun < PATIENCE  # it was told
+        over.close()
+    assert isinstance(first, asc.TaskError)
+    assert f"task {failing!r}" in str(first)
+    assert isinstance(second, asc.RankError)
+    assert "of a test" in str(second)
+
+
+def test_a_sender_compares_shapes_before_it_sends() -> None:
+    graph = ring(2)
+    machine = cluster(2)
+    program = asc.schedule(graph, replace(machine, imagined=True), costs=COSTS).program
+    with playing(2, 1) as gpus:
+        over = Cluster(program, graph, machine, gpus)
+        over.run({f"x{r}": torch.ones(3) for r in range(2)})
+        found = over.run({f"x{r}": torch.ones(4) for r in range(2)})
+        over.close()
+    assert any(isinstance(each, asc.ScheduleError) for each in found)
+    assert all(isinstance(each, asc.AutoschedError) for each in found)
+
+
+def test_two_ranks_on_one_gpu_are_refused() -> None:
+    with playing(1) as gpus:
+        world = World(gpus, [0, 0])
+        (channel,) = channels([(0, 1)]).values()
+        with pytest.raises(RuntimeError, match="Duplicate GPU"):
+            world.connect(0)(channel)

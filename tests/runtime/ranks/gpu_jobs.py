@@ -1,0 +1,116 @@
+"""What ranks with GPUs do in tests: each function runs in a process of its own.
+
+The GPU of a process is a real one, which all share, or a simulated one for each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import torch
+
+import autosched as asc
+from autosched.testing.strategies import inputs_for
+from tests.gpu.fake_gpu import playing
+from tests.gpu.for_gpus import there
+from tests.runtime.ranks.jobs import equal
+
+RUNS = 3
+
+# The first meta kernel imports many modules: once, in the server of which all processes are forks.
+torch.sin(torch.empty(1, device="meta")).add(1)
+
+
+def gpus(seed: int | None) -> contextlib.AbstractContextManager[Any]:
+    """Simulate a GPU, if a seed is given, whose streams go on in another order for each."""
+    return contextlib.nullcontext() if seed is None else playing(1, seed)
+
+
+def alone(machine: asc.Machine) -> asc.Machine:
+    """Return the devices of all ranks as those of one process, on this process's GPUs."""
+    devices = [replace(device, rank=None, host=None) for device in machine.devices]
+    known = {frozenset((link.source, link.destination)) for link in machine.links}
+    missing = [asc.Link(*pair, 1e9) for pair in combinations(machine.names, 2)]
+    links = [link for link in missing if frozenset((link.source, link.destination)) not in known]
+    return asc.Machine(devices, [*machine.links, *links])
+
+
+def run_on_gpus(graph: asc.Graph, policy: str, seed: int | None, outputs: str | None) -> list[str]:
+    """Run a drawn graph on all ranks; return what differs from a run in one process."""
+    with gpus(seed):
+        machine = asc.Machine.cluster()
+        try:
+            schedule = asc.schedule(graph, machine, policy=policy, outputs=outputs)
+        except asc.ScheduleError as error:
+            return [f"refused: {error}"]
+        expected = run_alone(graph, machine, schedule)
+        here = {*machine.here}
+        wrong = []
+        with schedule:
+            inputs = {name for name, device in schedule.program.inputs if device in here}
+            outputs_here = {name for name, device in schedule.program.outputs if device in here}
+            for number in range(RUNS):
+                given = there(machine, schedule.graph, inputs_for(graph))
+                found = schedule(**{name: given[name] for name in schedule.inputs_here})
+                if found.keys() != outputs_here:
+                    wrong.append(f"run {number}: outputs {[*found]}")
+                left = {**found, **{name: given[name] for name in given if name in inputs}}
+                wrong += [
+                    f"run {number}: {name} is {item}, expected {expected[name]}\n{schedule}"
+                    for name, item in left.items()
+                    if not equal(item.cpu(), expected[name])
+                ]
+        return wrong
+
+
+def run_alone(graph: asc.Graph, machine: asc.Machine, schedule: asc.Schedule) -> dict[str, Any]:
+    """Return on the host the outputs of a run in this process, and the inputs as it leaves them."""
+    single = alone(machine)
+    placement = schedule.placement
+    with asc.schedule(graph, single, policy=lambda *_: placement) as one:
+        given = there(single, one.graph, inputs_for(graph))
+        found = {**given, **one.run_serial(**given)}
+    return {name: item.cpu() for name, item in found.items()}
+
+
+def chain(hops: int) -> asc.Graph:
+    """Return a graph whose value goes from the GPU of one rank to that of the other, and back."""
+    graph = asc.Graph("chain")
+    value = graph.input("x")
+    for hop in range(hops):
+        with graph.on(f"cuda:{hop % 2}"):
+            value = torch.sin(value) + 1
+    graph.output(y=value)
+    return graph
+
+
+def pass_on(seed: int | None) -> list[bool]:
+    """Return whether each run of a chain gives what it gives on the CPU, with other inputs each time."""
+    right = []
+    with gpus(seed) as simulated:
+        if simulated is not None:
+            simulated.eagerness = 0.0  # nothing runs before it has to
+        machine = asc.Machine.cluster()
+        with asc.schedule(chain(5), machine) as schedule:
+            for number in range(4):
+                x = torch.full((100,), float(number))
+                found = schedule(**dict.fromkeys(schedule.inputs_here, x))
+                expected = chain(5).run_serial(x=x)["y"]
+                right += [torch.allclose(item.cpu(), expected) for item in found.values()]
+    return right
+
+
+def keep_memory(seed: int | None) -> tuple[list[bool], int]:
+    """Return whether what a GPU reads is page-locked, and how many addresses it has in ten runs."""
+    with gpus(seed):
+        machine = asc.Machine.cluster()
+        with asc.schedule(chain(4), machine) as schedule:
+            for _ in range(10):
+                schedule(**{name: torch.ones(100) for name in schedule.inputs_here})
+            exchanges = schedule._executor.backend.exchanges
+            seen = [each.landing.value for each in exchanges._receives]
+            places = {item.data_ptr() for item in seen}
+            return [item.is_pinned() for item in seen], len(places) - len(seen)
