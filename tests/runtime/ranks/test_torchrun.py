@@ -2,7 +2,6 @@
 
 import os
 import re
-import re
 import socket
 import subprocess
 import sys
