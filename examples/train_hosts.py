@@ -1,8 +1,8 @@
-"""Train on several processes, on one host or many: each has a part of the batch.
+"""Train on several processes, on one host or many: each has rows of its own.
 
-Run it with ``torchrun --nproc-per-node=2 examples/train_hosts.py``. The graph is the same on every
-rank: a gradient of each rank's rows, which is sent to all others, and a sum in the order of ranks.
-So the parameters are those of the serial run, bit for bit. Exit code 1 if they are not.
+Run it with ``torchrun --nproc-per-node=2 examples/train_hosts.py``. Gradients are sent to all
+processes and added in the order of ranks, so each has the parameters of a serial run, bit for bit:
+that of all shares in one process, one after another. Exit code 1 if they are not.
 """
 
 from __future__ import annotations
@@ -11,43 +11,42 @@ import argparse
 import sys
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn, optim
+from torch.nn import functional
 
 import autosched as asc
 
-RATE = 0.1
+ROWS = 32
 
 
-def gradient(weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Return the gradient of the squared error of a linear model."""
-    return 2 * x.t() @ (x @ weights - y) / len(x)
+def new_model() -> nn.Module:
+    """Return the model, the same on every rank."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
 
 
-def training_step(devices: tuple[str, ...]) -> asc.Graph:
-    """Return a step with the inputs ``weights0``, ``x0`` and ``y0`` on the first device, and so on."""
-    graph = asc.Graph("training step")
-    weights = []
-    gradients = []
-    for rank, device in enumerate(devices):
-        with graph.on(device):
-            weights.append(graph.input(f"weights{rank}"))
-            rows = graph.inputs(f"x{rank}", f"y{rank}")
-            gradients.append(graph.add(gradient, weights[-1], *rows, name=f"gradient{rank}"))
-    for device, own in zip(devices, weights, strict=True):
-        with graph.on(device):
-            total = gradients[0]
-            for other in gradients[1:]:
-                total = total + other
-            own.sub_(total * (RATE / len(devices)))
-    graph.output(total=total)
-    return graph
-
-
-def batch(step: int, rank: int) -> dict[str, Tensor]:
+def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
     """Return the rows of a rank."""
     generator = torch.Generator().manual_seed(1000 * step + rank)
-    x = torch.rand(64, 8, generator=generator)
-    return {f"x{rank}": x, f"y{rank}": x.sum(1, keepdim=True)}
+    x = torch.rand(ROWS, 8, generator=generator)
+    return x, x.sin().sum(1, keepdim=True)
+
+
+def train_serially(steps: int, ranks: int) -> nn.Module:
+    """Train on the rows of all ranks, one rank after another."""
+    model = new_model()
+    optimizer = optim.Adam(model.parameters(), 0.01)
+    for step in range(steps):
+        total: list[Tensor] = []
+        for rank in range(ranks):
+            x, y = batch(step, rank)
+            loss = functional.mse_loss(model(x), y) / ranks
+            own = torch.autograd.grad(loss, [*model.parameters()])
+            total = [a + b for a, b in zip(total, own, strict=True)] if total else [*own]
+        for parameter, gradient in zip(model.parameters(), total, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+    return model
 
 
 def main() -> None:
@@ -57,24 +56,18 @@ def main() -> None:
     torch.set_num_threads(1)
 
     machine = asc.Machine.cluster()  # joins the processes that torchrun started
-    graph = training_step(machine.names)
-    ranks = range(len(machine.names))
     rank = machine.rank
     assert rank is not None
-    weights = torch.zeros(8, 1)
-    with asc.schedule(graph, machine) as schedule:
-        for step in range(steps):
-            schedule(**{f"weights{rank}": weights}, **batch(step, rank))
+    model = new_model()
+    optimizer = optim.Adam(model.parameters(), 0.01)
+    with asc.parallel.data_parallel(model, functional.mse_loss, optimizer, machine) as train:
+        losses = [train(*batch(step, rank)) for step in range(steps)]
 
-    serial = {f"weights{other}": torch.zeros(8, 1) for other in ranks}
-    for step in range(steps):
-        rows = [batch(step, other) for other in ranks]
-        graph.run_serial(**serial, **{name: item for part in rows for name, item in part.items()})
-    holds = torch.equal(weights, serial[f"weights{rank}"])
+    ranks = len(machine.names)
+    serial = train_serially(steps, ranks).state_dict()
+    holds = all(torch.equal(tensor, serial[name]) for name, tensor in model.state_dict().items())
     if rank == 0:
-        print(
-            f"{len(ranks)} ranks, {steps} steps: the largest error is {(weights - 1).abs().max():.4f}"
-        )
+        print(f"{ranks} ranks, {steps} steps: loss {losses[0]:.4f} to {losses[-1]:.4f}")
         print(
             f"    parameters equal the serial ones, bit for bit: {'holds' if holds else 'BROKEN'}"
         )

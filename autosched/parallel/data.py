@@ -64,7 +64,8 @@ def data_parallel(
       without rows.
     * ``reduction``: where gradients are summed: ``"sum"``, on the first device; ``"cpu"``, on the
       host; ``"ring"``; ``"tree"``; ``"exchange"``, a chunk on each device, inside of nodes first;
-      ``"auto"``: the one that is predicted to be fastest.
+      ``"gather"``, all on each device; ``"auto"``: the one that is predicted to be fastest, over
+      several ranks of those that add in the order of devices.
     * ``buckets``: bytes of gradients that are summed together: of the first bucket, and of the
       others; ``"auto"`` tries several.
     * ``compression``: ``Half()``, ``Int8()`` or ``TopK(share)``: send fewer bytes, and add what was
@@ -82,7 +83,12 @@ def data_parallel(
     statistics are the model's, as with ``nn.DataParallel``; with ``batch_norm="synchronised"``, by
     those of all replicas' rows, as one device with the whole batch would. Other buffers that a step
     writes and reads, such as a running centre, have at the beginning of a step the value that the
-    first replica left. Raises ScheduleError and MachineError for invalid arguments.
+    first replica left.
+
+    On a machine of ``Machine.cluster`` each rank passes rows of its own, and gets the loss of all.
+    Rank 0's model and optimizer count. Where ranks differ in a step, all raise the same error.
+
+    Raises ScheduleError and MachineError for invalid arguments.
 
     >>> model = torch.nn.Linear(4, 2)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -34,7 +34,7 @@ from autosched.parallel.shared_state import (
     state_tensors,
 )
 from autosched.parallel.step_spec import Held
-from autosched.parallel.steps_in_flight import UnderWay, results
+from autosched.parallel.steps_in_flight import UnderWay, done, results
 from autosched.parallel.template import Place
 from autosched.parallel.training import Training
 
@@ -119,14 +119,11 @@ class Step(Plans[Planned]):
         which is an option of ``data_parallel`` and ``pipeline``, by default 1: ``submit`` waits
         until there is room. Call ``wait()`` before the model or the optimizer is read or changed,
         and do not write to a batch before its step has ended. If a step raises, those after it that
-        are under way raise CancelledRunError. On several ranks, this returns when the step has
-        ended.
+        are under way raise CancelledRunError. Over several ranks a step ends before this returns.
         """
+        if self._agreement is not None:
+            return done(self, batch)
         with self._guard:
-            if self._agreement is not None:  # ranks agree before each step
-                ended: Future[torch.Tensor] = Future()
-                ended.set_result(self(*batch))
-                return ended
             under_way = self._under_way
             last = under_way.plan
             is_same = last is not None and self._plans.get((None, self._key(batch))) is last

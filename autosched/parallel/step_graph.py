@@ -240,12 +240,12 @@ class _Builder:
     def _add_outputs(self) -> None:
         """Make the loss of the whole batch an output; losses are weighted already."""
         ranks = self.layout.ranks
+        device = self.spec.devices[0][-1]
         if self.several and 1 < len(ranks) <= MANY:  # each rank adds the losses of all
             for rank in ranks:
                 loss = self._total_loss(label_on(rank, "loss"), self.layout.first_device(rank))
                 self.graph.output(**{label_on(rank, "loss"): loss})
         else:
-            device = self.spec.devices[0][-1]
             self._output_everywhere("loss", self._total_loss("loss", device), device)
         if not self.spec.updates:  # a trial: gradients stay in memory, as they would for updates
             for replica, gradients in enumerate(self.gradients):

@@ -18,7 +18,7 @@ import torch
 from autosched import Schedule
 from autosched._lib.fetching import fetched_ahead
 
-__all__ = ["UnderWay", "results"]
+__all__ = ["UnderWay", "done", "results"]
 
 _FETCHED = 2  # batches: that of the present step, and the next one
 
@@ -88,3 +88,13 @@ def results(
         return
     for future in fetched_ahead((submit(*batch) for batch in batches), most):
         yield future.result()
+
+
+def done(call: Callable[..., Any], batch: Iterable[Any]) -> Future[Any]:
+    """Return the future of a call that has ended."""
+    future: Future[Any] = Future()
+    try:
+        future.set_result(call(*batch))
+    except Exception as error:
+        future.set_exception(error)
+    return future

@@ -59,6 +59,18 @@ def test_the_example_runs():
     assert "parameters equal the serial ones, bit for bit: holds" in done.stdout
 
 
+def test_the_example_of_the_readme_runs_unchanged(tmp_path):
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (block,) = (block for block in re.findall(r"```py\n(.*?)```", text, re.DOTALL))
+    script = tmp_path / "train.py"
+    line = "import os; os.write(1, f'{float(loss)}\\n'.encode())  # at once"
+    script.write_text(f"{block}{line}\n")
+    done = torchrun(script)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.split()
+    assert float(first) == float(second) > 0
+
+
 def test_a_task_that_raises_ends_all_ranks(tmp_path):
     script = tmp_path / "failing.py"
     script.write_text(FAILING.format(how="raise ValueError('of a test')"))
