@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -120,6 +121,29 @@ def separate(runs: int) -> list[str]:
 
 
 # ---- the cost of a run
+
+
+def steps(batches: int) -> Iterator[list[str]]:
+    """Yield the time of training steps, called and in flight, whose batch takes long to copy."""
+    machine = asc.Machine.emulated(gpus=2, bytes_per_second=3e10).slower(300)
+    wide = 2048
+    given = [(torch.randn(256, wide), torch.randn(256, 8)) for _ in range(batches)]
+    for system in (asc.parallel.data_parallel, asc.parallel.pipeline):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(wide, 64), nn.ReLU(), nn.Linear(64, 64), nn.Linear(64, 8))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with system(model, nn.MSELoss(), optimizer, machine, in_flight=2) as step:
+            step(*given[0])
+            seconds = []
+            for losses in (itertools.starmap(step, given), step.map(given)):
+                start = time.perf_counter()
+                for _ in losses:
+                    pass
+                seconds.append((time.perf_counter() - start) / batches)
+            schedule = step.schedule(*given[0])
+        called, flown = seconds
+        known = (called, schedule.makespan, flown, schedule.period)
+        yield [system.__name__, *(f"{each * 1e3:.1f}" for each in known), f"{called / flown:.2f}"]
 
 
 def least(call: Callable[[], object], calls: int, rounds: int) -> float:
@@ -346,6 +370,12 @@ def main() -> None:
         "## A copy in, a task and a copy out of equal length\n\n"
         + table(["separate calls", "in flight", "times faster"], [separate(runs)]),
         f"In {words} per run. Target: 2.8; bound: 3.",
+        "## Training steps\n\n"
+        + table(
+            ["", "called", "predicted", "in flight", "predicted", "times faster"],
+            steps(5 if few else 20),
+        ),
+        f"In {words} per step. The next batch is copied while a step computes.",
         "## Submitting and waiting\n\n"
         + table(["backend", "call", "submit and result", "more"], overhead(5 if few else 25)),
         "In microseconds; the shortest of several rounds. Target: at most 30 more.",

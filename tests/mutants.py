@@ -146,6 +146,8 @@ NEEDLESS = f"{LAWS}::test_law_2_nothing_can_be_left_out"
 REFERENCE = "tests/laws/test_necessary.py::test_verify_refuses_exactly_what_the_reference_refuses"
 CLOCKS = "tests/laws/test_teeth.py::test_vector_clocks_know_what_happens_before_what_in_any_list"
 LOOPS = "tests/laws/test_loops.py"
+NCCL = "tests/gpu/test_nccl.py"
+RANKS = "autosched/runtime/ranks"
 CARRIED = f"{LOOPS}::test_every_loop_is_proved_and_needs_each_carried_wait"
 TURNS = f"{LOOPS}::test_runs_in_any_interleaving_do_what_they_do_one_after_another"
 LOOP_REFERENCE = f"{LOOPS}::test_verify_refuses_exactly_the_loops_that_the_reference_refuses"
@@ -817,6 +819,78 @@ MUTANTS = (
         "            yield first.setdefault(id(item), task.index), task.index",
         "            pass",
         "tests/laws/test_ranks.py::test_tasks_with_shared_state_are_on_one_rank",
+    ),
+    Mutant(
+        "what a GPU reads arrives in memory that is not page-locked",
+        f"{RANKS}/accelerators.py",
+        "        pinned = (half.value, half.version) in self.onward\n",
+        "        pinned = False\n",
+        "tests/runtime/ranks/test_gpus.py"
+        "::test_what_a_gpu_reads_arrives_in_the_same_page_locked_memory_in_every_run",
+    ),
+    Mutant(
+        "NCCL is used between two ranks on one GPU",
+        "autosched/machine/sharing.py",
+        "            if other != number:\n",
+        "            if False:\n",
+        "tests/machine/test_sharing.py"
+        "::test_copies_go_by_way_of_the_hosts_where_nccl_cannot_be_used",
+    ),
+    Mutant(
+        "several threads issue copies over NCCL",
+        f"{RANKS}/accelerators.py",
+        "                stream: _ISSUING if stream in self.streams else str(stream)\n",
+        "                stream: str(stream)\n",
+        f"{NCCL}::test_ranks_in_a_ring_send_and_receive_at_once",
+    ),
+    Mutant(
+        "a rank sends and receives over one communicator",
+        f"{RANKS}/nccl.py",
+        'Channel(f"{arc[0]} to {arc[1]}", arc)',
+        'Channel(f"{sorted(arc)}", (min(arc), max(arc)))',
+        f"{NCCL}::test_no_rank_sends_and_receives_over_one_communicator",
+    ),
+    Mutant(
+        "a colour of NCCL does not say who sends",
+        f"{RANKS}/wire.py",
+        "    return 2 * bit + (source >> bit & 1)",
+        "    return 2 * bit",
+        "tests/runtime/ranks/test_wire.py::test_no_rank_sends_and_receives_in_one_colour",
+    ),
+    Mutant(
+        "ranks make communicators in different orders",
+        f"{RANKS}/nccl.py",
+        "        for channel in dict.fromkeys(mine.values()):\n",
+        "        for channel in [*dict.fromkeys(mine.values())][:: 1 - self.rank % 2 * 2]:\n",
+        f"{NCCL}::test_ranks_in_a_ring_send_and_receive_at_once",
+    ),
+    Mutant(
+        "the first exchange of two ranks over NCCL is in a run",
+        f"{RANKS}/nccl.py",
+        "            source, target = arc\n",
+        "            continue\n",
+        f"{NCCL}::test_ranks_in_a_ring_send_and_receive_at_once",
+    ),
+    Mutant(
+        "no stream waits for a copy over NCCL",
+        f"{RANKS}/direct.py",
+        "            how(row, end.peer).wait()\n",
+        "            how(row, end.peer)\n",
+        f"{NCCL}::test_ranks_in_a_ring_send_and_receive_at_once",
+    ),
+    Mutant(
+        "a row over NCCL may have another size than its receiver expects",
+        f"{RANKS}/direct.py",
+        "        elif self.known != signature(value):\n",
+        "        elif False:\n",
+        f"{NCCL}::test_a_sender_compares_shapes_before_it_sends",
+    ),
+    Mutant(
+        "what NCCL leaves when it is aborted is taken for a result",
+        f"{RANKS}/direct.py",
+        "        if self.wire.is_lost:\n            raise",
+        "        if False:\n            raise",
+        f"{NCCL}::test_a_task_that_raises_ends_the_run_of_all_ranks",
     ),
     Mutant(
         "a rival's graph is captured where it has a workspace",

@@ -116,6 +116,10 @@ def assert_equal(found: Any, expected: Any, where: str) -> None:
         assert found.keys() == expected.keys(), where
         for key in expected:
             assert_equal(found[key], expected[key], f"{where}.{key}")
+    elif isinstance(expected, (list, tuple)):
+        assert len(found) == len(expected), where
+        for number, pair in enumerate(zip(found, expected, strict=True)):
+            assert_equal(*pair, f"{where}[{number}]")
     elif isinstance(expected, Tensor):
         assert torch.equal(found, expected), f"{where} differs: {found} is not {expected}"
     else:

@@ -137,6 +137,10 @@ class Captured(Graph):
 
     def finish(self, outputs: Mapping[str, Any]) -> Any:
         """Put new state where it belongs, and return the function's result."""
+        if missing := [name for name in self.made if name not in outputs]:
+            raise GraphError(
+                f"{missing[0]!r} was made on another rank; autosched.compile brings new state to all"
+            )
         for name, place in self.made.items():
             self.state.put(place, outputs[name])
         for place in self.gone:

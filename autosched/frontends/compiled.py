@@ -10,6 +10,7 @@ import functools
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple, cast, overload
 
@@ -23,6 +24,13 @@ from autosched.errors import ScheduleError, shown
 from autosched.frontends.capture import captured
 from autosched.frontends.capture_lock import check_not_capturing
 from autosched.frontends.captured import Captured, arguments_of
+from autosched.frontends.every_rank import (
+    Agreement,
+    Ends,
+    drawing_on_one,
+    lines_of,
+    on_every_rank,
+)
 from autosched.frontends.granularity import coarse
 from autosched.frontends.guards import Arguments, Guard, capture_key
 from autosched.frontends.modules import CompiledModule
@@ -52,8 +60,17 @@ class _Entry(NamedTuple):
     key: Hashable
     graph: Captured
     schedule: Schedule
+    ends: Ends | None  # of the outputs, on a machine of several ranks
     guard: Guard
     settings: Callable[[], dict[str, float] | None]  # of optimizers, that are inputs
+
+    def run(self, inputs: dict[str, Any]) -> Any:
+        """Run the schedule, put new state where it belongs, and return the function's result."""
+        if self.ends is None:
+            return self.graph.finish(self.schedule(**inputs))
+        self.ends.check(inputs)
+        outputs = self.schedule(**inputs)
+        return self.graph.finish(self.ends.collect(inputs, outputs))
 
 
 class CacheInfo(NamedTuple):
@@ -93,6 +110,10 @@ def compile(
     ``options`` are those of ``schedule``. The third capture warns of what changed; the logger
     ``autosched`` reports each recapture.
 
+    On a machine of ``Machine.cluster`` all ranks make the same calls, with equal arguments, and get
+    equal results; results that ``outputs`` names are on that device's rank alone, and None on
+    others. Ranks that call differently get ScheduleError.
+
     Of a module, return a module with the same parameters, which autograd records: it has schedules
     for forward and backward, if ``options`` are among those of ``TorchBackend``. Other functions
     compute gradients inside, and if a gradient would be lost, GradientError is raised.
@@ -114,6 +135,9 @@ def compile(
     check_granularity(granularity)
     if not isinstance(fuse, bool):
         raise ScheduleError(f"fuse must be True or False, got {fuse!r}")
+    if fuse and machine is not None and machine.ranks:
+        what = "fuse=True measures regions, and the ranks of a machine"
+        raise ScheduleError(f"{what} would choose different ones; leave it out")
     options |= {"machine": machine, "policy": policy}
     compiled = Compiled(fn, maxsize, granularity, costs, fuse, options)
     return CompiledModule(compiled) if isinstance(fn, torch.nn.Module) else compiled
@@ -159,7 +183,7 @@ class Compiled:
         with self._lock:
             if not self._overlaps():
                 entry, inputs = self._find(args, kwargs)
-                return entry.graph.finish(entry.schedule(**inputs))
+                return entry.run(inputs)
             run = self.submit(*args, **kwargs)
         return run.result()
 
@@ -170,6 +194,9 @@ class Compiled:
         they leave new tensors in modules or optimizers: gradients, for example.
         """
         check_not_capturing("a compiled function")
+        if self._has_ranks:
+            what = "a function of several ranks"
+            raise ScheduleError(f"{what} is called, and not submitted: all ranks wait for its end")
         with self._lock:
             last = self._submitted
             if last is not None and last.graph.keeps:
@@ -223,32 +250,38 @@ class Compiled:
             inputs: dict[str, Any] | None = entry.guard.inputs(arguments)
             if inputs is not None and (settings := entry.settings()) is not None:
                 inputs.update(settings)
+                self._agree(number)
                 self._hits += 1
                 self._cache.move_to_end(number)
                 return entry, inputs
-        given = arguments_of(self.fn, args, kwargs)
-        state = State.of(self.fn, [*args, *kwargs.values()])
-        varying = self._varying.names(state)
-        reach = Reach([self.fn, *arguments.others], varying=state.items_of(varying))
-        key = capture_key(state, reach, arguments, given)
-        known = self._known(key, state)
+        try:
+            given = arguments_of(self.fn, args, kwargs)
+            state = State.of(self.fn, [*args, *kwargs.values()])
+            varying = self._varying.names(state)
+            reach = Reach([self.fn, *arguments.others], varying=state.items_of(varying))
+            key = capture_key(state, reach, arguments, given)
+            known = self._known(key, state)
+        except Exception as error:
+            self._agree(-1, reason=f"raises {error}")
+            raise
+        self._agree(known or 0, key)
         if known is not None:
             self._hits += 1
             number = known
-            graph, made = self._cache.pop(number)[1:3]
+            graph, made, ends = self._cache.pop(number)[1:4]
         else:
             self.wait()  # a capture reads state
             self._misses += 1
             number = self._misses
             self._explain(key, state)
-            graph, made = self._captured(args, kwargs, varying)
+            graph, made, ends = self._captured(args, kwargs, varying)
             if constant := varying - graph.settings.wanted:
                 self._varying.keep(constant)
                 rest = state.items_of(graph.settings.wanted)
                 reach = Reach([self.fn, *arguments.others], varying=rest)
                 key = capture_key(state, reach, arguments, given)
         guard = Guard(state, reach, arguments, given)
-        entry = _Entry(key, graph, made, guard, graph.settings.reader(state))
+        entry = _Entry(key, graph, made, ends, guard, graph.settings.reader(state))
         self._cache[number] = entry
         while len(self._cache) > self.maxsize:
             self._cache.popitem(last=False)[1].schedule.close()
@@ -263,9 +296,17 @@ class Compiled:
 
     def _captured(
         self, args: Any, kwargs: Mapping[str, Any], varying: frozenset[str]
-    ) -> tuple[Captured, Schedule]:
+    ) -> tuple[Captured, Schedule, Ends | None]:
         """Capture the function, and return the best graph with its schedule."""
-        operators = captured(self.fn, args, kwargs, varying)
+
+        def capture() -> Captured:
+            found = captured(self.fn, args, kwargs, varying)
+            if self._has_ranks:
+                drawing_on_one(found)
+            return found
+
+        agreement = self._agreement
+        operators = capture() if agreement is None else agreement.together(capture, lines_of)
         examples = operators.examples
         operators.examples = {}  # or this batch would live as long as the schedule
         costs = {"costs": self.costs} if self.costs is not None else {"examples": examples}
@@ -273,8 +314,45 @@ class Compiled:
         if self.fuse and not _creates_state(operators):
             options: dict[str, Any] = {**self.options, "costs": self.costs}
             graphs = [fused(graphs[0], examples=examples, **options)]
-        made = [(graph, schedule(graph, **self.options, **costs)) for graph in graphs]
-        return min(made, key=lambda pair: pair[1].makespan)
+        made = [self._scheduled(graph, costs) for graph in graphs]
+        return min(made, key=lambda found: found[1].makespan)
+
+    def _scheduled(
+        self, graph: Captured, costs: dict[str, Any]
+    ) -> tuple[Captured, Schedule, Ends | None]:
+        """Return a graph with its schedule; on several ranks, with what these do with outputs."""
+        if not self._has_ranks:
+            return graph, schedule(graph, **self.options, **costs), None
+        machine = self.options["machine"]
+        twin, devices, ends = on_every_rank(graph, machine, self.options.get("outputs"))
+        return graph, schedule(twin, **{**self.options, "outputs": devices}, **costs), ends
+
+    @property
+    def _has_ranks(self) -> bool:
+        machine = self.options["machine"]
+        return machine is not None and bool(machine.ranks)
+
+    @cached_property
+    def _agreement(self) -> Agreement | None:
+        """What ranks agree on; None if this process plays all of them, or there are none."""
+        if not self._has_ranks or self.options["machine"].rank is None:
+            return None
+        return Agreement(_name_of(self.fn))
+
+    def _agree(self, number: int, key: Any = None, reason: str = "") -> None:
+        """Raise ScheduleError if other ranks use another capture; 0 is a new one."""
+        if self._agreement is not None:
+            self._agreement.same(number, lambda: reason or self._why(number, key))
+
+    def _why(self, number: int, key: Any) -> str:
+        """Return which capture a call uses, or why it needs a new one."""
+        if number:
+            return f"uses capture {number}"
+        if not self._cache:
+            return "needs a first capture"
+        found = changes(next(reversed(self._cache.values())).key, key)
+        why = ", ".join(f"{what}: {how}" if what else how for what, how in found)
+        return f"needs a new capture ({why})"
 
     def _candidates(self, graph: Captured, examples: Mapping[str, Any]) -> list[Captured]:
         """Return the graphs to choose from, the first one at the granularity.
@@ -294,7 +372,7 @@ class Compiled:
         """Log why a call needs a recapture; the third time, warn."""
         if not self._cache:
             return
-        name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
+        name = _name_of(self.fn)
         if new := self._varying.new:
             LOG.info("%r is captured again, with inputs %s", name, ", ".join(sorted(new)))
             return
@@ -335,6 +413,10 @@ class Compiled:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _name_of(fn: Any) -> str:
+    return str(getattr(fn, "__qualname__", type(fn).__name__))
 
 
 def _creates_state(graph: Captured) -> bool:

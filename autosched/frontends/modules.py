@@ -165,12 +165,16 @@ class _Autograd:
 
     @functools.cached_property
     def run(self) -> Callable[..., Any] | None:
-        """The compiled module; None if options, or its code, are none for ``torch.compile``."""
+        """The compiled module; None if options, or its code, are none for ``torch.compile``.
+
+        Nor is a machine of several ranks: what forward saves for backward is on one of them.
+        """
         options = self.compiled.options
         backend = options.get("backend")
         others = options.keys() - {"machine", "policy", "backend", "check"}
         is_made = backend is not None and not isinstance(backend, str)
-        if others or is_made or "backward" in Reach([self.compiled.fn]).mentioned:
+        is_cluster = options["machine"] is not None and options["machine"].ranks
+        if others or is_made or is_cluster or "backward" in Reach([self.compiled.fn]).mentioned:
             return None
         from autosched.frontends.dynamo import TorchBackend
 

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from autosched._lib.tree import flatten
 from autosched.frontends.collectives import completed, is_collective, is_wait_for_collective
 from autosched.frontends.public_functions import public_function
-from autosched.frontends.random_state import FUNCTIONS
+from autosched.frontends.random_state import FUNCTIONS, SEEDING
 from autosched.graph.effects import COUNTS_IN_MEMORY, effects_of, function_name
 from autosched.graph.graph import HOST, Graph, Value
 from autosched.graph.task import Here, Origin
@@ -88,7 +88,7 @@ class Operators:
             self.impure = (label,)
         facts["by"] = _callable_for(node)
         if node.target in FUNCTIONS:
-            facts["seconds"] = _SEEDING
+            facts["seconds"] = SEEDING
         return self.graph.record(node.target, args, kwargs, name=label, origin=origin, **facts)
 
     def _aliased(self, node: torch.fx.Node) -> Value | None:
@@ -111,8 +111,6 @@ def common_device(tensors: Iterable[torch.Tensor]) -> torch.device | None:
     found = [*counted] or [device for device, _ in everywhere[:1]] or [torch.get_default_device()]
     return found[0] if len(found) == 1 else None
 
-
-_SEEDING = 5e-6  # seconds that the state of a generator takes
 
 # No operation, because autograd does not record across tasks anyway.
 _IDENTITIES = frozenset((torch.ops.aten.detach.default, torch.ops.aten.alias.default))

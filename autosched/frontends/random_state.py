@@ -17,9 +17,11 @@ from autosched.errors import CaptureError
 from autosched.frontends.capture_lock import is_capturing
 from autosched.frontends.origins import traced_at
 from autosched.graph.effects import effects_of
+from autosched.graph.graph import HOST, Graph, Value
 
-__all__ = ["FUNCTIONS", "random_nodes", "tracing_random_state"]
+__all__ = ["FUNCTIONS", "SEEDING", "add_state", "random_nodes", "tracing_random_state"]
 
+SEEDING = 5e-6  # seconds that the state of a generator takes
 _DEFAULT = torch.default_generator
 _STATE_BYTES = _DEFAULT.get_state().numel()
 _LIBRARY: Any = torch.library.Library("autosched", "DEF")  # type: ignore[no-untyped-call]
@@ -99,6 +101,13 @@ def tracing_random_state() -> Iterator[None]:
         yield
     finally:
         home.default_generator = _DEFAULT
+
+
+def add_state(graph: Graph, name: str) -> Value:
+    """Add a task that returns the state of torch's generator; return the value."""
+    facts: dict[str, Any] = {"name": name, "by": FUNCTIONS[_GET], "on": HOST}
+    found: Value = graph.record(_GET, (), {}, random=True, seconds=SEEDING, **facts)
+    return found
 
 
 def random_nodes(graph: torch.fx.Graph) -> set[torch.fx.Node]:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from autosched._lib.tree import flatten
 from autosched.graph.regions import is_basic
 
-__all__ = ["Effects", "effects_of", "function_name", "shared_state"]
+__all__ = ["Effects", "communicates", "effects_of", "function_name", "shared_state"]
 
 # Views that schemas do not mark.
 _UNMARKED_VIEWS = frozenset(
@@ -93,7 +93,8 @@ _TRAINING_ARGUMENT = 5
 # Operators and modules that communicate with other processes, by namespace and by class.
 COLLECTIVES = frozenset("_c10d_functional _c10d_functional_autograd _dtensor".split())
 _COMMUNICATE = frozenset(
-    "DistributedDataParallel FSDPModule FullyShardedDataParallel ProcessGroup SyncBatchNorm".split()
+    "DistributedDataParallel FSDPModule FullyShardedDataParallel ProcessGroup SyncBatchNorm "
+    "_Communication".split()
 )
 _UNINITIALIZED = frozenset(
     "empty empty_like empty_permuted empty_strided new_empty new_empty_strided".split()
@@ -283,6 +284,12 @@ def function_name(fn: Callable[..., Any] | None) -> str:
     return (name if name.isidentifier() else re.sub(r"\W", "", name)).strip("_") or "task"
 
 
+def counts_in_memory(task: Any) -> bool:
+    """Whether a task, or one that it was merged from, addresses memory beyond its argument."""
+    own = task.fn and function_name(task.fn) in COUNTS_IN_MEMORY
+    return bool(own) or any(map(counts_in_memory, task.parts))
+
+
 def is_uninitialized(fn: Any) -> bool:
     """Whether the result of a function has uninitialised elements."""
     return _raw_name(fn) in _UNINITIALIZED
@@ -324,10 +331,10 @@ def _parts(state: Any) -> list[Any]:
         others: list[Any] = [
             item for module in modules for item in module.parameters(recurse=False)
         ]
-        if any(map(_communicates, modules)):
+        if any(map(communicates, modules)):
             others.append(_COMMUNICATION)
         return modules + others
-    if _communicates(state):
+    if communicates(state):
         return [_COMMUNICATION]
     groups = state.param_groups if hasattr(type(state), "add_param_group") else ()
     return [state, *(parameter for group in groups for parameter in group["params"])]
@@ -376,12 +383,12 @@ def _is_state(item: Any) -> bool:
         hasattr(kind, "named_parameters")
         or hasattr(kind, "add_param_group")
         or hasattr(kind, "manual_seed")
-        or _communicates(item)
+        or communicates(item)
     )
 
 
-def _communicates(item: Any) -> bool:
-    """Whether an item is a process group, or a module that communicates."""
+def communicates(item: Any) -> bool:
+    """Whether an item of shared state is a process group, or a module that communicates."""
     return any(base.__name__ in _COMMUNICATE for base in type(item).__mro__)
 
 

@@ -83,6 +83,7 @@ class Gradients:
         changed = {
             label: transform(lambda leaf: twins.get(id(leaf), leaf), outputs[label])
             for label in labels
+            if label in outputs
         }
         return {**outputs, **changed}
 

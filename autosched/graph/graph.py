@@ -78,11 +78,11 @@ class Graph:
     followed: Followed | None = None  # what autograd would have followed, if known
     not_fused: Mapping[str, str] = {}  # by task, why ``fuse`` did not fuse it
     lasting: Set[str] = frozenset()  # inputs that are state: the same tensors in each run
+    everywhere: Set[str] = frozenset()  # inputs that each rank has, with equal contents
     kept: Mapping[str, str] = {}  # inputs that stay on devices, with those they are copies of
 
     def __init__(self, name: str = "graph", *, generators: Mapping[str, str] | None = None):
-        # Tasks that draw random numbers keep their order; those that must run on devices with a
-        # generator of their own keep it only among tasks with the same generator.
+        # Tasks that draw random numbers keep their order, among those with the same generator.
         self.name = name
         self.tasks: list[Task] = []
         self.values: list[Value] = []

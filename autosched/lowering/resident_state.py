@@ -14,12 +14,12 @@ caller has it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from autosched._lib.tree import flatten, transform
 from autosched.costs.costs import Costs
-from autosched.graph.effects import COUNTS_IN_MEMORY, function_name
+from autosched.graph.effects import counts_in_memory
 from autosched.graph.emptied import emptied
 from autosched.graph.graph import Graph, Task, Value
 from autosched.graph.including import repeat
@@ -42,16 +42,18 @@ def keepable(graph: Graph, machine: Machine) -> tuple[str, ...]:
     It shares memory with views alone and with no output, which the caller may write, and it has no
     device yet. Tasks that count in its memory would find other elements in that of a copy. Where
     devices have memory of their own, it is not written.
+
+    Over ranks, it is the inputs that each of them has. No rank can write those of another.
     """
-    state = graph.lasting | graph.kept.keys()
+    state = graph.everywhere if machine.ranks else graph.lasting | graph.kept.keys()
     if not state:
         return ()
     is_shared = machine.imagined or not machine.accelerators
-    excluded = {graph.values[index].root for index in graph.outputs.values()}
+    excluded = {graph.values[i].root for i in graph.outputs.values() if not machine.ranks}
     for task in graph.tasks:
         if not task.view:
             excluded.update(graph.values[use.value].root for use in task.outputs)
-        if any(part.fn and function_name(part.fn) in COUNTS_IN_MEMORY for part in _parts(task)):
+        if counts_in_memory(task):
             excluded.update(graph.values[use.value].root for use in task.reads)
     return tuple(
         value.name
@@ -61,13 +63,6 @@ def keepable(graph: Graph, machine: Machine) -> tuple[str, ...]:
         and value.index not in excluded
         and (is_shared or not graph.last_version(value.index))
     )
-
-
-def _parts(task: Task) -> Iterator[Task]:
-    """Yield a task, and those that it was merged from."""
-    yield task
-    for part in task.parts:
-        yield from _parts(part)
 
 
 def keeping(graph: Graph, names: Iterable[str]) -> Graph:

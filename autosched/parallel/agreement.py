@@ -18,7 +18,7 @@ from autosched import AutoschedError, ScheduleError
 from autosched.parallel.batches import leaves, rows_of
 from autosched.runtime.ranks.gathering import Gathering
 
-__all__ = ["Agreement", "Kind", "kind_of_batch", "same_rows", "stable"]
+__all__ = ["Agreement", "Kind", "kind_of", "same_rows"]
 
 T = TypeVar("T")
 _FAILED, _CHANGED = 1, 2  # flags
@@ -48,12 +48,12 @@ class Agreement:
         key: Hashable,
         kind: Callable[[], Kind],
         has_changed: bool,
-        broadcast: Callable[[], None],
     ) -> tuple[int, ...] | None:
-        """Return the rows of each rank; None if state was broadcast, and all is to be asked again.
+        """Return the rows of each rank; None if the state of a rank has changed.
 
-        ``key`` identifies the kind on this rank. Raises ScheduleError, on all ranks, where they
-        differ, or where one has no valid batch.
+        Then rank 0's is to be broadcast, and all is to be asked again. ``key`` identifies the kind
+        on this rank. Raises ScheduleError, on all ranks, where they differ, or where one has no
+        valid batch.
         """
         error: AutoschedError | None = None
         rows = digest = 0
@@ -67,7 +67,6 @@ class Agreement:
         if any(flags & _FAILED for _, _, flags in found):
             self.together("a batch", lambda: _raise(error))
         if any(flags & _CHANGED for _, _, flags in found):
-            broadcast()
             return None
         if any(digest != found[0][1] for _, digest, _ in found):
             self._ranks.agree("to compare batches", json.dumps(self._lines(kind())), _compared)
@@ -76,9 +75,13 @@ class Agreement:
             raise ScheduleError("a batch needs a row on one rank at least")
         return counts
 
-    def broadcast(self, value: Any) -> Any:
-        """Return rank 0's value."""
-        return self._ranks.broadcast(value, "the state of rank 0")
+    def broadcast(self, value: Any, rank: int) -> Any:
+        """Return a rank's value."""
+        return self._ranks.broadcast(value, f"the state of rank {rank}", rank)
+
+    def of_first(self, text: str) -> str:
+        """Return rank 0's text."""
+        return self._ranks.agree("the state", text, lambda texts: texts[0])
 
     def together(self, what: str, do: Callable[[], T]) -> T:
         """Return what a function returns; raise on all ranks what it raises on one of them."""
@@ -111,11 +114,11 @@ class Agreement:
         number = self._numbers.setdefault(kind.watched, len(self._numbers))
         frozen = [i for i, trains in enumerate(kind.parameters) if not trains]
         return [
-            *(f"item {i} of its batch is {text}" for i, text in enumerate(kind.batch)),
-            f"its batch has {len(kind.batch)} items",
-            f"its model has {len(kind.parameters)} parameters, and those frozen are {frozen}",
-            *(f"its optimizer has {text}" for text in kind.optimizer),
-            f"its model and loss are in state {number} (train() or eval(), attributes, hooks)",
+            f"a batch of {len(kind.batch)} items",
+            *(f"as item {i} of the batch {text}" for i, text in enumerate(kind.batch)),
+            f"a model of {len(kind.parameters)} parameters, of which {frozen} are frozen",
+            *(f"an optimizer with {text}" for text in kind.optimizer),
+            f"model and loss in state {number} of those seen: train() or eval(), attributes, hooks",
         ]
 
 
@@ -128,12 +131,33 @@ def same_rows(counts: Sequence[int]) -> int:
     return counts[0]
 
 
-def kind_of_batch(batch: Sequence[Any]) -> tuple[str, ...]:
-    """Describe each item of a batch, whatever the number of rows."""
-    return tuple(map(stable, leaves(batch)))
+def kind_of(
+    batch: Sequence[Any],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    functions: Hashable,
+) -> Kind:
+    """Describe what decides on a plan, in words that are the same on all ranks.
+
+    ``functions`` is a key that changes with the functions that a step calls.
+    """
+    options = (
+        f"{name} = {_stable(item)} in group {number}"
+        for number, group in enumerate(optimizer.param_groups)
+        for name, item in group.items()
+        if name != "params"
+    )
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    state = (
+        f"{_stable(optimizer.state.get(parameter, {}))} as state of parameter {number}"
+        for number, parameter in enumerate(parameters)
+    )
+    items = tuple(map(_stable, leaves(batch)))  # whatever the number of rows
+    trains = tuple(parameter.requires_grad for parameter in model.parameters())
+    return Kind(items, trains, (*options, *state), functions)
 
 
-def stable(item: Any) -> str:
+def _stable(item: Any) -> str:
     """Describe an item in words that are the same in all processes."""
     if isinstance(item, torch.Tensor):
         order = sorted(range(1, item.dim()), key=item.stride, reverse=True)
@@ -144,9 +168,9 @@ def stable(item: Any) -> str:
     if isinstance(item, (bool, int, float, complex, str, bytes, type(None), torch.dtype)):
         return repr(item)
     if isinstance(item, (tuple, list)):
-        return f"{type(item).__name__} of {', '.join(map(stable, item))}"
+        return f"{type(item).__name__} of {', '.join(map(_stable, item))}"
     if isinstance(item, Mapping):
-        return ", ".join(f"{name}: {stable(part)}" for name, part in item.items())
+        return ", ".join(f"{name}: {_stable(part)}" for name, part in item.items())
     return type(item).__name__
 
 
@@ -170,6 +194,6 @@ def _compared(texts: Sequence[str]) -> str:
         for here, there in zip(lines, first, strict=False):
             if here != there:
                 raise ScheduleError(
-                    f"ranks differ in a training step: of rank {rank}, {here}; of rank 0, {there}"
+                    f"ranks differ in a training step: rank {rank} has {here}, and rank 0 {there}"
                 )
     raise ScheduleError("ranks differ in a training step")

@@ -20,8 +20,9 @@ from autosched.parallel.batches import batch_homes, check_count, shares
 from autosched.parallel.buckets import SIZES, buckets, check_sizes
 from autosched.parallel.compression import Compression
 from autosched.parallel.micro_batch import MicroBatch, micro_batch_of
+from autosched.parallel.planned import Planned
 from autosched.parallel.ranks import ranks_of
-from autosched.parallel.step import Planned, Step
+from autosched.parallel.step import Step
 from autosched.parallel.step_spec import StepSpec
 from autosched.parallel.template import BeforeStep, Loss, Template, accumulating
 from autosched.parallel.training import Reduction, Training

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, overload
 
 import torch
 
-from autosched import Costs, Graph, Machine, Schedule, ScheduleError
+from autosched import Costs, Graph, Machine, MachineError, Schedule, ScheduleError
 from autosched.parallel.arguments import check_options, devices_of
 from autosched.parallel.batches import batch_homes, batch_inputs, first_rows, key_of, rows_of
 from autosched.parallel.micro_batch import micro_batch_of
@@ -108,6 +108,11 @@ class Forward(Plans[_Planned]):
         check_options("model_parallel", options)
         self.model = model
         self.machine = Machine.local() if machine is None else machine
+        if self.machine.rank is not None:
+            raise MachineError(
+                "model_parallel without loss_fn= is for one process, and this machine spans "
+                "several ranks; schedule a graph of the model, asc.capture(model, x), with place="
+            )
         self.devices = devices_of(self.machine, devices)
         self.split = split
         self.options = options

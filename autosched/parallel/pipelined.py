@@ -69,6 +69,11 @@ def pipeline(
     * ``averages``: whether ``loss_fn`` averages over a batch; otherwise it sums. ``options`` are
       those of ``data_parallel``.
 
+    On a machine of several ranks, all call this and pass the same batches, of which each reads what
+    its stages need; all get the loss. Rank 0's model counts at the beginning. Later each rank has
+    the state of its own stages: see ``step.collect()``. Stages that draw random numbers must be on
+    one rank.
+
     Random numbers are generated in the order of the micro-batches. Raises ScheduleError for invalid
     arguments.
 

@@ -11,9 +11,9 @@ import torch
 import autosched as asc
 from autosched import Graph, Machine, Schedule, Watch, in_order
 
-__all__ = ["Plans", "move_model", "move_state", "scheduled", "torch_device"]
+__all__ = ["CACHED", "Plans", "move_model", "move_state", "scheduled", "torch_device"]
 
-_CACHED = 8  # the plans used last, as many as ``compile`` caches
+CACHED = 8  # the plans used last, as many as ``compile`` caches
 
 
 class _Plan(Protocol):
@@ -49,7 +49,7 @@ class Plans(Generic[P]):
         """Return the plan of a key, a new one if necessary."""
         found = self._plans.pop(key, None)
         self._plans[key] = found = plan() if found is None else found
-        while len(self._plans) > _CACHED:
+        while len(self._plans) > CACHED:
             self._plans.pop(next(iter(self._plans))).schedule.close()
         return found
 

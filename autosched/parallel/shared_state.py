@@ -1,9 +1,9 @@
-"""The state of a model and an optimizer as one tree, which one rank gives to all others."""
+"""The state of a model and an optimizer as trees, which some ranks give to all others."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from autosched import ScheduleError
 from autosched.parallel.agreement import Agreement
 
-__all__ = ["broadcast_state", "state_tensors"]
+__all__ = ["broadcast_state", "owners_of", "part_of", "state_tensors"]
 
 
 def state_tensors(
@@ -25,32 +25,76 @@ def state_tensors(
 
 
 def broadcast_state(
-    agreement: Agreement, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+    agreement: Agreement,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    owners: Mapping[int, int],
 ) -> None:
-    """Give all ranks the model and the optimizer's state of rank 0. Collective.
+    """Give all ranks the model and the optimizer's state of those that own them. Collective.
 
+    ``owners`` has the ranks of parameters and buffers, by identity; what it lacks is rank 0's.
     Tensors keep their memory. Raises ScheduleError, on all ranks, where models differ in shape.
     """
-    tree = _tree(model, optimizer)
-    given = agreement.broadcast(tree)
+    for rank in sorted({0, *owners.values()}):
+        _broadcast_from(rank, agreement, model, optimizer, owners)
+
+
+def _broadcast_from(
+    rank: int,
+    agreement: Agreement,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    owners: Mapping[int, int],
+) -> None:
+    """Give all ranks what one of them owns."""
+    tree = _tree(model, optimizer, lambda tensor: owners.get(id(tensor), 0) == rank)
+    given = agreement.broadcast(tree, rank)
+    what = f"the state of rank {rank}"
     if given is tree:
-        agreement.together("the state of rank 0", lambda: None)
+        agreement.together(what, lambda: None)
         return
-    agreement.together("the state of rank 0", lambda: _check(tree, given))
+    agreement.together(what, lambda: _check(tree, given))
     with torch.no_grad():
         for own, new in zip(tree["model"].values(), given["model"].values(), strict=True):
             own.copy_(new)
         parameters = [item for group in optimizer.param_groups for item in group["params"]]
         for parameter, held in zip(parameters, given["optimizer"], strict=True):
-            _adopt(optimizer, parameter, held)
+            if held is not None:
+                _adopt(optimizer, parameter, held)
 
 
-def _tree(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def owners_of(state: Any, ranks: Mapping[str, int]) -> dict[int, int]:
+    """Return the ranks that own tensors, by identity, from ranks by name."""
+    tensors = state.tensors()
+    return {id(tensors[name]): rank for name, rank in ranks.items() if name in tensors}
+
+
+def part_of(
+    state: Mapping[str, Any],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    is_here: Callable[[torch.Tensor], bool],
+) -> dict[str, Any]:
+    """Return what is here of a step's state."""
+    tensors = model.state_dict(keep_vars=True)
+    moments = state["optimizer"]["state"]
+    parameters = [item for group in optimizer.param_groups for item in group["params"]]
+    own = [number for number, item in enumerate(parameters) if is_here(item)]
+    return {
+        **state,
+        "model": {name: t for name, t in state["model"].items() if is_here(tensors[name])},
+        "optimizer": {**state["optimizer"], "state": {n: moments[n] for n in own if n in moments}},
+    }
+
+
+def _tree(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, mine: Callable[[torch.Tensor], bool]
+) -> dict[str, Any]:
     named = itertools.chain(model.named_parameters(), model.named_buffers())
     parameters = (item for group in optimizer.param_groups for item in group["params"])
     return {
-        "model": {name: tensor.detach() for name, tensor in named},
-        "optimizer": [dict(optimizer.state.get(parameter, {})) for parameter in parameters],
+        "model": {name: tensor.detach() for name, tensor in named if mine(tensor)},
+        "optimizer": [dict(optimizer.state.get(p, {})) if mine(p) else None for p in parameters],
     }
 
 

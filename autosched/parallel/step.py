@@ -14,53 +14,31 @@ import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
 
-from autosched import Schedule
+from autosched import Schedule, ScheduleError
 from autosched._lib.copying import clone
-from autosched.parallel.agreement import Kind, kind_of_batch, same_rows, stable
+from autosched.parallel.agreement import kind_of, same_rows
 from autosched.parallel.batches import batch_inputs, key_of, rows_cut, rows_of
 from autosched.parallel.checkpoints import read, shared_out, write
-from autosched.parallel.plans import Plans, move_model, move_state, torch_device
+from autosched.parallel.planned import Planned
+from autosched.parallel.plans import CACHED, Plans, move_model, move_state, torch_device
 from autosched.parallel.ranks import label_on
-from autosched.parallel.shared_state import broadcast_state, state_tensors
-from autosched.parallel.step_spec import Held, StepGraph
+from autosched.parallel.shared_state import (
+    broadcast_state,
+    owners_of,
+    part_of,
+    state_tensors,
+)
+from autosched.parallel.step_spec import Held
 from autosched.parallel.steps_in_flight import UnderWay, results
-from autosched.parallel.template import Template
+from autosched.parallel.template import Place
 from autosched.parallel.training import Training
 
-__all__ = ["Planned", "Step"]
-
-
-@dataclass(frozen=True)
-class Planned:
-    """The plan for a kind of batch: schedule, meaning of inputs and outputs, state."""
-
-    schedule: Schedule
-    built: StepGraph
-    template: Template
-    state: Any
-    notes: Mapping[str, Any]
-
-    @cached_property
-    def state_here(self) -> dict[str, Held]:
-        """The inputs of this process that are state."""
-        here = {*self.schedule.inputs_here}
-        return {label: held for label, held in self.built.state.items() if label in here}
-
-    @cached_property
-    def residuals_here(self) -> dict[str, tuple[str, int, torch.dtype]]:
-        """The inputs of this process for compression."""
-        here = {*self.schedule.inputs_here}
-        return {label: one for label, one in self.built.residuals.items() if label in here}
-
-    @property
-    def is_repeated(self) -> bool:
-        """Whether the next step may begin meanwhile: it has the same tensors and attributes."""
-        return not self.built.places and not self.template.switches
+__all__ = ["Step"]
 
 
 @dataclass
@@ -105,12 +83,16 @@ class Step(Plans[Planned]):
         self._training = training
         self._rank = training.machine.rank
         self._agreement = training.agreement
+        self._counts: dict[Hashable, tuple[int, ...]] = {}  # that were agreed last, by key
         self._seen: list[tuple[torch.Tensor, int]] | None = None  # on all ranks, with versions
         self._plan = plan
         self._last: Planned | None = None
+        self._trained: Planned | None = None  # by which the last step was
+        self._is_stale = False  # whether other ranks have newer parts of the state
+        self._restored = False  # whether the state was loaded since the last step
         self._copies: dict[tuple[int, str], _Copy] = {}
         self._residuals: dict[str, torch.Tensor] = {}
-        self._under_way = UnderWay(self._forget_state)
+        self._under_way = UnderWay()
 
     def __call__(self, *batch: Any) -> torch.Tensor:
         """Train on a batch, whose last item is the target; return the loss, detached.
@@ -120,7 +102,7 @@ class Step(Plans[Planned]):
         """
         with self._guard:
             self.wait()
-            planned = self._of(batch)
+            planned = self._agreed_plan(batch)
             inputs = self._inputs(planned, batch)
             try:
                 with torch.no_grad():  # gradients are taken inside
@@ -141,12 +123,12 @@ class Step(Plans[Planned]):
         """
         with self._guard:
             under_way = self._under_way
-            under_way.look()
             last = under_way.plan
-            if last is None or not last.is_repeated or not self._is_of(last, batch):
+            together = last is not None and last.is_repeated and self._is_of(last, batch)
+            if under_way.look() or not together:
                 self.wait()
             if under_way.is_idle:
-                planned = self._of(batch)
+                planned = self._agreed_plan(batch)
                 inputs = self._inputs(planned, batch)
                 own = self._batch_inputs(planned, batch)
                 under_way.inputs = {name: inputs[name] for name in inputs.keys() - own.keys()}
@@ -161,7 +143,8 @@ class Step(Plans[Planned]):
 
         Raises RunTimeoutError if that takes more than ``timeout`` seconds.
         """
-        self._under_way.wait(timeout)
+        if self._under_way.wait(timeout):
+            self._forget_state()
 
     def map(self, batches: Iterable[Sequence[Any]]) -> Iterator[torch.Tensor]:
         """Train on each batch of an iterable, and yield the losses.
@@ -176,6 +159,7 @@ class Step(Plans[Planned]):
     def schedule(self, *batch: Any) -> Schedule:
         """Return the schedule of calls like this one."""
         with self._guard:
+            self.wait()
             return self._of(batch).schedule
 
     def inputs(self, *batch: Any) -> dict[str, torch.Tensor]:
@@ -187,6 +171,7 @@ class Step(Plans[Planned]):
     def notes(self, *batch: Any) -> Mapping[str, Any]:
         """Return the decisions for calls like this one, and their reasons, by name."""
         with self._guard:
+            self.wait()
             return self._of(batch).notes
 
     def close(self) -> None:
@@ -198,8 +183,30 @@ class Step(Plans[Planned]):
 
     # ---- state
 
+    def collect(self) -> None:
+        """Bring the model and the optimizer of each rank up to date.
+
+        On a machine of several ranks, all call it. It is needed where ranks train different stages:
+        otherwise all have the same state after each step.
+        """
+        with self._guard:
+            self.wait()
+            if self._agreement is not None:
+                self._broadcast()
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the model, of the optimizer, and the residuals of compression."""
+        """Return the state of the model, of the optimizer, and the residuals of compression.
+
+        Raises ScheduleError where other ranks train stages, and ``collect`` was not called.
+        """
+        if self._is_stale:
+            raise ScheduleError(
+                "other ranks train some stages of this model: call collect() on all ranks before "
+                "state_dict(), or save()"
+            )
+        return self._state()
+
+    def _state(self) -> dict[str, Any]:
         self.wait()
         return {
             "model": self.model.state_dict(),
@@ -216,6 +223,8 @@ class Step(Plans[Planned]):
                 self.optimizer.load_state_dict(state["optimizer"])
             residuals = state.get("residuals", {})
             self._residuals = {name: tensor.clone() for name, tensor in residuals.items()}
+            self._restored = True
+            self._is_stale = False
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``state_dict`` to a folder, by ``torch.distributed.checkpoint``.
@@ -224,7 +233,16 @@ class Step(Plans[Planned]):
         written once. A checkpoint is complete when this returns on rank 0.
         """
         with self._guard:
-            write(folder, self.state_dict(), self.machine.rank is None)
+            write(folder, self._state_here(), self._rank is None)
+
+    def _state_here(self) -> dict[str, Any]:
+        """Return the part of the state that this process has."""
+        state = self._state()
+        if not self._is_stale or self._trained is None:
+            return state
+        tensors = self._trained.state.tensors()
+        others = {id(tensors[name]) for name in self._trained.elsewhere}
+        return part_of(state, self.model, self.optimizer, lambda tensor: id(tensor) not in others)
 
     def load(self, folder: str | os.PathLike[str]) -> None:
         """Restore what ``save`` wrote, on as many ranks or on another number of them.
@@ -233,58 +251,59 @@ class Step(Plans[Planned]):
         compression are added up.
         """
         with self._guard:
-            state = read(folder, self.machine.rank is None)
+            state = read(folder, self._rank is None)
             here = [device in self.machine.here for device in self._training.devices]
             self.load_state_dict({**state, "residuals": shared_out(state["residuals"], here)})
 
     # ---- a call
 
     def _of(self, batch: Sequence[Any]) -> Planned:
-        counts = None if self._agreement is None else self._agreed(batch)
+        """Return the plan of a call like this one, for inspection.
+
+        On several ranks it is collective only if there was no such step before.
+        """
+        key = self._key(batch)
+        if self._agreement is None or key in self._counts:
+            return self._planned(batch, key, self._counts.get(key))
+        return self._agreed_plan(batch)
+
+    def _agreed_plan(self, batch: Sequence[Any]) -> Planned:
+        """Return the plan of a call, on which all ranks agree; let them have the state of rank 0."""
+        key = self._key(batch)
+        if self._agreement is None:
+            return self._planned(batch, key, None)
+        counts = None
+        while counts is None:
+            functions = self._watched_functions()
+            kind = partial(kind_of, batch, self.model, self.optimizer, functions)
+            counts = self._agreement.counts(batch, key, kind, self._has_changed())
+            if counts is None:
+                self._broadcast()
+                key = self._key(batch)
+        if len(self._counts) >= CACHED:
+            self._counts.clear()
+        self._counts[key] = counts = counts if self._divided else (same_rows(counts),)
+        return self._planned(batch, key, counts)
+
+    def _planned(
+        self, batch: Sequence[Any], key: Hashable, counts: tuple[int, ...] | None
+    ) -> Planned:
+        """Return the plan of a key and the rows of each rank, a new one if necessary."""
 
         def plan() -> Planned:
-            rows = [rows_of(batch)] if counts is None else counts
+            rows = (rows_of(batch),) if counts is None else counts
             move_model(self.model, self.optimizer, self._training.capture_device)
             self._last = None
             with _paused_garbage_collection():
                 return self._plan(batch, rows)
 
-        return self._cached((counts, self._key(batch)), plan)
+        return self._cached((counts, key), plan)
 
     def _is_of(self, planned: Planned, batch: Sequence[Any]) -> bool:
         """Whether a plan is that of a batch; ranks must agree on that first."""
         return self._agreement is None and self._plans.get((None, self._key(batch))) is planned
 
     # ---- several ranks
-
-    def _agreed(self, batch: Sequence[Any]) -> tuple[int, ...]:
-        """Return the rows of each rank, and let all have the state of rank 0."""
-        assert self._agreement is not None
-        while True:
-            counts = self._agreement.counts(
-                batch, self._key(batch), lambda: self._kind(batch), self._has_changed(),
-                self._broadcast,
-            )  # fmt: skip
-            if counts is not None:
-                return counts if self._divided else (same_rows(counts),)
-
-    def _kind(self, batch: Sequence[Any]) -> Kind:
-        """Return what decides on a plan, in words that are the same on all ranks."""
-        optimizer = tuple(
-            f"group {number}: {stable({k: v for k, v in group.items() if k != 'params'})}"
-            for number, group in enumerate(self.optimizer.param_groups)
-        )
-        held = tuple(
-            f"state of parameter {number}: {stable(self.optimizer.state.get(parameter, {}))}"
-            for number, parameter in enumerate(self._parameters())
-        )
-        trains = tuple(parameter.requires_grad for parameter in self.model.parameters())
-        return Kind(kind_of_batch(batch), trains, optimizer + held, self._watched_functions())
-
-    def _parameters(self) -> Iterator[torch.Tensor]:
-        """Yield the optimizer's parameters."""
-        for group in self.optimizer.param_groups:
-            yield from group["params"]
 
     def _has_changed(self) -> bool:
         """Whether other code changed the state since the last step, as far as torch reports it."""
@@ -297,11 +316,29 @@ class Step(Plans[Planned]):
         )
 
     def _broadcast(self) -> None:
-        """Give all ranks the model and the optimizer's state of rank 0."""
+        """Give all ranks the state of rank 0, or of those that have trained stages since."""
         assert self._agreement is not None
-        broadcast_state(self._agreement, self.model, self.optimizer)
+        if self._agreement.of_first("restored" if self._restored else ""):
+            self._trained = None
+        self._restored = False
+        self._share_state()
+
+    def _share_state(self) -> None:
+        """Give all ranks the state of those that own parts of it."""
+        assert self._agreement is not None
+        last = self._trained
+        owners = {} if last is None else owners_of(last.state, last.owners)
+        broadcast_state(self._agreement, self.model, self.optimizer, owners)
         self._copies.clear()
+        self._is_stale = False
         self._note_state()
+
+    def _move_stages(self, planned: Planned) -> None:
+        """Share the state if another plan than the last has a stage on another rank."""
+        last = {} if self._trained is None else self._trained.owners
+        both = planned.owners.keys() & last.keys()
+        if self._agreement is not None and any(planned.owners[n] != last[n] for n in both):
+            self._share_state()
 
     def _note_state(self) -> None:
         """Remember the state that all ranks have."""
@@ -330,6 +367,9 @@ class Step(Plans[Planned]):
 
     def _inputs(self, planned: Planned, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
         """Return the inputs of a run."""
+        self._move_stages(planned)
+        self._trained = planned
+        self._is_stale = bool(planned.elsewhere)
         if planned is not self._last:
             self._activate(planned)
             self._last = planned
@@ -397,14 +437,26 @@ class Step(Plans[Planned]):
 
     def _store(self, planned: Planned, outputs: Mapping[str, torch.Tensor]) -> None:
         """Store the results of a run, and note that replicas are as new as the model."""
-        for label, made in planned.built.places.items():
-            if label in outputs and (self._rank is not None or made.replica == 0):
-                planned.state.put(made.place, outputs[label])
-        for attributes, name, item in planned.template.switches:
+        new = self._new(planned, outputs)
+        for label, place in new.items():
+            planned.state.put(place, outputs[label])
+        switches = planned.template.switches
+        for attributes, name, item in switches:
             attributes[name] = item
         for copy in self._copies.values():
             copy.version = copy.source._version
-        self._note_state()
+        if new or switches or self._seen is None:
+            self._note_state()
+        else:  # the tensors are those that were compared before the step
+            self._seen = [(tensor, tensor._version) for tensor, _ in self._seen]
+
+    def _new(self, planned: Planned, outputs: Mapping[str, Any]) -> dict[str, Place]:
+        """Return the places of outputs that are to be stored here."""
+        return {
+            label: made.place
+            for label, made in planned.built.places.items()
+            if label in outputs and (self._rank is not None or made.replica == 0)
+        }
 
     def _activate(self, planned: Planned) -> None:
         """Move the model to the devices of this plan, and drop the replicas' buffers."""

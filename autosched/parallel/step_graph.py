@@ -26,7 +26,7 @@ import torch
 
 from autosched import Graph, Value
 from autosched.parallel import clip
-from autosched.parallel.all_reduce import added, all_reduce, same
+from autosched.parallel.all_reduce import MANY, added, all_reduce, same
 from autosched.parallel.compression import compressed_all_reduce
 from autosched.parallel.costs import memory_task
 from autosched.parallel.micro_batch import MicroBatch
@@ -239,19 +239,28 @@ class _Builder:
 
     def _add_outputs(self) -> None:
         """Make the loss of the whole batch an output; losses are weighted already."""
-        loss = self.losses[0]
-        count = len(self.losses)
-        device = self.spec.devices[0][-1]
-        if count > 1:
-            loss = memory_task(
-                self.graph, self.machine, device, added, self.losses,
-                accessed=8 * count, launches=count - 1, name="loss", nbytes=4,
-            )  # fmt: skip
-        self._output_everywhere("loss", loss, device)
+        ranks = self.layout.ranks
+        if self.several and 1 < len(ranks) <= MANY:  # each rank adds the losses of all
+            for rank in ranks:
+                loss = self._total_loss(label_on(rank, "loss"), self.layout.first_device(rank))
+                self.graph.output(**{label_on(rank, "loss"): loss})
+        else:
+            device = self.spec.devices[0][-1]
+            self._output_everywhere("loss", self._total_loss("loss", device), device)
         if not self.spec.updates:  # a trial: gradients stay in memory, as they would for updates
             for replica, gradients in enumerate(self.gradients):
                 names = {f"{self._prefix(replica)}{n}.grad": g for n, g in gradients.items()}
                 self.graph.output(**names)
+
+    def _total_loss(self, name: str, device: str) -> Value:
+        count = len(self.losses)
+        if count == 1:
+            return self.losses[0]
+        made: Value = memory_task(
+            self.graph, self.machine, device, added, self.losses, accessed=8 * count,
+            launches=count - 1, name=name, nbytes=4,
+        )  # fmt: skip
+        return made
 
     # ---- reduction, clipping, updates
 

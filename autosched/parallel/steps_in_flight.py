@@ -26,20 +26,18 @@ _FETCHED = 2  # batches: that of the present step, and the next one
 class UnderWay:
     """The submitted steps of one plan: ``plan`` is None before the first one.
 
-    ``inputs`` are those that are the same in each step; ``failed`` is called when steps failed, and
-    all have ended.
+    ``inputs`` are those that are the same in each step.
     """
 
-    def __init__(self, failed: Callable[[], object]):
+    def __init__(self) -> None:
         self.plan: Any = None
         self.inputs: Mapping[str, torch.Tensor] = {}
         self._schedule: Schedule | None = None
         self._futures: list[Future[Any]] = []
-        self._failed = failed
 
     @property
     def is_idle(self) -> bool:
-        """Whether no step is under way, and none has failed unnoticed."""
+        """Whether all steps have ended, and none failed unnoticed."""
         return not self._futures
 
     def submit(
@@ -57,21 +55,24 @@ class UnderWay:
         self._futures.append(future)
         return future
 
-    def look(self) -> None:
-        """Forget the steps that have ended; wait for all if one failed."""
+    def look(self) -> bool:
+        """Return whether a step failed; forget those that have ended otherwise."""
         ended = [future for future in self._futures if future.done()]
         if any(future.exception() is not None for future in ended):
-            self.wait()
-        self._futures = [future for future in self._futures if not future.done()]
+            return True
+        self._futures = [future for future in self._futures if future not in ended]
+        return False
 
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait until all steps have ended. Raises RunTimeoutError if that takes longer."""
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until all steps have ended; return whether one failed.
+
+        Raises RunTimeoutError if that takes longer.
+        """
         if self._schedule is None or not self._futures:
-            return
+            return False
         self._schedule.wait(timeout)
         futures, self._futures = self._futures, []
-        if any(future.exception() is not None for future in futures):
-            self._failed()
+        return any(future.exception() is not None for future in futures)
 
 
 def results(

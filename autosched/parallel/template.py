@@ -51,7 +51,7 @@ class Template:
     state: Any
     finish: Callable[[Mapping[str, Any]], Any] = dict
 
-    @property
+    @cached_property
     def batch(self) -> tuple[str, ...]:
         """The inputs that are the batch."""
         return tuple(name for name in self.graph.input_names if name.startswith("batch."))

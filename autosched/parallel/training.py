@@ -11,7 +11,7 @@ import torch
 
 from autosched import Machine, Schedule, ScheduleError
 from autosched.parallel.agreement import Agreement
-from autosched.parallel.all_reduce import STRATEGIES
+from autosched.parallel.all_reduce import MANY, STRATEGIES
 from autosched.parallel.arguments import check_options, check_trained, devices_of
 from autosched.parallel.batches import first_rows
 from autosched.parallel.clip import check_clip
@@ -27,7 +27,8 @@ __all__ = ["Reduction", "Training"]
 
 T = TypeVar("T")
 
-_MANY = 16  # replicas; with more, ring (n * n tasks), sum and cpu (all on one device) are not tried
+# Of several ranks: those that add in the order of the devices.
+_IN_ORDER = ("gather", "exchange", "sum")
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,15 @@ class Reduction:
     strategy: str
     sizes: tuple[float, ...]
 
-    def strategies(self, replicas: int) -> tuple[str, ...]:
+    def strategies(self, replicas: int, several_ranks: bool = False) -> tuple[str, ...]:
         """Return the strategies to try."""
         if replicas == 1:
             return ("none",)
         if self.strategy != "auto":
             return (self.strategy,)
-        return tuple(STRATEGIES) if replicas <= _MANY else ("tree", "exchange")
+        if replicas > MANY:
+            return ("tree", "exchange")
+        return _IN_ORDER if several_ranks else tuple(n for n in STRATEGIES if n != "gather")
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,7 @@ class Training:
         """Return a step's schedule for each strategy to try; raise ScheduleError if none fits."""
         names: tuple[str, ...] = ("compressed",)
         if spec.compression is None:
-            names = reduction.strategies(len(spec.devices))
+            names = reduction.strategies(len(spec.devices), bool(self.machine.ranks))
         found = {}
         errors = list[ScheduleError]()
         for name in names:

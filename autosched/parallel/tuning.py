@@ -20,9 +20,9 @@ from autosched.parallel.buckets import buckets
 from autosched.parallel.costs import LinearCosts, tabulated
 from autosched.parallel.micro_batch import MicroBatch, micro_batch_of
 from autosched.parallel.pipeline_schedules import ORDERS, Kind, Order, stage_devices, zero_bubble
+from autosched.parallel.planned import Planned
 from autosched.parallel.rewrite import checkpointed, split_convolutions
 from autosched.parallel.stages import Cuts, balanced, by_map
-from autosched.parallel.step import Planned
 from autosched.parallel.step_spec import StepSpec
 from autosched.parallel.template import Template, accumulating
 from autosched.parallel.training import Reduction, Training
@@ -152,7 +152,7 @@ class _Study:
     def _reduction(self, spec: StepSpec) -> str:
         """Return the reduction that is fastest after the last micro-batch of each replica."""
         reduction = self.planner.reduction
-        names = reduction.strategies(len(spec.devices))
+        names = reduction.strategies(len(spec.devices), bool(self.machine.ranks))
         if len(names) == 1:
             return names[0]
         last = replace(spec, rows=tuple(own[-1:] for own in spec.rows), order=None)

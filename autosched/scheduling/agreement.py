@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from autosched import errors
 from autosched.errors import AutoschedError, GraphError, ScheduleError, listed
 from autosched.graph.graph import Graph
+from autosched.lowering.resident_state import with_resident_state_as
 from autosched.machine.cluster import joined
 from autosched.program.program import Program
 from autosched.scheduling.saved import Saved, describe, from_text
@@ -44,7 +45,9 @@ def agreed(
 
     def join_own(text: str) -> None:
         saved = from_text(text)
-        _check_same(saved, graph, rank)
+        inputs = dict(saved.program.inputs)
+        own = with_resident_state_as(graph, saved.machine, saved.placement, inputs)
+        _check_same(saved, own, rank)
         made.append(join(saved))
 
     text = meeting.agree("schedule()", _verdict(check), planned)
@@ -54,9 +57,9 @@ def agreed(
 
 
 def inputs_on(devices: Collection[str], program: Program, graph: Graph) -> tuple[str, ...]:
-    """Return the inputs that live on some devices."""
-    homes = dict(program.inputs)
-    return tuple(name for name in graph.input_names if homes[name] in devices)
+    """Return the inputs that live on some devices, or of which there is one for them."""
+    here = {graph.kept.get(name, name) for name, device in program.inputs if device in devices}
+    return tuple(name for name in graph.input_names if name in here)
 
 
 def own_inputs(schedule: Schedule, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -72,8 +75,8 @@ def own_inputs(schedule: Schedule, inputs: dict[str, Any]) -> dict[str, Any]:
     if missing := [name for name in own if name not in inputs]:
         given = f"rank {rank} misses input {missing[0]!r} of graph {graph.name!r}"
         raise GraphError(f"{given}; the inputs that live there are {listed(own)}")
-    if unknown := [name for name in inputs if name not in graph.input_names]:
-        given = f"graph {graph.name!r} was given {unknown[0]!r}, which is no input"
+    if len(inputs) > len(own) and (unknown := inputs.keys() - {*graph.input_names}):
+        given = f"graph {graph.name!r} was given {min(unknown)!r}, which is no input"
         raise GraphError(f"{given}; its inputs are {listed(graph.input_names)}")
     return {name: inputs[name] for name in own}
 

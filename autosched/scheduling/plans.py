@@ -52,7 +52,7 @@ def problem_of(
     graph: Graph, machine: Machine, costs: Costs, outputs: Mapping[str, str], goal: Goal
 ) -> Problem:
     """Return what is to be planned, with the state that may stay on devices."""
-    state = () if machine.ranks else keepable(graph, machine)
+    state = keepable(graph, machine)
     if state or graph.kept:
         graph = keeping(graph, state)
     return Problem(graph, machine, costs, confined(graph, machine, costs, outputs), outputs, goal)

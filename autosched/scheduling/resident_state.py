@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,9 +43,17 @@ def moves_to(machine: Machine, backend: str | Backend) -> dict[str, Move]:
 
 
 class ResidentState:
-    """The state that a schedule of ``graph`` keeps; ``moves`` copy tensors to physical devices."""
+    """The state that a schedule of ``graph`` keeps; ``moves`` copy tensors to physical devices.
 
-    def __init__(self, graph: Graph, moves: Mapping[str, Move]):
+    ``here`` are the inputs of this rank, if there are several.
+    """
+
+    def __init__(
+        self, graph: Graph, moves: Mapping[str, Move], here: Collection[str] | None = None
+    ):
+        self._sources = (
+            None if here is None else {name: graph.kept.get(name, name) for name in here}
+        )
         homes = {name: graph.value(name).home or "" for name in graph.kept}
         self._moves = {name: (home, moves[home]) for name, home in homes.items() if home in moves}
         self._others = {name: source for name, source in graph.kept.items() if name != source}
@@ -62,6 +70,8 @@ class ResidentState:
 
         Raises HazardError if a task writes memory of which there is a copy.
         """
+        if self._sources is not None:
+            return {name: given[source] for name, source in self._sources.items()}
         if not self._moves and not self._others:
             return given
         if self._moves and self._written:

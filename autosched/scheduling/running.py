@@ -51,7 +51,12 @@ class Running:
 
     @cached_property
     def _kept(self) -> ResidentState:
-        return ResidentState(self.graph, moves_to(self.machine, self.backend))
+        here = None
+        if self.machine.rank is not None:
+            devices = self.machine.here
+            names = [value.name for value in self.graph.sources if value.tensor is None]
+            here = [name for name, at in self.program.inputs if at in devices and name in names]
+        return ResidentState(self.graph, moves_to(self.machine, self.backend), here)
 
     def _guarded(self, inputs: Mapping[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
         """Return outputs that raise where autograd would lose a gradient."""
@@ -68,9 +73,10 @@ class Running:
 
         The future has the methods of ``concurrent.futures.Future``, and can be awaited. Inputs are
         given as in a call. At most ``in_flight`` runs are under way at a time: while they are,
-        ``submit`` blocks. Several threads may submit; runs behave as if executed one after another
-        in the order of submission. Do not write to the inputs of a run before it has ended. An
-        output that shares memory with an input that tasks write shows what later runs write.
+        ``submit`` blocks, also an event loop: let coroutines wait for a semaphore before. Several
+        threads may submit; runs behave as if executed one after another in the order of submission.
+        Do not write to the inputs of a run before it has ended. An output that shares memory with
+        an input that tasks write shows what later runs write.
 
         ``result()`` raises TaskError if a task raised. If runs share state, which tasks of them
         write, those that were submitted later and are under way raise CancelledRunError then; the

@@ -106,10 +106,10 @@ class Schedule(Periodic, Running):
             return self._call(args, inputs, timeout)
         seconds = checked_timeout(timeout)
         inputs, keep = self.graph.completed(args, inputs)
-        inputs = own_inputs(self, inputs)
+        own = own_inputs(self, inputs)
         kept = self._kept
         try:
-            outputs = self._guarded(inputs, self._executor(kept.inputs(inputs), seconds))
+            outputs = self._guarded(inputs, self._executor(kept.inputs(own), seconds))
         finally:
             kept.wrote(inputs)
         if keep is not None:

@@ -23,6 +23,7 @@ import inference
 import issue
 import offload
 import probes
+import ranks
 import steps
 import torch
 from _record import Case, earlier, hardware, in_words, markdown, path_of_call, summary, write_json
@@ -35,6 +36,7 @@ REPORTS = {
     "issue": (issue, "What issuing costs"),
     "offload": (offload, "Weights from host memory, under compute"),
     "steps": (steps, "Data parallel training steps"),
+    "ranks": (ranks, "Copies between GPUs of two processes"),
     "inference": (inference, "Networks with branches, on one GPU"),
 }
 REHEARSAL = " (a rehearsal: times mean nothing)"

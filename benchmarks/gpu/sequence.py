@@ -85,6 +85,7 @@ def _parts() -> Iterable[Part]:
     yield _report("chapter", 240, "--played")
     yield _report("offload", 240, "--played")
     yield _report("steps", 240)
+    yield _report("ranks", 360, "--played")
     yield from map(_network, NETWORKS)
     yield Part("sanitizers", slow, MOST, slow_played)
     yield _compiled()

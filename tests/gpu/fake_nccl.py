@@ -54,7 +54,7 @@ class World:
         self.devices = devices
         self.broken: list[str] = []  # rules
         self.made: dict[int, list[Channel]] = defaultdict(list)  # by rank
-        self.aborted = False
+        self.aborted: set[int] = set()
         self.issued: dict[int, list[Pair]] = defaultdict(list)  # by rank, in order
         self.pairs: dict[tuple[Channel, int, int], list[Pair]] = defaultdict(list)
         self.count: dict[tuple[Channel, int, int, bool], int] = defaultdict(int)
@@ -116,13 +116,14 @@ class World:
                     self.rule(f"order: ranks {a} and {b} make communicators in different orders")
         assert not self.broken, "\n".join(dict.fromkeys(self.broken))
 
-    def abort(self) -> None:
-        """End all that is pending, whatever it has done."""
+    def abort(self, rank: int) -> None:
+        """End all that is pending on a rank, whatever it has done; others learn nothing of it."""
         with self.changed:
-            self.aborted = True
-            for pairs in self.pairs.values():
+            self.aborted.add(rank)
+            for (_, source, target), pairs in self.pairs.items():
                 for pair in pairs:
-                    pair.ready.past = pair.done.past = True
+                    pair.done.past = pair.done.past or source == rank
+                    pair.ready.past = pair.ready.past or target == rank
             self.changed.notify_all()
 
 
@@ -159,13 +160,13 @@ class _Communicator:
         return self._issue(row, peer, self.rank, False)
 
     def abort(self) -> None:
-        self.world.abort()
+        self.world.abort(self.rank)
 
     def _issue(self, row: Any, source: int, target: int, is_send: bool) -> Work:
         world, gpus, queue = self.world, self.world.gpus, self.queue
         current = gpus.current[queue.device]
         with world.changed:
-            if world.aborted:
+            if self.rank in world.aborted:
                 raise RuntimeError("NCCL error: the communicator was aborted")
             self._check(source, target, is_send)
             pair = self._pair(source, target, is_send)
@@ -188,7 +189,7 @@ class _Communicator:
         return work
 
     def _copy(self, pair: Pair) -> None:
-        if self.world.aborted:
+        if self.rank in self.world.aborted:
             return
         if pair.sent is None or pair.received is None:
             raise AssertionError(pair.name)

@@ -126,6 +126,7 @@ ORDERS: dict[str, Callable[[Sequence[Tensor]], Tensor]] = {
     "ring": around,
     "tree": by_pairs,
     "exchange": in_order,
+    "gather": in_order,
 }
 
 
@@ -228,7 +229,7 @@ def test_a_device_may_occur_twice(strategy: str) -> None:
 def test_an_unknown_strategy_is_named() -> None:
     with pytest.raises(
         asc.ScheduleError,
-        match=r"unknown strategy 'rings'.*'sum', 'cpu', 'ring', 'tree', 'exchange'",
+        match=r"unknown strategy 'rings'.*'sum', 'cpu', 'ring', 'tree', 'exchange', 'gather'",
     ):
         summing("rings", asc.Machine.emulated(gpus=2), 4)
 
@@ -258,6 +259,8 @@ def expected_traffic(strategy: str, n: int, nbytes: int) -> dict[tuple[str, str]
             pairs = [(gpus[i & (i - 1)], gpus[i]) for i in range(1, n)]  # a parent has one bit less
         case "exchange":
             return dict.fromkeys(itertools.permutations(gpus, 2), 2 / n * nbytes)
+        case "gather":
+            return dict.fromkeys(itertools.permutations(gpus, 2), nbytes)
         case _:
             return {(gpus[i], gpus[(i + 1) % n]): 2 * (n - 1) / n * nbytes for i in range(n)}
     return {ends: nbytes for a, b in pairs for ends in ((a, b), (b, a))}

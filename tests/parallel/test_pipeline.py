@@ -729,4 +729,6 @@ def test_reductions_rank_the_same_after_one_micro_batch_as_after_all() -> None:
 
     batch = next(vectors(24))
     best = planned("auto").schedule(*batch).makespan
-    assert best == min(planned(name).schedule(*batch).makespan for name in STRATEGIES)
+    assert best == min(
+        planned(name).schedule(*batch).makespan for name in STRATEGIES if name != "gather"
+    )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from functools import partial
 
 import pytest
@@ -146,6 +148,23 @@ def test_the_caller_of_map_may_stop_early():
 
     given = batches(9)
     trained("data", "sgd", use, backend="emulated", in_flight=2)
+
+
+def test_a_step_that_was_closed_or_dropped_leaves_nothing_behind():
+    model = small()
+    optimizer = OPTIMIZERS["sgd"](model.parameters())
+    step = SYSTEMS["data"](model, nn.MSELoss(), optimizer, MACHINE, backend="emulated", in_flight=2)
+    (batch,) = batches(1)
+    step(*batch)
+    futures = [step.submit(*batch) for _ in range(2)]
+    step.close()
+    assert all(future.done() for future in futures)
+    assert torch.isfinite(step.submit(*batch).result())  # by a new plan
+    step.wait()
+    dropped = weakref.ref(step)
+    del step, futures
+    assert dropped() is None
+    gc.collect()
 
 
 def test_a_number_of_runs_is_checked():

@@ -5,7 +5,7 @@
     emulated      any machine, emulated in real time by CPU threads that take the modelled seconds
     virtual       any machine in virtual time and one thread, in any chosen interleaving
     accelerator   torch streams and events: CUDA, XPU and other accelerators
-    ranks         the CPUs of one rank of ``Machine.cluster``, and copies to and from others
+    ranks         one rank of ``Machine.cluster``, and copies to and from others
     replay        as accelerator; a run is recorded once and then replayed: CUDA graphs
 
 A backend knows streams, events and memory. It does not know tasks, graphs or policies. Most of its

@@ -5,6 +5,10 @@ messages   values as rows of bytes, and headers that describe them
 session    what the ranks tell each other of failures
 watch      learning that another rank has gone
 exchange   copies between ranks as works that events stand for
+waits      the copies that each wait must wait for
 gathering  small exchanges of all ranks: a few numbers, and values of rank 0
-backend    the backend of a rank, on CPUs and on accelerators
+backend    the backend of a rank that has CPUs alone
+direct     copies between accelerators without a stop in host memory
+nccl       the wire of these: communicators of NCCL
+accelerators   the backend of a rank that has accelerators
 """

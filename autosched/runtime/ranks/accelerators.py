@@ -54,17 +54,15 @@ class AcceleratorRanks(Ranks, Accelerator):
         """Take streams and threads. Raises MachineError outside of a cluster."""
         self.attach(program, machine)
         Accelerator.open(self, program, self.own_devices(machine))
-        self.exchanges = Staged(self, machine)
         self.direct = self._direct(program, machine)
+        self.threads = {stream: self._issuing(stream) for stream in program.streams}
+        self.exchanges = Staged(self, machine)
+
+    def _issuing(self, stream: Stream) -> str | None:
+        """Return the thread that issues a stream."""
         if self.direct is not None:
-            self.threads = {
-                stream: _ISSUING if stream in self.streams else str(stream)
-                for stream in program.streams
-            }
-            return
-        self.threads = {
-            stream: str(stream) if stream in self.own_thread else None for stream in program.streams
-        }
+            return _ISSUING if stream in self.streams else str(stream)
+        return str(stream) if stream in self.own_thread else None
 
     def own_devices(self, machine: Machine) -> Machine:
         """Return a machine of the devices of this rank."""
@@ -133,7 +131,8 @@ class Staged(Exchange):
             for copy in part
             if isinstance(copy, Copy) and copy.stream in self.on_accelerators
         }
-        super().__init__(part, machine.ranks, backend.session, backend.first_tag)
+        parts = machine.ranks, backend.threads, backend.session, backend.first_tag
+        super().__init__(part, *parts)
 
     def carries(self, half: Send | Receive) -> bool:
         """Whether a copy is between hosts."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from autosched.errors import AutoschedError, MachineError
 from autosched.machine.machine import Machine
-from autosched.program.program import Program, Receive, Run, Send, Stream, Wait
+from autosched.program.program import Program, Receive, Record, Run, Send, Stream, Wait
 from autosched.runtime.backends import Step, Transfer
 from autosched.runtime.backends.threads import Threads
 from autosched.runtime.ranks.exchange import Exchange
@@ -23,7 +23,7 @@ from autosched.runtime.ranks.session import Session, session
 from autosched.runtime.threads.tapes import Fault, Team
 from autosched.runtime.threads.thread_team import ThreadTeam
 
-__all__ = ["Ranks"]
+__all__ = ["Ranks", "relays"]
 
 
 class Ranks(Threads):
@@ -42,15 +42,16 @@ class Ranks(Threads):
     def open(self, program: Program, machine: Machine) -> None:
         """Divide the part of a rank among threads. Raises MachineError outside of a cluster."""
         self.attach(program, machine)
-        self.exchanges = Exchange(program, machine.ranks, self.session, self.first_tag)
         super().open(program, machine)
         computing = [s for s in program.streams if s.name.startswith("compute")]
         first = str(computing[0]) if computing else f"rank {machine.rank}"
-        relays = self._relays()
+        passing_on = relays(program)
         self.threads = {
-            stream: str(stream) if stream in computing or stream in relays else first
+            stream: str(stream) if stream in computing or stream in passing_on else first
             for stream in program.streams
         }
+        parts = machine.ranks, self.threads, self.session, self.first_tag
+        self.exchanges = Exchange(program, *parts)
 
     def attach(self, program: Program, machine: Machine) -> None:
         """Note the part of this rank. Raises MachineError outside of a cluster."""
@@ -58,17 +59,6 @@ class Ranks(Threads):
             raise MachineError("the ranks backend needs a machine of Machine.cluster()")
         self.session = session()
         self.part = program
-
-    def _relays(self) -> set[Stream]:
-        """Return the streams of copies that wait for what other ranks send."""
-        on_wire = self.exchanges.started
-        return {
-            wait.stream
-            for wait in self.part
-            if isinstance(wait, Wait)
-            and wait.stream in on_wire
-            and wait.event in self.exchanges.events
-        }
 
     def thread(self, stream: Stream) -> str | None:
         """Return the thread that issues a stream."""
@@ -83,14 +73,14 @@ class Ranks(Threads):
         return self.exchanges.transfer(half)
 
     def record(self, stream: Stream, event: int) -> Step | None:
-        """Let an event stand for copies between ranks; others have ended when it is recorded."""
-        on_wire = stream in self.exchanges.started
-        return self.exchanges.record(stream, event) if on_wire else super().record(stream, event)
+        """Do nothing for copies between ranks: it is known which an event stands for."""
+        on_wire = event in self.exchanges.events
+        return None if on_wire else super().record(stream, event)
 
     def wait(self, stream: Stream, event: int) -> Step | None:
         """Wait for copies between ranks."""
         on_wire = event in self.exchanges.events
-        return self.exchanges.wait(event) if on_wire else super().wait(stream, event)
+        return self.exchanges.wait(stream, event) if on_wire else super().wait(stream, event)
 
     def free(self, stream: Stream) -> Callable[[Any], None] | None:
         """Wait for the copies of a stream before memory is freed there.
@@ -98,7 +88,7 @@ class Ranks(Threads):
         One of them may show that memory is not used any more. Where one thread issues everything,
         its order shows that, too.
         """
-        if len({*self.threads.values()}) == 1 or stream not in self.exchanges.started:
+        if len({*self.threads.values()}) == 1:
             return None
         finish = self.exchanges.ending([stream])
         return None if finish is None else lambda _: finish()
@@ -135,6 +125,18 @@ class Ranks(Threads):
         else:
             what = f"{me}: {at} failed with {what}, {where}"
         return "task" if is_task and not isinstance(error, AutoschedError) else "rank", what
+
+
+def relays(part: Program) -> set[Stream]:
+    """Return the streams of copies that wait for others, and would hold up what comes later."""
+    on_wire = {half.stream for half in part if isinstance(half, (Send, Receive))}
+    events = {i.event for i in part if isinstance(i, Record) and i.stream in on_wire}
+    working = [at for at, i in enumerate(part) if isinstance(i, (Run, Send, Receive))]
+    return {
+        i.stream
+        for i in part.instructions[: max(working, default=0)]
+        if isinstance(i, Wait) and i.stream in on_wire and i.event in events
+    }
 
 
 class _Team(ThreadTeam):

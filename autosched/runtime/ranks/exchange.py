@@ -2,7 +2,8 @@
 
 A copy stream is asynchronous, as on an accelerator: its copies are started by the thread that issues
 it, and end later. An event stands for the copies that its stream has started so far; who waits for
-it waits for those. No thread waits for a copy that nobody needs yet.
+it waits for those. No thread waits for a copy that nobody needs yet. Which copies a wait must wait
+for is found once, when a program is compiled: see ``waits``.
 
 In the first run a header goes ahead of each value, in the order of the program on both sides. From
 then on the receiver knows what comes: it is ready to receive from the beginning of the run, in
@@ -17,7 +18,8 @@ import json
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,11 +33,13 @@ from autosched.runtime.ranks.messages import (
     described,
     header_of,
     is_fixed,
+    is_row,
     rows,
     signature,
     sizes,
 )
 from autosched.runtime.ranks.session import Session
+from autosched.runtime.ranks.waits import copies_awaited
 from autosched.runtime.ranks.wire import Wire
 
 __all__ = ["Exchange"]
@@ -46,41 +50,49 @@ _LONGEST_HEADER = 1 << 20  # bytes: the receiver of a header does not know its l
 class Exchange:
     """The sends and receives of one rank's part of a program.
 
-    ``ranks`` are the ranks of devices by name. Each program has another ``first_tag``. ``begin`` is
-    called at the beginning of each run, and the steps of ``transfer``, ``record`` and ``wait``
-    where the program has them.
+    ``ranks`` are the ranks of devices by name, and ``threads`` the names of the threads that issue
+    streams. Each program has another ``first_tag``. ``begin`` is called at the beginning of each
+    run, and the steps of ``transfer`` and ``wait`` where the program has them.
     """
 
-    def __init__(self, part: Program, ranks: Mapping[str, int], session: Session, first_tag: int):
+    def __init__(
+        self,
+        part: Program,
+        ranks: Mapping[str, int],
+        threads: Mapping[Stream, str | None],
+        session: Session,
+        first_tag: int,
+    ):
         self.session = session
         self.ranks = ranks
         self.is_watched = False  # so that ``arrivals`` has when each receive of a run has ended
         self.arrivals: dict[int, float] = {}  # by position in the part
-        both = [(i, half) for i, half in enumerate(part) if isinstance(half, (Send, Receive))]
-        halves = [(i, half) for i, half in both if self.carries(half)]
-        self.started: dict[Stream, list[_Started]] = {half.stream: [] for _, half in halves}
-        recorded = [i for i in part if isinstance(i, Record) and i.stream in self.started]
-        self.events: dict[int, list[_Started]] = {record.event: [] for record in recorded}
         self._ends: dict[Send | Receive, deque[_End]] = defaultdict(deque)
-        self._all: list[_End] = []
-        self._receives: list[_Receive] = []
+        self._by_stream: dict[Stream, list[_End]] = {}
         self._wire: Wire | None = None
         # Of each pair of ranks, sends and receives are the same sequence: so both know the tags.
         count: Counter[tuple[int, bool]] = Counter()
-        for i, half in halves:
-            made = self._end(half, f"{half}, instruction {i + 1} of {len(part)}")
-            made.position = i
-            made.tag = first_tag + count[made.way]
-            count[made.way] += 1
-            self._ends[half].append(made)
-            self._all.append(made)
+        ends: dict[int, _End] = {}
+        for i, half in enumerate(part):
+            if isinstance(half, (Send, Receive)) and self.carries(half):
+                made = self._end(half, f"{half}, instruction {i + 1} of {len(part)}")
+                made.position = i
+                made.tag = first_tag + count[made.way]
+                count[made.way] += 1
+                ends[i] = made
+                self._ends[half].append(made)
+                self._by_stream.setdefault(half.stream, []).append(made)
+        self._all = [end for ends in self._by_stream.values() for end in ends]
+        self._receives = [end for end in self._all if isinstance(end, _Receive)]
+        self.events = {
+            i.event for i in part if isinstance(i, Record) and i.stream in self._by_stream
+        }
+        self._awaited = copies_awaited(part, ends, threads)
 
     def _end(self, half: Send | Receive, name: str) -> _End:
         if isinstance(half, Send):
             return _Send(self, half, self.ranks[half.destination], name)
-        made = _Receive(self, half, self.ranks[half.source], name)
-        self._receives.append(made)
-        return made
+        return _Receive(self, half, self.ranks[half.source], name)
 
     def carries(self, half: Send | Receive) -> bool:
         """Whether this wire carries a copy; a part may have others."""
@@ -99,34 +111,13 @@ class Exchange:
         """
         return self._ends[half].popleft()
 
-    def record(self, stream: Stream, event: int) -> Step:
-        """Return a step after which an event stands for what its stream has started."""
-
-        def record() -> None:
-            self.started[stream] = [each for each in self.started[stream] if not each.has_ended]
-            self.events[event] = self.started[stream].copy()
-
-        return record
-
-    def wait(self, event: int) -> Step:
-        """Return a step that waits for the copies of an event."""
-
-        def wait() -> None:
-            for each in self.events[event]:
-                each.wait()
-
-        return wait
+    def wait(self, stream: Stream, event: int) -> Step | None:
+        """Return a step that waits for the copies of an event, unless others have done so."""
+        return _waiting(self._awaited.get((stream, event), ()))
 
     def ending(self, streams: Collection[Stream]) -> Step | None:
-        """Return a step that waits for all copies of some streams."""
-        own = [stream for stream in streams if stream in self.started]
-
-        def finish() -> None:
-            for stream in own:
-                for each in self.started[stream]:
-                    each.wait()
-
-        return finish if own else None
+        """Return a step that waits for all copies of some streams that have been started."""
+        return _waiting([end for stream in streams for end in self._by_stream.get(stream, ())])
 
     # ---- running
 
@@ -139,53 +130,76 @@ class Exchange:
         if wire is not self._wire:
             self._wire = wire
             for each in self._all:
-                each.forget()
-        for stream in self.started:
-            self.started[stream] = []
+                each.forget(wire)
         for received in self._receives:
             received.post()
 
-    @property
-    def wire(self) -> Wire:
-        """The wire of this run."""
-        assert self._wire is not None
-        return self._wire
 
-    def start(self, end: _End, works: Callable[[], list[Any]]) -> list[Any]:
-        """Return works. Raises the cause where the wire is lost."""
-        try:
-            return works()
-        except RuntimeError as error:
-            raise self.session.cause(end.name) from error
+def _waiting(ends: Sequence[_End]) -> Step | None:
+    """Return a step that waits for copies."""
+    if len(ends) < 2:
+        return ends[0].wait if ends else None
+
+    def wait() -> None:
+        for end in ends:
+            if end.started is not None:
+                end.wait()
+
+    return wait
 
 
-class _Started:
-    """A copy that has been started; several threads may wait for it."""
+class _End:
+    """One end of a copy between ranks; several threads may wait for it.
 
-    def __init__(self, end: _End, works: Iterable[Any], landed: Step | None = None):
-        self.has_ended = False
-        self._end = end
-        self._works = list(works)
-        self._landed = landed
+    ``started`` are its works, until they have ended; ``arrived`` is called then.
+    """
+
+    tag = 0
+    position = 0
+    started: Sequence[Any] | None = None
+    arrived: Step | None = None
+    issue: Callable[[torch.Tensor], Any]  # starts to send or to receive a row
+
+    def __init__(self, exchange: Exchange, half: Send | Receive, peer: int, name: str):
+        self.exchange = exchange
+        self.half = half
+        self.peer = peer
+        self.name = name
+        self.way = (peer, isinstance(half, Send))
         self._guard = threading.Lock()
 
+    def forget(self, wire: Wire) -> None:
+        """Begin to use a new wire, and headers again."""
+        self.started = None
+
+    def __call__(self, value: Any, into: Any) -> Any:
+        """Start to send a value, or to receive one, perhaps into memory that exists."""
+        raise NotImplementedError
+
+    def start(self, rows: Sequence[torch.Tensor]) -> list[Any]:
+        """Return the works of rows. Raises the cause where the wire is lost."""
+        issue = self.issue
+        try:
+            return [issue(row) for row in rows]
+        except RuntimeError as error:
+            raise self.exchange.session.cause(self.name) from error
+
     def wait(self) -> None:
-        if self.has_ended:
-            return
+        """Wait for the end, if the copy has been started."""
         with self._guard:
-            if self.has_ended:
+            works = self.started
+            if works is None:
                 return
             try:
-                for work in self._works:
+                for work in works:
                     work.wait()
             except RuntimeError as error:
-                raise self._end.exchange.session.cause(self._end.name) from error
-            if self._landed is not None:
-                self._landed()
-            self._works.clear()
-            self.has_ended = True
-            if self._end.exchange.is_watched:
-                self._end.exchange.arrivals[self._end.position] = time.perf_counter()
+                raise self.exchange.session.cause(self.name) from error
+            if self.arrived is not None:
+                self.arrived()
+            self.started = None
+            if self.exchange.is_watched:
+                self.exchange.arrivals[self.position] = time.perf_counter()
 
     def watch(self) -> None:
         """Wait in a thread of its own, to know when a copy ends; errors are those of others."""
@@ -194,62 +208,35 @@ class _Started:
             self.wait()
 
 
-class _End:
-    """One end of a copy between ranks."""
-
-    tag = 0
-    position = 0
-
-    def __init__(self, exchange: Exchange, half: Send | Receive, peer: int, name: str):
-        self.exchange = exchange
-        self.half = half
-        self.peer = peer
-        self.name = name
-        self.way = (peer, isinstance(half, Send))
-
-    def forget(self) -> None:
-        """Begin to use headers again, because the wire is a new one."""
-        raise NotImplementedError
-
-    def __call__(self, value: Any, into: Any) -> Any:
-        """Start to send a value, or to receive one, perhaps into memory that exists."""
-        raise NotImplementedError
-
-    def _note(self, works: Iterable[Any], landed: Step | None = None) -> None:
-        started = _Started(self, works, landed)
-        self.exchange.started[self.half.stream].append(started)
-        if self.exchange.is_watched and landed is not None:
-            threading.Thread(target=started.watch, daemon=True, name=self.name).start()
-
-
 class _Send(_End):
     """Sends a value; ``known`` is what the receiver is ready for."""
 
     known: Any = None
     last = ""
+    is_row = False  # whether such a value needs no other row
 
-    def forget(self) -> None:
+    def forget(self, wire: Wire) -> None:
         """Begin to send headers again."""
+        super().forget(wire)
+        self.issue = wire.sender(self.peer, self.tag)
         self.known = None
 
     def __call__(self, value: Any, _: Any) -> None:
-        works: list[Any] = []
         if self.known is None:
-            works += self._announce(value)
-        elif self.known != signature(value):
+            works = self._announce(value)
+            self.started = works + self.start(rows(value))
+            return
+        if self.known != signature(value):
             raise ScheduleError(
                 f"{self.half.value!r} was {self.last} in the first run, for which rank {self.peer} "
                 f"is ready, and is {sizes(value)} now; make a schedule for each shape"
             )
-        send = self.exchange.wire.send
-        works += self.exchange.start(
-            self, lambda: [send(row, self.peer, self.tag) for row in rows(value)]
-        )
-        self._note(works)
+        self.started = self.start((value,) if self.is_row else rows(value))
 
     def _announce(self, value: Any) -> list[Any]:
         """Send the header of a value; from then on the receiver knows tensors like these."""
         header = header_of(value)
+        self.is_row = is_row(value)
         if is_fixed(header):
             self.known = signature(value)
             self.last = sizes(value)
@@ -258,10 +245,7 @@ class _Send(_End):
             raise ScheduleError(
                 f"{self.half.value!r} has too many parts to be sent to another rank"
             )
-        row = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        return self.exchange.start(
-            self, lambda: [self.exchange.wire.send(row, self.peer, self.tag)]
-        )
+        return self.start([torch.frombuffer(bytearray(data), dtype=torch.uint8)])
 
 
 class _Receive(_End):
@@ -269,51 +253,49 @@ class _Receive(_End):
 
     header: Any = None
     landing: Landing | None = None
-    works: list[Any] | None = None  # started at the beginning of the run
+    posted: list[Any] | None = None  # works that were started at the beginning of the run
 
-    def forget(self) -> None:
+    def forget(self, wire: Wire) -> None:
         """Expect a header again."""
+        super().forget(wire)
+        self.issue = wire.receiver(self.peer, self.tag)
         self.header = None
-        self.works = None
+        self.posted = None
+        self.arrived = None
 
     def post(self) -> None:
         """Be ready to receive, if it is known what comes."""
-        self.works = None
         if self.header is None:
             return
         if self.landing is None or not self.landing.is_free():
             self.landing = self.exchange.landing(self.half, self.header)
-        receive = self.exchange.wire.receive
-        landing = self.landing
-        self.works = self.exchange.start(
-            self, lambda: [receive(row, self.peer, self.tag) for row in landing.rows]
-        )
+        self.posted = self.start(self.landing.rows)
 
     def __call__(self, _: Any, into: Any) -> Any:
-        if self.works is None:
+        if self.posted is None:
             header = self._header()
             self.header = header
             self.landing = None
             self.post()
             self.header = header if is_fixed(header) else None
-        landing = self.landing
-        works = self.works
-        assert landing is not None
-        assert works is not None
-
-        def landed() -> None:
-            landing.spread()
-            if into is not None:
-                overwritten(into, landing.value)
-
-        self._note(works, landed)
-        self.works = None
-        return landing.value if into is None else into
+        assert self.landing is not None
+        self.started = self.posted
+        self.posted = None
+        self.arrived = self.landing.spread if self.landing.is_packed else None
+        if into is not None:
+            self.arrived = partial(_overwrite, into, self.landing)
+        if self.exchange.is_watched:
+            threading.Thread(target=self.watch, daemon=True, name=self.name).start()
+        return self.landing.value if into is None else into
 
     def _header(self) -> Any:
         """Wait for the header of a value."""
         row = torch.zeros(_LONGEST_HEADER, dtype=torch.uint8)
-        receive = self.exchange.wire.receive
-        (work,) = self.exchange.start(self, lambda: [receive(row, self.peer, self.tag)])
-        _Started(self, [work]).wait()
+        self.started = self.start([row])
+        self.wait()
         return described(bytes(row.numpy()).rstrip(b"\0").decode())
+
+
+def _overwrite(into: Any, landing: Landing) -> None:
+    landing.spread()
+    overwritten(into, landing.value)

@@ -108,12 +108,13 @@ class Gathering:
                 members.check()
             time.sleep(pause)
 
-    def broadcast(self, value: Any, what: str) -> Any:
-        """Return the value of rank 0, a tree of tensors and plain data, on each rank."""
+    def broadcast(self, value: Any, what: str, root: int = 0) -> Any:
+        """Return the value of one rank, a tree of tensors and plain data, on each rank."""
         members = self._members()
-        rank, size = members.rank, members.size
+        size = members.size
+        rank = (members.rank - root) % size  # counted from the root
         text = json.dumps(header_of(value)) if rank == 0 else ""
-        header = described(self.agree(what, text, lambda texts: texts[0]))
+        header = described(self.agree(what, text, lambda texts: texts[root]))
         wire = members.wire()
         landing = None if rank == 0 else Landing(header)
         own = rows(value) if landing is None else landing.rows
@@ -121,9 +122,10 @@ class Gathering:
             # Each rank receives from that without its lowest bit, and sends to those above it.
             lowest = rank & -rank or 1 << (size - 1).bit_length()
             for row in own if rank else ():
-                wire.receive(row, rank - lowest, _TAG).wait()
+                wire.receive(row, (rank - lowest + root) % size, _TAG).wait()
             targets = [rank + (1 << k) for k in reversed(range(lowest.bit_length() - 1))]
-            works = [wire.send(row, t, _TAG) for t in targets if t < size for row in own]
+            peers = [(target + root) % size for target in targets if target < size]
+            works = [wire.send(row, peer, _TAG) for peer in peers for row in own]
             for work in works:
                 work.wait()
         except RuntimeError as error:

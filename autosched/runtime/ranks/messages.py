@@ -20,11 +20,12 @@ from autosched._lib.copying import ALIGNMENT, span
 from autosched._lib.tree import flatten
 from autosched.errors import ScheduleError, shown
 
-__all__ = ["Header", "Landing", "described", "header_of", "in_host_memory", "is_fixed"]
+__all__ = ["Header", "Landing", "described", "header_of", "in_host_memory", "is_fixed", "is_row"]
 __all__ += ["on_device", "rows", "signature", "sizes"]
 
 Header = Any  # of JSON: a list that begins with the kind
 Blank = Callable[[Sequence[int], Sequence[int], torch.dtype, int], torch.Tensor]
+_uses: Callable[[int], int] = torch._C._storage_Use_Count  # of a storage's address
 _PLAIN = (str, int, float, bool, type(None))
 
 
@@ -102,6 +103,13 @@ def rows(value: Any) -> list[torch.Tensor]:
     return [_row(tensor) for tensor in tensors]
 
 
+def is_row(value: Any) -> bool:
+    """Whether a value is one tensor that can be sent as it is, and so can those of its signature."""
+    if not isinstance(value, torch.Tensor) or value.is_conj() or value.is_neg():
+        return False
+    return value.is_contiguous() and value.numel() > 0
+
+
 def _row(tensor: torch.Tensor) -> torch.Tensor:
     tensor = _physical(tensor.detach())
     if _goes_whole(tensor):
@@ -148,6 +156,8 @@ class Landing:
         self.rows: list[torch.Tensor] = []
         self._packed: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._tensors = [leaf for leaf in flatten(self.value) if isinstance(leaf, torch.Tensor)]
+        self._storages = [tensor.untyped_storage() for tensor in self._tensors]
+        self._addresses = [storage._cdata for storage in self._storages]
         for number in range(len(self._tensors)):
             self._add(number)
         self._held = self._holders()  # no variable refers to a tensor here
@@ -169,16 +179,18 @@ class Landing:
         for apart, packed in self._packed:
             apart.copy_(packed)
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether ``spread`` has to do anything."""
+        return bool(self._packed)
+
     def is_free(self) -> bool:
         """Whether nothing else refers to the value, or to a view of it."""
         return self._held == self._holders()
 
-    def _holders(self) -> list[tuple[int, int]]:
-        """Return how many references there are to each tensor, and to its storage."""
-        return [
-            (sys.getrefcount(each), torch._C._storage_Use_Count(each.untyped_storage()._cdata))
-            for each in self._tensors
-        ]
+    def _holders(self) -> list[int]:
+        """Return how many references there are to each tensor, and to each storage."""
+        return [*map(sys.getrefcount, self._tensors), *map(_uses, self._addresses)]
 
 
 def _make(header: Header, blank: Blank) -> Any:

@@ -11,6 +11,7 @@ receives in one colour.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -57,8 +58,8 @@ def lose(group: Any, rank: int, size: int) -> None:
 class Wire:
     """The connections of one rank with all others, until it is lost.
 
-    A work is waited for once, and keeps its row. Both functions raise RuntimeError where the wire
-    is lost.
+    A work is waited for once, and keeps its row. What starts one raises RuntimeError where the
+    wire is lost.
     """
 
     def __init__(self, name: str, store: Any, rank: int, size: int):
@@ -70,13 +71,23 @@ class Wire:
         names = [f"{name} {number}" for number in range(2 * bits)]
         self.groups = [new_group(each, store, rank, size) for each in names]
 
+    def sender(self, rank: int, tag: int) -> Callable[[torch.Tensor], Any]:
+        """Return a function that starts to send a dense row, and returns the work."""
+        send = self.groups[colour(self.rank, rank)].send
+        return lambda row: send([row], rank, tag)
+
+    def receiver(self, rank: int, tag: int) -> Callable[[torch.Tensor], Any]:
+        """Return a function that starts to receive a row of the same size, and returns the work."""
+        receive = self.groups[colour(rank, self.rank)].recv
+        return lambda row: receive([row], rank, tag)
+
     def send(self, row: torch.Tensor, rank: int, tag: int) -> Any:
         """Start to send a row, and return the work."""
-        return self.groups[colour(self.rank, rank)].send([row], rank, tag)
+        return self.sender(rank, tag)(row)
 
     def receive(self, row: torch.Tensor, rank: int, tag: int) -> Any:
         """Start to receive a row of the same size, and return the work."""
-        return self.groups[colour(rank, self.rank)].recv([row], rank, tag)
+        return self.receiver(rank, tag)(row)
 
     def lose(self) -> None:
         """Close all connections, here and thereby in all other ranks."""

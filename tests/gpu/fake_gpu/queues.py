@@ -319,9 +319,11 @@ class Queues:
         return min(sharing, key=lambda each: each.items[0].number)
 
     def _held_up_by(self, mark: Mark) -> Queue:
-        """Return the queue that has to go on before a mark can be past."""
+        """Return the queue that has to go on before a mark can be past; one of a circle, if any."""
         queue = mark.queue
-        while queue.items and not self._is_ready(queue):
+        seen: set[Queue] = set()
+        while queue.items and queue not in seen and not self._is_ready(queue):
+            seen.add(queue)
             first = self._first_in_line(queue)
             queue = queue.items[0].mark.queue if first is queue else first  # type: ignore[union-attr]
         return queue

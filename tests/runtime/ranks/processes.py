@@ -21,7 +21,9 @@ from autosched.machine import cluster
 from autosched.runtime.ranks.session import leave
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.runtime.ranks.jobs", "tests.runtime.ranks.gpu_jobs"])
+CONTEXT.set_forkserver_preload(
+    [f"tests.runtime.ranks.{name}" for name in ("jobs", "gpu_jobs", "captured_jobs")]
+)
 BOUND = 30.0  # seconds that any wait may take
 
 

@@ -1,7 +1,11 @@
 """Captured steps on ranks: collectives in a step, and functions of all ranks."""
 
-import pytest
+import re
 
+import pytest
+import torch
+
+import autosched as asc
 from tests.runtime.ranks import captured_jobs as jobs
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -36,3 +40,104 @@ def test_wrapped_modules_are_refused_and_run_in_tasks(ranks, kind, why):
         assert error.startswith(f"CaptureError: {why}")
         assert "in one task of your own, by Graph.add" in error
     assert ranks.run(jobs.train_wrapped, 2, kind) == [True] * 2
+
+
+@pytest.mark.parametrize(("size", "policy"), [(2, "m_etf"), (3, "round_robin")])
+def test_a_training_step_of_all_ranks_equals_the_eager_one_on_each(ranks, size, policy):
+    assert ranks.run(jobs.train_together, size, policy) == [[True] * 4] * size
+
+
+def test_results_and_written_arguments_are_on_all_ranks_and_no_input_is_sent(ranks):
+    x = torch.arange(16.0).view(4, 4) * 2
+    for result, left, sent in ranks.run(jobs.call_together, 2, None):
+        assert torch.equal(left, x * 2)
+        assert torch.equal(result[0], x[:2])
+        assert torch.equal(result[1]["second"], x[2:])
+        assert not sent
+
+
+def test_results_stay_where_outputs_says(ranks):
+    (none, left, _), (result, _, _) = ranks.run(jobs.call_together, 2, "cpu:1")
+    assert none == (None, {"second": None})
+    assert torch.equal(left, torch.arange(16.0).view(4, 4) * 4)
+    assert torch.equal(result[0], torch.arange(8.0).view(2, 4) * 2)
+
+
+@pytest.mark.parametrize(
+    ("how", "call", "message"),
+    [
+        (
+            "constant",
+            0,
+            "ScheduleError: rank 1 has captured another '.*fn'\n    rank 0:  task mul:",
+        ),
+        ("first shape", 0, "ScheduleError: rank 1 has captured another '.*fn'\n    rank 0:  input"),
+        ("capture", 0, "CaptureError: (rank 1: )?'.*fn' cannot be captured"),
+        ("later shape", 1, "ScheduleError: the ranks call '.*fn' differently: rank 1 needs a new"),
+        ("mode", 1, "ScheduleError: the ranks call '.*fn' differently: rank 1 needs a new"),
+        ("arguments", 1, "(Capture|Schedule)Error: .* cannot be called like that"),
+    ],
+)
+def test_ranks_that_call_differently_get_an_error_and_go_on(ranks, how, call, message):
+    for errors in ranks.run(jobs.call_differently, 3, how):
+        assert re.match(message, errors[call]), errors
+        if call:
+            assert errors[0] == errors[2] == "nothing"
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("submit", "ScheduleError: a function of several ranks is called, and not submitted"),
+        ("generator", "ScheduleError: .* draws from a torch.Generator, which would advance on one"),
+        ("memory", "HazardError: 'a' and 'b' share memory, and 'a' is written in place"),
+        ("collective", "ScheduleError: .* has collectives of torch.distributed, which each rank"),
+    ],
+)
+def test_what_ranks_cannot_call_together_is_refused(ranks, what, message):
+    for error in ranks.run(jobs.refuse_together, 2, what):
+        assert re.match(message, error), error
+
+
+def test_functions_on_a_machine_of_one_rank_are_its_own(ranks):
+    assert ranks.run(jobs.call_alone, 2) == [True] * 2
+
+
+def test_shared_memory_on_one_rank_is_an_error_on_all(ranks):
+    first, second = ranks.run(jobs.overlap_on_one_rank, 2)
+    assert second[1].startswith("HazardError: 'a' and 'b' share memory, and 'a' is written")
+    assert first[1].startswith("RankError: rank 1: HazardError: 'a' and 'b' share memory")
+    assert first[::2] == second[::2] == ["nothing"] * 2
+
+
+def test_a_scheduled_capture_has_outputs_where_they_are_made(ranks):
+    first, second = ranks.run(jobs.schedule_captured, 2)
+    assert torch.equal(first[0]["result"], torch.arange(4.0) + 1)
+    assert second[0] == {}
+    assert first[1] == "nothing"
+    assert second[1].startswith("GraphError: 'weight.grad' was made on another rank; autosched.c")
+
+
+def test_gradients_of_a_module_of_all_ranks_are_not_lost_unnoticed(ranks):
+    for error in ranks.run(jobs.refuse_gradient, 2):
+        assert error.startswith("GradientError: ")
+
+
+def test_one_process_can_play_all_ranks():
+    """The same program as on a cluster: it can be planned and drawn without one."""
+    x, w = torch.arange(16.0).view(4, 4), torch.eye(4)
+    expected = jobs.halves(x.clone(), w)
+    machine = asc.Machine.emulated(gpus=0, hosts=2)
+    with asc.compile(jobs.halves, machine, policy="round_robin", backend="host") as run:
+        found = run(x, w)
+        ends = dict(run.schedule(x, w).program.outputs)
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1]["second"], expected[1]["second"])
+    assert torch.equal(x, torch.arange(16.0).view(4, 4) * 2)
+    assert ends["result.0.cpu:0"] == ends["x.written.cpu:0"] == "cpu:0"
+    assert ends["result.0.cpu:1"] == ends["x.written.cpu:1"] == "cpu:1"
+
+
+def test_fusion_is_refused_for_several_ranks():
+    with pytest.raises(asc.ScheduleError, match="the ranks of a machine would choose different"):
+        asc.compile(torch.neg, asc.Machine.emulated(gpus=0, hosts=2), fuse=True)

@@ -7,6 +7,7 @@ import torch
 from torch import nn, optim
 from torch.nn import functional
 
+import autosched as asc
 from tests.runtime.ranks import training_jobs as jobs
 from tests.serial import assert_equal, train
 
@@ -34,11 +35,18 @@ def assert_all_equal(found: list[Any], expected: Any) -> None:
         assert_equal(state, expected[2], f"rank {rank}: optimizer")
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_ranks_equal_serial_training(ranks, size):
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [[4, 4], [4, 4], [3, 5]],
+        [[4, 4, 4], [5, 4, 0]],
+        pytest.param([[4] * 4, [4] * 4, [5, 0, 3, 4]], marks=pytest.mark.slow),
+    ],
+    ids=lambda rows: f"{len(rows[0])} ranks",
+)
+def test_ranks_equal_serial_training(ranks, rows):
     """With the first step of Adam, ragged batches, and a rank without rows."""
-    rows = [[4] * size, [4] * size, [3, *[5] * (size - 1)], [*[4] * (size - 1), 0]]
-    found = ranks.run(jobs.train, size, rows, {"reduction": "exchange"})
+    found = ranks.run(jobs.train, len(rows[0]), rows, {"reduction": "exchange"})
     assert_all_equal(found, serial(rows))
 
 
@@ -50,3 +58,87 @@ def test_clipped_gradients_equal_serial_training(ranks):
         return nn.utils.clip_grad_norm_(model.parameters(), 0.05)
 
     assert_all_equal(found, serial(rows, before_step=clip))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"accumulate": 2, "reduction": "sum"},
+        {"compression": "half"},
+        pytest.param({"batch_norm": "synchronised"}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_options_equal_those_of_emulated_hosts(ranks, options):
+    """With a rate that changes."""
+    rows = [[4, 4], [4, 4], [4, 4]]
+    found = ranks.run(jobs.with_options, 2, rows, options)
+    model = jobs.normed()
+    optimizer = optim.Adam(model.parameters(), 0.01)
+    scheduler = optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    machine = asc.Machine.emulated(gpus=0, hosts=2)
+    losses = []
+    with asc.parallel.data_parallel(
+        model, functional.cross_entropy, optimizer, machine, **jobs.known(options), backend="host"
+    ) as step:
+        for number, counts in enumerate(rows):
+            parts = [jobs.batch(number, rank, n) for rank, n in enumerate(counts)]
+            losses.append(step(*[torch.cat(items) for items in zip(*parts, strict=True)]))
+            scheduler.step()
+    assert_all_equal(found, (losses, dict(model.state_dict()), optimizer.state_dict()["state"]))
+
+
+def test_each_rank_draws_from_its_own_generator(ranks):
+    model = jobs.dropping()
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    states = [torch.Generator().manual_seed(rank).get_state() for rank in range(2)]
+    losses = []
+    with torch.random.fork_rng():
+        for number in range(3):
+            total = torch.zeros(())
+            for rank in range(2):
+                torch.set_rng_state(states[rank])
+                x, y = jobs.batch(number, rank, 4)
+                loss = functional.cross_entropy(model(x), y) * 0.5
+                loss.backward()
+                states[rank] = torch.get_rng_state()
+                total = total + loss.detach()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(total)
+    for found, state in ranks.run(jobs.drop, 2, 3):
+        assert_equal(state, dict(model.state_dict()), "model")
+        assert torch.stack(found).equal(torch.stack(losses))
+
+
+# ---- ranks that differ
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("dtype", "rank 1 has as item 0 of the batch a tensor of float64 (rows, 8) on cpu, and ra"),
+        ("shape", "rank 1 has as item 0 of the batch a tensor of float32 (rows, 4) on cpu, and ra"),
+        ("item", "rank 1 has a batch of 1 items, and rank 0 a batch of 2 items"),
+        ("rows", "tensors of a batch need one first dimension, of 0 or more, to be cut along; got"),
+        ("mode", "rank 1 has model and loss in state 1"),
+        ("rate", "rank 1 has an optimizer with lr = 0.2 in group 0, and rank 0 an optimizer with "),
+        ("frozen", "rank 1 has a model of 2 parameters, of which [1] are frozen, and rank 0 a mo"),
+        ("capture", "ValueError: of a test"),
+        ("nan", "ValueError: of a test"),
+    ],
+)
+def test_a_step_in_which_ranks_differ_raises_on_all_and_the_next_ones_run(ranks, what, message):
+    first, second = ranks.run(jobs.misuse, 2, what)
+    for ended in (first, second):
+        assert message in ended[1]
+        assert "Error" in ended[1]
+    del first[1], second[1]
+    assert first == second
+    assert all(text.startswith("[") for text in first)
+
+
+def test_what_a_rank_changes_is_undone_by_the_state_of_rank_0(ranks):
+    first, second = ranks.run(jobs.misuse, 2, "changed")
+    assert first == second
+    assert len({*first}) == 4

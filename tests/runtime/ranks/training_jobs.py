@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,18 +26,129 @@ def batch(number: int, rank: int, rows: int) -> tuple[torch.Tensor, torch.Tensor
     return x, torch.randint(0, 4, (rows,), generator=generator)
 
 
-def train(rows: list[list[int]], options: dict[str, Any]) -> Any:
-    """Train on batches of so many rows of each rank; return losses, model, optimizer."""
+def train(rows: list[list[int]], options: dict[str, Any], gamma: float = 1.0) -> Any:
+    """Train on batches of so many rows of each rank; return losses, model, optimizer.
+
+    The rate is multiplied by ``gamma`` every other step.
+    """
     machine = asc.Machine.cluster()
     model = normed()
     if machine.rank:
         with torch.no_grad():
             model[0].weight.zero_()  # rank 0's counts
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma)
     losses = []
     with asc.parallel.data_parallel(
         model, functional.cross_entropy, optimizer, machine, **options
     ) as step:
         for number, counts in enumerate(rows):
             losses.append(step(*batch(number, machine.rank, counts[machine.rank])))
+            scheduler.step()
     return losses, dict(model.state_dict()), optimizer.state_dict()["state"]
+
+
+def drop(count: int) -> Any:
+    """Train a model with dropout, whose numbers each rank draws from its own seed."""
+    machine = asc.Machine.cluster()
+    model = dropping()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    torch.manual_seed(machine.rank)
+    with asc.parallel.data_parallel(
+        model, functional.cross_entropy, optimizer, machine, reduction="sum"
+    ) as step:
+        losses = [step(*batch(number, machine.rank, 4)) for number in range(count)]
+    return losses, dict(model.state_dict())
+
+
+def dropping() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 6), nn.Dropout(0.5), nn.Tanh(), nn.Linear(6, 4))
+
+
+def with_options(rows: list[list[int]], options: dict[str, Any]) -> Any:
+    """Train with a scheduler of the rate."""
+    return train(rows, known(options), gamma=0.5)
+
+
+def known(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options with objects for their names."""
+    objects = {"half": asc.parallel.Half()}
+    return {name: objects.get(str(item), item) for name, item in options.items()}
+
+
+def sign() -> Path:
+    """Return the file that makes a model of this process fail."""
+    return Path(tempfile.gettempdir(), f"autosched-{os.getpid()}-fails")
+
+
+class Failing(nn.Module):
+    """Raises in forward while a file exists, which no guard watches."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if sign().exists():
+            raise ValueError("of a test")
+        return x
+
+
+@torch.library.custom_op("autosched_tests::sometimes", mutates_args=())
+def sometimes(x: torch.Tensor) -> torch.Tensor:
+    """Return a copy; raise for a row of NaN."""
+    if bool(x.isnan().any()):
+        raise ValueError("of a test")
+    return x.clone()
+
+
+@sometimes.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+class Sometimes(nn.Module):
+    """Raises in a run where its input is not a number."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return sometimes(x.detach()) + x
+
+
+def misuse(what: str) -> list[str]:
+    """Take a step, another in which ranks differ, and two more; return what each ended with."""
+    machine = asc.Machine.cluster()
+    rank = machine.rank
+    model = nn.Sequential(Failing(), Sometimes(), nn.Linear(8, 4, device="cpu"))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    ended = []
+    with asc.parallel.data_parallel(
+        model, functional.cross_entropy, optimizer, machine, reduction="exchange"
+    ) as step:
+        for number in range(4):
+            x, y = items = batch(number, rank, 4)
+            differs = number == 1 and rank == 1
+            if differs:
+                items = {
+                    "dtype": (x.double(), y),
+                    "shape": (x[:, :4], y),
+                    "item": (x,),
+                    "rows": (x, y[:3]),
+                    "nan": (x * torch.nan, y),
+                }.get(what, items)
+            if what == "capture":
+                items = batch(number, rank, 4 + number)  # to be captured again
+                sign().unlink(missing_ok=True)
+                if differs:
+                    sign().touch()
+            if what == "mode":
+                model.train(not differs)
+            if what == "rate":
+                optimizer.param_groups[0]["lr"] = 0.2 if differs else 0.1
+            if what == "frozen":
+                model[2].bias.requires_grad_(not differs)
+            if what == "changed" and differs:
+                with torch.no_grad():
+                    model[2].weight.zero_()
+            try:
+                step(*items)
+                ended.append(str([p.tolist() for p in model.parameters()]))
+            except Exception as error:
+                ended.append(f"{type(error).__name__}: {error}")
+    return ended

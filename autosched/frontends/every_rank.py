@@ -1,0 +1,274 @@
+"""Functions that all ranks of a machine call together, with equal arguments.
+
+Each rank has all inputs: arguments, parameters, moments. So an input is wherever tasks read it, and
+a run sends none that no task writes. Each output goes to all ranks, and so does what tasks wrote in
+place: after a call, modules, optimizers and arguments are the same everywhere. Tasks that draw
+random numbers run on the first rank, whose generator counts; the others get its state.
+
+Ranks agree before each call that all of them use the same capture, and compare their graphs after
+each capture. On an emulated machine, one process plays all ranks, and has nothing to agree on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import Any, TypeVar, cast
+
+import torch
+
+from autosched import errors
+from autosched._lib.aliasing import are_apart, extents, first_meeting
+from autosched._lib.tree import flatten
+from autosched.errors import AutoschedError, HazardError, ScheduleError, shown
+from autosched.frontends.captured import Captured
+from autosched.frontends.random_state import add_state
+from autosched.graph.effects import communicates, counts_in_memory
+from autosched.graph.graph import Value
+from autosched.graph.pinning import by_pattern
+from autosched.machine.machine import Machine
+
+__all__ = ["Agreement", "Ends", "drawing_on_one", "lines_of", "on_every_rank"]
+
+T = TypeVar("T")
+_STATE = "random_state"
+
+
+# ---- the graph
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What a rank does with the outputs of a run: its label of each, and of each written input."""
+
+    outputs: Mapping[str, str | None]
+    written: Mapping[str, str]
+    random: str | None
+    is_alone: bool  # the tensors of this process are those of all ranks
+
+    def check(self, inputs: Mapping[str, Any]) -> None:
+        """Raise HazardError if inputs share memory that is written, and tell the other ranks.
+
+        A rank would not see what another one writes.
+        """
+        try:
+            self._check_apart(inputs)
+        except HazardError as error:
+            if not self.is_alone:
+                from autosched.runtime.ranks.session import session
+
+                session().give_up("rank", f"rank {session().rank}: HazardError: {error}")
+            raise
+
+    def _check_apart(self, inputs: Mapping[str, Any]) -> None:
+        if not self.written or are_apart(inputs.values()):
+            return
+        owned = [(name, extent) for name, item in inputs.items() for extent in extents(item)]
+        pair = first_meeting(
+            owned, lambda a, b: a != b and not self.written.keys().isdisjoint((a, b))
+        )
+        if pair is not None:
+            a, b = pair
+            raise HazardError(
+                f"{a!r} and {b!r} share memory, and {(a if a in self.written else b)!r} is written "
+                "in place, perhaps on another rank; pass a clone"
+            )
+
+    def collect(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the outputs by their own names, and write what other ranks wrote."""
+        if not self.is_alone:
+            with torch.no_grad():
+                for name, label in self.written.items():
+                    if outputs[label] is not inputs[name]:
+                        inputs[name].copy_(outputs[label])
+            if self.random is not None:
+                torch.set_rng_state(outputs[self.random])
+        return {name: label and outputs.get(label) for name, label in self.outputs.items()}
+
+
+def drawing_on_one(graph: Captured) -> None:
+    """Let the state of the random number generator be an output, if tasks draw.
+
+    Raises ScheduleError for other generators, whose state other ranks would not get.
+    """
+    if not any(task.random for task in graph.tasks):
+        return
+    if any(isinstance(value.tensor, torch.Generator) for value in graph.sources):
+        raise ScheduleError(
+            f"{graph.name!r} draws from a torch.Generator, which would advance on one rank only; "
+            "use the default generator"
+        )
+    graph.output(**{_STATE: add_state(graph, _STATE)})
+
+
+def on_every_rank(
+    graph: Captured, machine: Machine, wanted: str | Mapping[str, str] | None
+) -> tuple[Captured, dict[str, str], Ends]:
+    """Return a graph with inputs and outputs on all ranks, and the devices of these outputs.
+
+    Results of the function that ``wanted`` names are on that device alone. Raises ScheduleError for
+    tasks that communicate by themselves.
+    """
+    _check(graph, machine)
+    fronts: dict[int, str] = {}  # the first device of each rank
+    for device, rank in machine.ranks.items():
+        fronts.setdefault(rank, device)
+    own = fronts[machine.rank or 0]
+    given = _devices(graph, wanted)
+    twin = cast(Captured, graph.pinned())
+    _pin_random(twin, machine.host)
+    twin.everywhere = frozenset(graph.input_names)
+    twin.outputs = {}
+    devices: dict[str, str] = {}
+    labels: dict[str, str | None] = {}
+
+    def put(name: str, index: int, where: Sequence[str]) -> str | None:
+        made = {device: f"{name}.{device}" for device in where}
+        twin.outputs.update(dict.fromkeys(made.values(), index))
+        devices.update({label: device for device, label in made.items()})
+        return made.get(own)
+
+    everywhere = [*fronts.values()]
+    for name, index in graph.outputs.items():
+        where = [given[name]] if name in given and name not in graph.made else everywhere
+        labels[name] = put(name, index, where)
+    written = {}
+    for name in graph.input_names:
+        index = graph.value(name).index
+        if graph.last_version(index):
+            twin.builder.storages.used.add(index)
+            written[name] = put(f"{name}.written", index, everywhere) or ""
+    if graph.followed is not None:
+        followed = [label for name in graph.followed.outputs for label in _own(name, devices)]
+        twin.followed = graph.followed._replace(outputs=frozenset(followed))
+    random = labels.pop(_STATE, None)
+    return twin, devices, Ends(labels, written, random, machine.rank is None)
+
+
+def _own(name: str, devices: Mapping[str, str]) -> list[str]:
+    """Return the labels of an output on all devices."""
+    return [label for label, device in devices.items() if label == f"{name}.{device}"]
+
+
+def _check(graph: Captured, machine: Machine) -> None:
+    if machine.accelerators and not machine.imagined:
+        raise ScheduleError(
+            "a function of all ranks runs on their CPUs, and this machine has accelerators; give "
+            "each rank a machine of its own, Machine.local()"
+        )
+    for task in filter(counts_in_memory, graph.tasks):
+        roots = {graph.values[use.value].root for use in task.reads}
+        for name in graph.input_names:
+            index = graph.value(name).index
+            if index in roots and graph.last_version(index):
+                raise ScheduleError(
+                    f"{name!r} is written in place, and {task.name!r} addresses its memory beyond "
+                    "its elements, which other ranks would not get; pass a clone"
+                )
+    if any(communicates(item) for task in graph.tasks for item in task.shared):
+        raise ScheduleError(
+            f"{graph.name!r} has collectives of torch.distributed, which each rank calls for "
+            "itself; give each rank a machine of its own, Machine.local()"
+        )
+
+
+def _devices(graph: Captured, wanted: str | Mapping[str, str] | None) -> dict[str, str]:
+    """Return the devices of outputs that the user gave."""
+    if isinstance(wanted, str) or wanted is None:
+        return {} if wanted is None else dict.fromkeys(graph.outputs, wanted)
+    return by_pattern(wanted, graph.outputs, "outputs", "output")
+
+
+def _pin_random(graph: Captured, device: str) -> None:
+    """Put the tasks that draw on one device."""
+    for task in [task for task in graph.tasks if task.random and task.device is None]:
+        graph.tasks[task.index] = placed = replace(task, device=device)
+        if graph.names[task.name] is task:
+            graph.names[task.name] = placed
+
+
+# ---- agreement
+
+
+class Agreement:
+    """What the ranks of a compiled function agree on."""
+
+    def __init__(self, name: str):
+        from autosched.runtime.ranks.gathering import Gathering
+
+        self.name = name
+        self._ranks = Gathering()
+
+    def same(self, number: int, why: Callable[[], str]) -> None:
+        """Raise ScheduleError, on all ranks, unless all have the same number, of a capture.
+
+        It is 0 for a new one, ``why`` says for what reason, and -1 where a call is wrong.
+        """
+        found = [each for (each,) in self._ranks.gather([number], f"a call of {self.name!r}")]
+        if found != [number] * len(found):
+            self._ranks.agree(f"a call of {self.name!r}", why(), self._refuse)
+
+    def _refuse(self, texts: Sequence[str]) -> str:
+        by_kind = {text: f"rank {rank} {text}" for rank, text in reversed([*enumerate(texts)])}
+        kinds = sorted(by_kind.values(), key=lambda text: "uses capture" in text)
+        raise ScheduleError(
+            f"the ranks call {self.name!r} differently: {', '.join(kinds[:2])}; all of them must call it with "
+            "equal arguments, and with modules and optimizers in the same state"
+        )
+
+    def together(self, do: Callable[[], T], describe: Callable[[T], Sequence[str]]) -> T:
+        """Return what a function returns; raise on all ranks what it raises on one.
+
+        Raises ScheduleError with the first line of the descriptions that differs.
+        """
+        found: list[T] = []
+        mine: dict[str, Any] = {}
+        try:
+            found.append(do())
+            mine["lines"] = [*describe(found[0])]
+        except AutoschedError as error:
+            mine["error"] = [type(error).__name__, str(error)]
+        self._ranks.agree(f"the capture of {self.name!r}", json.dumps(mine), self._compared)
+        return found[0]
+
+    def _compared(self, texts: Sequence[str]) -> str:
+        ranks = [json.loads(text) for text in texts]
+        for rank, each in enumerate(ranks):
+            if "error" in each:
+                kind, text = each["error"]
+                raised: type[AutoschedError] = getattr(errors, kind)
+                raise raised(f"rank {rank}: {text}")
+        for rank, each in enumerate(ranks):
+            for here, there in zip_longest(each["lines"], ranks[0]["lines"], fillvalue="nothing"):
+                if here != there:
+                    lines = f"\n    rank 0:  {there}\n    rank {rank}:  {here}"
+                    raise ScheduleError(f"rank {rank} has captured another {self.name!r}{lines}")
+        return ""
+
+
+def lines_of(graph: Captured) -> list[str]:
+    """Describe the inputs, tasks and outputs of a capture, with the numbers in its arguments."""
+    inputs = [f"input {name}: {_described(item)}" for name, item in graph.examples.items()]
+    tasks = [
+        f"task {task.name}: {_described(task.args)} {_described(task.kwargs)}"
+        for task in graph.tasks
+    ]
+    outputs = [
+        f"output {name}: {graph.values[index].name}" for name, index in graph.outputs.items()
+    ]
+    return [*inputs, *tasks, *outputs]
+
+
+def _described(item: Any) -> str:
+    """Describe an argument in words that are the same in all processes."""
+    if isinstance(item, Value):
+        return item.name
+    if isinstance(item, torch.Tensor):
+        return f"{item.dtype} {tuple(item.shape)}, strides {item.stride()}"
+    if isinstance(item, (tuple, list, dict)):
+        leaves = ", ".join(map(_described, flatten(item)))
+        return f"({leaves})"
+    is_plain = isinstance(item, (bool, int, float, complex, str, type(None)))
+    return shown(item) if is_plain else type(item).__name__

@@ -1,0 +1,137 @@
+"""Training of stages that ranks do in tests: each function runs in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn, optim
+from torch.nn import functional
+
+import autosched as asc
+from autosched.machine.cluster import joined
+from autosched.parallel.step import Step
+
+OPTIMIZERS = {
+    "sgd": functools.partial(optim.SGD, lr=0.1),  # without a state
+    "momentum": functools.partial(optim.SGD, lr=0.1, momentum=0.9),
+    "adam": optim.Adam,
+}
+
+
+def batch(number: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a batch, which all ranks have."""
+    generator = torch.Generator().manual_seed(number)
+    x = torch.randn(rows, 8, generator=generator)
+    return x, torch.randint(0, 4, (rows,), generator=generator)
+
+
+def step_on(machine: asc.Machine, way: str, options: dict[str, Any], seed: int = 0) -> Step:
+    """Return a step of a model with batch norms; ``way`` is the function that makes it."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Linear(6, 6), nn.Linear(6, 4))
+    optimizer = OPTIMIZERS[options.get("optimizer", "momentum")](model.parameters())
+    options = {name: option for name, option in options.items() if name != "optimizer"}
+    how = dict(options) if machine.rank is not None else {**options, "backend": "virtual"}
+    if way == "model_parallel":
+        loss_fn = functional.cross_entropy
+        return asc.parallel.model_parallel(
+            model, machine, loss_fn=loss_fn, optimizer=optimizer, **how
+        )
+    make = getattr(asc.parallel, way)
+    return make(model, functional.cross_entropy, optimizer, machine, **how)
+
+
+def facts(step: Step) -> Any:
+    """Return the state of a step."""
+    return dict(step.model.state_dict()), step.optimizer.state_dict()["state"]
+
+
+def train(way: str, options: dict[str, Any], sizes: list[int], hosts: int | None = None) -> Any:
+    """Train on batches of so many rows; return losses, norms and the state that is collected.
+
+    On emulated ``hosts`` in one process, if that is given.
+    """
+    emulated = asc.Machine.emulated(gpus=0, hosts=hosts) if hosts is not None else None
+    machine = asc.Machine.cluster() if emulated is None else emulated
+    found = []
+    with step_on(machine, way, options, machine.rank or 0) as step:  # rank 0's model counts
+        for number, rows in enumerate(sizes):
+            found.append((step(*batch(number, rows)), step.grad_norm))
+        step.collect()
+        return found, *facts(step)
+
+
+def refuse() -> list[str]:
+    """Do what is refused; return the errors."""
+    machine = asc.Machine.cluster()
+    model = nn.Sequential(nn.Linear(8, 6), nn.Dropout(), nn.Linear(6, 6), nn.Dropout())
+    trained = model, functional.cross_entropy, optim.SGD(model.parameters(), 0.1)
+    how: Any = {"split": {"0": "cpu:0", "2": "cpu:1"}, "chunks": 2, "schedule": "gpipe"}
+    step = asc.parallel.pipeline(*trained, machine, **how)
+    errors = []
+    for call in (
+        lambda: asc.parallel.model_parallel(model, machine),
+        lambda: step(*batch(0, 8 + (machine.rank or 0))),
+        lambda: step(*batch(0, 8)),
+    ):
+        try:
+            call()
+        except asc.AutoschedError as error:
+            errors.append(f"{type(error).__name__}: {error}")
+    return errors
+
+
+def change(options: dict[str, Any]) -> Any:
+    """Change each stage on the rank that has it, between steps; return the state."""
+    machine = asc.Machine.cluster()
+    with step_on(machine, "pipeline", options) as step:
+        step(*batch(0, 8))
+        refused = ""
+        try:
+            step.state_dict()
+        except asc.ScheduleError as error:
+            refused = str(error)
+        with torch.no_grad():
+            for parameter in step.model[0 if machine.rank == 0 else -1].parameters():
+                parameter.mul_(0.5)
+        step(*batch(1, 8))
+        step.collect()
+        return refused, step.state_dict()["model"]
+
+
+@contextlib.contextmanager
+def in_group() -> Iterator[None]:
+    """Have a default group of torch.distributed, as under torchrun."""
+    member = joined()
+    dist.init_process_group("gloo", store=member.store, rank=member.rank, world_size=member.size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def save(way: str, options: dict[str, Any], folder: str) -> Any:
+    """Train for a step, save, and train for another one; return its loss, and what was saved."""
+    machine = asc.Machine.cluster()
+    with in_group(), step_on(machine, way, options) as step:
+        step(*batch(0, 8))
+        step.save(Path(folder))
+        step.collect()
+        saved = copy.deepcopy(facts(step))
+        return step(*batch(1, 8)), *saved
+
+
+def load(way: str, options: dict[str, Any], folder: str) -> Any:
+    """Load, and train for another step; return its loss, and the state that was loaded."""
+    machine = asc.Machine.cluster()
+    with in_group(), step_on(machine, way, options, seed=1) as step:
+        step.load(Path(folder))
+        loaded = copy.deepcopy(facts(step))
+        return step(*batch(1, 8)), *loaded

@@ -1,0 +1,187 @@
+"""The copies of one rank, on a wire that only notes what happens: in one process, without gloo."""
+
+import json
+
+import pytest
+import torch
+
+import autosched as asc
+from autosched.errors import ScheduleError
+from autosched.program.program import Receive, Send, Stream
+from autosched.runtime.ranks.backend import relays
+from autosched.runtime.ranks.exchange import Exchange
+from autosched.runtime.ranks.messages import header_of
+
+VALUE = torch.arange(3.0)
+
+
+class Wire:
+    """Notes which rows are started and waited for; each first row received is a header."""
+
+    def __init__(self):
+        self.notes = []
+        self.headers = {}
+
+    def sender(self, rank, tag):
+        return lambda row: Work(self.notes, "send", tag, row)
+
+    def receiver(self, rank, tag):
+        def receive(row):
+            if tag not in self.headers:
+                self.headers[tag] = json.dumps(header_of(VALUE)).encode()
+                row[: len(self.headers[tag])] = torch.frombuffer(
+                    bytearray(self.headers[tag]), dtype=torch.uint8
+                )
+            return Work(self.notes, "receive", tag, row)
+
+        return receive
+
+
+class Work:
+    def __init__(self, notes, what, tag, row):
+        self.notes = notes
+        self.note = what, tag, row
+        notes.append(("start", what, tag))
+
+    def wait(self):
+        self.notes.append(("wait", *self.note[:2]))
+
+
+class Session:
+    def __init__(self):
+        self.lasting = Wire()
+
+    def wire(self):
+        return self.lasting
+
+
+def to_and_fro(hops):
+    """Return the program of a value that is changed on one rank after the other."""
+    graph = asc.Graph("to and fro")
+    with graph.on("cpu:0"):
+        value = graph.input("x").clone()
+    for hop in range(hops):
+        with graph.on(f"cpu:{(hop + 1) % 2}"):
+            value.add_(1)
+    graph.output(y=value)
+    return asc.schedule(graph, asc.Machine.emulated(hosts=2)).program
+
+
+def exchange_of(part, threads=None):
+    ranks = {"cpu:0": 0, "cpu:1": 1}
+    threads = threads or dict.fromkeys(part.streams, "all")
+    return Exchange(part, ranks, threads, Session(), 0)
+
+
+def test_a_rank_whose_copies_wait_only_for_memory_at_the_end_needs_one_thread():
+    program = to_and_fro(4)
+    assert "cpu:1/copy-in   wait" in str(program.part(1))
+    assert [relays(program.part(rank)) for rank in (0, 1)] == [set(), set()]
+
+
+def test_a_stream_that_sends_on_what_it_receives_has_a_thread():
+    part = asc.Program.parse(
+        """
+        rank 1 has cpu:1
+        cpu:1/copy-in   receive x <- cpu:0
+        cpu:1/copy-in   record e0
+        cpu:1/copy-out  wait e0
+        cpu:1/copy-out  send x -> cpu:2
+        """
+    )
+    assert relays(part) == {Stream("cpu:1", "copy-out")}
+
+
+def calls_of(exchange, part):
+    """Return the steps of the sends and receives of a part, and of its waits."""
+    steps = []
+    for i in part:
+        if isinstance(i, (Send, Receive)):
+            steps.append(exchange.transfer(i))
+        elif hasattr(i, "event") and hasattr(i, "ago"):
+            steps.append(exchange.wait(i.stream, i.event))
+    return [step for step in steps if step is not None]
+
+
+def run(exchange, steps, value=VALUE):
+    exchange.begin()
+    for step in steps:
+        if hasattr(step, "half"):
+            step(value, None)
+        else:
+            step()
+
+
+def test_a_thread_waits_for_each_copy_once_and_for_none_that_nobody_needs():
+    part = to_and_fro(4).part(0)
+    exchange = exchange_of(part)
+    steps = calls_of(exchange, part)
+    for _ in range(2):
+        exchange.session.lasting.notes.clear()
+        run(exchange, steps)
+    notes = exchange.session.lasting.notes
+    assert notes[:2] == [("start", "receive", 0), ("start", "receive", 1)]  # posted early
+    assert [note for note in notes if note[:2] == ("wait", "receive")] == [
+        ("wait", "receive", 0),
+        ("wait", "receive", 1),
+    ]
+    assert ("wait", "send", 1) not in notes
+    ending = exchange.ending(part.streams)
+    ending()
+    ending()
+    assert notes.count(("wait", "send", 1)) == notes.count(("wait", "receive", 0)) == 1
+
+
+def test_each_thread_waits_for_what_it_has_not_waited_for():
+    part = asc.Program.parse(
+        """
+        rank 1 has cpu:1
+        cpu:1/copy-in   receive x <- cpu:0
+        cpu:1/copy-in   record e0
+        cpu:1/compute   wait e0
+        cpu:1/copy-in   receive y <- cpu:0
+        cpu:1/copy-in   record e1
+        cpu:1/compute   wait e1
+        cpu:1/compute1  wait e1
+        cpu:1/copy-out  wait e0
+        """
+    )
+    threads = {stream: str(stream) for stream in part.streams}
+    out = Stream("cpu:1", "copy-out")
+    threads[out] = "cpu:1/compute1"
+    exchange = exchange_of(part, threads)
+    x, first, y, second, other = calls_of(exchange, part)
+    assert exchange.wait(out, 0) is None
+    for wait, waited in ((first, [0]), (second, [1]), (other, [0, 1])):
+        run(exchange, [x, y])
+        exchange.session.lasting.notes.clear()
+        wait()
+        assert [tag for _, _, tag in exchange.session.lasting.notes] == waited
+
+
+def test_what_was_sent_and_freed_is_released_before_the_thread_waits_again():
+    part = to_and_fro(4).part(0)
+    assert "wait e3\ncpu:0/compute   free clone\n" in str(part)  # e3 shows that it has arrived
+    exchange = exchange_of(part)
+    steps = calls_of(exchange, part)
+    for _ in range(2):
+        exchange.session.lasting.notes.clear()
+        run(exchange, steps)
+    assert exchange.session.lasting.notes[2:] == [
+        ("start", "send", 0),
+        ("wait", "receive", 0),
+        ("start", "send", 1),
+        ("wait", "send", 0),
+        ("wait", "receive", 1),
+    ]
+
+
+def test_a_send_compares_before_it_starts():
+    part = to_and_fro(2).part(0)
+    exchange = exchange_of(part)
+    steps = calls_of(exchange, part)
+    run(exchange, steps)
+    exchange.session.lasting.notes.clear()
+    with pytest.raises(ScheduleError, match=r"was float32 \(3,\) in the first run"):
+        run(exchange, steps, torch.arange(4.0))
+    assert all(what != "send" for _, what, _ in exchange.session.lasting.notes)
