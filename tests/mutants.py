@@ -839,8 +839,8 @@ MUTANTS = (
     Mutant(
         "several threads issue copies over NCCL",
         f"{RANKS}/accelerators.py",
-        "                stream: _ISSUING if stream in self.streams else str(stream)\n",
-        "                stream: str(stream)\n",
+        "            return _ISSUING if stream in self.streams else str(stream)\n",
+        "            return str(stream)\n",
         f"{NCCL}::test_ranks_in_a_ring_send_and_receive_at_once",
     ),
     Mutant(
