@@ -131,8 +131,8 @@ def _failed_captures(rig: Rig) -> Finding:
 
 
 def _generators(rig: Rig) -> Finding:
-    if not torch.version.cuda:
-        return Finding("not asked", "this torch has no generators for CUDA")
+    if rig.rehearse or not torch.version.cuda:
+        return Finding("not asked", "simulated GPUs, or this torch, have no generators for CUDA")
     generator = torch.Generator(rig.device)
     graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     graph.register_generator_state(generator)
