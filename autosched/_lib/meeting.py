@@ -5,24 +5,33 @@ first one raises an error of autosched, all raise it. What comes from the store 
 is never unpickled.
 
 A process that waits asks the store again and again. So Control-C ends it at once, and so does news
-of a process that has gone.
+of a process that has gone. The store may be in a process that hangs, and never answer: it is asked
+in threads that are given up.
+
+Processes may leave as soon as they have agreed, for example because all raise the same error. What
+they wrote before counts, and the first one, which may have the store, stays until all have read it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from autosched import errors
 from autosched.errors import AutoschedError, RankError, listed
 
 __all__ = ["Meeting", "common_token"]
 
+T = TypeVar("T")
 _SHORTEST = 1e-4  # seconds between two questions to the store; doubled up to the longest
 _LONGEST = 1e-2
+_PATIENCE = 0.5  # seconds for the store to answer before news of other processes counts
+_LAST = 1.0  # seconds that the first process stays
 
 
 class Meeting:
@@ -46,6 +55,7 @@ class Meeting:
         self.timeout = timeout
         self.alive = alive
         self.count = 0  # agreements so far
+        self._answered = -1  # the last one that this process has answered
 
     def agree(self, name: str, mine: str, decide: Callable[[Sequence[str]], str]) -> str:
         """Return what rank 0's ``decide`` makes of the texts of all ranks, in order.
@@ -55,14 +65,17 @@ class Meeting:
         """
         keys = [f"{self.count}/{rank}" for rank in range(self.size)]
         answer = f"{self.count}/answer"
-        self.store.set(keys[self.rank], json.dumps([name, mine]))
+        self._set(keys[self.rank], json.dumps([name, mine]))
         if self.rank == 0:
-            self.store.set(answer, json.dumps(self._decided(name, keys, decide)))
-            self._forget(self.count - 1)
+            kind, text = self._decided(name, keys, decide)
+            self._set(answer, json.dumps([kind, text]))
+            self._answered = self.count
+            self._ask(lambda: self._forget(self._answered - 1))
         else:
             self.wait([answer], 2 * self.timeout, lambda _: "rank 0 did not answer")
+            kind, text = json.loads(self._get(answer))
+            self._set(f"{self.count}/read/{self.rank}", "")
         self.count += 1
-        kind, text = json.loads(self.store.get(answer))
         if kind:
             raise _error(kind, text)
         return str(text)
@@ -73,7 +86,7 @@ class Meeting:
         """Return the name of an error and its message, or the empty string and the answer."""
         try:
             self.wait(keys, self.timeout, _missing)
-            named = [json.loads(self.store.get(key)) for key in keys]
+            named = [json.loads(self._get(key)) for key in keys]
             for rank, (other, _) in enumerate(named):
                 if other != name:
                     what = f"rank {rank} calls {other} where rank 0 calls {name}"
@@ -84,8 +97,23 @@ class Meeting:
 
     def _forget(self, count: int) -> None:
         """Delete an agreement that all ranks have read, since they have come to the next."""
-        for key in [*(f"{count}/{rank}" for rank in range(self.size)), f"{count}/answer"]:
+        ranks = range(self.size)
+        for key in [
+            f"{count}/answer",
+            *(f"{count}/{rank}" for rank in ranks),
+            *self._readers(count),
+        ]:
             self.store.delete_key(key)
+
+    def _readers(self, count: int) -> list[str]:
+        return [f"{count}/read/{rank}" for rank in range(1, self.size)]
+
+    def end(self) -> None:
+        """Wait a moment until all processes have read the last answer of this one."""
+        self.alive = lambda: None  # those that have left have read it
+        if self._answered >= 0 and self.size > 1:
+            with contextlib.suppress(AutoschedError):
+                self.wait(self._readers(self._answered), _LAST, _missing)
 
     def wait(
         self, keys: Sequence[str], timeout: float, late: Callable[[Sequence[str]], str]
@@ -97,19 +125,55 @@ class Meeting:
         deadline = time.monotonic() + timeout
         pause = _SHORTEST
         while not self._has(keys):
-            self.alive()
+            try:
+                self.alive()
+            except AutoschedError:
+                if self._has(keys):  # written by one that has left since
+                    return
+                raise
             if time.monotonic() > deadline:
-                missing = [key for key in keys if not self.store.check([key])]
+                missing = [key for key in keys if not self._has([key])]
                 raise RankError(f"{late(missing)} within {timeout:g} s")
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST)
 
+    # ---- the store
+
     def _has(self, keys: Sequence[str]) -> bool:
-        try:
-            return bool(self.store.check(list(keys)))
-        except RuntimeError as error:
+        return bool(self._ask(lambda: self.store.check([*keys])))
+
+    def _get(self, key: str) -> Any:
+        return self._ask(lambda: self.store.get(key))
+
+    def _set(self, key: str, text: str) -> None:
+        self._ask(lambda: self.store.set(key, text))
+
+    def _ask(self, ask: Callable[[], T]) -> T:
+        """Return what the store answers. Raises RankError if it has gone, or does not answer."""
+        answers: list[T] = []
+        failures: list[RuntimeError] = []
+
+        def asking() -> None:
+            try:
+                answers.append(ask())
+            except RuntimeError as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=asking, daemon=True, name="store")
+        thread.start()
+        thread.join(min(_PATIENCE, self.timeout))
+        deadline = time.monotonic() + self.timeout
+        while thread.is_alive():
+            self.alive()
+            if time.monotonic() > deadline:
+                what = "the process with the store of the ranks does not answer"
+                raise RankError(f"{what} within {self.timeout:g} s")
+            thread.join(_LONGEST)
+        if failures:
             self.alive()  # which may know why
-            raise RankError(f"the process with the store of the ranks has gone: {error}") from error
+            what = "the process with the store of the ranks has gone"
+            raise RankError(f"{what}: {failures[0]}") from failures[0]
+        return answers[0]
 
 
 def common_token(store: Any, rank: int, size: int, timeout: float) -> str:

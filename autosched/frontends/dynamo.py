@@ -75,6 +75,12 @@ class TorchBackend:
         self._options: dict[str, Any] = {"policy": policy, "check": check}
         self._runners: weakref.WeakValueDictionary[int, _Runner] = weakref.WeakValueDictionary()
         self._numbers = itertools.count()
+        if machine is not None and machine.rank is not None and len({*machine.ranks.values()}) > 1:
+            raise ScheduleError(
+                "torch.compile compiles a graph on each rank by itself, and would get only the "
+                "outputs made there; call autosched.compile for a machine of several ranks, or "
+                "give each rank a machine of its own, Machine.local()"
+            )
         # Errors that would later prevent schedules are raised now.
         if not isinstance(backend, str) and backend is not None and not callable(backend):
             raise ScheduleError(

@@ -112,8 +112,17 @@ def join(store: Any, rank: int, size: int, timeout: float) -> Joined:
     dist = _torch()
     own = dist.PrefixStore("autosched", store)
     own = dist.PrefixStore(common_token(own, rank, size, timeout), own)
+    atexit.unregister(_end)  # once is enough
+    atexit.register(_end)
     _current.append(Joined(rank, size, own, Meeting(own, rank, size, timeout)))
     return joined()
+
+
+def _end() -> None:
+    """Let others read what they agreed on: their store may end with this process."""
+    found = current()
+    if found is not None:
+        found.meeting.end()
 
 
 def _join_by_torch(timeout: float) -> None:

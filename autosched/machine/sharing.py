@@ -18,6 +18,11 @@ from autosched.machine.network import Network
 
 __all__ = ["described", "joining", "own_share"]
 
+# ``new_group(use_local_synchronization=True)`` of torch 2.13 makes the name of a group, under which
+# its ranks meet, from the number of groups that the process has. With more than two ranks these
+# numbers differ, because a rank makes only the groups to which it belongs.
+_MOST_DIRECT = 2
+
 
 def own_share(gpus: int | None, cpu_streams: int) -> Machine:
     """Return the CPU and this rank's accelerators: ``gpus``, by default an equal share.
@@ -102,4 +107,6 @@ def _not_direct(hosts: Sequence[str], ranks: Sequence[Mapping[str, Any]]) -> str
                 return f"ranks {other} and {number} share a GPU of host {host}"
             if not rank["nccl"]:
                 return f"torch of rank {number} has no NCCL"
+    if len(users) > _MOST_DIRECT:
+        return "torch gives groups of a few of many ranks another name on each, and they never meet"
     return ""

@@ -102,8 +102,13 @@ class Session:
     def __init__(self, hub: Hub, world: World, rank: int):
         self.hub, self.world, self.rank = hub, world, rank
         self.told: Any = None
+        self.exchanges: set[Any] = set()
         self.own = HostWire(hub, rank)
         hub.sessions.append(self)
+
+    @property
+    def is_lost(self) -> bool:
+        return self.hub.lost
 
     def wire(self) -> HostWire:
         return self.own

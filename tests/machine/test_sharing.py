@@ -79,6 +79,7 @@ def rank(*gpus, nccl=True):
         ("aa", [rank("0"), rank("0")], "ranks 0 and 1 share a GPU of host a"),
         ("aab", [rank("0"), rank("1", "2"), rank("0")], "rank 1 has 2 GPUs, and NCCL needs a rank"),
         ("ab", [rank("0"), rank("0", nccl=False)], "torch of rank 1 has no NCCL"),
+        ("aaa", [rank("0"), rank("1"), rank("2")], "torch gives groups of a few of many ranks"),
     ],
 )
 def test_copies_go_by_way_of_the_hosts_where_nccl_cannot_be_used(hosts, ranks, why):

@@ -1072,3 +1072,31 @@ def test_the_interpreter_exits_with_code_0_while_tasks_go_on(name, backend):
 @pytest.mark.parametrize("code", EXITS.values(), ids=EXITS)
 def test_twenty_interpreters_exit_with_code_0_while_tasks_go_on(code, backend):
     assert [exits(code, backend) for _ in range(20)] == [(0, "")] * 20
+
+
+def test_a_thread_whose_step_never_ends_is_replaced():
+    stuck, entered = threading.Event(), threading.Event()
+    said = []
+    team = ThreadTeam(["a", "b"], lambda: None)
+    tape = Tape()
+    tape.add("a", 3, entered.set, stuck.wait)
+    tape.add("b", 4, lambda: said.append("first"))
+    fault = Fault(3, RuntimeError("lost"))
+    (thread,) = [each.thread for each in team._workers if each.name == "a"]
+
+    def abandon():
+        entered.wait(GENEROUS)
+        team.abandon(thread.ident, fault)
+
+    threading.Thread(target=abandon).start()
+    assert team.run(tape) == fault
+    tape = Tape()
+    lock = tape.lock()
+    tape.add("a", 0, lambda: said.append("second"), lock.release)
+    tape.add("b", 1, lock.acquire, lambda: said.append("third"))
+    assert team.settle() is None
+    assert team.run(tape) is None
+    assert said == ["first", "second", "third"]
+    team.close()
+    stuck.set()
+    thread.join(GENEROUS)

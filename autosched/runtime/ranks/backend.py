@@ -9,6 +9,7 @@ computing.
 from __future__ import annotations
 
 import sys
+import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -66,7 +67,16 @@ class Ranks(Threads):
 
     def team(self, threads: Sequence[str]) -> Team:
         """Return a team that tells other ranks when it stops."""
-        return _Team(threads, self.prepare, self._give_up)
+        team = _Team(threads, self.prepare, self._give_up)
+        held = weakref.ref(team)
+
+        def abandon(thread: int, position: int, cause: AutoschedError) -> None:
+            found = held()
+            if found is not None:
+                found.abandon(thread, Fault(position, cause))
+
+        self.exchanges.give_up = abandon
+        return team
 
     def exchange(self, half: Send | Receive) -> Transfer:
         """Return the function that starts to send or to receive a value."""

@@ -9,6 +9,10 @@ In the first run a header goes ahead of each value, in the order of the program 
 then on the receiver knows what comes: it is ready to receive from the beginning of the run, in
 memory that it keeps. The sender compares before it sends, because gloo aborts a receiver that gets
 more than it expects.
+
+Where a connection is closed, gloo wakes those who wait for a copy that has not begun, and no others:
+a copy of which a part is on its way never ends. So once the wire is lost, threads that still wait a
+moment later are given up, and the run goes on without them.
 """
 
 from __future__ import annotations
@@ -45,6 +49,7 @@ from autosched.runtime.ranks.wire import Wire
 __all__ = ["Exchange"]
 
 _LONGEST_HEADER = 1 << 20  # bytes: the receiver of a header does not know its length
+_PATIENCE = 0.2  # seconds for waits to end when the wire is lost
 
 
 class Exchange:
@@ -65,6 +70,9 @@ class Exchange:
     ):
         self.session = session
         self.ranks = ranks
+        # Called with a thread whose wait never ends, with its copy and with the cause.
+        self.give_up: Callable[[int, int, AutoschedError], None] = lambda *_: None
+        self.waiting: dict[int, _End] = {}  # by thread
         self.is_watched = False  # so that ``arrivals`` has when each receive of a run has ended
         self.arrivals: dict[int, float] = {}  # by position in the part
         self._ends: dict[Send | Receive, deque[_End]] = defaultdict(deque)
@@ -129,10 +137,26 @@ class Exchange:
         wire = self.session.wire()
         if wire is not self._wire:
             self._wire = wire
+            self.session.exchanges.add(self)
             for each in self._all:
                 each.forget(wire)
         for received in self._receives:
             received.post()
+
+    # ---- the wire is lost
+
+    def lost(self) -> None:
+        """Give up the threads that still wait after a moment."""
+        threading.Thread(target=self._give_up_all, daemon=True, name="lost").start()
+
+    def _give_up_all(self) -> None:
+        before = dict(self.waiting)
+        time.sleep(_PATIENCE)
+        for thread, end in before.items():
+            if self.waiting.get(thread) is end and self.session.is_lost:
+                cause = self.session.cause(end.name)
+                if self.waiting.pop(thread, None) is not None:
+                    self.give_up(thread, end.position, cause)
 
 
 def _waiting(ends: Sequence[_End]) -> Step | None:
@@ -171,6 +195,7 @@ class _End:
     def forget(self, wire: Wire) -> None:
         """Begin to use a new wire, and headers again."""
         self.started = None
+        self._guard = threading.Lock()  # a thread that was given up may hold the last one
 
     def __call__(self, value: Any, into: Any) -> Any:
         """Start to send a value, or to receive one, perhaps into memory that exists."""
@@ -186,6 +211,18 @@ class _End:
 
     def wait(self) -> None:
         """Wait for the end, if the copy has been started."""
+        waiting = self.exchange.waiting
+        thread = threading.get_ident()
+        waiting[thread] = self
+        try:
+            if self.exchange.session.is_lost:
+                self.exchange.lost()
+            self._wait()
+        finally:
+            if waiting.pop(thread, None) is None:  # given up: its steps are those of another thread
+                threading.Event().wait()
+
+    def _wait(self) -> None:
         with self._guard:
             works = self.started
             if works is None:

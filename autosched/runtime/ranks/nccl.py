@@ -16,6 +16,16 @@ The rules of NCCL that this module follows; none of it has run on hardware yet.
 6. NCCL does not notice that a process of the same host was killed. The wire over gloo does, and
    losing it aborts the communicators. Their works end then, with any contents: callers have to ask
    whether the wire was lost after they have waited.
+
+Doubts, which only hardware can settle:
+
+- Groups of more than two ranks, and several ranks with groups of their own, do not meet (see
+  ``machine.sharing``), so ``Machine.cluster`` gives such ranks no direct network.
+- The documentation of ``batch_isend_irecv`` wants all ranks of a group in its first call. Here two
+  of them make it; communicators are made eagerly before, which should be enough.
+- The heartbeat monitor of torch may end a process in which an abort takes long.
+- The calling thread makes communicators and the first exchange, and another one issues the copies,
+  afterwards: never both at once, which is what NCCL asks for.
 """
 
 from __future__ import annotations
@@ -142,6 +152,7 @@ class _Nccl:
     def __init__(self, ranks: Sequence[int], device: torch.device):
         options = _torch.ProcessGroupNCCL.Options()
         options.config.max_ctas = _MOST_CTAS
+        options._timeout = _FOREVER  # torch warns where the two differ
         with _without_own_handling():
             self.group = _torch.new_group(
                 [*ranks],

@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from autosched._lib.processes import identity, is_stopped
 from autosched.errors import AutoschedError, RankError, TaskError
@@ -34,6 +34,13 @@ _PATIENCE = 0.5  # seconds for the rank that failed to write why
 _NAP = 1e-3
 
 
+class Losing(Protocol):
+    """What uses a wire."""
+
+    def lost(self) -> None:
+        """Note that the wire is lost."""
+
+
 class Session:
     """The wire of a rank, and what it knows of the others. One for each cluster."""
 
@@ -48,6 +55,7 @@ class Session:
         self.hanging = ""  # how one of them hangs
         self.generation = 0  # of the wire
         self.told: AutoschedError | None = None  # the last failure of another rank
+        self.exchanges: weakref.WeakSet[Losing] = weakref.WeakSet()  # told when the wire is lost
         self._wire: Wire | None = None
         self._guard = threading.Lock()
         self._failed = -1  # the last wire that is known to have failed
@@ -162,6 +170,8 @@ class Session:
         if self._wire is not None and generation == self.generation:
             self._wire.lose()
         self._watch.tell(generation)
+        for exchange in tuple(self.exchanges):
+            exchange.lost()
 
     # ---- news of other ranks
 

@@ -151,6 +151,21 @@ class ThreadTeam:
                 with contextlib.suppress(RuntimeError):
                     lock.release()
 
+    def abandon(self, thread: int, fault: Fault) -> None:
+        """Replace a thread whose step never ends, and which must not return from it.
+
+        The run fails with ``fault``.
+        """
+        with self._guard:
+            for at, worker in enumerate(self._workers):
+                if worker.thread.ident == thread and not worker.idle:
+                    self._workers[at] = added = _Worker(worker.name, self, self._prepare)
+                    added.begin()
+                    self.threads |= {added.thread.ident or 0}
+                    self.stop(fault)
+                    worker.close()
+                    worker.end()
+
     def afterwards(self, step: Step) -> bool:
         """Call a step when no thread is working: now (True), or in the thread that returns last."""
         with self._guard:

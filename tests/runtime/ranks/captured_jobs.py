@@ -307,6 +307,11 @@ def refuse_together(what: str) -> str:
         return error_of(lambda: asc.compile(lambda x: fn(x, "sum", group) + 1, machine)(x))
 
 
+def refuse_backend() -> str:
+    """Return the error of a backend of torch.compile for several ranks."""
+    return error_of(lambda: asc.TorchBackend(asc.Machine.cluster()))
+
+
 def call_alone() -> bool:
     """Call functions on machines of one rank, which differ between ranks."""
     asc.Machine.cluster()

@@ -259,6 +259,39 @@ def fail_in_run(how: str, folder: str, heartbeat: float = 10.0) -> list[str]:
     return ended
 
 
+def send_large(folder: str) -> str:
+    """Send so much that the test can end a process meanwhile; return the error."""
+    runs = [0]
+
+    def first(x: torch.Tensor) -> torch.Tensor:
+        runs[0] += 1
+        if runs[0] == 2:
+            until(Path(folder, "send").exists)
+        return x + 1
+
+    def ready() -> int:
+        runs[0] += 1
+        if runs[0] == 2:
+            Path(folder, "ready").touch()
+        return 0
+
+    graph = asc.Graph("large")
+    x = graph.input("x")
+    with graph.on("cpu:0"):
+        a = graph.add(first, x)
+    with graph.on("cpu:1"):
+        graph.output(ready=graph.add(ready), y=graph.add(torch.neg, a, name="second"))
+    machine = asc.Machine.cluster(heartbeat=None)  # nobody looks whether others are stopped
+    with asc.schedule(graph, machine, policy="single") as schedule:
+        given = {name: torch.ones(1 << 24) for name in schedule.inputs_here}
+        schedule(**given)
+        try:
+            schedule(**given)
+        except asc.RankError as error:
+            return str(error)
+    return "nothing"
+
+
 def run_on(folder: str) -> str:
     """Run until that fails; return the error."""
     with asc.schedule(round_trip(), machine := asc.Machine.cluster()) as schedule:

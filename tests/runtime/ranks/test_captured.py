@@ -99,6 +99,11 @@ def test_what_ranks_cannot_call_together_is_refused(ranks, what, message):
         assert re.match(message, error), error
 
 
+def test_a_backend_of_torch_compile_refuses_several_ranks(ranks):
+    for error in ranks.run(jobs.refuse_backend, 2):
+        assert error.startswith("ScheduleError: torch.compile compiles a graph on each rank by it")
+
+
 def test_functions_on_a_machine_of_one_rank_are_its_own(ranks):
     assert ranks.run(jobs.call_alone, 2) == [True] * 2
 

@@ -48,8 +48,11 @@ class Work:
 
 
 class Session:
+    is_lost = False
+
     def __init__(self):
         self.lasting = Wire()
+        self.exchanges = set()
 
     def wire(self):
         return self.lasting

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import pytest
 
@@ -80,6 +81,21 @@ def test_whichever_rank_is_stopped_all_others_are_told(mortals, tmp_path, victim
     found = mortals.results(3)
     for rank in others:
         assert found[rank][0].startswith(f"rank {victim} hangs"), found[rank]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_copy_ends_of_which_a_part_has_been_sent(mortals, tmp_path, victim):
+    """gloo wakes nobody who waits for it."""
+    processes = mortals.start(jobs.send_large, 2, str(tmp_path))
+    until((tmp_path / "ready").exists)
+    os.kill(processes[1].pid, signal.SIGSTOP)
+    (tmp_path / "send").touch()
+    time.sleep(0.3)  # by then connections are full
+    os.kill(processes[victim].pid, signal.SIGKILL)
+    os.kill(processes[1].pid, signal.SIGCONT)
+    told, _ = mortals.results(2)[1 - victim]
+    assert told.startswith(f"rank {victim} has gone: its process was ended")
+    assert f"rank {1 - victim} waited: {'send' if victim else 'receive'} first" in told
 
 
 def test_a_rank_that_computes_is_not_given_up(mortals, tmp_path):

@@ -96,7 +96,8 @@ def test_training_goes_on_from_the_last_checkpoint(tmp_path):
     done = torchrun(ROOT / "examples" / "train_restart.py", "--max-restarts=1", args=args)
     assert done.returncode == 0, done.stderr
     assert "parameters equal those of one process, bit for bit: holds" in done.stdout
-    assert "exitcode: -9" in done.stderr
+    # torchrun shows the first process that it finds ended: the killed one, or the one that was told.
+    assert "exitcode: -9" in done.stderr or "rank 1 has gone: its process" in done.stderr
     assert sorted(path.name for path in folder.iterdir()) == ["10", "20", "30"]
 
 
