@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
@@ -13,6 +13,7 @@ __all__ = ["fetched_ahead"]
 _PATIENCE = 1.0  # seconds that a consumer who stops waits for the thread
 
 T = TypeVar("T")
+Item = TypeVar("Item")
 
 
 class _End(NamedTuple):
@@ -21,21 +22,23 @@ class _End(NamedTuple):
     error: BaseException | None
 
 
-def fetched_ahead(items: Iterable[T], most: int) -> Iterator[T]:
-    """Yield the items of an iterable in order; a thread fetches up to ``most`` ahead.
+def fetched_ahead(items: Iterable[Item], most: int, use: Callable[[Item], T]) -> Iterator[T]:
+    """Yield what ``use`` returns for the items of an iterable, in order.
 
-    The item that was yielded last counts among them until the next one is asked for. What the
-    iterable raises is raised after the items before it. When the consumer stops, the thread ends
-    after the item that it is fetching.
+    A thread fetches up to ``most`` ahead, and calls ``use`` with them. The item that was yielded
+    last counts among them until the next one is asked for. What the iterable or ``use`` raises is
+    raised after the items before it. When the consumer stops, the thread ends after the item that
+    it is fetching, which is not used.
 
-    >>> list(fetched_ahead(range(3), 2))
-    [0, 1, 2]
+    >>> list(fetched_ahead(range(3), 2, str))
+    ['0', '1', '2']
     """
-    room: SimpleQueue[bool] = SimpleQueue()  # False: stop
+    room: SimpleQueue[None] = SimpleQueue()
     found: SimpleQueue[T | _End] = SimpleQueue()
+    stopped: list[bool] = []
     for _ in range(most):
-        room.put(True)
-    parts = items, room, found, _autograd()
+        room.put(None)
+    parts = items, use, room, stopped, found, _autograd()
     thread = threading.Thread(
         target=_fetch, args=parts, name="autosched fetching ahead", daemon=True
     )
@@ -44,17 +47,20 @@ def fetched_ahead(items: Iterable[T], most: int) -> Iterator[T]:
         while not isinstance(item := found.get(), _End):
             yield item
             del item  # the consumer decides how long it lives
-            room.put(True)
+            room.put(None)
         if item.error is not None:
             raise item.error
     finally:
-        room.put(False)
+        stopped.append(True)
+        room.put(None)
         thread.join(_PATIENCE)
 
 
 def _fetch(
     items: Iterable[Any],
-    room: SimpleQueue[bool],
+    use: Callable[[Any], Any],
+    room: SimpleQueue[None],
+    stopped: Sequence[bool],
     found: SimpleQueue[Any],
     autograd: bool | None,
 ) -> None:
@@ -62,11 +68,14 @@ def _fetch(
     try:
         if autograd is not None:
             sys.modules["torch"].set_grad_enabled(autograd)
-        source = iter(items)
-        while room.get():
-            try:
-                found.put(next(source))
-            except StopIteration:
+        room.get()
+        for item in items:
+            if stopped:
+                break
+            found.put(use(item))
+            del item
+            room.get()
+            if stopped:
                 break
     except BaseException as raised:
         error = raised

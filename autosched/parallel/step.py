@@ -34,7 +34,7 @@ from autosched.parallel.shared_state import (
     state_tensors,
 )
 from autosched.parallel.step_spec import Held
-from autosched.parallel.steps_in_flight import UnderWay, done, results
+from autosched.parallel.steps_in_flight import UnderWay, done, holding, results
 from autosched.parallel.template import Place
 from autosched.parallel.training import Training
 
@@ -108,7 +108,7 @@ class Step(Plans[Planned]):
                 with torch.no_grad():  # gradients are taken inside
                     outputs = planned.schedule(**inputs)
             except BaseException:
-                self._forget_state()
+                self._under_way.lose(planned.schedule)
                 raise
             return self._ended(planned, outputs)
 
@@ -118,7 +118,8 @@ class Step(Plans[Planned]):
         Steps have the results of calls one after another. At most ``in_flight`` are under way,
         which is an option of ``data_parallel`` and ``pipeline``, by default 1: ``submit`` waits
         until there is room. Call ``wait()`` before the model or the optimizer is read or changed,
-        and do not write to a batch before its step has ended. If a step raises, those after it that
+        except for numbers, such as a learning rate that is no tensor, and do not write to a batch
+        before its step has ended. If a step raises, those after it that
         are under way raise CancelledRunError. Over several ranks a step ends before this returns.
         """
         if self._agreement is not None:
@@ -143,10 +144,12 @@ class Step(Plans[Planned]):
     def wait(self, timeout: float | None = None) -> None:
         """Wait until all submitted steps have ended, also those that failed.
 
-        Raises RunTimeoutError if that takes more than ``timeout`` seconds.
+        Raises RunTimeoutError if that takes more than ``timeout`` seconds. Another thread that is
+        submitting a step is waited for, too.
         """
-        if self._under_way.wait(timeout):
-            self._forget_state()
+        with holding(self._guard, timeout) as left:
+            if self._under_way.wait(left):
+                self._forget_state()
 
     def map(self, batches: Iterable[Sequence[Any]]) -> Iterator[torch.Tensor]:
         """Train on each batch of an iterable, and yield the losses.
@@ -181,6 +184,7 @@ class Step(Plans[Planned]):
         with self._guard:
             super().close()
             self._copies.clear()
+            self._under_way = UnderWay()
             self._last = None
 
     # ---- state

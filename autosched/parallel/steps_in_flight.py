@@ -9,16 +9,19 @@ rate, or if they put new tensors into the optimizer, such as the first moments.
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
 import torch
 
-from autosched import Schedule
+from autosched import RunTimeoutError, Schedule
 from autosched._lib.fetching import fetched_ahead
 
-__all__ = ["UnderWay", "done", "results"]
+__all__ = ["UnderWay", "done", "holding", "results"]
 
 _FETCHED = 2  # batches: that of the present step, and the next one
 
@@ -34,11 +37,12 @@ class UnderWay:
         self.inputs: Mapping[str, torch.Tensor] = {}
         self._schedule: Schedule | None = None
         self._futures: list[Future[Any]] = []
+        self._is_lost = False  # whether a step may be under way that has no future here
 
     @property
     def is_idle(self) -> bool:
         """Whether all steps have ended, and none failed unnoticed."""
-        return not self._futures
+        return not self._futures and not self._is_lost
 
     def submit(
         self,
@@ -48,12 +52,21 @@ class UnderWay:
         finish: Callable[[Mapping[str, Any]], Any],
     ) -> Future[Any]:
         """Start a step; return its future, with the result of ``finish``."""
-        with torch.no_grad():  # gradients are taken inside
-            future = schedule.submit_for(inputs, finish)
         self.plan = plan
         self._schedule = schedule
-        self._futures.append(future)
+        try:
+            with torch.no_grad():  # gradients are taken inside
+                future = schedule.submit_for(inputs, finish)
+            self._futures.append(future)
+        except BaseException:
+            self.lose(schedule)  # an interrupt may have come after the start
+            raise
         return future
+
+    def lose(self, schedule: Schedule) -> None:
+        """Note that a step without a future has failed, or was aborted and may still end."""
+        self._schedule = schedule
+        self._is_lost = True
 
     def look(self) -> bool:
         """Return whether a step failed; forget those that have ended otherwise."""
@@ -61,18 +74,20 @@ class UnderWay:
         if any(future.exception() is not None for future in ended):
             return True
         self._futures = [future for future in self._futures if future not in ended]
-        return False
+        return self._is_lost
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until all steps have ended; return whether one failed.
 
         Raises RunTimeoutError if that takes longer.
         """
-        if self._schedule is None or not self._futures:
+        if self._schedule is None or self.is_idle:
             return False
         self._schedule.wait(timeout)
-        futures, self._futures = self._futures, []
-        return any(future.exception() is not None for future in futures)
+        failed = self._is_lost or any(future.exception() is not None for future in self._futures)
+        self._futures = []
+        self._is_lost = False
+        return failed
 
 
 def results(
@@ -83,11 +98,27 @@ def results(
     If that is one, a step begins when its result is asked for. A thread fetches the next batch.
     """
     if most == 1:
-        for batch in fetched_ahead(batches, _FETCHED):
+        for batch in fetched_ahead(batches, _FETCHED, tuple):
             yield call(*batch)
         return
-    for future in fetched_ahead((submit(*batch) for batch in batches), most):
+    for future in fetched_ahead(batches, most, lambda batch: submit(*batch)):
         yield future.result()
+
+
+@contextlib.contextmanager
+def holding(guard: Any, timeout: float | None) -> Iterator[float | None]:
+    """Hold a lock; yield how many seconds are left.
+
+    Raises RunTimeoutError if another thread holds it for longer.
+    """
+    begin = time.perf_counter()
+    patience = -1.0 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)
+    if not guard.acquire(timeout=patience):
+        raise RunTimeoutError("another thread goes on submitting or planning a step")
+    try:
+        yield None if timeout is None else max(0.0, begin + timeout - time.perf_counter())
+    finally:
+        guard.release()
 
 
 def done(call: Callable[..., Any], batch: Iterable[Any]) -> Future[Any]:

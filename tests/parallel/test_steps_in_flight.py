@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import gc
+import threading
 import weakref
+from concurrent.futures import Future
 from functools import partial
 
 import pytest
@@ -13,6 +15,7 @@ from torch import nn
 
 import autosched as asc
 from autosched import parallel
+from autosched.parallel.steps_in_flight import UnderWay
 
 MACHINE = asc.Machine.emulated(gpus=2)
 OPTIMIZERS = {
@@ -165,6 +168,90 @@ def test_a_step_that_was_closed_or_dropped_leaves_nothing_behind():
     del step, futures
     assert dropped() is None
     gc.collect()
+
+
+def test_a_closed_step_keeps_no_tensors_of_replicas():
+    model = small()
+    optimizer = OPTIMIZERS["sgd"](model.parameters())
+    step = SYSTEMS["data"](model, nn.MSELoss(), optimizer, MACHINE, backend="host", in_flight=2)
+    (batch,) = batches(1)
+    for _ in range(2):
+        step.submit(*batch).result()
+    copies = [weakref.ref(copy.tensor) for copy in step._copies.values()]
+    assert len(copies) == 4
+    step.close()
+    gc.collect()
+    assert not any(copy() is not None for copy in copies)
+
+
+def test_a_thread_that_waits_also_waits_for_another_one_that_submits(monkeypatch):
+    def use(step):
+        submit = UnderWay.submit
+
+        def slowly(*args):
+            here.set()
+            go.wait(10)
+            return submit(*args)
+
+        monkeypatch.setattr(UnderWay, "submit", slowly)
+        futures = []
+        thread = threading.Thread(target=lambda: futures.append(step.submit(*batch)))
+        thread.start()
+        here.wait(10)
+        with pytest.raises(asc.RunTimeoutError, match="another thread"):
+            step.wait(0.01)
+        go.set()
+        step.wait()
+        thread.join()
+        return [future.result() for future in futures]
+
+    here, go = threading.Event(), threading.Event()
+    (batch,) = batches(1)
+    expected = trained("data", "sgd", lambda step: [step(*batch)], backend="host")
+    assert same(trained("data", "sgd", use, backend="host", in_flight=2), expected)
+
+
+class Interrupted:
+    """In place of a schedule: an interrupt comes when it has begun a run."""
+
+    waited = 0
+
+    def submit_for(self, inputs, finish):
+        raise KeyboardInterrupt
+
+    def wait(self, timeout):
+        self.waited += 1
+
+
+def test_a_step_whose_submission_was_interrupted_is_waited_for():
+    under_way, schedule = UnderWay(), Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        under_way.submit("plan", schedule, {}, Future)
+    assert not under_way.is_idle
+    assert under_way.look()  # as if it had failed
+    assert under_way.wait()
+    assert schedule.waited == 1
+    assert under_way.is_idle
+
+
+def test_a_call_that_was_interrupted_is_waited_for(monkeypatch):
+    def use(step):
+        def interrupted(self, **inputs):
+            step.future = self.submit(**inputs)
+            raise KeyboardInterrupt
+
+        step(*batch)
+        with monkeypatch.context() as patch:
+            patch.setattr(asc.Schedule, "__call__", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                step(*batch)
+        step.wait()
+        assert step.future.done()
+        assert not step._copies  # which tensors it has updated is unknown
+        return step(*batch)
+
+    (batch,) = batches(1)
+    trained("data", "sgd", use, backend="emulated", in_flight=2)
 
 
 def test_a_number_of_runs_is_checked():

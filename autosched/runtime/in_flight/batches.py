@@ -26,9 +26,12 @@ def results(
     >>> list(results(submit, [{"x": 1}, {"x": 2}], 2))
     [{'x': 1}, {'x': 2}]
     """
-    arguments = (unpacked(batch, only) for batch in batches)
-    submitted = (submit(*args, **inputs) for args, inputs in arguments)
-    for future in fetched_ahead(submitted, most):
+
+    def submitted(batch: Any) -> RunFuture:
+        args, inputs = unpacked(batch, only)
+        return submit(*args, **inputs)
+
+    for future in fetched_ahead(batches, most, submitted):
         yield future.result()
 
 
