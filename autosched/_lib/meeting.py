@@ -1,8 +1,9 @@
 """Let several processes agree on a text, through a store of torch.distributed.
 
 Each process gives a text, the first one makes an answer from all of them, and all return it. If the
-first one raises an error of autosched, all raise it. What comes from the store is text and JSON; it
-is never unpickled.
+first one raises an error of autosched, all raise it. A process that failed on its way lets the next
+agreement fail, so that nobody waits for it. What comes from the store is text and JSON; it is never
+unpickled.
 
 A process that waits asks the store again and again. So Control-C ends it at once, and so does news
 of a process that has gone.
@@ -10,6 +11,7 @@ of a process that has gone.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 import uuid
@@ -17,12 +19,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from autosched import errors
-from autosched.errors import AutoschedError, RankError, listed
+from autosched.errors import AutoschedError, RankError, ScheduleError, listed
 
 __all__ = ["Meeting", "common_token"]
 
 _SHORTEST = 1e-4  # seconds between two questions to the store; doubled up to the longest
 _LONGEST = 1e-2
+_FAILED = ""  # the name of what a process calls that failed before
 
 
 class Meeting:
@@ -46,6 +49,7 @@ class Meeting:
         self.timeout = timeout
         self.alive = alive
         self.count = 0  # agreements so far
+        self.raised: BaseException | None = None  # the last error that all have raised
 
     def agree(self, name: str, mine: str, decide: Callable[[Sequence[str]], str]) -> str:
         """Return what rank 0's ``decide`` makes of the texts of all ranks, in order.
@@ -64,8 +68,20 @@ class Meeting:
         self.count += 1
         kind, text = json.loads(self.store.get(answer))
         if kind:
-            raise _error(kind, text)
+            self.raised = _error(kind, text)
+            raise self.raised
         return str(text)
+
+    def fail(self, why: str) -> None:
+        """Let the next agreement fail, whichever it is; do not wait for the others.
+
+        They raise ScheduleError when they come to it.
+        """
+        answer = json.dumps(["ScheduleError", f"rank 0: {why}"])
+        key, text = f"{self.count}/{self.rank}", json.dumps([_FAILED, why])
+        with contextlib.suppress(RuntimeError):  # the store has gone, and so they will not come
+            self.store.set(*((key, text) if self.rank else (f"{self.count}/answer", answer)))
+        self.count += 1
 
     def _decided(
         self, name: str, keys: Sequence[str], decide: Callable[[Sequence[str]], str]
@@ -74,6 +90,9 @@ class Meeting:
         try:
             self.wait(keys, self.timeout, _missing)
             named = [json.loads(self.store.get(key)) for key in keys]
+            for rank, (other, why) in enumerate(named):
+                if other == _FAILED:
+                    raise ScheduleError(f"rank {rank}: {why}")
             for rank, (other, _) in enumerate(named):
                 if other != name:
                     what = f"rank {rank} calls {other} where rank 0 calls {name}"

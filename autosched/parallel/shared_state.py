@@ -1,4 +1,4 @@
-"""The state of a model and an optimizer as trees, which some ranks give to all others."""
+"""The state of a model and an optimizer on all ranks, which some give to the others."""
 
 from __future__ import annotations
 
@@ -10,8 +10,102 @@ import torch
 
 from autosched import ScheduleError
 from autosched.parallel.agreement import Agreement
+from autosched.parallel.planned import Planned
 
-__all__ = ["broadcast_state", "owners_of", "part_of", "state_tensors"]
+__all__ = ["SharedState"]
+
+
+class SharedState:
+    """The state of a model and an optimizer on all ranks: who has which part, and as of when.
+
+    ``is_stale`` where other ranks have newer parts. Without an agreement there is one process.
+    """
+
+    def __init__(
+        self,
+        agreement: Agreement | None,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+    ):
+        self.is_stale = False
+        self._agreement = agreement
+        self._model = model
+        self._optimizer = optimizer
+        self._trained: Planned | None = None  # by which the last step was
+        self._restored = False  # whether the state was loaded since the last step
+        self._seen: list[tuple[torch.Tensor, int]] | None = None  # with versions
+
+    def has_changed(self) -> bool:
+        """Whether other code changed the state since the last step, as far as torch reports it."""
+        if self._seen is None:
+            return True
+        now = [*state_tensors(self._model, self._optimizer)]
+        return len(now) != len(self._seen) or any(
+            tensor is not old or tensor._version != version
+            for tensor, (old, version) in zip(now, self._seen, strict=True)
+        )
+
+    def note(self) -> None:
+        """Remember the state that all ranks have."""
+        if self._agreement is not None:
+            now = state_tensors(self._model, self._optimizer)
+            self._seen = [(tensor, tensor._version) for tensor in now]
+
+    def note_step(self, has_new: bool) -> None:
+        """Remember the state after a step; ``has_new`` tensors, or it wrote those from before."""
+        if has_new or self._seen is None:
+            self.note()
+        else:
+            self._seen = [(tensor, tensor._version) for tensor, _ in self._seen]
+
+    def forget(self) -> None:
+        """Take the state as changed, since which tensors a failed run has written is unknown."""
+        self._seen = None
+
+    def restored(self) -> None:
+        """Note that this process has loaded a state, which is that of all ranks."""
+        self._restored = True
+        self.is_stale = False
+
+    def broadcast(self) -> None:
+        """Give all ranks the state of rank 0, or of those that have trained stages since.
+
+        Collective.
+        """
+        if self._agreement is None:
+            return
+        if self._agreement.of_first("restored" if self._restored else ""):
+            self._trained = None
+        self._restored = False
+        self._share(self._agreement)
+
+    def train_by(self, planned: Planned) -> None:
+        """Begin a step; first share the state if the last one had a stage on another rank."""
+        if self._agreement is not None:
+            last = {} if self._trained is None else self._trained.owners
+            both = planned.owners.keys() & last.keys()
+            if any(planned.owners[name] != last[name] for name in both):
+                self._share(self._agreement)
+        self._trained = planned
+        self.is_stale = bool(planned.elsewhere)
+
+    def _share(self, agreement: Agreement) -> None:
+        """Give all ranks the state of those that own parts of it."""
+        last = self._trained
+        owners = {} if last is None else owners_of(last.state, last.owners)
+        agreement.together(
+            "the state", lambda: broadcast_state(agreement, self._model, self._optimizer, owners)
+        )
+        self.is_stale = False
+        self.note()
+
+    def here(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return the part of a step's state that this process has."""
+        if not self.is_stale or self._trained is None:
+            return state
+        tensors = self._trained.state.tensors()
+        others = {id(tensors[name]) for name in self._trained.elsewhere}
+        return part_of(state, self._model, self._optimizer, lambda item: id(item) not in others)
 
 
 def state_tensors(
