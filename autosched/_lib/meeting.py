@@ -16,7 +16,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from autosched import errors
 from autosched.errors import AutoschedError, RankError, ScheduleError, listed
@@ -26,6 +26,18 @@ __all__ = ["Meeting", "common_token"]
 _SHORTEST = 1e-4  # seconds between two questions to the store; doubled up to the longest
 _LONGEST = 1e-2
 _FAILED = ""  # the name of what a process calls that failed before
+
+
+class _Answer(NamedTuple):
+    """Of rank 0: the name of an error, or none; its message, or what all return.
+
+    With an error there are the name of the agreement, and the ranks that did not come to it.
+    """
+
+    error: str
+    text: str
+    name: str = ""
+    absent: Sequence[int] = ()
 
 
 class Meeting:
@@ -55,8 +67,19 @@ class Meeting:
         """Return what rank 0's ``decide`` makes of the texts of all ranks, in order.
 
         Raises what ``decide`` raises there, and RankError if ranks are missing, or make another
-        agreement than ``name``.
+        agreement than ``name``. One that rank 0 gave up before this rank came is left out, unless
+        it has this name.
         """
+        answer = self._answered(name, mine, decide)
+        while self.rank in answer.absent and answer.name != name:
+            answer = self._answered(name, mine, decide)
+        if answer.error:
+            self.raised = _error(answer.error, answer.text)
+            raise self.raised
+        return answer.text
+
+    def _answered(self, name: str, mine: str, decide: Callable[[Sequence[str]], str]) -> _Answer:
+        """Return the answer of rank 0 to the next texts of all ranks."""
         keys = [f"{self.count}/{rank}" for rank in range(self.size)]
         answer = f"{self.count}/answer"
         self.store.set(keys[self.rank], json.dumps([name, mine]))
@@ -66,18 +89,14 @@ class Meeting:
         else:
             self.wait([answer], 2 * self.timeout, lambda _: "rank 0 did not answer")
         self.count += 1
-        kind, text = json.loads(self.store.get(answer))
-        if kind:
-            self.raised = _error(kind, text)
-            raise self.raised
-        return str(text)
+        return _Answer(*json.loads(self.store.get(answer)))
 
     def fail(self, why: str) -> None:
         """Let the next agreement fail, whichever it is; do not wait for the others.
 
         They raise ScheduleError when they come to it.
         """
-        answer = json.dumps(["ScheduleError", f"rank 0: {why}"])
+        answer = json.dumps(_Answer("ScheduleError", f"rank 0: {why}"))
         key, text = f"{self.count}/{self.rank}", json.dumps([_FAILED, why])
         with contextlib.suppress(RuntimeError):  # the store has gone, and so they will not come
             self.store.set(*((key, text) if self.rank else (f"{self.count}/answer", answer)))
@@ -85,10 +104,15 @@ class Meeting:
 
     def _decided(
         self, name: str, keys: Sequence[str], decide: Callable[[Sequence[str]], str]
-    ) -> tuple[str, str]:
-        """Return the name of an error and its message, or the empty string and the answer."""
+    ) -> _Answer:
+        """Return what ``decide`` makes of all texts, or an error."""
+        absent: list[int] = []
         try:
-            self.wait(keys, self.timeout, _missing)
+            try:
+                self.wait(keys, self.timeout, _missing)
+            except RankError:
+                absent = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
+                raise
             named = [json.loads(self.store.get(key)) for key in keys]
             for rank, (other, why) in enumerate(named):
                 if other == _FAILED:
@@ -97,9 +121,9 @@ class Meeting:
                 if other != name:
                     what = f"rank {rank} calls {other} where rank 0 calls {name}"
                     raise RankError(f"{what}; all ranks must make the same calls, in one order")
-            return "", decide([text for _, text in named])
+            return _Answer("", decide([text for _, text in named]))
         except AutoschedError as error:
-            return type(error).__name__, str(error)
+            return _Answer(type(error).__name__, str(error), name, absent)
 
     def _forget(self, count: int) -> None:
         """Delete an agreement that all ranks have read, since they have come to the next."""

@@ -40,7 +40,6 @@ class Gathering:
         self._meeting = joined().meeting
         self._session: Session | None = None
         self._wire: Wire | None = None
-        self._count = 0  # exchanges over this wire
         self._sent: list[Any] = []
 
     def agree(self, name: str, mine: str, decide: Callable[[Sequence[str]], str]) -> str:
@@ -83,10 +82,12 @@ class Gathering:
     def gather(self, numbers: Sequence[int], what: str) -> list[list[int]]:
         """Return the numbers of all ranks, which give as many; ``what`` says for what."""
         members = self._members()
+        if members.is_given_up:
+            raise members.cause(what)
         wire = members.wire()
         if wire is not self._wire:
-            self._wire, self._count, self._sent = wire, 0, []
-        self._count += 1
+            self._wire, self._sent = wire, []
+        wire.exchanges += 1
         try:
             return self._gathered(wire, members, numbers, what)
         except (KeyboardInterrupt, RankError) as error:
@@ -125,19 +126,19 @@ class Gathering:
             arriving.append((row, work))
         for hop, (row, work) in zip(hops, arriving, strict=True):
             part = known[: min(hop, size - hop) * width]
-            mine = torch.tensor([self._count, *part, self._count])
+            mine = torch.tensor([wire.exchanges, *part, wire.exchanges])
             self._sent.append(wire.send(mine.view(torch.uint8), (wire.rank - hop) % size, _TAG))
-            self._await(row.numpy(), members, (wire.rank + hop) % size, what)
+            self._await(row.numpy(), wire.exchanges, members, (wire.rank + hop) % size, what)
             work.wait()
             known += row[1:-1].tolist()
         parts = [known[i : i + width] for i in range(0, size * width, width)]
         return [parts[(rank - wire.rank) % size] for rank in range(size)]
 
-    def _await(self, row: Any, members: Session, rank: int, what: str) -> None:
+    def _await(self, row: Any, count: int, members: Session, rank: int, what: str) -> None:
         """Wait until a message of a rank is complete. Raises the cause of a failure."""
         deadline = time.monotonic() + _PATIENCE
         for pause in _pauses():
-            if row[0] == row[-1] == self._count:
+            if row[0] == row[-1] == count:
                 return
             if members.is_lost:
                 raise RuntimeError("the wire is lost")

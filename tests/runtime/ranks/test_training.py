@@ -149,8 +149,20 @@ def test_what_a_rank_changes_is_undone_by_the_state_of_rank_0(ranks, what):
     assert len({*first}) == 4
 
 
-def test_a_rank_that_leaves_out_a_step_is_named_and_the_next_one_runs(ranks):
-    first, second = ranks.run(jobs.skip, 2)
-    late = first.pop(1)
-    assert late.startswith("RankError: rank 1 did not tell the rows of a batch within 0.3 s")
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("late", "RankError: rank 1 did not tell the rows of a batch within 0.3 s"),
+        ("collect 0", "RankError: rank 1 did not come within 0.3 s"),
+        ("collect 1", "RankError: rank 0 did not answer within 0.6 s"),
+        ("interrupt", "nterrupt"),
+    ],
+)
+def test_a_step_to_which_a_rank_does_not_come_raises_on_all_and_the_next_ones_run(
+    ranks, what, message
+):
+    first, second = ranks.run(jobs.leave_out, 2, what)
+    for ended in (first, second):
+        assert message in ended.pop(1)
     assert first == second
+    assert len({*first}) == 3

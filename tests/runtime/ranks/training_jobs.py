@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -153,27 +156,39 @@ def undo(step: Any) -> None:
     step.__dict__.pop("_batch_inputs", None)
 
 
-def skip() -> list[str]:
-    """Let rank 1 leave out the second step of three, which rank 0 tells it that it began."""
+def leave_out(what: str) -> list[str]:
+    """Let a rank not come to the second of four steps, which the other begins, or only too late."""
     machine = asc.Machine.cluster()
+    rank = machine.rank
     model = nn.Linear(8, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     ended = []
-    with (
-        mock.patch.object(gathering, "_PATIENCE", 0.3),
-        asc.parallel.data_parallel(model, functional.cross_entropy, optimizer, machine) as step,
-    ):
-        for number in range(3):
-            if number == 1 and machine.rank == 1:
-                until(lambda: joined().store.check(["has failed"]))
-                continue
+    with asc.parallel.data_parallel(model, functional.cross_entropy, optimizer, machine) as step:
+        for number in range(4):
             try:
-                step(*batch(number, machine.rank, 4))
+                with contextlib.ExitStack() as stack:
+                    if number == 1:
+                        leave(what, step, rank, stack)
+                    step(*batch(number, rank, 4))
                 ended.append(str([p.tolist() for p in model.parameters()]))
-            except asc.AutoschedError as error:
+            except (asc.AutoschedError, KeyboardInterrupt) as error:
                 ended.append(f"{type(error).__name__}: {error}")
                 joined().store.set("has failed", "")
     return ended
+
+
+def leave(what: str, step: Any, rank: int, stack: contextlib.ExitStack) -> None:
+    """Before a step, let a rank do something else, or lose patience in it."""
+    waits = {"late": 1, "interrupt": 0}.get(what)
+    if rank == waits:
+        until(lambda: joined().store.check(["has failed"]))
+    elif what == "late":
+        stack.enter_context(mock.patch.object(gathering, "_PATIENCE", 0.3))
+    elif what == "interrupt":
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    elif what == f"collect {rank}":
+        stack.enter_context(mock.patch.object(joined().meeting, "timeout", 0.3))
+        step.collect()
 
 
 def misuse(what: str) -> list[str]:
