@@ -147,14 +147,17 @@ def _broadcast_from(
     if given is tree:
         agreement.together(what, lambda: None)
         return
-    agreement.together(what, lambda: _check(tree, given))
+    agreement.together(what, lambda: _check(tree, given, rank))
     with torch.no_grad():
-        for own, new in zip(tree["model"].values(), given["model"].values(), strict=True):
-            own.copy_(new)
+        own = _tensors(model, lambda tensor: owners.get(id(tensor), 0) == rank)
+        for name, new in given["model"].items():
+            own[name].copy_(new)
         parameters = [item for group in optimizer.param_groups for item in group["params"]]
         for parameter, held in zip(parameters, given["optimizer"], strict=True):
             if held is not None:
-                _adopt(optimizer, parameter, held)
+                items, beside = held
+                moved = {name: items[name].to(parameter.device) for name in beside}
+                _adopt(optimizer, parameter, {**items, **moved})
 
 
 def owners_of(state: Any, ranks: Mapping[str, int]) -> dict[int, int]:
@@ -181,28 +184,45 @@ def part_of(
     }
 
 
+def _tensors(
+    model: torch.nn.Module, mine: Callable[[torch.Tensor], bool]
+) -> dict[str, torch.Tensor]:
+    named = itertools.chain(model.named_parameters(), model.named_buffers())
+    return {name: tensor.detach() for name, tensor in named if mine(tensor)}
+
+
 def _tree(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, mine: Callable[[torch.Tensor], bool]
 ) -> dict[str, Any]:
-    named = itertools.chain(model.named_parameters(), model.named_buffers())
+    """Return what some parameters and buffers are, and what the optimizer has of them, on the CPU.
+
+    What it has is by name, with the names of those tensors that are on an accelerator.
+    """
     parameters = (item for group in optimizer.param_groups for item in group["params"])
     return {
-        "model": {name: tensor.detach() for name, tensor in named if mine(tensor)},
-        "optimizer": [dict(optimizer.state.get(p, {})) if mine(p) else None for p in parameters],
+        "model": {name: tensor.cpu() for name, tensor in _tensors(model, mine).items()},
+        "optimizer": [_held(optimizer.state.get(p, {})) if mine(p) else None for p in parameters],
     }
 
 
-def _check(own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Raise ScheduleError with the first tensor in which a model differs from that of rank 0."""
+def _held(state: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    tensors = {name: item for name, item in state.items() if isinstance(item, torch.Tensor)}
+    beside = [name for name, item in tensors.items() if item.device.type != "cpu"]
+    return {**state, **{name: item.cpu() for name, item in tensors.items()}}, beside
+
+
+def _check(own: Mapping[str, Any], given: Mapping[str, Any], rank: int) -> None:
+    """Raise ScheduleError with the first tensor in which a model differs from that of a rank."""
     facts = ({name: _facts(t) for name, t in tree["model"].items()} for tree in (own, given))
     here, there = facts
     for name in dict.fromkeys([*there, *here]):
         if here.get(name) != there.get(name):
             what = f"{name!r} of its model is {here.get(name, 'missing')}"
-            raise ScheduleError(f"{what}, and that of rank 0 is {there.get(name, 'missing')}")
+            raise ScheduleError(f"{what}, and that of rank {rank} is {there.get(name, 'missing')}")
     counts = len(own["optimizer"]), len(given["optimizer"])
     if counts[0] != counts[1]:
-        raise ScheduleError(f"its optimizer has {counts[0]} parameters, that of rank 0 {counts[1]}")
+        what = f"its optimizer has {counts[0]} parameters"
+        raise ScheduleError(f"{what}, that of rank {rank} {counts[1]}")
 
 
 def _facts(tensor: torch.Tensor) -> str:
