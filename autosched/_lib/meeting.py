@@ -1,8 +1,9 @@
 """Let several processes agree on a text, through a store of torch.distributed.
 
 Each process gives a text, the first one makes an answer from all of them, and all return it. If the
-first one raises an error of autosched, all raise it. What comes from the store is text and JSON; it
-is never unpickled.
+first one raises an error of autosched, all raise it. A process that failed on its way lets the next
+agreement fail, so that nobody waits for it. What comes from the store is text and JSON; it is never
+unpickled.
 
 A process that waits asks the store again and again. So Control-C ends it at once, and so does news
 of a process that has gone. The store may be in a process that hangs, and never answer: it is asked
@@ -20,10 +21,10 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from autosched import errors
-from autosched.errors import AutoschedError, RankError, listed
+from autosched.errors import AutoschedError, RankError, ScheduleError, listed
 
 __all__ = ["Meeting", "common_token"]
 
@@ -32,6 +33,19 @@ _SHORTEST = 1e-4  # seconds between two questions to the store; doubled up to th
 _LONGEST = 1e-2
 _PATIENCE = 0.5  # seconds for the store to answer before news of other processes counts
 _LAST = 1.0  # seconds that the first process stays
+_FAILED = ""  # the name of what a process calls that failed before
+
+
+class _Answer(NamedTuple):
+    """Of rank 0: the name of an error, or none; its message, or what all return.
+
+    With an error there are the name of the agreement, and the ranks that did not come to it.
+    """
+
+    error: str
+    text: str
+    name: str = ""
+    absent: Sequence[int] = ()
 
 
 class Meeting:
@@ -55,45 +69,77 @@ class Meeting:
         self.timeout = timeout
         self.alive = alive
         self.count = 0  # agreements so far
-        self._answered = -1  # the last one that this process has answered
+        self.raised: BaseException | None = None  # the last error that all have raised
+        self._last = -1  # the last one that this process has answered
 
     def agree(self, name: str, mine: str, decide: Callable[[Sequence[str]], str]) -> str:
         """Return what rank 0's ``decide`` makes of the texts of all ranks, in order.
 
         Raises what ``decide`` raises there, and RankError if ranks are missing, or make another
-        agreement than ``name``.
+        agreement than ``name``. One that rank 0 gave up before this rank came is left out, unless
+        it has this name.
         """
+        answer = self._answered(name, mine, decide)
+        while self.rank in answer.absent and answer.name != name:
+            answer = self._answered(name, mine, decide)
+        if answer.error:
+            self.raised = _error(answer.error, answer.text)
+            raise self.raised
+        return answer.text
+
+    def _answered(self, name: str, mine: str, decide: Callable[[Sequence[str]], str]) -> _Answer:
+        """Return the answer of rank 0 to the next texts of all ranks."""
         keys = [f"{self.count}/{rank}" for rank in range(self.size)]
-        answer = f"{self.count}/answer"
+        key = f"{self.count}/answer"
         self._set(keys[self.rank], json.dumps([name, mine]))
         if self.rank == 0:
-            kind, text = self._decided(name, keys, decide)
-            self._set(answer, json.dumps([kind, text]))
-            self._answered = self.count
-            self._ask(lambda: self._forget(self._answered - 1))
+            answer = self._decided(name, keys, decide)
+            self._set(key, json.dumps(answer))
+            self._last = self.count
+            self._ask(lambda: self._forget(self._last - 1))
         else:
-            self.wait([answer], 2 * self.timeout, lambda _: "rank 0 did not answer")
-            kind, text = json.loads(self._get(answer))
+            self.wait([key], 2 * self.timeout, lambda _: "rank 0 did not answer")
+            answer = _Answer(*json.loads(self._get(key)))
             self._set(f"{self.count}/read/{self.rank}", "")
         self.count += 1
-        if kind:
-            raise _error(kind, text)
-        return str(text)
+        return answer
+
+    def fail(self, why: str) -> None:
+        """Let the next agreement fail, whichever it is; do not wait for the others.
+
+        They raise ScheduleError when they come to it.
+        """
+        with contextlib.suppress(AutoschedError):  # the store has gone, and so they will not come
+            if self.rank:
+                self._set(f"{self.count}/{self.rank}", json.dumps([_FAILED, why]))
+            else:
+                answer = _Answer("ScheduleError", f"rank 0: {why}")
+                self._set(f"{self.count}/answer", json.dumps(answer))
+                self._last = self.count
+        self.count += 1
 
     def _decided(
         self, name: str, keys: Sequence[str], decide: Callable[[Sequence[str]], str]
-    ) -> tuple[str, str]:
-        """Return the name of an error and its message, or the empty string and the answer."""
+    ) -> _Answer:
+        """Return what ``decide`` makes of all texts, or an error."""
+        absent: list[int] = []
         try:
-            self.wait(keys, self.timeout, _missing)
+            try:
+                self.wait(keys, self.timeout, _missing)
+            except RankError:
+                absent = [rank for rank, key in enumerate(keys) if not self._has([key])]
+                raise
             named = [json.loads(self._get(key)) for key in keys]
+            for rank, (other, why) in enumerate(named):
+                if other == _FAILED:
+                    raise ScheduleError(f"rank {rank}: {why}")
             for rank, (other, _) in enumerate(named):
                 if other != name:
                     what = f"rank {rank} calls {other} where rank 0 calls {name}"
                     raise RankError(f"{what}; all ranks must make the same calls, in one order")
-            return "", decide([text for _, text in named])
+            return _Answer("", decide([text for _, text in named]))
         except AutoschedError as error:
-            return type(error).__name__, str(error)
+            return _Answer(type(error).__name__, str(error), name, absent)
 
     def _forget(self, count: int) -> None:
         """Delete an agreement that all ranks have read, since they have come to the next."""
@@ -111,9 +157,9 @@ class Meeting:
     def end(self) -> None:
         """Wait a moment until all processes have read the last answer of this one."""
         self.alive = lambda: None  # those that have left have read it
-        if self._answered >= 0 and self.size > 1:
+        if self._last >= 0 and self.size > 1:
             with contextlib.suppress(AutoschedError):
-                self.wait(self._readers(self._answered), _LAST, _missing)
+                self.wait(self._readers(self._last), _LAST, _missing)
 
     def wait(
         self, keys: Sequence[str], timeout: float, late: Callable[[Sequence[str]], str]

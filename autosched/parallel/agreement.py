@@ -14,11 +14,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from autosched import AutoschedError, ScheduleError
+from autosched import ScheduleError
 from autosched.parallel.batches import leaves, rows_of
+from autosched.parallel.plans import Plans
 from autosched.runtime.ranks.gathering import Gathering
 
-__all__ = ["Agreement", "Kind", "kind_of", "same_rows"]
+__all__ = ["Agreed", "Agreement", "Kind", "kind_of", "same_rows"]
 
 T = TypeVar("T")
 _FAILED, _CHANGED = 1, 2  # flags
@@ -34,6 +35,13 @@ class Kind(NamedTuple):
     watched: Hashable
 
 
+class Agreed(NamedTuple):
+    """The rows of each rank in a step, and what identifies its kind on this rank."""
+
+    key: Hashable
+    counts: tuple[int, ...]
+
+
 class Agreement:
     """The agreements of one step's processes."""
 
@@ -42,38 +50,53 @@ class Agreement:
         self._digests: dict[Hashable, int] = {}
         self._numbers: dict[Hashable, int] = {}
 
-    def counts(
+    def step(
         self,
         batch: Sequence[Any],
-        key: Hashable,
+        find_key: Callable[[], Hashable],
         kind: Callable[[], Kind],
-        has_changed: bool,
-    ) -> tuple[int, ...] | None:
+        has_changed: Callable[[], bool],
+        plans: Plans[Any],
+    ) -> Agreed | None:
         """Return the rows of each rank; None if the state of a rank has changed.
 
-        Then rank 0's is to be broadcast, and all is to be asked again. ``key`` identifies the kind
-        on this rank. Raises ScheduleError, on all ranks, where they differ, or where one has no
-        valid batch.
+        Then rank 0's is to be broadcast, and all is to be asked again. ``find_key`` returns what
+        identifies the kind on this rank; ``plans`` of it that other ranks lack are dropped. Raises
+        on all ranks what a function raises on one, and ScheduleError where they differ, or where
+        one has no valid batch.
         """
-        error: AutoschedError | None = None
-        rows = digest = 0
+        error: Exception | None = None
+        key: Hashable = None
+        rows = digest = known = flags = 0
         try:
+            key = find_key()
             rows = rows_of(batch, least=0)
             digest = self._digest(key, kind)
-        except AutoschedError as raised:
+            known = plans.known(key)
+            flags = _CHANGED * has_changed()
+        except Exception as raised:
             error = raised
-        flags = _FAILED * (error is not None) + _CHANGED * has_changed
-        found = self._ranks.gather([rows, digest, flags], "the rows of a batch")
-        if any(flags & _FAILED for _, _, flags in found):
+            flags = _FAILED
+        except KeyboardInterrupt as raised:
+            self.give_up(raised)
+            raise
+        found = self._ranks.gather([rows, digest, known, flags], "the rows of a batch")
+        if any(flags & _FAILED for *_, flags in found):
             self.together("a batch", lambda: _raise(error))
-        if any(flags & _CHANGED for _, _, flags in found):
+        if any(flags & _CHANGED for *_, flags in found):
             return None
-        if any(digest != found[0][1] for _, digest, _ in found):
-            self._ranks.agree("to compare batches", json.dumps(self._lines(kind())), _compared)
-        counts = tuple(rows for rows, _, _ in found)
+        if any(digest != found[0][1] for _, digest, *_ in found):
+            self.together("to compare batches", lambda: self._compare(kind()))
+        if any(known != found[0][2] for _, _, known, _ in found):
+            plans.drop(key)
+        counts = tuple(rows for rows, *_ in found)
         if not any(counts):
             raise ScheduleError("a batch needs a row on one rank at least")
-        return counts
+        return Agreed(key, counts)
+
+    def _compare(self, kind: Kind) -> None:
+        """Raise ScheduleError with what differs."""
+        self._ranks.agree("to compare batches", json.dumps(self._lines(kind)), _compared)
 
     def broadcast(self, value: Any, rank: int) -> Any:
         """Return a rank's value."""
@@ -85,21 +108,11 @@ class Agreement:
 
     def together(self, what: str, do: Callable[[], T]) -> T:
         """Return what a function returns; raise on all ranks what it raises on one of them."""
-        error: Exception | None = None
-        try:
-            result = do()
-        except Exception as raised:
-            error = raised
-        text = "" if error is None else f"{type(error).__name__}: {error}"
-        try:
-            self._ranks.agree(what, text, _all_succeed)
-        except AutoschedError:
-            if error is not None:
-                raise error from None
-            raise
-        if error is not None:
-            raise error
-        return result
+        return self._ranks.together(what, do)
+
+    def give_up(self, error: BaseException) -> None:
+        """Tell the other ranks of an error here, unless they know, and wake those that wait."""
+        self._ranks.give_up(error)
 
     def _digest(self, key: Hashable, kind: Callable[[], Kind]) -> int:
         found = self._digests.get(key)
@@ -174,17 +187,9 @@ def _stable(item: Any) -> str:
     return type(item).__name__
 
 
-def _raise(error: AutoschedError | None) -> None:
+def _raise(error: Exception | None) -> None:
     if error is not None:
         raise error
-
-
-def _all_succeed(texts: Sequence[str]) -> str:
-    """Raise the first error of all ranks."""
-    for rank, text in enumerate(texts):
-        if text:
-            raise ScheduleError(f"rank {rank}: {text}")
-    return ""
 
 
 def _compared(texts: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import zlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -28,7 +29,7 @@ class Plans(Generic[P]):
     """A cache of plans, closed by ``close()``, by ``with``, or by garbage collection."""
 
     def __init__(self) -> None:
-        self._plans: dict[Hashable, P] = {}
+        self._plans: dict[Any, P] = {}
         self._watch: Watch | None = None
         self._guard = threading.RLock()
 
@@ -52,6 +53,16 @@ class Plans(Generic[P]):
         while len(self._plans) > CACHED:
             self._plans.pop(next(iter(self._plans))).schedule.close()
         return found
+
+    def known(self, key: Hashable) -> int:
+        """Return a number that tells which plans there are for a key, on several ranks."""
+        counts = [counts for counts, other in self._plans if other == key]
+        return zlib.crc32(repr(sorted(counts)).encode()) if counts else 0
+
+    def drop(self, key: Hashable) -> None:
+        """Close and drop the plans for a key."""
+        for each in [each for each in self._plans if each[1] == key]:
+            self._plans.pop(each).schedule.close()
 
     def _watched(self, *functions: Any) -> Hashable:
         """Return a key that changes with the modules and functions that a plan has captured."""

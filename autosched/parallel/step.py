@@ -21,18 +21,13 @@ import torch
 
 from autosched import Schedule, ScheduleError
 from autosched._lib.copying import clone
-from autosched.parallel.agreement import kind_of, same_rows
+from autosched.parallel.agreement import Kind, kind_of, same_rows
 from autosched.parallel.batches import batch_inputs, key_of, rows_cut, rows_of
 from autosched.parallel.checkpoints import read, shared_out, write
 from autosched.parallel.planned import Planned
 from autosched.parallel.plans import CACHED, Plans, move_model, move_state, torch_device
 from autosched.parallel.ranks import label_on
-from autosched.parallel.shared_state import (
-    broadcast_state,
-    owners_of,
-    part_of,
-    state_tensors,
-)
+from autosched.parallel.shared_state import SharedState
 from autosched.parallel.step_spec import Held
 from autosched.parallel.steps_in_flight import UnderWay, done, holding, results
 from autosched.parallel.template import Place
@@ -84,12 +79,9 @@ class Step(Plans[Planned]):
         self._rank = training.machine.rank
         self._agreement = training.agreement
         self._counts: dict[Hashable, tuple[int, ...]] = {}  # that were agreed last, by key
-        self._seen: list[tuple[torch.Tensor, int]] | None = None  # on all ranks, with versions
         self._plan = plan
         self._last: Planned | None = None
-        self._trained: Planned | None = None  # by which the last step was
-        self._is_stale = False  # whether other ranks have newer parts of the state
-        self._restored = False  # whether the state was loaded since the last step
+        self._shared = SharedState(self._agreement, self.model, self.optimizer)
         self._copies: dict[tuple[int, str], _Copy] = {}
         self._residuals: dict[str, torch.Tensor] = {}
         self._under_way = UnderWay()
@@ -103,14 +95,16 @@ class Step(Plans[Planned]):
         with self._guard:
             self.wait()
             planned = self._agreed_plan(batch)
-            inputs = self._inputs(planned, batch)
             try:
+                inputs = self._inputs(planned, batch)
                 with torch.no_grad():  # gradients are taken inside
                     outputs = planned.schedule(**inputs)
-            except BaseException:
+                return self._ended(planned, outputs)
+            except BaseException as error:
                 self._under_way.lose(planned.schedule)
+                if self._agreement is not None:
+                    self._agreement.give_up(error)
                 raise
-            return self._ended(planned, outputs)
 
     def submit(self, *batch: Any) -> Future[torch.Tensor]:
         """Start a training step, and return the future of its loss immediately.
@@ -197,15 +191,14 @@ class Step(Plans[Planned]):
         """
         with self._guard:
             self.wait()
-            if self._agreement is not None:
-                self._broadcast()
+            self._shared.broadcast()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the model, of the optimizer, and the residuals of compression.
 
         Raises ScheduleError where other ranks train stages, and ``collect`` was not called.
         """
-        if self._is_stale:
+        if self._shared.is_stale:
             raise ScheduleError(
                 "other ranks train some stages of this model: call collect() on all ranks before "
                 "state_dict(), or save()"
@@ -229,8 +222,7 @@ class Step(Plans[Planned]):
                 self.optimizer.load_state_dict(state["optimizer"])
             residuals = state.get("residuals", {})
             self._residuals = {name: tensor.clone() for name, tensor in residuals.items()}
-            self._restored = True
-            self._is_stale = False
+            self._shared.restored()
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``state_dict`` to a folder, by ``torch.distributed.checkpoint``.
@@ -239,16 +231,7 @@ class Step(Plans[Planned]):
         written once. A checkpoint is complete when this returns on rank 0.
         """
         with self._guard:
-            write(folder, self._state_here(), self._rank is None)
-
-    def _state_here(self) -> dict[str, Any]:
-        """Return the part of the state that this process has."""
-        state = self._state()
-        if not self._is_stale or self._trained is None:
-            return state
-        tensors = self._trained.state.tensors()
-        others = {id(tensors[name]) for name in self._trained.elsewhere}
-        return part_of(state, self.model, self.optimizer, lambda tensor: id(tensor) not in others)
+            write(folder, self._shared.here(self._state()), self._rank is None)
 
     def load(self, folder: str | os.PathLike[str]) -> None:
         """Restore what ``save`` wrote, on as many ranks or on another number of them.
@@ -274,21 +257,24 @@ class Step(Plans[Planned]):
         return self._agreed_plan(batch)
 
     def _agreed_plan(self, batch: Sequence[Any]) -> Planned:
-        """Return the plan of a call, on which all ranks agree; let them have the state of rank 0."""
-        key = self._key(batch)
-        if self._agreement is None:
-            return self._planned(batch, key, None)
-        counts = None
-        while counts is None:
-            functions = self._watched_functions()
-            kind = partial(kind_of, batch, self.model, self.optimizer, functions)
-            counts = self._agreement.counts(batch, key, kind, self._has_changed())
-            if counts is None:
-                self._broadcast()
-                key = self._key(batch)
+        """Return the plan of a call, on which all ranks agree; let them have the same state."""
+        find_key = partial(self._key, batch)
+        agreement = self._agreement
+        if agreement is None:
+            return self._planned(batch, find_key(), None)
+        shared = self._shared
+        found = None
+        while found is None:
+            found = agreement.step(
+                batch, find_key, partial(self._kind, batch), shared.has_changed, self
+            )
+            if found is None:
+                shared.broadcast()
+        key, counts = found
+        counts = counts if self._divided else (same_rows(counts),)
         if len(self._counts) >= CACHED:
             self._counts.clear()
-        self._counts[key] = counts = counts if self._divided else (same_rows(counts),)
+        self._counts[key] = counts
         return self._planned(batch, key, counts)
 
     def _planned(
@@ -301,52 +287,9 @@ class Step(Plans[Planned]):
             move_model(self.model, self.optimizer, self._training.capture_device)
             self._last = None
             with _paused_garbage_collection():
-                return self._plan(batch, rows)
+                return self._training.together(lambda: self._plan(batch, rows))
 
         return self._cached((counts, key), plan)
-
-    # ---- several ranks
-
-    def _has_changed(self) -> bool:
-        """Whether other code changed the state since the last step, as far as torch reports it."""
-        if self._seen is None:
-            return True
-        now = [*state_tensors(self.model, self.optimizer)]
-        return len(now) != len(self._seen) or any(
-            tensor is not old or tensor._version != version
-            for tensor, (old, version) in zip(now, self._seen, strict=True)
-        )
-
-    def _broadcast(self) -> None:
-        """Give all ranks the state of rank 0, or of those that have trained stages since."""
-        assert self._agreement is not None
-        if self._agreement.of_first("restored" if self._restored else ""):
-            self._trained = None
-        self._restored = False
-        self._share_state()
-
-    def _share_state(self) -> None:
-        """Give all ranks the state of those that own parts of it."""
-        assert self._agreement is not None
-        last = self._trained
-        owners = {} if last is None else owners_of(last.state, last.owners)
-        broadcast_state(self._agreement, self.model, self.optimizer, owners)
-        self._copies.clear()
-        self._is_stale = False
-        self._note_state()
-
-    def _move_stages(self, planned: Planned) -> None:
-        """Share the state if another plan than the last has a stage on another rank."""
-        last = {} if self._trained is None else self._trained.owners
-        both = planned.owners.keys() & last.keys()
-        if self._agreement is not None and any(planned.owners[n] != last[n] for n in both):
-            self._share_state()
-
-    def _note_state(self) -> None:
-        """Remember the state that all ranks have."""
-        if self._agreement is not None:
-            now = state_tensors(self.model, self.optimizer)
-            self._seen = [(tensor, tensor._version) for tensor in now]
 
     def _key(self, batch: Sequence[Any]) -> Hashable:
         """Return a key that is equal for calls that one schedule serves."""
@@ -354,6 +297,9 @@ class Step(Plans[Planned]):
         # Identities are unique, because the plan references the parameters.
         parameters = tuple((id(p), p.requires_grad) for p in self.model.parameters())
         return key_of(batch), watched, parameters, *self._optimizer_key()
+
+    def _kind(self, batch: Sequence[Any]) -> Kind:
+        return kind_of(batch, self.model, self.optimizer, self._watched_functions())
 
     def _watched_functions(self) -> Hashable:
         hook = self._training.before_step
@@ -369,9 +315,7 @@ class Step(Plans[Planned]):
 
     def _inputs(self, planned: Planned, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
         """Return the inputs of a run."""
-        self._move_stages(planned)
-        self._trained = planned
-        self._is_stale = bool(planned.elsewhere)
+        self._shared.train_by(planned)
         if planned is not self._last:
             self._activate(planned)
             self._last = planned
@@ -435,7 +379,7 @@ class Step(Plans[Planned]):
     def _forget_state(self) -> None:
         """Take all copies as outdated: which tensors a failed run has updated is unknown."""
         self._copies.clear()
-        self._seen = None
+        self._shared.forget()
 
     def _store(self, planned: Planned, outputs: Mapping[str, torch.Tensor]) -> None:
         """Store the results of a run, and note that replicas are as new as the model."""
@@ -447,10 +391,7 @@ class Step(Plans[Planned]):
             attributes[name] = item
         for copy in self._copies.values():
             copy.version = copy.source._version
-        if new or switches or self._seen is None:
-            self._note_state()
-        else:  # the tensors are those that were compared before the step
-            self._seen = [(tensor, tensor._version) for tensor, _ in self._seen]
+        self._shared.note_step(bool(new or switches))
 
     def _new(self, planned: Planned, outputs: Mapping[str, Any]) -> dict[str, Place]:
         """Return the places of outputs that are to be stored here."""

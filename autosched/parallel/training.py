@@ -91,7 +91,7 @@ class Training:
 
     def together(self, do: Callable[[], T]) -> T:
         """Return what a function returns; on several ranks raise on all what it raises on one."""
-        return do() if self.agreement is None else self.agreement.together("to capture", do)
+        return do() if self.agreement is None else self.agreement.together("to plan", do)
 
     @property
     def alone(self) -> Training:

@@ -69,6 +69,7 @@ class Executor:
                 raise ScheduleError(
                     f"task {task.name!r} has no function: it can be planned, not run"
                 )
+        _check_generators(program, graph, machine)
         if id(backend) in _serving:
             raise ScheduleError(
                 f"{backend!r} serves another schedule, which is not closed; make a backend for each"
@@ -377,6 +378,28 @@ class Executor:
         if emulating is not None:
             call = emulating.watched(instruction.stream.device, task.fn, call, arguments)
         return self.watcher.around(task, call, arguments, functools.partial(memory.results, i))
+
+
+def _check_generators(program: Program, graph: Graph, machine: Machine) -> None:
+    """Raise ScheduleError if tasks of several ranks draw random numbers in one process.
+
+    Each rank has generators of its own, and the process has one, from which they would draw in any
+    order.
+    """
+    if machine.rank is not None or not machine.ranks:
+        return
+    drawing: dict[int, str] = {}
+    for instruction in program:
+        if isinstance(instruction, Run) and graph.task(instruction.task).random:
+            drawing.setdefault(machine.ranks[instruction.stream.device], instruction.task)
+    if len(drawing) > 1:
+        (one, first), (other, second) = sorted(drawing.items())[:2]
+        raise ScheduleError(
+            f"task {first!r} of rank {one} and task {second!r} of rank {other} draw random "
+            "numbers, each from generators of its own rank, and one process has one for both: the "
+            "program can be planned, verified, simulated and drawn; run it on several processes, "
+            "with Machine.cluster(), or serially, with schedule.run_serial"
+        )
 
 
 def executor_of_rank(

@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from autosched.errors import RankError
 from autosched.machine.cluster import joined
 from autosched.runtime.ranks.messages import Landing, described, header_of, rows
 from autosched.runtime.ranks.session import Session, session
@@ -21,10 +22,12 @@ from autosched.runtime.ranks.wire import Wire
 
 __all__ = ["Gathering"]
 
+T = TypeVar("T")
 _TAG = 2**31 - 2  # which no copy of a program has
 _SPINS = 200  # looks at memory before a rank begins to sleep
 _SHORTEST = 2e-5  # seconds between two looks; doubled up to the longest
 _LONGEST = 1e-3
+_PATIENCE = 1800.0  # seconds for a rank that does something else, as long as torch's groups wait
 
 
 class Gathering:
@@ -37,24 +40,58 @@ class Gathering:
         self._meeting = joined().meeting
         self._session: Session | None = None
         self._wire: Wire | None = None
-        self._count = 0  # exchanges over this wire
         self._sent: list[Any] = []
 
     def agree(self, name: str, mine: str, decide: Callable[[Sequence[str]], str]) -> str:
         """Return what rank 0 makes of the texts of all ranks; takes milliseconds."""
-        return self._meeting.agree(name, mine, decide)
+        try:
+            return self._meeting.agree(name, mine, decide)
+        except RankError as error:  # perhaps here alone, and others wait for the wire
+            self.give_up(error)
+            raise
+
+    def together(self, what: str, do: Callable[[], T]) -> T:
+        """Return what a function returns; raise on all ranks what it raises on one of them.
+
+        The function may contain agreements. A rank that fails before one of them lets it fail.
+        """
+        try:
+            result = do()
+        except BaseException as error:
+            if error is not self._meeting.raised:
+                self._meeting.fail(f"{type(error).__name__}: {error}")
+                self._meeting.raised = error
+            raise
+        self.agree(what, "", lambda _: "")
+        return result
+
+    def give_up(self, error: BaseException) -> None:
+        """Tell the other ranks of an error here, unless they know, and wake those that wait."""
+        members = self._session
+        if members is None or members.is_lost:
+            return
+        who = members.named(members.rank)
+        if isinstance(error, KeyboardInterrupt):
+            why = f"{who} was interrupted"
+        elif isinstance(error, RankError):
+            why = str(error)
+        else:
+            why = f"{who}: {type(error).__name__}: {error}"
+        members.give_up("rank", why)
 
     def gather(self, numbers: Sequence[int], what: str) -> list[list[int]]:
         """Return the numbers of all ranks, which give as many; ``what`` says for what."""
         members = self._members()
+        if members.is_given_up:
+            raise members.cause(what)
         wire = members.wire()
         if wire is not self._wire:
-            self._wire, self._count, self._sent = wire, 0, []
-        self._count += 1
+            self._wire, self._sent = wire, []
+        wire.exchanges += 1
         try:
             return self._gathered(wire, members, numbers, what)
-        except KeyboardInterrupt:
-            members.give_up("rank", f"{members.named(members.rank)} was interrupted")
+        except (KeyboardInterrupt, RankError) as error:
+            self.give_up(error)
             raise
         except RuntimeError as error:  # of torch: the wire is lost
             raise members.cause(what) from error
@@ -89,23 +126,27 @@ class Gathering:
             arriving.append((row, work))
         for hop, (row, work) in zip(hops, arriving, strict=True):
             part = known[: min(hop, size - hop) * width]
-            mine = torch.tensor([self._count, *part, self._count])
+            mine = torch.tensor([wire.exchanges, *part, wire.exchanges])
             self._sent.append(wire.send(mine.view(torch.uint8), (wire.rank - hop) % size, _TAG))
-            self._await(row.numpy(), members)
+            self._await(row.numpy(), wire.exchanges, members, (wire.rank + hop) % size, what)
             work.wait()
             known += row[1:-1].tolist()
         parts = [known[i : i + width] for i in range(0, size * width, width)]
         return [parts[(rank - wire.rank) % size] for rank in range(size)]
 
-    def _await(self, row: Any, members: Session) -> None:
-        """Wait until a message is complete. Raises the cause of a failure."""
+    def _await(self, row: Any, count: int, members: Session, rank: int, what: str) -> None:
+        """Wait until a message of a rank is complete. Raises the cause of a failure."""
+        deadline = time.monotonic() + _PATIENCE
         for pause in _pauses():
-            if row[0] == row[-1] == self._count:
+            if row[0] == row[-1] == count:
                 return
             if members.is_lost:
                 raise RuntimeError("the wire is lost")
             if pause:
                 members.check()
+                if time.monotonic() > deadline:
+                    late = f"{members.named(rank)} did not tell {what} within {_PATIENCE:g} s"
+                    raise RankError(f"{late}; all ranks must make the same calls, in one order")
             time.sleep(pause)
 
     def broadcast(self, value: Any, what: str, root: int = 0) -> Any:
@@ -130,6 +171,9 @@ class Gathering:
                 work.wait()
         except RuntimeError as error:
             raise members.cause(what) from error
+        except BaseException as error:
+            self.give_up(error)
+            raise
         if landing is None:
             return value
         landing.spread()

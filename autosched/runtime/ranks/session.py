@@ -57,6 +57,7 @@ class Session:
         self.told: AutoschedError | None = None  # the last failure of another rank
         self.exchanges: weakref.WeakSet[Losing] = weakref.WeakSet()  # told when the wire is lost
         self._wire: Wire | None = None
+        self._reported = -1  # the last wire whose failure this rank has caused, or raised
         self._guard = threading.Lock()
         self._failed = -1  # the last wire that is known to have failed
         self.store.set(f"process/{self.rank}", identity())
@@ -108,7 +109,9 @@ class Session:
 
     def give_up(self, kind: str, why: str) -> None:
         """Tell all ranks why this run has failed, unless another one was first; wake them."""
-        text = json.dumps([self.rank, kind, why])
+        self._reported = self.generation
+        exchanges = 0 if self._wire is None else self._wire.exchanges
+        text = json.dumps([self.rank, kind, why, exchanges])
         key = f"why/{self.generation}"
         self._ask(lambda: self.store.compare_set(key, "", text))
         self._lose(self.generation)
@@ -119,10 +122,19 @@ class Session:
         The wire is lost here, too, so that the other ranks learn of it.
         """
         kind, why = self._why()
+        self._reported = self.generation
         self._lose(self.generation)
         text = f"{why}\n    rank {self.rank} waited: {pending}"
         self.told = TaskError(text) if kind == "task" else RankError(text)
         return self.told
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether another rank failed in an exchange that this one has not begun yet."""
+        if self._wire is None or not self.is_lost or self._reported == self.generation:
+            return False
+        found = self._ask(self._read)
+        return found is not None and found[2] > self._wire.exchanges
 
     def _why(self) -> tuple[str, str]:
         """Return why the wire was lost; a rank that fails writes it before it loses its own."""
@@ -131,16 +143,23 @@ class Session:
             return "rank", self.hanging
         if found is None and self.absent:
             return "rank", next(iter(self.absent.values()))
-        return found or ("rank", "the connection to another rank broke, and none said why")
+        return (
+            found[:2]
+            if found
+            else ("rank", "the connection to another rank broke, and none said why")
+        )
 
-    def _read(self) -> tuple[str, str] | None:
-        """Wait until a rank has written why the wire was lost, or is known to be absent."""
+    def _read(self) -> tuple[str, str, int] | None:
+        """Wait until a rank has written why the wire was lost, or is known to be absent.
+
+        Return the kind of failure, the reason, and the number of exchanges there.
+        """
         deadline = time.monotonic() + _PATIENCE
         while time.monotonic() < deadline:
             with contextlib.suppress(RuntimeError):  # the store may have gone with its process
                 if self.store.check([f"why/{self.generation}"]):
-                    _, kind, why = json.loads(self.store.get(f"why/{self.generation}"))
-                    return kind, why
+                    found = json.loads(self.store.get(f"why/{self.generation}"))
+                    return found[1], found[2], found[3]
             if self.absent:
                 return None
             time.sleep(_NAP)

@@ -106,6 +106,57 @@ def change(options: dict[str, Any]) -> Any:
         return refused, step.state_dict()["model"]
 
 
+def change_everything(hosts: int | None = None) -> Any:
+    """Change state and settings between steps, save and load; return losses and the state.
+
+    A rank changes the stages that it has; emulated ``hosts`` in one process change all.
+    """
+    machine = asc.Machine.cluster() if hosts is None else asc.Machine.emulated(gpus=0, hosts=hosts)
+    how = {"split": {"0": "cpu:0", "2": "cpu:1"}, "chunks": 2, "schedule": "1f1b"}
+    with step_on(machine, "pipeline", how, machine.rank or 0) as step:
+        model, group = step.model, step.optimizer.param_groups[0]
+        own = (model[:2], model[2:])
+        numbers = iter(range(100))
+        losses = []
+
+        def train() -> None:
+            losses.append(step(*batch(next(numbers), 8)))
+
+        train()
+        with torch.no_grad():  # the stage of rank 1 alone
+            if machine.rank != 0:
+                own[1][0].weight.mul_(0.5)
+        train()
+        group["lr"] = 0.05
+        train()
+        with torch.no_grad():  # moments of each stage, and a buffer
+            for rank, stage in enumerate(own):
+                if machine.rank in (None, rank):
+                    for parameter in stage.parameters():
+                        step.optimizer.state[parameter]["momentum_buffer"].mul_(0.5)
+            if machine.rank in (None, 0):
+                model[1].running_mean.add_(1.0)
+        train()
+        step.collect()
+        saved = copy.deepcopy(step.state_dict())
+        train()
+        model[2].weight.requires_grad_(False)
+        train()
+        model[2].weight.requires_grad_(True)
+        model.eval()
+        train()
+        model.train()
+        added = torch.zeros(3).requires_grad_()  # that no stage has
+        step.optimizer.add_param_group({"params": [added], "lr": 0.5})
+        train()
+        del step.optimizer.param_groups[1]
+        step.load_state_dict(saved)
+        train()
+        train()
+        step.collect()
+        return losses, *facts(step)
+
+
 @contextlib.contextmanager
 def in_group() -> Iterator[None]:
     """Have a default group of torch.distributed, as under torchrun."""

@@ -50,6 +50,11 @@ def test_changes_of_a_stage_by_its_rank_count(ranks):
     assert_equal(other[1], model, "rank 1")
 
 
+def test_changes_between_steps_count_as_in_one_process(ranks):
+    """Of parameters, moments, buffers, rates, modes, groups; also where a state is loaded."""
+    assert_same(ranks.run(jobs.change_everything, 2), jobs.change_everything(2))
+
+
 def test_what_cannot_span_ranks_is_refused_on_all_of_them(ranks):
     for forward, rows, dropout in ranks.run(jobs.refuse, 2):
         assert forward.startswith(

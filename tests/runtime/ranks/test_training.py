@@ -126,19 +126,43 @@ def test_each_rank_draws_from_its_own_generator(ranks):
         ("frozen", "rank 1 has a model of 2 parameters, of which [1] are frozen, and rank 0 a mo"),
         ("capture", "ValueError: of a test"),
         ("nan", "ValueError: of a test"),
+        ("key", "ValueError: of a test"),
+        ("inputs", "ValueError: of a test"),
+        ("interrupt", "nterrupt"),
     ],
 )
 def test_a_step_in_which_ranks_differ_raises_on_all_and_the_next_ones_run(ranks, what, message):
     first, second = ranks.run(jobs.misuse, 2, what)
     for ended in (first, second):
         assert message in ended[1]
-        assert "Error" in ended[1]
+        assert not ended[1].startswith("[")
     del first[1], second[1]
     assert first == second
     assert all(text.startswith("[") for text in first)
 
 
-def test_what_a_rank_changes_is_undone_by_the_state_of_rank_0(ranks):
-    first, second = ranks.run(jobs.misuse, 2, "changed")
+@pytest.mark.parametrize("what", ["changed", "closed"])
+def test_what_a_rank_changes_is_undone_by_the_state_of_rank_0(ranks, what):
+    """Or what it drops: then all plan again."""
+    first, second = ranks.run(jobs.misuse, 2, what)
     assert first == second
     assert len({*first}) == 4
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("late", "RankError: rank 1 did not tell the rows of a batch within 0.3 s"),
+        ("collect 0", "RankError: rank 1 did not come within 0.3 s"),
+        ("collect 1", "RankError: rank 0 did not answer within 0.6 s"),
+        ("interrupt", "nterrupt"),
+    ],
+)
+def test_a_step_to_which_a_rank_does_not_come_raises_on_all_and_the_next_ones_run(
+    ranks, what, message
+):
+    first, second = ranks.run(jobs.leave_out, 2, what)
+    for ended in (first, second):
+        assert message in ended.pop(1)
+    assert first == second
+    assert len({*first}) == 3

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 import autosched as asc
+from autosched.machine.cluster import joined
+from autosched.runtime.ranks import gathering
+from tests.runtime.ranks.processes import until
 
 
 def normed() -> nn.Module:
@@ -111,6 +118,79 @@ class Sometimes(nn.Module):
         return sometimes(x.detach()) + x
 
 
+class Unkeyed:
+    """A setting of an optimizer that has no hash, which the key of a step needs."""
+
+    def __init__(self, error: BaseException):
+        self.error = error
+
+    def __hash__(self) -> int:
+        raise self.error
+
+
+def differ(what: str, step: Any) -> None:
+    """Change what this rank has, for its next step."""
+    group = step.optimizer.param_groups[0]
+    if what in ("key", "interrupt"):
+        group["setting"] = Unkeyed(KeyboardInterrupt() if what == "interrupt" else fault())
+    if what == "inputs":
+        step._batch_inputs = failing
+    if what == "closed":
+        step.close()
+    if what == "changed":
+        with torch.no_grad():
+            step.model[2].weight.zero_()
+
+
+def fault() -> Exception:
+    return ValueError("of a test")
+
+
+def failing(*_: Any) -> Any:
+    raise fault()
+
+
+def undo(step: Any) -> None:
+    """Undo what would make further steps fail."""
+    step.optimizer.param_groups[0].pop("setting", None)
+    step.__dict__.pop("_batch_inputs", None)
+
+
+def leave_out(what: str) -> list[str]:
+    """Let a rank not come to the second of four steps, which the other begins, or only too late."""
+    machine = asc.Machine.cluster()
+    rank = machine.rank
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    ended = []
+    with asc.parallel.data_parallel(model, functional.cross_entropy, optimizer, machine) as step:
+        for number in range(4):
+            try:
+                with contextlib.ExitStack() as stack:
+                    if number == 1:
+                        leave(what, step, rank, stack)
+                    step(*batch(number, rank, 4))
+                ended.append(str([p.tolist() for p in model.parameters()]))
+            except (asc.AutoschedError, KeyboardInterrupt) as error:
+                ended.append(f"{type(error).__name__}: {error}")
+                joined().store.set("has failed", "")
+    return ended
+
+
+def leave(what: str, step: Any, rank: int, stack: contextlib.ExitStack) -> None:
+    """Before a step, let a rank do something else, or lose patience in it."""
+    waits = {"late": 1, "interrupt": 0}.get(what)
+    if rank == waits:
+        until(lambda: joined().store.check(["has failed"]))
+    elif what == "late":
+        stack.enter_context(mock.patch.object(gathering, "_PATIENCE", 0.3))
+    elif what == "interrupt":
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    elif what == f"collect {rank}":
+        stack.enter_context(mock.patch.object(joined().meeting, "timeout", 0.3))
+        step.collect()
+
+
 def misuse(what: str) -> list[str]:
     """Take a step, another in which ranks differ, and two more; return what each ended with."""
     machine = asc.Machine.cluster()
@@ -143,12 +223,12 @@ def misuse(what: str) -> list[str]:
                 optimizer.param_groups[0]["lr"] = 0.2 if differs else 0.1
             if what == "frozen":
                 model[2].bias.requires_grad_(not differs)
-            if what == "changed" and differs:
-                with torch.no_grad():
-                    model[2].weight.zero_()
+            if differs:
+                differ(what, step)
             try:
                 step(*items)
                 ended.append(str([p.tolist() for p in model.parameters()]))
-            except Exception as error:
+            except (Exception, KeyboardInterrupt) as error:
                 ended.append(f"{type(error).__name__}: {error}")
+            undo(step)
     return ended
