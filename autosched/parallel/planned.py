@@ -11,7 +11,7 @@ import torch
 
 from autosched import Schedule
 from autosched.parallel.step_spec import Held, StepGraph
-from autosched.parallel.template import Template
+from autosched.parallel.template import Place, Template
 
 __all__ = ["Planned"]
 
@@ -31,6 +31,12 @@ class Planned:
         """The inputs of this process that are state."""
         here = {*self.schedule.inputs_here}
         return {label: held for label, held in self.built.state.items() if label in here}
+
+    @cached_property
+    def places_here(self) -> dict[str, Place]:
+        """The places of that state, by name of a tensor."""
+        known = self.state.places()
+        return {held.name: known[held.name][0] for held in self.state_here.values()}
 
     @cached_property
     def owners(self) -> dict[str, int]:

@@ -21,15 +21,16 @@ import torch
 
 from autosched import Schedule, ScheduleError
 from autosched._lib.copying import clone
-from autosched.parallel.agreement import kind_of, same_rows
+from autosched.parallel.agreement import Kind, kind_of, same_rows
 from autosched.parallel.batches import batch_inputs, key_of, rows_cut, rows_of
 from autosched.parallel.checkpoints import read, shared_out, write
 from autosched.parallel.planned import Planned
-from autosched.parallel.plans import CACHED, Plans, move_model, move_state, torch_device
+from autosched.parallel.plans import CACHED, Key, Plans, move_model, move_state, torch_device
 from autosched.parallel.ranks import label_on
 from autosched.parallel.shared_state import (
     broadcast_state,
     owners_of,
+    parameters_of,
     part_of,
     state_tensors,
 )
@@ -87,6 +88,7 @@ class Step(Plans[Planned]):
         self._seen: list[tuple[torch.Tensor, int]] | None = None  # on all ranks, with versions
         self._plan = plan
         self._last: Planned | None = None
+        self._last_key = Key(())
         self._trained: Planned | None = None  # by which the last step was
         self._is_stale = False  # whether other ranks have newer parts of the state
         self._restored = False  # whether the state was loaded since the last step
@@ -275,9 +277,11 @@ class Step(Plans[Planned]):
         if self._agreement is None:
             return self._planned(batch, key, None)
         counts = None
+
+        def kind() -> Kind:
+            return kind_of(batch, self.model, self.optimizer, self._watched_functions())
+
         while counts is None:
-            functions = self._watched_functions()
-            kind = partial(kind_of, batch, self.model, self.optimizer, functions)
             counts = self._agreement.counts(batch, key, kind, self._has_changed())
             if counts is None:
                 self._broadcast()
@@ -348,8 +352,11 @@ class Step(Plans[Planned]):
         """Return a key that is equal for calls that one schedule serves."""
         watched = self._watched_functions()
         # Identities are unique, because the plan references the parameters.
-        parameters = tuple((id(p), p.requires_grad) for p in self.model.parameters())
-        return key_of(batch), watched, parameters, *self._optimizer_key()
+        parameters = tuple((id(p), p.requires_grad) for p in parameters_of(self.model))
+        key = key_of(batch), watched, parameters, *self._optimizer_key()
+        if self._last_key.parts != key:
+            self._last_key = Key(key)
+        return self._last_key
 
     def _watched_functions(self) -> Hashable:
         hook = self._training.before_step
@@ -372,7 +379,7 @@ class Step(Plans[Planned]):
             self._activate(planned)
             self._last = planned
         inputs = self._batch_inputs(planned, batch)
-        tensors = planned.state.tensors()
+        tensors = planned.state.tensors_at(planned.places_here)
         for label, held in planned.state_here.items():
             source = tensors[held.name]
             inputs[label] = (
