@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from autosched import Schedule
+from autosched.parallel.packing import Reusing
 from autosched.parallel.step_spec import Held, StepGraph
 from autosched.parallel.template import Place, Template
 
@@ -61,6 +62,12 @@ class Planned:
         """The inputs of this process for compression."""
         here = {*self.schedule.inputs_here}
         return {label: one for label, one in self.built.residuals.items() if label in here}
+
+    def release(self) -> None:
+        """Give back the memory that tasks keep for the next step."""
+        for task in self.schedule.graph.tasks:
+            if isinstance(task.fn, Reusing):
+                task.fn.release()
 
     @property
     def is_repeated(self) -> bool:

@@ -299,7 +299,7 @@ class Step(Plans[Planned]):
         def plan() -> Planned:
             rows = (rows_of(batch),) if counts is None else counts
             move_model(self.model, self.optimizer, self._training.capture_device)
-            self._last = None
+            self._leave_last()
             with _paused_garbage_collection():
                 return self._plan(batch, rows)
 
@@ -376,6 +376,7 @@ class Step(Plans[Planned]):
         self._trained = planned
         self._is_stale = bool(planned.elsewhere)
         if planned is not self._last:
+            self._leave_last()
             self._activate(planned)
             self._last = planned
         inputs = self._batch_inputs(planned, batch)
@@ -462,6 +463,12 @@ class Step(Plans[Planned]):
             for label, made in planned.built.places.items()
             if label in outputs and (self._rank is not None or made.replica == 0)
         }
+
+    def _leave_last(self) -> None:
+        """Let the last plan keep no memory; another one is used now."""
+        if self._last is not None:
+            self._last.release()
+        self._last = None
 
     def _activate(self, planned: Planned) -> None:
         """Move the model to the devices of this plan, and drop the replicas' buffers."""
