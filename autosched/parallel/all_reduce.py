@@ -110,7 +110,7 @@ class _Sum:
         nbytes = numel * self.itemsize
         made: Value = memory_task(
             self.graph, self.machine, device, fn, *args, accessed=accesses * nbytes,
-            launches=launches, name=self._fresh(what, device), nbytes=nbytes,
+            launches=launches, name=self._fresh(what, device), nbytes=nbytes, reuse=True,
         )  # fmt: skip
         return made
 
@@ -123,11 +123,11 @@ def same(tensor: T) -> T:
     return tensor
 
 
-def added(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def added(tensors: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> torch.Tensor:
     """Return the sum, in order."""
     total = tensors[0]
     for tensor in tensors[1:]:
-        total = total + tensor
+        total = torch.add(total, tensor, out=out)
     return total
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autosched import Costs, Graph, Machine, Work
+from autosched.parallel.packing import Reusing
 
 __all__ = ["LinearCosts", "memory_seconds", "memory_task", "tabulated"]
 
@@ -28,10 +29,15 @@ def memory_seconds(
 
 def memory_task(
     graph: Graph, machine: Machine, device: str, fn: Callable[..., Any], *args: Any,
-    accessed: float, launches: float = 1, **options: Any,
+    accessed: float, launches: float = 1, reuse: bool = False, **options: Any,
 ) -> Any:  # fmt: skip
-    """Add a task that only reads and writes memory, ``accessed`` bytes, to a graph."""
+    """Add a task that only reads and writes memory, ``accessed`` bytes, to a graph.
+
+    With ``reuse`` a rank's CPU writes the result where it was in the last run: see ``Reusing``.
+    """
     seconds = memory_seconds(machine, device, accessed, launches)
+    if reuse and machine.rank is not None and machine.device(device).kind == "cpu":
+        fn = Reusing(fn)
     return graph.add(fn, *args, on=device, seconds=seconds, **options)
 
 

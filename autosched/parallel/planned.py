@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from autosched import Schedule
+from autosched.parallel.packing import Reusing
 from autosched.parallel.step_spec import Held, StepGraph
-from autosched.parallel.template import Template
+from autosched.parallel.template import Place, Template
 
 __all__ = ["Planned"]
 
@@ -31,6 +32,12 @@ class Planned:
         """The inputs of this process that are state."""
         here = {*self.schedule.inputs_here}
         return {label: held for label, held in self.built.state.items() if label in here}
+
+    @cached_property
+    def places_here(self) -> dict[str, Place]:
+        """The places of that state, by name of a tensor."""
+        known = self.state.places()
+        return {held.name: known[held.name][0] for held in self.state_here.values()}
 
     @cached_property
     def owners(self) -> dict[str, int]:
@@ -55,6 +62,12 @@ class Planned:
         """The inputs of this process for compression."""
         here = {*self.schedule.inputs_here}
         return {label: one for label, one in self.built.residuals.items() if label in here}
+
+    def release(self) -> None:
+        """Give back the memory that tasks keep for the next step."""
+        for task in self.schedule.graph.tasks:
+            if isinstance(task.fn, Reusing):
+                task.fn.release()
 
     @property
     def is_repeated(self) -> bool:

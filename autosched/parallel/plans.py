@@ -12,7 +12,7 @@ import torch
 import autosched as asc
 from autosched import Graph, Machine, Schedule, Watch, in_order
 
-__all__ = ["CACHED", "Plans", "move_model", "move_state", "scheduled", "torch_device"]
+__all__ = ["CACHED", "Key", "Plans", "move_model", "move_state", "scheduled", "torch_device"]
 
 CACHED = 8  # the plans used last, as many as ``compile`` caches
 
@@ -23,6 +23,20 @@ class _Plan(Protocol):
 
 
 P = TypeVar("P", bound=_Plan)
+
+
+class Key:
+    """A key of a cache whose hash is computed once."""
+
+    def __init__(self, parts: Hashable):
+        self.parts = parts
+        self._hash = hash(parts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Key) and self.parts == other.parts)
 
 
 class Plans(Generic[P]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from autosched import ScheduleError
 from autosched.parallel.agreement import Agreement
 from autosched.parallel.planned import Planned
 
-__all__ = ["SharedState"]
+__all__ = ["SharedState", "parameters_of"]
 
 
 class SharedState:
@@ -108,12 +108,35 @@ class SharedState:
         return part_of(state, self._model, self._optimizer, lambda item: id(item) not in others)
 
 
+def parameters_of(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Yield each parameter once, some times faster than ``model.parameters()``."""
+    return _distinct(module._parameters for module in _modules_of(model))
+
+
+def _modules_of(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return a module and all modules in it, each once."""
+    found, known = [model], {id(model)}
+    for module in found:
+        for part in module._modules.values():
+            if part is not None and id(part) not in known:
+                known.add(id(part))
+                found.append(part)
+    return found
+
+
+def _distinct(held: Iterable[Mapping[str, torch.Tensor | None]]) -> Iterator[torch.Tensor]:
+    """Yield each tensor once, in order."""
+    tensors = (item for items in held for item in items.values() if item is not None)
+    return iter({id(tensor): tensor for tensor in tensors}.values())
+
+
 def state_tensors(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> Iterator[torch.Tensor]:
     """Yield the tensors of a model and of an optimizer's state, in one order."""
-    yield from model.parameters()
-    yield from model.buffers()
+    modules = _modules_of(model)
+    yield from _distinct(module._parameters for module in modules)
+    yield from _distinct(module._buffers for module in modules)
     for held in optimizer.state.values():
         yield from (item for item in held.values() if isinstance(item, torch.Tensor))
 

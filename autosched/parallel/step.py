@@ -25,9 +25,9 @@ from autosched.parallel.agreement import Kind, kind_of, same_rows
 from autosched.parallel.batches import batch_inputs, key_of, rows_cut, rows_of
 from autosched.parallel.checkpoints import read, shared_out, write
 from autosched.parallel.planned import Planned
-from autosched.parallel.plans import CACHED, Plans, move_model, move_state, torch_device
+from autosched.parallel.plans import CACHED, Key, Plans, move_model, move_state, torch_device
 from autosched.parallel.ranks import label_on
-from autosched.parallel.shared_state import SharedState
+from autosched.parallel.shared_state import SharedState, parameters_of
 from autosched.parallel.step_spec import Held
 from autosched.parallel.steps_in_flight import UnderWay, done, holding, results
 from autosched.parallel.template import Place
@@ -82,6 +82,7 @@ class Step(Plans[Planned]):
         self._plan = plan
         self._last: Planned | None = None
         self._shared = SharedState(self._agreement, self.model, self.optimizer)
+        self._last_key = Key(())
         self._copies: dict[tuple[int, str], _Copy] = {}
         self._residuals: dict[str, torch.Tensor] = {}
         self._under_way = UnderWay()
@@ -285,7 +286,7 @@ class Step(Plans[Planned]):
         def plan() -> Planned:
             rows = (rows_of(batch),) if counts is None else counts
             move_model(self.model, self.optimizer, self._training.capture_device)
-            self._last = None
+            self._leave_last()
             with _paused_garbage_collection():
                 return self._training.together(lambda: self._plan(batch, rows))
 
@@ -295,8 +296,11 @@ class Step(Plans[Planned]):
         """Return a key that is equal for calls that one schedule serves."""
         watched = self._watched_functions()
         # Identities are unique, because the plan references the parameters.
-        parameters = tuple((id(p), p.requires_grad) for p in self.model.parameters())
-        return key_of(batch), watched, parameters, *self._optimizer_key()
+        parameters = tuple((id(p), p.requires_grad) for p in parameters_of(self.model))
+        key = key_of(batch), watched, parameters, *self._optimizer_key()
+        if self._last_key.parts != key:
+            self._last_key = Key(key)
+        return self._last_key
 
     def _kind(self, batch: Sequence[Any]) -> Kind:
         return kind_of(batch, self.model, self.optimizer, self._watched_functions())
@@ -317,10 +321,11 @@ class Step(Plans[Planned]):
         """Return the inputs of a run."""
         self._shared.train_by(planned)
         if planned is not self._last:
+            self._leave_last()
             self._activate(planned)
             self._last = planned
         inputs = self._batch_inputs(planned, batch)
-        tensors = planned.state.tensors()
+        tensors = planned.state.tensors_at(planned.places_here)
         for label, held in planned.state_here.items():
             source = tensors[held.name]
             inputs[label] = (
@@ -400,6 +405,12 @@ class Step(Plans[Planned]):
             for label, made in planned.built.places.items()
             if label in outputs and (self._rank is not None or made.replica == 0)
         }
+
+    def _leave_last(self) -> None:
+        """Let the last plan keep no memory; another one is used now."""
+        if self._last is not None:
+            self._last.release()
+        self._last = None
 
     def _activate(self, planned: Planned) -> None:
         """Move the model to the devices of this plan, and drop the replicas' buffers."""

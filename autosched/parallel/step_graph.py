@@ -273,7 +273,7 @@ class _Builder:
         for replica, device in zip(active, devices, strict=True):
             own = [self.gradients[replica][name] for name in bucket.parameters]
             label = f"{self._prefix(replica)}b{number}.flat"
-            flats.append(self._bucket_task(bucket, device, flat, own, name=label))
+            flats.append(self._bucket_task(bucket, device, flat, own, name=label, reuse=True))
         name = f"b{number}"
         if spec.compression is not None:
             totals, residuals = compressed_all_reduce(

@@ -2,13 +2,15 @@
 
 Numbers travel over the wire, in log2 of the number of ranks hops. A rank that waits for them asks
 its memory again and again, so that Control-C ends it, and so does news of a failure: gloo would
-hold both back.
+hold both back. Each exchange makes the rank ready to receive the next one, because gloo moves
+nothing before, and would ask for it by a message of its own.
 """
 
 from __future__ import annotations
 
 import json
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -24,6 +26,8 @@ __all__ = ["Gathering"]
 
 T = TypeVar("T")
 _TAG = 2**31 - 2  # which no copy of a program has
+_NUMBERS_TAG = 2**31 - 3
+_WIDTH = 4  # numbers of each rank at most
 _SPINS = 200  # looks at memory before a rank begins to sleep
 _SHORTEST = 2e-5  # seconds between two looks; doubled up to the longest
 _LONGEST = 1e-3
@@ -39,8 +43,6 @@ class Gathering:
     def __init__(self) -> None:
         self._meeting = joined().meeting
         self._session: Session | None = None
-        self._wire: Wire | None = None
-        self._sent: list[Any] = []
 
     def agree(self, name: str, mine: str, decide: Callable[[Sequence[str]], str]) -> str:
         """Return what rank 0 makes of the texts of all ranks; takes milliseconds."""
@@ -80,16 +82,13 @@ class Gathering:
         members.give_up("rank", why)
 
     def gather(self, numbers: Sequence[int], what: str) -> list[list[int]]:
-        """Return the numbers of all ranks, which give as many; ``what`` says for what."""
+        """Return the numbers of all ranks, at most 4 of each; ``what`` says for what."""
         members = self._members()
         if members.is_given_up:
             raise members.cause(what)
         wire = members.wire()
-        if wire is not self._wire:
-            self._wire, self._sent = wire, []
-        wire.exchanges += 1
         try:
-            return self._gathered(wire, members, numbers, what)
+            return _channel(wire).gather(numbers, members, what)
         except (KeyboardInterrupt, RankError) as error:
             self.give_up(error)
             raise
@@ -102,52 +101,6 @@ class Gathering:
             self._meeting.agree("a training step", "", lambda _: "")
             self._session = session()
         return self._session
-
-    def _gathered(
-        self, wire: Wire, members: Session, numbers: Sequence[int], what: str
-    ) -> list[list[int]]:
-        """Return the numbers of all ranks; what a rank knows doubles with each hop.
-
-        Bruck et al., "Efficient algorithms for all-to-all communications in multiport
-        message-passing systems", 1997.
-        """
-        size, width = wire.size, len(numbers)
-        # The count comes first and last in a message: when both are there, all is.
-        known = [*numbers]
-        works = self._sent
-        self._sent = []
-        for work in works:
-            work.wait()
-        hops = [1 << k for k in range((size - 1).bit_length())]
-        arriving = []
-        for hop in hops:
-            row = torch.zeros(min(hop, size - hop) * width + 2, dtype=torch.int64)
-            work = wire.receive(row.view(torch.uint8), (wire.rank + hop) % size, _TAG)
-            arriving.append((row, work))
-        for hop, (row, work) in zip(hops, arriving, strict=True):
-            part = known[: min(hop, size - hop) * width]
-            mine = torch.tensor([wire.exchanges, *part, wire.exchanges])
-            self._sent.append(wire.send(mine.view(torch.uint8), (wire.rank - hop) % size, _TAG))
-            self._await(row.numpy(), wire.exchanges, members, (wire.rank + hop) % size, what)
-            work.wait()
-            known += row[1:-1].tolist()
-        parts = [known[i : i + width] for i in range(0, size * width, width)]
-        return [parts[(rank - wire.rank) % size] for rank in range(size)]
-
-    def _await(self, row: Any, count: int, members: Session, rank: int, what: str) -> None:
-        """Wait until a message of a rank is complete. Raises the cause of a failure."""
-        deadline = time.monotonic() + _PATIENCE
-        for pause in _pauses():
-            if row[0] == row[-1] == count:
-                return
-            if members.is_lost:
-                raise RuntimeError("the wire is lost")
-            if pause:
-                members.check()
-                if time.monotonic() > deadline:
-                    late = f"{members.named(rank)} did not tell {what} within {_PATIENCE:g} s"
-                    raise RankError(f"{late}; all ranks must make the same calls, in one order")
-            time.sleep(pause)
 
     def broadcast(self, value: Any, what: str, root: int = 0) -> Any:
         """Return the value of one rank, a tree of tensors and plain data, on each rank."""
@@ -178,6 +131,77 @@ class Gathering:
             return value
         landing.spread()
         return landing.value
+
+
+class _Channel:
+    """The exchanges of numbers over one wire; all that a process makes are one sequence.
+
+    What a rank knows doubles with each hop. Bruck et al., "Efficient algorithms for all-to-all
+    communications in multiport message-passing systems", 1997.
+    """
+
+    def __init__(self, wire: Wire):
+        self._wire = weakref.proxy(wire)
+        self._sent: list[Any] = []
+        self._hops = [1 << k for k in range((wire.size - 1).bit_length())]
+        self._arriving = self._receives()
+
+    def _receives(self) -> list[tuple[torch.Tensor, Any]]:
+        """Be ready to receive the messages of an exchange: return their memory, and the works."""
+        wire = self._wire
+        found = []
+        for hop in self._hops:
+            row = torch.zeros(min(hop, wire.size - hop) * _WIDTH + 2, dtype=torch.int64)
+            source = (wire.rank + hop) % wire.size
+            found.append((row, wire.receive(row.view(torch.uint8), source, _NUMBERS_TAG)))
+        return found
+
+    def gather(self, numbers: Sequence[int], members: Session, what: str) -> list[list[int]]:
+        """Return the numbers of all ranks."""
+        wire, width = self._wire, len(numbers)
+        wire.exchanges += 1
+        count = wire.exchanges
+        # The count comes first and last in a message: when both are there, all is.
+        known = [*numbers, *[0] * (_WIDTH - width)]
+        works, self._sent = self._sent, []
+        for work in works:
+            work.wait()
+        for hop, (row, work) in zip(self._hops, self._arriving, strict=True):
+            part = known[: len(row) - 2]
+            mine = torch.tensor([count, *part, count])
+            target, source = ((wire.rank + way) % wire.size for way in (-hop, hop))
+            self._sent.append(wire.send(mine.view(torch.uint8), target, _NUMBERS_TAG))
+            self._await(row.numpy(), count, members, source, what)
+            work.wait()
+            known += row[1:-1].tolist()
+        self._arriving = self._receives()
+        parts = [known[i : i + width] for i in range(0, wire.size * _WIDTH, _WIDTH)]
+        return [parts[(rank - wire.rank) % wire.size] for rank in range(wire.size)]
+
+    def _await(self, row: Any, count: int, members: Session, rank: int, what: str) -> None:
+        """Wait until a message of a rank is complete. Raises the cause of a failure."""
+        deadline = time.monotonic() + _PATIENCE
+        for pause in _pauses():
+            if row[0] == row[-1] == count:
+                return
+            if members.is_lost:
+                raise RuntimeError("the wire is lost")
+            if pause:
+                members.check()
+                if time.monotonic() > deadline:
+                    late = f"{members.named(rank)} did not tell {what} within {_PATIENCE:g} s"
+                    raise RankError(f"{late}; all ranks must make the same calls, in one order")
+            time.sleep(pause)
+
+
+_channels: weakref.WeakKeyDictionary[Wire, _Channel] = weakref.WeakKeyDictionary()
+
+
+def _channel(wire: Wire) -> _Channel:
+    """Return the exchanges of numbers over a wire."""
+    if wire not in _channels:
+        _channels[wire] = _Channel(wire)
+    return _channels[wire]
 
 
 def _pauses() -> Iterator[float]:

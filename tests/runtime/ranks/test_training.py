@@ -88,6 +88,12 @@ def test_options_equal_those_of_emulated_hosts(ranks, options):
     assert_all_equal(found, (losses, dict(model.state_dict()), optimizer.state_dict()["state"]))
 
 
+def test_gradients_are_reduced_in_the_same_memory_at_each_step(ranks):
+    for found in ranks.run(jobs.addresses, 2, 3):
+        assert len(found) == 3
+        assert found[0] == found[1] == found[2] != []
+
+
 def test_each_rank_draws_from_its_own_generator(ranks):
     model = jobs.dropping()
     optimizer = optim.SGD(model.parameters(), 0.1)

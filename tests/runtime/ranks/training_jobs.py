@@ -17,6 +17,7 @@ from torch.nn import functional
 
 import autosched as asc
 from autosched.machine.cluster import joined
+from autosched.parallel.packing import Reusing
 from autosched.runtime.ranks import gathering
 from tests.runtime.ranks.processes import until
 
@@ -53,6 +54,27 @@ def train(rows: list[list[int]], options: dict[str, Any], gamma: float = 1.0) ->
             losses.append(step(*batch(number, machine.rank, counts[machine.rank])))
             scheduler.step()
     return losses, dict(model.state_dict()), optimizer.state_dict()["state"]
+
+
+def addresses(count: int) -> list[list[int]]:
+    """Return where the gradients are reduced in each step after the first, which runs checks."""
+    machine = asc.Machine.cluster()
+    model = normed()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    found = []
+    with asc.parallel.data_parallel(
+        model, functional.cross_entropy, optimizer, machine, reduction="gather"
+    ) as step:
+        for rows in (*[4] * (count + 1), 3):
+            given = batch(0, machine.rank, rows)
+            step(*given)
+            tasks = step.schedule(*given).graph.tasks
+            kept = [task.fn._last for task in tasks if isinstance(task.fn, Reusing)]
+            found.append([tensor.data_ptr() for last in kept for tensor in last])
+            if rows == 4:
+                first = kept
+    assert not any(first), "a plan that is not used keeps no memory"
+    return found[1:-1]
 
 
 def drop(count: int) -> Any:

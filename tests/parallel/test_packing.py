@@ -1,0 +1,80 @@
+"""Results in memory that is used again."""
+
+import threading
+
+import torch
+
+import autosched as asc
+from autosched.parallel.all_reduce import added
+from autosched.parallel.costs import memory_task
+from autosched.parallel.packing import Reusing, flat
+
+
+def results(reusing, keep):
+    """Return the address of a first result, and that of one after it; ``keep`` part of it."""
+    first = reusing([torch.ones(3), torch.ones(3)])
+    address = first.data_ptr()
+    kept = keep(first)
+    del first
+    second = reusing([torch.zeros(3), torch.full((3,), 2.0)])
+    assert second.sum() == 6
+    return address, second.data_ptr(), kept
+
+
+def test_a_result_that_nothing_refers_to_is_overwritten():
+    for fn in (flat, added):
+        first, second, _ = results(Reusing(fn), lambda tensor: None)
+        assert first == second
+
+
+def test_a_result_that_is_used_is_kept():
+    uses = (
+        lambda tensor: tensor,
+        lambda tensor: tensor[1:],
+        lambda tensor: tensor.detach(),
+        lambda tensor: tensor.untyped_storage(),
+        lambda tensor: memoryview(tensor.numpy()),
+    )
+    for use in uses:
+        first, second, kept = results(Reusing(flat), use)
+        assert first != second
+        del kept
+
+
+def test_threads_have_results_of_their_own():
+    inside, go_on = threading.Event(), threading.Event()
+    found = []
+
+    def slow(tensor, out=None):
+        if threading.current_thread() is not threading.main_thread():
+            inside.set()
+            go_on.wait(10)
+        return torch.add(tensor, 1, out=out)
+
+    reusing = Reusing(slow)
+    reusing(torch.zeros(2))
+    thread = threading.Thread(target=lambda: found.append(reusing(torch.zeros(2))))
+    thread.start()
+    inside.wait(10)
+    own = reusing(torch.full((2,), 5.0))
+    go_on.set()
+    thread.join()
+    assert own.tolist() == [6, 6]
+    assert found[0].tolist() == [1, 1]
+    assert own.data_ptr() != found[0].data_ptr()
+
+
+def test_released_memory_is_not_kept():
+    reusing = Reusing(torch.neg)
+    reusing(torch.ones(2))
+    assert reusing._last
+    reusing.release()
+    assert not reusing._last
+
+
+def test_only_processes_of_ranks_keep_memory():
+    machine = asc.Machine.emulated(gpus=0, hosts=2)
+    graph = asc.Graph()
+    x = graph.input("x")
+    memory_task(graph, machine, "cpu:0", flat, [x], accessed=8, reuse=True, name="y")
+    assert graph.tasks[0].fn is flat
