@@ -15,6 +15,7 @@ class Wire:
 
     rank = 0
     size = 2
+    exchanges = 0
 
     def __init__(self, said):
         self.said = iter(said)
@@ -40,8 +41,8 @@ class Members:
 def test_numbers_are_those_of_each_rank_whatever_their_count():
     wire = Wire([(7, 8, 9, 0), (5, 0, 0, 0)])
     channel = _Channel(wire)
-    assert channel.gather([1, 2, 3], Members) == [[1, 2, 3], [7, 8, 9]]
-    assert channel.gather([4], Members) == [[4], [5]]
+    assert channel.gather([1, 2, 3], Members, "numbers") == [[1, 2, 3], [7, 8, 9]]
+    assert channel.gather([4], Members, "numbers") == [[4], [5]]
 
 
 def test_a_rank_is_ready_for_the_next_exchange_before_it_begins():
@@ -50,5 +51,5 @@ def test_a_rank_is_ready_for_the_next_exchange_before_it_begins():
     for _ in range(2):
         assert wire.log[-1] == "receive"
         assert len(wire.waiting) == 1
-        channel.gather([1], Members)
+        channel.gather([1], Members, "numbers")
     assert wire.log == ["receive", "send"] * 2 + ["receive"]
