@@ -22,9 +22,8 @@ from autosched.parallel.costs import memory_task
 
 __all__ = ["MANY", "STRATEGIES", "added", "all_reduce"]
 
-MANY = (
-    16  # devices; with more, strategies of n * n copies, or with one device for all, are not tried
-)
+# Devices; with more, strategies of n * n copies, or with one device for all, are not tried.
+MANY = 16
 
 T = TypeVar("T")
 

@@ -66,13 +66,9 @@ def first_rows(batch: Any, rows: int, device: str | None = None) -> Any:
 def repeated(tensor: torch.Tensor, rows: int) -> torch.Tensor:
     """Return a tensor with its rows as often as so many rows take; zeros if it has none."""
     count = len(tensor)
-    if count >= rows:
-        return tensor
-    return (
-        torch.cat([tensor] * -(-rows // count))
-        if count
-        else tensor.new_zeros(rows, *tensor.shape[1:])
-    )
+    if not count:
+        return tensor.new_zeros(rows, *tensor.shape[1:])
+    return torch.cat([tensor] * -(-rows // count)) if count < rows else tensor
 
 
 def rows_of(batch: Sequence[Any], least: int = 1) -> int:

@@ -114,8 +114,8 @@ class Step(Plans[Planned]):
         which is an option of ``data_parallel`` and ``pipeline``, by default 1: ``submit`` waits
         until there is room. Call ``wait()`` before the model or the optimizer is read or changed,
         except for numbers, such as a learning rate that is no tensor, and do not write to a batch
-        before its step has ended. If a step raises, those after it that
-        are under way raise CancelledRunError. Over several ranks a step ends before this returns.
+        before its step has ended. If a step raises, those after it that are under way raise
+        CancelledRunError. Over several ranks a step ends before this returns.
         """
         if self._agreement is not None:
             return done(self, batch)
