@@ -25,7 +25,7 @@ from autosched.frontends.capture import captured
 from autosched.frontends.capture_lock import check_not_capturing
 from autosched.frontends.captured import Captured, arguments_of
 from autosched.frontends.every_rank import (
-    Agreement,
+    CallAgreement,
     Ends,
     drawing_on_one,
     lines_of,
@@ -333,11 +333,11 @@ class Compiled:
         return machine is not None and bool(machine.ranks)
 
     @cached_property
-    def _agreement(self) -> Agreement | None:
+    def _agreement(self) -> CallAgreement | None:
         """What ranks agree on; None if this process plays all of them, or there are none."""
         if not self._has_ranks or self.options["machine"].rank is None:
             return None
-        return Agreement(_name_of(self.fn))
+        return CallAgreement(_name_of(self.fn))
 
     def _agree(self, number: int, key: Any = None, reason: str = "") -> None:
         """Raise ScheduleError if other ranks use another capture; 0 is a new one."""

@@ -30,7 +30,7 @@ from autosched.graph.graph import Value
 from autosched.graph.pinning import by_pattern
 from autosched.machine.machine import Machine
 
-__all__ = ["Agreement", "Ends", "drawing_on_one", "lines_of", "on_every_rank"]
+__all__ = ["CallAgreement", "Ends", "drawing_on_one", "lines_of", "on_every_rank"]
 
 T = TypeVar("T")
 _STATE = "random_state"
@@ -192,7 +192,7 @@ def _pin_random(graph: Captured, device: str) -> None:
 # ---- agreement
 
 
-class Agreement:
+class CallAgreement:
     """What the ranks of a compiled function agree on."""
 
     def __init__(self, name: str):
