@@ -125,8 +125,8 @@ def _settings() -> Hashable:
         torch._C._get_mem_efficient_sdp_enabled(),
         torch.backends.mha.get_fastpath_enabled(),
         torch._C._autograd._top_saved_tensors_default_hooks(True),
-        *_get_current_function_mode_stack(),  # type: ignore[no-untyped-call]
-        *_get_current_dispatch_mode_stack(),
+        *(_get_current_function_mode_stack() if torch._C._len_torch_function_stack() else ()),  # type: ignore[no-untyped-call]
+        *(_get_current_dispatch_mode_stack() if torch._C._len_torch_dispatch_stack() else ()),
     )
 
 

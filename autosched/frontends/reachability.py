@@ -132,7 +132,8 @@ class Reach:
         others = _Items([item for item in filled if type(item) is not dict])
         classes = list(map(type, self.objects))
         objects = self.objects
-        lookups = [(read, read()) for read in (self._entries, self._attributes)]
+        reads = [read for read in (self._entries, self._attributes) if read()]
+        lookups = [(read, read()) for read in reads]
         contents = self.contents
         values = [read() for read in contents]
 
