@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
@@ -18,7 +19,7 @@ _Alarm = tuple[float, int]  # a moment of ``time.perf_counter``, and the number 
 class Deadlines:
     """A thread that calls ``late`` with the number of a run at its deadline.
 
-    The thread is started at the first deadline.
+    The thread is started at the first deadline; ``close()`` ends it, and so does garbage collection.
     """
 
     def __init__(self, late: Callable[[int], None]):
@@ -26,6 +27,7 @@ class Deadlines:
         self._thread = threading.Thread(
             target=_serve, args=(self._queue, late), name="autosched deadlines", daemon=True
         )
+        self.close = weakref.finalize(self, _end, self._queue, self._thread)
 
     def add(self, deadline: float, number: int) -> None:
         """Call ``late`` with a number at a moment."""
@@ -33,11 +35,11 @@ class Deadlines:
         if not self._thread.is_alive():
             self._thread.start()
 
-    def close(self) -> None:
-        """End the thread."""
-        self._queue.put(None)
-        if self._thread.ident:
-            end_threads([self._thread])
+
+def _end(queue: SimpleQueue[_Alarm | None], thread: threading.Thread) -> None:
+    queue.put(None)
+    if thread.ident:
+        end_threads([thread])
 
 
 def _serve(queue: SimpleQueue[_Alarm | None], late: Callable[[int], None]) -> None:

@@ -69,7 +69,10 @@ class OverlappingRuns:
         self._ending = _Ending() if first.is_asynchronous else None
         self._deadlines = Deadlines(partial(_expire, weakref.ref(self)))
         parts = self.team, self._ending, self._deadlines, self.under_way, forks()
-        self.close = weakref.finalize(self, _close, *parts)
+        # Without threads, runs that nobody can wait for any more are garbage.
+        self.close: Callable[[], object] = partial(_close, *parts)
+        if self.threads:
+            self.close = weakref.finalize(self, _close, *parts)
 
     @property
     def threads(self) -> frozenset[int]:
@@ -143,8 +146,10 @@ class OverlappingRuns:
                 outputs = slot.memory.outputs()
         except BaseException as raised:
             error = raised
-        with contextlib.suppress(Exception):
+        try:  # noqa: SIM105 - each run comes here: ``suppress`` is slower
             slot.clear(run.stopped)
+        except Exception:
+            pass
         try:
             if error is None:
                 result = future.finish(outputs)

@@ -104,8 +104,7 @@ class Runs:
         if self._overlaps.exist(found, [run.inputs for run in list(self._under_way.values())]):
             self._wait_until_fewer(1, deadline)
         self._submitted += 1
-        then = partial(_kept, keep, finish)
-        ending = partial(self._finish, found, then, _autograd())
+        ending = partial(self._finish, found, keep, finish, _autograd())
         wrote = partial(self._wrote, found)
         future = RunFuture(self._submitted, ending, wrote, self._waiting)
         engine.start(future, self._placed(found), deadline)
@@ -205,9 +204,14 @@ class Runs:
         return self.executor.threads.union(*(engine.threads for engine in engines))
 
     def _finish(
-        self, inputs: Mapping[str, Any], then: Keep, autograd: bool, outputs: dict[str, Any]
+        self,
+        inputs: Mapping[str, Any],
+        keep: Keep | None,
+        finish: Keep | None,
+        autograd: bool,
+        outputs: dict[str, Any],
     ) -> Any:
-        """Return the result for the caller, when the run has ended, in any thread."""
+        """Put outputs where they belong; return the result. Called when the run has ended."""
         if autograd:
             torch: Any = sys.modules["torch"]
             before = torch.is_grad_enabled()
@@ -215,17 +219,12 @@ class Runs:
         try:
             if autograd:
                 outputs = self._guarded(inputs, outputs)
-            return then(outputs)
+            if keep is not None:
+                keep(outputs)
+            return outputs if finish is None else finish(outputs)
         finally:
             if autograd:
                 torch._C._set_grad_enabled(before)
-
-
-def _kept(keep: Keep | None, finish: Keep | None, outputs: dict[str, Any]) -> Any:
-    """Put outputs where they belong, and return the result."""
-    if keep is not None:
-        keep(outputs)
-    return outputs if finish is None else finish(outputs)
 
 
 def _autograd() -> bool:

@@ -24,6 +24,9 @@ __all__ = ["QueueTeam", "at_once"]
 class QueueTeam:
     """Named threads that execute runs.
 
+    A thread that waits for a run does not execute it: then its autocast mode and its streams would
+    apply to the tasks, and an interrupt of the wait would abort other runs.
+
     >>> from autosched.runtime.threads.loop_runs import Line
     >>> from autosched.runtime.threads.tapes import Tape
     >>> tape, said, ended = Tape(), [], threading.Lock()

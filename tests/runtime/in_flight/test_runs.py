@@ -549,6 +549,28 @@ def test_many_runs_leave_nothing_behind(backend):
         assert tensors_alive() <= tensors + 1
 
 
+def test_virtual_runs_that_nobody_waits_for_are_garbage_with_their_schedule():
+    threads = threading.active_count()
+    x = number(1)
+    schedule = scheduled(two_stages(torch.neg, torch.exp), 3, "virtual")
+    schedule(x=x)
+    run = schedule.submit(x=x, timeout=GENEROUS)  # with a thread for the deadline
+    left = weakref.ref(run), weakref.ref(schedule), weakref.ref(x)
+    del run, schedule, x
+    gc.collect()
+    assert [item() for item in left] == [None] * 3
+    assert threading.active_count() == threads
+
+
+def test_the_future_of_a_virtual_run_suffices_to_execute_it():
+    schedule = scheduled(two_stages(torch.neg, torch.neg), 3, "virtual")
+    schedule(x=number(0))
+    run = schedule.submit(x=number(1))
+    del schedule
+    gc.collect()
+    assert torch.equal(run.result()["y"], number(1))
+
+
 @pytest.mark.slow
 def test_ten_thousand_runs_take_no_more_memory():
     with scheduled(two_stages(torch.neg, torch.exp), 3) as schedule:
