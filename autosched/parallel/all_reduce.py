@@ -13,14 +13,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from itertools import islice
+from typing import Protocol, TypeVar
 
 import torch
 
 from autosched import Graph, Machine, ScheduleError, Value
-from autosched.parallel.costs import memory_task
+from autosched.parallel.costs import memory_seconds, memory_task
+from autosched.runtime.ranks.reducing import AllReduce
 
-__all__ = ["MANY", "STRATEGIES", "added", "all_reduce"]
+__all__ = ["LIBRARY", "MANY", "STRATEGIES", "added", "all_reduce"]
+
+LIBRARY = "library"  # the strategy that adds in an order of its own
 
 # Devices; with more, strategies of n * n copies, or with one device for all, are not tried.
 MANY = 16
@@ -42,9 +46,10 @@ def all_reduce(
     """Sum flat values, one on each device, by a strategy; return the value that each device reads.
 
     ``flats`` are 1-D, of ``numel`` elements of ``itemsize`` bytes and one dtype, in which they are
-    added. All devices read the same bits. The results must only be read, and not through views,
-    because views are on the device where the total was computed. Names of tasks begin with
-    ``name``. Raises ScheduleError for an unknown strategy.
+    added. All devices read the same bits. The values are not used otherwise: a strategy may write
+    them. The results must only be read, and not through views, because views are on the device
+    where the total was computed. Names of tasks begin with ``name``. Raises ScheduleError for an
+    unknown strategy.
 
     >>> graph, machine = Graph(), Machine.emulated(gpus=2)
     >>> a, b = graph.inputs("a", "b")
@@ -102,6 +107,58 @@ class _Sum:
         )
         return chunks
 
+    def by_rank(self) -> dict[int | None, list[int]]:
+        """Return the devices (their numbers) of each rank."""
+        found: dict[int | None, list[int]] = {}
+        for i, device in enumerate(self.devices):
+            found.setdefault(self.machine.device(device).rank, []).append(i)
+        return found
+
+    def of(self, numbers: Sequence[int]) -> _Sum:
+        """Return the same for some of the devices."""
+        return replace(self, devices=tuple(self.devices[i] for i in numbers))
+
+    def host(self, rank: int | None) -> str:
+        """Return the CPU of a rank."""
+        return next(d.name for d in self.machine.devices if d.rank == rank and d.kind == "cpu")
+
+    def start(self, call: _Collective, flat: Value, device: str) -> Value:
+        """Start to add the tensors of all devices in place; return a mark, for all to read.
+
+        Devices start several sums in the order in which these are added to the graph.
+        """
+        tasks = reversed(self.graph.tasks)
+        started = (task for task in tasks if task.device == device and _starts(task.fn))
+        made: Value = self.graph.add(
+            call.start, flat, name=self._fresh("mark", device), on=device, writes=flat,
+            after=list(islice(started, 1)), seconds={device: 0.0}, nbytes=1,
+        )  # fmt: skip
+        return made
+
+    def pass_on(self, mark: Value, device: str) -> Value:
+        """Return a mark for the next device, whose bytes stand for all that are sent there."""
+        n = len(self.devices)
+        made: Value = self.graph.add(
+            torch.clone, mark, name=self._fresh("ring", device), on=device, seconds={device: 0.0},
+            nbytes=2 * (n - 1) * self.numel * self.itemsize // n,
+        )  # fmt: skip
+        return made
+
+    def finish(self, call: _Collective, flat: Value, marks: Sequence[Value], number: int) -> None:
+        """Wait on a device for the sum of all, given their marks.
+
+        The seconds are those of additions, and of a ring's hops less those of the copy around it.
+        """
+        n, nbytes, device = len(self.devices), self.numel * self.itemsize, self.devices[number]
+        arcs = [(self.devices[i - 1], self.devices[i]) for i in range(n)]
+        hops = 2 * (n - 1) * max(self.machine.copy_seconds(*arc, nbytes / n) for arc in arcs)
+        copy = self.machine.copy_seconds(*arcs[number], 2 * (n - 1) / n * nbytes)
+        adding = memory_seconds(self.machine, device, 3 * (n - 1) / n * nbytes, n - 1)[device]
+        self.graph.add(
+            call.finish, flat, list(marks), name=self._fresh("finish", device), on=device,
+            writes=flat, outputs=(), seconds={device: adding + max(0.0, hops - copy)},
+        )  # fmt: skip
+
     def _task(
         self, what: str, fn: Callable[..., torch.Tensor], args: Sequence[object],
         device: str, numel: int, accesses: int, launches: int = 1,
@@ -128,6 +185,35 @@ def added(tensors: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> t
     for tensor in tensors[1:]:
         total = torch.add(total, tensor, out=out)
     return total
+
+
+class _Collective(Protocol):
+    """A sum over ranks that one task of each starts, and another one finishes."""
+
+    def start(self, row: torch.Tensor) -> torch.Tensor:
+        """Start to add rows in place, and return a mark, which all others read."""
+
+    def finish(self, row: torch.Tensor, marks: Sequence[torch.Tensor]) -> None:
+        """Wait until a row is the sum, given the marks of all ranks, in order."""
+
+
+class _Here:
+    """The same sum where one process plays all ranks: marks are the rows, added in order."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def start(self, row: torch.Tensor) -> torch.Tensor:
+        return row.clone()
+
+    def finish(self, row: torch.Tensor, marks: Sequence[torch.Tensor]) -> None:
+        added(marks, out=row)
+
+
+def _starts(fn: object) -> bool:
+    """Whether a function starts a sum over ranks."""
+    owner = getattr(fn, "__self__", None)
+    return isinstance(owner, (AllReduce, _Here)) and fn == owner.start
 
 
 # ---- strategies
@@ -231,6 +317,36 @@ def gather(of: _Sum, flats: Sequence[Value]) -> list[Value]:
     return [of.total(flats, device, of.numel) for device in of.devices]
 
 
+def library(of: _Sum, flats: Sequence[Value]) -> list[Value]:
+    """Sum on each rank, and over ranks by the all-reduce of torch.distributed, in any order.
+
+    One process that plays n ranks adds r0 + r1 + ..., and without ranks it is ``on_first``. 2 (n -
+    1) / n N bytes out of each rank and around a ring of all, in 2 (n - 1) hops of its slowest link
+    (Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
+    2005). The library sends them; in the program, a copy to the next rank stands for them. GPUs go
+    by way of their hosts. Where some ranks have nothing to add, it is ``exchange``.
+    """
+    ranks = of.by_rank()
+    if len(ranks) == 1:
+        return on_first(of, flats)
+    if len(ranks) < len({*of.machine.ranks.values()}):
+        return exchange(of, flats)
+    sums = []
+    for numbers in ranks.values():
+        sums.append(on_first(of.of(numbers), [flats[i] for i in numbers])[0])
+    hosts = tuple(map(of.host, ranks))
+    all_ranks = replace(of, devices=hosts)
+    calls = [(_Here if of.machine.rank is None else AllReduce)(of.name) for _ in hosts]
+    marks = list(map(all_ranks.start, calls, sums, hosts))
+    rings = list(map(all_ranks.pass_on, marks, hosts))
+    for i, (call, total) in enumerate(zip(calls, sums, strict=True)):
+        before = (i - 1) % len(hosts)
+        read = [rings[j] if j == before else mark for j, mark in enumerate(marks)]
+        all_ranks.finish(call, total, read, i)
+    found = {i: total for own, total in zip(ranks.values(), sums, strict=True) for i in own}
+    return [found[i] for i in range(len(flats))]
+
+
 STRATEGIES: Mapping[str, Callable[[_Sum, Sequence[Value]], list[Value]]] = {
     "sum": on_first,
     "cpu": on_host,
@@ -238,6 +354,7 @@ STRATEGIES: Mapping[str, Callable[[_Sum, Sequence[Value]], list[Value]]] = {
     "tree": tree,
     "exchange": exchange,
     "gather": gather,
+    LIBRARY: library,
 }
 
 

@@ -11,7 +11,7 @@ import torch
 
 from autosched import Machine, Schedule, ScheduleError
 from autosched.parallel.agreement import Agreement
-from autosched.parallel.all_reduce import MANY, STRATEGIES
+from autosched.parallel.all_reduce import LIBRARY, MANY, STRATEGIES
 from autosched.parallel.arguments import check_options, check_trained, devices_of
 from autosched.parallel.batches import first_rows
 from autosched.parallel.clip import check_clip
@@ -33,10 +33,14 @@ _IN_ORDER = ("gather", "exchange", "sum")
 
 @dataclass(frozen=True)
 class Reduction:
-    """How gradients are reduced: a strategy or ``"auto"``, and the sizes of buckets in bytes."""
+    """How gradients are reduced: a strategy or ``"auto"``, and the sizes of buckets in bytes.
+
+    ``exact``: all in an order that is given by the graph.
+    """
 
     strategy: str
     sizes: tuple[float, ...]
+    exact: bool = True
 
     def strategies(self, replicas: int, several_ranks: bool = False) -> tuple[str, ...]:
         """Return the strategies to try."""
@@ -44,9 +48,12 @@ class Reduction:
             return ("none",)
         if self.strategy != "auto":
             return (self.strategy,)
+        inexact = () if self.exact or not several_ranks else (LIBRARY,)
         if replicas > MANY:
-            return ("tree", "exchange")
-        return _IN_ORDER if several_ranks else tuple(n for n in STRATEGIES if n != "gather")
+            return ("tree", "exchange", *inexact)
+        if several_ranks:
+            return (*_IN_ORDER, *inexact)
+        return tuple(name for name in STRATEGIES if name not in ("gather", LIBRARY))
 
 
 @dataclass(frozen=True)

@@ -127,6 +127,7 @@ ORDERS: dict[str, Callable[[Sequence[Tensor]], Tensor]] = {
     "tree": by_pairs,
     "exchange": in_order,
     "gather": in_order,
+    "library": in_order,
 }
 
 
@@ -251,7 +252,7 @@ def traffic(schedule: asc.Schedule) -> dict[tuple[str, str], float]:
 def expected_traffic(strategy: str, n: int, nbytes: int) -> dict[tuple[str, str], float]:
     gpus = [f"cuda:{i}" for i in range(n)]
     match strategy:
-        case "sum":
+        case "sum" | "library":
             pairs = [(gpus[0], gpu) for gpu in gpus[1:]]
         case "cpu":
             pairs = [("cpu", gpu) for gpu in gpus]

@@ -95,6 +95,12 @@ class Session:
                 self._wire.lose()
         return self._wire
 
+    def wire_of_run(self, pending: str) -> Wire:
+        """Return the wire of the run that is under way. Raises the cause if it is lost."""
+        if self._wire is None or self.is_lost:
+            raise self.cause(pending)
+        return self._wire
+
     @property
     def is_lost(self) -> bool:
         """Whether the wire is known to have failed."""

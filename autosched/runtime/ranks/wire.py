@@ -90,6 +90,13 @@ class Wire:
         """Start to receive a row of the same size, and return the work."""
         return self.receiver(rank, tag)(row)
 
+    def all_reduce(self, row: torch.Tensor) -> Any:
+        """Start to add a row to those of all other ranks, in place, and return the work.
+
+        All ranks start the same ones in one order.
+        """
+        return self.groups[0].allreduce([row])
+
     def lose(self) -> None:
         """Close all connections, here and thereby in all other ranks."""
         self.is_lost = True

@@ -1,0 +1,85 @@
+"""Sums over ranks in tests: each function runs in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+
+import autosched as asc
+from autosched.parallel.all_reduce import all_reduce
+from autosched.runtime.ranks import reducing
+
+
+def row(number: int, rank: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return numbers of very different sizes, whose sum depends on the order."""
+    generator = torch.Generator().manual_seed(1000 * number + rank)
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    drawn = torch.randn(numel, dtype=wide, generator=generator)
+    return (drawn * 10.0 ** torch.randint(-2, 3, (numel,), generator=generator)).to(dtype)
+
+
+def summing(dtypes: list[torch.dtype], numel: int, machine: asc.Machine) -> asc.Graph:
+    """Return a graph that adds the rows of all ranks, of each dtype, by the library."""
+    graph = asc.Graph("sums")
+    cpus = machine.names
+    for number, dtype in enumerate(dtypes):
+        flats = []
+        for rank, device in enumerate(cpus):
+            with graph.on(device):
+                flats.append(graph.add(partial(row, number, rank, numel, dtype), seconds=1.0))
+        totals = all_reduce(
+            graph, flats, cpus, "library",
+            machine=machine, numel=numel, itemsize=dtype.itemsize, name=f"b{number}",
+        )  # fmt: skip
+        for rank, (device, total) in enumerate(zip(cpus, totals, strict=True)):
+            clone = graph.add(torch.clone, total, on=device, seconds=1.0)
+            graph.output(**{f"t{number}.r{rank}": clone})
+    return graph
+
+
+def add(dtypes: list[torch.dtype], numel: int) -> list[torch.Tensor]:
+    """Return the sums of each dtype on this rank, by two runs that have the same bits."""
+    machine = asc.Machine.cluster()
+    with asc.schedule(summing(dtypes, numel, machine), machine) as schedule:
+        first, second = schedule(), schedule()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    return [first[f"t{number}.r{machine.rank}"] for number in range(len(dtypes))]
+
+
+def fail(how: str, victim: int, numel: int) -> list[str]:
+    """Let a rank fail in the second of three runs, while others add; return what each ended with.
+
+    If it is not killed it has only sent its mark by then.
+    """
+    machine = asc.Machine.cluster()
+    start, finish = reducing.AllReduce.start, reducing.AllReduce.finish
+    ended: list[str] = []
+
+    def fails() -> bool:
+        return machine.rank == victim and len(ended) == 1
+
+    def starting(self: Any, row: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(1, dtype=torch.uint8) if fails() and how == "raise" else start(self, row)
+
+    def finishing(self: Any, row: torch.Tensor, marks: Any) -> None:
+        if fails() and how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fails():
+            raise ValueError("of a test")
+        finish(self, row, marks)
+
+    with mock.patch.multiple(reducing.AllReduce, start=starting, finish=finishing):
+        graph = summing([torch.float32], numel, machine)
+    with asc.schedule(graph, machine, policy="round_robin") as schedule:
+        for _ in range(3):
+            try:
+                (total,) = schedule().values()
+                ended.append(str(total[:3].tolist()))
+            except asc.AutoschedError as error:
+                ended.append(f"{type(error).__name__}: {error}")
+    return ended
