@@ -212,6 +212,15 @@ def wide_inputs(graph: asc.Graph, width: int) -> dict[str, Any]:
     return {name: item.repeat(1, 2)[:, :width].clone() for name, item in given.items()}
 
 
+def fits(graph: asc.Graph, width: int) -> bool:
+    """Whether a drawn graph, which may have constants of 3 columns, takes inputs with so many."""
+    try:
+        serial_run(graph, width)
+    except RuntimeError:
+        return False
+    return True
+
+
 def serial_run(graph: asc.Graph, width: int) -> dict[str, Any]:
     """Return the outputs of a serial run, and the inputs as it leaves them."""
     given = wide_inputs(graph, width)
