@@ -866,6 +866,22 @@ MUTANTS = (
         "test_only_the_end_of_a_run_waits_for_values_of_other_shapes",
     ),
     Mutant(
+        "the sender of a copy follows its receiver from run to run",
+        "autosched/lowering/carried.py",
+        "divided(instructions, ranks)",
+        "divided(instructions, {})",
+        "tests/laws/test_ranks.py::"
+        "test_runs_in_flight_over_ranks_do_what_they_do_one_after_another",
+    ),
+    Mutant(
+        "verify lets the sender of a copy follow its receiver from run to run",
+        "autosched/verification/loops.py",
+        "divided(program.instructions, dict(program.ranks))",
+        "divided(program.instructions, {})",
+        "tests/verification/test_ranks.py::"
+        "test_a_sender_learns_nothing_from_its_receiver_from_run_to_run",
+    ),
+    Mutant(
         "a receiver does not look at the mark of a value of another shape",
         f"{RANKS}/exchange.py",
         "            if self.is_moved or self.mark[0]:\n",
