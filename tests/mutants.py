@@ -858,6 +858,45 @@ MUTANTS = (
         "tests/runtime/ranks/test_wire.py::test_no_rank_sends_and_receives_in_one_colour",
     ),
     Mutant(
+        "a rank waits for values of other shapes before it has sent what follows",
+        f"{RANKS}/exchange.py",
+        "            self.late = self._change(value)\n",
+        "            self.started = self._change(value)\n",
+        "tests/runtime/ranks/test_exchange.py::"
+        "test_only_the_end_of_a_run_waits_for_values_of_other_shapes",
+    ),
+    Mutant(
+        "the sender of a copy follows its receiver from run to run",
+        "autosched/lowering/carried.py",
+        "divided(instructions, ranks)",
+        "divided(instructions, {})",
+        "tests/laws/test_ranks.py::"
+        "test_runs_in_flight_over_ranks_do_what_they_do_one_after_another",
+    ),
+    Mutant(
+        "verify lets the sender of a copy follow its receiver from run to run",
+        "autosched/verification/loops.py",
+        "divided(program.instructions, dict(program.ranks))",
+        "divided(program.instructions, {})",
+        "tests/verification/test_ranks.py::"
+        "test_a_sender_learns_nothing_from_its_receiver_from_run_to_run",
+    ),
+    Mutant(
+        "a receiver does not look at the mark of a value of another shape",
+        f"{RANKS}/exchange.py",
+        "            if self.is_moved or self.mark[0]:\n",
+        "            if self.is_moved:\n",
+        "tests/runtime/ranks/test_runs.py::test_shapes_vary_from_run_to_run",
+    ),
+    Mutant(
+        "a run ends before values of other shapes have been sent",
+        f"{RANKS}/exchange.py",
+        "            end.attended(end.finish)\n",
+        "            pass\n",
+        "tests/runtime/ranks/test_exchange.py::"
+        "test_only_the_end_of_a_run_waits_for_values_of_other_shapes",
+    ),
+    Mutant(
         "ranks make communicators in different orders",
         f"{RANKS}/nccl.py",
         "        for channel in dict.fromkeys(mine.values()):\n",

@@ -64,10 +64,6 @@ def lower(
             f"memory is limited, and {in_flight} runs in flight share it; "
             "only a program of one run makes room for itself"
         )
-    if in_flight > 1 and machine.ranks:
-        raise ScheduleError(
-            "a program over several ranks executes one run at a time; leave in_flight out"
-        )
     check(placement, graph, machine)
     tasks = [graph.task(name) for name in placement.order]
     runs = assign_streams(graph, machine, tasks, placement)
@@ -85,14 +81,14 @@ def lower(
     else:
         instructions, places = spill_copies(graph, machine, tasks, runs, outputs or {}, nbytes)
     if machine.ranks:
-        program = insert_by_rank(graph, machine, instructions, places)
+        program = insert_by_rank(graph, machine, instructions, places, ends=in_flight == 1)
     else:
         hazards = hazards or find_hazards(graph, machine, instructions, places)
         single = frozenset() if machine.contention else single_copy_streams(instructions, hazards)
         program = insert_events(instructions, hazards, single, ends=in_flight == 1)
     homes = {value.index: home(graph, machine, value) for value in graph.sources}
     if in_flight > 1:
-        program = insert_carried(program, graph, homes)
+        program = insert_carried(program, graph, homes, machine.ranks)
     return Program(
         tuple(program),
         inputs=tuple((value.name, homes[value.index]) for value in graph.sources),

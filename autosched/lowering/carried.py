@@ -15,6 +15,9 @@ waits for events of the run before. Nothing else is ordered between runs.
   waits orders them. A wait is inserted only for a predecessor that does not happen before already.
   Predecessors of one instruction are considered latest first; none that follows in this order, and
   no later wait, implies it.
+
+A copy between ranks is two lines here, a send and a receive. Memory and state belong to one rank, so
+every wait is for an event of its own rank.
 """
 
 from __future__ import annotations
@@ -24,7 +27,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from autosched.graph.graph import Graph
 from autosched.graph.regions import Accesses, Region
 from autosched.program.bit_clocks import BitClocks
-from autosched.program.program import Copy, Instruction, Record, Run, Stream, Wait, occupied
+from autosched.program.parts import divided, whole_of
+from autosched.program.program import (
+    Copy,
+    Instruction,
+    Receive,
+    Record,
+    Run,
+    Send,
+    Stream,
+    Wait,
+    occupied,
+)
 from autosched.program.residency import Buffer, Buffers, Step
 
 __all__ = ["insert_carried"]
@@ -34,26 +48,37 @@ _Predecessors = Mapping[int, Sequence[int]]
 
 
 def insert_carried(
-    instructions: Sequence[Instruction], graph: Graph, homes: Mapping[int, str]
+    instructions: Sequence[Instruction],
+    graph: Graph,
+    homes: Mapping[int, str],
+    ranks: Mapping[str, int],
 ) -> list[Instruction]:
     """Return the instructions of one run with waits for the run before, and records for these.
 
-    ``homes`` are the devices of inputs and constants, by index. New events have new numbers.
+    ``homes`` are the devices of inputs and constants, by index, ``ranks`` those of devices. New
+    events have new numbers.
     """
-    waits = _needed(instructions, _hazards(instructions, graph, homes))
-    events = _events(instructions)
-    fresh = 1 + max((i.event for i in instructions if isinstance(i, Record)), default=-1)
+    lines = [line for _, line in divided(instructions, ranks)]
+    waits = _needed(lines, _hazards(lines, graph, homes))
+    events = _events(lines)
+    fresh = 1 + max((i.event for i in lines if isinstance(i, Record)), default=-1)
     records: dict[int, int] = {}
     for producer in sorted({producer for found in waits.values() for producer in found}):
         if producer not in events:
             events[producer] = records[producer] = fresh + len(records)
     result: list[Instruction] = []
-    for at, instruction in enumerate(instructions):
-        stream = instruction.stream
+    recorded: list[Instruction] = []
+    for at, line in enumerate(lines):
+        stream = line.stream
         result += [Wait(stream, events[producer], 1) for producer in waits.get(at, ())]
-        result.append(instruction)
         if at in records:
-            result.append(Record(stream, records[at]))
+            recorded.append(Record(stream, records[at]))
+        if isinstance(line, Send):
+            sent = line  # its receive is the next line
+            continue
+        result.append(whole_of(sent, line) if isinstance(line, Receive) else line)
+        result += recorded
+        recorded = []
     return result
 
 
@@ -114,13 +139,13 @@ def _accesses(graph: Graph, step: Step) -> Iterator[tuple[Buffer, Region, bool]]
         for use, buffer in zip(step.task.reads, step.reads, strict=True):
             region = graph.touched(step.task, use.value) or graph.values[use.value].region
             yield buffer, region, use in step.task.writes
-    elif isinstance(step.instruction, Copy):
-        (source,) = step.reads
-        (target,) = step.made
-        region = graph.values[source.value].region
-        yield source, region, False
-        if step.instruction.overwrite and target is not None:
-            yield target, region, True
+    elif isinstance(step.instruction, (Copy, Send, Receive)):
+        for source in step.reads:
+            yield source, graph.values[source.value].region, False
+        if not isinstance(step.instruction, Send) and step.instruction.overwrite:
+            (target,) = step.made
+            assert target is not None
+            yield target, graph.values[target.value].region, True
 
 
 def _conflicts(accesses: Sequence[tuple[int, Region, bool]]) -> Iterator[tuple[int, list[int]]]:
@@ -166,7 +191,7 @@ def _events(instructions: Sequence[Instruction]) -> dict[int, int]:
     last: dict[Stream, int] = {}  # by stream, its last run or copy, unless a wait follows
     for at, instruction in enumerate(instructions):
         stream = instruction.stream
-        if isinstance(instruction, (Run, Copy)):
+        if isinstance(instruction, (Run, Copy, Send, Receive)):
             last.update((other, -1) for other in occupied(instruction))
             last[stream] = at
         elif isinstance(instruction, Wait):

@@ -51,10 +51,12 @@ def insert_by_rank(
     machine: Machine,
     instructions: Sequence[Run | Copy | Free],
     outputs: Mapping[str, str],
+    ends: bool,
 ) -> list[Instruction]:
     """Return the instructions with records, waits and frees, so that every hazard is ordered.
 
-    Raises ScheduleError if tasks of different ranks share anything but values.
+    With ``ends``, what cannot be freed earlier is freed at the end. Raises ScheduleError if tasks of
+    different ranks share anything but values.
     """
     # 1. Divide copies between ranks.
     ranks = machine.ranks
@@ -75,7 +77,7 @@ def insert_by_rank(
         if not own.lines:
             continue
         single = frozenset() if machine.contention else single_copy_streams(own.lines, own.hazards)
-        parts[rank] = insert_events(own.lines, own.hazards, single, own.known_ended)
+        parts[rank] = insert_events(own.lines, own.hazards, single, own.known_ended, ends)
     return _joined(lines, of.tolist(), parts)
 
 

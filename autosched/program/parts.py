@@ -5,7 +5,7 @@ A copy between ranks becomes a send and a receive. This module knows no graph an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from autosched.errors import ProgramError
@@ -20,7 +20,7 @@ from autosched.program.program import (
     excerpt,
 )
 
-__all__ = ["crosses", "halves", "numbered", "parts_of", "positions", "whole_of"]
+__all__ = ["crosses", "divided", "halves", "numbered", "parts_of", "positions", "whole_of"]
 
 
 def crosses(instruction: Instruction, rank: Mapping[str, int]) -> bool:
@@ -84,15 +84,20 @@ def parts_of(program: Program) -> dict[int, Program]:
     return own
 
 
+def divided(
+    instructions: Iterable[Instruction], rank: Mapping[str, int]
+) -> Iterator[tuple[int, Instruction]]:
+    """Yield instructions, and the halves of copies between ranks, with their positions."""
+    for at, instruction in enumerate(instructions):
+        for half in _halves_of(instruction, rank):
+            yield at, half
+
+
 def positions(program: Program, rank: int) -> list[int]:
     """Return where the instructions of a rank's part are in the whole program."""
     ranks = dict(program.ranks)
-    return [
-        at
-        for at, instruction in enumerate(program.instructions)
-        for half in _halves_of(instruction, ranks)
-        if ranks[half.stream.device] == rank
-    ]
+    halves = divided(program.instructions, ranks)
+    return [at for at, half in halves if ranks[half.stream.device] == rank]
 
 
 def _halves_of(instruction: Instruction, rank: Mapping[str, int]) -> Iterable[Instruction]:

@@ -409,6 +409,11 @@ def executor_of_rank(
     from autosched.runtime.ranks.accelerators import backend_of
 
     assert machine.rank is not None
+    if program.in_flight > 1:
+        raise ScheduleError(
+            "processes of several ranks execute one run at a time; leave in_flight out, or plan it "
+            "for Machine.emulated(hosts=...)"
+        )
     part = program.part(machine.rank)
     seconds = [0.0] * len(part)  # nothing is emulated
     return Executor(part, graph, machine, backend_of(part, program), seconds, check, nvtx=nvtx)

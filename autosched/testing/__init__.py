@@ -6,6 +6,7 @@
     interleavings                   iterate over these; based on ``races`` and ``footprints``
     following, contrary, uniform    choices of streams, for the backend ``virtual``
     run_parts                       run the parts of several ranks over a simulated wire
+    run_parts_in_flight             the same of a loop, several runs at a time
     scattered                       a policy for tests: random devices and order
     graphs, machines, inputs_for    Hypothesis strategies, and inputs for sampled graphs
 
@@ -29,7 +30,7 @@ from autosched.testing.interleavings import (
     uniform,
 )
 from autosched.testing.scattering import scattered
-from autosched.testing.wire import run_parts
+from autosched.testing.wire import run_parts, run_parts_in_flight
 
 if TYPE_CHECKING:
     from autosched.testing.strategies import DEVICES, graphs, inputs_for, machines
@@ -51,6 +52,7 @@ __all__ = [
     "machines_for",
     "races",
     "run_parts",
+    "run_parts_in_flight",
     "scattered",
     "uniform",
 ]

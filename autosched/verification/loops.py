@@ -18,6 +18,9 @@ Two runs suffice for any number of runs:
   ``b``. Tasks that share state are ordered within each run: it suffices that the last of a run
   happens before the first of the next.
 
+A copy between ranks is a send and a receive, which follows the send, while nothing follows the
+receive on the sender's side. Events are of one rank.
+
 The requirements come from the graph and the accesses that ``verify`` found; only ``BitClocks`` is
 shared with lowering.
 """
@@ -33,6 +36,7 @@ from autosched.errors import ProgramError
 from autosched.graph.graph import Graph
 from autosched.graph.regions import Accesses, Region
 from autosched.program.bit_clocks import BitClocks
+from autosched.program.parts import divided
 from autosched.program.program import Copy, Program, Record, Run, Wait, excerpt
 
 __all__ = ["Access", "check_runs", "check_waits"]
@@ -47,11 +51,26 @@ class Access(NamedTuple):
 
 
 class _Need(NamedTuple):
-    """An instruction that must follow one of the run before."""
+    """A line that must follow one of the run before."""
 
     at: int
     before: int
     shared: str
+
+
+class _Lines:
+    """The instructions of a program by number; copies between ranks are a send and a receive."""
+
+    def __init__(self, program: Program):
+        found = list(divided(program.instructions, dict(program.ranks)))
+        self.all = [line for _, line in found]
+        self.position = [at for at, _ in found]  # in the program
+        self._last = {at: number for number, at in enumerate(self.position)}
+        self._first = {at: number for number, at in reversed([*enumerate(self.position)])}
+
+    def of(self, at: int, writes: bool = False) -> int:
+        """Return the number of the line that reads, or writes, for the instruction at a position."""
+        return self._last[at] if writes else self._first[at]
 
 
 def check_waits(program: Program) -> None:
@@ -61,7 +80,9 @@ def check_waits(program: Program) -> None:
             f"the runs in flight must be a number, 1 or more, got {program.in_flight!r}"
         )
     carried = [(k, i) for k, i in enumerate(program) if isinstance(i, Wait) and i.ago]
-    events = {i.event for i in program if isinstance(i, Record)} if carried else set()
+    records = [i for i in program if isinstance(i, Record)] if carried else []
+    events = {i.event: i.stream for i in records}
+    rank = dict(program.ranks)
     for at, wait in carried:
         what = f"event e{wait.event} of an earlier run is waited for"
         if program.in_flight == 1:
@@ -71,6 +92,10 @@ def check_waits(program: Program) -> None:
             raise ProgramError(excerpt(program, at, "events", what, None))
         if wait.event not in events:
             raise ProgramError(excerpt(program, at, "events", f"{what} but never recorded", None))
+        recorder = events[wait.event]
+        if rank.get(recorder.device) != rank.get(wait.stream.device):
+            what = f"event e{wait.event} is recorded on {recorder}, on another rank"
+            raise ProgramError(excerpt(program, at, "rank", what, None))
 
 
 def check_runs(program: Program, graph: Graph, memory: Mapping[str, Sequence[Access]]) -> None:
@@ -79,22 +104,23 @@ def check_runs(program: Program, graph: Graph, memory: Mapping[str, Sequence[Acc
     ``memory`` has the accesses of one run to each input and constant, in issue order.
     """
     needs: dict[int, list[_Need]] = {}
-    for need in (*_in_memory(memory), *_in_state(program, graph)):
+    lines = _Lines(program)
+    for need in (*_in_memory(memory, lines), *_in_state(program, graph, lines)):
         needs.setdefault(need.at, []).append(need)
     before = sorted({need.before for found in needs.values() for need in found})
     mark = {at: 1 << number for number, at in enumerate(before)}
     clocks = BitClocks()
-    for at, instruction in enumerate(program if needs else ()):
-        clocks.issue(instruction, mark.get(at, 0))
+    for at, line in enumerate(lines.all if needs else ()):
+        clocks.issue(line, mark.get(at, 0))
     clocks.begin_run()
-    for at, instruction in enumerate(program if needs else ()):
+    for at, line in enumerate(lines.all if needs else ()):
         for need in needs.get(at, ()):
-            if not clocks.before(instruction) & mark[need.before]:
-                _fail(program, need)
-        clocks.issue(instruction)
+            if not clocks.before(line) & mark[need.before]:
+                _fail(program, lines.position[at], lines.position[need.before], need.shared)
+        clocks.issue(line)
 
 
-def _in_memory(memory: Mapping[str, Sequence[Access]]) -> Iterator[_Need]:
+def _in_memory(memory: Mapping[str, Sequence[Access]], lines: _Lines) -> Iterator[_Need]:
     """Yield the accesses that conflict with some of the run before, which they must follow."""
     for name, accesses in memory.items():
         if not any(access.writes for access in accesses):
@@ -104,9 +130,10 @@ def _in_memory(memory: Mapping[str, Sequence[Access]]) -> Iterator[_Need]:
             for number, access in enumerate(accesses):
                 who = number + repetition * len(accesses)
                 conflicts = _added(unrolled, access, who)
-                earlier = [accesses[k].at for k in conflicts if k < len(accesses)]
+                earlier = [accesses[k] for k in conflicts if k < len(accesses)]
                 for before in earlier if repetition else ():
-                    yield _Need(access.at, before, f"the memory of {name!r}")
+                    pair = lines.of(access.at, access.writes), lines.of(before.at, before.writes)
+                    yield _Need(*pair, f"the memory of {name!r}")
 
 
 def _added(unrolled: Accesses, access: Access, who: int) -> Iterable[int]:
@@ -117,12 +144,12 @@ def _added(unrolled: Accesses, access: Access, who: int) -> Iterable[int]:
     return [*writers, *readers]
 
 
-def _in_state(program: Program, graph: Graph) -> Iterator[_Need]:
+def _in_state(program: Program, graph: Graph, lines: _Lines) -> Iterator[_Need]:
     """Yield the first task of a run that uses each item of shared state, and the last one."""
     ran = {run.task: at for at, run in enumerate(program) if isinstance(run, Run)}
     span: dict[int, tuple[int, int, str]] = {}
     for task in graph.tasks:
-        at = ran[task.name]
+        at = lines.of(ran[task.name])
         for item in task.shared:
             first, last, _ = span.get(id(item), (at, at, ""))
             kind = type(item).__name__.lstrip("_")
@@ -130,13 +157,13 @@ def _in_state(program: Program, graph: Graph) -> Iterator[_Need]:
     yield from itertools.starmap(_Need, dict.fromkeys(span.values()))
 
 
-def _fail(program: Program, need: _Need) -> NoReturn:
-    later, earlier = (_named(program, at) for at in (need.at, need.before))
+def _fail(program: Program, at: int, before: int, shared: str) -> NoReturn:
+    later, earlier = _named(program, at), _named(program, before)
     what = (
         f"{later} must follow {earlier} of the run before, which is not waited for: both use "
-        f"{need.shared}"
+        f"{shared}"
     )
-    raise ProgramError(excerpt(program, need.at, "order", what, need.before))
+    raise ProgramError(excerpt(program, at, "order", what, before))
 
 
 def _named(program: Program, at: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -20,6 +20,7 @@ from tests.loop_model import Choose, Tensors, execute
 from tests.reference import LoopReference, RefusedError
 from tests.sample_policies import policies
 
+Execute = Callable[[Program, asc.Graph, Sequence[Tensors], Choose], list[dict[str, torch.Tensor]]]
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 loops = st.integers(2, 4)
 
@@ -199,7 +200,9 @@ def test_runs_in_any_interleaving_do_what_they_do_one_after_another(
     check_interleaving(loop, graph, seed)
 
 
-def check_interleaving(loop: Program, graph: asc.Graph, seed: int) -> None:
+def check_interleaving(
+    loop: Program, graph: asc.Graph, seed: int, execute: Execute = execute
+) -> None:
     """Execute more runs than are in flight, in a random interleaving, and compare."""
     runs = loop.in_flight + 2
     serial = Serial(graph, runs)

@@ -15,15 +15,24 @@ from hypothesis import strategies as st
 import autosched as asc
 from autosched._lib.jit import Mode
 from autosched._lib.tree import flatten
+from autosched.lowering import lower
 from autosched.machine.machine import Machine
 from autosched.program.program import Copy, Program, Record, Run, Wait, occupied
 from autosched.program.vector_clocks import Clocks, Stamp
-from autosched.testing import contrary, graphs, inputs_for, run_parts, uniform
+from autosched.testing import (
+    contrary,
+    graphs,
+    inputs_for,
+    run_parts,
+    run_parts_in_flight,
+    uniform,
+)
 from autosched.testing.wire import MODES
 from autosched.verification.functional import proves
 from autosched.verification.parts import joined
 from autosched.verification.verify import verify
 from tests.clusters import clusters, parts_of, pinned
+from tests.laws.test_loops import check_interleaving
 from tests.laws.test_necessary import mutants, refusal
 from tests.sample_policies import policies
 from tests.verification.test_functional import plain
@@ -302,3 +311,58 @@ def test_shared_state_on_two_ranks_is_refused() -> None:
     graph.output(y=graph.add(torch.rand_like, first, name="second", random=True, on="cpu:1"))
     with pytest.raises(asc.ScheduleError, match=r"'first' and 'second' must be on one rank"):
         asc.schedule(graph, Machine.emulated(0, hosts=2), policy="heft", costs=COSTS)
+
+
+@st.composite
+def loops(draw: st.DrawFn) -> tuple[asc.Graph, Machine, Program]:
+    """A graph, its machine of several ranks, and its program with several runs in flight."""
+    graph, machine = draw(on_ranks(3))
+    single = scheduled(graph, machine, draw(policies))
+    outputs = dict(single.program.outputs)
+    in_flight = draw(st.integers(2, 4))
+    loop = lower(single.graph, machine, single.placement, outputs, in_flight=in_flight)
+    return graph, machine, loop
+
+
+def is_carried(instruction: object) -> bool:
+    return isinstance(instruction, Wait) and bool(instruction.ago)
+
+
+@given(drawn=loops(), mode=st.sampled_from(MODES), seed=st.integers(0, 999))
+def test_runs_in_flight_over_ranks_do_what_they_do_one_after_another(
+    drawn: tuple[asc.Graph, Machine, Program], mode, seed: int
+) -> None:
+    graph, machine, loop = drawn
+    verify(loop, graph, machine)
+    parts = parts_of(loop)
+    verify(parts, graph, machine)
+    assert Program.parse(str(loop)) == loop
+    source = random.Random(seed)
+    choose = source.choice([uniform, contrary])(seed)
+
+    def execute(_, graph, inputs, __):
+        return run_parts_in_flight(parts, graph, inputs, mode, choose)
+
+    check_interleaving(loop, graph, seed, execute)
+
+
+@SELDOM
+@given(drawn=loops())
+def test_each_carried_wait_over_ranks_is_needed_and_on_the_rank_of_its_event(
+    drawn: tuple[asc.Graph, Machine, Program],
+) -> None:
+    graph, _, loop = drawn
+    lines = loop.instructions
+    recorder = {i.event: i.stream for i in lines if isinstance(i, Record)}
+    rank = dict(loop.ranks)
+    for at, line in enumerate(lines):
+        if not is_carried(line):
+            continue
+        assert rank[line.stream.device] == rank[recorder[line.event].device]
+        left = replace(loop, instructions=(*lines[:at], *lines[at + 1 :]))
+        assert refusal(left, graph), f"without line {at}: {line}\n{loop}"
+        for other in loop.streams:
+            if rank[other.device] != rank[line.stream.device]:
+                moved = replace(line, stream=other)
+                mutant = replace(loop, instructions=(*lines[:at], line, moved, *lines[at + 1 :]))
+                assert "law: rank" in str(refusal(mutant, graph))

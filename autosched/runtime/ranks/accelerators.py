@@ -141,7 +141,7 @@ class Staged(Exchange):
     def landing(self, half: Send | Receive, header: Any) -> Landing:
         """Return memory for a value, page-locked if an accelerator reads it."""
         pinned = (half.value, half.version) in self.onward
-        return Landing(header, partial(in_host_memory, pinned=pinned))
+        return Landing(header, partial(in_host_memory, pinned=pinned), mark=True)
 
 
 def backend_of(part: Program, whole: Program) -> Ranks:

@@ -100,7 +100,7 @@ class Ranks(Threads):
         """
         if len({*self.threads.values()}) == 1:
             return None
-        finish = self.exchanges.ending([stream])
+        finish = self.exchanges.freeing(stream)
         return None if finish is None else lambda _: finish()
 
     def ending(self, thread: str | None) -> Step | None:

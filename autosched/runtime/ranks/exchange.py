@@ -10,6 +10,13 @@ then on the receiver knows what comes: it is ready to receive from the beginning
 memory that it keeps. The sender compares before it sends, because gloo aborts a receiver that gets
 more than it expects.
 
+A value of another shape or dtype than in the last run is announced in what the receiver is ready
+for, which has a byte more than the value: a mark, which no value reaches. A marked row has no other
+contents; after it come a header, as in the first run, and a copy of the value. The receiver finds
+the mark where it first waits for the value, which may be later than the sender waits for memory. So
+the sender waits for these rows only when it has issued its whole part: no two ranks wait for each
+other.
+
 Where a connection is closed, gloo wakes those who wait for a copy that has not begun, and no others:
 a copy of which a part is on its way never ends. So once the wire is lost, threads that still wait a
 moment later are given up, and the run goes on without them.
@@ -38,6 +45,7 @@ from autosched.runtime.ranks.messages import (
     header_of,
     is_fixed,
     is_row,
+    outline,
     rows,
     signature,
     sizes,
@@ -108,7 +116,7 @@ class Exchange:
 
     def landing(self, half: Send | Receive, header: Any) -> Landing:
         """Return memory for a value that arrives."""
-        return Landing(header)
+        return Landing(header, mark=True)
 
     # ---- compiling
 
@@ -123,9 +131,14 @@ class Exchange:
         """Return a step that waits for the copies of an event, unless others have done so."""
         return _waiting(self._awaited.get((stream, event), ()))
 
+    def freeing(self, stream: Stream) -> Step | None:
+        """Return a step that waits for the copies of a stream, before memory is freed there."""
+        return _waiting(self._by_stream.get(stream, ()))
+
     def ending(self, streams: Collection[Stream]) -> Step | None:
         """Return a step that waits for all copies of some streams that have been started."""
-        return _waiting([end for stream in streams for end in self._by_stream.get(stream, ())])
+        ends = [end for stream in streams for end in self._by_stream.get(stream, ())]
+        return partial(_finish, ends) if ends else None
 
     # ---- running
 
@@ -172,16 +185,29 @@ def _waiting(ends: Sequence[_End]) -> Step | None:
     return wait
 
 
+def _finish(ends: Sequence[_End]) -> None:
+    """Wait for copies, and then for rows that nothing else waits for."""
+    for end in ends:
+        if end.started is not None:
+            end.wait()
+    for end in ends:
+        if end.late:
+            end.attended(end.finish)
+
+
 class _End:
     """One end of a copy between ranks; several threads may wait for it.
 
-    ``started`` are its works, until they have ended; ``arrived`` is called then.
+    ``started`` are its works, until they have ended. Then ``arrive`` is called if the byte of
+    ``mark`` is set, or if the value ``is_moved`` from where it arrives.
     """
 
     tag = 0
     position = 0
     started: Sequence[Any] | None = None
-    arrived: Step | None = None
+    late: Sequence[Any] = ()  # works that only the end of the run waits for
+    mark: Any = b"\0"
+    is_moved = False
     issue: Callable[[torch.Tensor], Any]  # starts to send or to receive a row
 
     def __init__(self, exchange: Exchange, half: Send | Receive, peer: int, name: str):
@@ -195,6 +221,7 @@ class _End:
     def forget(self, wire: Wire) -> None:
         """Begin to use a new wire, and headers again."""
         self.started = None
+        self.late = ()
         self._guard = threading.Lock()  # a thread that was given up may hold the last one
 
     def __call__(self, value: Any, into: Any) -> Any:
@@ -211,13 +238,17 @@ class _End:
 
     def wait(self) -> None:
         """Wait for the end, if the copy has been started."""
+        self.attended(self._wait)
+
+    def attended(self, wait: Step) -> None:
+        """Call a function that waits; the thread is given up if the wire is lost meanwhile."""
         waiting = self.exchange.waiting
         thread = threading.get_ident()
         waiting[thread] = self
         try:
             if self.exchange.session.is_lost:
                 self.exchange.lost()
-            self._wait()
+            wait()
         finally:
             if waiting.pop(thread, None) is None:  # given up: its steps are those of another thread
                 threading.Event().wait()
@@ -227,16 +258,28 @@ class _End:
             works = self.started
             if works is None:
                 return
-            try:
-                for work in works:
-                    work.wait()
-            except RuntimeError as error:
-                raise self.exchange.session.cause(self.name) from error
-            if self.arrived is not None:
-                self.arrived()
+            self.end(works)
+            if self.is_moved or self.mark[0]:
+                self.arrive()
             self.started = None
             if self.exchange.is_watched:
                 self.exchange.arrivals[self.position] = time.perf_counter()
+
+    def arrive(self) -> None:
+        """Put what has arrived in its places."""
+
+    def end(self, works: Sequence[Any]) -> None:
+        """Wait for works. Raises the cause where the wire is lost."""
+        try:
+            for work in works:
+                work.wait()
+        except RuntimeError as error:
+            raise self.exchange.session.cause(self.name) from error
+
+    def finish(self) -> None:
+        """Wait for what only the end of the run waits for."""
+        works, self.late = self.late, ()
+        self.end(works)
 
     def watch(self) -> None:
         """Wait in a thread of its own, to know when a copy ends; errors are those of others."""
@@ -249,6 +292,8 @@ class _Send(_End):
     """Sends a value; ``known`` is what the receiver is ready for."""
 
     known: Any = None
+    header: Any = None
+    lengths: Sequence[int] = ()  # of the rows for which the receiver is ready
     last = ""
     is_row = False  # whether such a value needs no other row
 
@@ -260,29 +305,40 @@ class _Send(_End):
 
     def __call__(self, value: Any, _: Any) -> None:
         if self.known is None:
-            works = self._announce(value)
-            self.started = works + self.start(rows(value))
-            return
-        if self.known != signature(value):
-            raise ScheduleError(
-                f"{self.half.value!r} was {self.last} in the first run, for which rank {self.peer} "
-                f"is ready, and is {sizes(value)} now; make a schedule for each shape"
-            )
-        self.started = self.start((value,) if self.is_row else rows(value))
+            sent = rows(value)
+            self.started = self._announce(value, sent) + self.start(sent)
+        elif self.known == signature(value):
+            self.started = self.start((value,) if self.is_row else rows(value))
+        else:
+            self.late = self._change(value)
 
-    def _announce(self, value: Any) -> list[Any]:
+    def _announce(self, value: Any, sent: Sequence[torch.Tensor]) -> list[Any]:
         """Send the header of a value; from then on the receiver knows tensors like these."""
         header = header_of(value)
         self.is_row = is_row(value)
-        if is_fixed(header):
-            self.known = signature(value)
-            self.last = sizes(value)
+        self.known = signature(value) if sent and is_fixed(header) else None
+        self.header = header
+        self.lengths = [row.nbytes for row in sent]
+        self.last = sizes(value)
         data = json.dumps(header).encode()
         if len(data) > _LONGEST_HEADER:
             raise ScheduleError(
                 f"{self.half.value!r} has too many parts to be sent to another rank"
             )
         return self.start([torch.frombuffer(bytearray(data), dtype=torch.uint8)])
+
+    def _change(self, value: Any) -> list[Any]:
+        """Send a copy of a value of another shape or dtype, after a mark and its header."""
+        if outline(header_of(value)) != outline(self.header):
+            raise ScheduleError(
+                f"{self.half.value!r} was {self.last} in the last run, for which rank {self.peer} "
+                "is ready, and has another structure now; make a schedule for each"
+            )
+        first, *others = self.lengths
+        lengths = first + 1, *(1 for _ in others)
+        works = self.start([torch.ones(length, dtype=torch.uint8) for length in lengths])
+        sent = [row.clone() for row in rows(value)]
+        return works + self._announce(value, sent) + self.start(sent)
 
 
 class _Receive(_End):
@@ -291,6 +347,7 @@ class _Receive(_End):
     header: Any = None
     landing: Landing | None = None
     posted: list[Any] | None = None  # works that were started at the beginning of the run
+    into: Any = None  # memory that exists
 
     def forget(self, wire: Wire) -> None:
         """Expect a header again."""
@@ -298,7 +355,6 @@ class _Receive(_End):
         self.issue = wire.receiver(self.peer, self.tag)
         self.header = None
         self.posted = None
-        self.arrived = None
 
     def post(self) -> None:
         """Be ready to receive, if it is known what comes."""
@@ -310,29 +366,47 @@ class _Receive(_End):
 
     def __call__(self, _: Any, into: Any) -> Any:
         if self.posted is None:
-            header = self._header()
-            self.header = header
+            self.attended(self._learn)
             self.landing = None
             self.post()
-            self.header = header if is_fixed(header) else None
-        assert self.landing is not None
+            self._know()
+        landing = self.landing
+        assert landing is not None
         self.started = self.posted
         self.posted = None
-        self.arrived = self.landing.spread if self.landing.is_packed else None
-        if into is not None:
-            self.arrived = partial(_overwrite, into, self.landing)
+        self.into = into
+        self.mark = landing.mark
+        self.is_moved = landing.is_packed or into is not None
         if self.exchange.is_watched:
             threading.Thread(target=self.watch, daemon=True, name=self.name).start()
-        return self.landing.value if into is None else into
+        return landing.value if into is None else into
 
-    def _header(self) -> Any:
+    def _know(self) -> None:
+        """Keep the header for the next run, unless the sender sends one in each."""
+        assert self.landing is not None
+        if not (self.landing.rows and is_fixed(self.header)):
+            self.header = None
+
+    def arrive(self) -> None:
+        """Put what has arrived in its places, after what the sender announces."""
+        landing = self.landing
+        assert landing is not None
+        if self.mark[0]:
+            self._learn()
+            self.landing = self.exchange.landing(self.half, self.header)
+            self.end(self.start(self.landing.rows))
+            self.landing.spread()
+            landing.become(self.landing)
+            self._know()
+            self.landing = None  # the value has its memory
+        else:
+            landing.spread()
+        if self.into is not None:
+            overwritten(self.into, landing.value)
+            self.into = None
+
+    def _learn(self) -> None:
         """Wait for the header of a value."""
         row = torch.zeros(_LONGEST_HEADER, dtype=torch.uint8)
-        self.started = self.start([row])
-        self.wait()
-        return described(bytes(row.numpy()).rstrip(b"\0").decode())
-
-
-def _overwrite(into: Any, landing: Landing) -> None:
-    landing.spread()
-    overwritten(into, landing.value)
+        self.end(self.start([row]))
+        self.header = described(bytes(row.numpy()).rstrip(b"\0").decode())

@@ -21,7 +21,7 @@ from autosched._lib.tree import flatten
 from autosched.errors import ScheduleError, shown
 
 __all__ = ["Header", "Landing", "described", "header_of", "in_host_memory", "is_fixed", "is_row"]
-__all__ += ["on_device", "rows", "signature", "sizes"]
+__all__ += ["on_device", "outline", "rows", "signature", "sizes"]
 
 Header = Any  # of JSON: a list that begins with the kind
 Blank = Callable[[Sequence[int], Sequence[int], torch.dtype, int], torch.Tensor]
@@ -70,6 +70,15 @@ def is_fixed(header: Header) -> bool:
         return bool(kind == "tensor")
     items = rest[0].values() if kind == "dict" else rest[0]
     return all(map(is_fixed, items))
+
+
+def outline(header: Header) -> Any:
+    """Return a header without the shapes, strides, dtypes and alignments of its tensors."""
+    kind, *rest = header
+    if kind in ("tensor", "plain"):
+        return kind, *rest[4:]
+    items = rest[0].items() if kind == "dict" else enumerate(rest[0])
+    return kind, *((key, outline(item)) for key, item in items)
 
 
 def signature(value: Any) -> Any:
@@ -148,10 +157,11 @@ class Landing:
     """Memory for a value that arrives: ``rows`` to receive into, and ``value`` afterwards.
 
     It can serve the next run, too, if nothing else refers to the value any more. ``blank`` makes
-    tensors: in host memory, which may be page-locked, or on a device.
+    tensors: in host memory, which may be page-locked, or on a device. With ``mark``, the first row has a
+    byte more than the value, at first 0, which no row of the value reaches.
     """
 
-    def __init__(self, header: Header, blank: Blank | None = None):
+    def __init__(self, header: Header, blank: Blank | None = None, mark: bool = False):
         self.value = _make(header, blank or in_host_memory)
         self.rows: list[torch.Tensor] = []
         self._packed: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -160,6 +170,12 @@ class Landing:
         self._addresses = [storage._cdata for storage in self._storages]
         for number in range(len(self._tensors)):
             self._add(number)
+        self.mark: Any = b"\0"
+        if mark and self.rows:
+            row = self.rows[0]
+            self.rows[0] = row.as_strided((len(row) + 1,), (1,))
+            self.mark = self.rows[0].numpy().data[len(row) :]
+            self.mark[0] = 0
         self._held = self._holders()  # no variable refers to a tensor here
 
     def _add(self, number: int) -> None:
@@ -170,9 +186,16 @@ class Landing:
             self.rows.append(_whole(tensor))
             return
         apart = _distinct(tensor)
-        packed = torch.empty(apart.shape, dtype=tensor.dtype, device=tensor.device)
+        memory = torch.empty(apart.nbytes + 1, dtype=torch.uint8, device=tensor.device)
+        row = memory[:-1]
+        packed = row.view(tensor.dtype).view(apart.shape)
         self._packed.append((apart, packed))
-        self.rows.append(packed.view(-1).view(torch.uint8))
+        self.rows.append(row)
+
+    def become(self, other: Landing) -> None:
+        """Give the tensors the shapes, the dtypes and the memory of those of another value."""
+        for tensor, new in zip(self._tensors, other._tensors, strict=True):
+            tensor.data = new
 
     def spread(self) -> None:
         """Put tensors that arrived packed in their places."""
@@ -230,9 +253,12 @@ def _empty(
 def in_host_memory(
     shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, at: int, pinned: bool = False
 ) -> torch.Tensor:
-    """Return a tensor that begins ``at`` bytes after a multiple of 64, page-locked if asked."""
+    """Return a tensor that begins ``at`` bytes after a multiple of 64, page-locked if asked.
+
+    Its memory has a byte more, for a mark.
+    """
     reach = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-    storage = _storage(0 if 0 in shape else reach * dtype.itemsize, at, pinned)
+    storage = _storage(0 if 0 in shape else reach * dtype.itemsize + 1, at, pinned)
     return torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
 
 

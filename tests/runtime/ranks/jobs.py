@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import operator
 import os
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -171,20 +173,25 @@ def equal(a: Any, b: Any) -> bool:
 # ---- schedules
 
 
-def run_drawn(graph: asc.Graph, policy: str, streams: int, outputs: Any, runs: int) -> list[str]:
-    """Run a drawn graph on all ranks; return what differs from the serial run, on this rank."""
+def run_drawn(
+    graph: asc.Graph, policy: str, streams: int, outputs: Any, widths: Sequence[int]
+) -> list[str]:
+    """Run a drawn graph on all ranks; return what differs from the serial run, on this rank.
+
+    ``widths`` are the columns of its inputs in each run.
+    """
     machine = asc.Machine.cluster(cpu_streams=streams)
     try:
         schedule = asc.schedule(graph, machine, policy=policy, outputs=outputs)
     except asc.ScheduleError as error:
         return [f"refused: {error}"]
-    expected = serial_run(graph)
     wrong = []
     with schedule:
         here = {*machine.here}
         inputs = {name for name, device in schedule.program.inputs if device in here}
-        for number in range(runs):
-            given = inputs_for(graph)
+        for number, width in enumerate(widths):
+            expected = serial_run(graph, width)
+            given = wide_inputs(graph, width)
             torch.manual_seed(0)
             found = schedule(**{name: given[name] for name in schedule.inputs_here})
             own = {name for name, device in schedule.program.outputs if device in here}
@@ -199,9 +206,24 @@ def run_drawn(graph: asc.Graph, policy: str, streams: int, outputs: Any, runs: i
     return wrong
 
 
-def serial_run(graph: asc.Graph) -> dict[str, Any]:
-    """Return the outputs of a serial run, and the inputs as it leaves them."""
+def wide_inputs(graph: asc.Graph, width: int) -> dict[str, Any]:
+    """Return fresh inputs with so many columns."""
     given = inputs_for(graph)
+    return {name: item.repeat(1, 2)[:, :width].clone() for name, item in given.items()}
+
+
+def fits(graph: asc.Graph, width: int) -> bool:
+    """Whether a drawn graph, which may have constants of 3 columns, takes inputs with so many."""
+    try:
+        serial_run(graph, width)
+    except RuntimeError:
+        return False
+    return True
+
+
+def serial_run(graph: asc.Graph, width: int) -> dict[str, Any]:
+    """Return the outputs of a serial run, and the inputs as it leaves them."""
+    given = wide_inputs(graph, width)
     torch.manual_seed(0)
     return {**given, **graph.run_serial(**given)}
 
@@ -214,7 +236,7 @@ def round_trip(before: Any = torch.abs) -> asc.Graph:
     graph = asc.Graph("round trip")
     x = graph.input("x")
     with graph.on("cpu:0"):
-        a = graph.add(torch.neg, x, name="first")
+        a = graph.add(operator.neg, x, name="first")
     with graph.on("cpu:1"):
         b = graph.add(before, a, name="second")
     with graph.on("cpu:2"):
@@ -340,12 +362,40 @@ def differ(what: str) -> str:
         with asc.schedule(graph, machine, **options) as schedule:  # type: ignore[arg-type]
             if what == "input":
                 schedule(**({} if machine.rank == 0 else {"x": 1}))
-            if what == "shape":
-                for n in (2, 3):
-                    schedule(x=torch.ones(n))
+            if what == "structure":
+                for x in (torch.ones(2), 1):
+                    schedule(x=x)
     except asc.AutoschedError as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
+
+
+def vary_shapes() -> list[str]:
+    """Pass values of several shapes from rank to rank and back; return which runs are wrong."""
+    graph = asc.Graph("varying")
+    x, y = graph.inputs("x", "y")
+    pair = graph.add(lambda x, y: [x.t() + 0, {"y": y + 0}], x, y, on="cpu:0")
+    half = graph.add(lambda pair: (pair[0] * 2)[::2], pair, on="cpu:1")
+    total = graph.add(lambda pair, half: pair[1]["y"].sum() + half.sum(), pair, half, on="cpu:2")
+    x.add_(1)
+    with graph.on("cpu:0"):
+        graph.output(total=total + 1, half=half * 1, x=x)
+    wrong = []
+    kept: list[Any] = []
+    with asc.schedule(graph, asc.Machine.cluster(), outputs="cpu:0") as schedule:
+        sizes = ((2, 1), (2, 1), (3, 1), (3, 1), (0, 2), (0, 2), (4, 0), (1, 5), (4, 2), (2, 1))
+        for number, (n, k) in enumerate(sizes):
+            dtype = torch.float64 if number % 3 else torch.float32
+            given = {"x": torch.arange(4.0 * n).view(4, n), "y": torch.arange(k, dtype=dtype)}
+            copies = {name: item.clone() for name, item in given.items()}
+            expected = {**graph.run_serial(**copies)}
+            found = schedule(**{name: given[name] for name in schedule.inputs_here})
+            kept.append((found, expected))
+    for number, (found, expected) in enumerate(kept):
+        wrong += [
+            f"run {number}: {name}" for name in found if not equal(found[name], expected[name])
+        ]
+    return wrong
 
 
 def keep_memory() -> tuple[int, int]:

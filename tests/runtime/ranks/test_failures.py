@@ -126,10 +126,10 @@ def test_a_missing_input_is_named_on_its_rank(ranks):
     assert first.startswith("GraphError: rank 0 misses input 'x' of graph 'round trip'")
 
 
-def test_a_sender_compares_shapes_before_it_sends(ranks):
-    first, second, third = ranks.run(jobs.differ, 3, "shape")
+def test_a_sender_compares_structures_before_it_sends(ranks):
+    first, second, third = ranks.run(jobs.differ, 3, "structure")
     assert first.startswith(
-        "ScheduleError: 'first' was float32 (2,) in the first run, for which rank 1 is ready"
+        "ScheduleError: 'first' was float32 (2,) in the last run, for which rank 1 is ready"
     )
     for other in (second, third):
         assert other.startswith("RankError: rank 0: send first -> cpu:1 failed with ScheduleError")

@@ -14,13 +14,22 @@ pytestmark = pytest.mark.xdist_group("ranks")
 
 @given(data=st.data(), size=st.integers(2, 4), policy=policies, streams=st.integers(1, 2))
 def test_runs_equal_the_serial_run(ranks, data, size, policy, streams):
+    """Also if the shapes of inputs vary."""
     devices = tuple(f"cpu:{rank}" for rank in range(size))
     graph = data.draw(graphs(devices))
     outputs = data.draw(st.none() | st.sampled_from(devices))
-    found = ranks.run(jobs.run_drawn, size, graph, policy, streams, outputs, 3)
+    widths = data.draw(st.sampled_from([(3, 3, 3), (3, 3, 5, 5, 4, 3), (3, 6, 3)]))
+    if not all(jobs.fits(graph, width) for width in widths):
+        widths = (3, 3, 3)
+    found = ranks.run(jobs.run_drawn, size, graph, policy, streams, outputs, widths)
     refused = [wrong[:1] for wrong in found if wrong and wrong[0].startswith("refused")]
     assert len(refused) in (0, size)
     assert refused or found == [[]] * size
+
+
+def test_shapes_vary_from_run_to_run(ranks):
+    """Also of trees, of values that are kept, and of empty ones."""
+    assert ranks.run(jobs.vary_shapes, 3) == [[]] * 3
 
 
 def test_memory_on_a_copy_stream_is_freed_behind_its_copies(ranks):
@@ -33,7 +42,7 @@ def test_memory_on_a_copy_stream_is_freed_behind_its_copies(ranks):
     z.t().mul_(0.75)
     graph.output(z=z)
     for _ in range(3):
-        found = ranks.run(jobs.run_drawn, 3, graph, "round_robin", 1, "cpu:1", 3)
+        found = ranks.run(jobs.run_drawn, 3, graph, "round_robin", 1, "cpu:1", (3, 3, 3))
         assert found == [[]] * 3
 
 
