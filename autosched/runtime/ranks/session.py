@@ -23,7 +23,7 @@ from autosched._lib.processes import identity, is_stopped
 from autosched.errors import AutoschedError, RankError, TaskError
 from autosched.machine import cluster
 from autosched.machine.cluster import Joined, joined
-from autosched.runtime.ranks.heartbeat import Heartbeat
+from autosched.runtime.ranks.heartbeat import Heartbeat, acknowledged
 from autosched.runtime.ranks.watch import Watch
 from autosched.runtime.ranks.wire import Wire, new_group
 
@@ -61,7 +61,8 @@ class Session:
         self._guard = threading.Lock()
         self._failed = -1  # the last wire that is known to have failed
         self.store.set(f"process/{self.rank}", identity())
-        group = new_group("watch", self.store, self.rank, self.size)
+        with acknowledged(member.heartbeat):
+            group = new_group("watch", self.store, self.rank, self.size)
         on_news = self._lose, self._gone, self._left, self._hangs
         self._watch = Watch(group, self.rank, self.size, *on_news)
         self._heartbeat = self._listen(group, member.heartbeat)
@@ -215,7 +216,9 @@ class Session:
         if rank in self.absent:
             return
         who = "this rank" if rank == self.rank else self.named(rank)
-        self.hanging = f"{who} hangs: its process was stopped, or does not answer"
+        self.hanging = (
+            f"{who} hangs: its process was stopped or does not answer, or its host is lost"
+        )
         self.absent[rank] = self.hanging
         self._watch.tell_hangs(rank)
         self._lose(self.generation)

@@ -64,7 +64,7 @@ def test_a_stopped_rank_is_named_on_all_others(mortals, tmp_path, heartbeat):
     os.kill(victim.pid, signal.SIGCONT)
     for rank, (ended, _) in enumerate(mortals.results(3)):
         who = "this rank" if rank == 1 else "rank 1"
-        why = f"RankError: {who} hangs: its process was stopped, or does not answer"
+        why = f"RankError: {who} hangs: its process was stopped or does not answer"
         assert ended[2].startswith(why)
         assert rank == 1 or f"rank {rank} waited: {WAITS[rank]}" in ended[2]
 
