@@ -19,9 +19,11 @@ import torch._dynamo  # optimizers do, which takes a second; the processes of jo
 import autosched as asc
 from autosched._lib.copying import ALIGNMENT
 from autosched._lib.tree import flatten
+from autosched.machine.cluster import joined
 from autosched.measurement import ranks as ranks_module
 from autosched.runtime.ranks import messages
 from autosched.runtime.ranks import session as session_module
+from autosched.runtime.ranks import wire as wire_module
 from autosched.runtime.ranks.session import session
 from autosched.runtime.ranks.wire import lose, new_group
 from autosched.testing.strategies import inputs_for
@@ -290,6 +292,23 @@ def send_large(folder: str) -> str:
         except asc.RankError as error:
             return str(error)
     return "nothing"
+
+
+def connect(victim: int, group: str) -> str:
+    """Connect to a rank that is killed before it connects in a group; return the error."""
+    member = joined()
+
+    def make(name: str, *rest: Any) -> Any:
+        if member.rank == victim and name.startswith(group):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return new_group(name, *rest)
+
+    session_module.new_group = make
+    wire_module.new_group = make
+    try:
+        return str(ring(1))
+    except asc.RankError as error:
+        return str(error)
 
 
 def run_on(folder: str) -> str:

@@ -83,6 +83,14 @@ def test_whichever_rank_is_stopped_all_others_are_told(mortals, tmp_path, victim
         assert found[rank][0].startswith(f"rank {victim} hangs"), found[rank]
 
 
+@pytest.mark.parametrize("group", ["watch", "wire"])
+def test_a_rank_that_is_killed_while_ranks_connect_is_named_on_all_others(mortals, group):
+    mortals.start(jobs.connect, 3, 1, group)
+    (first, _), killed, (third, _) = mortals.results(3)
+    assert killed == (-signal.SIGKILL, "dead")
+    assert {first, third} == {"rank 1 has gone: its process was ended"}
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_copy_ends_of_which_a_part_has_been_sent(mortals, tmp_path, victim):
     """gloo wakes nobody who waits for it."""
