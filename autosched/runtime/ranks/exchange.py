@@ -72,6 +72,7 @@ class Exchange:
         self.ranks = ranks
         # Called with a thread whose wait never ends, with its copy and with the cause.
         self.give_up: Callable[[int, int, AutoschedError], None] = lambda *_: None
+        self.where: Callable[[], str] = lambda: ""  # the tasks that this rank executes
         self.waiting: dict[int, _End] = {}  # by thread
         self.is_watched = False  # so that ``arrivals`` has when each receive of a run has ended
         self.arrivals: dict[int, float] = {}  # by position in the part
@@ -126,6 +127,10 @@ class Exchange:
     def ending(self, streams: Collection[Stream]) -> Step | None:
         """Return a step that waits for all copies of some streams that have been started."""
         return _waiting([end for stream in streams for end in self._by_stream.get(stream, ())])
+
+    def awaited(self) -> Sequence[_End]:
+        """Return the copies for which threads wait now."""
+        return tuple(self.waiting.values())
 
     # ---- running
 

@@ -39,6 +39,8 @@ _NAP = 1e-3
 class Losing(Protocol):
     """What uses a wire."""
 
+    where: Callable[[], str]  # returns the tasks that it executes
+
     def lost(self) -> None:
         """Note that the wire is lost."""
 
@@ -144,7 +146,8 @@ class Session:
         kind, why = self._why()
         self._reported = self.generation
         self._lose(self.generation)
-        text = f"{why}\n    rank {self.rank} waited: {pending}"
+        places = self.places() if kind == "late" else ""
+        text = f"{why}{places}\n    rank {self.rank} waited: {pending}"
         self.told = TaskError(text) if kind == "task" else RankError(text)
         return self.told
 
@@ -185,6 +188,26 @@ class Session:
             time.sleep(_NAP)
         return None
 
+    def places(self) -> str:
+        """Return lines that say what each rank executed when the wire was lost."""
+        found: dict[int, str] = {}
+
+        def read() -> None:
+            deadline = time.monotonic() + _PATIENCE
+            while len(found) < self.size and time.monotonic() < deadline:
+                for rank in {*range(self.size)} - found.keys():
+                    if self.store.check([key := f"at/{self.generation}/{rank}"]):
+                        found[rank] = self.store.get(key).decode()
+                time.sleep(_NAP)
+
+        self._ask(read)
+        said = {
+            rank: found.get(rank, "something of which it tells nothing")
+            for rank in range(self.size)
+        }
+        executing = ((self.named(rank), what) for rank, what in said.items() if what)
+        return "".join(f"\n    {rank} executed {what}" for rank, what in executing)
+
     def _ask(self, ask: Callable[[], T]) -> T | None:
         """Return what the store is asked for; None if it has gone, or does not answer."""
         answers: list[T] = []
@@ -206,11 +229,14 @@ class Session:
             if self._failed >= generation:
                 return
             self._failed = generation
+        exchanges = tuple(self.exchanges)
+        where = " and ".join(filter(None, (exchange.where() for exchange in exchanges)))
         if self._wire is not None and generation == self.generation:
             self._wire.lose()
         self._watch.tell(generation)
-        for exchange in tuple(self.exchanges):
+        for exchange in exchanges:
             exchange.lost()
+        self._ask(lambda: self.store.set(f"at/{generation}/{self.rank}", where))
 
     # ---- news of other ranks
 
