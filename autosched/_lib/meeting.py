@@ -26,12 +26,13 @@ from typing import Any, NamedTuple, TypeVar
 from autosched import errors
 from autosched.errors import AutoschedError, RankError, ScheduleError, listed
 
-__all__ = ["Meeting", "common_token"]
+__all__ = ["Meeting", "common_token", "connected", "waited_for"]
 
 T = TypeVar("T")
 _SHORTEST = 1e-4  # seconds between two questions to the store; doubled up to the longest
 _LONGEST = 1e-2
 _PATIENCE = 0.5  # seconds for the store to answer before news of other processes counts
+_SOON = 0.05  # seconds after which a process has ended whose connections are closed
 _LAST = 1.0  # seconds that the first process stays
 _FAILED = ""  # the name of what a process calls that failed before
 
@@ -196,30 +197,62 @@ class Meeting:
 
     def _ask(self, ask: Callable[[], T]) -> T:
         """Return what the store answers. Raises RankError if it has gone, or does not answer."""
-        answers: list[T] = []
-        failures: list[RuntimeError] = []
-
-        def asking() -> None:
-            try:
-                answers.append(ask())
-            except RuntimeError as error:
-                failures.append(error)
-
-        thread = threading.Thread(target=asking, daemon=True, name="store")
-        thread.start()
-        thread.join(min(_PATIENCE, self.timeout))
-        deadline = time.monotonic() + self.timeout
-        while thread.is_alive():
-            self.alive()
-            if time.monotonic() > deadline:
-                what = "the process with the store of the ranks does not answer"
-                raise RankError(f"{what} within {self.timeout:g} s")
-            thread.join(_LONGEST)
-        if failures:
+        store = "the process with the store of the ranks"
+        try:
+            return waited_for(ask, self.alive, self.timeout, f"{store} does not answer")
+        except RuntimeError as error:
+            if isinstance(error, AutoschedError):
+                raise
             self.alive()  # which may know why
-            what = "the process with the store of the ranks has gone"
-            raise RankError(f"{what}: {failures[0]}") from failures[0]
-        return answers[0]
+            raise RankError(f"{store} has gone: {error}") from error
+
+
+def waited_for(
+    do: Callable[[], T],
+    alive: Callable[[], None],
+    timeout: float,
+    late: str,
+    patience: float = _PATIENCE,
+) -> T:
+    """Return what a function returns, or raise what it raises; it may never end.
+
+    It is called in a thread, which is given up where ``alive`` raises, after ``patience`` seconds,
+    or after ``timeout`` seconds: then RankError is raised, which begins with ``late``.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def doing() -> None:
+        try:
+            results.append(do())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=doing, daemon=True, name="store")
+    thread.start()
+    thread.join(min(patience, timeout))
+    deadline = time.monotonic() + timeout
+    while thread.is_alive():
+        alive()
+        if time.monotonic() > deadline:
+            raise RankError(f"{late} within {timeout:g} s")
+        thread.join(_LONGEST)
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def connected(make: Callable[[], T], alive: Callable[[], None], timeout: float) -> T:
+    """Return a group of all ranks, which a function makes. Raises RankError if one has gone."""
+    late = "the ranks did not connect"
+    try:
+        return waited_for(make, alive, timeout, late, patience=0)
+    except RuntimeError as error:
+        if isinstance(error, AutoschedError):
+            raise
+        time.sleep(_SOON)
+        alive()  # which may know why
+        raise RankError(f"{late}: {error}") from error
 
 
 def common_token(store: Any, rank: int, size: int, timeout: float) -> str:

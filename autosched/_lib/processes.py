@@ -1,4 +1,4 @@
-"""Look at other processes of this host, as Linux shows them in ``/proc``."""
+"""Look at processes of this host, as Linux shows them in ``/proc``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import os
 from pathlib import Path
 
-__all__ = ["identity", "is_stopped"]
+__all__ = ["has_ended", "identity", "is_stopped", "sockets"]
 
 _STARTED = 19  # the place of the start time behind the state, in /proc/<pid>/stat
 
@@ -28,11 +28,41 @@ def is_stopped(process: str) -> bool:
     >>> is_stopped(identity())
     False
     """
+    return _state(process) == "T"
+
+
+def has_ended(process: str) -> bool:
+    """Whether a process with this identity was on this host, and has ended.
+
+    >>> has_ended(identity())
+    False
+    """
+    return _state(process) in ("X", "Z")
+
+
+def _state(process: str) -> str:
+    """Return the letter of a process's state; nothing if it is not on this host."""
     with contextlib.suppress(OSError, ValueError):
         place, number, started = process.rsplit(" ", 2)
-        stat = _stat(int(number))
-        return stat[0] == "T" and stat[_STARTED] == started and place == _place()
-    return False
+        if place != _place():
+            return ""
+        try:
+            stat = _stat(int(number))
+        except FileNotFoundError:
+            return "X"
+        return stat[0] if stat[_STARTED] == started else "X"
+    return ""
+
+
+def sockets() -> set[int]:
+    """Return the descriptors of the sockets of this process; none where there is no /proc."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for number in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # one that was closed since
+                if os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
+                    found.add(int(number))
+    return found
 
 
 @functools.cache

@@ -15,11 +15,13 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from autosched._lib.allowed import is_number
 from autosched._lib.forks import forks
-from autosched._lib.meeting import Meeting, common_token
+from autosched._lib.meeting import Meeting, common_token, connected
+from autosched._lib.processes import identity
 from autosched.errors import MachineError, RankError, shown
 from autosched.machine.machine import Device, Link, Machine, Network
 from autosched.machine.network import named_network
@@ -114,6 +116,7 @@ def join(store: Any, rank: int, size: int, timeout: float) -> Joined:
     own = dist.PrefixStore(common_token(own, rank, size, timeout), own)
     atexit.unregister(_end)  # once is enough
     atexit.register(_end)
+    own.set(f"process/{rank}", identity())
     _current.append(Joined(rank, size, own, Meeting(own, rank, size, timeout)))
     return joined()
 
@@ -142,7 +145,9 @@ def _join_by_torch(timeout: float) -> None:
             raise
         raise RankError(f"the ranks did not meet: {error}") from error
     # Restarted processes find what earlier ones wrote to a store of torchrun's, so ours is new.
-    dist.init_process_group("gloo", store=found.store, rank=rank, world_size=size)
+    group = {"store": found.store, "rank": rank, "world_size": size}
+    make = partial(dist.init_process_group, "gloo", **group)
+    connected(make, lambda: None, timeout)
     atexit.register(_destroy)
 
 

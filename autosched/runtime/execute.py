@@ -327,9 +327,8 @@ class Executor:
     def _raise(self, end: Fault | Late | None, do: str) -> None:
         """Raise the error that ended a run, or the wait for the last one, if any."""
         if isinstance(end, Late):
-            raise RunTimeoutError(
-                f"the run did not {do}:\n{report(self.program, self.graph, end.places)}"
-            )
+            here = report(self.program, self.graph, end.places)
+            raise RunTimeoutError(f"the run did not {do}:\n{here}{end.elsewhere}")
         if end is not None:
             self._raise_fault(end, self.memory.arguments(end.position))
 

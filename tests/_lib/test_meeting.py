@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.distributed as dist
 
-from autosched._lib.meeting import Meeting
+from autosched._lib.meeting import Meeting, connected
 from autosched.errors import RankError, ScheduleError
 
 
@@ -80,3 +80,17 @@ def test_a_store_that_does_not_answer_is_given_up():
     with pytest.raises(RankError, match="rank 0 hangs"):
         told.agree("a call", "", "".join)
     ended.set()
+
+
+def test_ranks_that_do_not_connect_are_given_up():
+    ended = threading.Event()
+    with pytest.raises(RankError, match=r"the ranks did not connect within 0\.05 s"):
+        connected(lambda: ended.wait(10), lambda: None, 0.05)
+    ended.set()
+
+    def refused():
+        raise RuntimeError("connection refused")
+
+    with pytest.raises(RankError, match="the ranks did not connect: connection refused"):
+        connected(refused, lambda: None, 10)
+    assert connected(lambda: 3, lambda: None, 10) == 3

@@ -21,7 +21,7 @@ from autosched.runtime.backends import Step, Transfer
 from autosched.runtime.backends.threads import Threads
 from autosched.runtime.ranks.exchange import Exchange
 from autosched.runtime.ranks.session import Session, session
-from autosched.runtime.threads.tapes import Fault, Team
+from autosched.runtime.threads.tapes import Fault, Late, Tape, Team
 from autosched.runtime.threads.thread_team import ThreadTeam
 
 __all__ = ["Ranks", "relays"]
@@ -37,6 +37,7 @@ class Ranks(Threads):
 
     def __init__(self, whole: Program | None = None):
         super().__init__()
+        self._pending = ""  # the copies that the last late run waited for
         # Programs that share the wire have different tags.
         self.first_tag = zlib.crc32(str(whole).encode()) >> 2
 
@@ -67,7 +68,7 @@ class Ranks(Threads):
 
     def team(self, threads: Sequence[str]) -> Team:
         """Return a team that tells other ranks when it stops."""
-        team = _Team(threads, self.prepare, self._give_up)
+        team = _Team(threads, self.prepare, self._give_up, self._elsewhere)
         held = weakref.ref(team)
 
         def abandon(thread: int, position: int, cause: AutoschedError) -> None:
@@ -75,7 +76,12 @@ class Ranks(Threads):
             if found is not None:
                 found.abandon(thread, Fault(position, cause))
 
+        def where() -> str:
+            found = held()
+            return "" if found is None else found.where(self.part)
+
         self.exchanges.give_up = abandon
+        self.exchanges.where = where
         return team
 
     def exchange(self, half: Send | Receive) -> Transfer:
@@ -118,10 +124,20 @@ class Ranks(Threads):
         me = self.session.named(self.session.rank)
         if fault is None:
             error: Any = sys.exc_info()[1]
-            what = "was interrupted" if isinstance(error, KeyboardInterrupt) else "gave up a run"
-            self.session.give_up("rank", f"{me} {what}")
+            if isinstance(error, KeyboardInterrupt):
+                self.session.give_up("rank", f"{me} was interrupted")
+            else:
+                self._pending = " and ".join(end.name for end in self.exchanges.awaited())
+                self.session.give_up("late", f"{me} gave up a run")
         elif fault.error is not self.session.told:
             self.session.give_up(*self._why(me, fault))
+
+    def _elsewhere(self) -> str:
+        """Return lines about a late run: what ranks executed, and what this one waited for."""
+        found = self.session.places()
+        if self._pending:
+            found += f"\n    rank {self.session.rank} waited: {self._pending}"
+        return found
 
     def _why(self, me: str, fault: Fault) -> tuple[str, str]:
         """Return the kind of a failure, and what other ranks are told."""
@@ -150,13 +166,26 @@ def relays(part: Program) -> set[Stream]:
 
 
 class _Team(ThreadTeam):
-    """A team that calls ``give_up`` when a run stops before its end."""
+    """A team that calls ``give_up`` when a run stops before its end.
+
+    ``elsewhere`` returns lines about all ranks, for a run that is late.
+    """
 
     def __init__(
-        self, names: Sequence[str], prepare: Step, give_up: Callable[[Fault | None], None]
+        self,
+        names: Sequence[str],
+        prepare: Step,
+        give_up: Callable[[Fault | None], None],
+        elsewhere: Callable[[], str],
     ):
         self._give_up = give_up
+        self._elsewhere = elsewhere
         super().__init__(names, prepare)
+
+    def run(self, tape: Tape, deadline: float | None = None) -> Fault | Late | None:
+        """Execute a tape; ask the other ranks what they do if that takes too long."""
+        end = super().run(tape, deadline)
+        return Late(end.places, self._elsewhere()) if isinstance(end, Late) else end
 
     def stop(self, fault: Fault | None = None) -> None:
         """Abort the run, and tell the other ranks."""
@@ -164,3 +193,13 @@ class _Team(ThreadTeam):
         super().stop(fault)
         if is_first and not self.closed:
             self._give_up(fault)
+
+    def where(self, part: Program) -> str:
+        """Return the tasks that its threads execute."""
+        found = []
+        for place in self._places().values():
+            at = None if place is None or place.how != "in" else part.instructions[place.position]
+            if place is not None and isinstance(at, Run):
+                where = f"instruction {place.position + 1} of {len(part)}"
+                found.append(f"task {at.task!r} on {at.stream.device}, {where}")
+        return " and ".join(found)

@@ -80,6 +80,7 @@ class Exchange:
         self.ranks = ranks
         # Called with a thread whose wait never ends, with its copy and with the cause.
         self.give_up: Callable[[int, int, AutoschedError], None] = lambda *_: None
+        self.where: Callable[[], str] = lambda: ""  # the tasks that this rank executes
         self.waiting: dict[int, _End] = {}  # by thread
         self.is_watched = False  # so that ``arrivals`` has when each receive of a run has ended
         self.arrivals: dict[int, float] = {}  # by position in the part
@@ -139,6 +140,10 @@ class Exchange:
         """Return a step that waits for all copies of some streams that have been started."""
         ends = [end for stream in streams for end in self._by_stream.get(stream, ())]
         return partial(_finish, ends) if ends else None
+
+    def awaited(self) -> Sequence[_End]:
+        """Return the copies for which threads wait now."""
+        return tuple(self.waiting.values())
 
     # ---- running
 

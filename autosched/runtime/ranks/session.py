@@ -17,15 +17,17 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
-from autosched._lib.processes import identity, is_stopped
+from autosched._lib.meeting import connected
+from autosched._lib.processes import has_ended, is_stopped
 from autosched.errors import AutoschedError, RankError, TaskError
 from autosched.machine import cluster
 from autosched.machine.cluster import Joined, joined
-from autosched.runtime.ranks.heartbeat import Heartbeat
+from autosched.runtime.ranks.heartbeat import Heartbeat, acknowledged
 from autosched.runtime.ranks.watch import Watch
-from autosched.runtime.ranks.wire import Wire, new_group
+from autosched.runtime.ranks.wire import Patient, Wire, new_group
 
 __all__ = ["Session", "leave", "session"]
 
@@ -36,6 +38,8 @@ _NAP = 1e-3
 
 class Losing(Protocol):
     """What uses a wire."""
+
+    where: Callable[[], str]  # returns the tasks that it executes
 
     def lost(self) -> None:
         """Note that the wire is lost."""
@@ -60,21 +64,39 @@ class Session:
         self._reported = -1  # the last wire whose failure this rank has caused, or raised
         self._guard = threading.Lock()
         self._failed = -1  # the last wire that is known to have failed
-        self.store.set(f"process/{self.rank}", identity())
-        group = new_group("watch", self.store, self.rank, self.size)
+        self._near = self._processes()
+        with acknowledged(member.heartbeat):
+            group = self._connected(new_group, "watch")
         on_news = self._lose, self._gone, self._left, self._hangs
         self._watch = Watch(group, self.rank, self.size, *on_news)
         self._heartbeat = self._listen(group, member.heartbeat)
         atexit.register(self.close)
 
-    def _listen(self, group: object, limit: float | None) -> Heartbeat:
-        """Listen to the rank before this one, and look at the one before it on this host."""
+    def _processes(self) -> dict[int, str]:
+        """Return the processes that may be on this host, by rank."""
         hosts = self.hosts or [""] * self.size
         near = [rank for rank in range(self.size) if hosts[rank] == hosts[self.rank]]
+        return {rank: self.store.get(f"process/{rank}").decode() for rank in near}
+
+    def _listen(self, group: object, limit: float | None) -> Heartbeat:
+        """Listen to the rank before this one, and look at the one before it on this host."""
+        near = [*self._near]
         beside = near[near.index(self.rank) - 1]
-        process = self.store.get(f"process/{beside}").decode()
+        process = self._near[beside]
         look = beside, lambda: is_stopped(process)
         return Heartbeat(group, self.rank, self.size, limit, self._hangs, *look)
+
+    def _connected(self, make: Callable[[str, Any, int, int], T], name: str) -> T:
+        """Return what connects all ranks. Raises RankError if one of them has gone."""
+
+        def alive() -> None:
+            self.check()
+            for rank, process in self._near.items():
+                if has_ended(process):
+                    raise RankError(self._ended(rank))
+
+        connect = partial(make, name, Patient(self.store, alive), self.rank, self.size)
+        return connected(connect, alive, self.meeting.timeout)
 
     # ---- the wire
 
@@ -90,7 +112,7 @@ class Session:
             # All are here before they connect: gloo would wait for those that do not come.
             self.meeting.agree("a run", str(self.generation), _same)
             name = f"wire {self.generation}"
-            self._wire = Wire(name, self.store, self.rank, self.size)
+            self._wire = self._connected(Wire, name)
             if self._failed == self.generation:  # another rank was faster, and failed
                 self._wire.lose()
         return self._wire
@@ -130,7 +152,8 @@ class Session:
         kind, why = self._why()
         self._reported = self.generation
         self._lose(self.generation)
-        text = f"{why}\n    rank {self.rank} waited: {pending}"
+        places = self.places() if kind == "late" else ""
+        text = f"{why}{places}\n    rank {self.rank} waited: {pending}"
         self.told = TaskError(text) if kind == "task" else RankError(text)
         return self.told
 
@@ -171,6 +194,26 @@ class Session:
             time.sleep(_NAP)
         return None
 
+    def places(self) -> str:
+        """Return lines that say what each rank executed when the wire was lost."""
+        found: dict[int, str] = {}
+
+        def read() -> None:
+            deadline = time.monotonic() + _PATIENCE
+            while len(found) < self.size and time.monotonic() < deadline:
+                for rank in {*range(self.size)} - found.keys():
+                    if self.store.check([key := f"at/{self.generation}/{rank}"]):
+                        found[rank] = self.store.get(key).decode()
+                time.sleep(_NAP)
+
+        self._ask(read)
+        said = {
+            rank: found.get(rank, "something of which it tells nothing")
+            for rank in range(self.size)
+        }
+        executing = ((self.named(rank), what) for rank, what in said.items() if what)
+        return "".join(f"\n    {rank} executed {what}" for rank, what in executing)
+
     def _ask(self, ask: Callable[[], T]) -> T | None:
         """Return what the store is asked for; None if it has gone, or does not answer."""
         answers: list[T] = []
@@ -192,11 +235,14 @@ class Session:
             if self._failed >= generation:
                 return
             self._failed = generation
+        exchanges = tuple(self.exchanges)
+        where = " and ".join(filter(None, (exchange.where() for exchange in exchanges)))
         if self._wire is not None and generation == self.generation:
             self._wire.lose()
         self._watch.tell(generation)
-        for exchange in tuple(self.exchanges):
+        for exchange in exchanges:
             exchange.lost()
+        self._ask(lambda: self.store.set(f"at/{generation}/{self.rank}", where))
 
     # ---- news of other ranks
 
@@ -206,7 +252,10 @@ class Session:
         return f"rank {rank} (host {self.hosts[rank]})" if several else f"rank {rank}"
 
     def _gone(self, rank: int) -> None:
-        self._absent(rank, f"{self.named(rank)} has gone: its process was ended")
+        self._absent(rank, self._ended(rank))
+
+    def _ended(self, rank: int) -> str:
+        return f"{self.named(rank)} has gone: its process was ended"
 
     def _left(self, rank: int) -> None:
         self._absent(rank, f"{self.named(rank)} has left: its program has ended")
@@ -221,7 +270,9 @@ class Session:
         if rank in self.absent:
             return
         who = "this rank" if rank == self.rank else self.named(rank)
-        self.hanging = f"{who} hangs: its process was stopped, or does not answer"
+        self.hanging = (
+            f"{who} hangs: its process was stopped or does not answer, or its host is lost"
+        )
         self.absent[rank] = self.hanging
         self._watch.tell_hangs(rank)
         self._lose(self.generation)

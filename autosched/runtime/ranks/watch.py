@@ -9,6 +9,8 @@ that of a rank that was killed. Beyond 64 ranks each watches its two neighbours,
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -22,6 +24,7 @@ __all__ = ["Watch"]
 
 _FAREWELL = -1  # lower numbers tell of a rank that hangs
 _ALL = 64  # ranks, each of which watches all others
+_SILENT = errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH
 _PATIENCE = 1.0  # seconds for the threads to end
 _MOMENT = timedelta(milliseconds=50)  # for a farewell, whose receive is posted already
 
@@ -89,9 +92,9 @@ class Watch:
             news = torch.zeros(1, dtype=torch.int64)
             try:
                 self.group.recv([news], other, 0).wait()
-            except RuntimeError:
+            except RuntimeError as error:
                 if not self.is_closed:
-                    self.gone(other)
+                    (self.hangs if _is_silent(error) else self.gone)(other)
                 return
             if int(news) == _FAREWELL:
                 self.left(other)
@@ -100,3 +103,8 @@ class Watch:
                 self.hangs(_FAREWELL - 1 - int(news))
             else:
                 self.failed(int(news))
+
+
+def _is_silent(error: RuntimeError) -> bool:
+    """Whether a connection broke because the other host did not acknowledge what was sent."""
+    return any(os.strerror(number) in str(error) for number in _SILENT)

@@ -11,18 +11,20 @@ receives in one colour.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed
 
-__all__ = ["Wire", "colour", "lose", "new_group"]
+__all__ = ["Patient", "Wire", "colour", "lose", "new_group"]
 
 _torch: Any = torch.distributed  # some of whose classes have no types
 _FOREVER = timedelta(days=1)  # a wait that ends earlier would close all connections of its group
 _MOMENT = timedelta(milliseconds=1)
+_NAP = 1e-3  # seconds between two looks at a store
 _NEVER_SENT = 2**31 - 1  # a tag
 
 
@@ -39,6 +41,31 @@ def colour(source: int, target: int) -> int:
 def new_group(name: str, store: Any, rank: int, size: int) -> Any:
     """Return a group of gloo; all ranks make it, and a store serves each name once."""
     return _torch.ProcessGroupGloo(_torch.PrefixStore(name, store), rank, size, _FOREVER)
+
+
+class Patient(_torch.Store):  # type: ignore[misc]
+    """A store for groups to connect through, in which a wait ends when ``alive`` raises."""
+
+    def __init__(self, store: Any, alive: Callable[[], None]):
+        super().__init__()
+        self.inner = store
+        self.alive = alive
+
+    def set(self, key: str, value: str) -> None:
+        """Write a value."""
+        self.inner.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        """Wait for a value, and return it."""
+        self.wait([key])
+        found: bytes = self.inner.get(key)
+        return found
+
+    def wait(self, keys: Sequence[str], timeout: timedelta = _FOREVER) -> None:
+        """Wait for some values."""
+        while not self.inner.check([*keys]):
+            self.alive()
+            time.sleep(_NAP)
 
 
 def lose(group: Any, rank: int, size: int) -> None:

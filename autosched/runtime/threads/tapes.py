@@ -35,9 +35,13 @@ class Place(NamedTuple):
 
 
 class Late(NamedTuple):
-    """A run that has not ended in time: the place of each thread, None if it has ended."""
+    """A run that has not ended in time: the place of each thread, None if it has ended.
+
+    ``elsewhere`` are lines about other processes.
+    """
 
     places: Mapping[str | None, Place | None]
+    elsewhere: str = ""
 
 
 # Position, function, and slots: of the result, of one or two arguments (-1: no second), and of the

@@ -21,9 +21,11 @@ import torch._dynamo  # optimizers do, which takes a second; the processes of jo
 import autosched as asc
 from autosched._lib.copying import ALIGNMENT
 from autosched._lib.tree import flatten
+from autosched.machine.cluster import joined
 from autosched.measurement import ranks as ranks_module
 from autosched.runtime.ranks import messages
 from autosched.runtime.ranks import session as session_module
+from autosched.runtime.ranks import wire as wire_module
 from autosched.runtime.ranks.session import session
 from autosched.runtime.ranks.wire import lose, new_group
 from autosched.testing.strategies import inputs_for
@@ -268,7 +270,8 @@ def fail_in_run(how: str, folder: str, heartbeat: float = 10.0) -> list[str]:
             begun = time.monotonic()
             try:
                 given = {name: torch.full((3,), number) for name in schedule.inputs_here}
-                timeout = 0.3 if how == "hang" and number == 2 else None
+                late = how == "hang" or how == "hang alone" and machine.rank == 0
+                timeout = 0.3 if late and number == 2 else None
                 found = schedule(**given, timeout=timeout)
                 text = " ".join(str(item[0].item()) for item in found.values())
             except BaseException as error:
@@ -314,6 +317,23 @@ def send_large(folder: str) -> str:
     return "nothing"
 
 
+def connect(victim: int, group: str) -> str:
+    """Connect to a rank that is killed before it connects in a group; return the error."""
+    member = joined()
+
+    def make(name: str, *rest: Any) -> Any:
+        if member.rank == victim and name.startswith(group):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return new_group(name, *rest)
+
+    session_module.new_group = make
+    wire_module.new_group = make
+    try:
+        return str(ring(1))
+    except asc.RankError as error:
+        return str(error)
+
+
 def run_on(folder: str) -> str:
     """Run until that fails; return the error."""
     with asc.schedule(round_trip(), machine := asc.Machine.cluster()) as schedule:
@@ -333,7 +353,7 @@ def fail(how: str, folder: Path) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.2)
         return
-    if how == "hang":
+    if how.startswith("hang"):
         time.sleep(1)
         return
     if how == "busy":

@@ -1,6 +1,7 @@
 """Failures of a rank: what all others are told, and that nothing hangs."""
 
 import os
+import re
 import signal
 import time
 
@@ -64,7 +65,7 @@ def test_a_stopped_rank_is_named_on_all_others(mortals, tmp_path, heartbeat):
     os.kill(victim.pid, signal.SIGCONT)
     for rank, (ended, _) in enumerate(mortals.results(3)):
         who = "this rank" if rank == 1 else "rank 1"
-        why = f"RankError: {who} hangs: its process was stopped, or does not answer"
+        why = f"RankError: {who} hangs: its process was stopped or does not answer"
         assert ended[2].startswith(why)
         assert rank == 1 or f"rank {rank} waited: {WAITS[rank]}" in ended[2]
 
@@ -81,6 +82,14 @@ def test_whichever_rank_is_stopped_all_others_are_told(mortals, tmp_path, victim
     found = mortals.results(3)
     for rank in others:
         assert found[rank][0].startswith(f"rank {victim} hangs"), found[rank]
+
+
+@pytest.mark.parametrize("group", ["watch", "wire"])
+def test_a_rank_that_is_killed_while_ranks_connect_is_named_on_all_others(mortals, group):
+    mortals.start(jobs.connect, 3, 1, group)
+    (first, _), killed, (third, _) = mortals.results(3)
+    assert killed == (-signal.SIGKILL, "dead")
+    assert {first, third} == {"rank 1 has gone: its process was ended"}
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -135,12 +144,18 @@ def test_a_sender_compares_structures_before_it_sends(ranks):
         assert other.startswith("RankError: rank 0: send first -> cpu:1 failed with ScheduleError")
 
 
-def test_a_late_rank_is_given_up_by_all(ranks, tmp_path):
-    for ended in ranks.run(jobs.fail_in_run, 3, "hang", str(tmp_path)):
-        assert ended[2].startswith(
-            ("RunTimeoutError: the run did not end in time", "RankError: rank")
-        )
+@pytest.mark.parametrize("how", ["hang", "hang alone"])
+def test_the_task_of_a_late_run_is_named_on_all_ranks(ranks, tmp_path, how):
+    """Also if one rank alone has a timeout."""
+    for rank, ended in enumerate(ranks.run(jobs.fail_in_run, 3, how, str(tmp_path))):
+        first, *more = ended[2].splitlines()
+        own = first == "RunTimeoutError: the run did not end in time:"
+        assert own or re.fullmatch("RankError: rank [012] gave up a run", first)
+        assert rank == 0 or how == "hang" or not own
+        assert "    rank 1 executed task 'second' on cpu:1, instruction 4 of 12" in more
+        assert rank == 1 or f"    rank {rank} waited: {WAITS[rank]}" in ended[2]
         assert "(late)" not in ended[2]
+        assert len(ended) == 5 and (rank or ended[3:] == ["4", "6"])
 
 
 def test_a_forked_process_has_joined_nothing(ranks):

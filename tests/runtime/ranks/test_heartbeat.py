@@ -83,5 +83,9 @@ def test_a_stopped_process_is_told_from_others_by_start_and_place():
                 False,
                 False,
             ]
+            assert not processes.has_ended(known[0])
         finally:
             child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it stays until it is waited for
+        assert [*map(processes.has_ended, [*known, ""])] == [True, True, False, False]
+    assert processes.has_ended(known[0])
