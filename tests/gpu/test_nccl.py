@@ -463,18 +463,30 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def test_a_rank_that_cannot_make_communicators_tells_the_others() -> None:
-    """As where its network is not the one of the others: here because both ranks are on one GPU."""
     graph = ring(2)
     machine = cluster(2)
     program = asc.schedule(graph, replace(machine, imagined=True), costs=COSTS).program
+
+    def refuse(channel: Channel) -> Any:
+        raise RuntimeError("NCCL error: no interface")
+
     with playing(2, 1) as gpus:
         over = Cluster(program, graph, machine, gpus)
-        over.world.devices = [0, 0]
+        connect = over.world.connect
+        over.world.connect = lambda gpu: refuse if gpu == 1 else connect(gpu)  # type: ignore
         found = over.run({f"x{r}": torch.ones(3) for r in range(2)})
         over.close()
     for error in found:
         assert isinstance(error, asc.RankError), error
-        assert "could not make communicators of NCCL: NCCL error: Duplicate GPU" in str(error)
+        assert "rank 1 could not make communicators of NCCL: NCCL error: no inter" in str(error)
+
+
+def test_two_ranks_on_one_gpu_are_refused() -> None:
+    with playing(1) as gpus:
+        world = World(gpus, [0, 0])
+        (channel,) = channels([(0, 1)]).values()
+        with pytest.raises(RuntimeError, match="Duplicate GPU"):
+            world.connect(0)(channel)
 
 
 # ---- torch
