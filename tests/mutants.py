@@ -829,9 +829,9 @@ MUTANTS = (
         "::test_what_a_gpu_reads_arrives_in_the_same_page_locked_memory_in_every_run",
     ),
     Mutant(
-        "NCCL is used between two ranks on one GPU",
+        "NCCL is used between two devices on one GPU",
         "autosched/machine/sharing.py",
-        "            if other != number:\n",
+        "            if (host, gpu) in users:\n",
         "            if False:\n",
         "tests/machine/test_sharing.py"
         "::test_copies_go_by_way_of_the_hosts_where_nccl_cannot_be_used",
@@ -844,11 +844,46 @@ MUTANTS = (
         f"{NCCL}::test_ranks_in_a_ring_send_and_receive_at_once",
     ),
     Mutant(
-        "a rank sends and receives over one communicator",
+        "a GPU sends and receives over one communicator",
         f"{RANKS}/nccl.py",
-        'Channel(f"{arc[0]} to {arc[1]}", arc)',
-        'Channel(f"{sorted(arc)}", (min(arc), max(arc)))',
-        f"{NCCL}::test_no_rank_sends_and_receives_over_one_communicator",
+        "Channel(number, ",
+        "Channel(number // 2, ",
+        f"{NCCL}::test_no_gpu_sends_and_receives_over_one_communicator",
+    ),
+    Mutant(
+        "a communicator joins GPUs that exchange nothing",
+        f"{RANKS}/nccl.py",
+        "*(part for part in same if not part.isdisjoint(arc))",
+        "*same",
+        f"{NCCL}::test_no_gpu_sends_and_receives_over_one_communicator",
+    ),
+    Mutant(
+        "a communicator that was made when the wire was lost is not aborted",
+        f"{RANKS}/nccl.py",
+        "                self._made[channel].abort()\n",
+        "",
+        f"{NCCL}::test_a_rank_that_fails_before_it_makes_communicators_keeps_no_other_waiting",
+    ),
+    Mutant(
+        "a rank waits for communicators that nobody makes",
+        f"{RANKS}/direct.py",
+        "and not (errors or self.is_lost)",
+        "and not errors",
+        f"{NCCL}::test_a_rank_that_fails_before_it_makes_communicators_keeps_no_other_waiting",
+    ),
+    Mutant(
+        "a process makes the communicators of its GPUs one after another",
+        f"{RANKS}/direct.py",
+        "            thread.start()\n",
+        "            thread.run()\n",
+        f"{NCCL}::test_each_gpu_sends_to_all_others",
+    ),
+    Mutant(
+        "a rank that cannot make communicators tells nobody",
+        f"{RANKS}/direct.py",
+        '            self.session.give_up("rank", why)\n            raise RankError',
+        "            raise RankError",
+        f"{NCCL}::test_a_rank_that_cannot_make_communicators_tells_the_others",
     ),
     Mutant(
         "a colour of NCCL does not say who sends",
@@ -900,7 +935,7 @@ MUTANTS = (
         "ranks make communicators in different orders",
         f"{RANKS}/nccl.py",
         "        for channel in dict.fromkeys(mine.values()):\n",
-        "        for channel in [*dict.fromkeys(mine.values())][:: 1 - self.rank % 2 * 2]:\n",
+        "        for channel in [*dict.fromkeys(mine.values())][:: 1 - self.gpu % 2 * 2]:\n",
         f"{NCCL}::test_ranks_in_a_ring_send_and_receive_at_once",
     ),
     Mutant(
@@ -913,15 +948,15 @@ MUTANTS = (
     Mutant(
         "NCCL is called where another GPU is current",
         f"{RANKS}/direct.py",
-        "        with torch.accelerator.device_index(self.device.index):",
-        "        if True:",
+        "with torch.accelerator.device_index(device.index):",
+        "if True:",
         f"{NCCL}::test_ranks_in_a_ring_send_and_receive_at_once",
     ),
     Mutant(
         "no stream waits for a copy over NCCL",
         f"{RANKS}/direct.py",
-        "            how(row, end.peer).wait()\n",
-        "            how(row, end.peer)\n",
+        "            how(row, self.gpu).wait()\n",
+        "            how(row, self.gpu)\n",
         f"{NCCL}::test_ranks_in_a_ring_send_and_receive_at_once",
     ),
     Mutant(
@@ -934,8 +969,8 @@ MUTANTS = (
     Mutant(
         "what NCCL leaves when it is aborted is taken for a result",
         f"{RANKS}/direct.py",
-        "        if self.wire.is_lost:\n            raise",
-        "        if False:\n            raise",
+        "        if self.is_lost:\n            raise self.session.cause(pending)",
+        "        if False:\n            raise self.session.cause(pending)",
         f"{NCCL}::test_a_task_that_raises_ends_the_run_of_all_ranks",
     ),
     Mutant(

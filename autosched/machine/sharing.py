@@ -1,7 +1,7 @@
 """Divide the accelerators of a host among its ranks, and say whether they can exchange data directly.
 
-Direct copies between accelerators of different ranks need one accelerator for each rank, which no
-other rank uses: NCCL refuses two ranks on one. Otherwise copies go by way of host memory.
+Direct copies between accelerators of different ranks need accelerators that nobody else uses: NCCL
+refuses one in two places. Otherwise copies go by way of host memory.
 """
 
 from __future__ import annotations
@@ -17,11 +17,6 @@ from autosched.machine.machine import Machine
 from autosched.machine.network import Network
 
 __all__ = ["described", "joining", "own_share"]
-
-# ``new_group(use_local_synchronization=True)`` of torch 2.13 makes the name of a group, under which
-# its ranks meet, from the number of groups that the process has. With more than two ranks these
-# numbers differ, because a rank makes only the groups to which it belongs.
-_MOST_DIRECT = 2
 
 
 def own_share(gpus: int | None, cpu_streams: int) -> Machine:
@@ -99,14 +94,12 @@ def _not_direct(hosts: Sequence[str], ranks: Sequence[Mapping[str, Any]]) -> str
     """Return why accelerators of different ranks cannot exchange data directly, if so."""
     users: dict[tuple[str, str], int] = {}
     for number, (host, rank) in enumerate(zip(hosts, ranks, strict=True)):
-        if len(rank["gpus"]) > 1:
-            return f"rank {number} has {len(rank['gpus'])} GPUs, and NCCL needs a rank for each"
         for gpu in rank["gpus"]:
-            other = users.setdefault((host, gpu), number)
-            if other != number:
-                return f"ranks {other} and {number} share a GPU of host {host}"
+            if (host, gpu) in users:
+                other = users[host, gpu]
+                who = f"rank {number}" if other == number else f"ranks {other} and {number}"
+                return f"devices of {who} share a GPU of host {host}"
+            users[host, gpu] = number
             if not rank["nccl"]:
                 return f"torch of rank {number} has no NCCL"
-    if len(users) > _MOST_DIRECT:
-        return "torch gives groups of a few of many ranks another name on each, and they never meet"
     return ""

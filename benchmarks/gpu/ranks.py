@@ -1,7 +1,7 @@
-"""Copies between GPUs of two processes, beside code by hand: over NCCL, or by way of page-locked host memory and gloo.
+"""Copies between GPUs of processes, beside code by hand: over NCCL, or by way of page-locked host memory and gloo.
 
-Two processes send a tensor to and fro between their GPUs. Where there is one GPU, both use it, and copies go by way of
-host memory. With two GPUs they go over NCCL. By hand is the same, with one buffer.
+A tensor goes round the GPUs of two to four processes. Where there is one GPU, two processes use it, and copies go by
+way of host memory. With more, each process has one, and they go over NCCL. By hand is the same, with one buffer.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ HOPS = 8
 SIZES = {"1 MiB": 1 << 20, "64 MiB": 1 << 26}
 REHEARSED = {"4 KiB": 1 << 12}
 BY_HAND = 1.1  # times the code by hand
-PATIENCE = 150  # seconds for both processes
+PATIENCE = 150  # seconds for all processes
+MOST = 4  # processes
 
 
 def cases(rig: Any) -> dict[str, Callable[[], Any]]:
     """Return a case for each size."""
     sizes = REHEARSED if rig.rehearse else SIZES
     return {
-        f"a hop of {name} between two ranks": partial(_case, rig, nbytes)
+        f"a hop of {name} between ranks": partial(_case, rig, nbytes)
         for name, nbytes in sizes.items()
     }
 
@@ -44,43 +45,44 @@ def _case(rig: Any, nbytes: int) -> Any:
     if not rig.real:
         return Case(left_out={"everybody": "there is no GPU, nor a simulated one"})
     played = torch.get_device_module(rig.device).get_device_name() == "a played GPU"
-    found = _launched({"nbytes": nbytes, "rounds": rig.rounds(50), "played": played})
+    ranks = max(2, min(MOST, torch.accelerator.device_count()))
+    found = _launched({"nbytes": nbytes, "rounds": rig.rounds(50), "played": played}, ranks)
     seconds = {name: found[name] for name in ("by hand", "autosched")}
     ratio = seconds["autosched"] / seconds["by hand"]
-    notes = {"way": found["way"], "GPUs of the two ranks": found["devices"]}
+    notes = {"way": found["way"], "GPUs of the ranks": found["devices"]}
     promises = [Promise("autosched / by hand", ratio, most=BY_HAND)]
     return Case(seconds, promises, notes=notes)
 
 
-def _launched(asked: dict[str, Any]) -> dict[str, Any]:
-    """Run both processes, as torchrun does; return what rank 0 prints."""
+def _launched(asked: dict[str, Any], ranks: int) -> dict[str, Any]:
+    """Run so many processes, as torchrun does; return what rank 0 prints."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
-    place |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "PYTHONPATH": str(ROOT)}
+    place |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, __file__, json.dumps(asked)]
-    both = [
+    processes = [
         subprocess.Popen(
             command,
             env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             text=True,
         )
-        for rank in range(2)
+        for rank in range(ranks)
     ]
     try:
-        printed = [each.communicate(timeout=PATIENCE)[0] for each in both]
+        printed = [each.communicate(timeout=PATIENCE)[0] for each in processes]
     finally:
-        for each in both:
+        for each in processes:
             each.kill()
             each.wait()
-    if any(each.returncode for each in both):
-        raise RuntimeError(f"the ranks ended with {[each.returncode for each in both]}")
+    if any(each.returncode for each in processes):
+        raise RuntimeError(f"the ranks ended with {[each.returncode for each in processes]}")
     return dict(json.loads(printed[0].splitlines()[-1]))
 
 
-# ---- in each of the two processes
+# ---- in each of the processes
 
 
 def touch(x: torch.Tensor) -> None:
@@ -88,26 +90,31 @@ def touch(x: torch.Tensor) -> None:
     x[:1].add_(1)
 
 
-def to_and_fro() -> Any:
+def around(ranks: int) -> Any:
     """Return a graph whose value is changed on one GPU after the other."""
     import autosched as asc
 
-    graph = asc.Graph("to and fro")
+    graph = asc.Graph("around")
     with graph.on("cuda:0"):
         value = graph.input("x").clone()
     for hop in range(HOPS):
-        with graph.on(f"cuda:{(hop + 1) % 2}"):
+        with graph.on(f"cuda:{(hop + 1) % ranks}"):
             graph.add(touch, value, writes=[value], outputs=(), name=f"hop{hop}")
     graph.output(y=value)
     return graph
 
 
-def by_hand(x: torch.Tensor, buffer: torch.Tensor, pinned: torch.Tensor | None, rank: int) -> Any:
+def by_hand(
+    x: torch.Tensor, buffer: torch.Tensor, pinned: torch.Tensor | None, rank: int, ranks: int
+) -> torch.Tensor:
     """Send, receive and change as the graph does; without ``pinned``, over NCCL."""
     y = x.clone() if rank == 0 else buffer
     for hop in range(HOPS):
-        (_send if hop % 2 == rank else _receive)(y, pinned, 1 - rank)
-        if hop % 2 != rank:
+        source, target = hop % ranks, (hop + 1) % ranks
+        if rank == source:
+            _send(y, pinned, target)
+        if rank == target:
+            _receive(y, pinned, source)
             touch(y)
     return y
 
@@ -145,7 +152,7 @@ def measure(nbytes: int, rounds: int) -> dict[str, Any]:
     import autosched as asc
 
     machine = asc.Machine.cluster()
-    rank = machine.rank
+    rank, ranks = machine.rank, len({*machine.ranks.values()})
     assert rank is not None
     device = torch.device(machine.physical[f"cuda:{rank}"] or "")
     torch.accelerator.set_device_index(device.index)
@@ -154,10 +161,10 @@ def measure(nbytes: int, rounds: int) -> dict[str, Any]:
     buffer = torch.empty_like(x)
     pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True) if staged else None
     least = {"by hand": float("inf"), "autosched": float("inf")}
-    with asc.schedule(to_and_fro(), machine, inputs={"x": "cuda:0"}) as schedule:
+    with asc.schedule(around(ranks), machine, inputs={"x": "cuda:0"}) as schedule:
         given = {"x": x} if rank == 0 else {}
         calls = {
-            "by hand": lambda: by_hand(x, buffer, pinned, rank),
+            "by hand": lambda: by_hand(x, buffer, pinned, rank, ranks),
             "autosched": lambda: schedule(**given),
         }
         schedule(**given)
@@ -170,11 +177,11 @@ def measure(nbytes: int, rounds: int) -> dict[str, Any]:
                 call()
                 torch.accelerator.synchronize(device)
                 least[name] = min(least[name], (time.perf_counter() - begun) / HOPS)
-        found, expected = schedule(**given), by_hand(x, buffer, pinned, rank)
-        if rank == 0 and not torch.equal(found["y"].cpu(), expected.cpu()):
+        found, expected = schedule(**given), by_hand(x, buffer, pinned, rank, ranks)
+        if found and not torch.equal(found["y"].cpu(), expected.cpu()):
             raise RuntimeError("the schedule gives another result than the code by hand")
     way = "page-locked host memory" if staged else "NCCL"
-    return {**least, "way": way, "devices": [machine.physical[f"cuda:{r}"] for r in range(2)]}
+    return {**least, "way": way, "devices": [machine.physical[f"cuda:{r}"] for r in range(ranks)]}
 
 
 def _played() -> contextlib.AbstractContextManager[Any]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
+from itertools import permutations
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,12 +23,19 @@ from autosched.machine.network import Network
 from autosched.program.program import Program
 from autosched.runtime.execute import Executor
 from autosched.runtime.ranks.accelerators import AcceleratorRanks
-from autosched.runtime.ranks.nccl import channels
-from autosched.runtime.ranks.wire import colour
+from autosched.runtime.ranks.direct import number_of
+from autosched.runtime.ranks.nccl import (
+    _SETTINGS,
+    Channel,
+    NcclWire,
+    channels,
+    nccl_communicator,
+)
 from autosched.testing import graphs, inputs_for
 from tests.gpu.fake_gpu import playing
 from tests.gpu.fake_nccl import World
 
+IS_REAL = torch.accelerator.is_available()
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 PATIENCE = 20.0
 
@@ -141,8 +152,8 @@ class PlayedRanks(AcceleratorRanks):
         self.session = self.own_session  # type: ignore[assignment]
         self.part = program
 
-    def connect(self) -> Any:
-        return self.own_session.world.connect(self.session.rank)
+    def connect(self, device: str) -> Any:
+        return self.own_session.world.connect(number_of(device))
 
     def begin(self, stopped: Any) -> None:
         super().begin(stopped)
@@ -153,9 +164,9 @@ class PlayedRanks(AcceleratorRanks):
         self.own_session.world.end(self.session.rank)
 
 
-def cluster(ranks: int) -> asc.Machine:
-    """A machine of ranks with a played GPU each, which a network joins directly."""
-    made = asc.Machine.emulated(gpus=1, hosts=ranks, network=Network(1e9, 1e-5, direct=True))
+def cluster(ranks: int, gpus: int = 1) -> asc.Machine:
+    """A machine of ranks with some played GPUs each, which a network joins directly."""
+    made = asc.Machine.emulated(gpus=gpus, hosts=ranks, network=Network(1e9, 1e-5, direct=True))
     devices = [replace(d, imagined=False, physical=None) for d in made.devices]
     return asc.Machine(devices, made.links, network=made.network)
 
@@ -164,7 +175,8 @@ class Cluster:
     """The executors of all ranks of a program, in threads."""
 
     def __init__(self, program: Program, graph: asc.Graph, machine: asc.Machine, gpus: Any):
-        self.world = World(gpus, range(len({*machine.ranks.values()})))
+        ranks = [machine.ranks[name] for name in machine.accelerators]
+        self.world = World(gpus, range(len(ranks)), ranks)
         self.hub = Hub()
         self.program = program
         self.machine = machine
@@ -187,11 +199,11 @@ class Cluster:
             except BaseException as error:
                 found[rank] = error
 
-        threads = [threading.Thread(target=run, args=(rank,)) for rank in self.ranks]
+        threads = [threading.Thread(target=run, args=(r,), daemon=True) for r in self.ranks]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(3 * PATIENCE)
+            thread.join(2 * PATIENCE)
             assert not thread.is_alive(), "a rank hangs"
         return found
 
@@ -211,6 +223,7 @@ class Cluster:
         return self.machine.physical[device] or "cpu"
 
     def close(self) -> None:
+        self.world.close()
         for executor in self.executors:
             executor.close()
 
@@ -223,7 +236,7 @@ def ran(graph: asc.Graph, machine: asc.Machine, policy: str, seed: int, runs: in
     expected = inputs_for(graph)
     expected |= graph.run_serial(**expected)
     wrong: list[Any] = []
-    with playing(len({*machine.ranks.values()}), seed) as gpus:
+    with playing(len(machine.accelerators), seed) as gpus:
         over = Cluster(program, graph, machine, gpus)
         for _ in range(runs):
             for found in over.run(inputs_for(graph)):
@@ -241,14 +254,14 @@ def ran(graph: asc.Graph, machine: asc.Machine, policy: str, seed: int, runs: in
 @settings(max_examples=settings().max_examples * 2 // 3)
 @given(
     data=st.data(),
-    ranks=st.integers(2, 4),
+    shape=st.sampled_from([(2, 1), (3, 1), (4, 1), (2, 2)]),
     policy=st.sampled_from(["round_robin", "heft"]),
     seed=st.integers(0, 10**6),
 )
 def test_every_program_keeps_the_rules_of_nccl_and_gives_what_the_serial_run_gives(
-    data: st.DataObject, ranks: int, policy: str, seed: int
+    data: st.DataObject, shape: tuple[int, int], policy: str, seed: int
 ) -> None:
-    machine = cluster(ranks)
+    machine = cluster(*shape)
     graph = data.draw(graphs(machine.names))
     assume(not any(task.random for task in graph.tasks))
     try:
@@ -298,35 +311,39 @@ def test_ranks_in_a_ring_send_and_receive_at_once(ranks: int) -> None:
     run_ring(ranks)
 
 
-def everybody(ranks: int) -> asc.Graph:
+def everybody(gpus: int) -> asc.Graph:
     """A graph in which each GPU sends to all others."""
     graph = asc.Graph("all to all")
     values = []
-    for rank in range(ranks):
-        with graph.on(f"cuda:{rank}"):
-            values.append(graph.input(f"x{rank}") * 2)
-    for rank in range(ranks):
-        with graph.on(f"cuda:{rank}"):
-            total = values[rank]
-            for other in range(1, ranks):
-                total = total + values[(rank + other) % ranks]
-            graph.output(**{f"y{rank}": total})
+    for gpu in range(gpus):
+        with graph.on(f"cuda:{gpu}"):
+            values.append(graph.input(f"x{gpu}") * 2)
+    for gpu in range(gpus):
+        with graph.on(f"cuda:{gpu}"):
+            total = values[gpu]
+            for other in range(1, gpus):
+                total = total + values[(gpu + other) % gpus]
+            graph.output(**{f"y{gpu}": total})
     return graph
 
 
-def test_ranks_with_many_neighbours_have_a_communicator_for_each_colour() -> None:
-    graph = everybody(4)
-    machine = cluster(4)
+@pytest.mark.parametrize(("ranks", "gpus"), [(4, 1), (3, 2)])
+def test_each_gpu_sends_to_all_others(ranks: int, gpus: int) -> None:
+    """Also where two GPUs of a process are in one communicator."""
+    total = ranks * gpus
+    graph = everybody(total)
+    machine = cluster(ranks, gpus)
     program = asc.schedule(graph, replace(machine, imagined=True), costs=COSTS).program
-    with playing(4, 1) as gpus:
-        over = Cluster(program, graph, machine, gpus)
-        inputs = {f"x{r}": torch.full((3,), float(r)) for r in range(4)}
-        for rank, found in enumerate(over.run(inputs)):
+    with playing(total, 1) as played:
+        over = Cluster(program, graph, machine, played)
+        inputs = {f"x{gpu}": torch.full((3,), float(gpu)) for gpu in range(total)}
+        for found in over.run(inputs):
             assert not isinstance(found, BaseException), found
-            assert found[f"y{rank}"].tolist() == [12.0] * 3
+            made = [tensor.tolist() for name, tensor in found.items() if name.startswith("y")]
+            assert made == [[float(total * (total - 1))] * 3] * gpus
         over.close()
         over.world.check()
-    assert {channel.name[:6] for channel in over.world.made[0]} == {"colour"}
+    assert max(len(at.gpus) for made in over.world.made.values() for at in made) == total
 
 
 # ---- channels
@@ -336,15 +353,21 @@ def test_ranks_with_many_neighbours_have_a_communicator_for_each_colour() -> Non
     size=st.integers(2, 40),
     data=st.data(),
 )
-def test_no_rank_sends_and_receives_over_one_communicator(size: int, data: st.DataObject) -> None:
+def test_no_gpu_sends_and_receives_over_one_communicator(size: int, data: st.DataObject) -> None:
     arc = st.tuples(st.integers(0, size - 1), st.integers(0, size - 1))
     arcs = data.draw(st.sets(arc.filter(lambda pair: pair[0] != pair[1]), min_size=1, max_size=60))
     found = channels(arcs)
+    assert found == channels(sorted(arcs))
     assert found.keys() == arcs
     assert not {(a, at) for (a, _), at in found.items()} & {(b, at) for (_, b), at in found.items()}
-    assert all({*arc} <= {*at.ranks} for arc, at in found.items())
-    most = max(sum(rank in at.ranks for at in {*found.values()}) for rank in range(size))
-    assert most <= len({colour(*arc) for arc in arcs})
+    for at in {*found.values()}:
+        assert {gpu for arc, found_at in found.items() if found_at == at for gpu in arc} == {
+            *at.gpus
+        }
+    for gpu in range(size):
+        mine = [at for at in {*found.values()} if gpu in at.gpus]
+        assert len(mine) == len({at.colour for at in mine})  # a colour once
+        assert len(mine) <= min(sum(gpu in arc for arc in arcs), 2 * (size - 1).bit_length())
 
 
 # ---- failures
@@ -406,12 +429,152 @@ def test_a_sender_compares_shapes_before_it_sends() -> None:
     assert all(isinstance(each, asc.AutoschedError) for each in found)
 
 
+def test_a_rank_that_fails_before_it_makes_communicators_keeps_no_other_waiting() -> None:
+    """NCCL waits forever, and what is made afterwards is aborted."""
+    graph, program, machine = failing(lambda: None)
+    with playing(2, 1) as gpus:
+        over = Cluster(program, graph, machine, gpus)
+
+        def call(rank: int) -> object:
+            if rank == 0:
+                return over.executors[0]({"x0": torch.ones(3, device="cuda:0")})
+            with over.world.changed:
+                over.world.changed.wait_for(lambda: over.world.made[0], PATIENCE)
+            return over.sessions[1].give_up("rank", "rank 1 was interrupted")
+
+        first, _ = over.each(call)
+        assert isinstance(first, asc.RankError), first
+        assert "rank 1 was interrupted" in str(first)
+        assert "rank 0 waited: communicators of NCCL" in str(first)
+        assert not over.world.aborted
+        channel = over.world.made[0][0]
+        with torch.cuda.device(1):
+            over.world.connect(1)(channel)  # too late
+        until(lambda: over.world.aborted == {0})
+        over.close()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait until something holds."""
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(1e-3)
+
+
+def test_a_rank_that_cannot_make_communicators_tells_the_others() -> None:
+    graph = ring(2)
+    machine = cluster(2)
+    program = asc.schedule(graph, replace(machine, imagined=True), costs=COSTS).program
+
+    def refuse(channel: Channel) -> Any:
+        raise RuntimeError("NCCL error: no interface")
+
+    with playing(2, 1) as gpus:
+        over = Cluster(program, graph, machine, gpus)
+        connect = over.world.connect
+        over.world.connect = lambda gpu: refuse if gpu == 1 else connect(gpu)  # type: ignore
+        found = over.run({f"x{r}": torch.ones(3) for r in range(2)})
+        over.close()
+    for error in found:
+        assert isinstance(error, asc.RankError), error
+        assert "rank 1 could not make communicators of NCCL: NCCL error: no inter" in str(error)
+
+
 def test_two_ranks_on_one_gpu_are_refused() -> None:
     with playing(1) as gpus:
         world = World(gpus, [0, 0])
         (channel,) = channels([(0, 1)]).values()
         with pytest.raises(RuntimeError, match="Duplicate GPU"):
             world.connect(0)(channel)
+
+
+# ---- torch
+
+
+class Group:
+    """What ``torch.distributed.ProcessGroupNCCL`` has."""
+
+    class Options:
+        def __init__(self) -> None:
+            self.config = SimpleNamespace(max_ctas=None)
+
+    def __init__(self, store: Any, rank: int, size: int, options: Any):
+        self.asked = [rank, size, options.group_name, options.global_ranks_in_group]
+        self.settings = {name: os.environ.get(name) for name in _SETTINGS}
+        self.calls: list[Any] = []
+        store.set("here", "")
+
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        self.calls.append(device)
+
+    def send(self, rows: list[Any], peer: int, tag: int) -> None:
+        self.calls.append(["send", len(rows), peer])
+
+    def recv(self, rows: list[Any], peer: int, tag: int) -> None:
+        self.calls.append(["recv", len(rows), peer])
+
+    def abort(self) -> None:
+        raise RuntimeError("NCCL error")
+
+
+def test_an_end_of_a_communicator_is_a_group_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", Group, raising=False)
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
+    store = torch.distributed.HashStore()
+    device = torch.device("cuda", 1)
+    made: Any = nccl_communicator(5, device, store, "of a test")(Channel(2, (3, 5, 9)))
+    row = torch.zeros(1)
+    made.send(row, 9)
+    made.receive(row, 3)
+    made.abort()
+    assert made.group.asked == [1, 3, "colour 2 of 3, 5, 9", [3, 5, 9]]
+    assert made.group.settings == _SETTINGS
+    assert [os.environ.get(name) for name in _SETTINGS] == ["3", None]
+    assert made.group.calls == [device, ["send", 1, 2], ["recv", 1, 0]]
+
+
+@pytest.mark.cuda
+def test_a_communicator_of_one_gpu_is_made_and_aborted_over_real_nccl() -> None:
+    if IS_REAL and torch.distributed.is_nccl_available():
+        device = torch.device("cuda", 0)
+        connect = nccl_communicator(0, device, torch.distributed.HashStore(), "of a test")
+        connect(Channel(0, (0,))).abort()
+
+
+@pytest.mark.multigpu
+def test_gpus_of_one_process_exchange_rows_over_real_nccl() -> None:
+    count = min(torch.accelerator.device_count(), 4)
+    devices = [torch.device("cuda", number) for number in range(count)]
+    arcs = list(permutations(range(count), 2))
+    store = torch.distributed.HashStore()
+    connects = [nccl_communicator(n, at, store, "of a test") for n, at in enumerate(devices)]
+    wires = [NcclWire(number, connect) for number, connect in enumerate(connects)]
+
+    def open_one(number: int) -> None:
+        with torch.cuda.device(number):
+            blank = partial(torch.zeros, 1, dtype=torch.uint8, device=devices[number])
+            wires[number].open(arcs, blank)
+
+    threads = [threading.Thread(target=open_one, args=(n,), daemon=True) for n in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(3 * PATIENCE)
+        assert not thread.is_alive(), "NCCL hangs"
+    for source, target in arcs:
+        sent = torch.full((1 << 20,), 1 + source, dtype=torch.uint8, device=devices[source])
+        received = torch.zeros_like(sent, device=devices[target])
+        with torch.cuda.device(source):
+            work = wires[source].send(sent, target)
+        with torch.cuda.device(target):
+            wires[target].receive(received, source).wait()
+        with torch.cuda.device(source):
+            work.wait()
+        assert received.cpu().eq(1 + source).all()
+    for wire in wires:
+        wire.lose()
+        wire.join()
 
 
 # ---- the fake
@@ -422,7 +585,8 @@ def both(world: World) -> list[Any]:
     found: list[Any] = [None, None]
 
     def make(rank: int) -> None:
-        made = [world.connect(rank)(at) for at in channels([(0, 1), (1, 0)]).values()]
+        with torch.cuda.device(rank):
+            made = [world.connect(rank)(at) for at in channels([(0, 1), (1, 0)]).values()]
         found[rank] = made if rank == 0 else made[::-1]
 
     threads = [threading.Thread(target=make, args=(rank,)) for rank in range(2)]
@@ -446,7 +610,7 @@ def test_the_fake_notes_exchanges_in_different_orders(crossed: bool) -> None:
             for step in steps if crossed else steps[::-1]:
                 step()
         if crossed:
-            with pytest.raises(AssertionError, match="ranks issue exchanges in different orders"):
+            with pytest.raises(AssertionError, match="GPUs issue exchanges in different orders"):
                 world.check()
         else:
             world.check()

@@ -76,10 +76,9 @@ def rank(*gpus, nccl=True):
 @pytest.mark.parametrize(
     ("hosts", "ranks", "why"),
     [
-        ("aa", [rank("0"), rank("0")], "ranks 0 and 1 share a GPU of host a"),
-        ("aab", [rank("0"), rank("1", "2"), rank("0")], "rank 1 has 2 GPUs, and NCCL needs a rank"),
+        ("aa", [rank("0"), rank("0")], "devices of ranks 0 and 1 share a GPU of host a"),
+        ("ab", [rank("0"), rank("0", "0")], "devices of rank 1 share a GPU of host b"),
         ("ab", [rank("0"), rank("0", nccl=False)], "torch of rank 1 has no NCCL"),
-        ("aaa", [rank("0"), rank("1"), rank("2")], "torch gives groups of a few of many ranks"),
     ],
 )
 def test_copies_go_by_way_of_the_hosts_where_nccl_cannot_be_used(hosts, ranks, why):
@@ -96,11 +95,12 @@ def test_copies_go_by_way_of_the_hosts_where_nccl_cannot_be_used(hosts, ranks, w
         ("aa", [rank("0"), rank("1")], True),
         ("ab", [rank("0"), rank("0")], True),
         ("abb", [rank("0"), rank(nccl=False), rank("0")], True),
+        ("aabb", [rank("0"), rank("1"), rank("0", "1"), rank()], True),
         ("ab", [rank("0"), rank()], False),
         ("ab", [rank(), rank()], False),
     ],
 )
-def test_ranks_with_a_gpu_each_exchange_directly(recwarn, hosts, ranks, direct):
+def test_ranks_with_gpus_of_their_own_exchange_directly(recwarn, hosts, ranks, direct):
     assert joining(NETWORK, False, hosts, ranks).direct == direct
     assert not recwarn.list
 

@@ -30,7 +30,7 @@ from autosched.program.program import Copy, Program, Receive, Send, Stream
 from autosched.runtime.backends import Step, Transfer
 from autosched.runtime.backends.accelerator import Accelerator
 from autosched.runtime.ranks.backend import Ranks
-from autosched.runtime.ranks.direct import Direct, direct_arcs
+from autosched.runtime.ranks.direct import Direct, direct_arcs, number_of
 from autosched.runtime.ranks.exchange import Exchange
 from autosched.runtime.ranks.messages import Landing, in_host_memory
 from autosched.runtime.ranks.nccl import Connect, nccl_communicator
@@ -71,10 +71,11 @@ class AcceleratorRanks(Ranks, Accelerator):
         links = [link for link in machine.links if {link.source, link.destination} <= own]
         return Machine(devices, links, contention=machine.contention)
 
-    def connect(self) -> Connect:
-        """Return what makes communicators of this rank's accelerator."""
-        (device,) = {stream.device for stream in self.streams.values()}
-        return nccl_communicator(device)
+    def connect(self, device: str) -> Connect:
+        """Return what makes communicators of an accelerator of this rank, for the wire of now."""
+        name = f"nccl {self.session.generation}"
+        place = number_of(device), self.devices[device]
+        return nccl_communicator(*place, self.session.store, name)
 
     def _direct(self, part: Program, machine: Machine) -> Direct | None:
         halves = [
@@ -84,8 +85,7 @@ class AcceleratorRanks(Ranks, Accelerator):
         ]
         if not halves:
             return None
-        device = self.devices[halves[0][0].stream.device]
-        parts = machine.ranks, self.session, self.first_tag, self.arcs, device, self.connect()
+        parts = machine.ranks, self.session, self.first_tag, self.arcs, self.devices, self.connect
         return Direct(halves, *parts)
 
     def exchange(self, half: Send | Receive) -> Transfer:

@@ -4,11 +4,15 @@ They are work of the accelerators' copy streams, as copies within a rank are: ev
 the host does not wait. In the first run a header goes ahead of each value, over the wire of the
 hosts. At the end of a run the host waits for these copies, because only then is it known that the
 wire was not lost meanwhile: lost copies end, too, with any contents.
+
+Communicators are made at the beginning of the first run, in threads: a rank that fails by then never
+comes to make its own, and NCCL would wait for it forever. Such threads are given up.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,7 +21,7 @@ from typing import Any
 
 import torch
 
-from autosched.errors import ScheduleError
+from autosched.errors import RankError, ScheduleError
 from autosched.program.parts import crosses
 from autosched.program.program import Copy, Program, Receive, Send
 from autosched.runtime.backends import Step, Transfer
@@ -32,28 +36,34 @@ from autosched.runtime.ranks.messages import (
     signature,
     sizes,
 )
-from autosched.runtime.ranks.nccl import Connect, NcclWire
+from autosched.runtime.ranks.nccl import Arc, Connect, NcclWire
 from autosched.runtime.ranks.session import Session
 
-__all__ = ["Direct", "direct_arcs"]
+__all__ = ["Direct", "direct_arcs", "number_of"]
 
 _LONGEST_HEADER = 1 << 20  # bytes: the receiver of a header does not know its length
 _OTHER_TAGS = 1 << 30  # those of copies between hosts are below
 _NAP = 5e-5
+_PATIENCE = 0.2  # seconds for news of other ranks
 
 
-def direct_arcs(whole: Program) -> set[tuple[int, int]]:
-    """Return the pairs of ranks between whose accelerators a program copies."""
+def direct_arcs(whole: Program) -> set[Arc]:
+    """Return the pairs of GPUs of different ranks between which a program copies."""
     rank = dict(whole.ranks)
     copies = (i for i in whole if isinstance(i, Copy) and crosses(i, rank))
     ends = ((copy.source, copy.destination) for copy in copies)
-    return {(rank[a], rank[b]) for a, b in ends if not a.startswith("cpu")}
+    return {(number_of(a), number_of(b)) for a, b in ends if not a.startswith("cpu")}
+
+
+def number_of(name: str) -> int:
+    """Return the number of a GPU among those of all ranks."""
+    return int(name.rpartition(":")[2])
 
 
 class Direct:
     """The direct sends and receives of one rank's part of a program.
 
-    ``connect`` makes communicators for ``device``; ``arcs`` are the pairs of all ranks.
+    ``connect`` makes communicators of a device, by its name; ``arcs`` are the pairs of all ranks.
     """
 
     def __init__(
@@ -62,26 +72,28 @@ class Direct:
         ranks: Mapping[str, int],
         session: Session,
         first_tag: int,
-        arcs: Collection[tuple[int, int]],
-        device: torch.device,
-        connect: Connect,
+        arcs: Collection[Arc],
+        devices: Mapping[str, torch.device],
+        connect: Callable[[str], Connect],
     ):
         self.streams = {half.stream for half, _ in halves}
         self.session = session
         self.arcs = arcs
-        self.device = device
+        self.devices = {name: devices[name] for name in sorted({s.device for s in self.streams})}
         self.connect = connect
+        self.wires: dict[str, NcclWire] = {}  # of this run, by the name of the device
         self._host_wire: Any = None
-        self._wire: NcclWire | None = None
         self._announcing: list[Any] = []  # works of headers
         self._ends: dict[Send | Receive, deque[_End]] = defaultdict(deque)
         count: Counter[tuple[int, bool]] = Counter()
         for half, name in halves:
             is_send = isinstance(half, Send)
-            peer = ranks[half.destination if isinstance(half, Send) else half.source]
+            other = half.destination if isinstance(half, Send) else half.source
+            peer = ranks[other]
             tag = _OTHER_TAGS + first_tag // 2 + count[peer, is_send]
             count[peer, is_send] += 1
-            self._ends[half].append((_Send if is_send else _Receive)(self, half, peer, tag, name))
+            made = (_Send if is_send else _Receive)(self, half, other, peer, tag, name)
+            self._ends[half].append(made)
         self._all = [end for ends in self._ends.values() for end in ends]
 
     def transfer(self, half: Send | Receive) -> Transfer:
@@ -99,30 +111,66 @@ class Direct:
             return
         for end in self._all:
             end.known = None
-        wire = next((each for each in found.others if isinstance(each, NcclWire)), None)
-        if wire is None:
-            wire = NcclWire(self.session.rank, self.connect)
-            found.others.append(wire)
-        self._wire = wire
-        if found.is_lost:  # before it had the other
-            wire.lose()
-        with torch.accelerator.device_index(self.device.index):  # NCCL may hang on another one
-            wire.open(self.arcs, lambda: torch.zeros(1, dtype=torch.uint8, device=self.device))
-            opened = torch.accelerator.current_stream(self.device).record_event()
+        wires = {wire.gpu: wire for wire in found.others if isinstance(wire, NcclWire)}
+        for name in self.devices:
+            number = number_of(name)
+            if number not in wires:
+                wires[number] = NcclWire(number, self.connect(name))
+                found.others.append(wires[number])
+            self.wires[name] = wires[number]
+        if found.is_lost:  # before it had the others
+            for wire in self.wires.values():
+                wire.lose()
+        self._open()
         self._host_wire = found
-        self.until(opened, "the first copies")
+
+    def _open(self) -> None:
+        """Make communicators, each device in a thread of its own: two may be in one communicator."""
+        errors: list[RuntimeError] = []
+
+        def opening(name: str, device: torch.device) -> None:
+            try:
+                with torch.accelerator.device_index(device.index):  # NCCL may hang on another one
+                    blank = partial(torch.zeros, 1, dtype=torch.uint8, device=device)
+                    self.wires[name].open(self.arcs, blank)
+                    torch.accelerator.current_stream(device).synchronize()
+            except RuntimeError as error:
+                errors.append(error)
+
+        threads = [
+            threading.Thread(target=opening, args=each, daemon=True, name=f"open NCCL of {each[0]}")
+            for each in self.devices.items()
+        ]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads) and not (errors or self.is_lost):
+            time.sleep(_NAP)
+        if errors:
+            self._fail(errors[0])
+        if self.is_lost:
+            raise self.session.cause("communicators of NCCL to be made")
+
+    def _fail(self, error: RuntimeError) -> None:
+        """Give up, unless another rank did: NCCL may know of its end before this rank is told."""
+        deadline = time.monotonic() + _PATIENCE
+        while not self.is_lost and time.monotonic() < deadline:
+            time.sleep(_NAP)
+        if not self.is_lost:
+            who = self.session.named(self.session.rank)
+            why = f"{who} could not make communicators of NCCL: {error}"
+            self.session.give_up("rank", why)
+            raise RankError(why) from error
 
     @property
-    def wire(self) -> NcclWire:
-        """The wire of this run."""
-        assert self._wire is not None
-        return self._wire
+    def is_lost(self) -> bool:
+        """Whether copies of this run may have ended with any contents."""
+        return any(wire.is_lost for wire in self.wires.values())
 
     def until(self, event: torch.Event, pending: str) -> None:
         """Wait until an event has happened. Raises the cause if the wire was lost by then."""
-        while not event.query() and not self.wire.is_lost:
+        while not event.query() and not self.is_lost:
             time.sleep(_NAP)
-        if self.wire.is_lost:
+        if self.is_lost:
             raise self.session.cause(pending)
 
     def ending(self, streams: Collection[torch.Stream]) -> Step:
@@ -135,18 +183,6 @@ class Direct:
                 self.awaited(work, "its headers to be received")
 
         return finish
-
-    def exchanged(
-        self, how: Callable[[torch.Tensor, int], Any], row: torch.Tensor, end: _End
-    ) -> None:
-        """Send or receive a row, for which the current stream waits, so that there is one at a time.
-
-        Raises the cause where the wire is lost.
-        """
-        try:
-            how(row, end.peer).wait()
-        except RuntimeError as error:
-            raise self.session.cause(end.name) from error
 
     def awaited(self, work: Any, pending: str) -> None:
         """Wait for a work of the hosts' wire. Raises the cause if that is lost."""
@@ -174,13 +210,20 @@ class Direct:
 
 
 class _End:
-    """One end of a direct copy; ``known`` is what the other end knows of the value, if anything."""
+    """One end of a direct copy; ``known`` is what the other end knows of the value, if anything.
+
+    ``other`` is the device of the other end, and ``peer`` its rank.
+    """
 
     known: Any = None
 
-    def __init__(self, direct: Direct, half: Send | Receive, peer: int, tag: int, name: str):
+    def __init__(
+        self, direct: Direct, half: Send | Receive, other: str, peer: int, tag: int, name: str
+    ):
         self.direct = direct
         self.half = half
+        self.own = half.stream.device
+        self.gpu = number_of(other)
         self.peer = peer
         self.tag = tag
         self.name = name
@@ -188,6 +231,16 @@ class _End:
     def __call__(self, value: Any, into: Any) -> Any:
         """Send a value, or receive one, on the current stream."""
         raise NotImplementedError
+
+    def exchanged(self, how: Callable[[torch.Tensor, int], Any], row: torch.Tensor) -> None:
+        """Send or receive a row, for which the current stream waits, so that there is one at a time.
+
+        Raises the cause where the wire is lost.
+        """
+        try:
+            how(row, self.gpu).wait()
+        except RuntimeError as error:
+            raise self.direct.session.cause(self.name) from error
 
 
 class _Send(_End):
@@ -197,7 +250,7 @@ class _Send(_End):
 
     def __call__(self, value: Any, _: Any) -> None:
         if self.known is None:
-            header = header_of(value, self.direct.device.type)
+            header = header_of(value, self.direct.devices[self.own].type)
             if is_fixed(header):
                 self.known = signature(value)
                 self.last = sizes(value)
@@ -210,8 +263,9 @@ class _Send(_End):
                 f"{self.half.value!r} was {self.last} in the first run, for which rank {self.peer} "
                 f"is ready, and is {sizes(value)} now; make a schedule for each shape"
             )
+        wire = self.direct.wires[self.own]
         for row in rows(value):
-            self.direct.exchanged(self.direct.wire.send, row, self)
+            self.exchanged(wire.send, row)
 
 
 class _Receive(_End):
@@ -220,8 +274,9 @@ class _Receive(_End):
     def __call__(self, _: Any, into: Any) -> Any:
         header = self.direct.announced(self) if self.known is None else self.known
         self.known = header if is_fixed(header) else None
-        landing = Landing(header, partial(on_device, self.direct.device))
+        landing = Landing(header, partial(on_device, self.direct.devices[self.own]))
+        wire = self.direct.wires[self.own]
         for row in landing.rows:
-            self.direct.exchanged(self.direct.wire.receive, row, self)
+            self.exchanged(wire.receive, row)
         landing.spread()
         return landing.value if into is None else overwritten(into, landing.value)

@@ -284,6 +284,8 @@ class Session:
         self._watch.close()
         if self._wire is not None:
             self._wire.lose()
+            for other in self._wire.others:
+                other.join()
 
 
 def _same(texts: Sequence[str]) -> str:

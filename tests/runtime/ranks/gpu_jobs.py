@@ -1,18 +1,25 @@
 """What ranks with GPUs do in tests: each function runs in a process of its own.
 
-The GPU of a process is a real one, which all share, or a simulated one for each.
+The GPU of a process is a real one, which all share, or a simulated one for each. Where GPUs are told
+to be a process's own, copies between them go over NCCL, which is played over gloo for simulated ones.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from itertools import combinations
 from typing import Any
 
+import pytest
 import torch
+import torch.distributed
 
 import autosched as asc
+from autosched.machine.cluster import joined
+from autosched.runtime.ranks.wire import lose
 from autosched.testing.strategies import inputs_for
 from tests.gpu.fake_gpu import playing
 from tests.gpu.for_gpus import there
@@ -24,9 +31,66 @@ RUNS = 3
 torch.sin(torch.empty(1, device="meta")).add(1)
 
 
-def gpus(seed: int | None) -> contextlib.AbstractContextManager[Any]:
-    """Simulate a GPU, if a seed is given, whose streams go on in another order for each."""
-    return contextlib.nullcontext() if seed is None else playing(1, seed)
+class PlayedNccl:
+    """What ``ProcessGroupNCCL`` has, for GPUs of several processes that are simulated in each.
+
+    A copy ends when it is issued, and so blocks the host: that is harder than NCCL, and as legal.
+    """
+
+    class Options:
+        """What is set, and has no effect."""
+
+        def __init__(self) -> None:
+            self.config = contextlib.nullcontext()
+
+    def __init__(self, store: Any, rank: int, size: int, options: Options):
+        self.store = store
+        self.place = rank, size
+
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """Wait for the others."""
+        assert torch.accelerator.current_device_index() == device.index
+        group = torch.distributed.ProcessGroupGloo
+        self.group = group(self.store, *self.place, timedelta(days=1))
+
+    def send(self, rows: Sequence[torch.Tensor], peer: int, tag: int) -> PlayedNccl:
+        """Send a row."""
+        self.group.send([row.cpu() for row in rows], peer, tag).wait()
+        return self
+
+    def recv(self, rows: Sequence[torch.Tensor], peer: int, tag: int) -> PlayedNccl:
+        """Receive a row."""
+        (row,) = rows
+        arrived = torch.empty(row.shape, dtype=row.dtype)
+        self.group.recv([arrived], peer, tag).wait()
+        row.copy_(arrived)
+        return self
+
+    def wait(self) -> None:
+        """Do nothing: it has ended."""
+
+    def abort(self) -> None:
+        """End all that is pending."""
+        lose(self.group, *self.place)
+
+
+@contextlib.contextmanager
+def gpus(seed: int | None, each: int = 0) -> Iterator[Any]:
+    """Simulate GPUs, if a seed is given, whose streams go on in another order for each.
+
+    With ``each``, so many are a process's own.
+    """
+    with contextlib.ExitStack() as stack:
+        size = joined().size * each or 1
+        played = None if seed is None else stack.enter_context(playing(size, seed))
+        if each:
+            patch = stack.enter_context(pytest.MonkeyPatch.context())
+            patch.setenv("LOCAL_RANK", str(joined().rank))
+            patch.setenv("LOCAL_WORLD_SIZE", str(joined().size))
+            if played is not None:
+                patch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+                patch.setattr(torch.distributed, "ProcessGroupNCCL", PlayedNccl, raising=False)
+        yield played
 
 
 def alone(machine: asc.Machine) -> asc.Machine:
@@ -38,10 +102,14 @@ def alone(machine: asc.Machine) -> asc.Machine:
     return asc.Machine(devices, [*machine.links, *links])
 
 
-def run_on_gpus(graph: asc.Graph, policy: str, seed: int | None, outputs: str | None) -> list[str]:
+def run_on_gpus(
+    graph: asc.Graph, policy: str, seed: int | None, outputs: str | None, each: int = 0
+) -> list[str]:
     """Run a drawn graph on all ranks; return what differs from a run in one process."""
-    with gpus(seed):
-        machine = asc.Machine.cluster()
+    with gpus(seed, each):
+        machine = asc.Machine.cluster(gpus=each or None)
+        assert machine.network is not None
+        assert machine.network.direct == bool(each)
         try:
             schedule = asc.schedule(graph, machine, policy=policy, outputs=outputs)
         except asc.ScheduleError as error:
@@ -114,3 +182,35 @@ def keep_memory(seed: int | None) -> tuple[list[bool], int]:
             seen = [each.landing.value for each in exchanges._receives]
             places = {item.data_ptr() for item in seen}
             return [item.is_pinned() for item in seen], len(places) - len(seen)
+
+
+def fail_once(seed: int | None, each: int) -> list[str]:
+    """Return what each of four runs of a chain gives, of which a task of the last rank fails in the second."""
+    runs = [0]
+
+    def noted(x: torch.Tensor) -> torch.Tensor:
+        runs[0] += 1
+        if runs[0] == 2:
+            raise ValueError("of a test")
+        return x + 1
+
+    told = []
+    with gpus(seed, each):
+        machine = asc.Machine.cluster(gpus=each)
+        graph = asc.Graph("chain")
+        value = graph.input("x")
+        for hop, name in enumerate(machine.accelerators):
+            with graph.on(name):
+                last = hop == len(machine.accelerators) - 1
+                value = graph.add(noted, value) if last else torch.sin(value)
+        for hop, name in enumerate(machine.accelerators):
+            with graph.on(name):  # all ranks wait for the task that fails
+                graph.output(**{f"y{hop}": value * 2})
+        with asc.schedule(graph, machine) as schedule:
+            for _ in range(4):
+                try:
+                    found = schedule(**dict.fromkeys(schedule.inputs_here, torch.ones(3)))
+                    told.append(" ".join(f"{item.cpu().sum():.3f}" for item in found.values()))
+                except asc.AutoschedError as error:
+                    told.append(f"{type(error).__name__}: {error}")
+    return told

@@ -1,4 +1,4 @@
-"""Ranks with GPUs, whose copies go by way of host memory: simulated GPUs, or one real one."""
+"""Ranks with GPUs, simulated or real; copies go by way of host memory, or over NCCL."""
 
 import pytest
 from hypothesis import assume, given, settings
@@ -12,13 +12,17 @@ pytestmark = pytest.mark.xdist_group("ranks")
 DEVICES = "cpu:0", "cuda:0", "cpu:1", "cuda:1"
 
 
-# The seed of a simulated GPU for each rank; None where both use one real GPU.
-simulated_or_real = pytest.mark.parametrize(
-    "seed", [pytest.param(1, id="played"), pytest.param(None, id="real", marks=pytest.mark.cuda)]
-)
+def simulated_or_real(mark):
+    """The seed of a simulated GPU for each rank; None for real ones."""
+    real = pytest.param(None, id="real", marks=mark)
+    return pytest.mark.parametrize("seed", [pytest.param(1, id="played"), real])
 
 
-@simulated_or_real
+one_for_both = simulated_or_real(pytest.mark.cuda)
+own_ones = simulated_or_real(pytest.mark.multigpu)
+
+
+@one_for_both
 @settings(max_examples=settings().max_examples * 2 // 3)
 @given(data=st.data(), policy=st.sampled_from(["round_robin", "heft"]))
 def test_runs_equal_those_of_one_process(ranks, seed, data, policy):
@@ -32,15 +36,46 @@ def test_runs_equal_those_of_one_process(ranks, seed, data, policy):
     assert refused or found == [[]] * 2
 
 
-@simulated_or_real
+@one_for_both
 def test_a_value_goes_from_gpu_to_gpu_by_way_of_the_hosts(ranks, seed):
     for order in (None,) if seed is None else range(4):
         assert ranks.run(gpu_jobs.pass_on, 2, order) == [[True] * 4, []]
 
 
-@simulated_or_real
+@one_for_both
 def test_what_a_gpu_reads_arrives_in_the_same_page_locked_memory_in_every_run(ranks, seed):
     for pinned, more in ranks.run(gpu_jobs.keep_memory, 2, seed):
         assert pinned
         assert all(pinned)
         assert more == 0
+
+
+@own_ones
+@settings(max_examples=settings().max_examples // 3)
+@given(
+    data=st.data(),
+    shape=st.sampled_from([(2, 1), (3, 1), (2, 2)]),
+    policy=st.sampled_from(["round_robin", "heft"]),
+)
+def test_runs_over_nccl_equal_those_of_one_process(ranks, seed, data, shape, policy):
+    size, each = shape if seed is not None else (2, 1)
+    devices = [f"cpu:{rank}" for rank in range(size)] + [f"cuda:{n}" for n in range(size * each)]
+    graph = data.draw(graphs(devices))
+    assume(not any(task.random for task in graph.tasks))
+    order = None if seed is None else data.draw(st.integers(0, 10**6))
+    found = ranks.run(gpu_jobs.run_on_gpus, size, graph, policy, order, None, each)
+    refused = [wrong[:1] for wrong in found if wrong and wrong[0].startswith("refused")]
+    assert len(refused) in (0, size)
+    assert refused or found == [[]] * size
+
+
+@own_ones
+@pytest.mark.parametrize(("size", "each"), [(2, 1), (3, 2)])
+def test_after_a_failure_new_communicators_are_made(ranks, seed, size, each):
+    if seed is None and size * each > 2:
+        pytest.skip("for simulated GPUs")
+    first, *others = ranks.run(gpu_jobs.fail_once, size, seed, each)
+    assert others[-1][1].startswith("TaskError")
+    for told in [first, *others]:
+        assert "of a test" in told[1]
+        assert told[0] == told[2] == told[3] == first[0]
