@@ -35,9 +35,11 @@ def batch(number: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
 def step_on(machine: asc.Machine, way: str, options: dict[str, Any], seed: int = 0) -> Step:
     """Return a step of a model with batch norms; ``way`` is the function that makes it."""
     torch.manual_seed(seed)
+    options = dict(options)
     model = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Linear(6, 6), nn.Linear(6, 4))
-    optimizer = OPTIMIZERS[options.get("optimizer", "momentum")](model.parameters())
-    options = {name: option for name, option in options.items() if name != "optimizer"}
+    if options.pop("dropout", False):
+        model = nn.Sequential(model[0], nn.Dropout(), model[2], nn.Dropout(0.3), model[3])
+    optimizer = OPTIMIZERS[options.pop("optimizer", "momentum")](model.parameters())
     how = dict(options) if machine.rank is not None else {**options, "backend": "virtual"}
     if way == "model_parallel":
         loss_fn = functional.cross_entropy
@@ -62,6 +64,7 @@ def train(way: str, options: dict[str, Any], sizes: list[int], hosts: int | None
     machine = asc.Machine.cluster() if emulated is None else emulated
     found = []
     with step_on(machine, way, options, machine.rank or 0) as step:  # rank 0's model counts
+        torch.manual_seed(5)
         for number, rows in enumerate(sizes):
             found.append((step(*batch(number, rows)), step.grad_norm))
         step.collect()

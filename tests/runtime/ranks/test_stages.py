@@ -30,6 +30,16 @@ def test_a_pipeline_equals_that_of_one_process(ranks, order):
     assert_same(ranks.run(jobs.train, 2, "pipeline", how, [8, 8]), expected)
 
 
+@pytest.mark.parametrize("order", some(ORDERS, "gpipe"))
+def test_stages_with_dropout_draw_from_the_generators_of_their_ranks(ranks, order):
+    """On emulated hosts as on ranks that are seeded alike."""
+    how = {"split": SPLIT, "chunks": 2, "schedule": order, "dropout": True}
+    if order == "interleaved":
+        how["split"] = {"0": "cpu:0", "1": "cpu:1", "[23]": "cpu:0", "4": "cpu:1"}
+    expected = jobs.train("pipeline", how, [8, 8], 2)
+    assert_same(ranks.run(jobs.train, 2, "pipeline", how, [8, 8]), expected)
+
+
 @pytest.mark.slow
 def test_model_parallel_steps_equal_those_of_one_process(ranks):
     how = {"split": SPLIT}
