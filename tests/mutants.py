@@ -814,6 +814,13 @@ MUTANTS = (
         "tests/lowering/test_ranks.py::test_a_copy_on_the_way_waits_for_a_late_one_to_its_source",
     ),
     Mutant(
+        "an emulated rank draws what another one has left",
+        f"{RANKS}/generators.py",
+        "torch.set_rng_state(self._states.get(rank, self._begin))",
+        "pass",
+        "tests/parallel/test_random_hosts.py",
+    ),
+    Mutant(
         "tasks that share state may be on two ranks",
         "autosched/placement.py",
         "            yield first.setdefault(id(item), task.index), task.index",

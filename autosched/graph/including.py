@@ -78,9 +78,11 @@ def include(
 def _after(other: Graph, task: Task, prefix: str) -> list[str]:
     """Return the names of tasks that come first by order dependencies alone.
 
-    They may have been included before.
+    They may have been included before. Random tasks are ordered anew, since the generator of the
+    other graph may be several ones of this graph.
     """
-    return [prefix + other.tasks[d.task].name for d in task.dependencies if d.kind == "order"]
+    ordered = (other.tasks[d.task] for d in task.dependencies if d.kind == "order")
+    return [prefix + before.name for before in ordered if not (before.random and task.random)]
 
 
 def repeat(

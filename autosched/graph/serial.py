@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autosched._lib.tree import transform
@@ -18,8 +18,13 @@ if TYPE_CHECKING:
 __all__ = ["called_with", "no_grad", "run_serial"]
 
 
-def run_serial(graph: Graph, args: Sequence[Any], inputs: dict[str, Any]) -> dict[str, Any]:
-    """Implement ``Graph.run_serial``."""
+Around = Callable[[Task], contextlib.AbstractContextManager[Any]]
+
+
+def run_serial(
+    graph: Graph, args: Sequence[Any], inputs: dict[str, Any], around: Around | None = None
+) -> dict[str, Any]:
+    """Implement ``Graph.run_serial``; each task is called within ``around(task)``."""
     inputs, finish = graph.completed(args, inputs)
     data = graph.bind(inputs)
     with no_grad():
@@ -28,7 +33,8 @@ def run_serial(graph: Graph, args: Sequence[Any], inputs: dict[str, Any]) -> dic
                 raise GraphError(f"task {task.name!r} has no function: it can be planned, not run")
             positional, named = called_with(task, data)
             try:
-                data.update(task.results(task.fn(*positional, **named)))
+                with contextlib.nullcontext() if around is None else around(task):
+                    data.update(task.results(task.fn(*positional, **named)))
             except Exception as error:
                 error.add_note(f"in task {task.name!r}, added at {task.source}")
                 raise

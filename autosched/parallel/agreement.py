@@ -14,12 +14,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from autosched import ScheduleError
+from autosched import Machine, ScheduleError
 from autosched.parallel.batches import leaves, rows_of
 from autosched.parallel.plans import Plans
 from autosched.runtime.ranks.gathering import Gathering
 
-__all__ = ["Agreed", "Agreement", "Kind", "kind_of", "same_rows"]
+__all__ = ["Agreed", "Agreement", "Kind", "agreement_of", "kind_of", "same_rows"]
 
 T = TypeVar("T")
 _FAILED, _CHANGED = 1, 2  # flags
@@ -135,6 +135,15 @@ class Agreement:
         ]
 
 
+def agreement_of(name: str, machine: Machine, options: Mapping[str, Any]) -> Agreement | None:
+    """Return what ranks agree by; None in one process. Raises ScheduleError for ``in_flight``."""
+    if machine.rank is None:
+        return None
+    if options.get("in_flight", 1) != 1:
+        raise ScheduleError(f"in_flight= of {name} is for one process; leave it out")
+    return Agreement()
+
+
 def same_rows(counts: Sequence[int]) -> int:
     """Return the rows of a batch that all ranks pass. Raises ScheduleError where they differ."""
     for rank, rows in enumerate(counts):
@@ -147,22 +156,24 @@ def same_rows(counts: Sequence[int]) -> int:
 def kind_of(
     batch: Sequence[Any],
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | None,
     functions: Hashable,
 ) -> Kind:
     """Describe what decides on a plan, in words that are the same on all ranks.
 
     ``functions`` is a key that changes with the functions that a step calls.
     """
+    groups = [] if optimizer is None else optimizer.param_groups
     options = (
         f"{name} = {_stable(item)} in group {number}"
-        for number, group in enumerate(optimizer.param_groups)
+        for number, group in enumerate(groups)
         for name, item in group.items()
         if name != "params"
     )
-    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    held = {} if optimizer is None else optimizer.state
+    parameters = (p for group in groups for p in group["params"])
     state = (
-        f"{_stable(optimizer.state.get(parameter, {}))} as state of parameter {number}"
+        f"{_stable(held.get(parameter, {}))} as state of parameter {number}"
         for number, parameter in enumerate(parameters)
     )
     items = tuple(map(_stable, leaves(batch)))  # whatever the number of rows

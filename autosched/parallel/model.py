@@ -7,21 +7,25 @@ works at a time. ``pipeline`` lets the stages work concurrently.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple, overload
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, overload
 
 import torch
 
-from autosched import Costs, Graph, Machine, MachineError, Schedule, ScheduleError
+from autosched import Costs, Graph, Machine, Schedule, ScheduleError, Value
+from autosched.parallel.agreement import agreement_of, kind_of, same_rows
 from autosched.parallel.arguments import check_options, devices_of
 from autosched.parallel.batches import batch_homes, batch_inputs, first_rows, key_of, rows_of
 from autosched.parallel.micro_batch import micro_batch_of
 from autosched.parallel.pipelined import Pipeline
-from autosched.parallel.plans import Plans, move_model, move_state, scheduled, torch_device
+from autosched.parallel.plans import Key, Plans, move_model, move_state, scheduled, torch_device
+from autosched.parallel.ranks import Layout, generators_of, label_on
 from autosched.parallel.stages import Cuts, balanced, by_map
 from autosched.parallel.step_graph import input_on
-from autosched.parallel.steps_in_flight import results
+from autosched.parallel.steps_in_flight import done, results
 from autosched.parallel.template import Loss, Template, forward_of
 from autosched.parallel.training import Training
 from autosched.parallel.tuning import SERIAL, Planner, Split
@@ -53,7 +57,9 @@ def model_parallel(
 ) -> Forward | Pipeline:
     """Return the model as stages on several devices, or a training step of it.
 
-    Without ``loss_fn`` and ``optimizer``, it is the forward alone.
+    Without ``loss_fn`` and ``optimizer``, it is the forward alone. On a machine of several ranks,
+    all then pass the same batches; each stage is that of the model of its rank, and the result is
+    on the rank of the last stage, and None on the others: ``outputs="cpu:0"`` chooses a device.
 
     ``split`` is ``"auto"``, one stage per device, cut so that they take equally long and fit; or
     the devices of modules by patterns of their names, ``{"layer1": "cuda:0", "layer2.*":
@@ -84,10 +90,23 @@ def model_parallel(
     return Pipeline(Planner(training, split, 1, SERIAL))
 
 
-class _Planned(NamedTuple):
+@dataclass(frozen=True)
+class _Planned:
     schedule: Schedule
     template: Template
     cuts: Cuts
+
+    def inputs(self, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
+        """Return the inputs of a run that this process has."""
+        inputs = {**self.template.state.tensors(), **batch_inputs(self.template, batch)}
+        return {name: inputs[name] for name in self.schedule.inputs_here}
+
+    def finish(self, outputs: Mapping[str, Any]) -> Any:
+        """Return what the model returns; None in place of what other ranks have."""
+        rank = self.schedule.machine.rank
+        labels = {name: name for name in self.template.graph.outputs}
+        labels.update((name, label_on(rank, name)) for name in self.template.places)
+        return self.template.finish({name: outputs.get(label) for name, label in labels.items()})
 
 
 class Forward(Plans[_Planned]):
@@ -108,32 +127,40 @@ class Forward(Plans[_Planned]):
         check_options("model_parallel", options)
         self.model = model
         self.machine = Machine.local() if machine is None else machine
-        if self.machine.rank is not None:
-            raise MachineError(
-                "model_parallel without loss_fn= is for one process, and this machine spans "
-                "several ranks; schedule a graph of the model, asc.capture(model, x), with place="
-            )
         self.devices = devices_of(self.machine, devices)
         self.split = split
         self.options = options
+        self._agreement = agreement_of("model_parallel", self.machine, options)
         self._last: _Planned | None = None
 
     def __call__(self, *batch: Any) -> Any:
-        """Return what the model returns."""
+        """Return what the model returns; of several ranks, on that of the last stage.
+
+        The others get None. All ranks pass the same batch.
+        """
         with self._guard:
             planned = self._after_others(batch)
-            return planned.template.finish(planned.schedule(**_inputs(planned, batch)))
+            try:
+                outputs = planned.schedule(**planned.inputs(batch))
+            except BaseException as error:
+                if self._agreement is not None:
+                    self._agreement.give_up(error)
+                raise
+            return planned.finish(outputs)
 
     def submit(self, *batch: Any) -> Future[Any]:
         """Start a call, and return the future of its result immediately.
 
         At most ``in_flight`` calls are under way, an option that is 1 by default: ``submit`` waits
         until there is room. Calls for which there is another plan begin when those before have
-        ended. Do not write to the batch or the model before.
+        ended. Do not write to the batch or the model before. Over several ranks a call ends before
+        this returns.
         """
+        if self._agreement is not None:
+            return done(self, batch)
         with self._guard:
             planned = self._after_others(batch)
-            return planned.schedule.submit_for(_inputs(planned, batch), planned.template.finish)
+            return planned.schedule.submit_for(planned.inputs(batch), planned.finish)
 
     def map(self, batches: Iterable[Sequence[Any]]) -> Iterator[Any]:
         """Yield the results of calls with each batch of an iterable, in order.
@@ -152,32 +179,64 @@ class Forward(Plans[_Planned]):
             self._last.schedule.wait(timeout)
 
     def schedule(self, *batch: Any) -> Schedule:
-        """Return the schedule of calls like this one."""
+        """Return the schedule of calls like this one.
+
+        On several ranks it is made by all, unless there was such a call before.
+        """
         with self._guard:
             return self._of(batch).schedule
 
     def cuts(self, *batch: Any) -> Cuts:
-        """Return the stages: what they hold, on which device, and how long each takes."""
+        """Return the stages: what they hold, on which device, and how long each takes.
+
+        On several ranks they are found by all, unless there was such a call before.
+        """
         with self._guard:
             return self._of(batch).cuts
 
     def _of(self, batch: Sequence[Any]) -> _Planned:
-        key = key_of(batch), self._watched(self.model)
-        if key not in self._plans:
-            self.wait()
-        return self._cached(key, lambda: self._planned(batch))
+        """Return the plan of such a call, for inspection."""
+        found = self._plans.get((None, self._key(batch)))
+        return self._agreed(batch) if found is None else found
 
     def _after_others(self, batch: Sequence[Any]) -> _Planned:
         """Return the plan of a call, after all calls with another one."""
-        planned = self._of(batch)
+        planned = self._agreed(batch)
         if planned is not self._last:
             self.wait()
             self._last = planned
         return planned
 
+    def _agreed(self, batch: Sequence[Any]) -> _Planned:
+        """Return the plan of a call, a new one if necessary, on which all ranks agree."""
+        agreement = self._agreement
+        if agreement is None:
+            return self._new(batch, self._key(batch), lambda: self._planned(batch))
+        agreed = agreement.step(
+            batch,
+            lambda: self._key(batch),
+            lambda: kind_of(batch, self.model, None, self._watched(self.model)),
+            lambda: False,
+            self,
+        )
+        assert agreed is not None  # nothing is shared that could have changed
+        same_rows(agreed.counts)
+        plan = partial(agreement.together, "to plan", lambda: self._planned(batch))
+        return self._new(batch, agreed.key, plan)
+
+    def _new(self, batch: Sequence[Any], key: Hashable, plan: Callable[[], _Planned]) -> _Planned:
+        if (None, key) not in self._plans:
+            self.wait()
+        return self._cached((None, key), plan)
+
+    def _key(self, batch: Sequence[Any]) -> Hashable:
+        return Key((key_of(batch), self._watched(self.model)))
+
     def _planned(self, batch: Sequence[Any]) -> _Planned:
         # 1. Capture the forward, and cut it into stages.
-        device = torch_device(self.machine, self.devices[0])
+        here = {*self.machine.here}
+        first = next(name for name in self.devices if name in here)
+        device = torch_device(self.machine, first)
         move_model(self.model, None, device)
         template = forward_of(self.model, first_rows(batch, rows_of(batch), device))
         costs = Costs.estimate(template.graph, template.examples)
@@ -188,25 +247,47 @@ class Forward(Plans[_Planned]):
             cuts = by_map(template.graph, costs, self.machine, self.split)
         stages = cuts.stages(template.graph)
         part = micro_batch_of(template, stages, costs, self.machine, branching=True)
+        layout = Layout(self.machine, (self.devices,))
         # 2. Build the graph, with the tasks and the state of each stage on its device.
-        graph = Graph("model parallel")
+        graph = Graph("model parallel", generators=generators_of(self.machine))
         homes = batch_homes(template, batch)
         values = {}
         for name, stage in part.input_stages.items():
-            home = homes.get(name) if name in template.batch else cuts.devices[stage]
+            home: str | None = cuts.devices[stage]
+            if name in template.batch:
+                home = layout.batch_home(cuts.devices[stage], homes.get(name))
             values[name] = input_on(graph, home, name, part.nbytes[name])
         on = {name: cuts.devices[role.stage] for name, role in part.roles.items()}
         outputs = graph.include(part.graph, values, on=on, seconds=part.seconds, nbytes=part.nbytes)
         graph.output(**outputs)
+        options = dict(self.options)
+        if self.machine.ranks:
+            options["outputs"] = self._wanted(graph, outputs, template.places, cuts)
         # 3. Schedule it.
-        of_state = {name: value.home for name, value in values.items() if value.home is not None}
+        of_state = {
+            name: value.home
+            for name, value in values.items()
+            if value.home in here and name not in template.batch
+        }
         move_state(self.machine, template.state, of_state)
-        made = scheduled(graph, self.machine, {}, self.options)
+        made = scheduled(graph, self.machine, {}, options)
         return _Planned(made, template, cuts)
 
+    def _wanted(
+        self, graph: Graph, made: Mapping[str, Value], places: Collection[str], cuts: Cuts
+    ) -> dict[str, str]:
+        """Return the devices of outputs over several ranks, each of which gets new state.
 
-def _inputs(planned: _Planned, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
-    """Return the inputs of a run."""
-    template = planned.template
-    inputs = {**template.state.tensors(), **batch_inputs(template, batch)}
-    return {name: inputs[name] for name in planned.schedule.graph.input_names}
+        Results are on the device of the last stage, unless the user says otherwise.
+        """
+        given = self.options.get("outputs", cuts.devices[-1])
+        results = [name for name in made if name not in places]
+        wanted = dict.fromkeys(results, given) if isinstance(given, str) else dict(given)
+        layout = Layout(self.machine, (self.devices,))
+        for rank in layout.ranks:
+            for name in places:
+                label = label_on(rank, name)
+                if rank:
+                    graph.output(**{label: made[name]})
+                wanted[label] = layout.first_device(rank)
+        return wanted

@@ -72,11 +72,10 @@ def pipeline(
 
     On a machine of several ranks, all call this and pass the same batches, of which each reads what
     its stages need; all get the loss. Rank 0's model counts at the beginning. Later each rank has
-    the state of its own stages: see ``step.collect()``. Stages that draw random numbers must be on
-    one rank.
+    the state of its own stages: see ``step.collect()``.
 
-    Random numbers are generated in the order of the micro-batches. Raises ScheduleError for invalid
-    arguments.
+    Random numbers are generated in the order of the micro-batches, on several ranks each from the
+    generator of its stage's rank. Raises ScheduleError for invalid arguments.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

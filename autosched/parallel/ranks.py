@@ -72,6 +72,16 @@ class Layout:
         cpus = (d.name for d in self.machine.devices if d.rank == rank and d.kind == "cpu")
         return next(cpus, None)
 
+    def batch_home(self, device: str, given: str | None) -> str | None:
+        """Return where a part of the batch is that a device reads; ``given``: where the user has it.
+
+        Of several ranks, the one that reads it passes it.
+        """
+        rank = self.rank(device)
+        if rank is None or given is None:
+            return given if rank is None else self.host(rank)
+        return device
+
     def leads(self, replica: int, stage: int) -> bool:
         """Whether a replica is the first one with a stage on that rank."""
         rank = self.rank(self.devices[replica][stage])

@@ -111,9 +111,7 @@ class _Builder:
         device = self.spec.devices[replica][self.one.input_stages[name]]
         rank = self.layout.rank(device)
         if (rank, name) not in self.batch:
-            home = self.spec.homes.get(name)
-            if rank is not None:
-                home = self.layout.host(rank) if home is None else device
+            home = self.layout.batch_home(device, self.spec.homes.get(name))
             label, nbytes = label_on(rank, name), self._batch_nbytes(rank, name)
             self.batch[rank, name] = input_on(self.graph, home, label, nbytes)
         return self.batch[rank, name]

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from autosched import Machine, Schedule, ScheduleError
-from autosched.parallel.agreement import Agreement
+from autosched.parallel.agreement import Agreement, agreement_of
 from autosched.parallel.all_reduce import LIBRARY, MANY, STRATEGIES
 from autosched.parallel.arguments import check_options, check_trained, devices_of
 from autosched.parallel.batches import first_rows
@@ -83,11 +83,9 @@ class Training:
         check_trained(name, *trained)
         check_options(name, options)
         max_norm = check_clip(clip_grad_norm)
-        several = machine.rank is not None
-        for option, alone in (("fuse", False), ("in_flight", 1)):
-            if several and options.get(option, alone) != alone:
-                raise ScheduleError(f"{option}= of {name} is for one process; leave it out")
-        made = Agreement() if several else None
+        if machine.rank is not None and options.get("fuse"):
+            raise ScheduleError(f"fuse= of {name} is for one process; leave it out")
+        made = agreement_of(name, machine, options)
         return cls(*trained, machine, chosen, options, averages, max_norm, before_step, made)
 
     @property

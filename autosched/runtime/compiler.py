@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
@@ -35,7 +35,10 @@ from autosched.runtime.memory import Memory
 from autosched.runtime.profile import annotation, ranged
 from autosched.runtime.threads.tapes import Stretch, Tape
 
-__all__ = ["Carried", "Compiler", "Lines", "Wrap"]
+if TYPE_CHECKING:
+    from autosched.runtime.ranks.generators import Drawing
+
+__all__ = ["Carried", "Compiler", "Lines", "Wrap", "drawing_of"]
 
 Wrap = Callable[[int, Step], Step]  # of the instruction at a position
 
@@ -90,6 +93,8 @@ class Compiler:
         self.nvtx = nvtx
         self.can = Capabilities(backend)
         self.memory = Memory(program, graph, self.can.located, self.can.emulating)
+        on = {run.task: run.stream.device for run in program if isinstance(run, Run)}
+        self.drawing = None if machine.rank is not None else drawing_of(graph, on, machine)
         self.calls = [self._call(i) for i in range(len(program))]
         issued = [machine.device(stream.device).is_accelerator for stream in program.streams]
         self.on_cpu = not any(issued)
@@ -110,6 +115,8 @@ class Compiler:
             case Run(_, name):
                 task = self.graph.task(name)
                 dropped = self._dropped(i)
+                if task.random and self.drawing is not None:
+                    return self.drawing.around(task, memory.run(i, task, dropped))
                 call = memory.call(i, task, dropped)
                 return Stretch(memory.data, [call]) if call else memory.run(i, task, dropped)
             case Copy() as copy:
@@ -176,6 +183,18 @@ class Compiler:
             if can.exchanging is not None and steps:
                 tape.add(thread, steps[-1][0], can.exchanging.ending(thread))
         return tape
+
+
+def drawing_of(graph: Graph, devices: Mapping[str, str], machine: Machine) -> Drawing | None:
+    """Return how tasks draw random numbers in a process that plays several ranks, if any draws.
+
+    ``devices`` are those of tasks, by name.
+    """
+    if not machine.ranks or not any(task.random for task in graph.tasks):
+        return None
+    from autosched.runtime.ranks.generators import Drawing
+
+    return Drawing(graph, devices, machine.ranks)
 
 
 def _add_first(program: Program, can: Capabilities, tape: Tape) -> None:

@@ -83,8 +83,10 @@ class Executor:
         backend.open(program if cut is None else cut.everything, machine)
         self.compiler = Compiler(program, graph, machine, backend, seconds, nvtx)
         self.memory = self.compiler.memory
-        reads = any(task.reads_file for task in graph.tasks)  # which generated code checks less
-        self.code = code if self.compiler.on_cpu and not reads else None
+        # Generated code checks files less, and draws for no rank.
+        reads = any(task.reads_file for task in graph.tasks)
+        is_plain = self.compiler.on_cpu and not reads and self.compiler.drawing is None
+        self.code = code if is_plain else None
         self.check = check
         self._begin()
         _serving[id(backend)] = backend
@@ -380,24 +382,23 @@ class Executor:
 
 
 def _check_generators(program: Program, graph: Graph, machine: Machine) -> None:
-    """Raise ScheduleError if tasks of several ranks draw random numbers in one process.
+    """Raise ScheduleError if ranks draw random numbers on accelerators that one process has.
 
-    Each rank has generators of its own, and the process has one, from which they would draw in any
-    order.
+    Ranks may have the same accelerator, and so one generator, from which they would draw in any
+    order. On CPUs, and on emulated machines, each rank has its own: see ``Drawing``.
     """
-    if machine.rank is not None or not machine.ranks:
+    if machine.rank is not None or machine.imagined or not machine.ranks:
         return
     drawing: dict[int, str] = {}
     for instruction in program:
         if isinstance(instruction, Run) and graph.task(instruction.task).random:
             drawing.setdefault(machine.ranks[instruction.stream.device], instruction.task)
-    if len(drawing) > 1:
+    if len(drawing) > 1 and machine.accelerators:
         (one, first), (other, second) = sorted(drawing.items())[:2]
         raise ScheduleError(
             f"task {first!r} of rank {one} and task {second!r} of rank {other} draw random "
-            "numbers, each from generators of its own rank, and one process has one for both: the "
-            "program can be planned, verified, simulated and drawn; run it on several processes, "
-            "with Machine.cluster(), or serially, with schedule.run_serial"
+            "numbers, each from generators of its own rank, and this process has one for both; "
+            "run it on several processes, with Machine.cluster()"
         )
 
 

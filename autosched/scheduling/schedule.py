@@ -23,6 +23,7 @@ from autosched.costs.learning import learn
 from autosched.errors import MachineError, ScheduleError
 from autosched.explanation import Case, Explanation, TaskExplanation, explain, explain_task
 from autosched.graph.graph import Graph
+from autosched.graph.serial import run_serial
 from autosched.lowering import lower
 from autosched.lowering.fitting import confined
 from autosched.lowering.resident_state import with_resident_state_as, without_resident_state
@@ -32,6 +33,7 @@ from autosched.placement import check as check_placement
 from autosched.program.program import Program
 from autosched.runtime.backends import Backend, make
 from autosched.runtime.check import Check
+from autosched.runtime.compiler import drawing_of
 from autosched.runtime.execute import Executor, executor_of_rank, profiler_of_ranks
 from autosched.scheduling.agreement import inputs_on, own_inputs
 from autosched.scheduling.arguments import checked_count, checked_timeout
@@ -208,7 +210,8 @@ class Schedule(Periodic, Running):
     @cached_property
     def _serial(self) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
         if self.backend not in ("accelerator", "replay"):
-            return lambda inputs: self.graph.run_serial(**inputs)
+            drawing = drawing_of(self.graph, self.placement.device, self.machine)
+            return lambda inputs: run_serial(self.graph, (), dict(inputs), drawing)
         from autosched.runtime.backends.accelerator import Accelerator
 
         placement = Placement(self.placement.device, tuple(task.name for task in self.graph.tasks))

@@ -1,65 +1,102 @@
-"""Random numbers of emulated hosts in one process: as in the serial run, or refused."""
+"""Random numbers of emulated hosts in one process: each rank has its own, as in its own process."""
 
 from __future__ import annotations
-
-import copy
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn, optim
 from torch.nn import functional
 
 import autosched as asc
-from tests.serial import assert_equal
+from autosched import errors
+from autosched.machine.machine import Device
+from autosched.runtime.execute import _check_generators
 
 HOSTS = asc.Machine.emulated(gpus=0, hosts=2)
 
 
-@given(ranks=st.lists(st.sampled_from([0, 1]), min_size=1, max_size=5), data=st.data())
-def test_a_run_draws_as_the_serial_run_does_or_is_refused(
-    ranks: list[int], data: st.DataObject
+def draws_on(ranks: list[int]) -> asc.Graph:
+    """Return a graph in which each of these ranks draws in turn, one after another."""
+    graph = asc.Graph("draws", generators={"cpu:0": "rank 0", "cpu:1": "rank 1"})
+    values = [
+        graph.add(torch.rand, 2, name=f"t{number}", on=f"cpu:{rank}")
+        for number, rank in enumerate(ranks)
+    ]
+    graph.output(**{f"y{number}": value for number, value in enumerate(values)})
+    return graph
+
+
+def drawn(ranks: list[int], states: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return what processes draw whose generators have these states, which are left behind."""
+    found = {}
+    for number, rank in enumerate(ranks):
+        generator = torch.Generator()
+        generator.set_state(states[rank])
+        found[f"y{number}"] = torch.rand(2, generator=generator)
+        states[rank] = generator.get_state()
+    return found
+
+
+@given(
+    runs=st.lists(st.lists(st.sampled_from([0, 1]), min_size=1, max_size=4), max_size=3),
+    backend=st.sampled_from(["host", "virtual"]),
+)
+def test_each_rank_draws_as_its_own_process_does_that_is_seeded_alike(
+    runs: list[list[int]], backend: str
 ) -> None:
-    """Whatever tasks draw; the refusal names a task of each rank."""
+    """In runs of several graphs, also where one rank draws nothing, and after the same seed."""
+    for _ in range(2):
+        torch.manual_seed(1)
+        states = [torch.get_rng_state(), torch.get_rng_state()]
+        for ranks in runs:
+            with asc.schedule(draws_on(ranks), HOSTS, backend=backend) as schedule:
+                expected = drawn(ranks, states)
+                found = schedule()
+                assert all(torch.equal(found[name], expected[name]) for name in expected)
+    if runs:
+        left = states[min(runs[-1])]
+        assert torch.equal(torch.get_rng_state(), left), "of the first rank that draws"
+
+
+@given(ranks=st.lists(st.sampled_from([0, 1]), min_size=1, max_size=5), data=st.data())
+def test_a_run_draws_as_the_serial_run_does(ranks: list[int], data: st.DataObject) -> None:
     graph = asc.Graph("draws", generators={"cpu:0": "rank 0", "cpu:1": "rank 1"})
     x = graph.input("x")
-    drawing: dict[int, str] = {}
     for number, rank in enumerate(ranks):
         with graph.on(f"cpu:{rank}"):
-            draws = data.draw(st.booleans())
-            fn = functional.dropout if draws else torch.relu
+            fn = data.draw(st.sampled_from([functional.dropout, torch.relu]))
             x = graph.add(fn, x, name=f"t{number}")
-            if draws:
-                drawing.setdefault(rank, f"t{number}")
     graph.output(y=x)
     with asc.schedule(graph, HOSTS, backend="host") as schedule:
         given = torch.arange(1.0, 9.0)
-        if len(drawing) == 2:
-            message = f"task '{drawing[0]}' of rank 0 and task '{drawing[1]}' of rank 1 draw"
-            with pytest.raises(asc.ScheduleError, match=message):
-                schedule(x=given)
-        else:
-            torch.manual_seed(0)
-            found = schedule(x=given)["y"]
-            torch.manual_seed(0)
-            assert torch.equal(found, schedule.run_serial(x=given)["y"])
+        torch.manual_seed(0)
+        found = schedule(x=given)["y"]
+        torch.manual_seed(0)
+        assert torch.equal(found, schedule.run_serial(x=given)["y"])
 
 
-def test_a_step_with_dropout_on_all_hosts_is_planned_and_not_run() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 6), nn.Dropout(), nn.Linear(6, 4))
-    before = copy.deepcopy(model.state_dict())
-    batch = torch.randn(8, 8), torch.randint(0, 4, (8,))
-    optimizer = optim.SGD(model.parameters(), 0.1)
-    with asc.parallel.data_parallel(
-        model, functional.cross_entropy, optimizer, HOSTS, backend="host"
-    ) as step:
-        schedule = step.schedule(*batch)
-        schedule.verify()
-        with pytest.raises(asc.ScheduleError, match=r"run it on several processes, .*run_serial"):
-            step(*batch)
-        assert_equal(dict(model.state_dict()), before, "model")
-        assert schedule.run_serial(**step.inputs(*batch))["loss"] > 0
-        model.eval()
-        assert step(*batch) > 0  # draws nothing
+def test_ranks_begin_anew_where_something_else_draws_between_runs() -> None:
+    with asc.schedule(draws_on([0, 1]), HOSTS, backend="host") as schedule:
+        torch.manual_seed(0)
+        schedule()
+        torch.rand(1)
+        state = torch.get_rng_state()
+        found = schedule()
+    expected = drawn([0, 1], [state, state])
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_accelerators_that_one_process_has_for_several_ranks_are_refused() -> None:
+    graph = asc.Graph("draws", generators={"cuda:0": "rank 0", "cuda:1": "rank 1"})
+    for number in range(2):
+        graph.add(torch.rand, 2, name=f"t{number}", on=f"cuda:{number}")
+    program = asc.schedule(graph, asc.Machine.emulated(gpus=1, hosts=2)).program
+    devices = [
+        Device(f"{kind}:{rank}", rank=rank, host="a")
+        for rank in range(2)
+        for kind in ("cpu", "cuda")
+    ]
+    machine = asc.Machine(devices, network=asc.Network(1e9))
+    with pytest.raises(errors.ScheduleError, match="task 't0' of rank 0 and task 't1' of rank 1"):
+        _check_generators(program, graph, machine)

@@ -35,9 +35,11 @@ def batch(number: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
 def step_on(machine: asc.Machine, way: str, options: dict[str, Any], seed: int = 0) -> Step:
     """Return a step of a model with batch norms; ``way`` is the function that makes it."""
     torch.manual_seed(seed)
+    options = dict(options)
     model = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Linear(6, 6), nn.Linear(6, 4))
-    optimizer = OPTIMIZERS[options.get("optimizer", "momentum")](model.parameters())
-    options = {name: option for name, option in options.items() if name != "optimizer"}
+    if options.pop("dropout", False):
+        model = nn.Sequential(model[0], nn.Dropout(), model[2], nn.Dropout(0.3), model[3])
+    optimizer = OPTIMIZERS[options.pop("optimizer", "momentum")](model.parameters())
     how = dict(options) if machine.rank is not None else {**options, "backend": "virtual"}
     if way == "model_parallel":
         loss_fn = functional.cross_entropy
@@ -62,24 +64,67 @@ def train(way: str, options: dict[str, Any], sizes: list[int], hosts: int | None
     machine = asc.Machine.cluster() if emulated is None else emulated
     found = []
     with step_on(machine, way, options, machine.rank or 0) as step:  # rank 0's model counts
+        torch.manual_seed(5)
         for number, rows in enumerate(sizes):
             found.append((step(*batch(number, rows)), step.grad_norm))
         step.collect()
         return found, *facts(step)
 
 
+class Smoothed(nn.Module):
+    """Has a buffer that each call replaces, and returns what its first and last layers return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6))
+        self.last = nn.Linear(6, 4)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        h = self.first(x)
+        y = self.last(h) - self.mean
+        self.mean = 0.9 * self.mean + 0.1 * y.mean(0)
+        return {"hidden": h, "y": y}
+
+
+FORWARD = {"split": {"first": "cpu:0", "last": "cpu:1"}}
+
+
+def forward(options: dict[str, Any], hosts: int | None = None) -> Any:
+    """Call a model without a loss, in several modes; return results, and its buffers.
+
+    On emulated ``hosts`` in one process, if that is given.
+    """
+    emulated = asc.Machine.emulated(gpus=0, hosts=hosts) if hosts is not None else None
+    machine = asc.Machine.cluster() if emulated is None else emulated
+    torch.manual_seed(0)
+    model = Smoothed()
+    found = []
+    with asc.parallel.model_parallel(model, machine, **FORWARD, **options) as run:
+        for number, rows in enumerate([6, 6, 5, 6]):
+            model.train(number < 3)
+            with torch.no_grad():
+                found.append(run(batch(number, rows)[0]))
+        assert run.cuts(batch(3, 6)[0]).devices == ("cpu:0", "cpu:1")
+    return found, dict(model.named_buffers())
+
+
 def refuse() -> list[str]:
-    """Do what is refused; return the errors."""
+    """Do what is refused, and what is not afterwards; return the errors."""
     machine = asc.Machine.cluster()
-    model = nn.Sequential(nn.Linear(8, 6), nn.Dropout(), nn.Linear(6, 6), nn.Dropout())
+    model = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 4))
     trained = model, functional.cross_entropy, optim.SGD(model.parameters(), 0.1)
-    how: Any = {"split": {"0": "cpu:0", "2": "cpu:1"}, "chunks": 2, "schedule": "gpipe"}
-    step = asc.parallel.pipeline(*trained, machine, **how)
+    split = {"0": "cpu:0", "1": "cpu:1"}
+    step = asc.parallel.pipeline(*trained, machine, split=split, chunks=2, schedule="gpipe")
+    run = asc.parallel.model_parallel(model, machine, split=split)
+    rank = machine.rank or 0
     errors = []
     for call in (
-        lambda: asc.parallel.model_parallel(model, machine),
-        lambda: step(*batch(0, 8 + (machine.rank or 0))),
-        lambda: step(*batch(0, 8)),
+        lambda: step(*batch(0, 8 + rank)),
+        lambda: run(batch(0, 8 + rank)[0]),
+        lambda: run(batch(0, 8)[0].to(torch.float64 if rank else torch.float32)),
+        lambda: run(batch(0, 8)[0]),
+        lambda: asc.parallel.model_parallel(model, machine, in_flight=2),
     ):
         try:
             call()

@@ -30,6 +30,16 @@ def test_a_pipeline_equals_that_of_one_process(ranks, order):
     assert_same(ranks.run(jobs.train, 2, "pipeline", how, [8, 8]), expected)
 
 
+@pytest.mark.parametrize("order", some(ORDERS, "gpipe"))
+def test_stages_with_dropout_draw_from_the_generators_of_their_ranks(ranks, order):
+    """On emulated hosts as on ranks that are seeded alike."""
+    how = {"split": SPLIT, "chunks": 2, "schedule": order, "dropout": True}
+    if order == "interleaved":
+        how["split"] = {"0": "cpu:0", "1": "cpu:1", "[23]": "cpu:0", "4": "cpu:1"}
+    expected = jobs.train("pipeline", how, [8, 8], 2)
+    assert_same(ranks.run(jobs.train, 2, "pipeline", how, [8, 8]), expected)
+
+
 @pytest.mark.slow
 def test_model_parallel_steps_equal_those_of_one_process(ranks):
     how = {"split": SPLIT}
@@ -55,15 +65,27 @@ def test_changes_between_steps_count_as_in_one_process(ranks):
     assert_same(ranks.run(jobs.change_everything, 2), jobs.change_everything(2))
 
 
+@pytest.mark.parametrize("outputs", some([None, "cpu:0"], None))
+def test_a_forward_has_its_result_on_one_rank_and_new_state_on_all(ranks, outputs):
+    """By default on that of the last stage; in train mode, in eval mode, and with other rows."""
+    options = {} if outputs is None else {"outputs": outputs}
+    (expected, buffers) = jobs.forward({**options, "backend": "virtual"}, 2)
+    found = ranks.run(jobs.forward, 2, options)
+    result, nothing = reversed(found) if outputs is None else found
+    assert_equal(result[0], expected, "results")
+    assert nothing[0] == [{"hidden": None, "y": None}] * 4
+    for rank, (_, own) in enumerate(found):
+        assert_equal(own["mean"], buffers["mean"], f"rank {rank}: what a call makes")
+    assert_equal(found[0][1], buffers, "what rank 0 has, and its stage writes")
+
+
 def test_what_cannot_span_ranks_is_refused_on_all_of_them(ranks):
-    for forward, rows, dropout in ranks.run(jobs.refuse, 2):
-        assert forward.startswith(
-            "MachineError: model_parallel without loss_fn= is for one process"
-        )
-        assert rows.startswith(
-            "ScheduleError: rank 1 passes 9 rows, and rank 0 8; all ranks of such"
-        )
-        assert "must be on one rank" in dropout
+    rows = "ScheduleError: rank 1 passes 9 rows, and rank 0 8; all ranks of such"
+    for step, forward, dtype, in_flight in ranks.run(jobs.refuse, 2):
+        assert step.startswith(rows)
+        assert forward.startswith(rows)
+        assert "rank 1 has as item 0 of the batch a tensor of float64" in dtype
+        assert "in_flight= of model_parallel is for one process" in in_flight
 
 
 @pytest.mark.parametrize("size", some([2, 4], 4))

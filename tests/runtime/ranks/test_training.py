@@ -112,9 +112,26 @@ def test_each_rank_draws_from_its_own_generator(ranks):
             optimizer.step()
             optimizer.zero_grad()
             losses.append(total)
-    for found, state in ranks.run(jobs.drop, 2, 3):
+    for found, state in ranks.run(jobs.drop, 2, 3, [0, 1]):
         assert_equal(state, dict(model.state_dict()), "model")
         assert torch.stack(found).equal(torch.stack(losses))
+
+
+def test_emulated_hosts_draw_as_ranks_that_are_seeded_alike(ranks):
+    model = jobs.dropping()
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    machine = asc.Machine.emulated(gpus=0, hosts=2)
+    with asc.parallel.data_parallel(
+        model, functional.cross_entropy, optimizer, machine, reduction="sum", backend="host"
+    ) as step:
+        torch.manual_seed(3)
+        losses = []
+        for number in range(3):
+            parts = [jobs.batch(number, rank, 4) for rank in range(2)]
+            losses.append(step(*[torch.cat(items) for items in zip(*parts, strict=True)]))
+    for found, state in ranks.run(jobs.drop, 2, 3, [3, 3]):
+        assert_equal(state, dict(model.state_dict()), "model")
+        assert_equal(found, losses, "losses")
 
 
 # ---- ranks that differ

@@ -77,12 +77,12 @@ def addresses(count: int) -> list[list[int]]:
     return found[1:-1]
 
 
-def drop(count: int) -> Any:
+def drop(count: int, seeds: list[int]) -> Any:
     """Train a model with dropout, whose numbers each rank draws from its own seed."""
     machine = asc.Machine.cluster()
     model = dropping()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    torch.manual_seed(machine.rank)
+    torch.manual_seed(seeds[machine.rank])
     with asc.parallel.data_parallel(
         model, functional.cross_entropy, optimizer, machine, reduction="sum"
     ) as step:
