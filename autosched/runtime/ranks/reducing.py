@@ -56,6 +56,10 @@ class _UnderWay:
             raise members.cause(name) from error
         self._work.get_future().add_done_callback(lambda _: self._ended.set())
 
+    def where(self) -> str:
+        """Return nothing: the part of the program that runs here says where it is."""
+        return ""
+
     def lost(self) -> None:
         """Wait no longer: gloo does not end what has been sent in part."""
         self._ended.set()

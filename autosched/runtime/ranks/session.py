@@ -39,7 +39,8 @@ _NAP = 1e-3
 class Losing(Protocol):
     """What uses a wire."""
 
-    where: Callable[[], str]  # returns the tasks that it executes
+    def where(self) -> str:
+        """Return the tasks that it executes."""
 
     def lost(self) -> None:
         """Note that the wire is lost."""
