@@ -8,19 +8,22 @@ capture, has imported them. This module does not import torch.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 __all__ = ["recognizer"]
 
 
-def recognizer(tensors: Sequence[Any]) -> Callable[[list[Any]], bool] | None:
+def recognizer(
+    tensors: Sequence[Any], without_grad: Collection[int] = ()
+) -> Callable[[list[Any]], bool] | None:
     """Return a function that tests whether as many tensors are like these.
 
     Compared are classes, dtypes, devices, shapes, strides, ``requires_grad``, and dispatch keys,
     which tell layouts, conjugated tensors and inference tensors apart; not addresses, elements and
-    hooks. A list that contains one tensor twice is compared like any other. Keeps no tensor alive.
-    None where torch's guards are not imported, or cannot describe a tensor.
+    hooks. Those in the places of tensors with the ids ``without_grad`` must have no gradient. A
+    list that contains one tensor twice is compared like any other. Keeps no tensor alive. None
+    where torch's guards are not imported, or cannot describe a tensor.
 
     >>> import torch, torch._dynamo
     >>> is_alike = recognizer([torch.zeros(2, 3)])
@@ -37,6 +40,9 @@ def recognizer(tensors: Sequence[Any]) -> Callable[[list[Any]], bool] | None:
             kind = type(tensor), torch._C._dispatch_keys(tensor)
             manager = root.list_getitem_manager(number, f"[{number}]", tensor, None)
             manager.add_tensor_match_guard(tensor, *facts, f"[{number}]", [""], None, *kind)
+            if id(tensor) in without_grad:
+                grad = manager.grad_manager(f"[{number}].grad", None, None)
+                grad.add_none_match_guard([""], None)
     except Exception:  # no tensor, or one without shape or strides
         return None
     count = len(tensors)

@@ -68,12 +68,12 @@ class Guard:
         self._names = [
             name for tensor in arguments.tensors for name, item in given.items() if item is tensor
         ]
-        self._parameters = [(f"{name}.grad", item) for name, item in state.parameters.items()]
-        grads = _present(self._parameters)
+        parameters = {f"{name}.grad": item for name, item in state.parameters.items()}
+        grads = _present(parameters)
         held = state.tensors().items()
         self._held = {name: tensor for name, tensor in held if name not in grads}
         self._held_ids = set(map(id, self._held.values()))
-        self._properties = _Properties(self._held.values(), grads)
+        self._properties = _Properties(self._held.values(), parameters)
 
     def inputs(self, arguments: Arguments) -> Tensors | None:
         """Return a call's tensors by name; None if the guard fails."""
@@ -85,8 +85,8 @@ class Guard:
             or not self._unchanged()
         ):
             return None
-        grads = _present(self._parameters)
-        if not self._properties.hold(grads):
+        grads = self._properties.hold()
+        if grads is None:
             return None
         others = {**dict(zip(self._names, arguments.tensors, strict=True)), **grads}
         ids = set(map(id, others.values()))
@@ -133,33 +133,43 @@ def _settings() -> Hashable:
 class _Properties:
     """The properties of tensors, and of gradients, that a capture depends on."""
 
-    def __init__(self, tensors: Iterable[torch.Tensor], grads: Tensors):
+    def __init__(self, tensors: Iterable[torch.Tensor], parameters: Tensors):
         self._tensors = list(tensors)
+        self._parameters = parameters
+        grads = _present(parameters)
         self._grads = list(grads)
         self._before = list(map(_properties, (*self._tensors, *grads.values())))
         self._are_alike: Callable[[list[Any]], bool] | None = None
 
-    def hold(self, grads: Tensors) -> bool:
-        """Return whether the tensors, and these gradients, have the same properties.
+    def hold(self) -> Tensors | None:
+        """Return the gradients, if they and the tensors have the same properties, or None.
 
         The first time that they do, they are noted in compiled code, which compares all but hooks.
         """
+        if self._are_alike is not None and not self._grads and not _have_hooks(self._tensors):
+            return {} if self._are_alike(self._tensors) else None
+        grads = _present(self._parameters)
         if list(grads) != self._grads:
-            return False
+            return None
         given = [*self._tensors, *grads.values()]
-        hooks = [item._backward_hooks or item._post_accumulate_grad_hooks for item in given]
-        has_hooks = any(hooks)
+        has_hooks = _have_hooks(given)
         if self._are_alike is not None and not has_hooks:
-            return self._are_alike(given)
+            return grads if self._are_alike(given) else None
         if list(map(_properties, given)) != self._before:
-            return False
-        self._are_alike = None if has_hooks else recognizer(given)
-        return True
+            return None
+        missing = {id(item) for name, item in self._parameters.items() if name not in grads}
+        self._are_alike = None if has_hooks else recognizer(given, missing)
+        return grads
 
 
-def _present(parameters: Iterable[tuple[str, torch.Tensor]]) -> Tensors:
+def _present(parameters: Tensors) -> Tensors:
     """Return the gradients that exist, by name."""
-    return {name: grad for name, item in parameters if (grad := item.grad) is not None}
+    return {name: grad for name, item in parameters.items() if (grad := item.grad) is not None}
+
+
+def _have_hooks(tensors: Iterable[torch.Tensor]) -> bool:
+    hooks = [item._backward_hooks or item._post_accumulate_grad_hooks for item in tensors]
+    return any(hooks)
 
 
 def _properties(tensor: torch.Tensor) -> Hashable:

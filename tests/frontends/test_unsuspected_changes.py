@@ -131,6 +131,25 @@ def test_a_gradient_that_comes_or_goes_is_noticed() -> None:
         assert torch.allclose(layer.weight.grad, x.sum(0, keepdim=True))
 
 
+def test_a_gradient_from_elsewhere_is_noticed() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    holder = nn.ParameterList([weight])
+
+    def step(x: Tensor) -> Tensor:
+        (holder[0] * x).sum().backward()
+        grad, holder[0].grad = holder[0].grad, None
+        assert grad is not None
+        return grad
+
+    x = torch.tensor([1.0, 2.0])
+    with asc.compile(step, HERE, policy="single") as run:
+        for _ in range(3):
+            assert run(x).tolist() == [1.0, 2.0]
+        weight.grad = torch.full((2,), 5.0)
+        assert run(x).tolist() == [6.0, 7.0]
+        assert run(x).tolist() == [1.0, 2.0]
+
+
 def test_a_dict_that_is_written_every_time_is_no_reason_to_capture_again() -> None:
     layer = Layer().eval()
     with torch.no_grad(), asc.compile(layer, HERE, policy="single") as run:
