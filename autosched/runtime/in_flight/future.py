@@ -21,6 +21,7 @@ from autosched.runtime.threads.loop_runs import unlock
 
 __all__ = ["RunFuture", "UnderWay", "Waiting"]
 
+_SOON = 0.01  # seconds, within which short runs end
 _LOOK = 1.0  # seconds after which a waiting thread looks again
 
 
@@ -90,7 +91,12 @@ class RunFuture(Future[Any]):
             raise TimeoutError(f"run {self.number} has not ended within {timeout} seconds")
 
     def _wait_for(self, flag: _Flag, deadline: float | None) -> bool:
-        """Wait for a flag. Raises ScheduleError if the run waits for this thread."""
+        """Wait for a flag. Raises ScheduleError if the run waits for this thread.
+
+        Whether it does is asked after a moment: most runs have ended by then.
+        """
+        if self.drive is None and flag.wait(min(max(0.0, _left(deadline)), _SOON)):
+            return True
         waiting = self._waiting
         if waiting is None or flag.is_set:
             return self._block(flag, deadline)
@@ -110,7 +116,7 @@ class RunFuture(Future[Any]):
         while not flag.is_set:
             if self._process != forks():
                 raise ScheduleError("the run belongs to the process that this one was forked from")
-            left = _LOOK if deadline is None else deadline - time.perf_counter()
+            left = _left(deadline)
             if not flag.wait(min(max(0.0, left), _LOOK)) and left <= 0:
                 return flag.is_set
         return True
@@ -131,7 +137,8 @@ class RunFuture(Future[Any]):
         """
         if abandoned:
             self._ended.set()
-        self._note_writes()
+        if (wrote := self._wrote) is not None:  # the run may end at any moment
+            wrote()
         with contextlib.suppress(InvalidStateError):
             self.set_exception(error)
         self._done.set()
@@ -140,8 +147,9 @@ class RunFuture(Future[Any]):
         """Note that the run has ended."""
         self.drive = None
         self._finish = None
-        self._note_writes()
-        self._wrote = None
+        if self._wrote is not None:
+            self._wrote()
+            self._wrote = None
         self._ended.set()
         try:  # each run comes here: ``suppress`` is slower
             if error is None:
@@ -152,9 +160,9 @@ class RunFuture(Future[Any]):
             pass
         self._done.set()
 
-    def _note_writes(self) -> None:
-        if (wrote := self._wrote) is not None:
-            wrote()
+
+def _left(deadline: float | None) -> float:
+    return _LOOK if deadline is None else deadline - time.perf_counter()
 
 
 class Waiting:
