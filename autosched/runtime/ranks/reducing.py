@@ -57,7 +57,7 @@ class _UnderWay:
         self._work.get_future().add_done_callback(lambda _: self._ended.set())
 
     def lost(self) -> None:
-        """Wait no longer: gloo does not end what has been sent in part."""
+        """Wait no longer: gloo may never end what has been sent in part."""
         self._ended.set()
 
     def sum(self) -> torch.Tensor:
