@@ -34,9 +34,11 @@ RANKS = 2
 CHUNKS = 8
 RATE = 1e-3
 ROUNDS = 40
-WIDTHS = {  # of a model's layers, and rows of a rank
-    "9 MiB of gradients": ((768, 1024, 1024, 512), 64),
-    "6 KiB of gradients": ((16, 32, 32, 8), 8),
+LARGE, SMALL = ((768, 1024, 1024, 512), 64), ((16, 32, 32, 8), 8)
+CASES: dict[str, tuple[Any, Any]] = {  # widths of a model's layers, and rows of a rank; options
+    "9 MiB of gradients": (LARGE, {}),
+    "9 MiB, exact=False": (LARGE, {"exact": False}),
+    "6 KiB of gradients": (SMALL, {}),
 }
 PIPELINE = ((512,) * 9, 256)
 SCHEDULES = {"gpipe": pipelining.ScheduleGPipe, "1f1b": pipelining.Schedule1F1B}
@@ -108,20 +110,20 @@ def data_parallel(machine: asc.Machine, _: Any, kind: str, rounds: int) -> Resul
     """Let DDP and autosched train in turn; return what rank 0 has measured."""
     rank = machine.rank
     assert rank is not None
-    widths, rows = WIDTHS[kind]
+    (widths, rows), how = CASES[kind]
     given = batches(widths, RANKS * rows)
     model, optimizer = network(widths)
     ddp = partial(by_ddp, DistributedDataParallel(model), optimizer)
     own, alone = network(widths), network(widths)
     with ExitStack() as stack:
         make = asc.parallel.data_parallel
-        step = stack.enter_context(make(own[0], MSE, own[1], machine))
+        step = stack.enter_context(make(own[0], MSE, own[1], machine, **how))
         losses = [step(*own_rows(batch, rank)) for batch in given]
         reduction = step.notes(*own_rows(given[0], rank))["reduction"]  # which all ranks ask for
         equal = True
         if rank == 0:
             emulated = asc.Machine.emulated(gpus=0, hosts=RANKS)
-            how: Any = {"backend": "host", "reduction": reduction}
+            how = {**how, "backend": "host", "reduction": reduction}
             serial = stack.enter_context(make(alone[0], MSE, alone[1], emulated, **how))
             equal = all(map(torch.equal, losses, [serial(*batch) for batch in given]))
         mine = own_rows(given[0], rank)
@@ -221,7 +223,7 @@ def main() -> None:
     rounds = 5 if chosen.quick else ROUNDS
     columns = ["torch, least", "autosched", "torch, median", "autosched", "ratio, least", "median"]
     head = ["ms", *columns, "equal"]
-    steps = [row(kind, measured(data_parallel, kind, rounds)) for kind in WIDTHS]
+    steps = [row(kind, measured(data_parallel, kind, rounds)) for kind in CASES]
     pipelines = []
     for kind in SCHEDULES:
         found = measured(pipeline, kind, rounds)

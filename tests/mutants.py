@@ -624,6 +624,22 @@ MUTANTS = (
         "tests/frontends/test_granularity.py::test_who_comes_after_a_view_comes_after_what_it_is_a_view_of",
     ),
     Mutant(
+        "ranks start sums in the order in which gradients are there",
+        "autosched/parallel/all_reduce.py",
+        "after=list(islice(started, 1))",
+        "after=list(islice(started, 0))",
+        "tests/parallel/test_all_reduce_hosts.py"
+        "::test_ranks_start_sums_in_one_order_and_wait_only_for_those_that_have_started",
+    ),
+    Mutant(
+        "a sum over ranks is waited for that will never end",
+        "autosched/runtime/ranks/reducing.py",
+        "        self._ended.set()\n",
+        "        pass\n",
+        "tests/runtime/ranks/test_reducing.py"
+        "::test_a_sum_that_gloo_never_ends_is_given_up_when_the_wire_is_lost",
+    ),
+    Mutant(
         "each share of a batch weighs the same",
         "autosched/parallel/training.py",
         "size / rows if self.averages else 1.0",

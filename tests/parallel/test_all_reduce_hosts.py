@@ -186,7 +186,23 @@ def test_a_step_uses_the_library_only_where_that_is_permitted() -> None:
     slow = asc.Machine.emulated(gpus=0, hosts=4, network=asc.Network(1e8, 1e-4))
     assert reduction(slow) != "library"
     assert reduction(slow, exact=False) == "library"
-    assert reduction(slow, exact=False, reduction="sum") == "sum"
     assert reduction(asc.Machine.emulated(gpus=2), exact=False) != "library"
     with pytest.raises(asc.ScheduleError, match="permit that by exact=False"):
         reduction(slow, reduction="library")
+
+
+def test_replicas_of_pipelines_use_the_library_where_all_ranks_have_a_stage() -> None:
+    machine = asc.Machine.emulated(gpus=2, hosts=2)
+    found = []
+    for how in ({"reduction": "library", "exact": False}, {"reduction": "sum"}):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        trained = model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), 0.1)
+        options = {"replicas": 2, "chunks": 2, "schedule": "gpipe", "backend": "host", **how}
+        with asc.parallel.pipeline(*trained, machine, **options) as step:
+            batch = torch.ones(8, 8), torch.zeros(8, 8)
+            losses = torch.stack([step(*batch), step(*batch)])
+            names = [task.name for task in step.schedule(*batch).graph.tasks]
+        assert any("finish" in name for name in names) == ("exact" in how)
+        found.append([losses, *model.state_dict().values()])
+    assert all(map(torch.equal, *found))

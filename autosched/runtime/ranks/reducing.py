@@ -61,7 +61,7 @@ class _UnderWay:
         return ""
 
     def lost(self) -> None:
-        """Wait no longer: gloo does not end what has been sent in part."""
+        """Wait no longer: gloo may never end what has been sent in part."""
         self._ended.set()
 
     def sum(self) -> torch.Tensor:

@@ -13,6 +13,7 @@ import torch
 import autosched as asc
 from autosched.parallel.all_reduce import all_reduce
 from autosched.runtime.ranks import reducing
+from tests.runtime.ranks.gpu_jobs import gpus
 
 
 def row(number: int, rank: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
@@ -23,7 +24,14 @@ def row(number: int, rank: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
     return (drawn * 10.0 ** torch.randint(-2, 3, (numel,), generator=generator)).to(dtype)
 
 
-def summing(dtypes: list[torch.dtype], numel: int, machine: asc.Machine) -> asc.Graph:
+def ones(_: int, rank: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return a row that is made fast."""
+    return torch.full((numel,), 10.0**rank, dtype=dtype)
+
+
+def summing(
+    dtypes: list[torch.dtype], numel: int, machine: asc.Machine, make: Any = row
+) -> asc.Graph:
     """Return a graph that adds the rows of all ranks, of each dtype, by the library."""
     graph = asc.Graph("sums")
     cpus = machine.names
@@ -31,7 +39,7 @@ def summing(dtypes: list[torch.dtype], numel: int, machine: asc.Machine) -> asc.
         flats = []
         for rank, device in enumerate(cpus):
             with graph.on(device):
-                flats.append(graph.add(partial(row, number, rank, numel, dtype), seconds=1.0))
+                flats.append(graph.add(partial(make, number, rank, numel, dtype), seconds=1.0))
         totals = all_reduce(
             graph, flats, cpus, "library",
             machine=machine, numel=numel, itemsize=dtype.itemsize, name=f"b{number}",
@@ -40,6 +48,35 @@ def summing(dtypes: list[torch.dtype], numel: int, machine: asc.Machine) -> asc.
             clone = graph.add(torch.clone, total, on=device, seconds=1.0)
             graph.output(**{f"t{number}.r{rank}": clone})
     return graph
+
+
+def add_on_gpus(seed: int) -> bool:
+    """Return whether GPUs of all ranks, which are simulated, get the sum of what each of them has."""
+    with gpus(seed):
+        machine = asc.Machine.cluster()
+        devices = machine.accelerators
+        graph = asc.Graph("sum of GPUs")
+        for number in range(2):
+            cost: dict[str, Any] = {"seconds": 1.0, "nbytes": 400}
+            flats = [
+                graph.add(torch.neg, graph.input(f"x{number}.r{rank}"), on=device, **cost)
+                for rank, device in enumerate(devices)
+            ]
+            totals = all_reduce(
+                graph, flats, devices, "library",
+                machine=machine, numel=100, itemsize=4, name=f"b{number}",
+            )  # fmt: skip
+            for rank, (device, total) in enumerate(zip(devices, totals, strict=True)):
+                graph.output(
+                    **{f"t{rank}.{number}": graph.add(torch.neg, total, on=device, **cost)}
+                )
+        with asc.schedule(graph, machine, policy="round_robin") as schedule:
+            for run in range(3):
+                given = {n: torch.full((100,), run + 10.0 ** int(n[-1])) for n in graph.input_names}
+                found = schedule(**{name: given[name] for name in schedule.inputs_here})
+                if not all(bool((total.cpu() == 2 * run + 11).all()) for total in found.values()):
+                    return False
+    return len(found) == 2
 
 
 def add(dtypes: list[torch.dtype], numel: int) -> list[torch.Tensor]:
@@ -54,9 +91,10 @@ def add(dtypes: list[torch.dtype], numel: int) -> list[torch.Tensor]:
 def fail(how: str, victim: int, numel: int) -> list[str]:
     """Let a rank fail in the second of three runs, while others add; return what each ended with.
 
-    If it is not killed it has only sent its mark by then.
+    By then it has only sent its mark, if it raises an error. If it stops, a part of its row may be on
+    its way.
     """
-    machine = asc.Machine.cluster()
+    machine = asc.Machine.cluster(heartbeat=None)  # nobody looks whether others are stopped
     start, finish = reducing.AllReduce.start, reducing.AllReduce.finish
     ended: list[str] = []
 
@@ -67,14 +105,14 @@ def fail(how: str, victim: int, numel: int) -> list[str]:
         return torch.zeros(1, dtype=torch.uint8) if fails() and how == "raise" else start(self, row)
 
     def finishing(self: Any, row: torch.Tensor, marks: Any) -> None:
-        if fails() and how == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if fails():
+        if fails() and how == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif fails():
             raise ValueError("of a test")
         finish(self, row, marks)
 
     with mock.patch.multiple(reducing.AllReduce, start=starting, finish=finishing):
-        graph = summing([torch.float32], numel, machine)
+        graph = summing([torch.float32], numel, machine, ones)
     with asc.schedule(graph, machine, policy="round_robin") as schedule:
         for _ in range(3):
             try:

@@ -65,6 +65,7 @@ def test_clipped_gradients_equal_serial_training(ranks):
     [
         {"accumulate": 2, "reduction": "sum"},
         {"compression": "half"},
+        {"reduction": "library", "exact": False},
         pytest.param({"batch_norm": "synchronised"}, marks=pytest.mark.slow),
     ],
     ids=str,
@@ -88,8 +89,20 @@ def test_options_equal_those_of_emulated_hosts(ranks, options):
     assert_all_equal(found, (losses, dict(model.state_dict()), optimizer.state_dict()["state"]))
 
 
-def test_gradients_are_reduced_in_the_same_memory_at_each_step(ranks):
-    for found in ranks.run(jobs.addresses, 2, 3):
+def test_the_library_leaves_the_same_bits_on_all_ranks(ranks):
+    """Also after a step in which one of them had no rows."""
+    rows = [[4, 4, 4], [5, 4, 0]]
+    found = ranks.run(jobs.train, 3, rows, {"reduction": "library", "exact": False})
+    assert_all_equal(found, found[0])
+    for loss, exact in zip(found[0][0], serial(rows)[0], strict=True):
+        torch.testing.assert_close(loss, exact)
+
+
+@pytest.mark.parametrize(
+    "options", [{"reduction": "gather"}, {"reduction": "library", "exact": False}], ids=str
+)
+def test_gradients_are_reduced_in_the_same_memory_at_each_step(ranks, options):
+    for found in ranks.run(jobs.addresses, 2, 3, options):
         assert len(found) == 3
         assert found[0] == found[1] == found[2] != []
 

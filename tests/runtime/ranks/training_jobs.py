@@ -56,14 +56,14 @@ def train(rows: list[list[int]], options: dict[str, Any], gamma: float = 1.0) ->
     return losses, dict(model.state_dict()), optimizer.state_dict()["state"]
 
 
-def addresses(count: int) -> list[list[int]]:
+def addresses(count: int, options: dict[str, Any]) -> list[list[int]]:
     """Return where the gradients are reduced in each step after the first, which runs checks."""
     machine = asc.Machine.cluster()
     model = normed()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     found = []
     with asc.parallel.data_parallel(
-        model, functional.cross_entropy, optimizer, machine, reduction="gather"
+        model, functional.cross_entropy, optimizer, machine, **options
     ) as step:
         for rows in (*[4] * (count + 1), 3):
             given = batch(0, machine.rank, rows)
