@@ -409,10 +409,11 @@ def executor_of_rank(
     from autosched.runtime.ranks.accelerators import backend_of
 
     assert machine.rank is not None
-    if program.in_flight > 1:
+    devices = {stream.device for stream in program.streams}
+    if program.in_flight > 1 and not devices.isdisjoint(machine.accelerators):
         raise ScheduleError(
-            "processes of several ranks execute one run at a time; leave in_flight out, or plan it "
-            "for Machine.emulated(hosts=...)"
+            "several runs in flight over ranks execute on CPUs only; leave in_flight out where "
+            "ranks have accelerators"
         )
     part = program.part(machine.rank)
     seconds = [0.0] * len(part)  # nothing is emulated

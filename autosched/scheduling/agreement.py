@@ -20,7 +20,7 @@ from autosched.program.program import Program
 from autosched.scheduling.saved import Saved, describe, from_text
 
 if TYPE_CHECKING:
-    from autosched.scheduling.schedule import Schedule
+    from autosched.scheduling.running import Running
 
 __all__ = ["agreed", "inputs_on", "own_inputs"]
 
@@ -62,7 +62,7 @@ def inputs_on(devices: Collection[str], program: Program, graph: Graph) -> tuple
     return tuple(name for name in graph.input_names if name in here)
 
 
-def own_inputs(schedule: Schedule, inputs: dict[str, Any]) -> dict[str, Any]:
+def own_inputs(schedule: Running, inputs: dict[str, Any]) -> dict[str, Any]:
     """Return the inputs that live on this rank; all of them, if there are no ranks.
 
     Raises GraphError for missing and unknown ones.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,7 @@ from autosched.runtime.execute import Executor
 from autosched.runtime.in_flight.batches import results
 from autosched.runtime.in_flight.future import RunFuture
 from autosched.runtime.in_flight.runs import Runs
+from autosched.scheduling.agreement import inputs_on, own_inputs
 from autosched.scheduling.arguments import checked_timeout
 from autosched.scheduling.resident_state import ResidentState, moves_to
 
@@ -57,6 +58,16 @@ class Running:
             names = [value.name for value in self.graph.sources if value.tensor is None]
             here = [name for name, at in self.program.inputs if at in devices and name in names]
         return ResidentState(self.graph, moves_to(self.machine, self.backend), here)
+
+    @cached_property
+    def inputs_here(self) -> tuple[str, ...]:
+        """The inputs that this process passes: of ``Machine.cluster``, those on its devices."""
+        return inputs_on(self.machine.here, self.program, self.graph)
+
+    def _completed(self, args: Sequence[Any], inputs: dict[str, Any]) -> Any:
+        """Return the inputs of this process, and what keeps the outputs: ``Graph.completed``."""
+        found, keep = self.graph.completed(args, inputs)
+        return own_inputs(self, found), keep
 
     def _guarded(self, inputs: Mapping[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
         """Return outputs that raise where autograd would lose a gradient."""
@@ -160,7 +171,7 @@ class Running:
                     raise ScheduleError("the schedule is closed; make a new one")
                 if self._state.runs is None or self._state.runs.process != forks():
                     kept = self._kept
-                    parts = self.graph.completed, self._guarded, kept.inputs, kept.wrote
-                    self._state.runs = Runs(executor, *parts)
+                    parts = self._completed, self._guarded, kept.inputs, kept.wrote
+                    self._state.runs = Runs(executor, *parts, self.inputs_here)
                 runs = self._state.runs
         return runs

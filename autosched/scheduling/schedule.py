@@ -35,7 +35,7 @@ from autosched.runtime.backends import Backend, make
 from autosched.runtime.check import Check
 from autosched.runtime.compiler import drawing_of
 from autosched.runtime.execute import Executor, executor_of_rank, profiler_of_ranks
-from autosched.scheduling.agreement import inputs_on, own_inputs
+from autosched.scheduling.agreement import own_inputs
 from autosched.scheduling.arguments import checked_count, checked_timeout
 from autosched.scheduling.periodic import Periodic
 from autosched.scheduling.running import LOCK, Running, RunState
@@ -117,11 +117,6 @@ class Schedule(Periodic, Running):
         if keep is not None:
             keep(outputs)
         return outputs
-
-    @cached_property
-    def inputs_here(self) -> tuple[str, ...]:
-        """The inputs that this process passes: of ``Machine.cluster``, those on its devices."""
-        return inputs_on(self.machine.here, self.program, self.graph)
 
     def profile(
         self, /, *args: Any, repeat: Any = 1, warmup: Any = 0, timeout: Any = None, **inputs: Any

@@ -30,9 +30,9 @@ from autosched.errors import ScheduleError
 from autosched.machine.machine import Machine
 from autosched.program.program import Copy, Program, Receive, Send, Stream
 from autosched.runtime.threads.loop_runs import LoopTeam
-from autosched.runtime.threads.tapes import Step, Team
+from autosched.runtime.threads.tapes import Fault, Step, Team
 
-__all__ = ["BACKENDS", "Backend", "Bracketed", "Capabilities", "Emulating", "Entered"]
+__all__ = ["BACKENDS", "Backend", "Bracketed", "Capabilities", "Connected", "Emulating", "Entered"]
 __all__ += ["Exchanging", "Freeing", "HandsOut", "Located", "Looping", "Recorder", "Replayable"]
 __all__ += ["Step", "Threaded", "Timed", "Transfer"]
 __all__ += ["TransientError", "make"]
@@ -225,6 +225,23 @@ class Bracketed(Protocol):
         """Return the last step of a run on a stream."""
 
 
+@runtime_checkable
+class Connected(Protocol):
+    """Has connections to other processes, which all runs in flight use, and lose together.
+
+    ``reach`` is the number of runs that waits of the whole program reach back at most.
+    """
+
+    reach: int
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the connections of the last run are there; else the next run makes new ones."""
+
+    def tell(self, fault: Fault | None) -> None:
+        """Tell the others why a run was aborted here; then the connections are lost."""
+
+
 class TransientError(Exception):
     """Recording failed for a reason that may pass: memory was short, or another thread interfered."""
 
@@ -272,6 +289,7 @@ class Capabilities:
         self.replayable = backend if isinstance(backend, Replayable) else None
         self.looping = backend if isinstance(backend, Looping) else None
         self.bracketed = backend if isinstance(backend, Bracketed) else None
+        self.connected = backend if isinstance(backend, Connected) else None
 
     def thread(self, stream: Stream) -> str | None:
         """Return the name of the thread that issues a stream; None for the calling thread."""

@@ -62,7 +62,8 @@ class OverlappingRuns:
         self.executor = executor
         self.under_way = under_way
         self.slots = Slots(executor.compiler, looping)
-        self.line = Line(self.slots.carries)
+        self._connected = executor.compiler.can.connected
+        self.line = Line(self.slots.carries or self._connected is not None)
         self.position = 0
         first = self.slots.all[0]
         self.team = looping.loop_team(list(first.tape.steps) or [None])
@@ -84,16 +85,22 @@ class OverlappingRuns:
         """Whether an aborted run left state that later runs need: all must end before the next."""
         return self.line.broken is not None
 
+    def begin_again(self) -> None:
+        """Begin with the first slot, after all runs have ended."""
+        self.line.mend()
+        self.slots.reset()
+        self.position = 0
+
     def start(self, future: RunFuture, inputs: Mapping[str, Any], deadline: float | None) -> None:
         """Start a run, for which there must be room. Raises as ``Memory.check`` does."""
         if self.is_broken:
-            self.line.mend()
-            self.slots.reset()
-            self.position = 0
+            self.begin_again()
         slot = self.slots.all[self.position % len(self.slots.all)]
         slot.memory.fill(inputs)
         started = Started(future, inputs, slot)
-        run = LoopRun(future.number, slot.tape, slot.locks, self.line, partial(self._left, started))
+        tell = None if self._connected is None else self._connected.tell
+        ended = partial(self._left, started)
+        run = LoopRun(future.number, slot.tape, slot.locks, self.line, ended, tell)
         started.run = run
         if not self.team.threads:
             future.drive = partial(self._drive, run)
@@ -170,8 +177,9 @@ class OverlappingRuns:
             run.reason = str(error).partition("\n")[0] or type(error).__name__
             return error
         if run.cause is not None:
+            needs = "needs what" if self._connected is None else "comes after what"
             return CancelledRunError(
-                f"run {run.number} was cancelled, because it needs what run {run.cause.number} "
+                f"run {run.number} was cancelled, because it {needs} run {run.cause.number} "
                 f"leaves, which was aborted: {run.cause.reason}"
             )
         return ScheduleError(CLOSED) if run.stopped else None

@@ -7,6 +7,10 @@ here, and then a run begins only after those before it have ended:
 * an input shares memory with another input of an earlier run, which tasks write (``overlaps``);
 * a captured step puts outputs into modules when it ends, and the next run reads them there;
 * the first run, and each one if ``check`` is set, is checked, and runs alone.
+
+Over several ranks, a failure ends all runs that are under way, since they share connections. The
+runs after that begin again as the first ones do. So all ranks agree, without a word, which run uses
+which slot.
 """
 
 from __future__ import annotations
@@ -42,8 +46,9 @@ class Runs:
     """The submitted runs of a schedule.
 
     ``complete`` returns the inputs of a run, and what keeps its outputs: ``Graph.completed``;
-    ``placed`` returns these inputs with state on its devices, and ``wrote`` is called when the run
-    may have written them; ``guarded`` returns the outputs for the caller.
+    ``names`` are those of the inputs. ``placed`` returns these with state on its devices, and
+    ``wrote`` is called when the run may have written them; ``guarded`` returns the outputs for the
+    caller.
     """
 
     def __init__(
@@ -53,6 +58,7 @@ class Runs:
         guarded: Guarded,
         placed: Callable[[Inputs], Mapping[str, Any]],
         wrote: Callable[[Inputs], None],
+        names: Sequence[str],
     ):
         self.executor = executor
         self.in_flight = executor.program.in_flight
@@ -63,7 +69,7 @@ class Runs:
         self._under_way: dict[int, UnderWay] = {}  # by number, in order
         self._turn = threading.Lock()  # held by the thread that submits
         self._submitted = 0
-        self._names = {*executor.graph.input_names}
+        self._names = {*names}
         written = self._names & executor.memory.written
         self._overlaps = Overlaps(written)
         self._wrote = wrote if written else None
@@ -131,6 +137,8 @@ class Runs:
 
         def alone() -> Made:
             self._wait_until_fewer(1, deadline)
+            if self.executor.compiler.can.connected is not None:
+                self._begin_again()
             return call()
 
         return self._in_turn(deadline, alone)
@@ -177,6 +185,11 @@ class Runs:
     def _engine(self, deadline: float | None) -> SingleRuns | OverlappingRuns:
         """Return what executes the next run."""
         executor = self.executor
+        connected = executor.compiler.can.connected
+        if self.in_flight > 1 and connected is not None and not connected.is_connected:
+            self._wait_until_fewer(1, deadline)
+            if not connected.is_connected:  # the run before is not in the middle of connecting
+                self._begin_again()
         if self.in_flight == 1 or executor.check or not executor.checked:
             self._wait_until_fewer(1, deadline)
             if self.in_flight == 1 or executor.check or not executor.checked:
@@ -191,6 +204,12 @@ class Runs:
         if self._overlapping.is_broken:
             self._wait_until_fewer(1, deadline)
         return self._overlapping
+
+    def _begin_again(self) -> None:
+        """Let the next run be as the first one, which all others begin after."""
+        self.executor.checked = False
+        if self._overlapping is not None:
+            self._overlapping.begin_again()
 
     def _is_executing(self, thread: int) -> bool:
         """Whether a thread executes a task of the schedule."""

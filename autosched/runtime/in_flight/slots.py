@@ -36,7 +36,10 @@ class Slots:
         self.carries = bool(waits) or any(
             compiler.graph.last_version(value.index) for value in compiler.graph.sources
         )
-        count = program.in_flight + max((wait.ago for wait in waits), default=0)
+        reach = max((wait.ago for wait in waits), default=0)
+        if compiler.can.connected is not None:  # others take turns with as many
+            reach = compiler.can.connected.reach
+        count = program.in_flight + reach
         self.all = [Slot(compiler, looping.slot(), n, self) for n in range(count)]
         self._waits = _locked(compiler)
         self._locks = [{at: threading.Lock() for at in self._waits} for _ in self.all]
@@ -114,7 +117,8 @@ class Slot:
     def _spoil(self) -> Callable[[Any], None] | None:
         """What the backend does to freed memory."""
         streams = self._parent.program.streams
-        return self._compiler.can.free(streams[0]) if streams else None
+        can = self._compiler.can
+        return can.free(streams[0]) if streams and can.connected is None else None
 
     def clear(self, stopped: bool) -> None:
         """Release the memory of a run that has ended, and lock all locks between its threads."""

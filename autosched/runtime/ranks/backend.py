@@ -4,10 +4,15 @@ All work is issued by threads, and the calling one waits at a lock: gloo holds C
 a thread waits in it. One thread issues all that belongs to a compute stream, so that a copy costs no
 change of threads. A stream that sends on what it receives has a thread of its own: it would hold up
 computing.
+
+Each of several runs in flight has copies with tags and memory of its own. A thread begins its part
+of a run when its copies of the run before have ended, so the copies of a stream keep their order.
+All runs use one wire, and fail together if that is lost.
 """
 
 from __future__ import annotations
 
+import copy as copying
 import sys
 import weakref
 import zlib
@@ -21,14 +26,26 @@ from autosched.runtime.backends import Step, Transfer
 from autosched.runtime.backends.threads import Threads
 from autosched.runtime.ranks.exchange import Exchange
 from autosched.runtime.ranks.session import Session, session
+from autosched.runtime.ranks.wire import Wire
+from autosched.runtime.threads.loop_runs import LoopTeam
 from autosched.runtime.threads.tapes import Fault, Late, Tape, Team
 from autosched.runtime.threads.thread_team import ThreadTeam
 
 __all__ = ["Ranks", "relays"]
 
 
+class _Shared:
+    """What the slots of a backend share: the wire of the last run, and their exchanges."""
+
+    def __init__(self) -> None:
+        self.wire: Wire | None = None
+        self.exchanges: list[Exchange] = []
+
+
 class Ranks(Threads):
     """See ``autosched.runtime.backends``."""
+
+    is_slot = False
 
     session: Session
     exchanges: Exchange
@@ -40,6 +57,9 @@ class Ranks(Threads):
         self._pending = ""  # the copies that the last late run waited for
         # Programs that share the wire have different tags.
         self.first_tag = zlib.crc32(str(whole).encode()) >> 2
+        self.tags = 0 if whole is None else len(whole)  # that each slot may use
+        self.reach = max((i.ago for i in whole or () if isinstance(i, Wait)), default=0)
+        self._shared = _Shared()
 
     def open(self, program: Program, machine: Machine) -> None:
         """Divide the part of a rank among threads. Raises MachineError outside of a cluster."""
@@ -52,8 +72,22 @@ class Ranks(Threads):
             stream: str(stream) if stream in computing or stream in passing_on else first
             for stream in program.streams
         }
-        parts = machine.ranks, self.threads, self.session, self.first_tag
-        self.exchanges = Exchange(program, *parts)
+        self.ranks = machine.ranks
+        self.exchanges = self._exchange()
+
+    def _exchange(self) -> Exchange:
+        """Return the copies of one of the runs in flight."""
+        made = self._shared.exchanges
+        tag = self.first_tag + len(made) * self.tags
+        made.append(Exchange(self.part, self.ranks, self.threads, self.session, tag))
+        return made[-1]
+
+    def slot(self) -> Ranks:
+        """Return a backend for one of several runs in flight, which uses the wire of the others."""
+        made = copying.copy(self)
+        made.exchanges = self._exchange()
+        made.is_slot = True
+        return made
 
     def attach(self, program: Program, machine: Machine) -> None:
         """Note the part of this rank. Raises MachineError outside of a cluster."""
@@ -68,20 +102,22 @@ class Ranks(Threads):
 
     def team(self, threads: Sequence[str]) -> Team:
         """Return a team that tells other ranks when it stops."""
-        team = _Team(threads, self.prepare, self._give_up, self._elsewhere)
+        team = _Team(threads, self.prepare, self.tell, self._elsewhere)
         held = weakref.ref(team)
-
-        def abandon(thread: int, position: int, cause: AutoschedError) -> None:
-            found = held()
-            if found is not None:
-                found.abandon(thread, Fault(position, cause))
 
         def where() -> str:
             found = held()
             return "" if found is None else found.where(self.part)
 
-        self.exchanges.give_up = abandon
+        self.exchanges.give_up = _abandoning(team)
         self.exchanges.where = where
+        return team
+
+    def loop_team(self, threads: Sequence[str | None]) -> LoopTeam:
+        """Return a team that gives up threads which wait for a lost wire."""
+        team = super().loop_team(threads)
+        for exchange in self._shared.exchanges[1:]:
+            exchange.give_up = _abandoning(team)
         return team
 
     def exchange(self, half: Send | Receive) -> Transfer:
@@ -117,9 +153,15 @@ class Ranks(Threads):
     def begin(self, stopped: Callable[[], bool]) -> None:
         """Begin a run, together with the other ranks if it is the first one."""
         super().begin(stopped)
-        self.exchanges.begin()
+        self._shared.wire = self.exchanges.begin(self._shared.wire if self.is_slot else None)
 
-    def _give_up(self, fault: Fault | None) -> None:
+    @property
+    def is_connected(self) -> bool:
+        """Whether the wire of the last run is there."""
+        wire = self.session.current
+        return wire is not None and wire is self._shared.wire
+
+    def tell(self, fault: Fault | None) -> None:
         """Tell the other ranks that this run has failed here, unless they told us."""
         me = self.session.named(self.session.rank)
         if fault is None:
@@ -151,6 +193,18 @@ class Ranks(Threads):
         else:
             what = f"{me}: {at} failed with {what}, {where}"
         return "task" if is_task and not isinstance(error, AutoschedError) else "rank", what
+
+
+def _abandoning(team: Any) -> Callable[[int, int, AutoschedError], None]:
+    """Return what gives up a thread of a team, at a position, for a cause."""
+    held = weakref.ref(team)
+
+    def abandon(thread: int, position: int, cause: AutoschedError) -> None:
+        found = held()
+        if found is not None:
+            found.abandon(thread, Fault(position, cause))
+
+    return abandon
 
 
 def relays(part: Program) -> set[Stream]:

@@ -147,12 +147,12 @@ class Exchange:
 
     # ---- running
 
-    def begin(self) -> None:
-        """Begin a run: be ready to receive what is known to come.
+    def begin(self, wire: Wire | None = None) -> Wire:
+        """Begin a run: be ready to receive what is known to come; return the wire.
 
-        Collective in the first run, and in the first one after a failure.
+        Without a ``wire``, it is collective in the first run, and in the first one after a failure.
         """
-        wire = self.session.wire()
+        wire = self.session.begin_run(wire)
         if wire is not self._wire:
             self._wire = wire
             self.session.exchanges.add(self)
@@ -160,6 +160,7 @@ class Exchange:
                 each.forget(wire)
         for received in self._receives:
             received.post()
+        return wire
 
     # ---- the wire is lost
 
@@ -365,6 +366,8 @@ class _Receive(_End):
         """Be ready to receive, if it is known what comes."""
         if self.header is None:
             return
+        if self.posted is not None:  # by a run that was interrupted before its first step
+            self.exchange.session.give_up("rank", f"{self.name} was interrupted")
         if self.landing is None or not self.landing.is_free():
             self.landing = self.exchange.landing(self.half, self.header)
         self.posted = self.start(self.landing.rows)

@@ -59,6 +59,8 @@ class Session:
         self.absent: dict[int, str] = {}  # the ranks that are not there, and how they went
         self.hanging = ""  # how one of them hangs
         self.generation = 0  # of the wire
+        self._runs = 0  # that this rank has begun
+        self._first = 0  # the first of them that any rank has begun on this wire
         self.told: AutoschedError | None = None  # the last failure of another rank
         self.exchanges: weakref.WeakSet[Losing] = weakref.WeakSet()  # told when the wire is lost
         self._wire: Wire | None = None
@@ -111,7 +113,8 @@ class Session:
             self.check()
             self.generation = self._failed + 1
             # All are here before they connect: gloo would wait for those that do not come.
-            self.meeting.agree("a run", str(self.generation), _same)
+            agreed = self.meeting.agree("a run", f"{self.generation} {self._runs}", _latest)
+            self._runs = self._first = int(agreed)
             name = f"wire {self.generation}"
             self._wire = self._connected(Wire, name)
             if self._failed == self.generation:  # another rank was faster, and failed
@@ -120,9 +123,28 @@ class Session:
 
     def wire_of_run(self, pending: str) -> Wire:
         """Return the wire of the run that is under way. Raises the cause if it is lost."""
-        if self._wire is None or self.is_lost:
+        wire = self.current
+        if wire is None:
             raise self.cause(pending)
-        return self._wire
+        return wire
+
+    def begin_run(self, wire: Wire | None = None) -> Wire:
+        """Return the wire for the next run: a given one, or as ``wire`` does.
+
+        Ranks may notice a failure in different runs. So that their runs stay together, one that has
+        been given up on another rank fails here, too: then this raises RankError.
+        """
+        number = self._runs
+        wire = wire or self.wire()
+        self._runs = number + 1
+        if number < self._first:
+            raise RankError("another rank gave up this run, when one before it had failed")
+        return wire
+
+    @property
+    def current(self) -> Wire | None:
+        """The wire, unless it is lost, or not made yet."""
+        return None if self.is_lost else self._wire
 
     @property
     def is_lost(self) -> bool:
@@ -289,13 +311,14 @@ class Session:
                 other.join()
 
 
-def _same(texts: Sequence[str]) -> str:
-    """Return what all ranks say. Raises RankError where they differ."""
-    for rank, text in enumerate(texts):
-        if text != texts[0]:
-            what = f"rank {rank} has seen {text} failures, and rank 0 {texts[0]}"
+def _latest(texts: Sequence[str]) -> str:
+    """Return the largest number of runs. Raises RankError where numbers of failures differ."""
+    told = [text.split() for text in texts]
+    for rank, (failures, _) in enumerate(told):
+        if failures != told[0][0]:
+            what = f"rank {rank} has seen {failures} failures, and rank 0 {told[0][0]}"
             raise RankError(f"{what}; all ranks must make the same calls, in one order")
-    return texts[0]
+    return str(max(int(runs) for _, runs in told))
 
 
 _sessions: weakref.WeakKeyDictionary[Joined, Session] = weakref.WeakKeyDictionary()

@@ -27,6 +27,7 @@ def copies_awaited(
     the threads that issue its streams.
     """
     walk = _Walk[End](threads)
+    carried: list[Wait] = []
     found: dict[tuple[Stream, int], Sequence[End]] = {}
     for at, i in enumerate(part):
         match i:
@@ -38,11 +39,18 @@ def copies_awaited(
                 walk.recorded[event] = stream, len(walk.started[stream])
             case Free():
                 walk.free(i)
+            case Wait(ago=ago) if ago:
+                carried.append(i)
             case Wait(stream, event):
                 freed = walk.freed_before(threads[stream])
                 if copies := walk.wait(threads[stream], event):
                     # Who waits for a copy has the time to release others first.
                     found.setdefault((stream, event), walk.release(freed) + copies)
+    for wait in carried:  # in the run that is waited for, all of them may be under way
+        stream, count = walk.recorded[wait.event]
+        if copies := walk.started[stream][:count]:
+            key = wait.stream, wait.event
+            found[key] = list(dict.fromkeys([*found.get(key, ()), *copies]))
     return found
 
 

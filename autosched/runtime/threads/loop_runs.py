@@ -40,7 +40,8 @@ class Line:
 class LoopRun:
     """One run of a tape.
 
-    ``locks`` are those that its threads wait for; ``ended`` is called by the last thread.
+    ``locks`` are those that its threads wait for; ``ended`` is called by the last thread, and
+    ``tell`` before the run is aborted for a reason of its own.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class LoopRun:
         locks: Sequence[threading.Lock],
         line: Line,
         ended: Callable[[LoopRun], None],
+        tell: Callable[[Fault | None], None] | None = None,
     ):
         self.number = number
         self.tape = tape
@@ -61,6 +63,7 @@ class LoopRun:
         self._locks = locks
         self._line = line
         self._ended = ended
+        self._tell = tell
 
     def enter(self) -> None:
         """Begin in a thread. Aborts the run if an earlier one broke the line."""
@@ -75,6 +78,8 @@ class LoopRun:
             if self.stopped:
                 return
             self.fault = fault
+            if self._tell is not None and self.cause is None:
+                self._tell(fault)
             # First, because a thread that leaves this run goes on with the next one.
             self._line.break_at(self)
             self.stopped = True

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 
 from autosched.runtime.threads.draining import Progress, drain, straightened
 from autosched.runtime.threads.loop_runs import LoopRun
-from autosched.runtime.threads.tapes import Place, Step
+from autosched.runtime.threads.tapes import Fault, Place, Step
 from autosched.runtime.threads.thread_team import end_threads
 
 __all__ = ["QueueTeam", "at_once"]
@@ -40,7 +40,8 @@ class QueueTeam:
     """
 
     def __init__(self, names: Sequence[str | None], prepare: Step):
-        self._workers = [_Worker(name, prepare) for name in names]
+        self._prepare = prepare
+        self._workers = [_Worker(name, prepare, SimpleQueue()) for name in names]
         try:
             for worker in self._workers:
                 worker.begin()
@@ -63,6 +64,20 @@ class QueueTeam:
             for worker in self._workers
         }
 
+    def abandon(self, thread: int, fault: Fault) -> None:
+        """Replace a thread whose step never ends, and which must not return from it.
+
+        Its run fails with ``fault``.
+        """
+        for at, worker in enumerate(self._workers):
+            run = worker.run
+            if worker.thread.ident == thread and run is not None:
+                run.stop(fault)
+                run.leave(worker.name)
+                self._workers[at] = added = _Worker(worker.name, self._prepare, worker.queue)
+                added.begin()
+                self.threads |= {added.thread.ident or 0}
+
     def close(self) -> None:
         """End the threads, after their current steps; one in a long step ends later, by itself."""
         for worker in self._workers:
@@ -73,9 +88,9 @@ class QueueTeam:
 class _Worker:
     """A thread that executes its part of each run in its queue."""
 
-    def __init__(self, name: str | None, prepare: Step):
+    def __init__(self, name: str | None, prepare: Step, queue: SimpleQueue[LoopRun | None]):
         self.name = name
-        self.queue: SimpleQueue[LoopRun | None] = SimpleQueue()
+        self.queue = queue
         self.progress = Progress()
         self.run: LoopRun | None = None  # that it is in
         self.unfit: BaseException | None = None

@@ -214,6 +214,60 @@ def wide_inputs(graph: asc.Graph, width: int) -> dict[str, Any]:
     return {name: item.repeat(1, 2)[:, :width].clone() for name, item in given.items()}
 
 
+def run_drawn_in_flight(
+    graph: asc.Graph, policy: str, streams: int, outputs: Any, in_flight: int, widths: Sequence[int]
+) -> list[str]:
+    """Run a drawn graph several times at once; return what differs from serial runs, on this rank.
+
+    Some ranks wait for each run, and others submit as many as they may. Two runs in a row have the
+    same inputs, which tasks may write; an output that shares their memory shows what the last wrote.
+    """
+    machine = asc.Machine.cluster(cpu_streams=streams)
+    options: dict[str, Any] = {"policy": policy, "outputs": outputs, "in_flight": in_flight}
+    try:
+        schedule = asc.schedule(graph, machine, **options)
+    except asc.ScheduleError as error:
+        return [f"refused: {error}"]
+    wrong = []
+    with schedule:
+        given = [wide_inputs(graph, width) for width in widths for _ in range(2)]
+        twins = [{name: item.clone() for name, item in inputs.items()} for inputs in given]
+        given = [given[number & ~1] for number in range(len(given))]
+        torch.manual_seed(0)
+        last = [graph.run_serial(**twins[number & ~1]) for number in range(len(given))]
+        for number, inputs in enumerate(twins):
+            inputs.update({name: given[number][name].clone() for name in inputs})
+        torch.manual_seed(0)
+        at_once = []
+        for number in range(len(given)):
+            found = graph.run_serial(**twins[number & ~1])
+            at_once.append({name: item.clone() for name, item in found.items()})
+        torch.manual_seed(0)
+        runs = []
+        for inputs in given:
+            runs.append(schedule.submit(**{name: inputs[name] for name in schedule.inputs_here}))
+            if machine.rank == len(graph.tasks) % 2:
+                runs[-1].result()
+        sources = [*(value.tensor for value in graph.sources if value.tensor is not None)]
+        sources += [item for inputs in given for item in inputs.values()]
+        shared = {item.untyped_storage().data_ptr() for item in sources}
+        for number, run in enumerate(runs):
+            for name, item in run.result().items():
+                is_shared = item.untyped_storage().data_ptr() in shared
+                expected = (last if is_shared else at_once)[number][name]
+                if not equal(item, expected):
+                    wrong.append(f"run {number}: output {name!r} is {item}, not {expected}")
+        here = {*machine.here}
+        inputs = [name for name, device in schedule.program.inputs if device in here]
+        for number in range(0, len(given), 2):
+            wrong += [
+                f"run {number}: input {name!r}"
+                for name in inputs
+                if name in given[number] and not equal(given[number][name], twins[number][name])
+            ]
+    return wrong
+
+
 def fits(graph: asc.Graph, width: int) -> bool:
     """Whether a drawn graph, which may have constants of 3 columns, takes inputs with so many."""
     try:
@@ -282,6 +336,52 @@ def fail_in_run(how: str, folder: str, heartbeat: float = 10.0) -> list[str]:
             if "gone" in text or "hangs" in text:
                 break
     return ended
+
+
+def fail_in_flight(how: str, folder: str) -> list[str]:
+    """Let rank 1 fail in the sixth of twelve runs, some of them in flight; return how each ended.
+
+    Each rank adds a number of its own for each run, so runs of different ranks do not mix unseen.
+    """
+    calls = [0]
+
+    def second(x: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        if calls[0] == 6:
+            fail(how, Path(folder))
+        return x + own
+
+    graph = asc.Graph("sum")
+    x, y, z = graph.inputs("x", "y", "z")
+    with graph.on("cpu:1"):
+        found = graph.add(second, x, y, name="second")
+    with graph.on("cpu:2"):
+        found = graph.add(torch.add, found, z, name="third")
+    machine = asc.Machine.cluster(timeout=5)
+    graph.output(sum=found)
+    homes = {"x": "cpu:0", "y": "cpu:1", "z": "cpu:2"}
+    runs: list[Any] = []
+    options: dict[str, Any] = {"inputs": homes, "outputs": "cpu:0", "in_flight": 3}
+    with asc.schedule(graph, machine, **options) as schedule:
+        own = 10**machine.rank  # type: ignore[operator]
+        for number in range(12):
+            given = {name: torch.full((3,), own * number) for name in schedule.inputs_here}
+            late = how == "hang" and number == 5 and machine.rank == 1
+            try:
+                runs.append(schedule.submit(**given, timeout=0.3 if late else None))
+            except asc.AutoschedError as error:
+                runs.append(error)
+        return [_ended(run) for run in runs]
+
+
+def _ended(run: Any) -> str:
+    """Return how a run ended: the number that it gives, or an error."""
+    if isinstance(run, Exception):
+        return f"{type(run).__name__}: {run}"
+    try:
+        return " ".join(str(item[0].item()) for item in run.result(timeout=10).values())
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
 
 
 def send_large(folder: str) -> str:

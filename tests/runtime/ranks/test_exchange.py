@@ -54,8 +54,8 @@ class Session:
         self.lasting = Wire()
         self.exchanges = set()
 
-    def wire(self):
-        return self.lasting
+    def begin_run(self, wire):
+        return wire or self.lasting
 
 
 def to_and_fro(hops):

@@ -32,6 +32,34 @@ def test_a_task_that_raises_is_named_on_all_ranks_and_runs_go_on(ranks, tmp_path
         assert f"rank {rank} waited: {WAITS[rank]}" in failed
 
 
+@pytest.mark.parametrize("how", ["raise", "hang"])
+def test_runs_in_flight_fail_together_and_go_on_together(ranks, tmp_path, how):
+    found = ranks.run(jobs.fail_in_flight, 3, how, str(tmp_path))
+    told = {
+        "raise": "TaskError: rank 1: task 'second' on cpu:1 raised ValueError: of a test",
+        "hang": "RankError: rank 1 gave up a run",
+    }[how]
+    own = {"raise": "TaskError: task 'second' on", "hang": "RunTimeoutError: the run did not end"}
+    for rank, ended in enumerate(found):
+        right = [str(111 * number) if rank == 0 else "" for number in range(12)]
+        assert ended[:4] == right[:4]  # the fifth may still be under way
+        assert ended[-1] == right[-1]
+        assert ended[5].startswith(own[how] if rank == 1 else told)
+        assert all(
+            text == good or "Error: " in text for text, good in zip(ended, right, strict=True)
+        )
+
+
+def test_runs_in_flight_end_where_a_rank_is_killed(mortals, tmp_path):
+    victim = mortals.start(jobs.fail_in_flight, 3, "kill", str(tmp_path))[1]
+    until((tmp_path / "here").exists)
+    os.kill(victim.pid, signal.SIGKILL)
+    first, _, third = mortals.results(3)
+    for ended, _ in (first, third):
+        assert ended[5].startswith("RankError: rank 1 has gone: its process was ended")
+        assert all("Error: " in text for text in ended[5:])
+
+
 def test_an_interrupted_rank_is_named_on_all_others(ranks, tmp_path):
     for rank, ended in enumerate(ranks.run(jobs.fail_in_run, 3, "interrupt", str(tmp_path))):
         failed = ended[2]

@@ -27,6 +27,27 @@ def test_runs_equal_the_serial_run(ranks, data, size, policy, streams):
     assert refused or found == [[]] * size
 
 
+@given(
+    data=st.data(),
+    size=st.integers(2, 3),
+    policy=policies,
+    streams=st.integers(1, 2),
+    in_flight=st.integers(2, 4),
+)
+def test_runs_in_flight_equal_serial_runs(ranks, data, size, policy, streams, in_flight):
+    devices = tuple(f"cpu:{rank}" for rank in range(size))
+    graph = data.draw(graphs(devices))
+    outputs = data.draw(st.none() | st.sampled_from(devices))
+    widths = data.draw(st.sampled_from([(3, 3, 3), (3, 5, 4, 3)]))
+    if not all(jobs.fits(graph, width) for width in widths):
+        widths = (3, 3, 3)
+    job = jobs.run_drawn_in_flight
+    found = ranks.run(job, size, graph, policy, streams, outputs, in_flight, widths)
+    refused = [wrong[:1] for wrong in found if wrong and wrong[0].startswith("refused")]
+    assert len(refused) in (0, size)
+    assert refused or found == [[]] * size
+
+
 def test_shapes_vary_from_run_to_run(ranks):
     """Also of trees, of values that are kept, and of empty ones."""
     assert ranks.run(jobs.vary_shapes, 3) == [[]] * 3
