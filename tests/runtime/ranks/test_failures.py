@@ -32,6 +32,13 @@ def test_a_task_that_raises_is_named_on_all_ranks_and_runs_go_on(ranks, tmp_path
         assert f"rank {rank} waited: {WAITS[rank]}" in failed
 
 
+def test_a_rank_that_has_ended_its_part_is_warned_at_the_end_of_its_program(ranks):
+    (warned,), (raised,) = ranks.run(jobs.end_after_sending, 2)
+    assert raised.startswith("task 'second' on cpu:1 failed: ValueError: of a test")
+    assert warned.startswith("rank 1: task 'second' on cpu:1 raised ValueError: of a test")
+    assert warned.endswith("rank 0 had ended its part of the run")
+
+
 def test_an_interrupted_rank_is_named_on_all_others(ranks, tmp_path):
     for rank, ended in enumerate(ranks.run(jobs.fail_in_run, 3, "interrupt", str(tmp_path))):
         failed = ended[2]
