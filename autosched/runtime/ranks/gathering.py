@@ -88,7 +88,8 @@ class Gathering:
             raise members.cause(what)
         wire = members.wire()
         try:
-            return _channel(wire).gather(numbers, members, what)
+            wire.exchanges += 1
+            return _channel(wire).gather(numbers, wire.exchanges, members, what)
         except (KeyboardInterrupt, RankError) as error:
             self.give_up(error)
             raise
@@ -141,42 +142,23 @@ class _Channel:
     """
 
     def __init__(self, wire: Wire):
-        self._wire = weakref.proxy(wire)
-        self._sent: list[Any] = []
-        self._hops = [1 << k for k in range((wire.size - 1).bit_length())]
-        self._arriving = self._receives()
+        self._rank, self._size = wire.rank, wire.size
+        self._hops = [_Hop(wire, 1 << k) for k in range((wire.size - 1).bit_length())]
 
-    def _receives(self) -> list[tuple[torch.Tensor, Any]]:
-        """Be ready to receive the messages of an exchange: return their memory, and the works."""
-        wire = self._wire
-        found = []
-        for hop in self._hops:
-            row = torch.zeros(min(hop, wire.size - hop) * _WIDTH + 2, dtype=torch.int64)
-            source = (wire.rank + hop) % wire.size
-            found.append((row, wire.receive(row.view(torch.uint8), source, _NUMBERS_TAG)))
-        return found
-
-    def gather(self, numbers: Sequence[int], members: Session, what: str) -> list[list[int]]:
-        """Return the numbers of all ranks."""
-        wire, width = self._wire, len(numbers)
-        wire.exchanges += 1
-        count = wire.exchanges
-        # The count comes first and last in a message: when both are there, all is.
+    def gather(
+        self, numbers: Sequence[int], count: int, members: Session, what: str
+    ) -> list[list[int]]:
+        """Return the numbers of all ranks; ``count`` is one more than the last time."""
+        width = len(numbers)
         known = [*numbers, *[0] * (_WIDTH - width)]
-        works, self._sent = self._sent, []
-        for work in works:
-            work.wait()
-        for hop, (row, work) in zip(self._hops, self._arriving, strict=True):
-            part = known[: len(row) - 2]
-            mine = torch.tensor([count, *part, count])
-            target, source = ((wire.rank + way) % wire.size for way in (-hop, hop))
-            self._sent.append(wire.send(mine.view(torch.uint8), target, _NUMBERS_TAG))
-            self._await(row.numpy(), count, members, source, what)
-            work.wait()
-            known += row[1:-1].tolist()
-        self._arriving = self._receives()
-        parts = [known[i : i + width] for i in range(0, wire.size * _WIDTH, _WIDTH)]
-        return [parts[(rank - wire.rank) % wire.size] for rank in range(wire.size)]
+        for hop in self._hops:
+            hop.tell(count, known)
+            self._await(hop.seen, count, members, hop.source, what)
+            known += hop.told()
+        for hop in self._hops:
+            hop.expect()
+        parts = [known[i : i + width] for i in range(0, self._size * _WIDTH, _WIDTH)]
+        return [parts[(rank - self._rank) % self._size] for rank in range(self._size)]
 
     def _await(self, row: Any, count: int, members: Session, rank: int, what: str) -> None:
         """Wait until a message of a rank is complete. Raises the cause of a failure."""
@@ -192,6 +174,43 @@ class _Channel:
                     late = f"{members.named(rank)} did not tell {what} within {_PATIENCE:g} s"
                     raise RankError(f"{late}; all ranks must make the same calls, in one order")
             time.sleep(pause)
+
+
+class _Hop:
+    """A message to one rank, and one from another, in memory that each exchange uses again.
+
+    The count of the exchange comes first and last in a message: when both are there, all is.
+    """
+
+    def __init__(self, wire: Wire, distance: int):
+        length = min(distance, wire.size - distance) * _WIDTH + 2
+        self.source = (wire.rank + distance) % wire.size
+        arriving, leaving = (torch.zeros(length, dtype=torch.int64) for _ in range(2))
+        self.seen, self._own = (memoryview(row.numpy().data) for row in (arriving, leaving))
+        self._rows = arriving.view(torch.uint8), leaving.view(torch.uint8)
+        self._receive = wire.receiver(self.source, _NUMBERS_TAG)
+        self._send = wire.sender((wire.rank - distance) % wire.size, _NUMBERS_TAG)
+        self._sending: Any = None
+        self.expect()
+
+    def expect(self) -> None:
+        """Be ready to receive the next message."""
+        self._receiving = self._receive(self._rows[0])
+
+    def tell(self, count: int, numbers: Sequence[int]) -> None:
+        """Start to send numbers, as many as a message has."""
+        if self._sending is not None:
+            self._sending.wait()
+        own = self._own
+        for at in range(1, len(own) - 1):
+            own[at] = numbers[at - 1]
+        own[0] = own[-1] = count
+        self._sending = self._send(self._rows[1])
+
+    def told(self) -> list[int]:
+        """Return the numbers of a message that is there."""
+        self._receiving.wait()
+        return self.seen[1:-1].tolist()
 
 
 _channels: weakref.WeakKeyDictionary[Wire, _Channel] = weakref.WeakKeyDictionary()

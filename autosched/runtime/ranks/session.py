@@ -15,6 +15,7 @@ import contextlib
 import json
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -73,7 +74,7 @@ class Session:
         on_news = self._lose, self._gone, self._left, self._hangs
         self._watch = Watch(group, self.rank, self.size, *on_news)
         self._heartbeat = self._listen(group, member.heartbeat)
-        atexit.register(self.close)
+        atexit.register(self.end)
 
     def _processes(self) -> dict[int, str]:
         """Return the processes that may be on this host, by rank."""
@@ -183,10 +184,15 @@ class Session:
     @property
     def is_given_up(self) -> bool:
         """Whether another rank failed in an exchange that this one has not begun yet."""
-        if self._wire is None or not self.is_lost or self._reported == self.generation:
+        if self._wire is None or not self._is_unreported:
             return False
         found = self._ask(self._read)
         return found is not None and found[2] > self._wire.exchanges
+
+    @property
+    def _is_unreported(self) -> bool:
+        """Whether a run has failed on another rank, and this one has not raised that."""
+        return self._wire is not None and self.is_lost and self._reported != self.generation
 
     def _why(self) -> tuple[str, str]:
         """Return why the wire was lost; a rank that fails writes it before it loses its own."""
@@ -300,9 +306,16 @@ class Session:
         self._watch.tell_hangs(rank)
         self._lose(self.generation)
 
+    def end(self) -> None:
+        """Leave the other ranks at the end of the program; warn of a run that failed there."""
+        if self._is_unreported:
+            what = f"{self._why()[1]}\n    rank {self.rank} had ended its part of the run"
+            warnings.warn(what, RuntimeWarning, stacklevel=1)
+        self.close()
+
     def close(self) -> None:
         """Leave the other ranks; they are told."""
-        atexit.unregister(self.close)
+        atexit.unregister(self.end)
         self._heartbeat.close()
         self._watch.close()
         if self._wire is not None:

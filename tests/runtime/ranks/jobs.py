@@ -9,6 +9,7 @@ import operator
 import os
 import signal
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -324,7 +325,7 @@ def fail_in_run(how: str, folder: str, heartbeat: float = 10.0) -> list[str]:
             begun = time.monotonic()
             try:
                 given = {name: torch.full((3,), number) for name in schedule.inputs_here}
-                late = how == "hang" or how == "hang alone" and machine.rank == 0
+                late = how == "hang" or (how == "hang alone" and machine.rank == 0)
                 timeout = 0.3 if late and number == 2 else None
                 found = schedule(**given, timeout=timeout)
                 text = " ".join(str(item[0].item()) for item in found.values())
@@ -432,6 +433,30 @@ def connect(victim: int, group: str) -> str:
         return str(ring(1))
     except asc.RankError as error:
         return str(error)
+
+
+def end_after_sending() -> list[str]:
+    """Let a task fail after another rank has ended its part; return what the ranks are told."""
+
+    def second(x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("of a test")
+
+    graph = asc.Graph("one way")
+    with graph.on("cpu:0"):
+        a = graph.input("x") * 2
+    with graph.on("cpu:1"):
+        graph.output(y=graph.add(second, a))
+    told = []
+    with asc.schedule(graph, asc.Machine.cluster()) as schedule:
+        try:
+            schedule(**{name: torch.ones(2) for name in schedule.inputs_here})
+        except asc.TaskError as error:
+            told.append(str(error))
+    until(lambda: session().is_lost)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        session().end()
+    return told + [str(each.message) for each in found]
 
 
 def run_on(folder: str) -> str:

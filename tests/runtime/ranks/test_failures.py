@@ -60,6 +60,13 @@ def test_runs_in_flight_end_where_a_rank_is_killed(mortals, tmp_path):
         assert all("Error: " in text for text in ended[5:])
 
 
+def test_a_rank_that_has_ended_its_part_is_warned_at_the_end_of_its_program(ranks):
+    (warned,), (raised,) = ranks.run(jobs.end_after_sending, 2)
+    assert raised.startswith("task 'second' on cpu:1 failed: ValueError: of a test")
+    assert warned.startswith("rank 1: task 'second' on cpu:1 raised ValueError: of a test")
+    assert warned.endswith("rank 0 had ended its part of the run")
+
+
 def test_an_interrupted_rank_is_named_on_all_others(ranks, tmp_path):
     for rank, ended in enumerate(ranks.run(jobs.fail_in_run, 3, "interrupt", str(tmp_path))):
         failed = ended[2]
@@ -183,7 +190,7 @@ def test_the_task_of_a_late_run_is_named_on_all_ranks(ranks, tmp_path, how):
         assert "    rank 1 executed task 'second' on cpu:1, instruction 4 of 12" in more
         assert rank == 1 or f"    rank {rank} waited: {WAITS[rank]}" in ended[2]
         assert "(late)" not in ended[2]
-        assert len(ended) == 5 and (rank or ended[3:] == ["4", "6"])
+        assert ended[3:] == ([""] * 2 if rank else ["4", "6"])
 
 
 def test_a_forked_process_has_joined_nothing(ranks):
