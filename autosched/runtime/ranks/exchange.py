@@ -143,6 +143,12 @@ class Exchange:
         for received in self._receives:
             received.post()
 
+    @property
+    def wire(self) -> Wire:
+        """The wire of this run."""
+        assert self._wire is not None
+        return self._wire
+
     # ---- the wire is lost
 
     def lost(self) -> None:
