@@ -906,7 +906,7 @@ MUTANTS = (
         f"{RANKS}/direct.py",
         "            thread.start()\n",
         "            thread.run()\n",
-        f"{NCCL}::test_each_gpu_sends_to_all_others",
+        f"{NCCL}::test_two_gpus_of_a_process_may_be_in_one_communicator",
     ),
     Mutant(
         "a rank that cannot make communicators tells nobody",

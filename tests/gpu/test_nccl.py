@@ -203,7 +203,7 @@ class Cluster:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(2 * PATIENCE)
+            thread.join(PATIENCE)
             assert not thread.is_alive(), "a rank hangs"
         return found
 
@@ -327,9 +327,8 @@ def everybody(gpus: int) -> asc.Graph:
     return graph
 
 
-@pytest.mark.parametrize(("ranks", "gpus"), [(4, 1), (3, 2)])
-def test_each_gpu_sends_to_all_others(ranks: int, gpus: int) -> None:
-    """Also where two GPUs of a process are in one communicator."""
+def run_everybody(ranks: int, gpus: int) -> World:
+    """Let each GPU of so many ranks send to all others, once."""
     total = ranks * gpus
     graph = everybody(total)
     machine = cluster(ranks, gpus)
@@ -343,7 +342,16 @@ def test_each_gpu_sends_to_all_others(ranks: int, gpus: int) -> None:
             assert made == [[float(total * (total - 1))] * 3] * gpus
         over.close()
         over.world.check()
-    assert max(len(at.gpus) for made in over.world.made.values() for at in made) == total
+    return over.world
+
+
+def test_gpus_with_many_neighbours_have_a_communicator_for_each_colour() -> None:
+    assert [len(made) for made in run_everybody(4, 1).made.values()] == [4] * 4
+
+
+def test_two_gpus_of_a_process_may_be_in_one_communicator() -> None:
+    world = run_everybody(3, 2)
+    assert max(len(at.gpus) for made in world.made.values() for at in made) == 6
 
 
 # ---- channels
@@ -452,6 +460,26 @@ def test_a_rank_that_fails_before_it_makes_communicators_keeps_no_other_waiting(
             over.world.connect(1)(channel)  # too late
         until(lambda: over.world.aborted == {0})
         over.close()
+
+
+def test_a_wire_that_is_lost_at_once_is_not_replaced_within_the_run() -> None:
+    graph, program, machine = failing(lambda: None)
+    with playing(2, 1) as gpus:
+        over = Cluster(program, graph, machine, gpus)
+        session = over.sessions[0]
+        asked = []
+
+        def wire() -> HostWire:
+            asked.append(session.own)
+            over.sessions[1].give_up("rank", "rank 1 was interrupted")
+            return session.own
+
+        session.wire = wire  # type: ignore[method-assign]
+        with pytest.raises(asc.RankError, match="rank 1 was interrupted"):
+            over.executors[0]({"x0": torch.ones(3, device="cuda:0")})
+        over.close()
+    assert len(asked) == 1
+    assert not over.world.made
 
 
 def until(holds: Callable[[], bool]) -> None:

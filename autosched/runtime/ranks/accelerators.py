@@ -117,7 +117,7 @@ class AcceleratorRanks(Ranks, Accelerator):
         """Begin a run, together with the other ranks if it is the first one."""
         super().begin(stopped)
         if self.direct is not None:
-            self.direct.begin()
+            self.direct.begin(self.exchanges.wire)
 
 
 class Staged(Exchange):

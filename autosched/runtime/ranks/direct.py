@@ -44,6 +44,7 @@ __all__ = ["Direct", "direct_arcs", "number_of"]
 _LONGEST_HEADER = 1 << 20  # bytes: the receiver of a header does not know its length
 _OTHER_TAGS = 1 << 30  # those of copies between hosts are below
 _NAP = 5e-5
+_MAKING = "communicators of NCCL to be made"
 _PATIENCE = 0.2  # seconds for news of other ranks
 
 
@@ -103,10 +104,12 @@ class Direct:
         """
         return self._ends[half].popleft()
 
-    def begin(self) -> None:
-        """Begin a run. Collective in the first run, and in the first one after a failure."""
+    def begin(self, found: Any) -> None:
+        """Begin a run on a wire of the hosts. Collective in the first one on each.
+
+        Raises the cause where it is lost before communicators are made.
+        """
         self._announcing.clear()
-        found = self.session.wire()
         if found is self._host_wire:
             return
         for end in self._all:
@@ -118,9 +121,8 @@ class Direct:
                 wires[number] = NcclWire(number, self.connect(name))
                 found.others.append(wires[number])
             self.wires[name] = wires[number]
-        if found.is_lost:  # before it had the others
-            for wire in self.wires.values():
-                wire.lose()
+        if found.is_lost:  # perhaps before it had the others
+            raise self.session.cause(_MAKING)
         self._open()
         self._host_wire = found
 
@@ -148,7 +150,7 @@ class Direct:
         if errors:
             self._fail(errors[0])
         if self.is_lost:
-            raise self.session.cause("communicators of NCCL to be made")
+            raise self.session.cause(_MAKING)
 
     def _fail(self, error: RuntimeError) -> None:
         """Give up, unless another rank did: NCCL may know of its end before this rank is told."""

@@ -162,6 +162,12 @@ class Exchange:
             received.post()
         return wire
 
+    @property
+    def wire(self) -> Wire:
+        """The wire of this run."""
+        assert self._wire is not None
+        return self._wire
+
     # ---- the wire is lost
 
     def lost(self) -> None:
