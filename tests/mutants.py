@@ -668,8 +668,8 @@ MUTANTS = (
     Mutant(
         "an included task forgets what had to come first",
         "autosched/graph/including.py",
-        'for d in task.dependencies if d.kind == "order"]',
-        "for d in ()]",
+        'for d in task.dependencies if d.kind == "order")',
+        "for d in ())",
         "tests/graph/test_including.py::test_tasks_on_the_host_stay_there_and_the_order_of_tasks_too",
     ),
     Mutant(
