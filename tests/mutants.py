@@ -814,6 +814,22 @@ MUTANTS = (
         "tests/lowering/test_ranks.py::test_a_copy_on_the_way_waits_for_a_late_one_to_its_source",
     ),
     Mutant(
+        "what several ranks do alike is fused with what one of them does",
+        "autosched/fusion/candidates.py",
+        "if reason is None and task.name in graph.alike:",
+        "if False:",
+        "tests/fusion/test_fusing.py"
+        "::test_a_task_that_cannot_be_fused_is_none_with_its_views_either",
+    ),
+    Mutant(
+        "a task that is not fused is compiled with its views",
+        "autosched/fusion/fusing.py",
+        "if any(task.name in self.reasons for task in composite.tasks):",
+        "if False:",
+        "tests/fusion/test_fusing.py"
+        "::test_a_task_that_cannot_be_fused_is_none_with_its_views_either",
+    ),
+    Mutant(
         "an emulated rank draws what another one has left",
         f"{RANKS}/generators.py",
         "torch.set_rng_state(self._states.get(rank, self._begin))",
