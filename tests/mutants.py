@@ -691,8 +691,8 @@ MUTANTS = (
     Mutant(
         "an included task forgets what had to come first",
         "autosched/graph/including.py",
-        'for d in task.dependencies if d.kind == "order"]',
-        "for d in ()]",
+        'for d in task.dependencies if d.kind == "order")',
+        "for d in ())",
         "tests/graph/test_including.py::test_tasks_on_the_host_stay_there_and_the_order_of_tasks_too",
     ),
     Mutant(
@@ -835,6 +835,22 @@ MUTANTS = (
         "place = max(before, self.copied.get((use, copy.source), (-1, -1)))",
         "place = before",
         "tests/lowering/test_ranks.py::test_a_copy_on_the_way_waits_for_a_late_one_to_its_source",
+    ),
+    Mutant(
+        "what several ranks do alike is fused with what one of them does",
+        "autosched/fusion/candidates.py",
+        "if reason is None and task.name in graph.alike:",
+        "if False:",
+        "tests/fusion/test_fusing.py"
+        "::test_a_task_that_cannot_be_fused_is_none_with_its_views_either",
+    ),
+    Mutant(
+        "a task that is not fused is compiled with its views",
+        "autosched/fusion/fusing.py",
+        "if any(task.name in self.reasons for task in composite.tasks):",
+        "if False:",
+        "tests/fusion/test_fusing.py"
+        "::test_a_task_that_cannot_be_fused_is_none_with_its_views_either",
     ),
     Mutant(
         "an emulated rank draws what another one has left",

@@ -135,9 +135,6 @@ def compile(
     check_granularity(granularity)
     if not isinstance(fuse, bool):
         raise ScheduleError(f"fuse must be True or False, got {fuse!r}")
-    if fuse and machine is not None and machine.ranks:
-        what = "fuse=True measures regions, and the ranks of a machine"
-        raise ScheduleError(f"{what} would choose different ones; leave it out")
     options |= {"machine": machine, "policy": policy}
     compiled = Compiled(fn, maxsize, granularity, costs, fuse, options)
     return CompiledModule(compiled) if isinstance(fn, torch.nn.Module) else compiled
@@ -311,21 +308,26 @@ class Compiled:
         operators.examples = {}  # or this batch would live as long as the schedule
         costs = {"costs": self.costs} if self.costs is not None else {"examples": examples}
         graphs = self._candidates(operators, examples)
-        if self.fuse and not _creates_state(operators):
+        fuses = self.fuse and not _creates_state(operators)
+        if fuses and not self._has_ranks:
             options: dict[str, Any] = {**self.options, "costs": self.costs}
             graphs = [fused(graphs[0], examples=examples, **options)]
-        made = [self._scheduled(graph, costs) for graph in graphs]
+        made = [self._scheduled(graph, costs, fuses) for graph in graphs]
         return min(made, key=lambda found: found[1].makespan)
 
     def _scheduled(
-        self, graph: Captured, costs: dict[str, Any]
+        self, graph: Captured, costs: dict[str, Any], fuses: bool
     ) -> tuple[Captured, Schedule, Ends | None]:
-        """Return a graph with its schedule; on several ranks, with what these do with outputs."""
+        """Return a graph with its schedule; on several ranks, with what these do with outputs.
+
+        There the schedule is fused, since a plan for each rank is what forms the regions.
+        """
         if not self._has_ranks:
             return graph, schedule(graph, **self.options, **costs), None
         machine = self.options["machine"]
         twin, devices, ends = on_every_rank(graph, machine, self.options.get("outputs"))
-        return graph, schedule(twin, **{**self.options, "outputs": devices}, **costs), ends
+        made = schedule(twin, **{**self.options, "outputs": devices}, **costs)
+        return graph, fused(made) if fuses else made, ends
 
     @property
     def _has_ranks(self) -> bool:

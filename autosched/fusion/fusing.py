@@ -4,7 +4,7 @@
 2. Form candidates: the regions of this plan's streams, and one region per device. Estimate each.
 3. On a real machine, with examples: compile the regions, and measure all tasks.
 4. There, run the schedules of the candidates and of the graph without fusion in turns, and take the
-   fastest. Otherwise take the shortest prediction.
+   fastest. Otherwise take the shortest prediction; of several ranks, that of rank 0 counts.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from autosched.graph.composite import Composite
 from autosched.graph.graph import HOST, Graph
 from autosched.graph.task import Seconds, Task
 from autosched.graph.value import Value
+from autosched.machine.cluster import joined
 from autosched.machine.machine import Machine
 from autosched.measurement import measure_costs
 from autosched.placement import Placement
@@ -87,7 +88,7 @@ def fuse(
     compiled when they are first called. ``progress`` shows a bar on stderr.
 
     A schedule instead of a graph is returned with regions fused: tasks stay on their devices, in
-    their order.
+    their order. On a machine of several ranks all call this, and nothing is measured.
 
     Without Inductor, a C++ compiler or Triton, nothing is fused, with a warning.
 
@@ -105,7 +106,7 @@ def fuse(
         known = estimate(graph, given) if given else Estimate(Costs(), {})
         known = known if costs is None else Estimate(costs, known.unknown)
         fusion = _Fusion(graph, machine, known, given, {"policy": policy, **options}, progress)
-    if why := next(filter(None, map(unavailable, fusion.kinds())), None):
+    if why := fusion.unavailable():
         what = f"graph {fusion.graph.name!r} is not fused: {why}"
         warnings.warn(what, RuntimeWarning, stacklevel=2)
         best = fusion.unfused(why)
@@ -163,16 +164,24 @@ class _Fusion:
             "backend": plain.backend,
             "check": plain.check,
             "nvtx": plain.nvtx,
-            "outputs": plain.wanted,
+            # The schedules of several ranks have no requests: they are read from a text.
+            "outputs": dict(plain.program.outputs) if plain.machine.ranks else plain.wanted,
         }
         known = Estimate(plain.costs, {})
         return cls(plain.graph, plain.machine, known, examples, options, progress, plain)
 
-    def kinds(self) -> list[str]:
-        """Return the kinds of devices for which regions are compiled."""
-        if self.machine.imagined:
-            return ["cpu"]
-        return list(dict.fromkeys(device.kind for device in self.machine.devices))
+    def unavailable(self) -> str:
+        """Return why no regions can be compiled for these devices, on any rank; or nothing."""
+        devices = map(self.machine.device, self.machine.here)
+        kinds = ["cpu"] if self.machine.imagined else [device.kind for device in devices]
+        own = next(filter(None, map(unavailable, dict.fromkeys(kinds))), "")
+        return self._agreed(own, _first_reason)
+
+    def _agreed(self, own: str, decide: Callable[[Sequence[str]], str]) -> str:
+        """Return what rank 0 makes of the texts of all ranks; in one process, its own text."""
+        if self.machine.rank is None:
+            return own
+        return joined().meeting.agree("fuse()", own, decide)
 
     def unfused(self, why: str | None = None) -> _Fused:
         """Return a copy of the graph without regions, for one reason or several."""
@@ -190,8 +199,9 @@ class _Fusion:
             return self.unfused()
         seconds = [made.schedule.makespan for _, made in planned]
         if not self._is_measurable():
-            best = planned[seconds.index(min(seconds))][1]
-            return best if min(seconds) <= self.plain.makespan else self.unfused()
+            times = [*seconds, self.plain.makespan]
+            best = int(self._agreed(str(times.index(min(times))), lambda texts: texts[0]))
+            return planned[best][1] if best < len(planned) else self.unfused()
         # 3. Compile and measure
         most = (1 - _LEAST_GAIN) * seconds[0]
         chosen = [planned[0][0]]
@@ -225,7 +235,9 @@ class _Fusion:
     def _fused(self, candidate: _Candidate) -> _Fused | None:
         """Return a new graph with these regions and estimated seconds; None if it has no plan."""
 
-        def make(composite: Composite) -> tuple[Callable[..., Any], Seconds]:
+        def make(composite: Composite) -> tuple[Callable[..., Any], Seconds | None]:
+            if any(task.name in self.reasons for task in composite.tasks):
+                return composite, None  # a task with the views that it reads
             seconds = {
                 device.name: region_seconds(composite, self.graph.values, self.costs, device)
                 for device in self.machine.devices
@@ -249,7 +261,7 @@ class _Fusion:
         """Whether tasks can be run now without consequences: on examples, and on a real machine."""
         backend = self.options.get("backend")
         one_schedule = backend is not None and not isinstance(backend, str)
-        if self.machine.imagined or self.examples is None or one_schedule:
+        if self.machine.imagined or self.examples is None or one_schedule or self.machine.ranks:
             return False
         return not any(_changes(self.graph, value) for value in self.graph.sources) and not any(
             isinstance(item, (torch.Tensor, torch.nn.Module, torch.optim.Optimizer))
@@ -302,6 +314,11 @@ def _following(placement: Placement) -> Policy:
         return carried(graph, placement)
 
     return following
+
+
+def _first_reason(reasons: Sequence[str]) -> str:
+    """Return the reason of the first rank that has one."""
+    return next((f"rank {rank}: {why}" for rank, why in enumerate(reasons) if why), "")
 
 
 def _changes(graph: Graph, source: Value) -> bool:

@@ -120,6 +120,13 @@ class Region:
         self._count = len(composite.takes)
         self._single = len(composite.gives) == 1
         self._variants: list[_Variant] = []  # most recently made first
+        self.is_given_up = False
+
+    def give_up(self, why: str) -> None:
+        """Call the tasks one by one from now on."""
+        self.failure = why
+        self.is_given_up = True
+        self._variants = []
 
     def __call__(self, *args: Any) -> Any:
         """Run the region on the values that it takes, and the placeholders for its device."""
@@ -162,8 +169,8 @@ class Region:
         self, given: Sequence[Any], others: Sequence[Any], tensors: Sequence[Any]
     ) -> _Kernels | None:
         """Return new kernels for such arguments, or those of a thread that was faster; or None."""
-        if any(isinstance(arg, FakeTensor) for arg in given):
-            return None  # the region is only traced
+        if self.is_given_up or any(isinstance(arg, FakeTensor) for arg in given):
+            return None  # in the second case, the region is only traced
         why = unsuitable(given)
         if why is None and len(self._variants) == _MOST:
             why = f"it is called with more than {_MOST} kinds of arguments"

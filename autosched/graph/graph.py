@@ -64,8 +64,8 @@ class Graph:
     """The tasks of one step and their dependencies.
 
     ``name`` is its title. ``generators`` are the random number generators of devices that have
-    their own, by device. ``tasks`` and ``values`` are lists in the order of addition; ``outputs``
-    has positions in ``values`` by name.
+    their own, by device: tasks that draw from one keep their order. ``tasks`` and ``values`` are
+    lists in the order of addition; ``outputs`` has positions in ``values`` by name.
 
     >>> import autosched as asc
     >>> graph = asc.Graph("sum of squares")
@@ -79,10 +79,10 @@ class Graph:
     not_fused: Mapping[str, str] = {}  # by task, why ``fuse`` did not fuse it
     lasting: Set[str] = frozenset()  # inputs that are state: the same tensors in each run
     everywhere: Set[str] = frozenset()  # inputs that each rank has, with equal contents
+    alike: Set[str] = frozenset()  # tasks that other ranks do, too, whose results must be the same
     kept: Mapping[str, str] = {}  # inputs that stay on devices, with those they are copies of
 
     def __init__(self, name: str = "graph", *, generators: Mapping[str, str] | None = None):
-        # Tasks that draw random numbers keep their order, among those with the same generator.
         self.name = name
         self.tasks: list[Task] = []
         self.values: list[Value] = []

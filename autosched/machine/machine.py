@@ -147,11 +147,12 @@ class Machine:
 
         ``gpus`` is the number of GPUs of this process. By default the processes of a host have
         equal shares, and share GPUs if there are too few. All have ``timeout`` seconds to come. The
-        default ``network`` is loopback on one host, else 10 Gbit/s. Unless it is a ``Network``, it
-        is direct between GPUs if no two devices share one, and NCCL is there. A rank that does not
-        answer for ``heartbeat`` seconds is given up, one whose host does not after an eighth of
-        that, and one that is stopped on the same host in less than a second; none is with None.
-        Raises MachineError for a lone process, RankError for missing ranks.
+        default ``network`` is loopback on one host, else 10 Gbit/s, as assumed: ``measure_machine``
+        measures that of the result. Unless it is a ``Network``, it is direct between GPUs if no two
+        devices share one, and NCCL is there. A rank that does not answer for ``heartbeat`` seconds
+        is given up, one whose host does not after an eighth of that, and one that is stopped on the
+        same host in less than one; none is with None. Raises MachineError for a lone process, and
+        RankError for missing ranks.
         """
         from autosched.machine.cluster import cluster
         from autosched.machine.sharing import own_share

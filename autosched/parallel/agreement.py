@@ -98,6 +98,20 @@ class Agreement:
         """Raise ScheduleError with what differs."""
         self._ranks.agree("to compare batches", json.dumps(self._lines(kind)), _compared)
 
+    def give_up_regions(self, regions: Mapping[str, Any]) -> None:
+        """Let all ranks call the tasks of a region one by one that its rank could not compile.
+
+        So a serial run on any rank has the same bits, and all say why. Called after a run.
+        """
+        if not regions:
+            return
+        failed = {n: r.failure for n, r in regions.items() if r.failure and not r.is_given_up}
+        counts = self._ranks.gather([len(failed)], "which regions it has compiled")
+        if any(count for (count,) in counts):
+            text = self._ranks.agree("failed regions", json.dumps(failed), _united)
+            for name, why in json.loads(text).items():
+                regions[name].give_up(why)
+
     def broadcast(self, value: Any, rank: int) -> Any:
         """Return a rank's value."""
         return self._ranks.broadcast(value, f"the state of rank {rank}", rank)
@@ -201,6 +215,16 @@ def _stable(item: Any) -> str:
 def _raise(error: Exception | None) -> None:
     if error is not None:
         raise error
+
+
+def _united(texts: Sequence[str]) -> str:
+    """Return the failures of all ranks."""
+    found = {
+        name: f"rank {rank}: {why}"
+        for rank, text in enumerate(texts)
+        for name, why in json.loads(text).items()
+    }
+    return json.dumps(found)
 
 
 def _compared(texts: Sequence[str]) -> str:

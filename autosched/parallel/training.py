@@ -83,8 +83,6 @@ class Training:
         check_trained(name, *trained)
         check_options(name, options)
         max_norm = check_clip(clip_grad_norm)
-        if machine.rank is not None and options.get("fuse"):
-            raise ScheduleError(f"fuse= of {name} is for one process; leave it out")
         made = agreement_of(name, machine, options)
         return cls(*trained, machine, chosen, options, averages, max_norm, before_step, made)
 

@@ -31,6 +31,21 @@ def compiled() -> Iterator[list[torch.fx.GraphModule]]:
         yield graphs
 
 
+def test_a_task_that_cannot_be_fused_is_none_with_its_views_either() -> None:
+    graph = asc.Graph()
+    x = graph.input("x") * 2
+    noise = graph.add(torch.ops.aten.bernoulli.default, x.t(), name="noise")
+    twin = graph.add(own, x.t(), name="twin")
+    graph.output(y=noise + twin)
+    graph.alike = frozenset(["twin"])
+    fused = asc.fuse(graph, GPUS)
+    assert not any(isinstance(fused.task(name).fn, Region) for name in ("noise", "twin"))
+    assert fused.not_fused == {
+        "noise": "draws random numbers",
+        "twin": "is done by several ranks, which must round alike",
+    }
+
+
 def own(x: Tensor) -> Tensor:
     return x.relu() + 1
 
