@@ -1263,6 +1263,13 @@ MUTANTS = (
         GENERATED_LOOPS,
     ),
     Mutant(
+        "a convolution's gradient gets the image of before it was written",
+        "autosched/fusion/layouts.py",
+        "        key = id(tensor), tensor._version\n",
+        "        key = id(tensor), 0\n",
+        "tests/fusion/test_layouts.py",
+    ),
+    Mutant(
         "generated code of a loop waits for events of the same run",
         "autosched/codegen/step.py",
         "self.module.earlier[event] if ago else events[event]",

@@ -3,6 +3,7 @@
 candidates  which tasks can be fused, and groups of them
 estimate    seconds of a region before it is compiled
 inductor    compilation; the only module that knows Inductor
+layouts     convolutions in channels-last layout
 region      a compiled region, the function of its task
 structure   what a region does, as text
 timing      schedules compared by running them

@@ -21,6 +21,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autosched._lib.fake_tensors import Fakes
+from autosched.fusion.layouts import in_channels_last, is_costly
 from autosched.graph.effects import effects_of
 
 __all__ = [
@@ -135,14 +136,21 @@ def trace(
     # Outside of the fake mode, in which a new tensor would remember its number.
     tensors = list(map(as_tensor, args))
     try:
-        with _quiet(), Fakes() as fakes:
-            traced = make_fx(on_tensors)(*map(fakes.from_tensor, tensors))
+        traced = _traced(on_tensors, tensors)
     except Exception as error:  # tracing raises many kinds of errors
         raise NotTraceableError(described(error)) from error
+    if is_costly(traced):
+        with contextlib.suppress(Exception):  # an operator needs the layout of eager mode
+            traced = _traced(in_channels_last(on_tensors, results_of(traced)), tensors)
     for node in traced.graph.nodes:
         if why := _objection(node):
             raise NotTraceableError(why)
     return traced, floats
+
+
+def _traced(fn: Callable[..., list[Any]], tensors: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
+    with _quiet(), Fakes() as fakes:
+        return make_fx(fn)(*map(fakes.from_tensor, tensors))
 
 
 def _objection(node: torch.fx.Node) -> str | None:
