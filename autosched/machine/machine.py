@@ -149,10 +149,9 @@ class Machine:
         equal shares, and share GPUs if there are too few. All have ``timeout`` seconds to come. The
         default ``network`` is loopback on one host, else 10 Gbit/s, as assumed: ``measure_machine``
         measures that of the result. Unless it is a ``Network``, it is direct between GPUs if no two
-        devices share one, and NCCL is there. A rank that does not answer for ``heartbeat`` seconds
-        is given up, one whose host does not after an eighth of that, and one that is stopped on the
-        same host in less than one; none is with None. Raises MachineError for a lone process, and
-        RankError for missing ranks.
+        devices share one, and NCCL is there. A rank that is silent for ``heartbeat`` seconds is
+        given up, a host after an eighth of that, and a process that is stopped on the same host in
+        less than one; none is with None. Raises MachineError, and RankError for missing ranks.
         """
         from autosched.machine.cluster import cluster
         from autosched.machine.sharing import own_share
