@@ -66,13 +66,13 @@ class Runs:
         self._complete = complete
         self._guarded = guarded
         self._placed = placed
+        self._wrote = wrote
         self._under_way: dict[int, UnderWay] = {}  # by number, in order
         self._turn = threading.Lock()  # held by the thread that submits
         self._submitted = 0
         self._names = {*names}
-        written = self._names & executor.memory.written
-        self._overlaps = Overlaps(written)
-        self._wrote = wrote if written else None
+        self._written = self._names & executor.memory.written
+        self._overlaps = Overlaps(self._written)
         self._single: SingleRuns | None = None
         self._overlapping: OverlappingRuns | None = None
         self._closed = False
@@ -108,11 +108,13 @@ class Runs:
         if found.keys() != self._names:
             self.executor.graph.bind(found)
         engine = self._engine(deadline)
-        if self._overlaps.exist(found, [run.inputs for run in list(self._under_way.values())]):
-            self._wait_until_fewer(1, deadline)
+        wrote = None
+        if self._written:
+            wrote = partial(self._wrote, found)
+            if self._overlaps.exist(found, [run.inputs for run in list(self._under_way.values())]):
+                self._wait_until_fewer(1, deadline)
         self._submitted += 1
         ending = partial(self._finish, found, keep, finish, _autograd())
-        wrote = None if self._wrote is None else partial(self._wrote, found)
         future = RunFuture(self._submitted, ending, wrote, self._waiting)
         engine.start(future, self._placed(found), deadline)
         return future
