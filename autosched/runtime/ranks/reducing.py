@@ -47,14 +47,15 @@ class _UnderWay:
         self._members = members
         self._row = row
         self._name = name
-        self._ended = threading.Event()
+        self._ended = ended = threading.Event()
         members.exchanges.add(self)
         real = torch.view_as_real(row) if row.is_complex() else row
+        wire = members.wire_of_run(name)
         try:
-            self._work: Any = members.wire_of_run(name).all_reduce(real)
+            self._work: Any = wire.all_reduce(real)
         except RuntimeError as error:
             raise members.cause(name) from error
-        self._work.get_future().add_done_callback(lambda _: self._ended.set())
+        self._work.get_future().add_done_callback(lambda _: ended.set())
 
     def where(self) -> str:
         """Return nothing: the part of the program that runs here says where it is."""
