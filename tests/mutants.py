@@ -882,6 +882,13 @@ MUTANTS = (
         "test_a_sender_learns_nothing_from_its_receiver_from_run_to_run",
     ),
     Mutant(
+        "runs of ranks that noticed a failure in different runs do not belong together",
+        f"{RANKS}/session.py",
+        "        if number < self._first:\n",
+        "        if number < 0:\n",
+        "tests/runtime/ranks/test_failures.py::test_a_run_that_one_rank_gave_up_fails_on_all",
+    ),
+    Mutant(
         "a receiver does not look at the mark of a value of another shape",
         f"{RANKS}/exchange.py",
         "            if self.is_moved or self.mark[0]:\n",

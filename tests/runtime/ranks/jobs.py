@@ -371,6 +371,31 @@ def fail_in_flight(how: str, folder: str) -> list[str]:
         return [_ended(run) for run in runs]
 
 
+def fail_behind() -> list[str]:
+    """Let rank 1 fail in the third of six runs, when rank 0 is in the fourth; return how each ended."""
+    calls = [0]
+
+    def late(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        if calls[0] == 3:
+            time.sleep(0.2)
+            raise ValueError("of a test")
+        return x + y
+
+    graph = asc.Graph("behind")
+    x, y = graph.inputs("x", "y")
+    with graph.on("cpu:1"):
+        graph.output(sum=graph.add(late, x, y))
+    machine = asc.Machine.cluster(timeout=5)
+    ended = []
+    with asc.schedule(graph, machine, inputs={"x": "cpu:0", "y": "cpu:1"}) as schedule:
+        own = 10**machine.rank  # type: ignore[operator]
+        for number in range(6):
+            given = {name: torch.full((3,), own * number) for name in schedule.inputs_here}
+            ended.append(_ended(schedule.submit(**given)))
+    return ended
+
+
 def _ended(run: Any) -> str:
     """Return how a run ended: the number that it gives, or an error."""
     if isinstance(run, Exception):

@@ -49,6 +49,16 @@ def test_runs_in_flight_fail_together_and_go_on_together(ranks, tmp_path, how):
         )
 
 
+def test_a_run_that_one_rank_gave_up_fails_on_all(ranks):
+    """Else each run after a failure would join calls that do not belong together."""
+    sender, receiver = ranks.run(jobs.fail_behind, 2)
+    assert sender[:3] + sender[4:] == [""] * 5
+    assert sender[3].startswith("TaskError: rank 1: task 'late' on cpu:1 raised ValueError")
+    assert receiver[2].startswith("TaskError: task 'late' on cpu:1 failed")
+    assert receiver[3].startswith("RankError: another rank gave up this run")
+    assert receiver[:2] + receiver[4:] == ["0", "11", "44", "55"]
+
+
 def test_runs_in_flight_end_where_a_rank_is_killed(mortals, tmp_path):
     victim = mortals.start(jobs.fail_in_flight, 3, "kill", str(tmp_path))[1]
     until((tmp_path / "here").exists)
