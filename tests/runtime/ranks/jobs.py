@@ -249,8 +249,8 @@ def run_drawn_in_flight(
         sources = [*(value.tensor for value in graph.sources if value.tensor is not None)]
         sources += [item for inputs in given for item in inputs.values()]
         shared = {item.untyped_storage().data_ptr() for item in sources}
-        for number, run in enumerate(runs):
-            for name, item in run.result().items():
+        for number, outputs in enumerate([run.result() for run in runs]):  # when all have ended
+            for name, item in outputs.items():
                 is_shared = item.untyped_storage().data_ptr() in shared
                 expected = (last if is_shared else at_once)[number][name]
                 if not equal(item, expected):
