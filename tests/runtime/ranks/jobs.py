@@ -249,8 +249,8 @@ def run_drawn_in_flight(
         sources = [*(value.tensor for value in graph.sources if value.tensor is not None)]
         sources += [item for inputs in given for item in inputs.values()]
         shared = {item.untyped_storage().data_ptr() for item in sources}
-        for number, outputs in enumerate([run.result() for run in runs]):  # when all have ended
-            for name, item in outputs.items():
+        for number, results in enumerate([run.result() for run in runs]):  # when all have ended
+            for name, item in results.items():
                 is_shared = item.untyped_storage().data_ptr() in shared
                 expected = (last if is_shared else at_once)[number][name]
                 if not equal(item, expected):
@@ -406,19 +406,20 @@ def _ended(run: Any) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-def send_large(folder: str) -> str:
+def send_large(folder: str, in_flight: int) -> str:
     """Send so much that the test can end a process meanwhile; return the error."""
     runs = [0]
+    last = 2 if in_flight == 1 else 5  # when the receiver is ready before the sender
 
     def first(x: torch.Tensor) -> torch.Tensor:
         runs[0] += 1
-        if runs[0] == 2:
+        if runs[0] == last:
             until(Path(folder, "send").exists)
         return x + 1
 
     def ready() -> int:
         runs[0] += 1
-        if runs[0] == 2:
+        if runs[0] == last:
             Path(folder, "ready").touch()
         return 0
 
@@ -429,9 +430,10 @@ def send_large(folder: str) -> str:
     with graph.on("cpu:1"):
         graph.output(ready=graph.add(ready), y=graph.add(torch.neg, a, name="second"))
     machine = asc.Machine.cluster(heartbeat=None)  # nobody looks whether others are stopped
-    with asc.schedule(graph, machine, policy="single") as schedule:
+    with asc.schedule(graph, machine, policy="single", in_flight=in_flight) as schedule:
         given = {name: torch.ones(1 << 24) for name in schedule.inputs_here}
-        schedule(**given)
+        for _ in range(last - 1):
+            schedule(**given)
         try:
             schedule(**given)
         except asc.RankError as error:

@@ -121,10 +121,10 @@ def test_whichever_rank_is_stopped_all_others_are_told(mortals, tmp_path, victim
         assert found[rank][0].startswith(f"rank {victim} hangs"), found[rank]
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_copy_ends_of_which_a_part_has_been_sent(mortals, tmp_path, victim):
+@pytest.mark.parametrize(("victim", "in_flight"), [(0, 1), (1, 1), (0, 2)])
+def test_a_copy_ends_of_which_a_part_has_been_sent(mortals, tmp_path, victim, in_flight):
     """gloo wakes nobody who waits for it."""
-    processes = mortals.start(jobs.send_large, 2, str(tmp_path))
+    processes = mortals.start(jobs.send_large, 2, str(tmp_path), in_flight)
     until((tmp_path / "ready").exists)
     os.kill(processes[1].pid, signal.SIGSTOP)
     (tmp_path / "send").touch()
