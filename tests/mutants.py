@@ -963,6 +963,28 @@ MUTANTS = (
         "test_a_sender_learns_nothing_from_its_receiver_from_run_to_run",
     ),
     Mutant(
+        "copies of a stream do not keep their order from run to run",
+        f"{RANKS}/exchange.py",
+        "        earlier = () if before is None else before._by_stream[self.events[event]]\n",
+        "        earlier = ()\n",
+        "tests/runtime/ranks/test_exchange.py::test_copies_of_a_stream_end_in_the_order_of_runs",
+    ),
+    Mutant(
+        "a wait for an earlier run leaves out copies that the run itself has waited for",
+        f"{RANKS}/waits.py",
+        "[*found.get(key, ()), *copies]",
+        "found.get(key, copies)",
+        "tests/runtime/ranks/test_exchange.py::"
+        "test_a_wait_for_an_earlier_run_is_for_all_copies_before_its_record",
+    ),
+    Mutant(
+        "runs of ranks that noticed a failure in different runs do not belong together",
+        f"{RANKS}/session.py",
+        "        if number < self._first:\n",
+        "        if number < 0:\n",
+        "tests/runtime/ranks/test_failures.py::test_a_run_that_one_rank_gave_up_fails_on_all",
+    ),
+    Mutant(
         "a receiver does not look at the mark of a value of another shape",
         f"{RANKS}/exchange.py",
         "            if self.is_moved or self.mark[0]:\n",

@@ -411,10 +411,7 @@ def executor_of_rank(
     assert machine.rank is not None
     devices = {stream.device for stream in program.streams}
     if program.in_flight > 1 and not devices.isdisjoint(machine.accelerators):
-        raise ScheduleError(
-            "several runs in flight over ranks execute on CPUs only; leave in_flight out where "
-            "ranks have accelerators"
-        )
+        raise ScheduleError("ranks with accelerators execute one run at a time; use in_flight=1")
     part = program.part(machine.rank)
     seconds = [0.0] * len(part)  # nothing is emulated
     return Executor(part, graph, machine, backend_of(part, program), seconds, check, nvtx=nvtx)

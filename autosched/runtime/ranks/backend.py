@@ -5,9 +5,9 @@ a thread waits in it. One thread issues all that belongs to a compute stream, so
 change of threads. A stream that sends on what it receives has a thread of its own: it would hold up
 computing.
 
-Each of several runs in flight has copies with tags and memory of its own. A thread begins its part
-of a run when its copies of the run before have ended, so the copies of a stream keep their order.
-All runs use one wire, and fail together if that is lost.
+Each of several runs in flight has copies with tags and memory of its own. Who waits for copies of a
+stream waits for those of the run before, too, so a stream keeps its order from run to run. All runs
+use one wire, and fail together if that is lost.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class Ranks(Threads):
         # Programs that share the wire have different tags.
         self.first_tag = zlib.crc32(str(whole).encode()) >> 2
         self.tags = 0 if whole is None else len(whole)  # that each slot may use
-        self.reach = max((i.ago for i in whole or () if isinstance(i, Wait)), default=0)
+        # Waits for copies reach back one run more than they say.
+        self.reach = 1 + max((i.ago for i in whole or () if isinstance(i, Wait)), default=0)
         self._shared = _Shared()
 
     def open(self, program: Program, machine: Machine) -> None:
@@ -132,7 +133,11 @@ class Ranks(Threads):
     def wait(self, stream: Stream, event: int) -> Step | None:
         """Wait for copies between ranks."""
         on_wire = event in self.exchanges.events
-        return self.exchanges.wait(stream, event) if on_wire else super().wait(stream, event)
+        if not on_wire:
+            return super().wait(stream, event)
+        slots = self._shared.exchanges[1:]
+        before = slots[slots.index(self.exchanges) - 1] if self.is_slot else None
+        return self.exchanges.wait(stream, event, before)
 
     def free(self, stream: Stream) -> Callable[[Any], None] | None:
         """Wait for the copies of a stream before memory is freed there.

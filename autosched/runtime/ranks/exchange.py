@@ -102,7 +102,7 @@ class Exchange:
         self._all = [end for ends in self._by_stream.values() for end in ends]
         self._receives = [end for end in self._all if isinstance(end, _Receive)]
         self.events = {
-            i.event for i in part if isinstance(i, Record) and i.stream in self._by_stream
+            i.event: i.stream for i in part if isinstance(i, Record) and i.stream in self._by_stream
         }
         self._awaited = copies_awaited(part, ends, threads)
 
@@ -128,9 +128,14 @@ class Exchange:
         """
         return self._ends[half].popleft()
 
-    def wait(self, stream: Stream, event: int) -> Step | None:
-        """Return a step that waits for the copies of an event, unless others have done so."""
-        return _waiting(self._awaited.get((stream, event), ()))
+    def wait(self, stream: Stream, event: int, before: Exchange | None = None) -> Step | None:
+        """Return a step that waits for the copies of an event, unless others have done so.
+
+        Also for those that the run before has started on the stream of the event, on which they
+        end first.
+        """
+        earlier = () if before is None else before._by_stream[self.events[event]]
+        return _waiting([*earlier, *self._awaited.get((stream, event), ())])
 
     def freeing(self, stream: Stream) -> Step | None:
         """Return a step that waits for the copies of a stream, before memory is freed there."""

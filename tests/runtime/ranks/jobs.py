@@ -252,8 +252,8 @@ def run_drawn_in_flight(
         sources = [*(value.tensor for value in graph.sources if value.tensor is not None)]
         sources += [item for inputs in given for item in inputs.values()]
         shared = {item.untyped_storage().data_ptr() for item in sources}
-        for number, run in enumerate(runs):
-            for name, item in run.result().items():
+        for number, results in enumerate([run.result() for run in runs]):  # when all have ended
+            for name, item in results.items():
                 is_shared = item.untyped_storage().data_ptr() in shared
                 expected = (last if is_shared else at_once)[number][name]
                 if not equal(item, expected):
@@ -375,6 +375,31 @@ def fail_in_flight(how: str, folder: str) -> list[str]:
         return [_ended(run) for run in runs]
 
 
+def fail_behind() -> list[str]:
+    """Let rank 1 fail in the third of six runs, when rank 0 is in the fourth; return how each ended."""
+    calls = [0]
+
+    def late(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        if calls[0] == 3:
+            time.sleep(0.2)
+            raise ValueError("of a test")
+        return x + y
+
+    graph = asc.Graph("behind")
+    x, y = graph.inputs("x", "y")
+    with graph.on("cpu:1"):
+        graph.output(sum=graph.add(late, x, y))
+    machine = asc.Machine.cluster(timeout=5)
+    ended = []
+    with asc.schedule(graph, machine, inputs={"x": "cpu:0", "y": "cpu:1"}) as schedule:
+        own = 10**machine.rank  # type: ignore[operator]
+        for number in range(6):
+            given = {name: torch.full((3,), own * number) for name in schedule.inputs_here}
+            ended.append(_ended(schedule.submit(**given)))
+    return ended
+
+
 def _ended(run: Any) -> str:
     """Return how a run ended: the number that it gives, or an error."""
     if isinstance(run, Exception):
@@ -385,19 +410,20 @@ def _ended(run: Any) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-def send_large(folder: str) -> str:
+def send_large(folder: str, in_flight: int) -> str:
     """Send so much that the test can end a process meanwhile; return the error."""
     runs = [0]
+    last = 2 if in_flight == 1 else 5  # when the receiver is ready before the sender
 
     def first(x: torch.Tensor) -> torch.Tensor:
         runs[0] += 1
-        if runs[0] == 2:
+        if runs[0] == last:
             until(Path(folder, "send").exists)
         return x + 1
 
     def ready() -> int:
         runs[0] += 1
-        if runs[0] == 2:
+        if runs[0] == last:
             Path(folder, "ready").touch()
         return 0
 
@@ -408,9 +434,10 @@ def send_large(folder: str) -> str:
     with graph.on("cpu:1"):
         graph.output(ready=graph.add(ready), y=graph.add(torch.neg, a, name="second"))
     machine = asc.Machine.cluster(heartbeat=None)  # nobody looks whether others are stopped
-    with asc.schedule(graph, machine, policy="single") as schedule:
+    with asc.schedule(graph, machine, policy="single", in_flight=in_flight) as schedule:
         given = {name: torch.ones(1 << 24) for name in schedule.inputs_here}
-        schedule(**given)
+        for _ in range(last - 1):
+            schedule(**given)
         try:
             schedule(**given)
         except asc.RankError as error:

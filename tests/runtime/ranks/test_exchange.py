@@ -162,6 +162,47 @@ def test_each_thread_waits_for_what_it_has_not_waited_for():
         assert [tag for _, _, tag in exchange.session.lasting.notes] == waited
 
 
+LOOP = """
+    rank 1 has cpu:1
+    2 runs in flight
+    cpu:1/compute   wait e1 of 1 run ago
+    cpu:1/copy-in   receive x <- cpu:0
+    cpu:1/copy-in   record e0
+    cpu:1/compute   wait e0
+    cpu:1/copy-in   receive y <- cpu:0
+    cpu:1/copy-in   record e1
+    cpu:1/compute   wait e1
+"""
+
+
+def begun(part):
+    """Return the exchange of a run whose receives have been started."""
+    exchange = exchange_of(part)
+    run(exchange, [exchange.transfer(i) for i in part if isinstance(i, Receive)])
+    return exchange
+
+
+def test_copies_of_a_stream_end_in_the_order_of_runs():
+    part = asc.Program.parse(LOOP)
+    before, exchange = begun(part), begun(part)
+    exchange.wait(Stream("cpu:1", "compute"), 0, before)()
+    assert waited(before) == [0, 1]
+    assert waited(exchange)[:1] == [0]
+
+
+def test_a_wait_for_an_earlier_run_is_for_all_copies_before_its_record():
+    """Also for those that a thread of that run has waited for before: it may not have come there."""
+    exchange = begun(asc.Program.parse(LOOP))
+    exchange.wait(Stream("cpu:1", "compute"), 1)()
+    assert sorted(waited(exchange)) == [0, 1]
+
+
+def waited(exchange):
+    """Return the tags of the values that were waited for; their headers were before."""
+    tags = [tag for what, _, tag in exchange.session.lasting.notes if what == "wait"]
+    return [tag for number, tag in enumerate(tags) if tag in tags[:number]]
+
+
 def test_what_was_sent_and_freed_is_released_before_the_thread_waits_again():
     part = to_and_fro(4).part(0)
     assert "wait e3\ncpu:0/compute   free clone\n" in str(part)  # e3 shows that it has arrived

@@ -50,6 +50,16 @@ def test_runs_in_flight_fail_together_and_go_on_together(ranks, tmp_path, how):
         )
 
 
+def test_a_run_that_one_rank_gave_up_fails_on_all(ranks):
+    """Else each run after a failure would join calls that do not belong together."""
+    sender, receiver = ranks.run(jobs.fail_behind, 2)
+    assert sender[:3] + sender[4:] == [""] * 5
+    assert sender[3].startswith("TaskError: rank 1: task 'late' on cpu:1 raised ValueError")
+    assert receiver[2].startswith("TaskError: task 'late' on cpu:1 failed")
+    assert receiver[3].startswith("RankError: another rank gave up this run")
+    assert receiver[:2] + receiver[4:] == ["0", "11", "44", "55"]
+
+
 def test_runs_in_flight_end_where_a_rank_is_killed(mortals, tmp_path):
     victim = mortals.start(jobs.fail_in_flight, 3, "kill", str(tmp_path))[1]
     until((tmp_path / "here").exists)
@@ -127,10 +137,10 @@ def test_a_rank_that_is_killed_while_ranks_connect_is_named_on_all_others(mortal
     assert {first, third} == {"rank 1 has gone: its process was ended"}
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_copy_ends_of_which_a_part_has_been_sent(mortals, tmp_path, victim):
+@pytest.mark.parametrize(("victim", "in_flight"), [(0, 1), (1, 1), (0, 2)])
+def test_a_copy_ends_of_which_a_part_has_been_sent(mortals, tmp_path, victim, in_flight):
     """gloo wakes nobody who waits for it."""
-    processes = mortals.start(jobs.send_large, 2, str(tmp_path))
+    processes = mortals.start(jobs.send_large, 2, str(tmp_path), in_flight)
     until((tmp_path / "ready").exists)
     os.kill(processes[1].pid, signal.SIGSTOP)
     (tmp_path / "send").touch()

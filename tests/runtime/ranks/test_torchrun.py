@@ -59,6 +59,12 @@ def test_the_example_runs():
     assert "parameters equal the serial ones, bit for bit: holds" in done.stdout
 
 
+def test_the_example_of_runs_in_flight_runs():
+    done = torchrun(ROOT / "examples" / "infer_hosts.py", args=["--batches", "5"])
+    assert done.returncode == 0, done.stderr
+    assert "3 in flight" in done.stdout
+
+
 def test_the_example_of_the_readme_runs_unchanged(tmp_path):
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     (block,) = (block for block in re.findall(r"```py\n(.*?)```", text, re.DOTALL))
