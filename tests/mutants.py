@@ -148,6 +148,7 @@ CLOCKS = "tests/laws/test_teeth.py::test_vector_clocks_know_what_happens_before_
 LOOPS = "tests/laws/test_loops.py"
 NCCL = "tests/gpu/test_nccl.py"
 RANKS = "autosched/runtime/ranks"
+FAILURES = "tests/runtime/ranks/test_failures.py"
 CARRIED = f"{LOOPS}::test_every_loop_is_proved_and_needs_each_carried_wait"
 TURNS = f"{LOOPS}::test_runs_in_any_interleaving_do_what_they_do_one_after_another"
 LOOP_REFERENCE = f"{LOOPS}::test_verify_refuses_exactly_the_loops_that_the_reference_refuses"
@@ -1040,6 +1041,27 @@ MUTANTS = (
         "        if self.is_lost:\n            raise self.session.cause(pending)",
         "        if False:\n            raise self.session.cause(pending)",
         f"{NCCL}::test_a_task_that_raises_ends_the_run_of_all_ranks",
+    ),
+    Mutant(
+        "a lost host is noticed no sooner than a process that is stopped",
+        f"{RANKS}/session.py",
+        "        with acknowledged(member.heartbeat):\n",
+        "        with acknowledged(None):\n",
+        f"{FAILURES}::test_the_connections_of_ranks_break_where_a_host_is_lost",
+    ),
+    Mutant(
+        "ranks that connect do not look for processes that have ended",
+        f"{RANKS}/session.py",
+        "                if has_ended(process):\n",
+        "                if False:\n",
+        f"{FAILURES}::test_a_rank_that_is_killed_while_ranks_connect_is_named_on_all_others[watch]",
+    ),
+    Mutant(
+        "ranks do not say what they execute when a run is late",
+        f"{RANKS}/session.py",
+        '        where = " and ".join(filter(None, (exchange.where() for exchange in exchanges)))\n',
+        '        where = ""\n',
+        f"{FAILURES}::test_the_task_of_a_late_run_is_named_on_all_ranks",
     ),
     Mutant(
         "a rival's graph is captured where it has a workspace",

@@ -8,6 +8,7 @@ import json
 import operator
 import os
 import signal
+import socket
 import time
 import warnings
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ import torch._dynamo  # optimizers do, which takes a second; the processes of jo
 
 import autosched as asc
 from autosched._lib.copying import ALIGNMENT
+from autosched._lib.processes import sockets
 from autosched._lib.tree import flatten
 from autosched.machine.cluster import joined
 from autosched.measurement import ranks as ranks_module
@@ -445,9 +447,22 @@ def send_large(folder: str, in_flight: int) -> str:
     return "nothing"
 
 
+def connections() -> list[int]:
+    """Return for how many milliseconds each new connection waits for acknowledgements."""
+    before = sockets()
+    session()
+    found = []
+    for number in sockets() - before:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+            connection.getpeername()
+            found.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+    return found
+
+
 def connect(victim: int, group: str) -> str:
     """Connect to a rank that is killed before it connects in a group; return the error."""
     member = joined()
+    member.meeting.timeout = 10
 
     def make(name: str, *rest: Any) -> Any:
         if member.rank == victim and name.startswith(group):
