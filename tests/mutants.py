@@ -912,6 +912,20 @@ MUTANTS = (
         f"{NCCL}::test_a_rank_that_fails_before_it_makes_communicators_keeps_no_other_waiting",
     ),
     Mutant(
+        "a run over NCCL is on another wire than its copies between hosts",
+        f"{RANKS}/accelerators.py",
+        "self.direct.begin(self.exchanges.wire)",
+        "self.direct.begin(self.session.wire())",
+        f"{NCCL}::test_a_wire_that_is_lost_at_once_is_not_replaced_within_the_run",
+    ),
+    Mutant(
+        "a group of torch keeps its own handling of errors",
+        f"{RANKS}/nccl.py",
+        "        with _set(_SETTINGS):\n",
+        "        with _set({}):\n",
+        "tests/gpu/test_nccl_groups.py::test_an_end_of_a_communicator_is_a_group_of_torch",
+    ),
+    Mutant(
         "a rank waits for communicators that nobody makes",
         f"{RANKS}/direct.py",
         "and not (errors or self.is_lost)",

@@ -106,6 +106,12 @@ class Exchange:
         }
         self._awaited = copies_awaited(part, ends, threads)
 
+    @property
+    def wire(self) -> Wire:
+        """The wire of this run."""
+        assert self._wire is not None
+        return self._wire
+
     def _end(self, half: Send | Receive, name: str) -> _End:
         if isinstance(half, Send):
             return _Send(self, half, self.ranks[half.destination], name)
@@ -166,12 +172,6 @@ class Exchange:
         for received in self._receives:
             received.post()
         return wire
-
-    @property
-    def wire(self) -> Wire:
-        """The wire of this run."""
-        assert self._wire is not None
-        return self._wire
 
     # ---- the wire is lost
 

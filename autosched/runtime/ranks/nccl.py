@@ -33,6 +33,8 @@ Doubts, which only hardware can settle:
 
 - The heartbeat monitor of torch may end a process in which an abort takes long.
 - NCCL may choose fewer channels for a communicator of GPUs that are joined in different ways.
+- torch registers sent and received memory with NCCL's stream, so that it returns to the allocator
+  later than the program frees it. Peaks may be above the prediction.
 - The first run page-locks memory in threads of the host. If the driver lets this wait for a receive
   that is in flight, which waits for such a thread in turn, the run hangs.
 """
