@@ -30,7 +30,7 @@ def test_a_pipeline_equals_that_of_one_process(ranks, order):
     assert_same(ranks.run(jobs.train, 2, "pipeline", how, [8, 8]), expected)
 
 
-@pytest.mark.parametrize("order", some(ORDERS, "gpipe"))
+@pytest.mark.parametrize("order", some(ORDERS[:3], "gpipe"))
 def test_stages_with_dropout_draw_from_the_generators_of_their_ranks(ranks, order):
     """On emulated hosts as on ranks that are seeded alike."""
     how = {"split": SPLIT, "chunks": 2, "schedule": order, "dropout": True}
