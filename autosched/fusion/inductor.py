@@ -50,6 +50,17 @@ AS_STRIDED = (torch.ops.aten.as_strided, torch.ops.aten.as_strided_)
 
 Compiled = Callable[..., Sequence[torch.Tensor]]
 
+# How Python calls a C++ kernel: as Inductor does, but other threads can run Python meanwhile.
+_CALL_WITHOUT_GIL = """
+auto arguments = std::make_tuple({});
+struct Released {{
+    PyThreadState* state = PyEval_SaveThread();
+    ~Released() {{ PyEval_RestoreThread(state); }}
+}};
+{{ Released released; std::apply(kernel, arguments); }}
+Py_RETURN_NONE;
+"""
+
 
 class NotTraceableError(Exception):
     """The reason why a function cannot be traced."""
@@ -198,7 +209,8 @@ def compile_graph(graph: torch.fx.GraphModule, args: Sequence[Any], threads: int
     }
     codes: list[str] = []
     listen = mock.patch.object(GraphLowering, "save_output_code", codes.append)
-    with torch.no_grad(), torch._C._DisableAutocast(), listen, _linkable(), _quiet():
+    calling = _calling_without_gil()
+    with torch.no_grad(), torch._C._DisableAutocast(), listen, calling, _linkable(), _quiet():
         artifact = standalone_compile(
             graph,
             [arg.detach() for arg in map(as_tensor, args)],
@@ -228,6 +240,17 @@ def guard(examples: Sequence[Any]) -> Callable[..., bool]:
         return settings() and tensors(*args)
 
     return matches
+
+
+@contextlib.contextmanager
+def _calling_without_gil() -> Iterator[None]:
+    """Let calls of C++ kernels release the GIL, so that those of several streams can overlap."""
+    from torch._inductor.codecache import CppPythonBindingsCodeCache as Bindings
+
+    call = mock.patch.object(Bindings, "call_entry_function", _CALL_WITHOUT_GIL)
+    header = mock.patch.object(Bindings, "extra_parse_arg", "#include <tuple>")
+    with call, header:
+        yield
 
 
 @contextlib.contextmanager

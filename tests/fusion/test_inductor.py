@@ -5,6 +5,8 @@ A compilation takes seconds, so one region has many operators, and most compilat
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -160,3 +162,34 @@ def test_an_index_out_of_range_is_an_error() -> None:
     assert torch.equal(call(made, x, inside), x[inside] * 2)
     with pytest.raises(RuntimeError, match="index out of bounds"):
         call(made, x, torch.tensor([1, 77]))
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_other_threads_run_python_during_a_kernel() -> None:
+    from torch._inductor.codecache import CppPythonBindingsCodeCache as Bindings
+
+    loaded = set(Bindings._loaded_module_names)
+    x = torch.rand(500_000)
+    made = region(lambda x: x.sin().exp().tanh().sin() * 2)
+    torch.testing.assert_close(call(made, x), call(made.composite, x))
+    (name,) = Bindings._loaded_module_names - loaded
+    kernel = sys.modules[name].kernel
+    begin = threading.Semaphore(0)
+    done: list[bool] = []
+
+    def other() -> None:
+        with begin:
+            done.append(True)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # a thread has the GIL until it releases it
+    try:
+        begin.release()
+        calls = (kernel(x, x) for _ in range(200))
+        assert any(done for _ in calls)
+    finally:
+        sys.setswitchinterval(interval)
+        thread.join()
