@@ -325,9 +325,16 @@ MUTANTS = (
     Mutant(
         "verify takes what a copy home overwrote to be there still",
         "autosched/verification/verifier.py",
-        "            self.table.drop(copy.value, self.at_home[copy.value], copy.destination)\n",
+        "            self._empty(block, copy)\n",
         "",
         "tests/verification/test_verify.py::test_a_program_that_breaks_a_law_of_writes_is_refused_and_told_why",
+    ),
+    Mutant(
+        "verify takes views of overwritten memory to hold what they did",
+        "autosched/verification/verifier.py",
+        "self.graph.members(self.graph.value(copy.value).index):",
+        "[self.graph.value(copy.value).index]:",
+        "tests/verification/test_written_memory.py::test_what_is_copied_over_the_callers_memory_replaces_the_views_of_it",
     ),
     Mutant(
         "verify takes a copy of a view to change with its base",

@@ -74,7 +74,6 @@ class Verifier:
         self.blocks: dict[_Memory, _Place] = {}  # with the place for which each was made
         self.home: dict[str, _Memory] = {}
         self.shared: dict[_Memory, list[Access]] = {}  # accesses to memory that runs share
-        self.at_home: dict[str, int] = {}  # the version that is in the caller's memory
         self.ran: dict[int, int] = {}  # by task, its position in the program
         self.stamps: dict[int, Stamp] = {}  # of runs and copies, by position
 
@@ -104,7 +103,6 @@ class Verifier:
             self._fail("result", f"the program's inputs are {found}, the graph's {names}")
         for name, device in self.program.inputs:
             self.home[name] = block = self._new((name, 0, device), ())
-            self.at_home[name] = 0
             block.kept = True
             self.shared[block] = []
 
@@ -171,9 +169,7 @@ class Verifier:
                 "presence",
                 f"task {task.name!r} changes {_named(place)}, which is there in memory of its own",
             )
-        present = self.table.change(*place)
-        if present is not None and held is not None and held[0] is self.home.get(place[0]):
-            self.at_home[place[0]] = present
+        self.table.change(*place)
 
     def _follow(self, task: Task, before: Task) -> None:
         what = f"task {before.name!r}, after which {task.name!r} must run,"
@@ -284,9 +280,8 @@ class Verifier:
                     "presence", f"{copy.value!r} is no input that lives on {copy.destination}"
                 )
             self._touch(block, region, writes=True)
-            self.table.drop(copy.value, self.at_home[copy.value], copy.destination)
+            self._empty(block, copy)
             self.table.put(*target, (block, self.at))
-            self.at_home[copy.value] = copy.version
         else:
             streams = (copy.stream,) if copy.also is None else (copy.stream, copy.also)
             block = self._new(
@@ -294,6 +289,15 @@ class Verifier:
             )
             block.accesses.write(region, self.at)
         block.uses[self.own] = self.at
+
+    def _empty(self, block: _Memory, copy: Copy) -> None:
+        """Note that a copy replaces all that a block held: a value, and views of it."""
+        for index in self.graph.members(self.graph.value(copy.value).index):
+            for version in range(self.graph.last_version(index) + 1):
+                place = self.names[index], version, copy.destination
+                held = self.table.at(*place)
+                if held is not None and held[0] is block:
+                    self.table.drop(*place)
 
     def _region(self, name: str) -> Region:
         try:

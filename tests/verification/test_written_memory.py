@@ -44,6 +44,34 @@ def test_a_view_in_memory_of_its_own_does_not_change_with_its_base():
     )
 
 
+def test_what_is_copied_over_the_callers_memory_replaces_the_views_of_it():
+    """A task that reads the view thereafter would read what a later task wrote."""
+    graph = asc.Graph()
+    x = graph.input("x")
+    row = x[0]
+    graph.output(y=row * 2)
+    x.add_(1)
+    program = """
+        input x on cpu
+        cpu/compute  run getitem
+        cpu/compute  run mul
+        cpu/compute  copy x -> cuda:0
+        cpu/compute  record e0
+        cuda:0/compute  wait e0
+        cuda:0/compute  run add
+        cuda:0/compute  record e1
+        cpu/compute  wait e1
+        cpu/compute  copy x@1 <- cuda:0 overwriting
+        cpu/compute  record e2
+        cuda:0/compute  wait e2
+        cuda:0/compute  free x@1
+        output y on cpu
+    """
+    late = ("cpu/compute run mul\n", ""), ("overwriting\n", "overwriting\ncpu/compute run mul\n")
+    message = refused(program, graph, *late)
+    assert message.splitlines()[0].startswith("'getitem' on cpu is read but not there")
+
+
 def halves():
     """The two halves of x are written, and one of them is read."""
     graph = asc.Graph()
