@@ -1231,8 +1231,8 @@ MUTANTS = (
     Mutant(
         "a copy home in the run before is no write",
         f"{LOWERING}/carried.py",
-        "yield target, region, True",
-        "yield target, region, False",
+        "yield target, graph.values[target.value].region, True",
+        "yield target, graph.values[target.value].region, False",
         CARRIED,
     ),
     Mutant(
