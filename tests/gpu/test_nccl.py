@@ -113,6 +113,9 @@ class Session:
     def wire(self) -> HostWire:
         return self.own
 
+    def begin_run(self, wire: HostWire | None) -> HostWire:
+        return wire or self.own
+
     def named(self, rank: int) -> str:
         return f"rank {rank}"
 
