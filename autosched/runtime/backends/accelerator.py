@@ -208,7 +208,7 @@ class Accelerator(Host):
 
         def step() -> None:
             made.synchronize()
-            self.pinned.land()
+            self.pinned.unstage()
 
         return step
 
@@ -285,7 +285,7 @@ class Accelerator(Host):
             for stream in self.streams.values():
                 if stream in used or self.is_loop or self.stopped():
                     stream.synchronize()
-            self.pinned.land()
+            self.pinned.unstage()
         except BaseException:  # Ctrl-C: pending copies must not land in a later run
             self.pinned.forget()
             raise
@@ -374,7 +374,7 @@ class _Slot(Accelerator):
                 self.streams[stream].synchronize()
             else:
                 last.synchronize()
-        self.pinned.land()
+        self.pinned.unstage()
 
     def hand_out(self, outputs: Mapping[str, Any]) -> None:
         """Prevent the reuse of an output's block while the caller's current stream uses it."""

@@ -1,7 +1,7 @@
 """Pools of page-locked host memory for staging copies.
 
 A copy from or to pageable memory goes through such pieces: the host moves what is to be sent into
-them, and moves what has arrived to its destination, which is called its *landing*. A piece is
+them, and copies what has arrived to its destination, which is called *unstaging*. A piece is
 reused only after the copy that used it has finished. The driver would also stage memory that is
 sent, but only when the stream reaches the copy, and it would block the issuing thread until then.
 
@@ -33,7 +33,7 @@ class Piece:
     device: torch.device
     memory: torch.Tensor
     event: torch.Event
-    landing: Callable[[], object] | None = None
+    unstage: Callable[[], object] | None = None
 
 
 class Pinned:
@@ -48,7 +48,7 @@ class Pinned:
         self.total = 0
         self.lock = threading.Lock()
         self.idle: dict[tuple[torch.device, int], list[Piece]] = {}
-        self.flying: dict[torch.Stream, deque[Piece]] = {}  # by stream, in the order of copies
+        self.in_flight: dict[torch.Stream, deque[Piece]] = {}  # by stream, in the order of copies
 
     def take(self, device: torch.device, nbytes: int) -> Piece:
         """Return an unused piece of this many bytes or more, for streams of the device."""
@@ -64,27 +64,27 @@ class Pinned:
             return idle.pop()
 
     def send(
-        self, piece: Piece, stream: torch.Stream, landing: Callable[[], object] | None = None
+        self, piece: Piece, stream: torch.Stream, unstage: Callable[[], object] | None = None
     ) -> None:
-        """Keep a piece until a stream has finished all work issued so far, and then land it."""
-        piece.landing = landing
+        """Keep a piece until a stream has finished all work issued so far, then unstage it."""
+        piece.unstage = unstage
         with self.lock:
             piece.event.record(stream)
-            self.flying.setdefault(stream, deque()).append(piece)
+            self.in_flight.setdefault(stream, deque()).append(piece)
 
-    def land(self) -> None:
-        """Land all finished copies.
+    def unstage(self) -> None:
+        """Unstage all finished copies.
 
-        A landing that another thread has begun has ended when this returns.
+        What another thread has begun to unstage has arrived when this returns.
         """
         with self.lock:
             self._settle()
 
     def forget(self) -> None:
-        """Drop the landings of copies that are in flight."""
+        """Unstage nothing of the copies that are in flight."""
         with self.lock:
-            for piece in chain(*self.flying.values()):
-                piece.landing = None
+            for piece in chain(*self.in_flight.values()):
+                piece.unstage = None
 
     def clear(self) -> None:
         """Wait for all copies, and free the memory."""
@@ -100,19 +100,19 @@ class Pinned:
     def _settle(self) -> bool:
         """Release all pieces of finished copies; return whether there were any."""
         any_past = False
-        for line in self.flying.values():
+        for line in self.in_flight.values():
             while line and line[0].event.query():
                 piece = line.popleft()
                 any_past = True
-                if piece.landing is not None:
-                    piece.landing()
-                    piece.landing = None
+                if piece.unstage is not None:
+                    piece.unstage()
+                    piece.unstage = None
                 self.idle.setdefault((piece.device, piece.memory.numel()), []).append(piece)
         return any_past
 
     def _wait(self) -> bool:
         """Wait for a copy of the stream that has most pending; return whether there was one."""
-        line = max(self.flying.values(), key=len, default=None)
+        line = max(self.in_flight.values(), key=len, default=None)
         if not line:
             return False
         line[0].event.synchronize()

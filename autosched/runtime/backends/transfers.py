@@ -163,10 +163,10 @@ class Way:
     # ---- through pieces, row by row of bytes
 
     def _send(self, row: torch.Tensor, over: torch.Tensor) -> None:
-        """Copy from pageable memory. It is read immediately, so copies into it must have landed."""
+        """Copy from pageable memory. It is read immediately, so copies into it are unstaged."""
         if self.relayed:
             self.into.synchronize()
-            self.pinned.land()
+            self.pinned.unstage()
         for start, end in _pieces(row):
             piece = self.pinned.take(self.target, end - start)
             memory = piece.memory[: end - start]

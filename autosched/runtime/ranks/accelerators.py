@@ -32,7 +32,7 @@ from autosched.runtime.backends.accelerator import Accelerator
 from autosched.runtime.ranks.backend import Ranks
 from autosched.runtime.ranks.direct import Direct, direct_arcs, number_of
 from autosched.runtime.ranks.exchange import Exchange
-from autosched.runtime.ranks.messages import Landing, in_host_memory
+from autosched.runtime.ranks.messages import ReceiveBuffer, in_host_memory
 from autosched.runtime.ranks.nccl import Connect, nccl_communicator
 
 __all__ = ["AcceleratorRanks", "backend_of"]
@@ -103,7 +103,7 @@ class AcceleratorRanks(Ranks, Accelerator):
 
         def step() -> None:
             until(made, f"event {event} of an accelerator")
-            self.pinned.land()
+            self.pinned.unstage()
 
         return step
 
@@ -138,10 +138,10 @@ class Staged(Exchange):
         """Whether a copy is between hosts."""
         return half.stream not in self.on_accelerators
 
-    def landing(self, half: Send | Receive, header: Any) -> Landing:
+    def buffer(self, half: Send | Receive, header: Any) -> ReceiveBuffer:
         """Return memory for a value, page-locked if an accelerator reads it."""
         pinned = (half.value, half.version) in self.onward
-        return Landing(header, partial(in_host_memory, pinned=pinned), mark=True)
+        return ReceiveBuffer(header, partial(in_host_memory, pinned=pinned), mark=True)
 
 
 def backend_of(part: Program, whole: Program) -> Ranks:

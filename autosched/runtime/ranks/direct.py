@@ -27,7 +27,7 @@ from autosched.program.program import Copy, Program, Receive, Send
 from autosched.runtime.backends import Step, Transfer
 from autosched.runtime.backends.host import overwritten
 from autosched.runtime.ranks.messages import (
-    Landing,
+    ReceiveBuffer,
     described,
     header_of,
     is_fixed,
@@ -276,9 +276,9 @@ class _Receive(_End):
     def __call__(self, _: Any, into: Any) -> Any:
         header = self.direct.announced(self) if self.known is None else self.known
         self.known = header if is_fixed(header) else None
-        landing = Landing(header, partial(on_device, self.direct.devices[self.own]))
+        buffer = ReceiveBuffer(header, partial(on_device, self.direct.devices[self.own]))
         wire = self.direct.wires[self.own]
-        for row in landing.rows:
+        for row in buffer.rows:
             self.exchanged(wire.receive, row)
-        landing.spread()
-        return landing.value if into is None else overwritten(into, landing.value)
+        buffer.spread()
+        return buffer.value if into is None else overwritten(into, buffer.value)

@@ -40,7 +40,7 @@ from autosched.program.program import Program, Receive, Record, Send, Stream
 from autosched.runtime.backends import Step, Transfer
 from autosched.runtime.backends.host import overwritten, prepare_thread
 from autosched.runtime.ranks.messages import (
-    Landing,
+    ReceiveBuffer,
     described,
     header_of,
     is_fixed,
@@ -121,9 +121,9 @@ class Exchange:
         """Whether this wire carries a copy; a part may have others."""
         return True
 
-    def landing(self, half: Send | Receive, header: Any) -> Landing:
+    def buffer(self, half: Send | Receive, header: Any) -> ReceiveBuffer:
         """Return memory for a value that arrives."""
-        return Landing(header, mark=True)
+        return ReceiveBuffer(header, mark=True)
 
     # ---- compiling
 
@@ -362,7 +362,7 @@ class _Receive(_End):
     """Receives a value, into the memory of the last run if that is free."""
 
     header: Any = None
-    landing: Landing | None = None
+    buffer: ReceiveBuffer | None = None
     posted: list[Any] | None = None  # works that were started at the beginning of the run
     into: Any = None  # memory that exists
 
@@ -379,49 +379,49 @@ class _Receive(_End):
             return
         if self.posted is not None:  # by a run that was interrupted before its first step
             self.exchange.session.give_up("rank", f"{self.name} was interrupted")
-        if self.landing is None or not self.landing.is_free():
-            self.landing = self.exchange.landing(self.half, self.header)
-        self.posted = self.start(self.landing.rows)
+        if self.buffer is None or not self.buffer.is_free():
+            self.buffer = self.exchange.buffer(self.half, self.header)
+        self.posted = self.start(self.buffer.rows)
 
     def __call__(self, _: Any, into: Any) -> Any:
         if self.posted is None:
             self.attended(self._learn)
-            self.landing = None
+            self.buffer = None
             self.post()
             self._know()
-        landing = self.landing
-        assert landing is not None
+        buffer = self.buffer
+        assert buffer is not None
         self.started = self.posted
         self.posted = None
         self.into = into
-        self.mark = landing.mark
-        self.is_moved = landing.is_packed or into is not None
+        self.mark = buffer.mark
+        self.is_moved = buffer.is_packed or into is not None
         if self.exchange.is_watched:
             threading.Thread(target=self.watch, daemon=True, name=self.name).start()
-        return landing.value if into is None else into
+        return buffer.value if into is None else into
 
     def _know(self) -> None:
         """Keep the header for the next run, unless the sender sends one in each."""
-        assert self.landing is not None
-        if not (self.landing.rows and is_fixed(self.header)):
+        assert self.buffer is not None
+        if not (self.buffer.rows and is_fixed(self.header)):
             self.header = None
 
     def arrive(self) -> None:
         """Put what has arrived in its places, after what the sender announces."""
-        landing = self.landing
-        assert landing is not None
+        buffer = self.buffer
+        assert buffer is not None
         if self.mark[0]:
             self._learn()
-            self.landing = self.exchange.landing(self.half, self.header)
-            self.end(self.start(self.landing.rows))
-            self.landing.spread()
-            landing.become(self.landing)
+            self.buffer = self.exchange.buffer(self.half, self.header)
+            self.end(self.start(self.buffer.rows))
+            self.buffer.spread()
+            buffer.become(self.buffer)
             self._know()
-            self.landing = None  # the value has its memory
+            self.buffer = None  # the value has its memory
         else:
-            landing.spread()
+            buffer.spread()
         if self.into is not None:
-            overwritten(self.into, landing.value)
+            overwritten(self.into, buffer.value)
             self.into = None
 
     def _learn(self) -> None:

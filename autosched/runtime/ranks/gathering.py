@@ -18,7 +18,7 @@ import torch
 
 from autosched.errors import RankError
 from autosched.machine.cluster import joined
-from autosched.runtime.ranks.messages import Landing, described, header_of, rows
+from autosched.runtime.ranks.messages import ReceiveBuffer, described, header_of, rows
 from autosched.runtime.ranks.session import Session, session
 from autosched.runtime.ranks.wire import Wire
 
@@ -111,8 +111,8 @@ class Gathering:
         text = json.dumps(header_of(value)) if rank == 0 else ""
         header = described(self.agree(what, text, lambda texts: texts[root]))
         wire = members.wire()
-        landing = None if rank == 0 else Landing(header)
-        own = rows(value) if landing is None else landing.rows
+        buffer = None if rank == 0 else ReceiveBuffer(header)
+        own = rows(value) if buffer is None else buffer.rows
         try:
             # Each rank receives from that without its lowest bit, and sends to those above it.
             lowest = rank & -rank or 1 << (size - 1).bit_length()
@@ -128,10 +128,10 @@ class Gathering:
         except BaseException as error:
             self.give_up(error)
             raise
-        if landing is None:
+        if buffer is None:
             return value
-        landing.spread()
-        return landing.value
+        buffer.spread()
+        return buffer.value
 
 
 class _Channel:

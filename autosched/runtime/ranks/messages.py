@@ -20,7 +20,15 @@ from autosched._lib.copying import ALIGNMENT, span
 from autosched._lib.tree import flatten
 from autosched.errors import ScheduleError, shown
 
-__all__ = ["Header", "Landing", "described", "header_of", "in_host_memory", "is_fixed", "is_row"]
+__all__ = [
+    "Header",
+    "ReceiveBuffer",
+    "described",
+    "header_of",
+    "in_host_memory",
+    "is_fixed",
+    "is_row",
+]
 __all__ += ["on_device", "outline", "rows", "signature", "sizes"]
 
 Header = Any  # of JSON: a list that begins with the kind
@@ -153,7 +161,7 @@ def _distinct(tensor: torch.Tensor) -> torch.Tensor:
 # ---- receiving
 
 
-class Landing:
+class ReceiveBuffer:
     """Memory for a value that arrives: ``rows`` to receive into, and ``value`` afterwards.
 
     It can serve the next run, too, if nothing else refers to the value any more. ``blank`` makes
@@ -192,7 +200,7 @@ class Landing:
         self._packed.append((apart, packed))
         self.rows.append(row)
 
-    def become(self, other: Landing) -> None:
+    def become(self, other: ReceiveBuffer) -> None:
         """Give the tensors the shapes, the dtypes and the memory of those of another value."""
         for tensor, new in zip(self._tensors, other._tensors, strict=True):
             tensor.data = new

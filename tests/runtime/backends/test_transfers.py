@@ -133,7 +133,7 @@ def test_what_is_copied_over_a_tensor_leaves_its_gaps_alone(ends, peers):
             assert way(new, old) is old
             for stream in streams:
                 stream.synchronize()
-            pool.land()
+            pool.unstage()
             assert torch.equal(old.cpu(), new.cpu())
             old.zero_()
             assert not memory.cpu().any()
@@ -173,7 +173,7 @@ def test_who_issues_a_copy_is_not_held(ends, peers, over, monkeypatch):
             given.zero_()
         for stream in streams:
             stream.synchronize()
-        pool.land()
+        pool.unstage()
         assert torch.equal(found.cpu(), whole(torch.float32))
 
 
@@ -195,7 +195,7 @@ def test_on_accelerators_pageable_memory_holds_nobody_who_issues_a_copy(ends, mo
         if ends[0] == CPU:
             given.zero_()
     stream.synchronize()
-    pool.land()
+    pool.unstage()
     assert asleep
     assert torch.equal(found.cpu(), expected)
 
@@ -263,7 +263,7 @@ def test_page_locked_memory_of_other_sizes_goes_back_before_anyone_waits():
             assert piece.memory.is_pinned()
             pool.send(piece, stream)
             stream.synchronize()
-            pool.land()
+            pool.unstage()
         assert pool.total <= 128
         pool.clear()
         assert pool.total == 0

@@ -179,7 +179,7 @@ def keep_memory(seed: int | None) -> tuple[list[bool], int]:
             for _ in range(10):
                 schedule(**{name: torch.ones(100) for name in schedule.inputs_here})
             exchanges = schedule._executor.backend.exchanges
-            seen = [each.landing.value for each in exchanges._receives]
+            seen = [each.buffer.value for each in exchanges._receives]
             places = {item.data_ptr() for item in seen}
             return [item.is_pinned() for item in seen], len(places) - len(seen)
 

@@ -148,13 +148,13 @@ def pass_on_values() -> list[str]:
             for row in messages.rows(value):
                 wire.send(row, 1, tag).wait()
             continue
-        landing = messages.Landing(messages.described(json.dumps(header)))
-        for row in landing.rows:
+        buffer = messages.ReceiveBuffer(messages.described(json.dumps(header)))
+        for row in buffer.rows:
             wire.receive(row, 0, tag).wait()
-        landing.spread()
-        same = addresses(landing.value) == addresses(value) and equal(landing.value, value)
-        if messages.header_of(landing.value) != header or not same:
-            wrong.append(f"{value} became {landing.value}")
+        buffer.spread()
+        same = addresses(buffer.value) == addresses(value) and equal(buffer.value, value)
+        if messages.header_of(buffer.value) != header or not same:
+            wrong.append(f"{value} became {buffer.value}")
     return wrong
 
 
