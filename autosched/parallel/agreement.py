@@ -78,7 +78,7 @@ class Agreement:
             error = raised
             flags = _FAILED
         except KeyboardInterrupt as raised:
-            self.give_up(raised)
+            self._ranks.give_up(raised, is_next=True)
             raise
         found = self._ranks.gather([rows, digest, known, flags], "the rows of a batch")
         if any(flags & _FAILED for *_, flags in found):

@@ -67,11 +67,16 @@ class Gathering:
         self.agree(what, "", lambda _: "")
         return result
 
-    def give_up(self, error: BaseException) -> None:
-        """Tell the other ranks of an error here, unless they know, and wake those that wait."""
+    def give_up(self, error: BaseException, is_next: bool = False) -> None:
+        """Tell the other ranks of an error here, unless they know, and wake those that wait.
+
+        ``is_next``: it occurred before the next exchange, which fails on all ranks, also on one that
+        has not finished what came before.
+        """
         members = self._session
         if members is None or members.is_lost:
             return
+        members.exchanged += is_next
         who = members.named(members.rank)
         if isinstance(error, KeyboardInterrupt):
             why = f"{who} was interrupted"
@@ -85,11 +90,12 @@ class Gathering:
         """Return the numbers of all ranks, at most 4 of each; ``what`` says for what."""
         members = self._members()
         if members.is_given_up:
+            members.exchanged += 1
             raise members.cause(what)
         wire = members.wire()
         try:
-            wire.exchanges += 1
-            return _channel(wire).gather(numbers, wire.exchanges, members, what)
+            members.exchanged += 1
+            return _channel(wire).gather(numbers, members.exchanged, members, what)
         except (KeyboardInterrupt, RankError) as error:
             self.give_up(error)
             raise

@@ -62,6 +62,7 @@ class Session:
         self.generation = 0  # of the wire
         self._runs = 0  # that this rank has begun
         self._first = 0  # the first of them that any rank has begun on this wire
+        self.exchanged = 0  # exchanges of numbers that were begun on this wire: see ``gathering``
         self.told: AutoschedError | None = None  # the last failure of another rank
         self.exchanges: weakref.WeakSet[Losing] = weakref.WeakSet()  # told when the wire is lost
         self._wire: Wire | None = None
@@ -116,6 +117,7 @@ class Session:
             # All are here before they connect: gloo would wait for those that do not come.
             agreed = self.meeting.agree("a run", f"{self.generation} {self._runs}", _latest)
             self._runs = self._first = int(agreed)
+            self.exchanged = 0
             name = f"wire {self.generation}"
             self._wire = self._connected(Wire, name)
             if self._failed == self.generation:  # another rank was faster, and failed
@@ -162,8 +164,7 @@ class Session:
     def give_up(self, kind: str, why: str) -> None:
         """Tell all ranks why this run has failed, unless another one was first; wake them."""
         self._reported = self.generation
-        exchanges = 0 if self._wire is None else self._wire.exchanges
-        text = json.dumps([self.rank, kind, why, exchanges])
+        text = json.dumps([self.rank, kind, why, self.exchanged])
         key = f"why/{self.generation}"
         self._ask(lambda: self.store.compare_set(key, "", text))
         self._lose(self.generation)
@@ -173,8 +174,9 @@ class Session:
 
         The wire is lost here, too, so that the other ranks learn of it.
         """
-        kind, why = self._why()
-        self._reported = self.generation
+        kind, why, exchanged = self._why()
+        if exchanged <= self.exchanged:  # else it is raised again, in the exchange that has failed
+            self._reported = self.generation
         self._lose(self.generation)
         places = self.places() if kind == "late" else ""
         text = f"{why}{places}\n    rank {self.rank} waited: {pending}"
@@ -187,25 +189,21 @@ class Session:
         if self._wire is None or not self._is_unreported:
             return False
         found = self._ask(self._read)
-        return found is not None and found[2] > self._wire.exchanges
+        return found is not None and found[2] > self.exchanged
 
     @property
     def _is_unreported(self) -> bool:
         """Whether a run has failed on another rank, and this one has not raised that."""
         return self._wire is not None and self.is_lost and self._reported != self.generation
 
-    def _why(self) -> tuple[str, str]:
-        """Return why the wire was lost; a rank that fails writes it before it loses its own."""
+    def _why(self) -> tuple[str, str, int]:
+        """Return what ``_read`` does; a rank that fails writes it before it loses its own wire."""
         found = self._ask(self._read)
         if self.hanging:  # others may end because of that, and it is not in the store
-            return "rank", self.hanging
+            return "rank", self.hanging, 0
         if found is None and self.absent:
-            return "rank", next(iter(self.absent.values()))
-        return (
-            found[:2]
-            if found
-            else ("rank", "the connection to another rank broke, and none said why")
-        )
+            return "rank", next(iter(self.absent.values())), 0
+        return found or ("rank", "the connection to another rank broke, and none said why", 0)
 
     def _read(self) -> tuple[str, str, int] | None:
         """Wait until a rank has written why the wire was lost, or is known to be absent.

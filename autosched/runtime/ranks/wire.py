@@ -93,7 +93,6 @@ class Wire:
         self.rank = rank
         self.size = size
         self.is_lost = False
-        self.exchanges = 0  # of numbers of all ranks that this one has begun: see ``gathering``
         self.others: list[Any] = []  # wires that are lost with this one
         bits = (size - 1).bit_length()
         names = [f"{name} {number}" for number in range(2 * bits)]

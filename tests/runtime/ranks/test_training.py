@@ -150,6 +150,15 @@ def test_emulated_hosts_draw_as_ranks_that_are_seeded_alike(ranks):
 # ---- ranks that differ
 
 
+def test_an_exchange_that_a_rank_does_not_begin_fails_also_where_the_run_before_has_not_ended(
+    ranks,
+):
+    first, second = ranks.run(jobs.fail_next, 2)
+    assert second == ["[[0], [0]]", "[[2], [2]]"]
+    assert first[::3] == second
+    assert [text.splitlines()[0] for text in first[1:3]] == ["rank 1 was interrupted"] * 2
+
+
 @pytest.mark.parametrize(
     ("what", "message"),
     [

@@ -19,6 +19,7 @@ import autosched as asc
 from autosched.machine.cluster import joined
 from autosched.parallel.packing import Reusing
 from autosched.runtime.ranks import gathering
+from autosched.runtime.ranks.session import session
 from tests.runtime.ranks.processes import until
 
 
@@ -253,4 +254,27 @@ def misuse(what: str) -> list[str]:
             except (Exception, KeyboardInterrupt) as error:
                 ended.append(f"{type(error).__name__}: {error}")
             undo(step)
+    return ended
+
+
+def fail_next() -> list[str]:
+    """Fail on rank 1 before an exchange, while rank 0 does what came before; go on together."""
+    asc.Machine.cluster()
+    ranks = gathering.Gathering()
+    ended = []
+
+    def exchange(number: int) -> None:
+        try:
+            ended.append(str(ranks.gather([number], "numbers")))
+        except asc.RankError as error:
+            ended.append(str(error))
+
+    exchange(0)
+    if joined().rank == 1:
+        ranks.give_up(KeyboardInterrupt(), is_next=True)
+    else:
+        until(lambda: session().is_lost)
+        ended.append(str(session().cause("a copy")))
+        exchange(1)
+    exchange(2)
     return ended
