@@ -865,7 +865,7 @@ MUTANTS = (
         f"{RANKS}/generators.py",
         "torch.set_rng_state(self._states.get(rank, self._begin))",
         "pass",
-        "tests/parallel/test_random_hosts.py",
+        "tests/parallel/test_random_hosts.py::test_each_rank_draws_as_its_own_process_does_that_is_seeded_alike",
     ),
     Mutant(
         "tasks that share state may be on two ranks",
@@ -1075,7 +1075,7 @@ MUTANTS = (
         f"{RANKS}/session.py",
         "                if has_ended(process):\n",
         "                if False:\n",
-        f"{FAILURES}::test_a_rank_that_is_killed_while_ranks_connect_is_named_on_all_others[watch]",
+        f"{FAILURES}::test_a_rank_that_is_killed_while_ranks_connect_is_named_on_all_others",
     ),
     Mutant(
         "ranks do not say what they execute when a run is late",
@@ -1332,7 +1332,7 @@ MUTANTS = (
         "autosched/fusion/layouts.py",
         "        key = id(tensor), tensor._version\n",
         "        key = id(tensor), 0\n",
-        "tests/fusion/test_layouts.py",
+        "tests/fusion/test_layouts.py::test_an_image_that_is_written_is_converted_again",
     ),
     Mutant(
         "generated code of a loop waits for events of the same run",

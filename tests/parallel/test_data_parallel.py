@@ -704,7 +704,7 @@ def test_batches_that_cannot_be_cut_are_rejected() -> None:
 def test_unknown_names_are_refused() -> None:
     x, y = next(vectors(6))
     refused(
-        "'auto' or one of 'sum', 'cpu', 'ring', 'tree', 'exchange', 'gather', got 'star'",
+        "'auto' or one of 'sum', 'cpu', 'ring', 'tree', 'exchange', 'gather', 'library', got 'star'",
         x,
         y,
         reduction="star",
