@@ -452,7 +452,7 @@ def connections() -> list[int]:
     before = sockets()
     session()
     found = []
-    for number in sockets() - before:
+    for number, _ in sockets() - before:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
             connection.getpeername()
             found.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
