@@ -98,6 +98,8 @@ class Session:
             for rank, process in self._near.items():
                 if has_ended(process):
                     raise RankError(self._ended(rank))
+            if self.is_lost:
+                raise self.cause("ranks to connect")
 
         connect = partial(make, name, Patient(self.store, alive), self.rank, self.size)
         return connected(connect, alive, self.meeting.timeout)
@@ -112,13 +114,19 @@ class Session:
         """
         if self._wire is None or self._failed == self.generation:
             self.check()
-            self.generation = self._failed + 1
+            generation = self._failed + 1
             # All are here before they connect: gloo would wait for those that do not come.
-            agreed = self.meeting.agree("a run", f"{self.generation} {self._runs}", _latest)
+            agreed = self.meeting.agree("a run", f"{generation} {self._runs}", _latest)
             self._runs = self._first = int(agreed)
-            name = f"wire {self.generation}"
-            self._wire = self._connected(Wire, name)
-            if self._failed == self.generation:  # another rank was faster, and failed
+            self._wire = None
+            self.generation = generation
+            try:
+                self._wire = self._connected(Wire, f"wire {generation}")
+            except BaseException as error:
+                why = str(error) or type(error).__name__
+                self.give_up("rank", f"{self.named(self.rank)} gave up: {why}")
+                raise
+            if self._failed == generation:  # another rank was faster, and failed
                 self._wire.lose()
         return self._wire
 
@@ -136,8 +144,10 @@ class Session:
         been given up on another rank fails here, too: then this raises RankError.
         """
         number = self._runs
-        wire = wire or self.wire()
-        self._runs = number + 1
+        try:
+            wire = wire or self.wire()
+        finally:
+            self._runs = number + 1
         if number < self._first:
             raise RankError("another rank gave up this run, when one before it had failed")
         return wire

@@ -477,6 +477,40 @@ def connect(victim: int, group: str) -> str:
         return str(error)
 
 
+def fail_to_connect(victim: int) -> list[str]:
+    """Run again after one rank alone has failed to connect; return how each run ended."""
+    member = joined()
+
+    def make(name: str, *rest: Any) -> Any:
+        made = new_group(name, *rest)
+        if name == "wire 0 1":  # the last one of two ranks
+            member.store.set(f"made/{member.rank}", "")
+            if member.rank == victim:
+                until(lambda: member.store.check([f"made/{1 - victim}"]))
+                raise RuntimeError("of a test")
+        return made
+
+    graph = asc.Graph("one way")
+    with graph.on("cpu:0"):
+        a = graph.input("x") * 2
+    with graph.on("cpu:1"):
+        graph.output(y=a + 1)
+    ended = []
+    wire_module.new_group = make
+    try:
+        with asc.schedule(graph, asc.Machine.cluster()) as schedule:
+            for number in range(3):
+                given = {name: torch.full((2,), number) for name in schedule.inputs_here}
+                try:
+                    outputs = schedule(**given)
+                    ended.append(" ".join(str(y[0].item()) for y in outputs.values()))
+                except asc.RankError as error:
+                    ended.append(str(error))
+    finally:
+        wire_module.new_group = new_group
+    return ended
+
+
 def end_after_sending() -> list[str]:
     """Let a task fail after another rank has ended its part; return what the ranks are told."""
 
