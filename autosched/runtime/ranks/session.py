@@ -30,7 +30,7 @@ from autosched.runtime.ranks.heartbeat import Heartbeat, acknowledged
 from autosched.runtime.ranks.watch import Watch
 from autosched.runtime.ranks.wire import Patient, Wire, new_group
 
-__all__ = ["Session", "leave", "session"]
+__all__ = ["Session", "leave", "pause", "session"]
 
 T = TypeVar("T")
 _PATIENCE = 0.5  # seconds for the rank that failed to write why
@@ -45,6 +45,13 @@ class Losing(Protocol):
 
     def lost(self) -> None:
         """Note that the wire is lost."""
+
+
+class Runs(Protocol):
+    """The runs of a program."""
+
+    def wait(self, deadline: float | None) -> None:
+        """Wait until all of them have ended."""
 
 
 class Session:
@@ -64,6 +71,7 @@ class Session:
         self._first = 0  # the first of them that any rank has begun on this wire
         self.told: AutoschedError | None = None  # the last failure of another rank
         self.exchanges: weakref.WeakSet[Losing] = weakref.WeakSet()  # told when the wire is lost
+        self._turn: weakref.ref[Runs] | None = None  # of the program that runs
         self._wire: Wire | None = None
         self._reported = -1  # the last wire whose failure this rank has caused, or raised
         self._guard = threading.Lock()
@@ -151,6 +159,17 @@ class Session:
         if number < self._first:
             raise RankError("another rank gave up this run, when one before it had failed")
         return wire
+
+    def take_turn(self, runs: Runs | None, deadline: float | None) -> None:
+        """Let runs of a program begin when those of all others have ended.
+
+        Ranks issue copies of two programs in different orders, and their tags may be the same.
+        """
+        last = None if self._turn is None else self._turn()
+        if last is not runs:
+            if last is not None:
+                last.wait(deadline)
+            self._turn = None if runs is None else weakref.ref(runs)
 
     @property
     def current(self) -> Wire | None:
@@ -353,6 +372,12 @@ def session() -> Session:
     if member not in _sessions:
         _sessions[member] = Session(member)
     return _sessions[member]
+
+
+def pause() -> None:
+    """Wait until all runs have ended that were submitted: the first one makes an agreement."""
+    for members in tuple(_sessions.values()):
+        members.take_turn(None, None)
 
 
 def leave() -> None:

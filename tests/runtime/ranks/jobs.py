@@ -9,13 +9,16 @@ import operator
 import os
 import signal
 import socket
+import threading
 import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch._dynamo  # optimizers do, which takes a second; the processes of jobs are forked after it
@@ -24,6 +27,7 @@ import autosched as asc
 from autosched._lib.copying import ALIGNMENT
 from autosched._lib.processes import sockets
 from autosched._lib.tree import flatten
+from autosched.machine import cluster as cluster_module
 from autosched.machine.cluster import joined
 from autosched.measurement import ranks as ranks_module
 from autosched.runtime.ranks import messages
@@ -402,6 +406,37 @@ def fail_behind() -> list[str]:
     return ended
 
 
+def interleave() -> list[str]:
+    """Run two schedules of one graph in turn; return what is wrong."""
+    graph = asc.Graph("one of two")
+    x, y = graph.inputs("x", "y")
+    with graph.on("cpu:0"):
+        a = x * 2
+    with graph.on("cpu:1"):
+        graph.output(z=a + y)
+    machine = asc.Machine.cluster(timeout=5)
+    make = partial(asc.schedule, graph, machine, inputs={"x": "cpu:0", "y": "cpu:1"})
+
+    def given(schedule: Any, number: int) -> dict[str, torch.Tensor]:
+        tensors = {"x": torch.full((3,), number), "y": torch.zeros(3, dtype=torch.int64)}
+        return {name: tensors[name] for name in schedule.inputs_here}
+
+    runs = []
+    with make(in_flight=3) as one:
+        runs.append(one.submit(**given(one, 0)))
+        with make(in_flight=3) as other, make() as third:
+            for number in range(1, 61):
+                schedule = (one, other, third)[number % 3]
+                if number % 7:
+                    runs.append(schedule.submit(**given(schedule, number)))
+                else:
+                    runs.append(schedule(**given(schedule, number)))
+            found = [run if isinstance(run, dict) else run.result(10) for run in runs]
+    right = (str([2 * number] * 3) for number in range(61))
+    outputs = (str(each["z"].tolist()) if each else "" for each in found)
+    return [f"{a} {b}" for a, b in zip(outputs, right, strict=True) if a not in ("", b)]
+
+
 def _ended(run: Any) -> str:
     """Return how a run ended: the number that it gives, or an error."""
     if isinstance(run, Exception):
@@ -475,6 +510,24 @@ def connect(victim: int, group: str) -> str:
         return str(ring(1))
     except asc.RankError as error:
         return str(error)
+
+
+def join_alone(size: int) -> tuple[str, list[str]]:
+    """Make torch's group; return its timeout, or the error if others miss, and threads that wait."""
+    member = replace(joined(), size=size)
+    places = {"RANK": "0", "WORLD_SIZE": str(size), "MASTER_ADDR": "nowhere", "MASTER_PORT": "1"}
+    with (
+        mock.patch.dict(os.environ, places),
+        mock.patch.object(torch.distributed, "rendezvous", lambda *_, **__: iter([(None, 0, 0)])),
+        mock.patch.object(cluster_module, "join", lambda *_: member),
+    ):
+        try:
+            cluster_module._join_by_torch(0.2)
+        except asc.RankError as error:
+            return str(error), [each.name for each in threading.enumerate() if each.name == "store"]
+    found = torch.distributed.group.WORLD._get_backend(torch.device("cpu")).options._timeout
+    torch.distributed.destroy_process_group()
+    return str(found), []
 
 
 def fail_to_connect(victim: int) -> list[str]:
