@@ -143,6 +143,17 @@ def test_a_rank_that_is_killed_while_ranks_connect_is_named_on_all_others(mortal
     assert {first, third} == {"rank 1 has gone: its process was ended"}
 
 
+def test_no_thread_waits_in_torch_for_a_rank_that_does_not_come(ranks):
+    """At the exit it would end the process by a signal."""
+    ((error, waiting),) = ranks.run(jobs.join_alone, 1, 2)
+    assert error.startswith("the ranks did not connect: ")
+    assert not waiting
+
+
+def test_what_the_user_does_with_torchs_group_keeps_its_own_timeout(ranks):
+    assert ranks.run(jobs.join_alone, 1, 1) == [("0:30:00", [])]
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_cannot_connect_is_named_on_all_others_and_runs_go_on(ranks, victim):
     """All connect again, under new names, and their runs stay together."""
