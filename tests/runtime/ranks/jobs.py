@@ -518,8 +518,8 @@ def join_alone(size: int) -> tuple[str, list[str]]:
     places = {"RANK": "0", "WORLD_SIZE": str(size), "MASTER_ADDR": "nowhere", "MASTER_PORT": "1"}
     with (
         mock.patch.dict(os.environ, places),
-        mock.patch.object(torch.distributed, "rendezvous", lambda *_, **__: iter([(None, 0, 0)])),
-        mock.patch.object(cluster_module, "join", lambda *_: member),
+        mock.patch.object(torch.distributed, "rendezvous", return_value=iter([(None, 0, 0)])),
+        mock.patch.object(cluster_module, "join", return_value=member),
     ):
         try:
             cluster_module._join_by_torch(0.2)
