@@ -70,7 +70,7 @@ class Session:
         self._runs = 0  # that this rank has begun
         self._first = 0  # the first of them that any rank has begun on this wire
         self.told: AutoschedError | None = None  # the last failure of another rank
-        self.exchanges: weakref.WeakSet[Losing] = weakref.WeakSet()  # told when the wire is lost
+        self._told: weakref.WeakSet[Losing] = weakref.WeakSet()  # when the wire is lost
         self._turn: weakref.ref[Runs] | None = None  # of the program that runs
         self._wire: Wire | None = None
         self._reported = -1  # the last wire whose failure this rank has caused, or raised
@@ -188,6 +188,11 @@ class Session:
 
     # ---- failures
 
+    def tell_when_lost(self, user: Losing) -> None:
+        """Tell a user of the wire when it is lost; it is not kept alive."""
+        with self._guard:
+            self._told.add(user)
+
     def give_up(self, kind: str, why: str) -> None:
         """Tell all ranks why this run has failed, unless another one was first; wake them."""
         self._reported = self.generation
@@ -293,7 +298,7 @@ class Session:
             if self._failed >= generation:
                 return
             self._failed = generation
-        exchanges = tuple(self.exchanges)
+            exchanges = tuple(self._told)
         where = " and ".join(filter(None, (exchange.where() for exchange in exchanges)))
         if self._wire is not None and generation == self.generation:
             self._wire.lose()

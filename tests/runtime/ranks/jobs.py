@@ -12,7 +12,8 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -510,6 +511,38 @@ def connect(victim: int, group: str) -> str:
         return str(ring(1))
     except asc.RankError as error:
         return str(error)
+
+
+class _Users(weakref.WeakSet[Any]):
+    """Users of a wire; another thread adds one while they are gone through."""
+
+    def __iter__(self) -> Iterator[Any]:
+        new = _User()
+        for user in super().__iter__():
+            thread = threading.Thread(target=session().tell_when_lost, args=(new,))
+            thread.start()
+            thread.join(0.05)
+            yield user
+
+
+class _User:
+    """A user of a wire."""
+
+    def where(self) -> str:
+        return ""
+
+    def lost(self) -> None:
+        pass
+
+
+def lose_meanwhile() -> list[bool]:
+    """Lose a wire while another thread begins to use it; return whether the wire was closed."""
+    members = session()
+    wire = members.wire()
+    user = _User()
+    members._told = _Users([user])
+    members.give_up("rank", "of a test")
+    return [members.is_lost, wire.is_lost]
 
 
 def join_alone(size: int) -> tuple[str, list[str]]:

@@ -143,6 +143,11 @@ def test_a_rank_that_is_killed_while_ranks_connect_is_named_on_all_others(mortal
     assert {first, third} == {"rank 1 has gone: its process was ended"}
 
 
+def test_a_wire_is_closed_while_others_begin_to_use_it(ranks):
+    """A thread that raised on its way would not wake those that wait."""
+    assert ranks.run(jobs.lose_meanwhile, 1) == [[True, True]]
+
+
 def test_no_thread_waits_in_torch_for_a_rank_that_does_not_come(ranks):
     """At the exit it would end the process by a signal."""
     ((error, waiting),) = ranks.run(jobs.join_alone, 1, 2)
