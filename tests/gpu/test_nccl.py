@@ -108,6 +108,9 @@ class Session:
     def tell_when_lost(self, user: Any) -> None:
         """Tell nothing: its wires notice."""
 
+    def take_turn(self, runs: Any, deadline: float | None) -> None:
+        """Wait for nothing: there is one program."""
+
     @property
     def is_lost(self) -> bool:
         return self.hub.lost
