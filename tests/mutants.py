@@ -1078,6 +1078,20 @@ MUTANTS = (
         f"{FAILURES}::test_a_rank_that_is_killed_while_ranks_connect_is_named_on_all_others",
     ),
     Mutant(
+        "a run that failed to connect is not counted on its rank",
+        f"{RANKS}/session.py",
+        "        finally:\n            self._runs = number + 1\n",
+        "        finally:\n            pass\n        self._runs = number + 1\n",
+        f"{FAILURES}::test_a_rank_that_cannot_connect_is_named_on_all_others_and_runs_go_on",
+    ),
+    Mutant(
+        "runs of two schedules over ranks are under way at once",
+        f"{RANKS}/session.py",
+        "                last.wait(deadline)\n",
+        "                pass\n",
+        "tests/runtime/ranks/test_runs.py::test_runs_of_several_schedules_follow_each_other",
+    ),
+    Mutant(
         "ranks do not say what they execute when a run is late",
         f"{RANKS}/session.py",
         '        where = " and ".join(filter(None, (exchange.where() for exchange in exchanges)))\n',

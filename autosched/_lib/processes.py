@@ -54,14 +54,18 @@ def _state(process: str) -> str:
     return ""
 
 
-def sockets() -> set[int]:
-    """Return the descriptors of the sockets of this process; none where there is no /proc."""
+def sockets() -> set[tuple[int, str]]:
+    """Return the descriptors of the sockets of this process; none where there is no /proc.
+
+    Each with the socket's own name: descriptors are used again.
+    """
     found = set()
     with contextlib.suppress(OSError):
         for number in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):  # one that was closed since
-                if os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
-                    found.add(int(number))
+                name = os.readlink(f"/proc/self/fd/{number}")
+                if name.startswith("socket:"):
+                    found.add((int(number), name))
     return found
 
 

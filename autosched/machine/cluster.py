@@ -29,6 +29,7 @@ from autosched.machine.network import named_network
 __all__ = ["HEARTBEAT", "Joined", "cluster", "current", "join", "joined", "leave", "rank_among"]
 
 HEARTBEAT = 10.0
+_MOMENT = 1.0  # seconds
 _HOW = (
     "start the program by torchrun --nproc-per-node=2 ..., or call "
     "torch.distributed.init_process_group first"
@@ -146,8 +147,10 @@ def _join_by_torch(timeout: float) -> None:
         raise RankError(f"the ranks did not meet: {error}") from error
     # Restarted processes find what earlier ones wrote to a store of torchrun's, so ours is new.
     group = {"store": found.store, "rank": rank, "world_size": size}
-    make = partial(dist.init_process_group, "gloo", **group)
-    connected(make, lambda: None, timeout)
+    # torch gives up before this process does, whose exit may be a signal while a thread is in torch.
+    make = partial(dist.init_process_group, "gloo", timeout=timedelta(seconds=timeout), **group)
+    connected(make, lambda: None, timeout + _MOMENT)
+    dist.distributed_c10d._set_pg_timeout(dist.default_pg_timeout)
     atexit.register(_destroy)
 
 

@@ -33,8 +33,9 @@ def agreed(
     ``check`` raises for wrong arguments, on any rank; ``plan`` returns the text of a schedule, on
     rank 0. Raises the first error of all ranks, in their order.
     """
-    from autosched.runtime.ranks.session import session
+    from autosched.runtime.ranks.session import pause, session
 
+    pause()
     meeting = joined().meeting
     rank = joined().rank
     made: list[Any] = []

@@ -102,9 +102,14 @@ class Session:
     def __init__(self, hub: Hub, world: World, rank: int):
         self.hub, self.world, self.rank = hub, world, rank
         self.told: Any = None
-        self.exchanges: set[Any] = set()
         self.own = HostWire(hub, rank)
         hub.sessions.append(self)
+
+    def tell_when_lost(self, user: Any) -> None:
+        """Tell nothing: its wires notice."""
+
+    def take_turn(self, runs: Any, deadline: float | None) -> None:
+        """Wait for nothing: there is one program."""
 
     @property
     def is_lost(self) -> bool:

@@ -241,6 +241,12 @@ class Connected(Protocol):
     def tell(self, fault: Fault | None) -> None:
         """Tell the others why a run was aborted here; then the connections are lost."""
 
+    def take_turn(self, wait: Callable[[float | None], None], deadline: float | None) -> None:
+        """Wait until the runs of other programs have ended.
+
+        They wait for those of this one by ``wait``, a method, which is not kept alive.
+        """
+
 
 class TransientError(Exception):
     """Recording failed for a reason that may pass: memory was short, or another thread interfered."""

@@ -8,9 +8,9 @@ here, and then a run begins only after those before it have ended:
 * a captured step puts outputs into modules when it ends, and the next run reads them there;
 * the first run, and each one if ``check`` is set, is checked, and runs alone.
 
-Over several ranks, a failure ends all runs that are under way, since they share connections. The
-runs after that begin again as the first ones do. So all ranks agree, without a word, which run uses
-which slot.
+Over several ranks, runs of one schedule end before those of another begin. A failure ends all runs
+that are under way, since they share connections. The runs after that begin again as the first ones
+do. So all ranks agree, without a word, which run uses which slot.
 """
 
 from __future__ import annotations
@@ -101,6 +101,8 @@ class Runs:
         self, args: Sequence[Any], inputs: Inputs, deadline: float | None, finish: Keep | None
     ) -> RunFuture:
         self._wait_until_fewer(self.in_flight, deadline)
+        if (connected := self.executor.compiler.can.connected) is not None:
+            connected.take_turn(self.wait, deadline)
         found, keep = self._complete(args, inputs)
         if keep is not None and self._under_way:
             self._wait_until_fewer(1, deadline)

@@ -35,11 +35,20 @@ __all__ = ["Ranks", "relays"]
 
 
 class _Shared:
-    """What the slots of a backend share: the wire of the last run, and their exchanges."""
+    """What the slots of a backend share: the wire of the last run, and their exchanges.
+
+    ``runs`` returns what waits until all runs of the program have ended, while there is any.
+    """
 
     def __init__(self) -> None:
         self.wire: Wire | None = None
         self.exchanges: list[Exchange] = []
+        self.runs: Callable[[], Callable[[float | None], None] | None] = lambda: None
+
+    def wait(self, deadline: float | None) -> None:
+        """Wait until all runs of the program have ended."""
+        if (wait := self.runs()) is not None:
+            wait(deadline)
 
 
 class Ranks(Threads):
@@ -158,7 +167,13 @@ class Ranks(Threads):
     def begin(self, stopped: Callable[[], bool]) -> None:
         """Begin a run, together with the other ranks if it is the first one."""
         super().begin(stopped)
+        self.session.take_turn(self._shared, None)
         self._shared.wire = self.exchanges.begin(self._shared.wire if self.is_slot else None)
+
+    def take_turn(self, wait: Callable[[float | None], None], deadline: float | None) -> None:
+        """Wait until the runs of other programs have ended."""
+        self._shared.runs = weakref.WeakMethod(wait)
+        self.session.take_turn(self._shared, deadline)
 
     @property
     def is_connected(self) -> bool:

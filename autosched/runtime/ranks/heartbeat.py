@@ -52,7 +52,7 @@ def acknowledged(limit: float | None) -> Iterator[None]:
     if limit is None:
         return
     milliseconds = int(1000 * max(_SENT_AGAIN, limit / _LOST))
-    for number in sockets() - before:
+    for number, _ in sockets() - before:
         # Some are no connections, or have been closed.
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)

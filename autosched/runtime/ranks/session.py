@@ -30,7 +30,7 @@ from autosched.runtime.ranks.heartbeat import Heartbeat, acknowledged
 from autosched.runtime.ranks.watch import Watch
 from autosched.runtime.ranks.wire import Patient, Wire, new_group
 
-__all__ = ["Session", "leave", "session"]
+__all__ = ["Session", "leave", "pause", "session"]
 
 T = TypeVar("T")
 _PATIENCE = 0.5  # seconds for the rank that failed to write why
@@ -45,6 +45,13 @@ class Losing(Protocol):
 
     def lost(self) -> None:
         """Note that the wire is lost."""
+
+
+class Runs(Protocol):
+    """The runs of a program."""
+
+    def wait(self, deadline: float | None) -> None:
+        """Wait until all of them have ended."""
 
 
 class Session:
@@ -64,7 +71,8 @@ class Session:
         self._first = 0  # the first of them that any rank has begun on this wire
         self.exchanged = 0  # exchanges of numbers that were begun on this wire: see ``gathering``
         self.told: AutoschedError | None = None  # the last failure of another rank
-        self.exchanges: weakref.WeakSet[Losing] = weakref.WeakSet()  # told when the wire is lost
+        self._told: weakref.WeakSet[Losing] = weakref.WeakSet()  # when the wire is lost
+        self._turn: weakref.ref[Runs] | None = None  # of the program that runs
         self._wire: Wire | None = None
         self._reported = -1  # the last wire whose failure this rank has caused, or raised
         self._guard = threading.Lock()
@@ -99,6 +107,8 @@ class Session:
             for rank, process in self._near.items():
                 if has_ended(process):
                     raise RankError(self._ended(rank))
+            if self.is_lost:
+                raise self.cause("ranks to connect")
 
         connect = partial(make, name, Patient(self.store, alive), self.rank, self.size)
         return connected(connect, alive, self.meeting.timeout)
@@ -113,14 +123,20 @@ class Session:
         """
         if self._wire is None or self._failed == self.generation:
             self.check()
-            self.generation = self._failed + 1
+            generation = self._failed + 1
             # All are here before they connect: gloo would wait for those that do not come.
-            agreed = self.meeting.agree("a run", f"{self.generation} {self._runs}", _latest)
+            agreed = self.meeting.agree("a run", f"{generation} {self._runs}", _latest)
             self._runs = self._first = int(agreed)
             self.exchanged = 0
-            name = f"wire {self.generation}"
-            self._wire = self._connected(Wire, name)
-            if self._failed == self.generation:  # another rank was faster, and failed
+            self._wire = None
+            self.generation = generation
+            try:
+                self._wire = self._connected(Wire, f"wire {generation}")
+            except BaseException as error:
+                why = str(error) or type(error).__name__
+                self.give_up("rank", f"{self.named(self.rank)} gave up: {why}")
+                raise
+            if self._failed == generation:  # another rank was faster, and failed
                 self._wire.lose()
         return self._wire
 
@@ -138,11 +154,24 @@ class Session:
         been given up on another rank fails here, too: then this raises RankError.
         """
         number = self._runs
-        wire = wire or self.wire()
-        self._runs = number + 1
+        try:
+            wire = wire or self.wire()
+        finally:
+            self._runs = number + 1
         if number < self._first:
             raise RankError("another rank gave up this run, when one before it had failed")
         return wire
+
+    def take_turn(self, runs: Runs | None, deadline: float | None) -> None:
+        """Let runs of a program begin when those of all others have ended.
+
+        Ranks issue copies of two programs in different orders, and their tags may be the same.
+        """
+        last = None if self._turn is None else self._turn()
+        if last is not runs:
+            if last is not None:
+                last.wait(deadline)
+            self._turn = None if runs is None else weakref.ref(runs)
 
     @property
     def current(self) -> Wire | None:
@@ -160,6 +189,11 @@ class Session:
             raise RankError(self.hanging or next(iter(self.absent.values())))
 
     # ---- failures
+
+    def tell_when_lost(self, user: Losing) -> None:
+        """Tell a user of the wire when it is lost; it is not kept alive."""
+        with self._guard:
+            self._told.add(user)
 
     def give_up(self, kind: str, why: str) -> None:
         """Tell all ranks why this run has failed, unless another one was first; wake them."""
@@ -262,7 +296,7 @@ class Session:
             if self._failed >= generation:
                 return
             self._failed = generation
-        exchanges = tuple(self.exchanges)
+            exchanges = tuple(self._told)
         where = " and ".join(filter(None, (exchange.where() for exchange in exchanges)))
         if self._wire is not None and generation == self.generation:
             self._wire.lose()
@@ -341,6 +375,12 @@ def session() -> Session:
     if member not in _sessions:
         _sessions[member] = Session(member)
     return _sessions[member]
+
+
+def pause() -> None:
+    """Wait until all runs have ended that were submitted: the first one makes an agreement."""
+    for members in tuple(_sessions.values()):
+        members.take_turn(None, None)
 
 
 def leave() -> None:

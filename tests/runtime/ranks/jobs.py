@@ -9,13 +9,17 @@ import operator
 import os
 import signal
 import socket
+import threading
 import time
 import warnings
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch._dynamo  # optimizers do, which takes a second; the processes of jobs are forked after it
@@ -24,6 +28,7 @@ import autosched as asc
 from autosched._lib.copying import ALIGNMENT
 from autosched._lib.processes import sockets
 from autosched._lib.tree import flatten
+from autosched.machine import cluster as cluster_module
 from autosched.machine.cluster import joined
 from autosched.measurement import ranks as ranks_module
 from autosched.runtime.ranks import messages
@@ -402,6 +407,37 @@ def fail_behind() -> list[str]:
     return ended
 
 
+def interleave() -> list[str]:
+    """Run two schedules of one graph in turn; return what is wrong."""
+    graph = asc.Graph("one of two")
+    x, y = graph.inputs("x", "y")
+    with graph.on("cpu:0"):
+        a = x * 2
+    with graph.on("cpu:1"):
+        graph.output(z=a + y)
+    machine = asc.Machine.cluster(timeout=5)
+    make = partial(asc.schedule, graph, machine, inputs={"x": "cpu:0", "y": "cpu:1"})
+
+    def given(schedule: Any, number: int) -> dict[str, torch.Tensor]:
+        tensors = {"x": torch.full((3,), number), "y": torch.zeros(3, dtype=torch.int64)}
+        return {name: tensors[name] for name in schedule.inputs_here}
+
+    runs = []
+    with make(in_flight=3) as one:
+        runs.append(one.submit(**given(one, 0)))
+        with make(in_flight=3) as other, make() as third:
+            for number in range(1, 61):
+                schedule = (one, other, third)[number % 3]
+                if number % 7:
+                    runs.append(schedule.submit(**given(schedule, number)))
+                else:
+                    runs.append(schedule(**given(schedule, number)))
+            found = [run if isinstance(run, dict) else run.result(10) for run in runs]
+    right = (str([2 * number] * 3) for number in range(61))
+    outputs = (str(each["z"].tolist()) if each else "" for each in found)
+    return [f"{a} {b}" for a, b in zip(outputs, right, strict=True) if a not in ("", b)]
+
+
 def _ended(run: Any) -> str:
     """Return how a run ended: the number that it gives, or an error."""
     if isinstance(run, Exception):
@@ -452,7 +488,7 @@ def connections() -> list[int]:
     before = sockets()
     session()
     found = []
-    for number in sockets() - before:
+    for number, _ in sockets() - before:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
             connection.getpeername()
             found.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
@@ -475,6 +511,90 @@ def connect(victim: int, group: str) -> str:
         return str(ring(1))
     except asc.RankError as error:
         return str(error)
+
+
+class _Users(weakref.WeakSet[Any]):
+    """Users of a wire; another thread adds one while they are gone through."""
+
+    def __iter__(self) -> Iterator[Any]:
+        new = _User()
+        for user in super().__iter__():
+            thread = threading.Thread(target=session().tell_when_lost, args=(new,))
+            thread.start()
+            thread.join(0.05)
+            yield user
+
+
+class _User:
+    """A user of a wire."""
+
+    def where(self) -> str:
+        return ""
+
+    def lost(self) -> None:
+        pass
+
+
+def lose_meanwhile() -> list[bool]:
+    """Lose a wire while another thread begins to use it; return whether the wire was closed."""
+    members = session()
+    wire = members.wire()
+    user = _User()
+    members._told = _Users([user])
+    members.give_up("rank", "of a test")
+    return [members.is_lost, wire.is_lost]
+
+
+def join_alone(size: int) -> tuple[str, list[str]]:
+    """Make torch's group; return its timeout, or the error if others miss, and threads that wait."""
+    member = replace(joined(), size=size)
+    places = {"RANK": "0", "WORLD_SIZE": str(size), "MASTER_ADDR": "nowhere", "MASTER_PORT": "1"}
+    with (
+        mock.patch.dict(os.environ, places),
+        mock.patch.object(torch.distributed, "rendezvous", return_value=iter([(None, 0, 0)])),
+        mock.patch.object(cluster_module, "join", return_value=member),
+    ):
+        try:
+            cluster_module._join_by_torch(0.2)
+        except asc.RankError as error:
+            return str(error), [each.name for each in threading.enumerate() if each.name == "store"]
+    found = torch.distributed.group.WORLD._get_backend(torch.device("cpu")).options._timeout
+    torch.distributed.destroy_process_group()
+    return str(found), []
+
+
+def fail_to_connect(victim: int) -> list[str]:
+    """Run again after one rank alone has failed to connect; return how each run ended."""
+    member = joined()
+
+    def make(name: str, *rest: Any) -> Any:
+        made = new_group(name, *rest)
+        if name == "wire 0 1":  # the last one of two ranks
+            member.store.set(f"made/{member.rank}", "")
+            if member.rank == victim:
+                until(lambda: member.store.check([f"made/{1 - victim}"]))
+                raise RuntimeError("of a test")
+        return made
+
+    graph = asc.Graph("one way")
+    with graph.on("cpu:0"):
+        a = graph.input("x") * 2
+    with graph.on("cpu:1"):
+        graph.output(y=a + 1)
+    ended = []
+    wire_module.new_group = make
+    try:
+        with asc.schedule(graph, asc.Machine.cluster()) as schedule:
+            for number in range(3):
+                given = {name: torch.full((2,), number) for name in schedule.inputs_here}
+                try:
+                    outputs = schedule(**given)
+                    ended.append(" ".join(str(y[0].item()) for y in outputs.values()))
+                except asc.RankError as error:
+                    ended.append(str(error))
+    finally:
+        wire_module.new_group = new_group
+    return ended
 
 
 def end_after_sending() -> list[str]:

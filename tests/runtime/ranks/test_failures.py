@@ -143,6 +143,32 @@ def test_a_rank_that_is_killed_while_ranks_connect_is_named_on_all_others(mortal
     assert {first, third} == {"rank 1 has gone: its process was ended"}
 
 
+def test_a_wire_is_closed_while_others_begin_to_use_it(ranks):
+    """A thread that raised on its way would not wake those that wait."""
+    assert ranks.run(jobs.lose_meanwhile, 1) == [[True, True]]
+
+
+def test_no_thread_waits_in_torch_for_a_rank_that_does_not_come(ranks):
+    """At the exit it would end the process by a signal."""
+    ((error, waiting),) = ranks.run(jobs.join_alone, 1, 2)
+    assert error.startswith("the ranks did not connect: ")
+    assert not waiting
+
+
+def test_what_the_user_does_with_torchs_group_keeps_its_own_timeout(ranks):
+    assert ranks.run(jobs.join_alone, 1, 1) == [("0:30:00", [])]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_cannot_connect_is_named_on_all_others_and_runs_go_on(ranks, victim):
+    """All connect again, under new names, and their runs stay together."""
+    found = ranks.run(jobs.fail_to_connect, 2, victim)
+    assert found[victim][0] == "the ranks did not connect: of a test"
+    why = f"rank {victim} gave up: the ranks did not connect: of a test\n"
+    assert found[1 - victim][0].startswith(why)
+    assert [ended[1:] for ended in found] == [["", ""], ["3", "5"]]
+
+
 @pytest.mark.parametrize(("victim", "in_flight"), [(0, 1), (1, 1), (0, 2)])
 def test_a_copy_ends_of_which_a_part_has_been_sent(mortals, tmp_path, victim, in_flight):
     """gloo wakes nobody who waits for it."""

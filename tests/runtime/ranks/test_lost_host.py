@@ -29,6 +29,19 @@ def test_connections_break_where_nothing_is_acknowledged(limit, milliseconds):
     assert each == [0, milliseconds, 0]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs TCP_USER_TIMEOUT")
+def test_a_connection_breaks_that_has_the_descriptor_of_a_closed_one():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        before = socket.create_connection(server.getsockname())
+        number = before.fileno()
+        with acknowledged(1.0):
+            before.close()
+            found = socket.create_connection(server.getsockname())
+        with found:
+            assert found.fileno() == number
+            assert found.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

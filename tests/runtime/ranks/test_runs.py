@@ -48,6 +48,11 @@ def test_runs_in_flight_equal_serial_runs(ranks, data, size, policy, streams, in
     assert refused or found == [[]] * size
 
 
+def test_runs_of_several_schedules_follow_each_other(ranks):
+    """Also of equal ones, whose copies have the same tags, and while one of them connects."""
+    assert ranks.run(jobs.interleave, 2) == [[], []]
+
+
 def test_shapes_vary_from_run_to_run(ranks):
     """Also of trees, of values that are kept, and of empty ones."""
     assert ranks.run(jobs.vary_shapes, 3) == [[]] * 3
