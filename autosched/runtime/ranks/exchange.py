@@ -166,7 +166,7 @@ class Exchange:
         wire = self.session.begin_run(wire)
         if wire is not self._wire:
             self._wire = wire
-            self.session.exchanges.add(self)
+            self.session.register(self)
             for each in self._all:
                 each.forget(wire)
         for received in self._receives:

@@ -48,7 +48,7 @@ class _UnderWay:
         self._row = row
         self._name = name
         self._ended = ended = threading.Event()
-        members.exchanges.add(self)
+        members.register(self)
         real = torch.view_as_real(row) if row.is_complex() else row
         wire = members.wire_of_run(name)
         try:

@@ -63,7 +63,7 @@ class Session:
         self._runs = 0  # that this rank has begun
         self._first = 0  # the first of them that any rank has begun on this wire
         self.told: AutoschedError | None = None  # the last failure of another rank
-        self.exchanges: weakref.WeakSet[Losing] = weakref.WeakSet()  # told when the wire is lost
+        self._exchanges: weakref.WeakSet[Losing] = weakref.WeakSet()  # told when the wire is lost
         self._wire: Wire | None = None
         self._reported = -1  # the last wire whose failure this rank has caused, or raised
         self._guard = threading.Lock()
@@ -141,6 +141,11 @@ class Session:
         if number < self._first:
             raise RankError("another rank gave up this run, when one before it had failed")
         return wire
+
+    def register(self, exchange: Losing) -> None:
+        """Tell what uses a wire when it is lost, as long as it exists."""
+        with self._guard:
+            self._exchanges.add(exchange)
 
     @property
     def current(self) -> Wire | None:
@@ -264,7 +269,7 @@ class Session:
             if self._failed >= generation:
                 return
             self._failed = generation
-        exchanges = tuple(self.exchanges)
+            exchanges = tuple(self._exchanges)
         where = " and ".join(filter(None, (exchange.where() for exchange in exchanges)))
         if self._wire is not None and generation == self.generation:
             self._wire.lose()
