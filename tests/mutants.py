@@ -1342,6 +1342,22 @@ MUTANTS = (
         GENERATED_LOOPS,
     ),
     Mutant(
+        "a region is traced in channels-last layout though a write would go to a copy",
+        "autosched/fusion/layouts.py",
+        "if operators.called != called or ",
+        "if ",
+        "tests/fusion/test_layouts.py"
+        "::test_writes_go_where_they_go_in_the_layout_of_eager_mode[reshape]",
+    ),
+    Mutant(
+        "a forward over ranks leaves what a stage wrote in the model of its rank alone",
+        "autosched/parallel/model.py",
+        "                        state[name].copy_(made)\n",
+        "                        pass\n",
+        "tests/runtime/ranks/test_stages.py"
+        "::test_a_forward_has_its_result_on_one_rank_and_new_state_on_all",
+    ),
+    Mutant(
         "a convolution's gradient gets the image of before it was written",
         "autosched/fusion/layouts.py",
         "        key = id(tensor), tensor._version\n",

@@ -21,7 +21,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autosched._lib.fake_tensors import Fakes
-from autosched.fusion.layouts import in_channels_last, is_costly
+from autosched.fusion.layouts import Operators, in_channels_last, is_costly
 from autosched.graph.effects import effects_of
 
 __all__ = [
@@ -146,13 +146,20 @@ def trace(
 
     # Outside of the fake mode, in which a new tensor would remember its number.
     tensors = list(map(as_tensor, args))
+    operators = Operators()
+
+    def noted(*given: Any) -> list[Any]:
+        with operators:
+            return on_tensors(*given)
+
     try:
-        traced = _traced(on_tensors, tensors)
+        traced = _traced(noted, tensors)
     except Exception as error:  # tracing raises many kinds of errors
         raise NotTraceableError(described(error)) from error
     if is_costly(traced):
         with contextlib.suppress(Exception):  # an operator needs the layout of eager mode
-            traced = _traced(in_channels_last(on_tensors, results_of(traced)), tensors)
+            converted = in_channels_last(on_tensors, results_of(traced), operators.called)
+            traced = _traced(converted, tensors)
     for node in traced.graph.nodes:
         if why := _objection(node):
             raise NotTraceableError(why)

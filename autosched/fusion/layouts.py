@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["in_channels_last", "is_costly"]
+__all__ = ["LayoutError", "Operators", "in_channels_last", "is_costly"]
 
 aten = torch.ops.aten
 _GRADIENT = aten.convolution_backward.default
@@ -31,27 +31,55 @@ def is_costly(traced: torch.fx.GraphModule) -> bool:
 
 
 def in_channels_last(
-    fn: Callable[..., list[Any]], results: Sequence[torch.Tensor]
+    fn: Callable[..., list[Any]], results: Sequence[torch.Tensor], called: Sequence[Any]
 ) -> Callable[..., list[Any]]:
-    """Return ``fn`` with convolutions in channels-last layout; ``results`` are like its own.
+    """Return ``fn`` with convolutions in channels-last layout.
 
-    Raises what operators raise that need another layout, such as a view.
+    ``results`` are like its own, and ``called`` its operators. Raises what operators raise that
+    need another layout, such as a view, and LayoutError where results or operators differ:
+    ``reshape`` and ``contiguous`` copy in one layout, and share memory in another.
     """
 
     def converted(*args: Any) -> list[Any]:
-        with _ChannelsLast():
+        with _ChannelsLast() as operators:
             made = fn(*args)
-        pairs = zip(made, results, strict=True)
-        return [item.contiguous() if before.is_contiguous() else item for item, before in pairs]
+        pairs = list(zip(made, results, strict=True))
+        made = [item.contiguous() if before.is_contiguous() else item for item, before in pairs]
+        strides = [item.stride() for item in results]
+        if operators.called != called or [item.stride() for item in made] != strides:
+            raise LayoutError("it depends on the layout of eager mode")
+        return made
 
     return converted
 
 
-class _ChannelsLast(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Converts arguments of convolutions, each version of a tensor once."""
+class LayoutError(Exception):
+    """The reason why a function cannot be traced in another layout."""
+
+
+class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the operators that are called."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.called: list[Any] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        self.called.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+class _ChannelsLast(Operators):  # type: ignore[no-untyped-call]
+    """Converts arguments of convolutions, each version of a tensor once."""
+
+    def __init__(self) -> None:
+        super().__init__()
         # The tensors are kept, so that no id is used again.
         self.converted: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -63,7 +91,8 @@ class _ChannelsLast(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         count = _CONVOLUTIONS.get(func, 0)
-        return func(*map(self._convert, args[:count]), *args[count:], **(kwargs or {}))
+        converted = *map(self._convert, args[:count]), *args[count:]
+        return super().__torch_dispatch__(func, types, converted, kwargs)
 
     def _convert(self, tensor: torch.Tensor) -> torch.Tensor:
         layout = torch.channels_last

@@ -233,7 +233,5 @@ def _compared(texts: Sequence[str]) -> str:
     for rank, lines in enumerate(others, 1):
         for here, there in zip(lines, first, strict=False):
             if here != there:
-                raise ScheduleError(
-                    f"ranks differ in a training step: rank {rank} has {here}, and rank 0 {there}"
-                )
-    raise ScheduleError("ranks differ in a training step")
+                raise ScheduleError(f"ranks differ: rank {rank} has {here}, and rank 0 {there}")
+    raise ScheduleError("ranks differ in what decides on a plan")

@@ -95,6 +95,7 @@ class _Planned:
     schedule: Schedule
     template: Template
     cuts: Cuts
+    written: Collection[str]  # the state that tasks write in place
 
     def inputs(self, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
         """Return the inputs of a run that this process has."""
@@ -102,8 +103,17 @@ class _Planned:
         return {name: inputs[name] for name in self.schedule.inputs_here}
 
     def finish(self, outputs: Mapping[str, Any]) -> Any:
-        """Return what the model returns; None in place of what other ranks have."""
+        """Return what the model returns; None in place of what other ranks have.
+
+        This rank's model gets what the stages of others wrote.
+        """
         rank = self.schedule.machine.rank
+        if rank is not None:
+            state = self.template.state.tensors()
+            with torch.no_grad():
+                for name in self.written:
+                    if (made := outputs.get(_written_on(rank, name))) is not None:
+                        state[name].copy_(made)
         labels = {name: name for name in self.template.graph.outputs}
         labels.update((name, label_on(rank, name)) for name in self.template.places)
         return self.template.finish({name: outputs.get(label) for name, label in labels.items()})
@@ -260,21 +270,24 @@ class Forward(Plans[_Planned]):
         on = {name: cuts.devices[role.stage] for name, role in part.roles.items()}
         outputs = graph.include(part.graph, values, on=on, seconds=part.seconds, nbytes=part.nbytes)
         graph.output(**outputs)
+        state = {name: value for name, value in values.items() if name not in template.batch}
+        written = {n: value for n, value in state.items() if graph.last_version(value.index)}
         options = dict(self.options)
         if self.machine.ranks:
-            options["outputs"] = self._wanted(graph, outputs, template.places, cuts)
+            options["outputs"] = self._wanted(graph, outputs, written, template.places, cuts)
         # 3. Schedule it.
-        of_state = {
-            name: value.home
-            for name, value in values.items()
-            if value.home in here and name not in template.batch
-        }
+        of_state = {name: value.home for name, value in state.items() if value.home in here}
         move_state(self.machine, template.state, of_state)
         made = scheduled(graph, self.machine, {}, options)
-        return _Planned(made, template, cuts)
+        return _Planned(made, template, cuts, frozenset(written))
 
     def _wanted(
-        self, graph: Graph, made: Mapping[str, Value], places: Collection[str], cuts: Cuts
+        self,
+        graph: Graph,
+        made: Mapping[str, Value],
+        written: Mapping[str, Value],
+        places: Collection[str],
+        cuts: Cuts,
     ) -> dict[str, str]:
         """Return the devices of outputs over several ranks, each of which gets new state.
 
@@ -290,4 +303,14 @@ class Forward(Plans[_Planned]):
                 if rank:
                     graph.output(**{label: made[name]})
                 wanted[label] = layout.first_device(rank)
+            for name, value in written.items():
+                if value.home is not None and layout.rank(value.home) != rank:
+                    label = _written_on(rank, name)
+                    graph.output(**{label: value})
+                    wanted[label] = layout.first_device(rank)
         return wanted
+
+
+def _written_on(rank: int | None, name: str) -> str:
+    """Return the name of a rank's output that is what a stage of another rank wrote."""
+    return f"{label_on(rank, name)}.written"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -12,6 +13,8 @@ from autosched.fusion.inductor import results_of, trace
 from tests.fusion.regions import call, compiled_by, region
 
 aten = torch.ops.aten
+LAYOUT = (1, 1), (1, 1), (1, 1), False, (0, 0), 1  # arguments of a convolution
+MASK = True, True, False
 
 
 def gradients(between: Callable[[Tensor], Tensor]) -> Callable[..., list[Tensor]]:
@@ -57,12 +60,10 @@ def test_activations_are_converted_once() -> None:
 
 
 def test_an_image_that_is_written_is_converted_again() -> None:
-    layout = (1, 1), (1, 1), (1, 1), False, (0, 0), 1
-
     def written(x: Tensor, first: Tensor, _: Tensor) -> list[Tensor]:
-        made = aten.convolution(x, first, None, *layout)
+        made = aten.convolution(x, first, None, *LAYOUT)
         x.add_(1)
-        grads = aten.convolution_backward(made, x, first, None, *layout, (True, True, False))
+        grads = aten.convolution_backward(made, x, first, None, *LAYOUT, MASK)
         return [made, *grads[:2]]
 
     expected = written(*arguments())
@@ -74,6 +75,39 @@ def test_an_image_that_is_written_is_converted_again() -> None:
 def test_a_view_that_needs_another_layout_is_traced_as_it_is() -> None:
     traced, _ = trace(gradients(lambda h: h.view(2, 144).view(2, 4, 6, 6)), arguments())
     assert not any(node.target is aten.clone.default for node in traced.graph.nodes)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda h: h.reshape(-1).add_(1),
+        lambda h: h.contiguous().add_(1),
+        lambda h: h.permute(0, 2, 3, 1).contiguous().add_(1),
+    ],
+    ids=["reshape", "contiguous", "permuted"],
+)
+def test_writes_go_where_they_go_in_the_layout_of_eager_mode(
+    write: Callable[[Tensor], Tensor],
+) -> None:
+    def written(x: Tensor, first: Tensor, _: Tensor) -> list[Tensor]:
+        made = aten.convolution(x, first, None, *LAYOUT)
+        write(made)
+        return [made, *aten.convolution_backward(made, x, first, None, *LAYOUT, MASK)[:2]]
+
+    traced, _ = trace(written, arguments())
+    for made, each in zip(traced(*arguments()), written(*arguments()), strict=True):
+        torch.testing.assert_close(made, each, rtol=1e-12, atol=1e-12)
+
+
+def test_results_that_are_not_contiguous_have_the_layout_of_eager_mode() -> None:
+    def permuted(x: Tensor, first: Tensor, _: Tensor) -> list[Tensor]:
+        made = aten.convolution(x, first, None, *LAYOUT)
+        grads = aten.convolution_backward(made, x, first, None, *LAYOUT, MASK)
+        return [made.permute(0, 2, 3, 1), *grads[:2]]
+
+    traced, _ = trace(permuted, arguments())
+    expected = [each.stride() for each in permuted(*arguments())]
+    assert [each.stride() for each in results_of(traced)] == expected
 
 
 def test_results_of_a_region_have_the_layout_of_eager_mode() -> None:

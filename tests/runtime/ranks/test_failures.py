@@ -4,10 +4,14 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
+import weakref
+from types import SimpleNamespace
 
 import pytest
 
+from autosched.runtime.ranks.session import Session
 from tests.runtime.ranks import jobs
 from tests.runtime.ranks.processes import until
 
@@ -31,6 +35,52 @@ def test_a_task_that_raises_is_named_on_all_ranks_and_runs_go_on(ranks, tmp_path
         why = "TaskError: rank 1: task 'second' on cpu:1 raised ValueError: of a test, instruction"
         assert failed.startswith(why)
         assert f"rank {rank} waited: {WAITS[rank]}" in failed
+
+
+class Told:
+    """What uses a wire."""
+
+    def __init__(self):
+        self.is_told = False
+
+    def where(self):
+        return ""
+
+    def lost(self):
+        self.is_told = True
+
+
+class Interrupted(weakref.WeakSet):
+    """A set in whose iteration another thread begins something."""
+
+    begin = None
+
+    def __iter__(self):
+        for item in super().__iter__():
+            self.begin()
+            yield item
+
+
+def test_a_sum_that_begins_while_the_wire_is_lost_does_not_hide_the_failure():
+    session = object.__new__(Session)
+    session.generation, session.rank, session._failed, session._wire = 0, 0, -1, None
+    session._guard = threading.Lock()
+    session._watch, session.hanging = SimpleNamespace(tell=lambda _: None), ""
+    session.store = SimpleNamespace(set=lambda *_: None)
+    session._told = Interrupted()
+    before, later = Told(), Told()
+    beginning = threading.Thread(target=session.tell_when_lost, args=[later], daemon=True)
+
+    def begin():
+        beginning.start()
+        beginning.join(0.05)
+
+    session.tell_when_lost(before)
+    session._told.begin = begin
+    session._lose(0)
+    beginning.join()
+    assert before.is_told
+    assert later in {*weakref.WeakSet.__iter__(session._told)}
 
 
 @pytest.mark.parametrize("how", ["raise", "hang"])
