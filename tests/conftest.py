@@ -19,7 +19,7 @@ from hypothesis import Phase, settings
 torch.set_num_threads(1)
 
 COSTLY = "frontends", "parallel"  # folders
-KEPT = 3  # of so many variants of a test, one
+KEPT = 5  # of so many variants of a test, one
 
 # pytest attaches its handlers to loggers that do not propagate. With a handler, this one records
 # each fake tensor with its stack, which takes a tenth of the time of a capture.
