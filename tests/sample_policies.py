@@ -6,5 +6,5 @@ from hypothesis import strategies as st
 from autosched.policies import POLICIES
 
 policies = st.sampled_from(["auto", *POLICIES])
-# Twice as many examples as of other laws: some of each policy.
-under_every_policy = settings(max_examples=2 * settings().max_examples)
+# As many examples as three policies and "auto" had when each had its own.
+under_every_policy = settings(max_examples=4 * settings().max_examples)
