@@ -19,7 +19,7 @@ from hypothesis import Phase, settings
 torch.set_num_threads(1)
 
 COSTLY = "frontends", "parallel"  # folders
-KEPT = 3  # of so many variants of a test, one
+KEPT = 5  # of so many variants of a test that are not slow, one
 
 # pytest attaches its handlers to loggers that do not propagate. With a handler, this one records
 # each fake tensor with its stack, which takes a tenth of the time of a capture.
@@ -49,7 +49,11 @@ def pytest_collection_modifyitems(config, items):
         return
     seen = Counter()
     for item in items:
-        if item.path.parent.name in COSTLY and hasattr(item, "callspec"):
+        if (
+            item.path.parent.name in COSTLY
+            and hasattr(item, "callspec")
+            and not item.get_closest_marker("slow")
+        ):
             test = item.nodeid.partition("[")[0]
             if seen[test] % KEPT:
                 item.add_marker(pytest.mark.slow)

@@ -165,7 +165,9 @@ def linear():
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-@pytest.mark.parametrize(("least", "code"), [(0.0, 0), (1.0, 1)])
+@pytest.mark.parametrize(
+    ("least", "code"), [pytest.param(0.0, 0, marks=pytest.mark.slow), (1.0, 1)]
+)
 def test_a_network_that_learns_too_little_is_noticed(example, capsys, least, code):
     book, options = example("book"), argparse.Namespace(quick=True, folder=None)
     assert book.compare_gpu_counts("linear", linear, book.digits(8), 256, 2, least, options) == code

@@ -43,6 +43,7 @@ def test_a_text_has_operators_and_constants_and_no_names() -> None:
     assert len({built(), built(scale=3.0), built(threads=2), built(dim=1)}) == 4
 
 
+@pytest.mark.slow  # the test above compares with a text, in whatever process
 def test_it_is_the_same_in_another_process() -> None:
     script = "from tests.fusion.test_structure import built; print(built())"
     root = Path(asc.__file__).parents[1]

@@ -228,9 +228,9 @@ def wide(tasks: int, width: int) -> asc.Graph:
 @pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_it_with_the_best_so_far():
     graph, machine = wide(150, 12), processors(4, contention=False)
-    interrupt = threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
     interrupt.start()
-    placement = exact(seconds=60)(graph, machine, COSTS)
+    placement = exact(seconds=10)(graph, machine, COSTS)  # the first second is for the start
     interrupt.join()
     assert interrupt.finished.is_set()
     ends = [

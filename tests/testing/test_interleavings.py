@@ -78,7 +78,7 @@ def test_a_program_that_cannot_race_has_one_class_and_it_ends_like_the_serial_ru
         assert explored(program, graph, machine) == [bits(reference.results)]
 
 
-@settings(max_examples=settings().max_examples // 2)  # each tries up to MOST interleavings
+@settings(max_examples=settings().max_examples // 3)  # each tries up to MOST interleavings
 @given(graph=graphs(TWO, most=3), machine=machines(TWO, most_streams=2), data=st.data())
 def test_one_interleaving_of_each_class_gives_every_result_that_all_of_them_give(
     graph: asc.Graph, machine: asc.Machine, data: st.DataObject

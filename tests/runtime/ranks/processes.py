@@ -20,9 +20,13 @@ import torch.distributed as dist
 from autosched.machine import cluster
 from autosched.runtime.ranks.session import leave
 
+KINDS = "", "gpu_", "captured_", "training_", "stage_", "fusing_", "reducing_"
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    [f"tests.runtime.ranks.{name}" for name in ("jobs", "gpu_jobs", "captured_jobs")]
+    [
+        *("tests.runtime.ranks." + kind + "jobs" for kind in KINDS),
+        "torch._functorch.aot_autograd",  # captures import it when they begin
+    ]
 )
 BOUND = 30.0  # seconds that any wait may take
 

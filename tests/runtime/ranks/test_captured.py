@@ -44,7 +44,9 @@ def test_wrapped_modules_are_refused_and_run_in_tasks(ranks, kind, why):
     assert ranks.run(jobs.train_wrapped, 2, kind) == [True] * 2
 
 
-@pytest.mark.parametrize(("size", "policy"), [(2, "m_etf"), (3, "round_robin")])
+@pytest.mark.parametrize(
+    ("size", "policy"), [pytest.param(2, "m_etf", marks=pytest.mark.slow), (3, "round_robin")]
+)
 def test_a_training_step_of_all_ranks_equals_the_eager_one_on_each(ranks, size, policy):
     assert ranks.run(jobs.train_together, size, policy) == [[True] * 4] * size
 

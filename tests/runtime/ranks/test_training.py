@@ -38,7 +38,7 @@ def assert_all_equal(found: list[Any], expected: Any) -> None:
 @pytest.mark.parametrize(
     "rows",
     [
-        [[4, 4], [4, 4], [3, 5]],
+        pytest.param([[4, 4], [4, 4], [3, 5]], marks=pytest.mark.slow),
         [[4, 4, 4], [5, 4, 0]],
         pytest.param([[4] * 4, [4] * 4, [5, 0, 3, 4]], marks=pytest.mark.slow),
     ],
@@ -63,7 +63,7 @@ def test_clipped_gradients_equal_serial_training(ranks):
 @pytest.mark.parametrize(
     "options",
     [
-        {"accumulate": 2, "reduction": "sum"},
+        pytest.param({"accumulate": 2, "reduction": "sum"}, marks=pytest.mark.slow),
         {"compression": "half"},
         {"reduction": "library", "exact": False},
         pytest.param({"batch_norm": "synchronised"}, marks=pytest.mark.slow),
