@@ -28,7 +28,7 @@ from autosched.runtime.ranks.exchange import Exchange
 from autosched.runtime.ranks.session import Session, session
 from autosched.runtime.ranks.wire import Wire
 from autosched.runtime.threads.loop_runs import LoopTeam
-from autosched.runtime.threads.tapes import Fault, Late, Tape, Team
+from autosched.runtime.threads.tapes import Fault, Late, Place, Tape, Team
 from autosched.runtime.threads.thread_team import ThreadTeam
 
 __all__ = ["Ranks", "relays"]
@@ -64,7 +64,7 @@ class Ranks(Threads):
     def __init__(self, whole: Program | None = None):
         super().__init__()
         self._pending = ""  # the copies that the last late run waited for
-        # Programs that share the wire have different tags.
+        # Those of a run that was interrupted before its first step are hardly another program's.
         self.first_tag = zlib.crc32(str(whole).encode()) >> 2
         self.tags = 0 if whole is None else len(whole)  # that each slot may use
         # Waits for copies reach back one run more than they say.
@@ -113,20 +113,16 @@ class Ranks(Threads):
     def team(self, threads: Sequence[str]) -> Team:
         """Return a team that tells other ranks when it stops."""
         team = _Team(threads, self.prepare, self.tell, self._elsewhere)
-        held = weakref.ref(team)
-
-        def where() -> str:
-            found = held()
-            return "" if found is None else found.where(self.part)
-
         self.exchanges.give_up = _abandoning(team)
-        self.exchanges.where = where
+        self.exchanges.where = _working(team, self.part)
         return team
 
     def loop_team(self, threads: Sequence[str | None]) -> LoopTeam:
         """Return a team that gives up threads which wait for a lost wire."""
         team = super().loop_team(threads)
-        for exchange in self._shared.exchanges[1:]:
+        first, *others = self._shared.exchanges[1:]
+        first.where = _working(team, self.part)
+        for exchange in (first, *others):
             exchange.give_up = _abandoning(team)
         return team
 
@@ -227,6 +223,23 @@ def _abandoning(team: Any) -> Callable[[int, int, AutoschedError], None]:
     return abandon
 
 
+def _working(team: Any, part: Program) -> Callable[[], str]:
+    """Return what names the tasks that the threads of a team execute."""
+    held = weakref.ref(team)
+
+    def where() -> str:
+        found = held()
+        executed = []
+        for position, how in () if found is None else found.working():
+            at = part.instructions[position]
+            if how == "in" and isinstance(at, Run):
+                where = f"instruction {position + 1} of {len(part)}"
+                executed.append(f"task {at.task!r} on {at.stream.device}, {where}")
+        return " and ".join(executed)
+
+    return where
+
+
 def relays(part: Program) -> set[Stream]:
     """Return the streams of copies that wait for others, and would hold up what comes later."""
     on_wire = {half.stream for half in part if isinstance(half, (Send, Receive))}
@@ -268,12 +281,6 @@ class _Team(ThreadTeam):
         if is_first and not self.closed:
             self._give_up(fault)
 
-    def where(self, part: Program) -> str:
-        """Return the tasks that its threads execute."""
-        found = []
-        for place in self._places().values():
-            at = None if place is None or place.how != "in" else part.instructions[place.position]
-            if place is not None and isinstance(at, Run):
-                where = f"instruction {place.position + 1} of {len(part)}"
-                found.append(f"task {at.task!r} on {at.stream.device}, {where}")
-        return " and ".join(found)
+    def working(self) -> list[Place]:
+        """Return where its threads are."""
+        return [place for place in self._places().values() if place is not None]

@@ -64,6 +64,11 @@ class QueueTeam:
             for worker in self._workers
         }
 
+    def working(self) -> list[Place]:
+        """Return where threads are that are in a run."""
+        runs = [(worker, worker.run) for worker in self._workers]
+        return [worker.place(run) for worker, run in runs if run is not None]
+
     def abandon(self, thread: int, fault: Fault) -> None:
         """Replace a thread whose step never ends, and which must not return from it.
 

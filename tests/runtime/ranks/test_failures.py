@@ -96,6 +96,8 @@ def test_runs_in_flight_fail_together_and_go_on_together(ranks, tmp_path, how):
         assert ended[:4] == right[:4]  # the fifth may still be under way
         assert ended[-1] == right[-1]
         assert ended[5].startswith(own[how] if rank == 1 else told)
+        executed = "rank 1 executed task 'second' on cpu:1, instruction"
+        assert rank == 1 or (executed in ended[5]) == (how == "hang")
         assert all(
             text == good or "Error: " in text for text, good in zip(ended, right, strict=True)
         )
