@@ -1346,8 +1346,7 @@ MUTANTS = (
         "autosched/fusion/layouts.py",
         "if operators.called != called or ",
         "if ",
-        "tests/fusion/test_layouts.py"
-        "::test_writes_go_where_they_go_in_the_layout_of_eager_mode[reshape]",
+        "tests/fusion/test_layouts.py::test_writes_go_where_they_go_in_the_layout_of_eager_mode",
     ),
     Mutant(
         "a forward over ranks leaves what a stage wrote in the model of its rank alone",
