@@ -35,6 +35,7 @@ __all__ = ["Session", "leave", "pause", "session"]
 T = TypeVar("T")
 _PATIENCE = 0.5  # seconds for the rank that failed to write why
 _NAP = 1e-3
+_WATCH = "watch"  # the group that is connected first
 
 
 class Losing(Protocol):
@@ -65,6 +66,7 @@ class Session:
         self.meeting = member.meeting
         self.meeting.alive = self.check
         self.absent: dict[int, str] = {}  # the ranks that are not there, and how they went
+        self.left: set[int] = set()  # those of them whose programs have ended
         self.hanging = ""  # how one of them hangs
         self.generation = 0  # of the wire
         self._runs = 0  # that this rank has begun
@@ -79,7 +81,7 @@ class Session:
         self._failed = -1  # the last wire that is known to have failed
         self._near = self._processes()
         with acknowledged(member.heartbeat):
-            group = self._connected(new_group, "watch")
+            group = self._connected(new_group, _WATCH)
         on_news = self._lose, self._gone, self._left, self._hangs
         self._watch = Watch(group, self.rank, self.size, *on_news)
         self._heartbeat = self._listen(group, member.heartbeat)
@@ -100,11 +102,17 @@ class Session:
         return Heartbeat(group, self.rank, self.size, limit, self._hangs, *look)
 
     def _connected(self, make: Callable[[str, Any, int, int], T], name: str) -> T:
-        """Return what connects all ranks. Raises RankError if one of them has gone."""
+        """Return what connects all ranks. Raises RankError if one of them has gone.
+
+        One that has left was connected before, and has done its part of what follows.
+        """
+        unwatched = self._near if name == _WATCH else {}  # the watch tells of them later
 
         def alive() -> None:
-            self.check()
-            for rank, process in self._near.items():
+            for rank, why in tuple(self.absent.items()):
+                if rank not in self.left:
+                    raise RankError(self.hanging or why)
+            for rank, process in unwatched.items():
                 if has_ended(process):
                     raise RankError(self._ended(rank))
             if self.is_lost:
@@ -319,6 +327,7 @@ class Session:
         return f"{self.named(rank)} has gone: its process was ended"
 
     def _left(self, rank: int) -> None:
+        self.left.add(rank)
         self._absent(rank, f"{self.named(rank)} has left: its program has ended")
 
     def _absent(self, rank: int, why: str) -> None:

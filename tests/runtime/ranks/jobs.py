@@ -513,6 +513,22 @@ def connect(victim: int, group: str) -> str:
         return str(error)
 
 
+def connect_late() -> str:
+    """Connect; on rank 2 this ends after rank 0 has left."""
+
+    class Late(session_module.Wire):
+        def __init__(self, *args: Any):
+            super().__init__(*args)
+            until(lambda: 0 in members.absent)
+
+    members = session()
+    if members.rank == 2:
+        with mock.patch.object(session_module, "Wire", Late):
+            members.wire()
+    members.wire()
+    return members.named(0) if members.rank == 2 else ""
+
+
 class _Users(weakref.WeakSet[Any]):
     """Users of a wire; another thread adds one while they are gone through."""
 

@@ -187,6 +187,10 @@ def test_the_connections_of_ranks_break_where_a_host_is_lost(ranks):
     assert ranks.run(jobs.connections, 3) == [[1250, 1250]] * 3
 
 
+def test_a_rank_may_leave_while_another_still_connects(ranks):
+    assert ranks.run(jobs.connect_late, 3) == ["", "", "rank 0"]
+
+
 @pytest.mark.parametrize("group", ["watch", "wire"])
 def test_a_rank_that_is_killed_while_ranks_connect_is_named_on_all_others(mortals, group):
     mortals.start(jobs.connect, 3, 1, group)
