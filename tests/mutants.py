@@ -250,7 +250,7 @@ MUTANTS = (
         f"{LOWERING}/functional.py",
         "np.minimum(after[self.copies], latest)",
         "-1",
-        "tests/verification/test_functional.py::test_plain_graphs_are_lowered_at_once_as_they_are_step_by_step",
+        "tests/verification/test_functional.py::test_a_copy_goes_where_the_placement_says",
     ),
     Mutant(
         "a copy on two streams lets no memory of the second go",

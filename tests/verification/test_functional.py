@@ -15,7 +15,8 @@ from autosched import lowering
 from autosched._lib.jit import Mode, mode
 from autosched.graph.flow import flow
 from autosched.lowering import lower
-from autosched.program.program import Free, Program, Wait
+from autosched.placement import Placement, Send
+from autosched.program.program import Copy, Free, Program, Run, Wait
 from autosched.testing.strategies import DEVICES, graphs, machines
 from autosched.verification.functional import proves
 from tests.laws.test_necessary import mutants, refusal
@@ -85,6 +86,23 @@ def test_plain_graphs_are_lowered_at_once_as_they_are_step_by_step(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lowering, "is_functional", lambda *_: False)
         assert str(lower(graph, machine, placement, outputs)) == str(at_once)
+
+
+def test_a_copy_goes_where_the_placement_says() -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    for name in ("first", "second", "reads"):
+        graph.output(**{name: graph.add(fn, x, name=name)})
+    order = ("first", "second", "reads")
+    device = {"first": "cpu", "second": "cpu", "reads": "cuda:0"}
+    placement = Placement(device, order, (Send("x", 0, "cuda:0", "second"),))
+    lines = lower(graph, asc.Machine.emulated(gpus=1), placement).instructions
+    names = [
+        line.task if isinstance(line, Run) else line.destination
+        for line in lines
+        if isinstance(line, (Run, Copy))
+    ]
+    assert names[:4] == ["first", "cuda:0", "second", "reads"]
 
 
 @settings(max_examples=max(8, settings.default.max_examples // 3))
