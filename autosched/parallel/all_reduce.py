@@ -197,7 +197,7 @@ class _Collective(Protocol):
         """Wait until a row is the sum, given the marks of all ranks, in order."""
 
 
-class _Here:
+class _InOneProcess:
     """The same sum where one process plays all ranks: marks are the rows, added in order."""
 
     def __init__(self, name: str):
@@ -213,7 +213,7 @@ class _Here:
 def _starts(fn: object) -> bool:
     """Whether a function starts a sum over ranks."""
     owner = getattr(fn, "__self__", None)
-    return isinstance(owner, (AllReduce, _Here)) and fn == owner.start
+    return isinstance(owner, (AllReduce, _InOneProcess)) and fn == owner.start
 
 
 # ---- strategies
@@ -336,7 +336,7 @@ def library(of: _Sum, flats: Sequence[Value]) -> list[Value]:
         sums.append(on_first(of.of(numbers), [flats[i] for i in numbers])[0])
     hosts = tuple(map(of.host, ranks))
     all_ranks = replace(of, devices=hosts)
-    calls = [(_Here if of.machine.rank is None else AllReduce)(of.name) for _ in hosts]
+    calls = [(_InOneProcess if of.machine.rank is None else AllReduce)(of.name) for _ in hosts]
     marks = list(map(all_ranks.start, calls, sums, hosts))
     rings = list(map(all_ranks.pass_on, marks, hosts))
     for i, (call, total) in enumerate(zip(calls, sums, strict=True)):

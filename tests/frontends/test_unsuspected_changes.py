@@ -91,9 +91,9 @@ def test_what_changes_unsuspected_is_noticed(change: Callable[[Layer], object]) 
             assert torch.equal(run(x), wanted)
 
 
-def test_a_hook_on_a_parameter_is_noticed() -> None:
+def parameter_and_its_gradient() -> tuple[nn.Parameter, Callable[[Tensor], Tensor]]:
+    """Return a parameter, and a step that returns its gradient and leaves none."""
     weight = nn.Parameter(torch.ones(2))
-
     holder = nn.ParameterList([weight])
 
     def step(x: Tensor) -> Tensor:
@@ -102,6 +102,11 @@ def test_a_hook_on_a_parameter_is_noticed() -> None:
         assert grad is not None
         return grad.clone()
 
+    return weight, step
+
+
+def test_a_hook_on_a_parameter_is_noticed() -> None:
+    weight, step = parameter_and_its_gradient()
     with asc.compile(step, HERE, policy="single") as run:
         x = torch.ones(2)
         for _ in range(3):
@@ -132,15 +137,7 @@ def test_a_gradient_that_comes_or_goes_is_noticed() -> None:
 
 
 def test_a_gradient_from_elsewhere_is_noticed() -> None:
-    weight = nn.Parameter(torch.ones(2))
-    holder = nn.ParameterList([weight])
-
-    def step(x: Tensor) -> Tensor:
-        (holder[0] * x).sum().backward()
-        grad, holder[0].grad = holder[0].grad, None
-        assert grad is not None
-        return grad
-
+    weight, step = parameter_and_its_gradient()
     x = torch.tensor([1.0, 2.0])
     with asc.compile(step, HERE, policy="single") as run:
         for _ in range(3):

@@ -49,7 +49,7 @@ def test_one_process_adds_the_sums_of_ranks_in_order(
     assert all(torch.equal(total, expected) for total in graph.run_serial(**given).values())
 
 
-class Watched(module._Here):
+class Watched(module._InOneProcess):
     """Notes who has started, and finishes only when all have."""
 
     made: ClassVar[dict[str, list[Watched]]] = {}  # by sum
@@ -103,7 +103,7 @@ def test_ranks_start_sums_in_one_order_and_wait_only_for_those_that_have_started
     machine, _ = hosts(3)
     for noted in (Watched.made, Watched.started, Watched.order):
         noted.clear()
-    with mock.patch.object(module, "_Here", Watched):
+    with mock.patch.object(module, "_InOneProcess", Watched):
         graph, given = two_sums(machine)
     with asc.schedule(graph, machine, policy=scattered(seed)) as schedule:
         parts = [schedule.program.part(rank) for rank in range(3)]

@@ -28,7 +28,7 @@ from autosched.machine import cluster
 from autosched.machine.cluster import Joined, joined
 from autosched.runtime.ranks.heartbeat import Heartbeat, acknowledged
 from autosched.runtime.ranks.watch import Watch
-from autosched.runtime.ranks.wire import Patient, Wire, new_group
+from autosched.runtime.ranks.wire import InterruptibleStore, Wire, new_group
 
 __all__ = ["Session", "leave", "pause", "session"]
 
@@ -38,7 +38,7 @@ _NAP = 1e-3
 _WATCH = "watch"  # the group that is connected first
 
 
-class Losing(Protocol):
+class WireUser(Protocol):
     """What uses a wire."""
 
     def where(self) -> str:
@@ -73,7 +73,7 @@ class Session:
         self._first = 0  # the first of them that any rank has begun on this wire
         self.exchanged = 0  # exchanges of numbers that were begun on this wire: see ``gathering``
         self.told: AutoschedError | None = None  # the last failure of another rank
-        self._told: weakref.WeakSet[Losing] = weakref.WeakSet()  # when the wire is lost
+        self._told: weakref.WeakSet[WireUser] = weakref.WeakSet()  # when the wire is lost
         self._turn: weakref.ref[Runs] | None = None  # of the program that runs
         self._wire: Wire | None = None
         self._reported = -1  # the last wire whose failure this rank has caused, or raised
@@ -118,7 +118,7 @@ class Session:
             if self.is_lost:
                 raise self.cause("ranks to connect")
 
-        connect = partial(make, name, Patient(self.store, alive), self.rank, self.size)
+        connect = partial(make, name, InterruptibleStore(self.store, alive), self.rank, self.size)
         return connected(connect, alive, self.meeting.timeout)
 
     # ---- the wire
@@ -198,7 +198,7 @@ class Session:
 
     # ---- failures
 
-    def tell_when_lost(self, user: Losing) -> None:
+    def tell_when_lost(self, user: WireUser) -> None:
         """Tell a user of the wire when it is lost; it is not kept alive."""
         with self._guard:
             self._told.add(user)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-__all__ = ["Patient", "Wire", "colour", "lose", "new_group"]
+__all__ = ["InterruptibleStore", "Wire", "colour", "lose", "new_group"]
 
 _torch: Any = torch.distributed  # some of whose classes have no types
 _FOREVER = timedelta(days=1)  # a wait that ends earlier would close all connections of its group
@@ -43,7 +43,7 @@ def new_group(name: str, store: Any, rank: int, size: int) -> Any:
     return _torch.ProcessGroupGloo(_torch.PrefixStore(name, store), rank, size, _FOREVER)
 
 
-class Patient(_torch.Store):  # type: ignore[misc]
+class InterruptibleStore(_torch.Store):  # type: ignore[misc]
     """A store for groups to connect through, in which a wait ends when ``alive`` raises."""
 
     def __init__(self, store: Any, alive: Callable[[], None]):
