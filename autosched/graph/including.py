@@ -78,11 +78,12 @@ def include(
 def _after(other: Graph, task: Task, prefix: str) -> list[str]:
     """Return the names of tasks that come first by order dependencies alone.
 
-    They may have been included before. Random tasks are ordered anew, since the generator of the
-    other graph may be several ones of this graph.
+    They may have been included before. Tasks that share state are ordered anew, since a generator of
+    the other graph may be several ones of this graph.
     """
     ordered = (other.tasks[d.task] for d in task.dependencies if d.kind == "order")
-    return [prefix + before.name for before in ordered if not (before.random and task.random)]
+    state = set(map(id, task.shared))
+    return [prefix + before.name for before in ordered if state.isdisjoint(map(id, before.shared))]
 
 
 def repeat(

@@ -37,6 +37,18 @@ def test_a_graph_included_in_an_empty_one_is_the_graph(graph: asc.Graph) -> None
     assert shape(new) == shape(graph)
 
 
+def test_random_tasks_with_generators_of_their_own_keep_the_order_that_was_asked_for() -> None:
+    graph = asc.Graph(generators={"cpu": "cpu", "cuda:0": "cuda:0"})
+    with graph.on("cpu"):
+        graph.add(torch.rand, 3, name="first")
+    with graph.on("cuda:0"):
+        y = graph.add(torch.rand, 3, name="second", after=["first"])
+    new = asc.Graph(generators={"cpu": "cpu", "cuda:0": "cuda:0"})
+    new.include(graph, {})
+    assert y.producer is not None
+    assert graph.task("second").dependencies == new.task("second").dependencies != ()
+
+
 def shape(graph: asc.Graph) -> list[object]:
     names = [value.name for value in graph.values]
     return [
