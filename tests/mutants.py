@@ -348,7 +348,8 @@ MUTANTS = (
         "autosched/verification/verifier.py",
         ".index > task.index:",
         ".index < 0:",
-        REFERENCE,
+        "tests/verification/test_verify.py"
+        "::test_a_view_is_made_before_a_later_task_overwrites_its_memory",
     ),
     Mutant(
         "a wait does not pass on what its event was behind",
@@ -383,7 +384,7 @@ MUTANTS = (
         "autosched/program/residency.py",
         "if self._early and (value, device) in self._early:",
         "if not self:",
-        REFERENCE,
+        "tests/program/test_residency.py::test_a_value_has_the_first_version_whose_write_has_not_come",
     ),
     Mutant(
         "a write covers all parts that it overlaps",
@@ -1254,7 +1255,7 @@ MUTANTS = (
         f"{LOWERING}/carried.py",
         "found.setdefault(min(together), set()).add(max(together))",
         "pass",
-        TURNS,
+        "tests/lowering/test_loops.py::test_the_first_task_with_shared_state_waits_for_the_last",
     ),
     Mutant(
         "verify does not look at readers of the run before",

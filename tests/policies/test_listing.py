@@ -197,8 +197,9 @@ def test_plans_that_forget_gaps_are_plans(most, case):
 def crossed(draw: st.DrawFn) -> tuple[Graph, Machine]:
     """Many data between equal devices of one stream each; nothing is written in place."""
     graph = Graph()
-    for i in range(draw(st.integers(4, 14))):
-        read = draw(st.lists(st.sampled_from(graph.values), max_size=3, unique_by=id)) if i else []
+    for i in range(draw(st.integers(8, 14))):
+        read = st.lists(st.sampled_from(graph.values), min_size=1, max_size=3, unique_by=id)
+        read = draw(read) if i > 2 else []
         graph.add(
             int,
             *read,

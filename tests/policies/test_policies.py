@@ -471,7 +471,7 @@ def graphs(draw: st.DrawFn, names: tuple[str, ...], most: int = 9) -> Graph:
         with graph.on(draw(st.sampled_from(names))):
             values.append(graph.input("z"))
     times = st.integers(0, 9)
-    for i in range(draw(st.integers(1, most))):
+    for i in range(draw(st.integers(1, most) | st.integers(most // 2, most))):
         read = draw(st.lists(st.sampled_from(values), max_size=3, unique_by=id))
         kind = draw(
             st.sampled_from(

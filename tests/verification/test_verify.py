@@ -508,3 +508,27 @@ def test_memory_that_took_another_name_is_still_to_be_freed():
     asc.verify(asc.Program.parse(text), graph)
     with pytest.raises(asc.ProgramError, match="'made' on cuda:1 is never freed"):
         asc.verify(asc.Program.parse(text.replace("cuda:1/copy-in  free made@1\n", "")), graph)
+
+
+def test_a_view_is_made_before_a_later_task_overwrites_its_memory():
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.add(fn, x[1:], name="read")
+    x.mul_(2)
+    program = """\
+    input x on cpu
+    cpu/compute  run getitem
+    cpu/compute  run read
+    cpu/compute  run mul
+    """
+    message = refused(
+        program, graph, ("run read\ncpu/compute run mul", "run mul\ncpu/compute run read")
+    )
+    assert "'getitem' on cpu is read but was overwritten by version 1" in message
+    message = refused(
+        program,
+        graph,
+        ("\ncpu/compute run mul", ""),
+        ("run getitem", "run mul\ncpu/compute run getitem"),
+    )
+    assert "'x' was overwritten by task 'mul'" in message

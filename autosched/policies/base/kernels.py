@@ -55,8 +55,8 @@ class Planning(NamedTuple):
         np.cumsum(t.streams, out=first[1:])
         streams = int(first[-1])
         reads = int(np.diff(t.reads_at).max(initial=1))
-        contended = bool(t.holds_out.any() or t.holds_in.any())
-        copies = len(t.reads) + len(t.returns) if contended else 0
+        queued = bool(t.holds_out.any() or t.holds_in.any() or t.issue_copy.any())
+        copies = len(t.reads) + len(t.returns) if queued else 0
         state = cls(
             since=mode.numbers(reads),
             datum=mode.counts(reads),
@@ -65,7 +65,7 @@ class Planning(NamedTuple):
             out_next=mode.numbers(devices),
             out_free=mode.numbers(devices),
             in_free=mode.numbers(devices),
-            arrival=mode.numbers(len(t.maker) * devices if contended else 0, math.nan),
+            arrival=mode.numbers(len(t.maker) * devices if queued else 0, math.nan),
             first=mode.whole(first),
             begins=mode.numbers(streams * most_gaps),
             ends=mode.numbers(streams * most_gaps),
@@ -196,7 +196,7 @@ def decode(
     """
     devices = len(t.streams)
     end = 0.0
-    contended = len(s.arrival) > 0
+    queued = len(s.arrival) > 0
     clear(s)
     for i in range(len(order)):
         task = order[i]
@@ -206,7 +206,7 @@ def decode(
         limit = cap - seconds - tail[task * devices + p]
         for j in range(t.before_at[task], t.before_at[task + 1]):
             ready = max(ready, finish[t.before[j]])
-        if contended:
+        if queued:
             ready = arrive(t, p, sources(t, task, device, finish, s), ready, limit, s, True)
         else:
             s.issued[1] = s.issued[0]
@@ -316,7 +316,7 @@ def arrive(
     out_next = s.out_next
     out_free = s.out_free
     arrival = s.arrival
-    contended = len(arrival) > 0
+    queued = len(arrival) > 0
     devices = len(t.streams)
     in_next = s.in_free[p]
     issued = s.issued[0]
@@ -328,7 +328,7 @@ def arrive(
         if q != p:
             datum = s.datum[k]
             copy = datum * devices + p
-            if contended and arrival[copy] >= 0.0:
+            if queued and arrival[copy] >= 0.0:
                 end = arrival[copy]
             else:
                 # This is `send`, without the call, which takes uncompiled as long as the rest.
@@ -349,7 +349,7 @@ def arrive(
                     out_next[q] = end
                 if holds_in:
                     in_next = end
-                if commit and contended:
+                if commit and queued:
                     s.copy[s.sent[0]] = copy
                     s.begin[s.sent[0]] = begin
                     s.sent[0] += 1
