@@ -197,7 +197,6 @@ class RunFuture(Future[Any]):
         with condition:
             for waiter in self._waiters:
                 (waiter.add_result if error is None else waiter.add_exception)(self)
-            condition.notify_all()
         self._invoke_callbacks()  # type: ignore[attr-defined]
 
 
