@@ -1386,6 +1386,13 @@ MUTANTS = (
         f"{FLIGHT}/test_runs.py::test_memory_that_comes_under_another_name_is_waited_for",
     ),
     Mutant(
+        "what is to be called when a run has ended is not called",
+        "autosched/runtime/in_flight/future.py",
+        "        self._invoke_callbacks()",
+        "        pass",
+        f"{FLIGHT}/test_runs.py::test_whoever_waits_for_runs_under_way_is_told",
+    ),
+    Mutant(
         "runs go on with the state that one which failed has left",
         "autosched/runtime/threads/loop_runs.py",
         "        if self._carries and (",

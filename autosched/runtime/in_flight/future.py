@@ -1,18 +1,18 @@
 """Futures of submitted runs.
 
 A main thread that waits can be interrupted at any moment. So it waits for locks written in C, and
-uses the condition of ``concurrent.futures``, which is not safe then, only after the run has ended.
+not for the condition of ``concurrent.futures``, which is not safe then. Few runs need the
+condition, and it takes long to create, so it is created when something asks for it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping
-from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass
-from typing import Any
+from concurrent.futures import Future
+from concurrent.futures._base import FINISHED, RUNNING
+from typing import Any, Protocol
 
 from autosched._lib.forks import forks
 from autosched.errors import ScheduleError
@@ -33,6 +33,11 @@ class RunFuture(Future[Any]):
     runs of it. ``wrote`` is called before there is a result or an error.
     """
 
+    # Executes the run, where nothing does so by itself.
+    drive: Callable[[], object] | None = None
+    hand_out: Callable[[], None] | None = None  # prepares the outputs for a thread
+    _is_over = False  # whether no thread works on it
+
     def __init__(
         self,
         number: int,
@@ -40,18 +45,24 @@ class RunFuture(Future[Any]):
         wrote: Callable[[], None] | None = None,
         waiting: Waiting | None = None,
     ):
-        super().__init__()
+        # As in ``Future``, without the condition.
+        self._state = RUNNING
+        self._result = None
+        self._exception = None
+        self._waiters = []
+        self._done_callbacks: list[Callable[[Future[Any]], object]] = []
         self.number = number
         self._waiting = waiting
-        # Executes the run, where nothing does so by itself.
-        self.drive: Callable[[], object] | None = None
-        self.hand_out: Callable[[], None] | None = None  # prepares the outputs for a thread
         self._finish: Callable[[dict[str, Any]], Any] | None = finish
         self._wrote = wrote
-        self._ended = _Flag()  # no thread works on it
         self._done = _Flag()  # it has a result
-        self._process = forks()
-        self.set_running_or_notify_cancel()
+        self._ended = self._done  # no thread works on it; another flag if it failed before that
+
+    @property
+    def _condition(self) -> threading.Condition:  # type: ignore[override]
+        """The condition of ``Future``, which all threads share: the first one that is created."""
+        shared: threading.Condition = vars(self).setdefault("condition", threading.Condition())
+        return shared
 
     # ---- for callers
 
@@ -61,15 +72,20 @@ class RunFuture(Future[Any]):
         Raises TimeoutError if the run does not end within ``timeout`` seconds; it goes on.
         """
         self._await(timeout)
-        result = super().result(0)
+        if self._exception is not None:
+            return super().result(0)
         if self.hand_out is not None:
             self.hand_out()
-        return result
+        return self._result
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return what the run raised, None if nothing. Raises TimeoutError as ``result`` does."""
         self._await(timeout)
-        return super().exception(0)
+        return self._exception
+
+    def done(self) -> bool:
+        """Return whether there is a result, or an error."""
+        return self._done.is_set
 
     def __await__(self) -> Generator[Any, None, Any]:
         import asyncio  # nobody else needs it
@@ -82,12 +98,17 @@ class RunFuture(Future[Any]):
 
     def wait(self, deadline: float | None = None) -> bool:
         """Wait until the run has ended; return whether that was in time."""
-        return self._wait_for(self._ended, deadline)
+        while not (self._is_over and self._done.is_set):
+            if not self._wait_for(self._ended, deadline):
+                return False
+        return True
 
     def _await(self, timeout: float | None) -> None:
         """Wait until there is a result, or an error."""
+        if self._done.is_set:
+            return
         deadline = None if timeout is None else time.perf_counter() + timeout
-        if not self._done.is_set and not self._wait_for(self._done, deadline):
+        if not self._wait_for(self._done, deadline):
             raise TimeoutError(f"run {self.number} has not ended within {timeout} seconds")
 
     def _wait_for(self, flag: _Flag, deadline: float | None) -> bool:
@@ -95,8 +116,10 @@ class RunFuture(Future[Any]):
 
         Whether it does is asked after a moment: most runs have ended by then.
         """
-        if self.drive is None and flag.wait(min(max(0.0, _left(deadline)), _SOON)):
-            return True
+        if self.drive is None:
+            patience = _SOON if deadline is None else min(max(0.0, _left(deadline)), _SOON)
+            if flag.wait(patience):
+                return True
         waiting = self._waiting
         if waiting is None or flag.is_set:
             return self._block(flag, deadline)
@@ -114,7 +137,7 @@ class RunFuture(Future[Any]):
         if drive is not None and not flag.is_set:
             drive()
         while not flag.is_set:
-            if self._process != forks():
+            if self._waiting is not None and self._waiting.process != forks():
                 raise ScheduleError("the run belongs to the process that this one was forked from")
             left = _left(deadline)
             if not flag.wait(min(max(0.0, left), _LOOK)) and left <= 0:
@@ -136,12 +159,14 @@ class RunFuture(Future[Any]):
         Nobody waits for the end of a run that is abandoned.
         """
         if abandoned:
-            self._ended.set()
+            self._is_over = True
+        else:
+            self._ended = _Flag()
+            if self._is_over:  # it has ended meanwhile
+                self._ended.set()
         if (wrote := self._wrote) is not None:  # the run may end at any moment
             wrote()
-        with contextlib.suppress(InvalidStateError):
-            self.set_exception(error)
-        self._done.set()
+        self._settle(None, error)
 
     def end(self, result: Any, error: BaseException | None) -> None:
         """Note that the run has ended."""
@@ -150,15 +175,29 @@ class RunFuture(Future[Any]):
         if self._wrote is not None:
             self._wrote()
             self._wrote = None
-        self._ended.set()
-        try:  # each run comes here: ``suppress`` is slower
-            if error is None:
-                self.set_result(result)
-            else:
-                self.set_exception(error)
-        except InvalidStateError:
-            pass
+        self._is_over = True
+        self._settle(result, error)
+        if self._ended is not self._done:
+            self._ended.set()
+
+    def _settle(self, result: Any, error: BaseException | None) -> None:
+        """Set the outcome; the first one counts.
+
+        Who asks for the condition later finds the state that is set here.
+        """
+        outcome = result, error
+        known = vars(self)
+        first = known.setdefault("outcome", outcome)
+        self._result, self._exception = first
+        self._state = FINISHED
         self._done.set()
+        condition = known.get("condition")
+        if condition is None or first is not outcome:
+            return
+        with condition:
+            for waiter in self._waiters:
+                (waiter.add_result if error is None else waiter.add_exception)(self)
+        self._invoke_callbacks()  # type: ignore[attr-defined]
 
 
 def _left(deadline: float | None) -> float:
@@ -170,6 +209,7 @@ class Waiting:
 
     def __init__(self, name: str, executing: Callable[[], frozenset[int]]):
         self.name = name
+        self.process = forks()
         self.flags: dict[int, _Flag] = {}  # what each thread waits for
         self._executing = executing
 
@@ -184,8 +224,7 @@ class Waiting:
         return flag is not None and not flag.is_set
 
 
-@dataclass(eq=False)
-class UnderWay:
+class UnderWay(Protocol):
     """A run that has not ended, with its inputs."""
 
     future: RunFuture
@@ -197,6 +236,8 @@ class UnderWay:
 
 class _Flag:
     """As ``threading.Event``, which is written in Python, and so is not safe from interrupts."""
+
+    __slots__ = ("_lock", "is_set")
 
     def __init__(self) -> None:
         self.is_set = False

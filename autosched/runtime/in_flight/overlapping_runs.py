@@ -10,8 +10,8 @@ import contextlib
 import sys
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -32,18 +32,16 @@ __all__ = ["CLOSED", "OverlappingRuns"]
 CLOSED = "the schedule was closed while it ran"
 
 
-@dataclass(eq=False)
-class Started(UnderWay):
+class Started(LoopRun):
     """A run in a slot; ``late`` is its error if it was aborted for being late."""
 
-    slot: Slot
-    run: LoopRun | None = None
     late: RunTimeoutError | None = None
 
-    def stop(self) -> None:
-        """Abort the run."""
-        if self.run is not None:
-            self.run.stop()
+    def __init__(self, future: RunFuture, inputs: Mapping[str, Any], slot: Slot, *others: Any):
+        super().__init__(future.number, slot.tape, slot.locks, *others)
+        self.future = future
+        self.inputs = inputs
+        self.slot = slot
 
 
 class OverlappingRuns:
@@ -64,7 +62,9 @@ class OverlappingRuns:
         self.slots = Slots(executor.compiler, looping)
         self._connected = executor.compiler.can.connected
         self.line = Line(self.slots.carries or self._connected is not None)
-        self.position = 0
+        self._turns = deque(self.slots.all)  # the slot of the next run comes first
+        self._advance = partial(self._turns.rotate, -1)
+        self._tell = None if self._connected is None else self._connected.tell
         first = self.slots.all[0]
         self.team = looping.loop_team(list(first.tape.steps) or [None])
         self._ending = _Ending() if first.is_asynchronous else None
@@ -89,42 +89,35 @@ class OverlappingRuns:
         """Begin with the first slot, after all runs have ended."""
         self.line.mend()
         self.slots.reset()
-        self.position = 0
+        self._turns.rotate(self._turns[0].number)
 
     def start(self, future: RunFuture, inputs: Mapping[str, Any], deadline: float | None) -> None:
         """Start a run, for which there must be room. Raises as ``Memory.check`` does."""
         if self.is_broken:
             self.begin_again()
-        slot = self.slots.all[self.position % len(self.slots.all)]
+        slot = self._turns[0]
         slot.memory.fill(inputs)
-        started = Started(future, inputs, slot)
-        tell = None if self._connected is None else self._connected.tell
-        ended = partial(self._left, started)
-        run = LoopRun(future.number, slot.tape, slot.locks, self.line, ended, tell)
-        started.run = run
+        run = Started(future, inputs, slot, self.line, self._left, self._tell)
         if not self.team.threads:
             future.drive = partial(self._drive, run)
         slot.backend.begin(lambda: run.stopped)
-        self.team.start(
-            run,
-            partial(self.under_way.__setitem__, future.number, started),
-            partial(setattr, self, "position", self.position + 1),
-        )
+        note = partial(self.under_way.__setitem__, future.number, run)
+        self.team.start(run, note, self._advance)
         if deadline is not None:
             self._deadlines.add(deadline, future.number)
 
     def expire(self, number: int) -> None:
         """Abort a run that is late, unless it has ended."""
-        started = self.under_way.get(number)
-        if not isinstance(started, Started) or started.run is None:
+        run = self.under_way.get(number)
+        if not isinstance(run, Started):
             return
         executor = self.executor
-        places = report(executor.program, executor.graph, self.team.places(started.run))
-        started.late = RunTimeoutError(f"the run did not end in time:\n{places}")
-        started.run.reason = "it did not end in time"
-        started.run.stop()
-        started.future.settle(GRACE)
-        started.future.fail(started.late)
+        places = report(executor.program, executor.graph, self.team.places(run))
+        run.late = RunTimeoutError(f"the run did not end in time:\n{places}")
+        run.reason = "it did not end in time"
+        run.stop()
+        run.future.settle(GRACE)
+        run.future.fail(run.late)
 
     # ---- the end of a run
 
@@ -132,24 +125,25 @@ class OverlappingRuns:
         with _without_autograd():
             self.team.drive(run)
 
-    def _left(self, started: Started, run: LoopRun) -> None:
+    def _left(self, run: Started) -> None:
         """End a run whose steps have been called."""
         if self._ending is None:
-            self._end(started, run)
+            self._end(run)
         else:
-            self._ending.queue.put(partial(self._end, started, run))
+            self._ending.queue.put(partial(self._end, run))
 
-    def _end(self, started: Started, run: LoopRun) -> None:
+    def _end(self, run: Started) -> None:
         """Collect the outputs, release everything else, and set the future."""
-        future = started.future
-        slot = started.slot
+        future = run.future
+        slot = run.slot
         outputs: dict[str, Any] = {}
         result: Any = None
         error: BaseException | None = None
         try:
             slot.backend.join()
-            error = started.late or self._error(run, slot)
-            if error is None:
+            if run.stopped:
+                error = run.late or self._error(run)
+            else:
                 outputs = slot.memory.outputs()
         except BaseException as raised:
             error = raised
@@ -164,15 +158,15 @@ class OverlappingRuns:
         except BaseException as raised:
             error = raised
         # The slot refers to the run until its next one; an error refers to frames.
-        started.inputs = {}
+        run.inputs = {}
         run.fault = None
         del self.under_way[future.number]
         future.end(result, error)
 
-    def _error(self, run: LoopRun, slot: Slot) -> BaseException | None:
-        """Return the error that ended a run, None if it ended well."""
+    def _error(self, run: Started) -> BaseException:
+        """Return the error that aborted a run."""
         if run.fault is not None:
-            arguments = slot.memory.arguments(run.fault.position)
+            arguments = run.slot.memory.arguments(run.fault.position)
             error = self.executor.error(run.fault, arguments)
             run.reason = str(error).partition("\n")[0] or type(error).__name__
             return error
@@ -182,7 +176,7 @@ class OverlappingRuns:
                 f"run {run.number} was cancelled, because it {needs} run {run.cause.number} "
                 f"leaves, which was aborted: {run.cause.reason}"
             )
-        return ScheduleError(CLOSED) if run.stopped else None
+        return ScheduleError(CLOSED)
 
 
 class _Ending:

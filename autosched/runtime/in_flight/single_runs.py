@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -25,6 +26,17 @@ from autosched.runtime.threads.thread_team import end_threads
 __all__ = ["SingleRuns"]
 
 _Work = Callable[[], None]
+
+
+@dataclass(eq=False)
+class Queued:
+    """A run that waits for the thread, or is executed by it."""
+
+    future: RunFuture
+    inputs: Mapping[str, Any]
+
+    def stop(self) -> None:
+        """Do nothing: it cannot be aborted separately."""
 
 
 class SingleRuns:
@@ -46,7 +58,7 @@ class SingleRuns:
         """Start a run, for which there must be room."""
         adopt = _nothing if self._looping is None else self._looping.adopting()
         at_once(
-            partial(self.under_way.__setitem__, future.number, UnderWay(future, inputs)),
+            partial(self.under_way.__setitem__, future.number, Queued(future, inputs)),
             partial(self._queue.put, partial(self._run, future, inputs, deadline, adopt)),
         )
 

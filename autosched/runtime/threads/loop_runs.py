@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from autosched.runtime.threads.tapes import Fault, Place, Step, Tape
 
@@ -40,9 +40,14 @@ class Line:
 class LoopRun:
     """One run of a tape.
 
-    ``locks`` are those that its threads wait for; ``ended`` is called by the last thread, and
+    ``locks`` are those that its threads wait for; ``ended`` is called with it by the last thread, and
     ``tell`` before the run is aborted for a reason of its own.
     """
+
+    stopped = False
+    fault: Fault | None = None
+    cause: LoopRun | None = None  # the run whose abortion aborted this one
+    reason = ""  # why it was aborted, in words
 
     def __init__(
         self,
@@ -50,15 +55,11 @@ class LoopRun:
         tape: Tape,
         locks: Sequence[threading.Lock],
         line: Line,
-        ended: Callable[[LoopRun], None],
+        ended: Callable[[Any], None],
         tell: Callable[[Fault | None], None] | None = None,
     ):
         self.number = number
         self.tape = tape
-        self.stopped = False
-        self.fault: Fault | None = None
-        self.cause: LoopRun | None = None  # the run whose abortion aborted this one
-        self.reason = ""  # why it was aborted, in words
         self.left: set[str | None] = set()  # the threads that have left it
         self._locks = locks
         self._line = line

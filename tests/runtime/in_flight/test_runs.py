@@ -23,6 +23,7 @@ import autosched as asc
 from autosched.errors import CancelledRunError
 from autosched.program.program import Free, Wait
 from autosched.runtime.backends.virtual import Virtual
+from autosched.runtime.in_flight.future import RunFuture
 
 GENEROUS = 30  # seconds until a test that hangs fails
 GPUS = asc.Machine.emulated(gpus=2)
@@ -99,6 +100,55 @@ def test_a_run_is_a_future():
         assert not run.cancelled()
         assert concurrent.futures.wait([run], GENEROUS).done == {run}
         assert called.wait(GENEROUS)
+
+
+def test_a_run_has_the_fields_of_a_future_and_creates_its_condition_when_it_is_needed():
+    run = RunFuture(1, dict)
+    expected = vars(concurrent.futures.Future())
+    assert "condition" not in vars(run)
+    assert all(type(getattr(run, name)) is type(item) for name, item in expected.items())
+    assert run._condition is run._condition
+    assert run.running()
+
+
+def test_whoever_waits_for_runs_under_way_is_told():
+    go = threading.Event()
+
+    def late(x):
+        assert go.wait(GENEROUS)
+        return raising(2.0)(x)
+
+    with scheduled(two_stages(late, torch.neg), 3) as schedule:
+        go.set()
+        schedule(x=number(0))
+        go.clear()
+        runs = [schedule.submit(x=number(i)) for i in (1, 2, 3)]
+        called = []
+        runs[0].add_done_callback(called.append)
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            every = pool.submit(lambda: [*concurrent.futures.as_completed(runs, GENEROUS)])
+            until = {"return_when": concurrent.futures.FIRST_EXCEPTION}
+            failed = pool.submit(concurrent.futures.wait, runs, GENEROUS, **until)
+            assert not concurrent.futures.wait(runs, 0.05).done  # the others have begun, too
+            go.set()
+            assert sorted(run.number for run in every.result()) == [run.number for run in runs]
+            assert runs[1] in failed.result().done
+    assert called == [runs[0]]
+    assert isinstance(runs[1].exception(), asc.TaskError)
+
+
+def test_a_run_that_failed_early_ends_when_no_thread_works_on_it():
+    early, over = RunFuture(1, dict), RunFuture(2, dict)
+    early.fail(ValueError("late"))
+    assert early.done()
+    assert not early.wait(0.0)
+    early.end({}, None)
+    over.end({}, None)
+    over.fail(ValueError("late"))
+    assert early.wait(0.0)
+    assert over.wait(0.0)
+    assert isinstance(early.exception(), ValueError)  # the first outcome counts
+    assert over.result() == {}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
