@@ -8,8 +8,6 @@ it, so users need not report changes.
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -21,6 +19,7 @@ import torch
 
 from autosched import Schedule, ScheduleError
 from autosched._lib.copying import clone
+from autosched._lib.gc_pause import without_collecting
 from autosched.parallel.agreement import Kind, kind_of, same_rows
 from autosched.parallel.batches import batch_inputs, key_of, rows_cut, rows_of
 from autosched.parallel.checkpoints import read, shared_out, write
@@ -162,21 +161,16 @@ class Step(Plans[Planned]):
 
     def schedule(self, *batch: Any) -> Schedule:
         """Return the schedule of calls like this one."""
-        with self._guard:
-            self.wait()
-            return self._of(batch).schedule
+        return self._of(batch).schedule
 
     def inputs(self, *batch: Any) -> dict[str, torch.Tensor]:
         """Return the inputs for the schedule of such a call, to run or profile it separately."""
         with self._guard:
-            self.wait()
             return self._inputs(self._of(batch), batch)
 
     def notes(self, *batch: Any) -> Mapping[str, Any]:
         """Return the decisions for calls like this one, and their reasons, by name."""
-        with self._guard:
-            self.wait()
-            return self._of(batch).notes
+        return self._of(batch).notes
 
     def close(self) -> None:
         """Close all schedules, and drop them and the replicas' tensors."""
@@ -257,10 +251,12 @@ class Step(Plans[Planned]):
 
         On several ranks it is collective only if there was no such step before.
         """
-        key = self._key(batch)
-        if self._agreement is None or key in self._counts:
-            return self._planned(batch, key, self._counts.get(key))
-        return self._agreed_plan(batch)
+        with self._guard:
+            self.wait()
+            key = self._key(batch)
+            if self._agreement is None or key in self._counts:
+                return self._planned(batch, key, self._counts.get(key))
+            return self._agreed_plan(batch)
 
     def _agreed_plan(self, batch: Sequence[Any]) -> Planned:
         """Return the plan of a call, on which all ranks agree; let them have the same state."""
@@ -292,7 +288,7 @@ class Step(Plans[Planned]):
             rows = (rows_of(batch),) if counts is None else counts
             move_model(self.model, self.optimizer, self._training.capture_device)
             self._leave_last()
-            with _paused_garbage_collection():
+            with without_collecting():
                 return self._training.together(lambda: self._plan(batch, rows))
 
         return self._cached((counts, key), plan)
@@ -428,15 +424,3 @@ class Step(Plans[Planned]):
         for key, copy in list(self._copies.items()):
             if not isinstance(copy.source, torch.nn.Parameter):
                 del self._copies[key]
-
-
-@contextlib.contextmanager
-def _paused_garbage_collection() -> Iterator[None]:
-    """Pause cyclic garbage collection, which takes a quarter of planning and finds nothing."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
