@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -77,16 +77,13 @@ class _Sum:
     name: str
 
     def add(self, a: Value, b: Value, device: str, numel: int) -> Value:
-        """Add two tensors."""
         return self._task("add", torch.add, (a, b), device, numel, 3)
 
     def total(self, values: Sequence[Value], device: str, numel: int) -> Value:
-        """Add several tensors, in their order."""
         n = len(values) - 1
         return self._task("add", added, (list(values),), device, numel, 3 * n, n)
 
     def concatenate(self, chunks: Sequence[Value], device: str) -> Value:
-        """Concatenate the chunks of the whole tensor."""
         return self._task("cat", torch.cat, (list(chunks),), device, self.numel, 2)
 
     def relay(self, value: Value, device: str, numel: int) -> Value:
@@ -119,10 +116,9 @@ class _Sum:
         return replace(self, devices=tuple(self.devices[i] for i in numbers))
 
     def host(self, rank: int | None) -> str:
-        """Return the CPU of a rank."""
         return next(d.name for d in self.machine.devices if d.rank == rank and d.kind == "cpu")
 
-    def start(self, call: _Collective, flat: Value, device: str) -> Value:
+    def start(self, call: AllReduce | _InOneProcess, flat: Value, device: str) -> Value:
         """Start to add the tensors of all devices in place; return a mark, for all to read.
 
         Devices start several sums in the order in which these are added to the graph.
@@ -144,7 +140,9 @@ class _Sum:
         )  # fmt: skip
         return made
 
-    def finish(self, call: _Collective, flat: Value, marks: Sequence[Value], number: int) -> None:
+    def finish(
+        self, call: AllReduce | _InOneProcess, flat: Value, marks: Sequence[Value], number: int
+    ) -> None:
         """Wait on a device for the sum of all, given their marks.
 
         The seconds are those of additions, and of a ring's hops less those of the copy around it.
@@ -187,18 +185,8 @@ def added(tensors: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> t
     return total
 
 
-class _Collective(Protocol):
-    """A sum over ranks that one task of each starts, and another one finishes."""
-
-    def start(self, row: torch.Tensor) -> torch.Tensor:
-        """Start to add rows in place, and return a mark, which all others read."""
-
-    def finish(self, row: torch.Tensor, marks: Sequence[torch.Tensor]) -> None:
-        """Wait until a row is the sum, given the marks of all ranks, in order."""
-
-
 class _InOneProcess:
-    """The same sum where one process plays all ranks: marks are the rows, added in order."""
+    """An ``AllReduce`` where one process plays all ranks: marks are the rows, added in order."""
 
     def __init__(self, name: str):
         self.name = name
