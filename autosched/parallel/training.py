@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from autosched import Machine, Schedule, ScheduleError
+from autosched import CaptureError, Machine, Schedule, ScheduleError
 from autosched.parallel.agreement import Agreement, agreement_of
 from autosched.parallel.all_reduce import LIBRARY, MANY, STRATEGIES
 from autosched.parallel.arguments import check_options, check_trained, devices_of
@@ -19,7 +19,6 @@ from autosched.parallel.plans import scheduled, torch_device
 from autosched.parallel.rewrite import with_hoisted_random_numbers
 from autosched.parallel.step_graph import build
 from autosched.parallel.step_spec import StepGraph, StepSpec
-from autosched.parallel.sync_batch_norm import Synchronised, check_norms
 from autosched.parallel.template import BeforeStep, Loss, Template, pass_of, update_of
 from autosched.parallel.updates import Bucket, Update, check_separable, updates_of
 
@@ -104,27 +103,21 @@ class Training:
         devices = tuple(replace(device, imagined=True) for device in self.machine.devices)
         return replace(self, machine=replace(self.machine, devices=devices))
 
-    def passes(
-        self, batch: Sequence[Any], sizes: Iterable[int], rows: int, synchronised: bool = False
-    ) -> dict[int, Template]:
+    def passes(self, batch: Sequence[Any], sizes: Iterable[int], rows: int) -> dict[int, Template]:
         """Capture micro-batches of each size, as parts of a batch of this many rows.
 
-        ``synchronised``: batch norms use the statistics of all replicas. Collective on several
-        ranks.
+        Collective on several ranks.
         """
-        return self.together(lambda: self._passes(batch, sizes, rows, synchronised))
+        return self.together(lambda: self._passes(batch, sizes, rows))
 
-    def _passes(
-        self, batch: Sequence[Any], sizes: Iterable[int], rows: int, synchronised: bool
-    ) -> dict[int, Template]:
-        check_norms(self.model)
-        around = Synchronised if synchronised else contextlib.nullcontext
+    def _passes(self, batch: Sequence[Any], sizes: Iterable[int], rows: int) -> dict[int, Template]:
+        _check_norms(self.model)
         trained = (self.model, self.loss_fn, self.optimizer)
         found = {}
         for size in filter(None, dict.fromkeys(sizes)):
             part = first_rows(batch, size, self.capture_device)
             weight = size / rows if self.averages else 1.0
-            found[size] = with_hoisted_random_numbers(pass_of(*trained, part, weight, around))
+            found[size] = with_hoisted_random_numbers(pass_of(*trained, part, weight))
         return found
 
     def updates(self, buckets: Sequence[Bucket], flat: bool) -> tuple[Update, ...]:
@@ -206,3 +199,15 @@ class Training:
                     f"and of the optimizer's state takes {nbytes:,.0f} B; cut the model into more "
                     f"stages, with pipeline or model_parallel on more devices"
                 )
+
+
+def _check_norms(model: torch.nn.Module) -> None:
+    """Raise CaptureError for a batch norm whose result depends on its count of batches."""
+    for name, module in model.named_modules():
+        if not isinstance(module, _BatchNorm) or not module.training:
+            continue
+        if module.track_running_stats and module.momentum is None:
+            raise CaptureError(
+                f"batch norm {name!r} has momentum=None, so it reads its count of batches, whose "
+                f"value a graph does not know; give it a number"
+            )
