@@ -215,12 +215,10 @@ class _Runner:
         self._warned = True
 
     def schedules(self) -> list[Schedule]:
-        """Return the existing schedules."""
         with self._lock:
             return [found[1] for found in self._cache.values() if found is not None]
 
     def reset(self) -> None:
-        """Close all schedules."""
         with self._lock:
             for made in self.schedules():
                 made.close()

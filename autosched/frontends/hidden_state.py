@@ -72,7 +72,6 @@ class HiddenStates:
 
 @contextlib.contextmanager
 def _on_real_tensors() -> Iterator[None]:
-    """Let torch compute on data within a capture."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
 

@@ -8,11 +8,12 @@ holds a substitute that calls operators, which ``make_fx`` traces. Knows the CPU
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
 
+from autosched._lib.replacing import replaced
 from autosched.errors import CaptureError
 from autosched.frontends.capture_lock import is_capturing
 from autosched.frontends.origins import traced_at
@@ -92,15 +93,9 @@ class _Generator:
         return getattr(_DEFAULT, name)
 
 
-@contextlib.contextmanager
-def tracing_random_state() -> Iterator[None]:
+def tracing_random_state() -> contextlib.AbstractContextManager[None]:
     """Trace operations on torch's generator instead of executing them."""
-    home: Any = torch.random
-    home.default_generator = _Generator()
-    try:
-        yield
-    finally:
-        home.default_generator = _DEFAULT
+    return replaced((torch.random, "default_generator", _Generator()))
 
 
 def add_state(graph: Graph, name: str) -> Value:

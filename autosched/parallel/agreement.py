@@ -202,7 +202,6 @@ def _raise(error: Exception | None) -> None:
 
 
 def _united(texts: Sequence[str]) -> str:
-    """Return the failures of all ranks."""
     found = {
         name: f"rank {rank}: {why}"
         for rank, text in enumerate(texts)

@@ -199,7 +199,6 @@ class _InOneProcess:
 
 
 def _starts(fn: object) -> bool:
-    """Whether a function starts a sum over ranks."""
     owner = getattr(fn, "__self__", None)
     return isinstance(owner, (AllReduce, _InOneProcess)) and fn == owner.start
 

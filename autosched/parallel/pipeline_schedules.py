@@ -207,7 +207,6 @@ class _GapFilling:
         self.held = [0 for _ in rows]  # activations
 
     def run(self) -> tuple[float, Order]:
-        """Return the end of the last action, and the order of all."""
         steps = [self._step(rank) for rank in range(len(self.rows))]
         for _ in range(3 * sum(map(len, self.rows)) // 2):
             start, rank, action = min(step for step in steps if step is not None)

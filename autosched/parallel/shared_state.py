@@ -135,7 +135,6 @@ class SharedState:
         }
 
     def _take(self, given: Mapping[str, Any]) -> None:
-        """Let the model and the optimizer have what another rank owns."""
         with torch.no_grad():
             own = self._tensors()
             for name, new in given["model"].items():
@@ -189,7 +188,6 @@ def _modules_of(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def _distinct(held: Iterable[Mapping[str, torch.Tensor | None]]) -> Iterator[torch.Tensor]:
-    """Yield each tensor once, in order."""
     tensors = (item for items in held for item in items.values() if item is not None)
     return iter({id(tensor): tensor for tensor in tensors}.values())
 
@@ -232,7 +230,6 @@ def _facts(tensor: torch.Tensor) -> str:
 def _adopt(
     optimizer: torch.optim.Optimizer, parameter: torch.Tensor, held: Mapping[str, Any]
 ) -> None:
-    """Let the state of a parameter be this."""
     if not held:
         optimizer.state.pop(parameter, None)
         return

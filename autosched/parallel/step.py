@@ -29,7 +29,6 @@ from autosched.parallel.ranks import label_on
 from autosched.parallel.shared_state import SharedState, parameters_of
 from autosched.parallel.step_spec import Held
 from autosched.parallel.steps_in_flight import UnderWay, done, holding, results
-from autosched.parallel.template import Place
 from autosched.parallel.training import Training
 
 __all__ = ["Step"]
@@ -45,7 +44,6 @@ class _Copy:
     version: int
 
     def is_current(self, source: torch.Tensor) -> bool:
-        """Whether the source is unchanged."""
         same = self.source is source and self.memory.data_ptr() == source.data_ptr()
         return same and self.version == source._version
 
@@ -319,7 +317,6 @@ class Step(Plans[Planned]):
                 yield tuple((name, key_of(item)) for name, item in state.items())
 
     def _inputs(self, planned: Planned, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
-        """Return the inputs of a run."""
         self._shared.train_by(planned)
         if planned is not self._last:
             self._leave_last()
@@ -375,8 +372,20 @@ class Step(Plans[Planned]):
         return found.tensor
 
     def _ended(self, planned: Planned, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Store the results of a run; return the loss."""
-        self._store(planned, outputs)
+        """Store the results of a run, and note that replicas are as new as the model.
+
+        Return the loss.
+        """
+        has_new = bool(planned.template.switches)
+        for label, made in planned.built.places.items():
+            if label in outputs and (self._rank is not None or made.replica == 0):
+                planned.state.put(made.place, outputs[label])
+                has_new = True
+        for attributes, name, item in planned.template.switches:
+            attributes[name] = item
+        for copy in self._copies.values():
+            copy.version = copy.source._version
+        self._shared.note_step(has_new)
         rank = planned.built.ranks[0] if self._rank is None else self._rank
         self.grad_norm = outputs.get(label_on(rank, "grad_norm"))
         loss: torch.Tensor = outputs[label_on(rank, "loss")]
@@ -386,26 +395,6 @@ class Step(Plans[Planned]):
         """Take all copies as outdated: which tensors a failed run has updated is unknown."""
         self._copies.clear()
         self._shared.forget()
-
-    def _store(self, planned: Planned, outputs: Mapping[str, torch.Tensor]) -> None:
-        """Store the results of a run, and note that replicas are as new as the model."""
-        new = self._new(planned, outputs)
-        for label, place in new.items():
-            planned.state.put(place, outputs[label])
-        switches = planned.template.switches
-        for attributes, name, item in switches:
-            attributes[name] = item
-        for copy in self._copies.values():
-            copy.version = copy.source._version
-        self._shared.note_step(bool(new or switches))
-
-    def _new(self, planned: Planned, outputs: Mapping[str, Any]) -> dict[str, Place]:
-        """Return the places of outputs that are to be stored here."""
-        return {
-            label: made.place
-            for label, made in planned.built.places.items()
-            if label in outputs and (self._rank is not None or made.replica == 0)
-        }
 
     def _leave_last(self) -> None:
         """Let the last plan keep no memory; another one is used now."""

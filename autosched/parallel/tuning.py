@@ -132,7 +132,6 @@ class _Study:
         return Curve(most, tuple(tried))
 
     def planned(self, curve: Curve) -> Planned:
-        """Capture the best of a curve, and schedule it."""
         best = curve.best
         rows = tuple(shares(own, best.chunks) for own in self.shares)
         sizes = list(dict.fromkeys(size for own in rows for size in own))
@@ -194,7 +193,6 @@ class _Study:
         )
 
     def _layout(self, order: str) -> tuple[str, ...]:
-        """Return the device of each stage."""
         devices = self.planner.groups[0]
         if order == SERIAL:
             return devices
@@ -206,7 +204,6 @@ class _Study:
         return self.passes[size]
 
     def _variant(self, order: str, pair: tuple[int, int]) -> _Variant:
-        """Return how the model is cut for an order."""
         key = self._layout(order), order == "zero-bubble"
         if key not in self.variants:
             cuts = self._cuts(key[0], pair)
@@ -216,7 +213,6 @@ class _Study:
         return self.variants[key]
 
     def _cuts(self, layout: tuple[str, ...], pair: tuple[int, int]) -> Cuts:
-        """Return the stages, on these devices."""
         large = self._pass(pair[1])
         costs = _estimated(large)
         split = self.planner.split
@@ -324,7 +320,6 @@ class _Study:
         return Tried(order, chunks, timeline.makespan, idle, max(peak.values()), fits)
 
     def _scaled(self, variant: _Variant, size: int) -> _Pair:
-        """Return micro-batches with the costs of another size."""
         costs = variant.costs.at(size)
         first, more = variant.micro_batches
         pairs = [(one, *tabulated(one.graph, costs, self.machine)) for one in (first, more)]
@@ -353,7 +348,6 @@ class _Study:
         )
 
     def _order(self, order: str, chunks: int, one: MicroBatch, cuts: Cuts) -> Order | None:
-        """Return the actions of each device."""
         devices = cuts.devices
         count = len(dict.fromkeys(devices))
         if order == SERIAL:
