@@ -47,13 +47,12 @@ class UnderWay:
     def submit(
         self,
         plan: Any,
-        schedule: Schedule,
         inputs: dict[str, torch.Tensor],
         finish: Callable[[Mapping[str, Any]], Any],
     ) -> Future[Any]:
         """Start a step; return its future, with the result of ``finish``."""
         self.plan = plan
-        self._schedule = schedule
+        self._schedule = schedule = plan.schedule
         try:
             with torch.no_grad():  # gradients are taken inside
                 future = schedule.submit_for(inputs, finish)

@@ -96,9 +96,8 @@ class _Study:
         self.shares = shares(rows, planner.replicas)  # rows of each replica
         self.passes: dict[int, Template] = {}
         self.variants: dict[tuple[tuple[str, ...], bool], _Variant] = {}
-        self.new_state: dict[str, float] | None = (
-            None  # bytes that the optimizer adds, by parameter
-        )
+        # Bytes that the optimizer adds, by parameter.
+        self.new_state: dict[str, float] | None = None
 
     def curve(self, chunks: Sequence[int] | None) -> Curve:
         """Simulate each order with each possible number of micro-batches."""
