@@ -56,26 +56,25 @@ def _manual_seed(seed: int) -> torch.Generator:
     return _DEFAULT
 
 
-def _refuse_seed() -> NoReturn:
-    raise CaptureError(
-        "torch.seed() returns another seed in each call, and a graph would contain the first one; "
-        "pass a number to torch.manual_seed"
-    )
+def _refusing(why: str) -> Callable[[], NoReturn]:
+    def refuse() -> NoReturn:
+        raise CaptureError(why)
 
-
-def _refuse_initial_seed() -> NoReturn:
-    raise CaptureError(
-        "torch.initial_seed() is called, whose result would be a constant of the graph; pass the "
-        "seed as an argument"
-    )
+    return refuse
 
 
 _TRACED: dict[str, Callable[..., Any]] = {
     "get_state": _GET,
     "set_state": _set_state,
     "manual_seed": _manual_seed,
-    "seed": _refuse_seed,
-    "initial_seed": _refuse_initial_seed,
+    "seed": _refusing(
+        "torch.seed() returns another seed in each call, and a graph would contain the first one; "
+        "pass a number to torch.manual_seed"
+    ),
+    "initial_seed": _refusing(
+        "torch.initial_seed() is called, whose result would be a constant of the graph; pass the "
+        "seed as an argument"
+    ),
 }
 
 

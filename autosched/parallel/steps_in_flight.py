@@ -52,7 +52,8 @@ class UnderWay:
     ) -> Future[Any]:
         """Start a step; return its future, with the result of ``finish``."""
         self.plan = plan
-        self._schedule = schedule = plan.schedule
+        schedule: Schedule = plan.schedule
+        self._schedule = schedule
         try:
             with torch.no_grad():  # gradients are taken inside
                 future = schedule.submit_for(inputs, finish)
