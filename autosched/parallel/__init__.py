@@ -28,9 +28,9 @@ read.
     host_scalars                 numbers that the host computes for updates
 """
 
-from autosched.parallel.compression import Half, Int8
+from autosched.parallel.compression import Half, Int8, TopK
 from autosched.parallel.data import data_parallel
 from autosched.parallel.model import model_parallel
 from autosched.parallel.pipelined import pipeline
 
-__all__ = ["Half", "Int8", "data_parallel", "model_parallel", "pipeline"]
+__all__ = ["Half", "Int8", "TopK", "data_parallel", "model_parallel", "pipeline"]

@@ -14,6 +14,7 @@ half-precision format becomes infinite.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -24,7 +25,7 @@ from torch import Tensor
 from autosched import Graph, Machine, ScheduleError, Value
 from autosched.parallel.costs import memory_task
 
-__all__ = ["Compression", "Half", "Int8", "Passes", "compressed_all_reduce"]
+__all__ = ["Compression", "Half", "Int8", "Passes", "TopK", "compressed_all_reduce"]
 
 
 class Passes(NamedTuple):
@@ -118,6 +119,54 @@ class Int8:
         return Passes(9, 8), Passes(3.25, 2)
 
 
+@dataclass(frozen=True)
+class TopK:
+    """Send the share of elements that is largest in absolute value, with their positions.
+
+    Their number is rounded up; positions are int32. The k of d elements that are sent have at least
+    k/d of the sum of squares (Stich et al., "Sparsified SGD with memory", NeurIPS 2018). Raises
+    ScheduleError unless the share is above 0 and at most 1.
+
+    >>> TopK(share=0.01).nbytes(1000, torch.float32)
+    80
+    """
+
+    share: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.share, (int, float)) or not 0 < self.share <= 1:
+            raise ScheduleError(
+                f"TopK sends a share of the elements above 0 and at most 1, got {self.share!r}"
+            )
+
+    def count(self, numel: int) -> int:
+        """Return the number of elements that are sent."""
+        return min(numel, math.ceil(self.share * numel))
+
+    def encode(self, flat: Tensor) -> Tensor:
+        """Return the values' bytes, then those of their positions."""
+        # NaN counts as largest.
+        _, positions = torch.topk(flat.abs(), self.count(len(flat)), sorted=False)
+        values = flat[positions].view(torch.uint8)
+        return torch.cat([values, positions.to(torch.int32).view(torch.uint8)])
+
+    def decode(self, payload: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
+        """Put the values into zeros."""
+        split = self.count(numel) * dtype.itemsize
+        values = payload[:split].view(dtype)  # aligned
+        positions = payload[split:].clone().view(torch.int32)
+        return values.new_zeros(numel).index_copy_(0, positions.long(), values)
+
+    def nbytes(self, numel: int, dtype: torch.dtype) -> int:
+        """Return the bytes of the value, and 4, for each element that is sent."""
+        return self.count(numel) * (dtype.itemsize + torch.int32.itemsize)
+
+    def passes(self) -> tuple[Passes, Passes]:
+        """Return the passes of all operators for encoding and decoding."""
+        # Absolute value, selection by radix, gathering, joining; zeros, scattering.
+        return Passes(6 + 10 * self.share, 6), Passes(1 + 9 * self.share, 4)
+
+
 def compressed_all_reduce(
     graph: Graph,
     flats: Sequence[Value],
@@ -134,7 +183,8 @@ def compressed_all_reduce(
     ``flats`` are 1-D, of ``numel`` elements of ``dtype``. The inputs, one per device, hold the
     residual of that device: pass ``torch.zeros(numel, dtype=dtype)`` at the start, and the same
     tensors in later runs; steps write them. One device, or an empty tensor, sends nothing and needs
-    no input. Names begin with ``name``.
+    no input. Names begin with ``name``. Raises ScheduleError for more elements than an int32 can
+    count.
 
     >>> graph, machine = Graph(), Machine.emulated(gpus=2)
     >>> a, b = graph.inputs("a", "b")
@@ -143,6 +193,10 @@ def compressed_all_reduce(
     >>> residuals
     ('bucket.residual.0', 'bucket.residual.1')
     """
+    if numel > torch.iinfo(torch.int32).max:
+        raise ScheduleError(
+            f"a bucket to be compressed can have 2^31 - 1 elements, {name!r} has {numel}"
+        )
     if len(flats) == 1 or not numel:
         return list(flats), ()
     encoding, decoding = compression.passes()

@@ -73,8 +73,8 @@ def data_parallel(
       section 4.2). One process adds in the order of ranks, and without ranks nothing changes.
     * ``buckets``: bytes of gradients that are summed together: of the first bucket, and of the
       others; ``"auto"`` tries several.
-    * ``compression``: ``Half()`` or ``Int8()``: send fewer bytes, and add what was not sent in
-      later steps.
+    * ``compression``: ``Half()``, ``Int8()`` or ``TopK(share)``: send fewer bytes, and add what was
+      not sent in later steps.
     * ``accumulate``: how many micro-batches each device computes, one after another, for one sum.
     * ``clip_grad_norm``: clip gradients, all together, by that norm as torch does;
       ``step.grad_norm`` is the norm before.

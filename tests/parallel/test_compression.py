@@ -17,6 +17,7 @@ from autosched.parallel.compression import (
     Compression,
     Half,
     Int8,
+    TopK,
     compressed_all_reduce,
     decoded_sum,
     encode_,
@@ -24,7 +25,7 @@ from autosched.parallel.compression import (
 from autosched.program.program import Copy
 from autosched.testing import check
 
-COMPRESSIONS: Sequence[Compression] = (Half(), Half(torch.bfloat16), Int8())
+COMPRESSIONS: Sequence[Compression] = (Half(), Half(torch.bfloat16), Int8(), TopK(0.1), TopK(1.0))
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 each_compression = pytest.mark.parametrize("compression", COMPRESSIONS, ids=repr)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=repr)
@@ -93,6 +94,17 @@ def test_int8_of_half_precision_is_off_by_half_its_scale_and_a_rounding(dtype: t
     assert (off <= 0.501 / 127 + torch.finfo(dtype).eps / 2 * flat.double().abs()).all()
 
 
+@given(numbers=FINITE, share=st.floats(0.01, 1))
+def test_top_k_leaves_at_most_its_share_of_the_squares(numbers: list[float], share: float) -> None:
+    flat = torch.tensor(numbers, dtype=torch.float64)
+    compression = TopK(share)
+    sent = through(compression, flat)
+    kept = compression.count(len(flat)) / max(1, len(flat))
+    assert kept >= share or not numbers
+    assert (flat - sent).square().sum() <= (1 - kept) * flat.square().sum() * (1 + 1e-12)
+    assert ((sent == flat) | (sent == 0)).all()
+
+
 @each_compression
 def test_zeros_stay_zeros(compression: Compression) -> None:
     assert torch.equal(through(compression, torch.zeros(5)), torch.zeros(5))
@@ -121,6 +133,12 @@ def test_nan_and_infinity_appear_in_the_total_and_not_in_the_residual(
 def test_overflow_of_half_precision_is_infinite() -> None:
     assert through(Half(), torch.tensor([7e4, -7e4])).tolist() == [math.inf, -math.inf]
     assert through(Half(torch.bfloat16), torch.tensor([7e4])).isfinite().all()
+
+
+@pytest.mark.parametrize("share", [0, -0.1, 1.5, math.nan, "all"])
+def test_an_invalid_share_is_rejected(share: float) -> None:
+    with pytest.raises(asc.ScheduleError, match="share of the elements above 0 and at most 1"):
+        TopK(share)
 
 
 def test_an_invalid_dtype_of_half_is_rejected() -> None:
@@ -249,17 +267,24 @@ def test_costs_of_tasks_are_near_estimated_costs(
         assert graph.value(name).nbytes == learnt.nbytes[name]
 
 
+def test_more_elements_than_an_int32_counts_are_rejected() -> None:
+    with pytest.raises(asc.ScheduleError, match="'b' has 2147483648"):
+        exchanging(TopK(), 2, 2**31, torch.float32)
+
+
 # ---- what it does to training
 
 
 OPPOSED = torch.tensor([[10.0, 1.0, -0.5, 0.0], [-10.0, 1.0, -0.5, 0.25]], dtype=torch.float64)
 
 
-def descended(compression: Compression) -> Tensor:
+def descended(compression: Compression, feedback: bool) -> Tensor:
     """Minimise the mean of (w - target)^2 / 2, where each of two devices has a target, and return w."""
     graph, kept = exchanging(compression, 2, 4, torch.float64)
     residuals, w = zeros(kept, 4, torch.float64), torch.zeros(4, dtype=torch.float64)
     for step in range(2000):
+        if not feedback:
+            residuals = zeros(kept, 4, torch.float64)
         given = {f"r{i}": target - w for i, target in enumerate(OPPOSED)}
         w -= graph.run_serial(**given, **residuals)["t0"] / 2 / (step + 10)
     return w
@@ -269,4 +294,11 @@ def descended(compression: Compression) -> Tensor:
 def test_descent_with_error_feedback_ends_where_it_does_without_compression(
     compression: Compression,
 ) -> None:
-    assert torch.allclose(descended(compression), OPPOSED.mean(0), rtol=0, atol=0.01)
+    assert torch.allclose(descended(compression, feedback=True), OPPOSED.mean(0), rtol=0, atol=0.01)
+
+
+def test_descent_without_error_feedback_ends_at_another_point() -> None:
+    w = descended(
+        TopK(0.1), feedback=False
+    )  # the first element is the largest on both, and cancels
+    assert torch.equal(w[1:], torch.zeros(3, dtype=torch.float64))

@@ -768,6 +768,7 @@ def test_calls_without_a_target_are_refused() -> None:
 
 COMPRESSED = {
     "half": asc.parallel.Half(), "bfloat16": asc.parallel.Half(torch.bfloat16), "int8": asc.parallel.Int8(),
+    "top k": asc.parallel.TopK(share=0.25),
 }  # fmt: skip
 
 
@@ -794,7 +795,7 @@ def test_compression_errors_are_kept_as_residuals(name: str) -> None:
     assert 0 < missing.abs().max() < 0.5
 
 
-@pytest.mark.parametrize("name", some(COMPRESSED, "int8"))
+@pytest.mark.parametrize("name", some(COMPRESSED, "int8", "top k"))
 def test_compressed_gradients_train(name: str) -> None:
     torch.manual_seed(0)
     x = torch.randn(64, 8)
@@ -810,7 +811,7 @@ def test_compressed_gradients_train(name: str) -> None:
 def test_residuals_are_saved_and_restored_with_the_state() -> None:
     model, twin = small(), small()
     steps = [
-        data_parallel(compression=asc.parallel.Int8())(
+        data_parallel(compression=asc.parallel.TopK(0.1))(
             m, functional.cross_entropy, momentum(m.parameters())
         )
         for m in (model, twin)
