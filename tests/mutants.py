@@ -664,7 +664,7 @@ MUTANTS = (
     Mutant(
         "micro-batches do not find what those before them left",
         "autosched/parallel/step_graph.py",
-        "        self.buffers[replica].update((name, outputs[name]) for name in places)\n",
+        "        self.buffers[replica].update((name, one.output(name)) for name in template.places)\n",
         "",
         "tests/parallel/test_data_parallel.py::test_micro_batches_find_what_those_before_them_left",
     ),

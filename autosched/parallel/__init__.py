@@ -21,6 +21,7 @@ read.
     tuning, tuning_curve         stages, schedule and number of micro-batches, by simulation
     pipeline_schedules           GPipe, 1F1B, interleaved 1F1B, zero bubble
     buckets, all_reduce, compression, clip    gradients: bucketing, reduction, clipping
+    sync_batch_norm, collectives, replicas    batch norms with statistics of all replicas
     ranks                        replicas on several processes: names, and who leads
     agreement, shared_state      what processes agree on before a step; the state of rank 0
     step_spec, packing           what a step is built from; tensors as few messages

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import Any, Literal
 
 import torch
 
-from autosched import Costs, Machine
+from autosched import Costs, Machine, ScheduleError
 from autosched.parallel.arguments import check_strategy
 from autosched.parallel.batches import batch_homes, check_count, shares
 from autosched.parallel.buckets import SIZES, buckets, check_sizes
@@ -30,6 +30,7 @@ from autosched.parallel.updates import Bucket
 
 __all__ = ["data_parallel"]
 
+_BATCH_NORMS = ("replica", "synchronised")
 _Names = tuple[tuple[str, ...], ...]  # of the gradients in each bucket
 
 
@@ -45,6 +46,7 @@ def data_parallel(
     buckets: Sequence[float] | Literal["auto"] = SIZES,
     compression: Compression | None = None,
     accumulate: int = 1,
+    batch_norm: Literal["replica", "synchronised"] = "replica",
     clip_grad_norm: float | None = None,
     before_step: BeforeStep | None = None,
     averages: bool = True,
@@ -85,9 +87,10 @@ def data_parallel(
       ``progress``, ``replay`` of ``schedule``; and ``fuse``, for regions compiled by Inductor.
 
     Batch norms normalise a replica's rows by their own statistics, and the first replica's running
-    statistics are the model's, as with ``nn.DataParallel``. Other buffers that a step writes and
-    reads, such as a running centre, have at the beginning of a step the value that the first
-    replica left.
+    statistics are the model's, as with ``nn.DataParallel``; with ``batch_norm="synchronised"``, by
+    those of all replicas' rows, as one device with the whole batch would. Other buffers that a step
+    writes and reads, such as a running centre, have at the beginning of a step the value that the
+    first replica left.
 
     On a machine of ``Machine.cluster`` each rank passes rows of its own, and gets the loss of all.
     Rank 0's model and optimizer count. Where ranks differ in a step, all raise the same error.
@@ -103,12 +106,17 @@ def data_parallel(
     """
     check_count("accumulate", accumulate)
     check_sizes(SIZES if buckets == "auto" else buckets)
+    if batch_norm not in _BATCH_NORMS:
+        raise ScheduleError(
+            f"batch_norm must be {' or '.join(map(repr, _BATCH_NORMS))}, got {batch_norm!r}"
+        )
     trained = (model, loss_fn, optimizer)
     training = Training.of(
         "data_parallel", trained, machine, devices, options, averages, clip_grad_norm, before_step
     )
+    synchronised = batch_norm == "synchronised" and len(training.devices) > 1
     how = Reduction(check_strategy(reduction, exact), (), exact)
-    system = _DataParallel(training, how, buckets, compression, accumulate)
+    system = _DataParallel(training, how, buckets, compression, accumulate, synchronised)
     return Step(training, system.plan)
 
 
@@ -119,6 +127,7 @@ class _DataParallel:
     sizes: Sequence[float] | Literal["auto"]
     compression: Compression | None
     accumulate: int
+    synchronised: bool
 
     def plan(self, batch: Sequence[Any], counts: Sequence[int]) -> Planned:
         """Return the plan that is predicted to be fastest, of all reductions and buckets.
@@ -130,8 +139,10 @@ class _DataParallel:
         rows = sum(counts)
         # 1. Divide the rows among replicas, and each share into micro-batches.
         cuts = tuple(shares(share, self.accumulate) for share in self._shares(counts))
+        if self.synchronised and any(sum(sizes) == 1 for sizes in zip_longest(*cuts, fillvalue=0)):
+            training.passes(batch, [1], rows)  # torch refuses batch norms of one row
         # 2. Capture each size, as the first micro-batch and as a further one.
-        first = training.passes(batch, chain(*cuts), rows)
+        first = training.passes(batch, chain(*cuts), rows, self.synchronised)
         more = {size: accumulating(t) for size, t in first.items() if self.accumulate > 1}
         one = next(iter(first.values()))
         costs = [

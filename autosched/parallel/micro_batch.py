@@ -14,7 +14,9 @@ from functools import cached_property
 from typing import Literal
 
 from autosched import Costs, Graph, Machine, Task, merge
+from autosched.parallel.collectives import Level, level_of, levels_of
 from autosched.parallel.costs import tabulated
+from autosched.parallel.sync_batch_norm import COLLECTIVES
 from autosched.parallel.template import Template, producer_of
 
 __all__ = ["MicroBatch", "Role", "micro_batch_of"]
@@ -24,18 +26,20 @@ __all__ = ["MicroBatch", "Role", "micro_batch_of"]
 class Role:
     """The role of a task: a stage's forward (F), backward (B or I and W) or random numbers (R).
 
-    ``part`` numbers the parts into which buckets divide backward.
+    ``part`` numbers the parts into which buckets divide backward, ``level`` those into which
+    collectives divide a stage.
     """
 
     stage: int
     kind: Literal["F", "B", "I", "W", "R"]
     part: int = 0
+    level: int = 0
 
     def label(self, several_stages: bool, several_parts: bool) -> str:
         """Return the name of its task."""
         stage = str(self.stage) if several_stages else ""
         part = f".{self.part}" if several_parts and self.kind not in "FR" else ""
-        return f"{self.kind}{stage}{part}"
+        return f"{self.kind}{stage}{part}" + (f"-{self.level}" if self.level else "")
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,11 @@ class MicroBatch:
         return 0 if role is None else role.stage
 
     @cached_property
+    def levels(self) -> tuple[Level, ...]:
+        """The tasks, by the number of collectives before them."""
+        return levels_of(self.graph)
+
+    @cached_property
     def whole(self) -> frozenset[str]:
         """The 0-dimensional inputs of the batch, which all micro-batches read."""
         template = self.template
@@ -99,7 +108,7 @@ def micro_batch_of(
     of_merged = {
         task.name: roles[next(part.name for part in (*task.parts, task) if not part.view)]
         for task in merged.tasks
-        if not task.view
+        if not task.view and task.fn not in COLLECTIVES
     }
     return MicroBatch(template, merged, of_merged, *tabulated(merged, costs, machine))
 
@@ -110,7 +119,7 @@ def _roles(
     split_backward: bool,
     buckets: Sequence[Iterable[str]],
 ) -> dict[str, Role]:
-    """Return the role of each task that is no view."""
+    """Return the role of each task that is neither a view nor a collective."""
     graph = template.graph
     backward = {task.index for task in graph.tasks if _is_backward(task)}
     stage = {task.name: _stage_of(graph, task, stage) for task in graph.tasks if not task.view}
@@ -120,18 +129,19 @@ def _roles(
         for name in bucket:
             for index in _ancestors(graph, _gradient_task(template, name), part.keys(), backward):
                 part[index] = number
+    level = level_of(graph, backward)
     random = _random_tasks(graph)
     roles = {}
     for task in graph.tasks:
         i = task.index
-        if task.view:
+        if task.view or task.fn in COLLECTIVES:
             continue
         if i not in backward:
-            roles[task.name] = Role(stage[task.name], "R" if i in random else "F")
+            roles[task.name] = Role(stage[task.name], "R" if i in random else "F", 0, level[i])
             continue
         kind: Literal["B", "I", "W"] = "B" if not split_backward else "I" if i in inner else "W"
         cut = part.get(i, max(len(buckets) - 1, 0))
-        roles[task.name] = Role(stage[task.name], kind, cut)
+        roles[task.name] = Role(stage[task.name], kind, cut, level[i])
     return roles
 
 

@@ -32,6 +32,7 @@ from autosched.parallel.costs import memory_task
 from autosched.parallel.micro_batch import MicroBatch
 from autosched.parallel.packing import flat, pack, unpack_
 from autosched.parallel.ranks import Layout, generators_of, label_on
+from autosched.parallel.replicas import Instance, include
 from autosched.parallel.step_spec import Held, Made, StepGraph, StepSpec
 from autosched.parallel.template import Place
 from autosched.parallel.updates import Bucket, Update
@@ -73,13 +74,12 @@ class _Builder:
         """Add everything in the order of the serial run."""
         spec = self.spec
         # 1. Forward and backward of all micro-batches.
-        starts: dict[int | None, int] = {}  # by the rank whose rows they are
-        for replica, sizes in enumerate(spec.rows):
-            owner = None if spec.counts is None else self._rank(replica)
-            for chunk, rows in enumerate(sizes):
-                start = starts.get(owner, 0)
-                starts[owner] = start + rows
-                self._add_micro_batch(replica, chunk, slice(start, start + rows))
+        for chunk, replicas in self._chunks():
+            parts = {r: self._instance(r, chunk, rows) for r, rows in replicas.items()}
+            label = f"norms.m{chunk}" if chunk else "norms"
+            include(self.graph, list(parts.values()), self.machine, label)
+            for replica, part in parts.items():
+                self._store_results(replica, chunk, part)
         self._add_outputs()
         # 2. Reduction over replicas, and clipping.
         buckets = spec.buckets if self.several else ()
@@ -143,10 +143,28 @@ class _Builder:
             self.state[label] = Held(replica, name, self.layout.leads(replica, stage))
         return self.inputs[replica, name]
 
-    def _add_micro_batch(self, replica: int, chunk: int, cut: slice) -> None:
-        """Add a micro-batch of a replica, and note its tasks, loss, gradients and buffers."""
+    def _chunks(self) -> list[tuple[int, dict[int, slice]]]:
+        """Return micro-batches: their number, and their rows by replica.
+
+        Those of all replicas are together if they have collectives.
+        """
+        starts: dict[int | None, int] = {}  # by the rank whose rows they are
+        found: dict[tuple[int, int], dict[int, slice]] = {}
+        for replica, sizes in enumerate(self.spec.rows):
+            owner = None if self.spec.counts is None else self._rank(replica)
+            for chunk, rows in enumerate(sizes):
+                is_alone = len(self._micro_batch(chunk, rows).levels) == 1
+                key = (replica if is_alone else -1, chunk)
+                start = starts.get(owner, 0)
+                starts[owner] = start + rows
+                found.setdefault(key, {})[replica] = slice(start, start + rows)
+        return [(chunk, replicas) for (_, chunk), replicas in found.items()]
+
+    def _instance(self, replica: int, chunk: int, cut: slice) -> Instance:
+        """Return a micro-batch of a replica, with the values that it reads."""
         rows = cut.stop - cut.start
         prefix = self._prefix(replica, chunk)
+        devices = self.spec.devices[replica]
         part = self._micro_batch(chunk, rows)
         values = {}
         batch = part.template.batch
@@ -164,30 +182,7 @@ class _Builder:
                 )
         if chunk:
             values.update((f"sum.{name}", value) for name, value in self.gradients[replica].items())
-        devices = self.spec.devices[replica]
-        on = {task: devices[role.stage] for task, role in part.roles.items()}
-        outputs = self.graph.include(
-            part.graph, values, prefix=prefix, seconds=part.seconds, nbytes=part.nbytes, on=on
-        )
-        for name, role in sorted(part.roles.items(), key=lambda item: item[1].part):
-            key = (replica, chunk, role.stage, role.kind)
-            self.tasks.setdefault(key, []).append(prefix + name)
-        self.losses.append(outputs["result"])
-        if not chunk:
-            gradients = part.template.gradients.items()
-            self.gradients[replica] = {name: outputs[output] for name, output in gradients}
-        places = part.template.places
-        self.buffers[replica].update((name, outputs[name]) for name in places)
-        if not replica and chunk == len(self.spec.rows[0]) - 1:
-            for name, place in places.items():
-                self._store_new(name, outputs[name], place, part.output_stage(name))
-
-    def _store_new(self, name: str, value: Value, place: Place, stage: int) -> None:
-        """Store what the last micro-batch of the first replica left, on each rank."""
-        self._add_state_output(0, name, value, place)
-        for lead in self.layout.other_leads(stage):
-            relayed = self._relayed(value, self.spec.devices[lead][stage], value.nbytes or 0)
-            self._add_state_output(lead, name, relayed, place)
+        return Instance(rows, part, devices, prefix, values)
 
     def _rank(self, replica: int) -> int | None:
         return self.layout.rank(self.spec.devices[replica][0])
@@ -196,6 +191,28 @@ class _Builder:
         """Return the rows of the batch of which a replica has a part."""
         counts = self.spec.counts
         return sum(map(sum, self.spec.rows)) if counts is None else counts[self._rank(replica)]
+
+    def _store_results(self, replica: int, chunk: int, one: Instance) -> None:
+        """Note the tasks, loss, gradients and buffers of a micro-batch."""
+        roles = one.micro_batch.roles
+        for name, role in sorted(roles.items(), key=lambda item: item[1].part):
+            key = (replica, chunk, role.stage, role.kind)
+            self.tasks.setdefault(key, []).append(one.prefix + name)
+        self.losses.append(one.output("result"))
+        template = one.micro_batch.template
+        if not chunk:
+            gradients = template.gradients.items()
+            self.gradients[replica] = {name: one.output(output) for name, output in gradients}
+        self.buffers[replica].update((name, one.output(name)) for name in template.places)
+        if not replica and chunk == len(self.spec.rows[0]) - 1:
+            for name, place in template.places.items():
+                value = one.output(name)
+                self._add_state_output(0, name, value, place)
+                stage = one.micro_batch.output_stage(name)
+                for lead in self.layout.other_leads(stage):
+                    device = self.spec.devices[lead][stage]
+                    relayed = self._relayed(value, device, value.nbytes or 0)
+                    self._add_state_output(lead, name, relayed, place)
 
     def _add_state_output(self, replica: int, name: str, value: Value, place: Place) -> None:
         label = self._prefix(replica) + name if replica else name

@@ -73,12 +73,20 @@ def test_options_equal_serial_training(options: dict[str, Any]) -> None:
     assert_trains_as_serially(make, rows, normed(), vectors(8, 9), adam, **before)
 
 
-def test_compression_over_hosts_equals_that_of_devices_of_one_host() -> None:
+@pytest.mark.parametrize(
+    "options",
+    some(
+        [{"batch_norm": "synchronised"}, {"compression": asc.parallel.Half()}],
+        {"batch_norm": "synchronised"},
+    ),
+    ids=str,
+)
+def test_hosts_equal_devices_of_one_host(options: dict[str, Any]) -> None:
     found = []
     for machine in (HOSTS, asc.Machine.emulated(gpus=2)):
         model = normed()
         optimizer = adam(model.parameters())
-        make = data_parallel(machine=machine, compression=asc.parallel.Half())
+        make = data_parallel(machine=machine, **options)
         with make(model, functional.cross_entropy, optimizer) as step:
             losses = [step(*batch) for batch in vectors(8, 7)]
             found.append([losses, model.state_dict(), optimizer.state_dict()["state"]])

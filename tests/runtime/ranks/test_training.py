@@ -66,6 +66,7 @@ def test_clipped_gradients_equal_serial_training(ranks):
         pytest.param({"accumulate": 2, "reduction": "sum"}, marks=pytest.mark.slow),
         {"compression": "half"},
         {"reduction": "library", "exact": False},
+        pytest.param({"batch_norm": "synchronised"}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
