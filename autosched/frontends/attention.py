@@ -4,7 +4,7 @@
 does not record. They do not use it while ``make_fx`` traces, or while a TorchFunctionMode is
 active, as one is in each capture. Its results differ from those of the other path in the last bits.
 ``nn.TransformerEncoder`` reads the elements of a padding mask to decide whether it continues with
-nested tensors, whose padding is then zero; that is refused.
+nested tensors, whose padding is then zero; there its whole call is one node.
 
 Knows no graph.
 """
@@ -12,13 +12,21 @@ Knows no graph.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import (
+    disable_proxy_modes_tracing,
+    get_proxy_mode,
+    track_tensor_tree,
+)
 from torch.nn.modules import activation
 from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _disable_current_modes
 
 from autosched._lib.replacing import replaced
 from autosched.errors import CaptureError
@@ -82,7 +90,7 @@ def _encoded(
     src_key_padding_mask: Tensor | None = None,
     is_causal: bool | None = None,
 ) -> Tensor:
-    """Run an encoder. Raises CaptureError where it may use nested tensors."""
+    """Run an encoder, as one node where it uses nested tensors."""
     padding = src_key_padding_mask
     nested = getattr(encoder, "use_nested_tensor", False)
     first = encoder.layers[0]
@@ -94,10 +102,7 @@ def _encoded(
         and padding is not None
     ):
         if mask is None and not torch.is_autocast_enabled() and not _is_recorded(first, src):
-            raise CaptureError(
-                "TransformerEncoder reads its padding mask to decide whether it uses nested "
-                "tensors, and a graph has no data; create it with enable_nested_tensor=False"
-            )
+            return _whole(encoder, src, padding, is_causal)
         encoder.use_nested_tensor = False  # or it would read the padding mask
     try:
         return encode(encoder, src, mask, padding, is_causal)
@@ -110,3 +115,51 @@ def _is_recorded(module: nn.Module, src: Tensor) -> bool:
     tensors = [src, *module.parameters()]
     recorded = torch.is_grad_enabled() and any(item.requires_grad for item in tensors)
     return recorded or _is_overridden(tensors)
+
+
+def _whole(
+    encoder: nn.TransformerEncoder, src: Tensor, padding: Tensor, is_causal: bool | None
+) -> Tensor:
+    """Add a node that calls an encoder unchanged."""
+    if _is_recorded(encoder, src):
+        raise CaptureError(
+            "TransformerEncoder uses nested tensors if parameters of its first layer require no "
+            "gradients, also where others do, which a graph cannot express; create it with "
+            "enable_nested_tensor=False"
+        )
+    tensors = {**dict(encoder.named_parameters()), **dict(encoder.named_buffers())}
+    names = tuple(tensors)
+    twin = _copy_without_data(encoder)
+
+    def transformer_encoder(src: Tensor, padding: Tensor, *held: Tensor) -> Tensor:
+        if isinstance(src, FakeTensor):
+            return src.new_empty(src.shape)
+        named = dict(zip(names, held, strict=True))
+        given = {"src_key_padding_mask": padding, "is_causal": is_causal}
+        with torch.no_grad():
+            result: Tensor = torch.func.functional_call(twin, named, (src,), given)
+            return result.contiguous()
+
+    mode = get_proxy_mode()
+    assert mode is not None
+    tracer: Any = mode.tracer
+    arguments = tuple(tracer.unwrap_proxy(item) for item in (src, padding, *tensors.values()))
+    node = tracer.create_proxy("call_function", transformer_encoder, arguments, {})
+    with disable_proxy_modes_tracing():
+        result = src.new_empty(src.shape)
+    return track_tensor_tree(result, node, constant=None, tracer=tracer)
+
+
+def _copy_without_data(encoder: nn.TransformerEncoder) -> nn.TransformerEncoder:
+    try:
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            empty: dict[int, Any] = {id(item): torch.empty(0) for item in encoder.buffers()}
+            for item in encoder.parameters():
+                empty[id(item)] = nn.Parameter(torch.empty(0), False)
+            return copy.deepcopy(encoder, empty)
+    except Exception as error:
+        raise CaptureError(
+            "TransformerEncoder reads its padding mask, so its whole call must be one task, but "
+            f"the module cannot be copied ({type(error).__name__}: {error}); create it with "
+            "enable_nested_tensor=False"
+        ) from error

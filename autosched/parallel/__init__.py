@@ -22,6 +22,7 @@ read.
     pipeline_schedules           GPipe, 1F1B, interleaved 1F1B, zero bubble
     buckets, all_reduce, compression, clip    gradients: bucketing, reduction, clipping
     sync_batch_norm, collectives, replicas    batch norms with statistics of all replicas
+    branches                     parts of stages that need not wait for others
     ranks                        replicas on several processes: names, and who leads
     agreement, shared_state      what processes agree on before a step; the state of rank 0
     step_spec, packing           what a step is built from; tensors as few messages

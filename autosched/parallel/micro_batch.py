@@ -9,11 +9,12 @@ With several stages, the name of a task has the number of its stage: ``F0``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 from autosched import Costs, Graph, Machine, Task, merge
+from autosched.parallel.branches import branches
 from autosched.parallel.collectives import Level, level_of, levels_of
 from autosched.parallel.costs import tabulated
 from autosched.parallel.sync_batch_norm import COLLECTIVES
@@ -26,8 +27,8 @@ __all__ = ["MicroBatch", "Role", "micro_batch_of"]
 class Role:
     """The role of a task: a stage's forward (F), backward (B or I and W) or random numbers (R).
 
-    ``part`` numbers the parts into which buckets divide backward, ``level`` those into which
-    collectives divide a stage.
+    ``part`` numbers the parts into which buckets or branches divide it, ``level`` those into which
+    collectives do.
     """
 
     stage: int
@@ -37,8 +38,9 @@ class Role:
 
     def label(self, several_stages: bool, several_parts: bool) -> str:
         """Return the name of its task."""
+        has_part = self.part or (several_parts and self.kind not in "FR")
         stage = str(self.stage) if several_stages else ""
-        part = f".{self.part}" if several_parts and self.kind not in "FR" else ""
+        part = f".{self.part}" if has_part else ""
         return f"{self.kind}{stage}{part}" + (f"-{self.level}" if self.level else "")
 
 
@@ -95,14 +97,17 @@ def micro_batch_of(
     *,
     split_backward: bool = False,
     buckets: Sequence[Iterable[str]] = (),
+    branching: bool = False,
 ) -> MicroBatch:
     """Merge a template's tasks; ``stage`` is the stage of each task, by name.
 
     With ``split_backward``, backward is I and W; with ``buckets`` of parameters, it is cut where
-    the gradients of each are ready.
+    the gradients of each are ready; with ``branching``, stages are cut into ``branches``.
     """
     graph = template.graph
     roles = _roles(template, stage, split_backward, buckets)
+    if branching:
+        roles = _branched(graph, roles, costs, machine)
     several = len({role.stage for role in roles.values()}) > 1
     merged = merge(graph, {n: role.label(several, len(buckets) > 1) for n, role in roles.items()})
     of_merged = {
@@ -143,6 +148,20 @@ def _roles(
         cut = part.get(i, max(len(buckets) - 1, 0))
         roles[task.name] = Role(stage[task.name], kind, cut, level[i])
     return roles
+
+
+def _branched(
+    graph: Graph, roles: Mapping[str, Role], costs: Costs, machine: Machine
+) -> dict[str, Role]:
+    """Return roles with the branch as part."""
+    device = machine.device((machine.accelerators or machine.names)[0])
+    backward = {task.index for task in graph.tasks if _is_backward(task)}
+    seconds = {name: costs.task_seconds(graph.task(name), device) for name in roles}
+    part = branches(graph, {name: role.stage for name, role in roles.items()}, backward, seconds)
+    return {
+        name: role if role.kind == "R" else replace(role, part=part[name])
+        for name, role in roles.items()
+    }
 
 
 def _random_tasks(graph: Graph) -> set[int]:

@@ -1,7 +1,8 @@
 """Model parallelism: a model whose parts are on several devices.
 
-For models that do not fit on one device. One batch goes through one stage after another, so one
-device works at a time; ``pipeline`` lets the stages work concurrently.
+For models that do not fit on one device. One batch goes through one stage after another. What needs
+nothing from other stages, such as a second tower, does not wait for them; otherwise one device
+works at a time. ``pipeline`` lets the stages work concurrently.
 """
 
 from __future__ import annotations
@@ -254,7 +255,7 @@ class Forward(Plans[_Planned]):
         else:
             cuts = by_map(template.graph, costs, self.machine, self.split)
         stages = cuts.stages(template.graph)
-        part = micro_batch_of(template, stages, costs, self.machine)
+        part = micro_batch_of(template, stages, costs, self.machine, branching=True)
         layout = Layout(self.machine, (self.devices,))
         # 2. Build the graph, with the tasks and the state of each stage on its device.
         graph = Graph("model parallel", generators=generators_of(self.machine))

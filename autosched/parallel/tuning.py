@@ -241,10 +241,11 @@ class _Study:
         templates, stage, costs = self._rewritten(size, cuts, order)
         first, more = (
             micro_batch_of(
-                template, stage, costs, self.machine, split_backward=order == "zero-bubble"
+                template, stage, costs, self.machine, split_backward=order == "zero-bubble",
+                branching=self.planner.order == SERIAL,
             )
             for template in templates
-        )
+        )  # fmt: skip
         return costs, (first, more)
 
     def _micro_batches(self, size: int, variant: _Variant, order: str) -> _Pair:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import autosched as asc
+
 __all__ = ["Curve", "Tried", "candidates"]
 
 
@@ -35,7 +37,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Curve:
-    r"""The simulated ways to run a step with ``rows`` rows; ``print`` them.
+    r"""The simulated ways to run a step with ``rows`` rows. ``print`` it, or draw it.
 
     >>> tried = [Tried("gpipe", n, seconds, idle, 1e6, True) for n, seconds, idle in
     ...          ((1, 4e-3, 0.5), (2, 3e-3, 0.3), (4, 5e-3, 0.2))]
@@ -87,6 +89,16 @@ class Curve:
             numbers = f"{one.seconds * 1e3:10.4g}{one.idle:8.1%}{one.nbytes / 1e6:10.4g}"
             lines.append(f"{what}{numbers}{mark}")
         return "\n".join([*lines, self.why])
+
+    def svg(self) -> str:
+        """Draw the seconds by the size of a micro-batch, a line for each order."""
+        lines = []
+        for order in dict.fromkeys(one.order for one in self.tried):
+            seconds = sorted(self.seconds(order).items())
+            lines.append(asc.viz.Line(order, [(self._size(chunks), s) for chunks, s in seconds]))
+        title = f"One step with {self.rows} rows, by size of micro-batches"
+        axes = {"x": "rows of a micro-batch", "y": "predicted time", "y_unit": "s"}
+        return asc.viz.lines_svg(lines, title=title, log_x=True, **axes)
 
 
 def candidates(rows: int) -> Sequence[int]:

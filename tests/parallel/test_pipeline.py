@@ -454,6 +454,48 @@ def test_forward_alone_returns_what_the_model_returns() -> None:
                     next(model.parameters()).mul_(0.5)
 
 
+class Towers(nn.Module):
+    """Two parts that need nothing of each other, and one that joins them."""
+
+    def __init__(self, width: int = 256) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.left, self.right = (
+            nn.Sequential(*(nn.Linear(width, width) for _ in range(3))) for _ in range(2)
+        )
+        self.head = nn.Linear(2 * width, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.cat([self.left(x), self.right(x)], 1))
+
+
+def of_modules(schedule: asc.Schedule, device: str, kind: str) -> tuple[float, float]:
+    """Return when pieces of a kind begin and end on a device."""
+    own = [s for s in schedule.simulate().spans if s.kind == "run" and s.name.startswith(kind)]
+    spans = [s for s in own if s.streams[0].device == device]
+    return min(s.start for s in spans), max(s.end for s in spans)
+
+
+def test_independent_stages_run_concurrently() -> None:
+    """The second tower's stage was one task with what joins both, and so waited for the first."""
+    model, (batch,) = Towers(), vectors(512, width=256)
+    split = {"left": "cuda:0", "right": "cuda:1", "head": "cuda:1"}
+    with asc.parallel.model_parallel(model, PAIR, split=split, backend="virtual") as run:
+        (_, end), (start, _) = (
+            of_modules(run.schedule(batch[0]), f"cuda:{i}", "F") for i in range(2)
+        )
+        assert start < end
+        torch.testing.assert_close(run(batch[0]), model(batch[0]), rtol=0, atol=0)
+    with model_parallel(split=split)(
+        model, functional.cross_entropy, momentum(model.parameters())
+    ) as step:
+        schedule = step.schedule(*batch)
+    for kind in "FB":
+        (start, end), (begin, last) = (of_modules(schedule, f"cuda:{i}", kind) for i in range(2))
+        assert max(start, begin) < min(end, last), kind
+    assert_trains_as_serially(model_parallel(split=split), among(1), Towers(8), vectors(6, 6))
+
+
 def test_stages_in_a_row_are_one_task_each_forward() -> None:
     model = chain(4)
     with asc.parallel.model_parallel(model, PAIR, backend="virtual") as run:
