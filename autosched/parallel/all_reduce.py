@@ -104,20 +104,6 @@ class _Sum:
         )
         return chunks
 
-    def by_rank(self) -> dict[int | None, list[int]]:
-        """Return the devices (their numbers) of each rank."""
-        found: dict[int | None, list[int]] = {}
-        for i, device in enumerate(self.devices):
-            found.setdefault(self.machine.device(device).rank, []).append(i)
-        return found
-
-    def of(self, numbers: Sequence[int]) -> _Sum:
-        """Return the same for some of the devices."""
-        return replace(self, devices=tuple(self.devices[i] for i in numbers))
-
-    def host(self, rank: int | None) -> str:
-        return next(d.name for d in self.machine.devices if d.rank == rank and d.kind == "cpu")
-
     def start(self, call: AllReduce | _InOneProcess, flat: Value, device: str) -> Value:
         """Start to add the tensors of all devices in place; return a mark, for all to read.
 
@@ -313,15 +299,22 @@ def library(of: _Sum, flats: Sequence[Value]) -> list[Value]:
     2005). The library sends them; in the program, a copy to the next rank stands for them. GPUs go
     by way of their hosts. Where some ranks have nothing to add, it is ``exchange``.
     """
-    ranks = of.by_rank()
+    ranks: dict[int | None, list[int]] = {}  # numbers of the devices
+    for i, name in enumerate(of.devices):
+        ranks.setdefault(of.machine.device(name).rank, []).append(i)
     if len(ranks) == 1:
         return on_first(of, flats)
     if len(ranks) < len({*of.machine.ranks.values()}):
         return exchange(of, flats)
     sums = []
     for numbers in ranks.values():
-        sums.append(on_first(of.of(numbers), [flats[i] for i in numbers])[0])
-    hosts = tuple(map(of.host, ranks))
+        own = replace(of, devices=tuple(of.devices[i] for i in numbers))
+        sums.append(on_first(own, [flats[i] for i in numbers])[0])
+    cpus: dict[int | None, str] = {}  # the first of each rank
+    for device in of.machine.devices:
+        if device.kind == "cpu":
+            cpus.setdefault(device.rank, device.name)
+    hosts = tuple(cpus[rank] for rank in ranks)
     all_ranks = replace(of, devices=hosts)
     calls = [(_InOneProcess if of.machine.rank is None else AllReduce)(of.name) for _ in hosts]
     marks = list(map(all_ranks.start, calls, sums, hosts))
