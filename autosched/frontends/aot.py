@@ -38,7 +38,6 @@ from autosched.graph.task import Origin
 
 __all__ = ["AotGraph", "convert", "run_unscheduled", "split"]
 
-# Has an attribute ``_boxed_call``, by which torch knows that it takes a list.
 Boxed = Callable[[list[Any]], Sequence[Any]]
 # Compiles a module, given its phase and the names of the inputs.
 Compile = Callable[[torch.fx.GraphModule, str, Sequence[str]], Boxed]
@@ -56,7 +55,13 @@ def split(
 
     def compiler(phase: str) -> Callable[..., Boxed]:
         def compiled(part: torch.fx.GraphModule, _: Sequence[Any]) -> Boxed:
-            return compile(part, phase, names)
+            run = compile(part, phase, names)
+
+            def boxed(arguments: list[Any]) -> Sequence[Any]:
+                return run(arguments)
+
+            boxed._boxed_call = True  # type: ignore[attr-defined]
+            return boxed
 
         return compiled
 

@@ -163,8 +163,6 @@ class TorchBackend:
 class _Runner:
     """Calls a graph of AOTAutograd, by a schedule for each shape."""
 
-    _boxed_call = True
-
     def __init__(
         self, module: torch.fx.GraphModule, phase: str, plan: Callable[[Sequence[Any]], Planned]
     ):

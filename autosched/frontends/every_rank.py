@@ -143,7 +143,7 @@ def on_every_rank(
             twin.builder.storages.used.add(index)
             written[name] = put(f"{name}.written", index, everywhere) or ""
     if graph.followed is not None:
-        followed = [label for name in graph.followed.outputs for label in everyones[name]]
+        followed = [label for name in graph.followed.outputs for label in everyones.get(name, ())]
         twin.followed = graph.followed._replace(outputs=frozenset(followed))
     random = labels.pop(_STATE, None)
     return twin, devices, Ends(labels, written, random, machine.rank is None)
