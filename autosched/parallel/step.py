@@ -135,7 +135,7 @@ class Step(Plans[Planned]):
                 planned = last
                 inputs = {**under_way.inputs, **self._batch_inputs(planned, batch)}
             finish = partial(self._ended, planned)
-            return under_way.submit(planned, inputs, finish)
+            return under_way.submit(planned, planned.schedule, inputs, finish)
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until all submitted steps have ended, also those that failed.

@@ -47,12 +47,12 @@ class UnderWay:
     def submit(
         self,
         plan: Any,
+        schedule: Schedule,
         inputs: dict[str, torch.Tensor],
         finish: Callable[[Mapping[str, Any]], Any],
     ) -> Future[Any]:
         """Start a step; return its future, with the result of ``finish``."""
         self.plan = plan
-        schedule: Schedule = plan.schedule
         self._schedule = schedule
         try:
             with torch.no_grad():  # gradients are taken inside
