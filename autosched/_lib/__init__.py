@@ -12,6 +12,7 @@ json_reader   JSON checked against a shape
 logs          the logger ``autosched``
 meeting       several processes that agree on a text
 quiet         silencing torch's logs of failed fake tensor operations
+replacing     replacing attributes for a while
 tensor_guards comparing properties of tensors in compiled code
 text          times, amounts, lists of names and tables as text
 tree          nested tuples, lists and dicts

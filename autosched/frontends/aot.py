@@ -260,7 +260,6 @@ def _with_shapes(module: torch.fx.GraphModule, arguments: Sequence[Any]) -> list
 
 class _Shapes(torch.fx.Interpreter):
     def run_node(self, n: torch.fx.Node) -> Any:
-        """Run a node, and store its result."""
         with _naming(n):
             if isinstance(n.target, HigherOrderOperator) and str(n.target) not in _FUNCTIONAL:
                 raise CaptureError("is not known to return new tensors and have no other effect")

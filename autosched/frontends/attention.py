@@ -28,6 +28,7 @@ from torch.nn.modules import activation
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
+from autosched._lib.replacing import replaced
 from autosched.errors import CaptureError
 
 __all__ = ["fast_paths"]
@@ -58,15 +59,12 @@ def fast_paths() -> Iterator[None]:
     def is_make_fx_tracing() -> bool:
         return not _is_captured() and bool(is_traced())  # type: ignore[no-untyped-call]
 
-    nn.TransformerEncoder.forward = forward  # type: ignore[method-assign]
-    torch.overrides.has_torch_function = has_torch_function  # type: ignore[assignment]
-    activation._is_make_fx_tracing = is_make_fx_tracing
-    try:
+    with replaced(
+        (nn.TransformerEncoder, "forward", forward),
+        (torch.overrides, "has_torch_function", has_torch_function),
+        (activation, "_is_make_fx_tracing", is_make_fx_tracing),
+    ):
         yield
-    finally:
-        nn.TransformerEncoder.forward = encode  # type: ignore[method-assign]
-        torch.overrides.has_torch_function = has_override
-        activation._is_make_fx_tracing = is_traced
 
 
 def _is_captured() -> bool:

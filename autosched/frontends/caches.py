@@ -123,7 +123,6 @@ def _is_globals(item: Any) -> bool:
 
 
 def _holders(alive: list[torch.Tensor]) -> list[Any]:
-    """Return the objects that hold any of these tensors, except frames."""
     if not alive:
         return []
     found = gc.get_referrers(*alive)

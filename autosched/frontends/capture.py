@@ -180,7 +180,6 @@ class _Builder:
         return self.graph.constant(item)
 
     def _places(self, nodes: Sequence[torch.fx.Node]) -> dict[torch.fx.Node, Place]:
-        """Return the places of nodes' values before or after the step."""
         held = {name: place for name, (place, _) in self.graph.state.places().items()}
         inputs = [node for node in nodes if node.op == "placeholder"]
         given = zip(inputs, self.graph.examples, strict=True)

@@ -14,6 +14,7 @@ from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preser
 from torch.fx import proxy
 from torch.fx.traceback import get_current_meta
 
+from autosched._lib.replacing import replaced
 from autosched._lib.tree import flatten
 
 __all__ = ["marking_backward_nodes", "tracing_generators"]
@@ -46,15 +47,12 @@ def marking_backward_nodes() -> Iterator[None]:
         finally:
             meta[_BACKWARD] = before
 
-    homes: tuple[Any, ...] = (torch.autograd.graph, torch.autograd)
-    for home in homes:
-        home._engine_run_backward = run
     fields += [_BACKWARD] if is_new else []
+    homes = (torch.autograd.graph, torch.autograd)
     try:
-        yield
+        with replaced(*((home, "_engine_run_backward", run) for home in homes)):
+            yield
     finally:
-        for home in homes:
-            home._engine_run_backward = original
         if is_new:
             fields.remove(_BACKWARD)
         get_current_meta().pop(_BACKWARD, None)

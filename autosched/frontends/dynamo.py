@@ -75,7 +75,8 @@ class TorchBackend:
         self._options: dict[str, Any] = {"policy": policy, "check": check}
         self._runners: weakref.WeakValueDictionary[int, _Runner] = weakref.WeakValueDictionary()
         self._numbers = itertools.count()
-        if machine is not None and machine.rank is not None and len({*machine.ranks.values()}) > 1:
+        ranks = machine.ranks if isinstance(machine, Machine) and machine.rank is not None else {}
+        if len({*ranks.values()}) > 1:
             raise ScheduleError(
                 "torch.compile compiles a graph on each rank by itself, and would get only the "
                 "outputs made there; call autosched.compile for a machine of several ranks, or "
@@ -215,12 +216,10 @@ class _Runner:
         self._warned = True
 
     def schedules(self) -> list[Schedule]:
-        """Return the existing schedules."""
         with self._lock:
             return [found[1] for found in self._cache.values() if found is not None]
 
     def reset(self) -> None:
-        """Close all schedules."""
         with self._lock:
             for made in self.schedules():
                 made.close()

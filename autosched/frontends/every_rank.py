@@ -122,12 +122,14 @@ def on_every_rank(
     twin.everywhere = frozenset(graph.input_names)
     twin.outputs = {}
     devices: dict[str, str] = {}
+    everyones: dict[str, list[str]] = {}  # labels on all devices, by name
     labels: dict[str, str | None] = {}
 
     def put(name: str, index: int, where: Sequence[str]) -> str | None:
         made = {device: f"{name}.{device}" for device in where}
         twin.outputs.update(dict.fromkeys(made.values(), index))
         devices.update({label: device for device, label in made.items()})
+        everyones[name] = [*made.values()]
         return made.get(own)
 
     everywhere = [*fronts.values()]
@@ -141,15 +143,10 @@ def on_every_rank(
             twin.builder.storages.used.add(index)
             written[name] = put(f"{name}.written", index, everywhere) or ""
     if graph.followed is not None:
-        followed = [label for name in graph.followed.outputs for label in _own(name, devices)]
+        followed = [label for name in graph.followed.outputs for label in everyones.get(name, ())]
         twin.followed = graph.followed._replace(outputs=frozenset(followed))
     random = labels.pop(_STATE, None)
     return twin, devices, Ends(labels, written, random, machine.rank is None)
-
-
-def _own(name: str, devices: Mapping[str, str]) -> list[str]:
-    """Return the labels of an output on all devices."""
-    return [label for label, device in devices.items() if label == f"{name}.{device}"]
 
 
 def _check(graph: Captured, machine: Machine) -> None:
@@ -182,7 +179,6 @@ def _devices(graph: Captured, wanted: str | Mapping[str, str] | None) -> dict[st
 
 
 def _pin_random(graph: Captured, device: str) -> None:
-    """Put the tasks that draw on one device."""
     for task in [task for task in graph.tasks if task.random and task.device is None]:
         graph.tasks[task.index] = placed = replace(task, device=device)
         if graph.names[task.name] is task:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from autosched._lib.replacing import replaced
 from autosched.frontends.capture_lock import is_capturing
 
 __all__ = ["FakeChecks", "observing_fake_checks", "warn_of_fake_check"]
@@ -53,12 +54,8 @@ def observing_fake_checks(checks: FakeChecks) -> Iterator[None]:
         def __subclasscheck__(cls, subclass: type) -> bool:
             return issubclass(subclass, FakeTensor)
 
-    package: Any = torch._subclasses
-    package.FakeTensor = Kind("FakeTensor", (FakeTensor,), {})
-    try:
+    with replaced((torch._subclasses, "FakeTensor", Kind("FakeTensor", (FakeTensor,), {}))):
         yield
-    finally:
-        package.FakeTensor = FakeTensor
 
 
 def warn_of_fake_check(check: tuple[str, int], why: str, step: tuple[str, int]) -> None:

@@ -7,6 +7,7 @@ attributes: NumPy arrays and context variables. Knows no graph.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import io
 import pickle
@@ -72,7 +73,6 @@ class HiddenStates:
 
 @contextlib.contextmanager
 def _on_real_tensors() -> Iterator[None]:
-    """Let torch compute on data within a capture."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
 
@@ -82,21 +82,20 @@ def _prepared(item: Any) -> Iterator[Callable[[], Any]]:
 
     Seed a generator of torch, so that setting its present seed can be detected.
     """
-    if isinstance(item, torch.Generator):
-        with _on_real_tensors():
-            state = item.get_state()
-        yield lambda: item.set_state(state)
-        item.manual_seed(_UNLIKELY_SEED)
-    elif isinstance(item, random.Random):
-        own = item.getstate()
-        yield lambda: item.setstate(own)
-    elif isinstance(item, RandomState):
-        legacy = item.get_state()
-        yield lambda: item.set_state(legacy)
-    elif isinstance(item, (NumpyGenerator, BitGenerator)):
-        source = item if isinstance(item, BitGenerator) else item.bit_generator
-        bits = source.state
-        yield lambda: setattr(source, "state", bits)
+    if isinstance(item, NumpyGenerator):
+        item = item.bit_generator
+    match item:
+        case torch.Generator():
+            with _on_real_tensors():
+                state = item.get_state()
+            yield functools.partial(item.set_state, state)
+            item.manual_seed(_UNLIKELY_SEED)
+        case random.Random():
+            yield functools.partial(item.setstate, item.getstate())
+        case RandomState():
+            yield functools.partial(item.set_state, item.get_state())
+        case BitGenerator():
+            yield functools.partial(setattr, item, "state", item.state)
 
 
 def _is_stateful(item: Any) -> bool:

@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+from autosched._lib.replacing import replaced
 from autosched.frontends.capture_lock import is_capturing
 from autosched.frontends.reachability import is_installed
 
@@ -51,14 +52,10 @@ class Call(NamedTuple):
 def observing_calls() -> Iterator[list[Call]]:
     """Collect calls by the user's code in this capture."""
     found: list[Call] = []
-    original = [(home, name, getattr(home, name)) for home, name in _FUNCTIONS]
-    for home, name, fn in original:
-        setattr(home, name, _observed(fn, found))
-    try:
+    with replaced(
+        *((home, name, _observed(getattr(home, name), found)) for home, name in _FUNCTIONS)
+    ):
         yield found
-    finally:
-        for home, name, fn in original:
-            setattr(home, name, fn)
 
 
 def _observed(fn: Callable[..., Any], found: list[Call]) -> Callable[..., Any]:

@@ -183,7 +183,6 @@ class _Autograd:
         return run
 
     def schedules(self) -> tuple[Schedule, ...]:
-        """Return the schedules that are in use."""
         return () if self.backend is None else self.backend.schedules()
 
     def close(self) -> None:

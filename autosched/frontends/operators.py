@@ -62,7 +62,6 @@ class Operators:
             self.values[node] = self._task(node, random)
 
     def _task(self, node: torch.fx.Node, random: bool) -> Any:
-        """Add a task; return its values."""
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.values.__getitem__)
         args = _used(node.target, _as_tuples(args))
         kwargs = _as_tuples(kwargs)
@@ -138,7 +137,6 @@ def _used(target: Any, args: Any) -> Any:
 
 
 def _callable_for(node: torch.fx.Node) -> Callable[..., Any]:
-    """Return the function that the task of a node calls."""
     target: Any = node.target
     if _label(node) in _NEED_GRAD_MODE:
         return _as_if_recording(target)
@@ -151,7 +149,6 @@ def _callable_for(node: torch.fx.Node) -> Callable[..., Any]:
 
 
 def _as_if_recording(op: Any) -> Callable[..., Any]:
-    """Return an operator that runs as if autograd recorded."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():

@@ -25,6 +25,7 @@ from torch.optim.optimizer import (
 )
 from torch.overrides import TorchFunctionMode
 
+from autosched._lib.replacing import replaced
 from autosched._lib.tree import flatten
 from autosched.frontends.capture_lock import is_capturing
 from autosched.frontends.compat import marking_backward_nodes, tracing_generators
@@ -70,7 +71,10 @@ def annotating_origins(
     def around(fn: Callable[..., Any]) -> Iterator[None]:
         code = getattr(inspect.unwrap(fn), "__code__", None)  # of a builtin there is none
         line = (code.co_filename, code.co_firstlineno) if code is not None else None
-        with _calling(None), annotate({"whole": (function_name(fn), next(count), line)}):
+        with (
+            replaced((CAPTURE, "around", None)),
+            annotate({"whole": (function_name(fn), next(count), line)}),
+        ):
             yield
 
     # torch restores the trace's state in a callback at the end of a backward pass. One that fails
@@ -91,26 +95,13 @@ def annotating_origins(
             register_optimizer_step_post_hook(leave),
         ):
             stack.callback(handle.remove)
-        stack.enter_context(_calling(around))
+        stack.enter_context(replaced((CAPTURE, "around", around)))  # for marked functions
         try:
             with _Lines(on_tensor, on_result):
                 yield
         finally:
             while inside:  # an error left some open
                 leave()
-
-
-@contextlib.contextmanager
-def _calling(
-    around: Callable[[Any], contextlib.AbstractContextManager[None]] | None,
-) -> Iterator[None]:
-    """Enter ``around`` for calls of marked functions."""
-    before = CAPTURE.around
-    CAPTURE.around = around
-    try:
-        yield
-    finally:
-        CAPTURE.around = before
 
 
 def origins_of(

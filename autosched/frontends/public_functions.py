@@ -90,7 +90,6 @@ class _Once(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _bound(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all arguments of a call by name."""
     known = target._schema.arguments
     defaults = {argument.name: argument.default_value for argument in known}
     return {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}

@@ -8,11 +8,12 @@ holds a substitute that calls operators, which ``make_fx`` traces. Knows the CPU
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
 
+from autosched._lib.replacing import replaced
 from autosched.errors import CaptureError
 from autosched.frontends.capture_lock import is_capturing
 from autosched.frontends.origins import traced_at
@@ -55,26 +56,25 @@ def _manual_seed(seed: int) -> torch.Generator:
     return _DEFAULT
 
 
-def _refuse_seed() -> NoReturn:
-    raise CaptureError(
-        "torch.seed() returns another seed in each call, and a graph would contain the first one; "
-        "pass a number to torch.manual_seed"
-    )
+def _refusing(why: str) -> Callable[[], NoReturn]:
+    def refuse() -> NoReturn:
+        raise CaptureError(why)
 
-
-def _refuse_initial_seed() -> NoReturn:
-    raise CaptureError(
-        "torch.initial_seed() is called, whose result would be a constant of the graph; pass the "
-        "seed as an argument"
-    )
+    return refuse
 
 
 _TRACED: dict[str, Callable[..., Any]] = {
     "get_state": _GET,
     "set_state": _set_state,
     "manual_seed": _manual_seed,
-    "seed": _refuse_seed,
-    "initial_seed": _refuse_initial_seed,
+    "seed": _refusing(
+        "torch.seed() returns another seed in each call, and a graph would contain the first one; "
+        "pass a number to torch.manual_seed"
+    ),
+    "initial_seed": _refusing(
+        "torch.initial_seed() is called, whose result would be a constant of the graph; pass the "
+        "seed as an argument"
+    ),
 }
 
 
@@ -92,15 +92,9 @@ class _Generator:
         return getattr(_DEFAULT, name)
 
 
-@contextlib.contextmanager
-def tracing_random_state() -> Iterator[None]:
+def tracing_random_state() -> contextlib.AbstractContextManager[None]:
     """Trace operations on torch's generator instead of executing them."""
-    home: Any = torch.random
-    home.default_generator = _Generator()
-    try:
-        yield
-    finally:
-        home.default_generator = _DEFAULT
+    return replaced((torch.random, "default_generator", _Generator()))
 
 
 def add_state(graph: Graph, name: str) -> Value:

@@ -338,7 +338,6 @@ class Reach:
         yield from self._classes(type(item))
 
     def _mentioned(self, attributes: Mapping[str, Any]) -> Iterator[Any]:
-        """Yield the attributes that code mentions."""
         for name in sorted(self.mentioned & attributes.keys()):
             self.entries.append((attributes, name))
             yield _Name(name)
@@ -401,7 +400,6 @@ def value_key(item: Any) -> Hashable:
 
 
 def _data(item: Any) -> Hashable:
-    """Return the contents of an array of numbers."""
     if isinstance(item, numpy.ndarray):
         return item.shape, str(item.dtype), item.tobytes()
     return bytes(item)
@@ -441,7 +439,6 @@ def _names(code: CodeType, written: bool) -> tuple[list[str], list[str], list[st
 
 
 def _slots(kind: type) -> Iterator[str]:
-    """Yield the slots of a user's class and its bases."""
     for base in kind.__mro__:
         if not _is_known(base.__module__):
             for name, item in vars(base).items():

@@ -61,7 +61,6 @@ def remedy(names: Sequence[str], settings: frozenset[str]) -> str:
 
 
 def _of_tensors(before: Sequence[Any], after: Sequence[Any]) -> Iterator[tuple[str, str]]:
-    """Yield the changes of tensors that have names."""
     olds, news = ({name: item for name, *item in some} for some in (before, after))
     for name in dict.fromkeys((*olds, *news)):
         if name not in news or name not in olds:
@@ -125,7 +124,6 @@ def _value(item: Any) -> str:
 
 
 def _leaves(before: Any, after: Any) -> Iterator[tuple[str, str]]:
-    """Yield the parts of two trees of tuples that differ."""
     if before == after:
         return
     if _is_value(before) and _is_value(after):

@@ -89,7 +89,6 @@ class SideEffects:
         return f"variable {self._variables.get(id(cell), '?')!r}"
 
     def _slot(self, container: Any, key: Any) -> str:
-        """Return the name of an item of a container."""
         if id(container) in self._paths:
             return f"attribute {key!r} of {self._paths[id(container)]}"
         if id(container) in self._globals:

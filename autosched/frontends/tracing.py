@@ -209,7 +209,6 @@ class _Tracer:
         return found
 
     def _numbers(self, floats: Sequence[Any]) -> dict[str, Number]:
-        """Return the settings that vary, by name, as they are read from tensors."""
         found = values_of(self.state, self.varying).items()
         settings = self.found.settings
         return {

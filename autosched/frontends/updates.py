@@ -152,6 +152,5 @@ def _is_number(node: Node) -> bool:
 
 
 def _is_python(node: Node) -> bool:
-    """Whether an operator returns Python numbers."""
     values = _values(node) if node.op == "call_function" else []
     return bool(values) and all(isinstance(v, _NUMBERS) for v in values)

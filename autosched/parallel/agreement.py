@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from autosched import Machine, ScheduleError
-from autosched.parallel.batches import leaves, rows_of
+from autosched._lib.tree import flatten
+from autosched.parallel.batches import rows_of
 from autosched.parallel.plans import Plans
 from autosched.runtime.ranks.gathering import Gathering
 
@@ -42,11 +43,11 @@ class Agreed(NamedTuple):
     counts: tuple[int, ...]
 
 
-class Agreement:
+class Agreement(Gathering):
     """The agreements of one step's processes."""
 
     def __init__(self) -> None:
-        self._ranks = Gathering()
+        super().__init__()
         self._digests: dict[Hashable, int] = {}
         self._numbers: dict[Hashable, int] = {}
 
@@ -78,25 +79,24 @@ class Agreement:
             error = raised
             flags = _FAILED
         except KeyboardInterrupt as raised:
-            self._ranks.give_up(raised, is_next=True)
+            self.give_up(raised, is_next=True)
             raise
-        found = self._ranks.gather([rows, digest, known, flags], "the rows of a batch")
+        found = self.gather([rows, digest, known, flags], "the rows of a batch")
         if any(flags & _FAILED for *_, flags in found):
             self.together("a batch", lambda: _raise(error))
         if any(flags & _CHANGED for *_, flags in found):
             return None
         if any(digest != found[0][1] for _, digest, *_ in found):
-            self.together("to compare batches", lambda: self._compare(kind()))
+            what = "to compare batches"
+            self.together(
+                what, lambda: self.agree(what, json.dumps(self._lines(kind())), _compared)
+            )
         if any(known != found[0][2] for _, _, known, _ in found):
             plans.drop(key)
         counts = tuple(rows for rows, *_ in found)
         if not any(counts):
             raise ScheduleError("a batch needs a row on one rank at least")
         return Agreed(key, counts)
-
-    def _compare(self, kind: Kind) -> None:
-        """Raise ScheduleError with what differs."""
-        self._ranks.agree("to compare batches", json.dumps(self._lines(kind)), _compared)
 
     def give_up_regions(self, regions: Mapping[str, Any]) -> None:
         """Let all ranks call the tasks of a region one by one that its rank could not compile.
@@ -106,27 +106,11 @@ class Agreement:
         if not regions:
             return
         failed = {n: r.failure for n, r in regions.items() if r.failure and not r.is_given_up}
-        counts = self._ranks.gather([len(failed)], "which regions it has compiled")
+        counts = self.gather([len(failed)], "which regions it has compiled")
         if any(count for (count,) in counts):
-            text = self._ranks.agree("failed regions", json.dumps(failed), _united)
+            text = self.agree("failed regions", json.dumps(failed), _united)
             for name, why in json.loads(text).items():
                 regions[name].give_up(why)
-
-    def broadcast(self, value: Any, rank: int) -> Any:
-        """Return a rank's value."""
-        return self._ranks.broadcast(value, f"the state of rank {rank}", rank)
-
-    def of_first(self, text: str) -> str:
-        """Return rank 0's text."""
-        return self._ranks.agree("the state", text, lambda texts: texts[0])
-
-    def together(self, what: str, do: Callable[[], T]) -> T:
-        """Return what a function returns; raise on all ranks what it raises on one of them."""
-        return self._ranks.together(what, do)
-
-    def give_up(self, error: BaseException) -> None:
-        """Tell the other ranks of an error here, unless they know, and wake those that wait."""
-        self._ranks.give_up(error)
 
     def _digest(self, key: Hashable, kind: Callable[[], Kind]) -> int:
         found = self._digests.get(key)
@@ -190,7 +174,7 @@ def kind_of(
         f"{_stable(held.get(parameter, {}))} as state of parameter {number}"
         for number, parameter in enumerate(parameters)
     )
-    items = tuple(map(_stable, leaves(batch)))  # whatever the number of rows
+    items = tuple(map(_stable, flatten(batch)))  # whatever the number of rows
     trains = tuple(parameter.requires_grad for parameter in model.parameters())
     return Kind(items, trains, (*options, *state), functions)
 
@@ -218,7 +202,6 @@ def _raise(error: Exception | None) -> None:
 
 
 def _united(texts: Sequence[str]) -> str:
-    """Return the failures of all ranks."""
     found = {
         name: f"rank {rank}: {why}"
         for rank, text in enumerate(texts)

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -77,16 +77,13 @@ class _Sum:
     name: str
 
     def add(self, a: Value, b: Value, device: str, numel: int) -> Value:
-        """Add two tensors."""
         return self._task("add", torch.add, (a, b), device, numel, 3)
 
     def total(self, values: Sequence[Value], device: str, numel: int) -> Value:
-        """Add several tensors, in their order."""
         n = len(values) - 1
         return self._task("add", added, (list(values),), device, numel, 3 * n, n)
 
     def concatenate(self, chunks: Sequence[Value], device: str) -> Value:
-        """Concatenate the chunks of the whole tensor."""
         return self._task("cat", torch.cat, (list(chunks),), device, self.numel, 2)
 
     def relay(self, value: Value, device: str, numel: int) -> Value:
@@ -107,22 +104,7 @@ class _Sum:
         )
         return chunks
 
-    def by_rank(self) -> dict[int | None, list[int]]:
-        """Return the devices (their numbers) of each rank."""
-        found: dict[int | None, list[int]] = {}
-        for i, device in enumerate(self.devices):
-            found.setdefault(self.machine.device(device).rank, []).append(i)
-        return found
-
-    def of(self, numbers: Sequence[int]) -> _Sum:
-        """Return the same for some of the devices."""
-        return replace(self, devices=tuple(self.devices[i] for i in numbers))
-
-    def host(self, rank: int | None) -> str:
-        """Return the CPU of a rank."""
-        return next(d.name for d in self.machine.devices if d.rank == rank and d.kind == "cpu")
-
-    def start(self, call: _Collective, flat: Value, device: str) -> Value:
+    def start(self, call: AllReduce | _InOneProcess, flat: Value, device: str) -> Value:
         """Start to add the tensors of all devices in place; return a mark, for all to read.
 
         Devices start several sums in the order in which these are added to the graph.
@@ -144,7 +126,9 @@ class _Sum:
         )  # fmt: skip
         return made
 
-    def finish(self, call: _Collective, flat: Value, marks: Sequence[Value], number: int) -> None:
+    def finish(
+        self, call: AllReduce | _InOneProcess, flat: Value, marks: Sequence[Value], number: int
+    ) -> None:
         """Wait on a device for the sum of all, given their marks.
 
         The seconds are those of additions, and of a ring's hops less those of the copy around it.
@@ -187,18 +171,8 @@ def added(tensors: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> t
     return total
 
 
-class _Collective(Protocol):
-    """A sum over ranks that one task of each starts, and another one finishes."""
-
-    def start(self, row: torch.Tensor) -> torch.Tensor:
-        """Start to add rows in place, and return a mark, which all others read."""
-
-    def finish(self, row: torch.Tensor, marks: Sequence[torch.Tensor]) -> None:
-        """Wait until a row is the sum, given the marks of all ranks, in order."""
-
-
 class _InOneProcess:
-    """The same sum where one process plays all ranks: marks are the rows, added in order."""
+    """An ``AllReduce`` where one process plays all ranks: marks are the rows, added in order."""
 
     def __init__(self, name: str):
         self.name = name
@@ -211,7 +185,6 @@ class _InOneProcess:
 
 
 def _starts(fn: object) -> bool:
-    """Whether a function starts a sum over ranks."""
     owner = getattr(fn, "__self__", None)
     return isinstance(owner, (AllReduce, _InOneProcess)) and fn == owner.start
 
@@ -326,15 +299,22 @@ def library(of: _Sum, flats: Sequence[Value]) -> list[Value]:
     2005). The library sends them; in the program, a copy to the next rank stands for them. GPUs go
     by way of their hosts. Where some ranks have nothing to add, it is ``exchange``.
     """
-    ranks = of.by_rank()
+    ranks: dict[int | None, list[int]] = {}  # numbers of the devices
+    for i, name in enumerate(of.devices):
+        ranks.setdefault(of.machine.device(name).rank, []).append(i)
     if len(ranks) == 1:
         return on_first(of, flats)
     if len(ranks) < len({*of.machine.ranks.values()}):
         return exchange(of, flats)
     sums = []
     for numbers in ranks.values():
-        sums.append(on_first(of.of(numbers), [flats[i] for i in numbers])[0])
-    hosts = tuple(map(of.host, ranks))
+        own = replace(of, devices=tuple(of.devices[i] for i in numbers))
+        sums.append(on_first(own, [flats[i] for i in numbers])[0])
+    cpus: dict[int | None, str] = {}  # the first of each rank
+    for device in of.machine.devices:
+        if device.kind == "cpu":
+            cpus.setdefault(device.rank, device.name)
+    hosts = tuple(cpus[rank] for rank in ranks)
     all_ranks = replace(of, devices=hosts)
     calls = [(_InOneProcess if of.machine.rank is None else AllReduce)(of.name) for _ in hosts]
     marks = list(map(all_ranks.start, calls, sums, hosts))

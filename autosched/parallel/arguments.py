@@ -89,6 +89,5 @@ def devices_of(machine: Machine, devices: Sequence[str] | None) -> tuple[str, ..
 
 
 def _default(devices: Sequence[Device]) -> list[str]:
-    """Return the accelerators among devices, or all without any."""
     found = [device.name for device in devices if device.is_accelerator]
     return found or [device.name for device in devices]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
 
 from autosched import ScheduleError
+from autosched._lib.tree import flatten, transform
 from autosched.parallel.template import Template
 
 __all__ = [
@@ -22,18 +23,9 @@ __all__ = [
 ]
 
 
-def leaves(tree: Any) -> Iterator[Any]:
-    """Yield the leaves of tuples, lists and dicts."""
-    if isinstance(tree, (tuple, list, dict)):
-        for item in tree.values() if isinstance(tree, dict) else tree:
-            yield from leaves(item)
-    else:
-        yield tree
-
-
 def batch_inputs(template: Template, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
     """Return the tensors of a batch, by input."""
-    tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
+    tensors = [leaf for leaf in flatten(batch) if isinstance(leaf, torch.Tensor)]
     return dict(zip(template.batch, tensors, strict=True))
 
 
@@ -53,17 +45,17 @@ def batch_homes(template: Template, batch: Sequence[Any]) -> dict[str, str]:
 
 def first_rows(batch: Any, rows: int, device: str | None = None) -> Any:
     """Return the first rows of all tensors in a batch, on a torch device."""
-    if isinstance(batch, (tuple, list)):
-        return type(batch)(first_rows(item, rows, device) for item in batch)
-    if isinstance(batch, dict):
-        return {key: first_rows(item, rows, device) for key, item in batch.items()}
-    if not isinstance(batch, torch.Tensor):
-        return batch
-    first = batch if not batch.dim() else repeated(batch, rows)[:rows]
-    return first if device is None else first.to(device)
+
+    def first(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        part = _repeated(leaf, rows)[:rows] if leaf.dim() else leaf
+        return part if device is None else part.to(device)
+
+    return transform(first, batch)
 
 
-def repeated(tensor: torch.Tensor, rows: int) -> torch.Tensor:
+def _repeated(tensor: torch.Tensor, rows: int) -> torch.Tensor:
     """Return a tensor with its rows as often as so many rows take; zeros if it has none."""
     count = len(tensor)
     if not count:
@@ -76,7 +68,7 @@ def rows_of(batch: Sequence[Any], least: int = 1) -> int:
 
     Raises ScheduleError if there is none, or if it is less than ``least``.
     """
-    tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
+    tensors = [leaf for leaf in flatten(batch) if isinstance(leaf, torch.Tensor)]
     sizes = [tensor.shape[0] for tensor in tensors if tensor.dim()]
     if not sizes or min(sizes) != max(sizes) or sizes[0] < least:
         found = ", ".join(map(str, dict.fromkeys(sizes))) or "none"
@@ -108,7 +100,7 @@ def check_count(what: str, count: Any) -> None:
 def key_of(item: Any) -> Hashable:
     """Return the properties of a batch, or of another item, that a schedule depends on."""
     if isinstance(item, (tuple, list, dict)):
-        return tuple(key_of(leaf) for leaf in leaves(item))
+        return tuple(key_of(leaf) for leaf in flatten(item))
     if isinstance(item, torch.Tensor):
         return tuple(item.shape), item.stride(), item.dtype, item.device
     return type(item), item if isinstance(item, Hashable) else repr(item)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from autosched import Costs, Graph, Machine, Work
 from autosched.parallel.packing import Reusing
 
 __all__ = ["LinearCosts", "memory_seconds", "memory_task", "tabulated"]
+
+T = TypeVar("T")
 
 
 def memory_seconds(
@@ -79,13 +81,15 @@ class LinearCosts:
         def between(a: float, b: float) -> float:
             return max(0.0, a + (b - a) * share)
 
-        small, large = self.small, self.large
-        first = {**large.work, **small.work}
-        work = {}
-        for name, last in {**small.work, **large.work}.items():
-            flops = between(first[name].flops, last.flops)
-            nbytes = between(first[name].nbytes, last.nbytes)
-            work[name] = Work(flops, nbytes, first[name].launches)
-        sizes = {**large.nbytes, **small.nbytes}
-        last_sizes = {**small.nbytes, **large.nbytes}
-        return Costs(work=work, nbytes={n: between(sizes[n], b) for n, b in last_sizes.items()})
+        work = {
+            name: Work(between(a.flops, b.flops), between(a.nbytes, b.nbytes), a.launches)
+            for name, a, b in _paired(self.small.work, self.large.work)
+        }
+        sizes = _paired(self.small.nbytes, self.large.nbytes)
+        return Costs(work=work, nbytes={name: between(a, b) for name, a, b in sizes})
+
+
+def _paired(small: Mapping[str, T], large: Mapping[str, T]) -> Iterator[tuple[str, T, T]]:
+    """Yield names with the items of both; one that only one has counts twice."""
+    for name, last in {**small, **large}.items():
+        yield name, small.get(name, last), last

@@ -172,7 +172,6 @@ class _DataParallel:
 
     @cached_property
     def _replicas(self) -> dict[int | None, list[int]]:
-        """The replicas of each rank, by their numbers."""
         machine, devices = self.training.machine, self.training.devices
         found: dict[int | None, list[int]] = {rank: [] for rank in ranks_of(machine, devices)}
         for replica, device in enumerate(devices):
@@ -203,7 +202,6 @@ class _DataParallel:
     def _micro_batches(
         self, templates: Mapping[int, Template], costs: Mapping[int, Costs], buckets: _Names
     ) -> dict[int, MicroBatch]:
-        """Return the merged templates, by number of rows."""
         machine = self.training.machine
         found = {}
         for size, template in templates.items():

@@ -58,7 +58,6 @@ def packed(graph: Graph, tensors: Collection[str]) -> Graph:
 
 
 def _mapped(task: Task, values: Mapping[int, Value], omitted: Sequence[int] = ()) -> list[Any]:
-    """Return the arguments of a task with new values, except the omitted ones."""
     return [
         values[arg.index] if isinstance(arg, Value) else arg
         for arg in task.args

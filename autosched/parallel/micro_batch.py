@@ -178,7 +178,6 @@ def _random_tasks(graph: Graph) -> set[int]:
 
 
 def _is_backward(task: Task) -> bool:
-    """Whether a task belongs to backward, recomputes forward for it, or accumulates gradients."""
     return task.origin.phase == "backward" or task.name.startswith(("again.", "sum."))
 
 

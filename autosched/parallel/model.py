@@ -98,7 +98,6 @@ class _Planned:
     written: Collection[str]  # the state that tasks write in place
 
     def inputs(self, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
-        """Return the inputs of a run that this process has."""
         inputs = {**self.template.state.tensors(), **batch_inputs(self.template, batch)}
         return {name: inputs[name] for name in self.schedule.inputs_here}
 

@@ -3,9 +3,9 @@
 A model is cut into stages; each device has one or several. An action is the forward of a stage for
 one micro-batch, or its backward, whole or in two parts: the gradient by the input, which the
 previous stage waits for, and the gradient by the weights, which no stage waits for. Below, p is the
-number of devices, m the number of micro-batches ("chunks"), v the number of stages on a device
-("rounds"), and a bubble is the share of time in which devices are idle if copies take no time,
-stages are equally long, and a backward takes twice as long as a forward.
+number of devices, m the number of micro-batches ("chunks"), and a bubble is the share of time in
+which devices are idle if copies take no time, stages are equally long, and a backward takes twice
+as long as a forward.
 
 A pipeline is a policy, not a graph: the schedule says which action a device runs first, and the
 graph is the same for all schedules.
@@ -17,8 +17,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import Literal, NamedTuple
-
-from autosched import ScheduleError
 
 __all__ = [
     "ORDERS",
@@ -63,7 +61,6 @@ def gpipe(devices: int, chunks: int) -> Order:
     >>> print(*gpipe(2, 2)[0])
     0F0 0F1 0B0 0B1
     """
-    _check(devices, chunks)
     return tuple((*_row(rank, "F", chunks), *_row(rank, "B", chunks)) for rank in range(devices))
 
 
@@ -76,39 +73,34 @@ def one_f_one_b(devices: int, chunks: int) -> Order:
     >>> print(*one_f_one_b(2, 3)[0])
     0F0 0F1 0B0 0F2 0B1 0B2
     """
-    _check(devices, chunks)
     return tuple(
         _alternating(_row(rank, "F", chunks), _row(rank, "B", chunks), devices - rank - 1)
         for rank in range(devices)
     )
 
 
-def interleaved(devices: int, chunks: int, rounds: int = 2) -> Order:
-    """Return 1F1B over several stages per device.
+def interleaved(devices: int, chunks: int) -> Order:
+    """Return 1F1B over two stages per device.
 
     Megatron-LM: Narayanan et al., SC 2021, arXiv 2104.04473. Stage s is on device s mod p.
     Micro-batches visit a device's stages in groups of p; beyond the paper, where m is no multiple
     of p, in groups of nearly equal size, none below p. With g in the first group, device r holds
-    the activations of at most 2(p-r-1) + (v-1)g + 1 stages (with one round, those of 1F1B). Bubble:
-    (p-1) / (vm+p-1) where m >= p.
+    the activations of at most 2(p-r-1) + g + 1 stages. Bubble: (p-1) / (2m+p-1) where m >= p.
 
     >>> print(*interleaved(2, 2)[1])
     1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1
     """
-    _check(devices, chunks, rounds)
-    if rounds == 1:
-        return one_f_one_b(devices, chunks)
     count = max(1, chunks // devices)
     # Larger groups first, or devices would wait for each other.
     sizes = [chunks // count + (group < chunks % count) for group in range(count)]
     groups = [range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
-    turns = [(lap, chunk) for group in groups for lap in range(rounds) for chunk in group]
+    turns = [(lap, chunk) for group in groups for lap in range(2) for chunk in group]
 
     def row(rank: int) -> tuple[Action, ...]:
-        forwards = [Action(lap * devices + rank, "F", chunk) for lap, chunk in turns]
-        last = (rounds - 1) * devices + rank
-        backwards = [Action(last - lap * devices, "B", chunk) for lap, chunk in turns]
-        return _alternating(forwards, backwards, 2 * (devices - rank - 1) + (rounds - 1) * sizes[0])
+        stages = (rank, devices + rank)
+        forwards = [Action(stages[lap], "F", chunk) for lap, chunk in turns]
+        backwards = [Action(stages[1 - lap], "B", chunk) for lap, chunk in turns]
+        return _alternating(forwards, backwards, 2 * (devices - rank - 1) + sizes[0])
 
     return tuple(map(row, range(devices)))
 
@@ -116,36 +108,27 @@ def interleaved(devices: int, chunks: int, rounds: int = 2) -> Order:
 def zero_bubble(
     devices: int,
     chunks: int,
-    rounds: int = 2,
     *,
     seconds: Mapping[Kind, Sequence[float]] | None = None,
     copy: float = 0.0,
 ) -> Order:
     """Return a schedule that fills bubbles with gradients by weights.
 
-    Qi et al., "Zero bubble", arXiv 2401.10241. With one round, forwards and backwards are those of
-    1F1B (ZB-H1); with two, stages form a V, with stages s and 2p-1-s on device s (ZB-V). Gradients
-    by weights, W, fill the gaps, and come first where the memory limit is reached: a device holds
-    at most vp activations of stages, from F to W. Bubble: (p-1) / (3vm+p-1) where F, I and W are
-    equally long and m >= p.
+    ZB-V of Qi et al., "Zero bubble", arXiv 2401.10241. Stages form a V, with stages s and 2p-1-s on
+    device s. Gradients by weights, W, fill the gaps, and come first where the memory limit is
+    reached: a device holds at most 2p activations of stages, from F to W. Bubble: (p-1) / (6m+p-1)
+    where F, I and W are equally long and m >= p.
 
     ``seconds`` has for each kind (F, I, W) those by stage, default 1; ``copy`` is the time of a
     copy between devices. Returns the fastest of several, with different thresholds for the size of
     a gap that gets a W.
 
-    >>> print(*zero_bubble(2, 2, rounds=1)[1])
-    1F0 1I0 1F1 1I1 1W0 1W1
+    >>> print(*zero_bubble(2, 1)[1])
+    1F0 2F0 2I0 1I0 2W0 1W0
     """
-    _check(devices, chunks, rounds, most=2)
-    stages = rounds * devices
     if seconds is None:
-        seconds = dict.fromkeys(_KINDS, [1.0] * stages)
-    if any(len(seconds.get(kind, ())) != stages for kind in _KINDS):
-        raise ScheduleError(
-            f"seconds= must have F, I and W for each of {stages} stages, got {seconds!r}"
-        )
-    row = _v_shaped if rounds == 2 else _linear
-    rows = tuple(row(rank, devices, chunks) for rank in range(devices))
+        seconds = dict.fromkeys(_KINDS, [1.0] * 2 * devices)
+    rows = tuple(_v_shaped(rank, devices, chunks) for rank in range(devices))
     filled = [_GapFilling(rows, seconds, copy, share).run() for share in (0.0, 0.5, 1.0)]
     return min(filled, key=lambda found: found[0])[1]
 
@@ -168,16 +151,6 @@ def stage_devices(order: Order) -> tuple[int, ...]:
     return tuple(found[stage] for stage in range(len(found)))
 
 
-def _check(devices: int, chunks: int, rounds: int = 1, most: int | None = None) -> None:
-    if min(devices, chunks, rounds) < 1:
-        raise ScheduleError(
-            f"a pipeline has a device, a chunk and a round at least, got {devices}, {chunks}, "
-            f"{rounds}"
-        )
-    if most is not None and rounds > most:
-        raise ScheduleError(f"this order is known for 1 to {most} rounds, got {rounds}")
-
-
 def _row(stage: int, kind: Kind, chunks: int) -> tuple[Action, ...]:
     return tuple(Action(stage, kind, chunk) for chunk in range(chunks))
 
@@ -189,11 +162,6 @@ def _alternating(
     pairs = chain.from_iterable(zip(forwards[warm_up:], backwards, strict=False))
     cool_down = backwards[max(0, len(forwards) - warm_up) :]
     return (*forwards[:warm_up], *pairs, *cool_down)
-
-
-def _linear(rank: int, devices: int, chunks: int) -> tuple[Action, ...]:
-    """Return F and I of a device in the order of 1F1B."""
-    return _alternating(_row(rank, "F", chunks), _row(rank, "I", chunks), devices - rank - 1)
 
 
 def _v_shaped(rank: int, devices: int, chunks: int) -> tuple[Action, ...]:
@@ -239,7 +207,6 @@ class _GapFilling:
         self.held = [0 for _ in rows]  # activations
 
     def run(self) -> tuple[float, Order]:
-        """Return the end of the last action, and the order of all."""
         steps = [self._step(rank) for rank in range(len(self.rows))]
         for _ in range(3 * sum(map(len, self.rows)) // 2):
             start, rank, action = min(step for step in steps if step is not None)

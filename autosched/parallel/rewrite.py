@@ -136,7 +136,6 @@ class _Copy:
 
     @property
     def known(self) -> dict[str, Value]:
-        """The values that tasks read now."""
         return {**self.values, **self.repeated}
 
     def take(self, task: Task) -> None:
@@ -144,7 +143,6 @@ class _Copy:
         self.pending.append(task.name)
 
     def flush(self) -> None:
-        """Add the tasks that were taken."""
         if self.pending:
             self.values.update(self.graph.include(self.old, self.known, only=self.pending))
             self.pending = []
@@ -179,7 +177,6 @@ class _Copy:
         self.repeated = {}
 
     def finished(self, one: Template) -> Template:
-        """Return the template with the new graph."""
         self.flush()
         outputs = {label: self.old.values[index].name for label, index in self.old.outputs.items()}
         self.graph.output(**{label: self.values[name] for label, name in outputs.items()})
@@ -187,7 +184,6 @@ class _Copy:
 
 
 def _is_batch_norm(task: Task) -> bool:
-    """Whether a task is a batch norm in training."""
     return _is(task, "native_batch_norm", "cudnn_batch_norm") and task.args[5] is True
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,7 +75,8 @@ class SharedState:
         """
         if self._agreement is None:
             return
-        if self._agreement.of_first("restored" if self._restored else ""):
+        mine = "restored" if self._restored else ""
+        if self._agreement.agree("the state", mine, lambda texts: texts[0]):
             self._trained = None
         self._restored = False
         self._share(self._agreement)
@@ -91,13 +93,64 @@ class SharedState:
 
     def _share(self, agreement: Agreement) -> None:
         """Give all ranks the state of those that own parts of it."""
-        last = self._trained
-        owners = {} if last is None else owners_of(last.state, last.owners)
-        agreement.together(
-            "the state", lambda: broadcast_state(agreement, self._model, self._optimizer, owners)
-        )
+        owners: dict[int, int] = {}  # ranks, by the ids of tensors
+        if self._trained is not None:
+            tensors = self._trained.state.tensors()
+            ranks = self._trained.owners.items()
+            owners = {id(tensors[name]): rank for name, rank in ranks if name in tensors}
+        agreement.together("the state", lambda: self._give(agreement, owners))
         self.is_stale = False
         self.note()
+
+    def _give(self, agreement: Agreement, owners: Mapping[int, int]) -> None:
+        """Give all ranks what each owns; what has no owner is rank 0's.
+
+        Tensors keep their memory. Raises ScheduleError, on all ranks, where models differ in shape.
+        """
+        for rank in sorted({0, *owners.values()}):
+            what = f"the state of rank {rank}"
+            own = self._owned_by(rank, owners)
+            given = agreement.broadcast(own, what, rank)
+            agreement.together(what, partial(_check, own, given, rank))
+            if given is not own:
+                self._take(given)
+
+    def _owned_by(self, rank: int, owners: Mapping[int, int]) -> dict[str, Any]:
+        """Return the parameters and buffers of one rank, and what the optimizer has of them.
+
+        All is on the CPU. What the optimizer has is by name, with the names of those tensors that
+        are on an accelerator.
+        """
+
+        def is_owned(tensor: torch.Tensor) -> bool:
+            return owners.get(id(tensor), 0) == rank
+
+        state = self._optimizer.state
+        own = {name: tensor for name, tensor in self._tensors().items() if is_owned(tensor)}
+        return {
+            "model": {name: tensor.detach().cpu() for name, tensor in own.items()},
+            "optimizer": [
+                _held(state.get(item, {})) if is_owned(item) else None for item in self._trainable()
+            ],
+        }
+
+    def _take(self, given: Mapping[str, Any]) -> None:
+        with torch.no_grad():
+            own = self._tensors()
+            for name, new in given["model"].items():
+                own[name].copy_(new)
+            for parameter, held in zip(self._trainable(), given["optimizer"], strict=True):
+                if held is not None:
+                    items, beside = held
+                    moved = {name: items[name].to(parameter.device) for name in beside}
+                    _adopt(self._optimizer, parameter, {**items, **moved})
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        return dict(itertools.chain(self._model.named_parameters(), self._model.named_buffers()))
+
+    def _trainable(self) -> list[torch.Tensor]:
+        """Return the parameters of the optimizer, in the order in which its state numbers them."""
+        return [item for group in self._optimizer.param_groups for item in group["params"]]
 
     def here(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return the part of a step's state that this process has."""
@@ -105,7 +158,17 @@ class SharedState:
             return state
         tensors = self._trained.state.tensors()
         others = {id(tensors[name]) for name in self._trained.elsewhere}
-        return part_of(state, self._model, self._optimizer, lambda item: id(item) not in others)
+        kept = self._model.state_dict(keep_vars=True)
+        moments = state["optimizer"]["state"]
+        own = [i for i, item in enumerate(self._trainable()) if id(item) not in others]
+        return {
+            **state,
+            "model": {n: t for n, t in state["model"].items() if id(kept[n]) not in others},
+            "optimizer": {
+                **state["optimizer"],
+                "state": {i: moments[i] for i in own if i in moments},
+            },
+        }
 
 
 def parameters_of(model: torch.nn.Module) -> Iterator[torch.Tensor]:
@@ -125,7 +188,6 @@ def _modules_of(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def _distinct(held: Iterable[Mapping[str, torch.Tensor | None]]) -> Iterator[torch.Tensor]:
-    """Yield each tensor once, in order."""
     tensors = (item for items in held for item in items.values() if item is not None)
     return iter({id(tensor): tensor for tensor in tensors}.values())
 
@@ -139,93 +201,6 @@ def state_tensors(
     yield from _distinct(module._buffers for module in modules)
     for held in optimizer.state.values():
         yield from (item for item in held.values() if isinstance(item, torch.Tensor))
-
-
-def broadcast_state(
-    agreement: Agreement,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    owners: Mapping[int, int],
-) -> None:
-    """Give all ranks the model and the optimizer's state of those that own them. Collective.
-
-    ``owners`` has the ranks of parameters and buffers, by identity; what it lacks is rank 0's.
-    Tensors keep their memory. Raises ScheduleError, on all ranks, where models differ in shape.
-    """
-    for rank in sorted({0, *owners.values()}):
-        _broadcast_from(rank, agreement, model, optimizer, owners)
-
-
-def _broadcast_from(
-    rank: int,
-    agreement: Agreement,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    owners: Mapping[int, int],
-) -> None:
-    """Give all ranks what one of them owns."""
-    tree = _tree(model, optimizer, lambda tensor: owners.get(id(tensor), 0) == rank)
-    given = agreement.broadcast(tree, rank)
-    what = f"the state of rank {rank}"
-    if given is tree:
-        agreement.together(what, lambda: None)
-        return
-    agreement.together(what, lambda: _check(tree, given, rank))
-    with torch.no_grad():
-        own = _tensors(model, lambda tensor: owners.get(id(tensor), 0) == rank)
-        for name, new in given["model"].items():
-            own[name].copy_(new)
-        parameters = [item for group in optimizer.param_groups for item in group["params"]]
-        for parameter, held in zip(parameters, given["optimizer"], strict=True):
-            if held is not None:
-                items, beside = held
-                moved = {name: items[name].to(parameter.device) for name in beside}
-                _adopt(optimizer, parameter, {**items, **moved})
-
-
-def owners_of(state: Any, ranks: Mapping[str, int]) -> dict[int, int]:
-    """Return the ranks that own tensors, by identity, from ranks by name."""
-    tensors = state.tensors()
-    return {id(tensors[name]): rank for name, rank in ranks.items() if name in tensors}
-
-
-def part_of(
-    state: Mapping[str, Any],
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    is_here: Callable[[torch.Tensor], bool],
-) -> dict[str, Any]:
-    """Return what is here of a step's state."""
-    tensors = model.state_dict(keep_vars=True)
-    moments = state["optimizer"]["state"]
-    parameters = [item for group in optimizer.param_groups for item in group["params"]]
-    own = [number for number, item in enumerate(parameters) if is_here(item)]
-    return {
-        **state,
-        "model": {name: t for name, t in state["model"].items() if is_here(tensors[name])},
-        "optimizer": {**state["optimizer"], "state": {n: moments[n] for n in own if n in moments}},
-    }
-
-
-def _tensors(
-    model: torch.nn.Module, mine: Callable[[torch.Tensor], bool]
-) -> dict[str, torch.Tensor]:
-    named = itertools.chain(model.named_parameters(), model.named_buffers())
-    return {name: tensor.detach() for name, tensor in named if mine(tensor)}
-
-
-def _tree(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, mine: Callable[[torch.Tensor], bool]
-) -> dict[str, Any]:
-    """Return what some parameters and buffers are, and what the optimizer has of them, on the CPU.
-
-    What it has is by name, with the names of those tensors that are on an accelerator.
-    """
-    parameters = (item for group in optimizer.param_groups for item in group["params"])
-    return {
-        "model": {name: tensor.cpu() for name, tensor in _tensors(model, mine).items()},
-        "optimizer": [_held(optimizer.state.get(p, {})) if mine(p) else None for p in parameters],
-    }
 
 
 def _held(state: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -255,7 +230,6 @@ def _facts(tensor: torch.Tensor) -> str:
 def _adopt(
     optimizer: torch.optim.Optimizer, parameter: torch.Tensor, held: Mapping[str, Any]
 ) -> None:
-    """Let the state of a parameter be this."""
     if not held:
         optimizer.state.pop(parameter, None)
         return

@@ -111,7 +111,6 @@ def blocks_of(graph: Graph) -> list[Block]:
 
 
 def _name(tasks: Sequence[Task]) -> str:
-    """Return the module of tasks, or the name of the first."""
     modules = (task.origin.module for task in tasks if task.origin.module)
     return next(modules, tasks[0].name)
 
@@ -224,7 +223,6 @@ class _Table:
         self._memory = [0.0, *accumulate(self._nbytes(block, state) for block in blocks)]
 
     def seconds(self, start: int, end: int, device: str) -> float:
-        """Return the seconds of blocks on a device, forward and backward."""
         found = self.machine.device(device)
         rates = (found.flops_per_second, found.bytes_per_second, found.launch_seconds)
         if rates not in self._seconds:
@@ -249,7 +247,6 @@ class _Table:
         return nbytes * times <= self.machine.device(device).nbytes
 
     def cuts(self, ends: Sequence[int], devices: Sequence[str]) -> Cuts:
-        """Return cuts with their costs."""
         stages = zip((0, *ends), ends, devices, strict=False)
         seconds = tuple(self.seconds(start, end, device) for start, end, device in stages)
         nbytes = tuple(self.crossing[end - 1] for end in ends)

@@ -8,8 +8,6 @@ it, so users need not report changes.
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -21,6 +19,7 @@ import torch
 
 from autosched import Schedule, ScheduleError
 from autosched._lib.copying import clone
+from autosched._lib.gc_pause import without_collecting
 from autosched.parallel.agreement import Kind, kind_of, same_rows
 from autosched.parallel.batches import batch_inputs, key_of, rows_cut, rows_of
 from autosched.parallel.checkpoints import read, shared_out, write
@@ -30,7 +29,6 @@ from autosched.parallel.ranks import label_on
 from autosched.parallel.shared_state import SharedState, parameters_of
 from autosched.parallel.step_spec import Held
 from autosched.parallel.steps_in_flight import UnderWay, done, holding, results
-from autosched.parallel.template import Place
 from autosched.parallel.training import Training
 
 __all__ = ["Step"]
@@ -46,7 +44,6 @@ class _Copy:
     version: int
 
     def is_current(self, source: torch.Tensor) -> bool:
-        """Whether the source is unchanged."""
         same = self.source is source and self.memory.data_ptr() == source.data_ptr()
         return same and self.version == source._version
 
@@ -162,21 +159,16 @@ class Step(Plans[Planned]):
 
     def schedule(self, *batch: Any) -> Schedule:
         """Return the schedule of calls like this one."""
-        with self._guard:
-            self.wait()
-            return self._of(batch).schedule
+        return self._of(batch).schedule
 
     def inputs(self, *batch: Any) -> dict[str, torch.Tensor]:
         """Return the inputs for the schedule of such a call, to run or profile it separately."""
         with self._guard:
-            self.wait()
             return self._inputs(self._of(batch), batch)
 
     def notes(self, *batch: Any) -> Mapping[str, Any]:
         """Return the decisions for calls like this one, and their reasons, by name."""
-        with self._guard:
-            self.wait()
-            return self._of(batch).notes
+        return self._of(batch).notes
 
     def close(self) -> None:
         """Close all schedules, and drop them and the replicas' tensors."""
@@ -257,10 +249,12 @@ class Step(Plans[Planned]):
 
         On several ranks it is collective only if there was no such step before.
         """
-        key = self._key(batch)
-        if self._agreement is None or key in self._counts:
-            return self._planned(batch, key, self._counts.get(key))
-        return self._agreed_plan(batch)
+        with self._guard:
+            self.wait()
+            key = self._key(batch)
+            if self._agreement is None or key in self._counts:
+                return self._planned(batch, key, self._counts.get(key))
+            return self._agreed_plan(batch)
 
     def _agreed_plan(self, batch: Sequence[Any]) -> Planned:
         """Return the plan of a call, on which all ranks agree; let them have the same state."""
@@ -292,7 +286,7 @@ class Step(Plans[Planned]):
             rows = (rows_of(batch),) if counts is None else counts
             move_model(self.model, self.optimizer, self._training.capture_device)
             self._leave_last()
-            with _paused_garbage_collection():
+            with without_collecting():
                 return self._training.together(lambda: self._plan(batch, rows))
 
         return self._cached((counts, key), plan)
@@ -323,7 +317,6 @@ class Step(Plans[Planned]):
                 yield tuple((name, key_of(item)) for name, item in state.items())
 
     def _inputs(self, planned: Planned, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
-        """Return the inputs of a run."""
         self._shared.train_by(planned)
         if planned is not self._last:
             self._leave_last()
@@ -379,8 +372,20 @@ class Step(Plans[Planned]):
         return found.tensor
 
     def _ended(self, planned: Planned, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Store the results of a run; return the loss."""
-        self._store(planned, outputs)
+        """Store the results of a run, and note that replicas are as new as the model.
+
+        Return the loss.
+        """
+        has_new = bool(planned.template.switches)
+        for label, made in planned.built.places.items():
+            if label in outputs and (self._rank is not None or made.replica == 0):
+                planned.state.put(made.place, outputs[label])
+                has_new = True
+        for attributes, name, item in planned.template.switches:
+            attributes[name] = item
+        for copy in self._copies.values():
+            copy.version = copy.source._version
+        self._shared.note_step(has_new)
         rank = planned.built.ranks[0] if self._rank is None else self._rank
         self.grad_norm = outputs.get(label_on(rank, "grad_norm"))
         loss: torch.Tensor = outputs[label_on(rank, "loss")]
@@ -390,26 +395,6 @@ class Step(Plans[Planned]):
         """Take all copies as outdated: which tensors a failed run has updated is unknown."""
         self._copies.clear()
         self._shared.forget()
-
-    def _store(self, planned: Planned, outputs: Mapping[str, torch.Tensor]) -> None:
-        """Store the results of a run, and note that replicas are as new as the model."""
-        new = self._new(planned, outputs)
-        for label, place in new.items():
-            planned.state.put(place, outputs[label])
-        switches = planned.template.switches
-        for attributes, name, item in switches:
-            attributes[name] = item
-        for copy in self._copies.values():
-            copy.version = copy.source._version
-        self._shared.note_step(bool(new or switches))
-
-    def _new(self, planned: Planned, outputs: Mapping[str, Any]) -> dict[str, Place]:
-        """Return the places of outputs that are to be stored here."""
-        return {
-            label: made.place
-            for label, made in planned.built.places.items()
-            if label in outputs and (self._rank is not None or made.replica == 0)
-        }
 
     def _leave_last(self) -> None:
         """Let the last plan keep no memory; another one is used now."""
@@ -428,15 +413,3 @@ class Step(Plans[Planned]):
         for key, copy in list(self._copies.items()):
             if not isinstance(copy.source, torch.nn.Parameter):
                 del self._copies[key]
-
-
-@contextlib.contextmanager
-def _paused_garbage_collection() -> Iterator[None]:
-    """Pause cyclic garbage collection, which takes a quarter of planning and finds nothing."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

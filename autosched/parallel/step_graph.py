@@ -185,7 +185,6 @@ class _Builder:
         return Instance(rows, part, devices, prefix, values)
 
     def _rank(self, replica: int) -> int | None:
-        """Return the rank of a replica's first stage."""
         return self.layout.rank(self.spec.devices[replica][0])
 
     def _rows_passed(self, replica: int) -> int:
@@ -216,7 +215,6 @@ class _Builder:
                     self._add_state_output(lead, name, relayed, place)
 
     def _add_state_output(self, replica: int, name: str, value: Value, place: Place) -> None:
-        """Return a replica's value, to be stored in the model of its rank."""
         label = self._prefix(replica) + name if replica else name
         if label not in self.places:
             self.places[label] = Made(replica, place)
@@ -294,7 +292,6 @@ class _Builder:
     def _bucket_task(
         self, bucket: Bucket, device: str, fn: Callable[..., Any], *args: Any, **options: Any
     ) -> Value:
-        """Add a task that reads and writes all gradients of a bucket."""
         options = {"accessed": 2 * bucket.nbytes, "nbytes": bucket.nbytes, **options}
         made: Value = memory_task(self.graph, self.machine, device, fn, *args, **options)
         return made

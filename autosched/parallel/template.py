@@ -7,7 +7,7 @@ micro-batch, without devices, and included in a step as often as there are micro
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -60,9 +60,8 @@ class Template:
     def written_buffers(self) -> tuple[str, ...]:
         """Other inputs that it writes."""
         values = self.graph.values
-        written = {values[use.value].root for task in self.graph.tasks for use in task.changes}
-        names = (v.name for v in self.graph.sources if v.tensor is None and v.index in written)
-        return tuple(name for name in names if name not in self.batch)
+        changes = (use for task in self.graph.tasks for use in task.changes)
+        return self._buffers({values[use.value].root for use in changes})
 
     @cached_property
     def broadcast_buffers(self) -> tuple[str, ...]:
@@ -78,8 +77,11 @@ class Template:
             written |= changed
             if not task.view:
                 read |= {values[use.value].root for use in task.reads} - changed
-        both = written & read
-        names = (v.name for v in self.graph.sources if v.tensor is None and v.index in both)
+        return self._buffers(written & read)
+
+    def _buffers(self, among: Set[int]) -> tuple[str, ...]:
+        """Return the inputs among values (indices), except the batch."""
+        names = (v.name for v in self.graph.sources if v.tensor is None and v.index in among)
         return tuple(name for name in names if name not in self.batch)
 
 

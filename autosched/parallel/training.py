@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
@@ -112,37 +113,37 @@ class Training:
         ``synchronised``: batch norms use the statistics of all replicas. Collective on several
         ranks.
         """
-        return self.together(lambda: self._passes(batch, sizes, rows, synchronised))
-
-    def _passes(
-        self, batch: Sequence[Any], sizes: Iterable[int], rows: int, synchronised: bool
-    ) -> dict[int, Template]:
-        check_norms(self.model)
         around = Synchronised if synchronised else contextlib.nullcontext
-        trained = (self.model, self.loss_fn, self.optimizer)
-        found = {}
-        for size in filter(None, dict.fromkeys(sizes)):
+
+        def captured(size: int) -> Template:
             part = first_rows(batch, size, self.capture_device)
             weight = size / rows if self.averages else 1.0
-            found[size] = with_hoisted_random_numbers(pass_of(*trained, part, weight, around))
-        return found
+            one = pass_of(self.model, self.loss_fn, self.optimizer, part, weight, around)
+            return with_hoisted_random_numbers(one)
+
+        def all_captured() -> dict[int, Template]:
+            check_norms(self.model)
+            return {size: captured(size) for size in dict.fromkeys(sizes) if size}
+
+        return self.together(all_captured)
 
     def updates(self, buckets: Sequence[Bucket], flat: bool) -> tuple[Update, ...]:
         """Capture the updates of the parameters in buckets; by stage if operators mix stages.
 
         Collective on several ranks.
         """
-        return self.together(lambda: self._all_updates(buckets, flat))
 
-    def _all_updates(self, buckets: Sequence[Bucket], flat: bool) -> tuple[Update, ...]:
-        found = self._updates(range(len(buckets)), buckets, flat)
-        if all(len({buckets[number].stage for number in update.buckets}) == 1 for update in found):
-            return tuple(found)
-        stages: dict[int, list[int]] = {}
-        for number, bucket in enumerate(buckets):
-            stages.setdefault(bucket.stage, []).append(number)
-        by_stage = (self._updates(numbers, buckets, flat) for numbers in stages.values())
-        return tuple(update for updates in by_stage for update in updates)
+        def captured() -> tuple[Update, ...]:
+            found = self._updates(range(len(buckets)), buckets, flat)
+            if all(len({buckets[number].stage for number in one.buckets}) == 1 for one in found):
+                return tuple(found)
+            stages: dict[int, list[int]] = {}
+            for number, bucket in enumerate(buckets):
+                stages.setdefault(bucket.stage, []).append(number)
+            by_stage = (self._updates(numbers, buckets, flat) for numbers in stages.values())
+            return tuple(chain.from_iterable(by_stage))
+
+        return self.together(captured)
 
     def _updates(
         self, numbers: Sequence[int], buckets: Sequence[Bucket], flat: bool

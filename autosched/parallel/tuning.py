@@ -96,9 +96,8 @@ class _Study:
         self.shares = shares(rows, planner.replicas)  # rows of each replica
         self.passes: dict[int, Template] = {}
         self.variants: dict[tuple[tuple[str, ...], bool], _Variant] = {}
-        self.new_state: dict[str, float] | None = (
-            None  # bytes that the optimizer adds, by parameter
-        )
+        # Bytes that the optimizer adds, by parameter.
+        self.new_state: dict[str, float] | None = None
 
     def curve(self, chunks: Sequence[int] | None) -> Curve:
         """Simulate each order with each possible number of micro-batches."""
@@ -132,7 +131,6 @@ class _Study:
         return Curve(most, tuple(tried))
 
     def planned(self, curve: Curve) -> Planned:
-        """Capture the best of a curve, and schedule it."""
         best = curve.best
         rows = tuple(shares(own, best.chunks) for own in self.shares)
         sizes = list(dict.fromkeys(size for own in rows for size in own))
@@ -194,7 +192,6 @@ class _Study:
         )
 
     def _layout(self, order: str) -> tuple[str, ...]:
-        """Return the device of each stage."""
         devices = self.planner.groups[0]
         if order == SERIAL:
             return devices
@@ -206,7 +203,6 @@ class _Study:
         return self.passes[size]
 
     def _variant(self, order: str, pair: tuple[int, int]) -> _Variant:
-        """Return how the model is cut for an order."""
         key = self._layout(order), order == "zero-bubble"
         if key not in self.variants:
             cuts = self._cuts(key[0], pair)
@@ -216,7 +212,6 @@ class _Study:
         return self.variants[key]
 
     def _cuts(self, layout: tuple[str, ...], pair: tuple[int, int]) -> Cuts:
-        """Return the stages, on these devices."""
         large = self._pass(pair[1])
         costs = _estimated(large)
         split = self.planner.split
@@ -325,7 +320,6 @@ class _Study:
         return Tried(order, chunks, timeline.makespan, idle, max(peak.values()), fits)
 
     def _scaled(self, variant: _Variant, size: int) -> _Pair:
-        """Return micro-batches with the costs of another size."""
         costs = variant.costs.at(size)
         first, more = variant.micro_batches
         pairs = [(one, *tabulated(one.graph, costs, self.machine)) for one in (first, more)]
@@ -354,7 +348,6 @@ class _Study:
         )
 
     def _order(self, order: str, chunks: int, one: MicroBatch, cuts: Cuts) -> Order | None:
-        """Return the actions of each device."""
         devices = cuts.devices
         count = len(dict.fromkeys(devices))
         if order == SERIAL:

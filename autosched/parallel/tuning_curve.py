@@ -79,7 +79,6 @@ class Curve:
         return "; ".join([text, *[", ".join(reasons)] * bool(reasons)])
 
     def _size(self, chunks: int) -> int:
-        """Return the rows of a micro-batch, the larger ones where they differ."""
         return -(-self.rows // chunks)
 
     def __str__(self) -> str:

@@ -53,8 +53,7 @@ class Update:
 
     ``graph`` takes the gradients as ``gradients.NAME``, or all of a bucket as one flat tensor
     ``flat.NUMBER``. Tasks on the host, such as counting steps, are the same for all replicas.
-    ``places`` says where outputs are stored in ``state``; ``new_state`` has the bytes of outputs
-    that do not exist before the first step, such as moments.
+    ``places`` says where outputs are stored in ``state``.
     """
 
     stage: int
@@ -66,7 +65,6 @@ class Update:
     seconds: Mapping[str, Mapping[str, float]]
     nbytes: Mapping[str, int]
     state: Any
-    new_state: Mapping[str, int]
 
     @cached_property
     def device_tasks(self) -> tuple[str, ...]:
@@ -75,9 +73,20 @@ class Update:
 
     @cached_property
     def created(self) -> tuple[str, ...]:
-        """The outputs that do not exist before this step."""
+        """The outputs that do not exist before this step, such as moments."""
         known = {place for place, _ in self.state.places().values()}
         return tuple(name for name, place in self.places.items() if place not in known)
+
+    @cached_property
+    def new_state(self) -> dict[str, int]:
+        """The bytes of those that tasks on the device create."""
+        on_device = {*self.device_tasks}
+        values = {name: self.graph.values[self.graph.outputs[name]] for name in self.created}
+        return {
+            name: self.nbytes[value.name]
+            for name, value in values.items()
+            if value.producer is not None and self.graph.tasks[value.producer].name in on_device
+        }
 
     def output(self, name: str) -> str:
         """Return the name of the value that is an output."""
@@ -153,7 +162,7 @@ def _update(
     merged = packed(merged, costs.nbytes)
     return Update(
         buckets[numbers[0]].stage, tuple(numbers), merged, device_inputs, host_inputs, places,
-        seconds, nbytes, template.state, _new_state(merged, places, template, nbytes),
+        seconds, nbytes, template.state,
     )  # fmt: skip
 
 
@@ -187,20 +196,6 @@ def _gradients(
 
 def _output_value(graph: Graph, output: str) -> str:
     return graph.values[graph.outputs[output]].name
-
-
-def _new_state(
-    graph: Graph, places: Mapping[str, Place], template: Template, nbytes: Mapping[str, int]
-) -> dict[str, int]:
-    """Return the bytes of new state that tasks on the device create, by output."""
-    before = {place for place, _ in template.state.places().values()}
-    found = {}
-    for name, place in places.items():
-        value = graph.values[graph.outputs[name]]
-        on_host = value.producer is None or graph.tasks[value.producer].device == "host"
-        if place not in before and not on_host:
-            found[name] = nbytes[value.name]
-    return found
 
 
 def _host_inputs(graph: Graph, template: Template, state: Sequence[str]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from unittest import mock
 import torch
 from torch import nn, optim
 
-from autosched.parallel.shared_state import broadcast_state
+from autosched.parallel.shared_state import SharedState
 
 
 class Giving:
@@ -17,7 +17,10 @@ class Giving:
     def __init__(self, given: Any = None):
         self.given = given
 
-    def broadcast(self, tree: Any, rank: int) -> Any:
+    def agree(self, name: str, mine: str, decide: Any) -> Any:
+        return decide([mine])
+
+    def broadcast(self, tree: Any, what: str, rank: int) -> Any:
         self.tree = tree
         return tree if self.given is None else self.given
 
@@ -39,14 +42,14 @@ def test_the_state_of_an_accelerator_travels_through_host_memory() -> None:
         return tensor if tensor.device.type == "cpu" else torch.ones(tensor.shape)
 
     with mock.patch.object(torch.Tensor, "cpu", cpu):
-        broadcast_state(here, model, optimizer, {})
+        SharedState(here, model, optimizer).broadcast()
         (items, beside), (empty, _) = here.tree["optimizer"]
         assert not empty
         assert beside == ["exp_avg"]
         assert {t.device.type for t in (*here.tree["model"].values(), *items.values())} == {"cpu"}
         other = nn.Linear(3, 2, device="meta")
         new = optim.Adam(other.parameters())
-        broadcast_state(Giving(here.tree), other, new, {})  # type: ignore[arg-type]
+        SharedState(Giving(here.tree), other, new).broadcast()  # type: ignore[arg-type]
     state = new.state[other.weight]
     assert {name: item.device.type for name, item in state.items()} == {
         "step": "cpu",
