@@ -87,8 +87,9 @@ def confined(
     if not is_limited(graph, machine, costs):
         return costs
     count = _Count(graph, machine, costs)
-    for device, labels in _by_device(outputs or {}).items():
-        count.check(device, [graph.outputs[label] for label in labels if label in graph.outputs])
+    wanted = {label: at for label, at in (outputs or {}).items() if label in graph.outputs}
+    for device in dict.fromkeys(wanted.values()):
+        count.check(device, [graph.outputs[label] for label, at in wanted.items() if at == device])
     needs = {
         task.name: {device: count.needed(task, device) for device in machine.names}
         for task in graph.tasks
@@ -159,13 +160,6 @@ class _Count:
                 "takes "
                 f"{needed:,.0f} B: {listed(names)}. This proves that no schedule exists"
             )
-
-
-def _by_device(outputs: Mapping[str, str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for label, device in outputs.items():
-        found.setdefault(device, []).append(label)
-    return found
 
 
 def _check_groups(
