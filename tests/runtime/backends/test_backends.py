@@ -15,7 +15,6 @@ from autosched.program.program import Copy, Program, Stream
 from autosched.runtime.backends import (
     BACKENDS,
     Backend,
-    Emulating,
     Entered,
     Freeing,
     HandsOut,
@@ -55,7 +54,7 @@ def chain(*fns):
 
 # ---- the table
 
-CAPABILITIES = (Emulating, Entered, Freeing, HandsOut, Located, Replayable, Threaded, Timed)
+CAPABILITIES = (Entered, Freeing, HandsOut, Located, Replayable, Threaded, Timed)
 
 
 def methods_of(kind):
