@@ -157,8 +157,7 @@ class _Count:
             names = [*homes, *(self.graph.values[index].name for index in outputs)]
             raise MemoryLimitError(
                 f"device {device!r} has {limit:,.0f} B of memory, and what must be there at once "
-                "takes "
-                f"{needed:,.0f} B: {listed(names)}. This proves that no schedule exists"
+                f"takes {needed:,.0f} B: {listed(names)}. This proves that no schedule exists"
             )
 
 
@@ -193,8 +192,7 @@ def _check_groups(
             ]
             raise MemoryLimitError(
                 f"task {task.name!r} fits on no device where it may run: with its arguments, its "
-                "results and the "
-                f"inputs that live there it takes {sizes}"
+                f"results and the inputs that live there it takes {sizes}"
                 + (f"; it must be with {listed(others)}" if others else "")
                 + ". This proves that no schedule exists"
             )

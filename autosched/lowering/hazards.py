@@ -231,7 +231,6 @@ class _Walk:
     def _access(
         self, i: int, stream: Stream, buffer: Buffer, region: Region, writes: bool
     ) -> list[int]:
-        """Add an access, and return the positions that it must follow."""
         block = self.blocks[buffer.base or buffer]
         if block.owner is None and stream.device == buffer.device:
             block.owner = stream

@@ -279,7 +279,6 @@ class _Part:
         return found
 
     def rest(self) -> Sequence[Instruction]:
-        """Return what stands after the last line."""
         return self.items[self.at :]
 
 

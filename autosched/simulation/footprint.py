@@ -96,7 +96,6 @@ def _needs(history: tuple[float, ...], limit: float) -> Needs:
 def _one_run(
     program: Program, graph: Graph, machine: Machine, costs: Costs
 ) -> dict[str, tuple[float, ...]]:
-    """Return the footprint of a single run."""
     buffers = Buffers(graph, {graph.value(name).index: home for name, home in program.inputs})
     held = {device.name: 0.0 for device in machine.devices}
     histories: dict[str, list[float]] = {name: [] for name in held}

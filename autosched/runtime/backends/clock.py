@@ -48,7 +48,6 @@ class DeviceClock:
 
 
 def _best(stream: torch.Stream) -> Tick:
-    """Return the tick with the smallest doubt."""
     return min((_tick(stream) for _ in range(_TRIES)), key=lambda tick: tick.doubt)
 
 

@@ -190,7 +190,6 @@ class Exchange:
 
 
 def _waiting(ends: Sequence[_End]) -> Step | None:
-    """Return a step that waits for copies."""
     if len(ends) < 2:
         return ends[0].wait if ends else None
 

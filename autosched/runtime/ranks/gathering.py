@@ -223,7 +223,6 @@ _channels: weakref.WeakKeyDictionary[Wire, _Channel] = weakref.WeakKeyDictionary
 
 
 def _channel(wire: Wire) -> _Channel:
-    """Return the exchanges of numbers over a wire."""
     if wire not in _channels:
         _channels[wire] = _Channel(wire)
     return _channels[wire]
