@@ -1064,6 +1064,13 @@ MUTANTS = (
         f"{NCCL}::test_a_task_that_raises_ends_the_run_of_all_ranks",
     ),
     Mutant(
+        "a lost host is noticed no sooner than a process that is stopped",
+        f"{RANKS}/session.py",
+        "        with acknowledged(member.heartbeat):\n",
+        "        with acknowledged(None):\n",
+        f"{FAILURES}::test_the_connections_of_ranks_break_where_a_host_is_lost",
+    ),
+    Mutant(
         "ranks that connect do not look for processes that have ended",
         f"{RANKS}/session.py",
         "                if has_ended(process):\n",

@@ -81,9 +81,9 @@ class Here:
 
     A function that creates tensors, such as ``torch.zeros``, creates them on the device of its task
     if it gets this. A task on a GPU that creates tensors without ``device=`` creates them on the
-    CPU, where they cannot be combined with its arguments. The function receives a ``torch.device``,
-    or ``usual``, such as ``"cpu"``, in a serial run and in emulation. A function with a tensor
-    argument can use ``device=x.device`` instead.
+    CPU, where they cannot be combined with its arguments. The function receives a ``torch.device``.
+    A function with a tensor argument can use ``device=x.device`` instead. ``usual``, such as
+    ``"cpu"``, is the device in a serial run.
 
     >>> import autosched as asc, torch
     >>> graph = asc.Graph()

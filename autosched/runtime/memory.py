@@ -247,8 +247,7 @@ class Memory:
         """
         data = self.data
         fn = task.fn
-        device = self.program.instructions[i].stream.device
-        if is_storage(device):
+        if is_storage(self.program.instructions[i].stream.device):
             return lambda: fn
         args = task.args
         kwargs = task.kwargs
@@ -256,7 +255,7 @@ class Memory:
         if any(isinstance(leaf, Here) for leaf in flatten((args, kwargs))):
 
             def located(leaf: Any) -> Any:
-                return self._place(device) or leaf.usual if isinstance(leaf, Here) else leaf
+                return self._here(i, leaf) if isinstance(leaf, Here) else leaf
 
             args, kwargs = transform(located, (args, kwargs))
         fixed = all(_is_fixed(fn, item) for item in kwargs.values())

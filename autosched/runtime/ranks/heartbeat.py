@@ -8,27 +8,54 @@ Python is busy or holds its lock.
 Silence counts only while this process runs: after both have been stopped, or on a machine with too
 much to do, nobody is blamed. A process on the same host that a signal has stopped is seen sooner,
 and without doubt, since the system says so.
+
+A host that is lost is seen sooner, too: the kernel there acknowledges each question, whatever its
+processes do. Where nothing is acknowledged for a while, though it was sent several times, the kernel
+here closes the connection.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-__all__ = ["Heartbeat"]
+from autosched._lib.processes import sockets
+
+__all__ = ["Heartbeat", "acknowledged"]
 
 _TAG = 1  # in the group of the watch
 _AHEAD = 64  # answers that wait for a question
 _QUESTIONS = 4  # at least, in the time after which a silent rank is given up
-_APART = 0.25  # seconds between two questions at most
+_APART = 0.25  # seconds between two questions at most: a lost host is noticed by the next one
+_LOST = 8  # a lost host is given up this many times sooner than a silent process
+_SENT_AGAIN = 1.0  # seconds for TCP to send a lost question again, two times or more
 _TICK = 0.2  # seconds between two looks
 _STOPPED = 0.3  # seconds for which a process must be seen stopped: a signal may come to all in turn
+
+
+@contextlib.contextmanager
+def acknowledged(limit: float | None) -> Iterator[None]:
+    """Let connections that are made meanwhile break when the other host is lost.
+
+    ``limit`` is that of a silent rank; none breaks, if that is None, or on another system than Linux.
+    """
+    before = sockets()
+    yield
+    if limit is None:
+        return
+    milliseconds = int(1000 * max(_SENT_AGAIN, limit / _LOST))
+    for number, _ in sockets() - before:
+        # Some are no connections, or have been closed.
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
 
 class Heartbeat:

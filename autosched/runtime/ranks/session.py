@@ -26,7 +26,7 @@ from autosched._lib.processes import has_ended, is_stopped
 from autosched.errors import AutoschedError, RankError, TaskError
 from autosched.machine import cluster
 from autosched.machine.cluster import Joined, joined
-from autosched.runtime.ranks.heartbeat import Heartbeat
+from autosched.runtime.ranks.heartbeat import Heartbeat, acknowledged
 from autosched.runtime.ranks.watch import Watch
 from autosched.runtime.ranks.wire import InterruptibleStore, Wire, new_group
 
@@ -80,7 +80,8 @@ class Session:
         self._guard = threading.Lock()
         self._failed = -1  # the last wire that is known to have failed
         self._near = self._processes()
-        group = self._connected(new_group, _WATCH)
+        with acknowledged(member.heartbeat):
+            group = self._connected(new_group, _WATCH)
         on_news = self._lose, self._gone, self._left, self._hangs
         self._watch = Watch(group, self.rank, self.size, *on_news)
         self._heartbeat = self._listen(group, member.heartbeat)

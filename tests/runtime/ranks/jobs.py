@@ -7,6 +7,7 @@ import ctypes
 import operator
 import os
 import signal
+import socket
 import threading
 import time
 import warnings

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -179,6 +180,11 @@ def test_whichever_rank_is_stopped_all_others_are_told(mortals, tmp_path, victim
     found = mortals.results(3)
     for rank in others:
         assert found[rank][0].startswith(f"rank {victim} hangs"), found[rank]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs TCP_USER_TIMEOUT")
+def test_the_connections_of_ranks_break_where_a_host_is_lost(ranks):
+    assert ranks.run(jobs.connections, 3) == [[1250, 1250]] * 3
 
 
 def test_a_rank_may_leave_while_another_still_connects(ranks):

@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -9,8 +10,36 @@ from types import SimpleNamespace
 import pytest
 
 from autosched.runtime.ranks import watch
+from autosched.runtime.ranks.heartbeat import acknowledged
 from tests.runtime.ranks.processes import until
 from tests.runtime.ranks.test_torchrun import FAILING, ROOT
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs TCP_USER_TIMEOUT")
+@pytest.mark.parametrize(("limit", "milliseconds"), [(None, 0), (1.0, 1000), (80.0, 10000)])
+def test_connections_break_where_nothing_is_acknowledged(limit, milliseconds):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connect = lambda: socket.create_connection(server.getsockname())  # noqa: E731
+        with connect() as before:
+            with acknowledged(limit):
+                found = connect()
+            with found, connect() as after:
+                option = socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT
+                each = [connection.getsockopt(*option) for connection in (before, found, after)]
+    assert each == [0, milliseconds, 0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs TCP_USER_TIMEOUT")
+def test_a_connection_breaks_that_has_the_descriptor_of_a_closed_one():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        before = socket.create_connection(server.getsockname())
+        number = before.fileno()
+        with acknowledged(1.0):
+            before.close()
+            found = socket.create_connection(server.getsockname())
+        with found:
+            assert found.fileno() == number
+            assert found.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000
 
 
 @pytest.mark.parametrize(
@@ -91,7 +120,7 @@ def test_a_lost_host_is_named_by_the_others(hosts, tmp_path, victim):
             )
         until(lambda: here.exists() or any(each.poll() is not None for each in ranks))
         hosts.lose(victim)
-        _, errors = ranks[1 - victim].communicate(timeout=30)
+        _, errors = ranks[1 - victim].communicate(timeout=9)  # processes are given up after 10 s
         assert f"RankError: rank {victim} (host host{victim}) hangs: its process was st" in errors
         assert f"rank {1 - victim} waited: receive second <- cpu:{victim}" in errors
         assert ranks[1 - victim].returncode == 1
