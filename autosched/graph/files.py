@@ -16,13 +16,13 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from autosched._lib.allowed import is_storage
-from autosched.errors import GraphError, StorageError, listed
+from autosched._lib.allowed import is_storage, is_whole
+from autosched.errors import GraphError, StorageError, listed, shown
 from autosched.graph.task import STORAGE
 from autosched.graph.value import Value
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StoredTensor", "read"]
 
+_SUFFIX = ".safetensors"
 _LENGTH = 8  # bytes of the number at the beginning
 # By the names in headers: dtype of torch, and bytes of an element.
 _DTYPES = {
@@ -122,6 +123,9 @@ def read(
     graph: Graph,
     path: str | os.PathLike[str],
     tensor: str | Iterable[str] | None,
+    dtype: Any,
+    shape: Sequence[int] | None,
+    offset: int | None,
     prefix: str,
     on: str | None,
 ) -> Any:
@@ -129,16 +133,26 @@ def read(
     if on is not None and not is_storage(on):
         raise GraphError(f"on= of graph.read is a storage device, such as 'disk:0', got {on!r}")
     where = os.path.abspath(os.fspath(path))
+    wanted = None if dtype is None else _dtype(dtype)
+    if not where.endswith(_SUFFIX):
+        name = os.path.basename(where) if tensor is None else tensor
+        return _add(graph, prefix + _word(name), _raw(where, wanted, shape, offset), on)
+    if offset is not None:
+        raise GraphError(f"offset= is for raw files; {where!r} says where its tensors are")
     stored = _stored(where)
     if isinstance(tensor, str):
-        return _add(graph, prefix + tensor, _named(where, stored, tensor), on)
+        found = _named(where, stored, tensor)
+        _check(tensor, found, wanted, shape)
+        return _add(graph, prefix + tensor, found, on)
+    if dtype is not None or shape is not None:
+        raise GraphError("dtype= and shape= are those of one tensor; name it")
     names = list(stored) if tensor is None else list(tensor)
     parts = {name: _named(where, stored, name) for name in names}
     return {name: _add(graph, prefix + name, part, on) for name, part in parts.items()}
 
 
 def _add(graph: Graph, name: str, stored: StoredTensor, on: str | None) -> Value:
-    label = graph.fresh(re.sub(r"[\s@]", "_", name) or "tensor")
+    label = graph.fresh(_word(name))
     place = on or STORAGE
     value: Value = graph.builder.add_task(
         stored, (), {}, name=label, on=place, nbytes=stored.nbytes
@@ -146,17 +160,64 @@ def _add(graph: Graph, name: str, stored: StoredTensor, on: str | None) -> Value
     return value
 
 
-def _stored(path: str) -> dict[str, StoredTensor]:
-    """Return the tensors of a file of safetensors, in the order of their positions."""
+def _word(name: Any) -> str:
+    """Return a name without what names of values cannot have. Raises GraphError for no name."""
+    if not isinstance(name, str) or not name:
+        raise GraphError(f"the name of a tensor must be a string, got {shown(name)}")
+    return re.sub(r"[\s@]", "_", name)
+
+
+# ---- raw files
+
+
+def _raw(
+    path: str, dtype: str | None, shape: Sequence[int] | None, offset: int | None
+) -> StoredTensor:
+    """Return what is in a file without a header. Raises GraphError, StorageError."""
+    if dtype is None or shape is None:
+        raise GraphError(f"file {path!r} has no header: give dtype= and shape= of the tensor")
+    sizes = tuple(shape)
+    if not all(is_whole(size) and size >= 0 for size in sizes):
+        raise GraphError(f"shape= must be whole numbers, 0 or more, got {shown(shape)}")
+    start = 0 if offset is None else offset
+    if not is_whole(start) or start < 0:
+        raise GraphError(f"offset= must be a whole number of bytes, 0 or more, got {shown(offset)}")
+    size = _size(path)
+    found = StoredTensor(path, dtype, sizes, start, size)
+    if start + found.nbytes > size:
+        raise StorageError(
+            f"{found.dtype}{list(sizes)} at byte {start:,} ends at {start + found.nbytes:,}, and "
+            f"file {path!r} has {size:,} B"
+        )
+    return found
+
+
+def _dtype(dtype: Any) -> str:
+    """Return the name of a dtype. Raises GraphError for what files do not have."""
+    name = str(dtype).removeprefix("torch.")
+    if name not in _SIZES:
+        raise GraphError(f"dtype= must be one of torch's, such as torch.float32, got {dtype!r}")
+    return name
+
+
+def _size(path: str) -> int:
     try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            count = int.from_bytes(file.read(_LENGTH), "little")
-            text = file.read(count) if 0 < count <= size - _LENGTH else b""
+        return os.stat(path).st_size
     except OSError as error:
         raise StorageError(f"file {path!r} cannot be read: {error.strerror}") from error
-    if not text:
-        raise StorageError(f"file {path!r} does not begin with a header of safetensors")
+
+
+# ---- safetensors
+
+
+def _stored(path: str) -> dict[str, StoredTensor]:
+    """Return the tensors of a file of safetensors, in the order of their positions."""
+    size = _size(path)
+    with open(path, "rb") as file:
+        count = int.from_bytes(file.read(_LENGTH), "little")
+        if not 0 < count <= size - _LENGTH:
+            raise StorageError(f"file {path!r} does not begin with a header of safetensors")
+        text = file.read(count)
     try:
         header = json.loads(text)
         entries = [(name, item) for name, item in header.items() if name != "__metadata__"]
@@ -187,3 +248,13 @@ def _named(path: str, stored: Mapping[str, StoredTensor], name: Any) -> StoredTe
         )
         raise GraphError(f"file {path!r} has no tensor {name!r}; {hint}")
     return stored[name]
+
+
+def _check(name: str, found: StoredTensor, dtype: str | None, shape: Sequence[int] | None) -> None:
+    """Raise GraphError if a tensor has another dtype or shape than expected."""
+    expected = dtype or found.dtype, found.shape if shape is None else tuple(shape)
+    if expected != (found.dtype, found.shape):
+        raise GraphError(
+            f"tensor {name!r} of file {found.path!r} is {found.dtype}{list(found.shape)}, "
+            f"not {expected[0]}{list(expected[1])}"
+        )

@@ -42,7 +42,7 @@ def test_all_tensors_of_a_file_are_those_that_its_library_wrote(model: Path) -> 
 
 def test_one_tensor_or_several_are_read_by_name(model: Path) -> None:
     graph = asc.Graph()
-    one = graph.read(model, "step")
+    one = graph.read(model, "step", dtype=torch.int64, shape=())
     two = graph.read(str(model), ["mask", "none"], prefix="again.")
     assert (one.name, [value.name for value in two.values()]) == (
         "step",
@@ -51,16 +51,22 @@ def test_one_tensor_or_several_are_read_by_name(model: Path) -> None:
     assert "step(): reads int64[] in model.safetensors, on storage" in str(graph)
 
 
-def test_a_tensor_may_be_read_twice_and_what_a_run_writes_is_not_in_the_file(model: Path) -> None:
+def test_a_raw_file_is_read_from_an_offset_and_may_be_read_twice(tmp_path: Path) -> None:
+    torch.arange(8, dtype=torch.int32).numpy().tofile(tmp_path / "two words")
     graph = asc.Graph()
-    values = [graph.read(model, "layer.0.weight") for _ in range(2)]
-    assert [value.name for value in values] == ["layer.0.weight", "layer.0.weight_1"]
+    values = [
+        graph.read(tmp_path / "two words", dtype=torch.int32, shape=(2, 2), offset=offset)
+        for offset in (0, 8)
+    ]
+    values.append(graph.read(tmp_path / "two words", "third", dtype="int16", shape=[1]))
+    assert [value.name for value in values] == ["two_words", "two_words_1", "third"]
     values[1].mul_(10)
     graph.output(*values)
-    for _ in range(2):
-        first, second = graph.run_serial().values()
-        assert first.tolist() == [[0, 1, 2], [3, 4, 5]]
-        assert second.tolist() == [[0, 10, 20], [30, 40, 50]]
+    for _ in range(2):  # what a run writes is not in the file
+        first, second, third = graph.run_serial().values()
+        assert first.tolist() == [[0, 1], [2, 3]]
+        assert second.tolist() == [[20, 30], [40, 50]]
+        assert third.tolist() == [0]
 
 
 def header(path: Path, **entries: Any) -> Path:
@@ -95,6 +101,9 @@ def test_a_file_without_a_header_is_refused(tmp_path: Path, content: bytes) -> N
 
 def test_what_a_file_does_not_have_is_told(model: Path, tmp_path: Path) -> None:
     graph = asc.Graph()
+    raw = tmp_path / "raw"
+    raw.write_bytes(bytes(8))
+    fits: dict[str, Any] = {"dtype": torch.float32, "shape": (2,)}
     wrong: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception]]] = [
         (
             "has no tensor 'layer.0.wait'; did you mean 'layer.0.weight'",
@@ -103,9 +112,24 @@ def test_what_a_file_does_not_have_is_told(model: Path, tmp_path: Path) -> None:
             asc.GraphError,
         ),
         ("has no tensor 'x'; it has 'step', 'layer", (model, ["x"]), {}, asc.GraphError),
-        ("has no tensor 3; it has", (model, [3]), {}, asc.GraphError),
+        (
+            "is int64[], not float32[]",
+            (model, "step"),
+            {"dtype": torch.float32},
+            asc.GraphError,
+        ),
+        ("is bool[2], not bool[3]", (model, "mask"), {"shape": [3]}, asc.GraphError),
+        ("are those of one tensor", (model,), {"shape": [3]}, asc.GraphError),
+        ("offset= is for raw files", (model, "step"), {"offset": 8}, asc.GraphError),
+        ("has no header: give dtype= and shape=", (raw,), {"shape": (2,)}, asc.GraphError),
+        ("dtype= must be one of", (raw,), {**fits, "dtype": "float31"}, asc.GraphError),
+        ("shape= must be whole", (raw,), {**fits, "shape": (-1,)}, asc.GraphError),
+        ("offset= must be a whole", (raw,), {**fits, "offset": -1}, asc.GraphError),
+        ("at byte 4 ends at 12, and", (raw,), {**fits, "offset": 4}, asc.StorageError),
+        ("must be a string, got 3", (raw, 3), fits, asc.GraphError),
+        ("cannot be read: No such file", (tmp_path / "no",), fits, asc.StorageError),
         ("cannot be read: No such", (tmp_path / "no.safetensors",), {}, asc.StorageError),
-        ("on= of graph.read is a storage device", (model,), {"on": "cuda:0"}, asc.GraphError),
+        ("on= of graph.read is a storage device", (raw,), {**fits, "on": "cuda:0"}, asc.GraphError),
     ]
     for message, args, kwargs, kind in wrong:
         with pytest.raises(kind, match=re.escape(message)):
@@ -122,21 +146,20 @@ def test_a_file_that_changed_is_noticed_and_may_come_back(
     tmp_path: Path, machine: asc.Machine, change: str
 ) -> None:
     path = tmp_path / "w"
-    save_file({"w": torch.zeros(2)}, path)
-    content = path.read_bytes()
+    path.write_bytes(bytes(8))
     graph = asc.Graph()
-    graph.output(w=graph.read(path, "w"))
+    graph.output(w=graph.read(path, dtype=torch.float32, shape=(2,)))
     with asc.schedule(graph, machine) as schedule:
         assert schedule()["w"].tolist() == [0, 0]
         if change == "gone":
             path.unlink()
         else:
-            path.write_bytes(content + b"0" if change == "longer" else content[:-1])
+            path.write_bytes(bytes(9 if change == "longer" else 7))
         message = "cannot be read: No such file" if change == "gone" else "when the graph was made"
         for run in (schedule, graph.run_serial):
             with pytest.raises((asc.StorageError, asc.TaskError), match=message):
                 run()
-        save_file({"w": torch.ones(2)}, path)
+        path.write_bytes(torch.ones(2).numpy().tobytes())
         assert schedule()["w"].tolist() == [1, 1]
 
 
@@ -168,9 +191,9 @@ def test_storage_runs_no_tasks_and_holds_no_inputs_or_outputs(device: str) -> No
 
 
 def test_included_reads_stay_on_storage(tmp_path: Path) -> None:
-    save_file({"w": torch.zeros(2)}, tmp_path / "w")
+    (tmp_path / "w").write_bytes(bytes(8))
     layer = asc.Graph("layer")
-    layer.output(y=layer.input("x") + layer.read(tmp_path / "w", "w"))
+    layer.output(y=layer.input("x") + layer.read(tmp_path / "w", dtype="float32", shape=(2,)))
     net = asc.Graph("net")
     net.output(**net.include(layer, {"x": net.input("x")}, prefix="0.", on="cuda:0"))
     schedule = asc.schedule(net, asc.Machine.emulated(gpus=1, storage=1e9))
