@@ -92,7 +92,7 @@ class Compiler:
         self.seconds = seconds
         self.nvtx = nvtx
         self.can = Capabilities(backend)
-        self.memory = Memory(program, graph, self.can.located)
+        self.memory = Memory(program, graph, self.can.located, self.can.emulating)
         on = {run.task: run.stream.device for run in program if isinstance(run, Run)}
         self.drawing = None if machine.rank is not None else drawing_of(graph, on, machine)
         self.calls = [self._call(i) for i in range(len(program))]

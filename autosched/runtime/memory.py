@@ -23,7 +23,7 @@ from autosched.graph.effects import COUNTS_IN_MEMORY, function_name
 from autosched.graph.graph import Graph, Here, Task, Value
 from autosched.program.program import Copy, Free, Program, Receive, Run, Send
 from autosched.program.residency import Buffers
-from autosched.runtime.backends import Located, Step, Transfer
+from autosched.runtime.backends import Emulating, Located, Step, Transfer
 from autosched.runtime.known import Known
 from autosched.runtime.threads.tapes import Call
 
@@ -36,10 +36,17 @@ _MANY = 16  # inputs; fewer are checked faster than they are recognized
 class Memory:
     """The slots of a program, and the effect of its instructions on them."""
 
-    def __init__(self, program: Program, graph: Graph, located: Located | None = None):
+    def __init__(
+        self,
+        program: Program,
+        graph: Graph,
+        located: Located | None = None,
+        emulating: Emulating | None = None,
+    ):
         self.program = program
         self.graph = graph
         self.located = located
+        self.emulating = emulating
         self.data: list[Any] = [None]  # slot 0 is for results that nothing uses
         self.reads: dict[int, list[int]] = {}  # of each run and copy, the slots it reads
         self.made: dict[int, list[int | None]] = {}  # and fills; None for unused results
@@ -282,10 +289,19 @@ class Memory:
         if isinstance(arg, Value):
             return self.reads[i][[use.value for use in task.reads].index(arg.index)]
         if isinstance(arg, Here):
-            arg = self._place(self.program.instructions[i].stream.device) or arg.usual
+            arg = self._here(i, arg)
         self.data.append(arg)
         self._blank.append(arg)
         return len(self.data) - 1
+
+    def _here(self, i: int, leaf: Here) -> Any:
+        """Return the device that replaces ``Here`` in a run."""
+        run = self.program.instructions[i]
+        assert isinstance(run, Run)
+        device = run.stream.device
+        if self.emulating is not None:
+            return self.emulating.here(device, leaf.usual)
+        return self._place(device) or leaf.usual
 
     def _place(self, device: str) -> Any:
         """Return the ``.device`` of tensors on a device, None where any is accepted."""

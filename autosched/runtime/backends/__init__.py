@@ -32,9 +32,10 @@ from autosched.program.program import Copy, Program, Receive, Send, Stream
 from autosched.runtime.threads.loop_runs import LoopTeam
 from autosched.runtime.threads.tapes import Fault, Step, Team
 
-__all__ = ["BACKENDS", "Backend", "Bracketed", "Capabilities", "Connected", "Entered", "Exchanging"]
-__all__ += ["Freeing", "HandsOut", "Located", "Looping", "Recorder", "Replayable", "Step"]
-__all__ += ["Threaded", "Timed", "Transfer", "TransientError", "make"]
+__all__ = ["BACKENDS", "Backend", "Bracketed", "Capabilities", "Connected", "Emulating", "Entered"]
+__all__ += ["Exchanging", "Freeing", "HandsOut", "Located", "Looping", "Recorder", "Replayable"]
+__all__ += ["Step", "Threaded", "Timed", "Transfer"]
+__all__ += ["TransientError", "make"]
 
 Transfer = Callable[[Any, Any], Any]  # (source, destination or None) -> the copy
 
@@ -144,6 +145,19 @@ class Timed(Protocol):
 
     def seconds(self, stamp: Any) -> float:
         """Return the time of a stamp in seconds after ``begin``; valid after ``join``."""
+
+
+@runtime_checkable
+class Emulating(Protocol):
+    """Emulates devices in host memory."""
+
+    def here(self, device: str, usual: Any) -> Any:
+        """Return the argument of a task on a device that replaces ``asc.Here``."""
+
+    def watched(
+        self, device: str, fn: Any, call: Step, arguments: Callable[[], Sequence[Any]]
+    ) -> Step:
+        """Return the call of a task that raises if it mixes tensors of several devices."""
 
 
 @runtime_checkable
@@ -277,6 +291,7 @@ class Capabilities:
         self.exchanging = backend if isinstance(backend, Exchanging) else None
         self.hands_out = backend if isinstance(backend, HandsOut) else None
         self.timed = backend if isinstance(backend, Timed) else None
+        self.emulating = backend if isinstance(backend, Emulating) else None
         self.replayable = backend if isinstance(backend, Replayable) else None
         self.looping = backend if isinstance(backend, Looping) else None
         self.bracketed = backend if isinstance(backend, Bracketed) else None

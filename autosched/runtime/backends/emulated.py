@@ -26,6 +26,7 @@ from autosched.machine.machine import Machine
 from autosched.program.program import Program, Stream
 from autosched.runtime.backends import Backend, Step
 from autosched.runtime.backends.host import Host
+from autosched.runtime.backends.mixing import Mixing
 from autosched.runtime.backends.pace import Pace
 
 __all__ = ["Emulated"]
@@ -50,15 +51,30 @@ class Emulated(Host):
         self.pace = Pace()
         # By stream, the seconds that it worked in a run: modelled, and measured.
         self.worked: dict[Stream, tuple[float, float]] = {}
+        self.mixing = Mixing()
+        self.mixes = False
         self.is_slot = False
 
     def open(self, program: Program, machine: Machine) -> None:
         """Create a clock for each stream."""
         self.clock = dict.fromkeys(program.streams, 0.0)
+        self.mixes = bool(machine.accelerators)
 
     def thread(self, stream: Stream) -> str | None:
         """Return a separate thread for each stream."""
         return None if self.serial else str(stream)
+
+    def here(self, device: str, usual: Any) -> Any:
+        """Return the device that replaces ``Here`` on a device: for torch, the CPU."""
+        if not isinstance(usual, (str, torch.device)) or torch.device(usual).type != "cpu":
+            return usual
+        return self.mixing.named(device, torch.device(usual))
+
+    def watched(
+        self, device: str, fn: Any, call: Step, arguments: Callable[[], Sequence[Any]]
+    ) -> Step:
+        """Return the call of a task that raises, as on GPUs, if it mixes devices."""
+        return self.mixing.watched(device, fn, call, arguments) if self.mixes else call
 
     def slot(self) -> Backend:
         """Return a backend with the same clocks, which go on from run to run, and its own events."""
@@ -74,6 +90,7 @@ class Emulated(Host):
         self.events.clear()
         self.worked = dict.fromkeys(self.clock, (0.0, 0.0))
         if not self.is_slot:
+            self.mixing.forget()
             self.clock.update(dict.fromkeys(self.clock, self.begun))
 
     def join(self) -> None:

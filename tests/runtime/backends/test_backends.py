@@ -15,6 +15,7 @@ from autosched.program.program import Copy, Program, Stream
 from autosched.runtime.backends import (
     BACKENDS,
     Backend,
+    Emulating,
     Entered,
     Freeing,
     HandsOut,
@@ -54,7 +55,7 @@ def chain(*fns):
 
 # ---- the table
 
-CAPABILITIES = (Entered, Freeing, HandsOut, Located, Replayable, Threaded, Timed)
+CAPABILITIES = (Emulating, Entered, Freeing, HandsOut, Located, Replayable, Threaded, Timed)
 
 
 def methods_of(kind):

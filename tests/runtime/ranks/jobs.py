@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import operator
 import os
 import signal
@@ -25,6 +26,7 @@ import torch._dynamo  # optimizers do, which takes a second; the processes of jo
 
 import autosched as asc
 from autosched._lib.copying import ALIGNMENT
+from autosched._lib.processes import sockets
 from autosched._lib.tree import flatten
 from autosched.machine import cluster as cluster_module
 from autosched.machine.cluster import joined
@@ -151,7 +153,7 @@ def pass_on_values() -> list[str]:
             for row in messages.rows(value):
                 wire.send(row, 1, tag).wait()
             continue
-        buffer = messages.ReceiveBuffer(messages.described(messages.header_row(header, "value")))
+        buffer = messages.ReceiveBuffer(messages.described(json.dumps(header)))
         for row in buffer.rows:
             wire.receive(row, 0, tag).wait()
         buffer.spread()
@@ -479,6 +481,18 @@ def send_large(folder: str, in_flight: int) -> str:
         except asc.RankError as error:
             return str(error)
     return "nothing"
+
+
+def connections() -> list[int]:
+    """Return for how many milliseconds each new connection waits for acknowledgements."""
+    before = sockets()
+    session()
+    found = []
+    for number, _ in sockets() - before:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+            connection.getpeername()
+            found.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+    return found
 
 
 def connect(victim: int, group: str) -> str:
