@@ -29,19 +29,16 @@ _UNMARKED_VIEWS = frozenset(
 )
 VIEWS = _UNMARKED_VIEWS | frozenset(
     "__getitem__ getitem T mT H mH real imag alias as_strided chunk detach diagonal expand "
-    "expand_as hsplit vsplit "
-    "dsplit movedim moveaxis narrow permute select slice split split_with_sizes tensor_split "
-    "squeeze swapaxes swapdims "
-    "t transpose adjoint unbind unflatten unfold unsqueeze view view_as view_as_real "
+    "expand_as hsplit vsplit dsplit movedim moveaxis narrow permute select slice split "
+    "split_with_sizes tensor_split squeeze swapaxes swapdims t transpose adjoint unbind unflatten "
+    "unfold unsqueeze view view_as view_as_real "
     "view_as_complex".split()
 )
 MAY_ALIAS = frozenset(
     "reshape reshape_as flatten contiguous ravel to type type_as float double half bfloat16 int "
-    "long bool cpu cuda "
-    "__pos__ to_dense "
-    "atleast_1d atleast_2d atleast_3d broadcast_to positive resolve_conj resolve_neg conj "
-    "conj_physical "
-    "short char byte sum_to_size numpy from_numpy as_tensor asarray Identity Flatten "
+    "long bool cpu cuda __pos__ to_dense atleast_1d atleast_2d atleast_3d broadcast_to positive "
+    "resolve_conj resolve_neg conj conj_physical short char byte sum_to_size numpy from_numpy "
+    "as_tensor asarray Identity Flatten "
     "Unflatten".split()
 )
 
@@ -67,15 +64,13 @@ IN_PLACE_OPERATORS = (
     | SET_ITEM
 )
 RANDOM = frozenset(
-    "AlphaDropout Dropout Dropout1d Dropout2d Dropout3d FeatureAlphaDropout RReLU "
-    "kaiming_normal_ kaiming_uniform_ orthogonal_ sparse_ trunc_normal_ xavier_normal_ "
-    "xavier_uniform_ "
+    "AlphaDropout Dropout Dropout1d Dropout2d Dropout3d FeatureAlphaDropout RReLU kaiming_normal_ "
+    "kaiming_uniform_ orthogonal_ sparse_ trunc_normal_ xavier_normal_ xavier_uniform_ "
     "alpha_dropout alpha_dropout_ dropout_ feature_alpha_dropout_ feature_dropout_ binomial "
-    "native_dropout "
-    "bernoulli bernoulli_ cauchy_ dropout dropout1d dropout2d dropout3d exponential_ "
-    "feature_alpha_dropout feature_dropout fractional_max_pool2d fractional_max_pool3d geometric_ "
-    "gumbel_softmax log_normal_ multinomial normal normal_ poisson rand rand_like randint "
-    "randint_like randn "
+    "native_dropout bernoulli bernoulli_ cauchy_ dropout dropout1d dropout2d dropout3d "
+    "exponential_ feature_alpha_dropout feature_dropout fractional_max_pool2d "
+    "fractional_max_pool3d geometric_ gumbel_softmax log_normal_ multinomial normal normal_ "
+    "poisson rand rand_like randint randint_like randn "
     "randn_like random_ randperm rrelu rrelu_ scaled_dot_product_attention uniform_".split()
 )
 # These change the shape of their argument in place.

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from autosched.graph.graph import Graph
 
-__all__ = ["Flow", "flow", "rows_of", "starts"]
+__all__ = ["Flow", "flow", "offsets", "rows_of", "starts"]
 
 Ints = NDArray[np.int64]
 
@@ -51,10 +51,10 @@ def _flow(graph: Graph) -> Flow:
     values = graph.values
     made = [v.index for v in values if v.producer is not None and graph.is_used(v.index)]
     makers = np.array([values[index].producer for index in made], np.int64)
-    reads_at = _at([len(task.reads) for task in tasks])
+    reads_at = offsets([len(task.reads) for task in tasks])
     reads = chain.from_iterable(chain.from_iterable([task.reads for task in tasks]))
     versioned = np.fromiter(reads, np.int64, 2 * reads_at[-1])  # value, version, value, ...
-    depends_at = _at([len(task.dependencies) for task in tasks])
+    depends_at = offsets([len(task.dependencies) for task in tasks])
     depends = list(chain.from_iterable(chain.from_iterable([task.dependencies for task in tasks])))
     before = np.array(depends[::2], np.int64)
     by_order = np.array([kind == "order" for kind in depends[1::2]], bool)
@@ -70,7 +70,8 @@ def _flow(graph: Graph) -> Flow:
     )
 
 
-def _at(lengths: Sequence[int] | Ints) -> Ints:
+def offsets(lengths: Sequence[int] | Ints) -> Ints:
+    """Return the offsets of rows, given their lengths."""
     at = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=at[1:])
     return at
@@ -78,7 +79,7 @@ def _at(lengths: Sequence[int] | Ints) -> Ints:
 
 def starts(rows: Ints, count: int) -> Ints:
     """Return the offsets of ``count`` rows, given the sorted row number of each entry."""
-    return _at(np.bincount(rows, minlength=count))
+    return offsets(np.bincount(rows, minlength=count))
 
 
 def rows_of(at: Ints) -> Ints:

@@ -149,7 +149,6 @@ class Gradients:
 
     @cached_property
     def _parameters(self) -> list[torch.Tensor]:
-        """The parameters of modules that tasks call."""
         shared = {id(item): item for task in self.graph.tasks for item in task.shared}
         return [item for item in shared.values() if isinstance(item, torch.Tensor)]
 
@@ -234,11 +233,10 @@ class _Written(torch.autograd.Function):
 
 def _message(where: list[str]) -> str:
     return (
-        f"a gradient would be lost: autograd does not follow the tasks of a schedule. It reached "
+        "a gradient would be lost: autograd does not follow the tasks of a schedule. It reached "
         f"{' and '.join(where)}; call backward() within the function that is captured or compiled, "
-        "or "
-        f"use torch.compile(fn, backend='autosched'), which autograd follows; where no gradient is "
-        f"wanted, use .detach() or torch.no_grad()"
+        "or use torch.compile(fn, backend='autosched'), which autograd follows; where no gradient "
+        "is wanted, use .detach() or torch.no_grad()"
     )
 
 
@@ -247,7 +245,6 @@ def _bit(index: int) -> int:
 
 
 def _following(tree: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors that require grad."""
     return (leaf for leaf in flatten(tree) if isinstance(leaf, torch.Tensor) and leaf.requires_grad)
 
 

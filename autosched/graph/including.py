@@ -207,7 +207,6 @@ class _Regions:
         ]
 
     def touched(self, task: Task) -> Touched:
-        """Return the region of an argument (by its old index) that a task touches."""
         if task.region is None:
             return None
         value, region = task.region

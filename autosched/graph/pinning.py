@@ -34,7 +34,7 @@ def pinned(graph: Graph, inputs: Mapping[str, str], place: Mapping[str, str]) ->
         twin.values[moved.index] = twin.names[name] = moved
     where = {pattern: check_runs(device) for pattern, device in place.items()}
     for pattern, device in where.items():
-        found = [task for task in graph.tasks if _any_match(_names(task), pattern)]
+        found = [task for task in graph.tasks if fnmatch.filter(_names(task), pattern)]
         if not found:
             raise GraphError(f"pattern {pattern!r} in place= fits no task's name and no module")
         for task in found:
@@ -43,11 +43,6 @@ def pinned(graph: Graph, inputs: Mapping[str, str], place: Mapping[str, str]) ->
                 if twin.names[task.name] is task:
                     twin.names[task.name] = placed
     return twin
-
-
-def _any_match(names: Iterable[str], pattern: str) -> bool:
-    """Whether a shell pattern matches one of the names."""
-    return any(fnmatch.fnmatchcase(name, pattern) for name in names)
 
 
 def _names(task: Task) -> Iterator[str]:

@@ -226,7 +226,6 @@ class Frames:
         return self._frame((owner, frame))
 
     def _along(self, base: Region, number: int, key: Any) -> Region:
-        """Return the region that an index selects in one dimension."""
         if number >= 0:
             return self.item(base, (slice(None),) * number + (key,))
         return self.item(base, (..., key) + (slice(None),) * (-number - 1))

@@ -137,8 +137,7 @@ class Value:
         if name in _UNKNOWN or _is_property(name):
             raise GraphError(
                 f"value {self.name!r} has no {name} before it runs; do what needs it inside a "
-                "function and add that "
-                f"as one task: graph.add(fn, {self.name})"
+                f"function and add that as one task: graph.add(fn, {self.name})"
             )
         if name in _AUTOGRAD:
             raise GraphError(
@@ -179,15 +178,13 @@ class Value:
     def __bool__(self) -> NoReturn:
         raise GraphError(
             f"value {self.name!r} is not known before it runs, so Python cannot branch on it; put "
-            "the branch into a "
-            f"function and add that as one task: graph.add(fn, {self.name})"
+            f"the branch into a function and add that as one task: graph.add(fn, {self.name})"
         )
 
     def __iter__(self) -> Iterator[Any]:
         raise GraphError(
             f"value {self.name!r} has no length before it runs; to unpack a task's result, say its "
-            "shape: "
-            f"graph.add(fn, ..., outputs=2)"
+            "shape: graph.add(fn, ..., outputs=2)"
         )
 
     def _no_number(self) -> NoReturn:
@@ -320,8 +317,7 @@ def _check_method(value: str, name: str) -> None:
     meant = f"did you mean {' or '.join(map(repr, close))}? For what" if close else "for what"
     raise UnknownMethodError(
         f"value {value!r} has no method {name!r}, for tensors have none of that name; {meant} is "
-        "no tensor, add a "
-        f"function: graph.add(lambda item: item.{name}(...), {value})"
+        f"no tensor, add a function: graph.add(lambda item: item.{name}(...), {value})"
     )
 
 

@@ -105,7 +105,6 @@ def missing(table: Residency[int, Any], graph: Graph, task: Task, device: str) -
 def _hints(
     graph: Graph, tasks: Sequence[Task], sends: Sequence[Send]
 ) -> dict[tuple[int, int, str], _Hint]:
-    """Return the hints by version and device."""
     position = {task.name: i for i, task in enumerate(tasks)} if sends else {}
     return {
         (graph.value(name).index, version, device): _Hint(position[before] - 1, rank, source)

@@ -87,8 +87,9 @@ def confined(
     if not is_limited(graph, machine, costs):
         return costs
     count = _Count(graph, machine, costs)
-    for device, labels in _by_device(outputs or {}).items():
-        count.check(device, [graph.outputs[label] for label in labels if label in graph.outputs])
+    wanted = {label: at for label, at in (outputs or {}).items() if label in graph.outputs}
+    for device in dict.fromkeys(wanted.values()):
+        count.check(device, [graph.outputs[label] for label, at in wanted.items() if at == device])
     needs = {
         task.name: {device: count.needed(task, device) for device in machine.names}
         for task in graph.tasks
@@ -156,16 +157,8 @@ class _Count:
             names = [*homes, *(self.graph.values[index].name for index in outputs)]
             raise MemoryLimitError(
                 f"device {device!r} has {limit:,.0f} B of memory, and what must be there at once "
-                "takes "
-                f"{needed:,.0f} B: {listed(names)}. This proves that no schedule exists"
+                f"takes {needed:,.0f} B: {listed(names)}. This proves that no schedule exists"
             )
-
-
-def _by_device(outputs: Mapping[str, str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for label, device in outputs.items():
-        found.setdefault(device, []).append(label)
-    return found
 
 
 def _check_groups(
@@ -199,8 +192,7 @@ def _check_groups(
             ]
             raise MemoryLimitError(
                 f"task {task.name!r} fits on no device where it may run: with its arguments, its "
-                "results and the "
-                f"inputs that live there it takes {sizes}"
+                f"results and the inputs that live there it takes {sizes}"
                 + (f"; it must be with {listed(others)}" if others else "")
                 + ". This proves that no schedule exists"
             )

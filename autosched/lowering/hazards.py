@@ -17,7 +17,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from autosched.graph.flow import rows_of
+from autosched.graph.flow import offsets, rows_of, starts
 from autosched.graph.graph import Graph, Task
 from autosched.graph.regions import Accesses, Region
 from autosched.machine.machine import Machine
@@ -74,9 +74,7 @@ class Hazards:
     def ending(self, count: int) -> tuple[Ints, Ints]:
         """Return for each instruction the blocks that it uses last, as a ragged table."""
         last = np.maximum.reduceat(self.uses, self.uses_at[:-1]) if len(self.uses) else self.uses
-        at = np.zeros(count + 1, np.int64)
-        np.cumsum(np.bincount(last, minlength=count), out=at[1:])
-        return at, np.argsort(last, kind="stable")
+        return starts(last, count), np.argsort(last, kind="stable")
 
 
 def _owner(block: Block) -> Stream:
@@ -86,8 +84,7 @@ def _owner(block: Block) -> Stream:
 
 def ragged(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
     """Return row offsets, and the entries of all rows in one array (CSR)."""
-    at = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum(list(map(len, rows)), out=at[1:])
+    at = offsets(list(map(len, rows)))
     return at, np.fromiter(chain.from_iterable(rows), np.int64, at[-1])
 
 
@@ -234,7 +231,6 @@ class _Walk:
     def _access(
         self, i: int, stream: Stream, buffer: Buffer, region: Region, writes: bool
     ) -> list[int]:
-        """Add an access, and return the positions that it must follow."""
         block = self.blocks[buffer.base or buffer]
         if block.owner is None and stream.device == buffer.device:
             block.owner = stream

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from autosched._lib.jit import kernel, mode
 from autosched.errors import ScheduleError
-from autosched.graph.flow import rows_of, starts
+from autosched.graph.flow import offsets, rows_of, starts
 from autosched.graph.graph import Graph
 from autosched.lowering.events import insert_events
 from autosched.lowering.hazards import Hazards, Line, find_hazards, single_copy_streams
@@ -232,8 +232,7 @@ class _Ranks:
     def _taken(self, at: Ints, items: Ints, rows: Ints) -> tuple[Ints, Ints]:
         """Return some rows of a ragged table of lines, as positions in one rank."""
         lengths = at[rows + 1] - at[rows]
-        new = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(lengths, out=new[1:])
+        new = offsets(lengths)
         chosen = np.repeat(at[rows] - new[:-1], lengths) + np.arange(new[-1])
         return new, self.position[items[chosen]]
 
@@ -280,7 +279,6 @@ class _Part:
         return found
 
     def rest(self) -> Sequence[Instruction]:
-        """Return what stands after the last line."""
         return self.items[self.at :]
 
 

@@ -221,7 +221,6 @@ class _Writer:
             self.new.together(*(self.values[index] for index in bond))
 
     def _repeat(self, task: Task, device: str) -> None:
-        """Add a task that runs on a device."""
         made = [self.old.values[use.value] for use in task.outputs]
         before = [d.task for d in task.dependencies if d.kind == "order"]
         results = repeat(

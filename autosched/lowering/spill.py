@@ -257,7 +257,6 @@ class _Walk:
                 yield Use(value, new)
 
     def _copy_back(self, changed: Sequence[Use], device: str) -> None:
-        """Copy an input back over the caller's tensor after its last write."""
         for use in changed:
             where = self.maker.home.get(use.value, device)
             if where != device and use.version == self.graph.last_version(use.value):

@@ -42,13 +42,8 @@ def assign_streams(
         if len(streams) == 1:
             stream.update(dict.fromkeys(indices, streams[0]))
         else:
-            stream.update(
-                zip(
-                    indices,
-                    map(streams.__getitem__, _choose(graph, indices, len(streams))),
-                    strict=True,
-                )
-            )
+            chosen = _choose(graph, indices, len(streams))
+            stream.update((index, streams[n]) for index, n in zip(indices, chosen, strict=True))
     return [Run(stream[task.index], task.name) for task in tasks]
 
 

@@ -35,11 +35,10 @@ def footprint(
     """Return the bytes that each device holds: before the first instruction, and after each.
 
     Storage devices hold nothing. Inputs and constants are held on their own devices, as if no two
-    shared memory. Results of runs
-    and copies are held until they are freed. Views and in-place writes take no memory. A value of
-    unknown size counts ``default_nbytes``. In a loop, inputs and constants count once, and all
-    other runs in flight count with their peak, so that devices hold no more for any interleaving
-    of runs.
+    shared memory. Results of runs and copies are held until they are freed. Views and in-place
+    writes take no memory. A value of unknown size counts ``default_nbytes``. In a loop, inputs and
+    constants count once, and all other runs in flight count with their peak, so that devices hold
+    no more for any interleaving of runs.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -97,7 +96,6 @@ def _needs(history: tuple[float, ...], limit: float) -> Needs:
 def _one_run(
     program: Program, graph: Graph, machine: Machine, costs: Costs
 ) -> dict[str, tuple[float, ...]]:
-    """Return the footprint of a single run."""
     buffers = Buffers(graph, {graph.value(name).index: home for name, home in program.inputs})
     held = {device.name: 0.0 for device in machine.devices}
     histories: dict[str, list[float]] = {name: [] for name in held}
@@ -149,12 +147,6 @@ def memory_over_time(
     histories = _one_run(program, graph, machine, costs)
     runs = 1 + max((span.run for span in timeline.spans), default=0)
     changes = {name: _changes(history) for name, history in histories.items()}
-    if runs == 1:
-        times = _times(program, timeline)
-        return {
-            name: _over_time(history[0], [(times[i], i, change) for i, change in changes[name]])
-            for name, history in histories.items()
-        }
     found: dict[str, list[tuple[float, int, float]]] = {name: [] for name in histories}
     for run in range(runs):
         spans = tuple(span for span in timeline.spans if span.run == run)
@@ -163,7 +155,8 @@ def memory_over_time(
         for name, history in histories.items():
             base = run * (len(program) + 1)
             found[name] += [(times[i], base + i, change) for i, change in changes[name]]
-            found[name].append((end, base + len(program), history[0] - history[-1]))
+            if runs > 1:  # of a single one, the outputs remain
+                found[name].append((end, base + len(program), history[0] - history[-1]))
     return {name: _over_time(histories[name][0], steps) for name, steps in found.items()}
 
 

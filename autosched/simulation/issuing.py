@@ -132,7 +132,6 @@ def issuing(program: Program, graph: Graph, machine: Machine, costs: Costs) -> I
 
 
 def _seconds(instruction: Instruction, graph: Graph, machine: Machine, costs: Costs) -> float:
-    """Return for how long a thread is busy issuing one instruction."""
     device = machine.device(instruction.stream.device)
     if isinstance(instruction, Run):
         return costs.issue_seconds(graph.task(instruction.task), device)

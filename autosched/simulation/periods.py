@@ -161,7 +161,6 @@ class _System:
             yield from ((node, call, 1) for node in last.get(thread, ()))
 
     def described(self, ratio: float, cycle: Sequence[tuple[int, int]]) -> Period:
-        """Return a period in terms of instructions."""
         position = {node: i for i, node in enumerate(self.node)}
         issuing = {*self.issue, *self.threads}
         found: list[tuple[int, int]] = []

@@ -56,7 +56,9 @@ def simulate(
     for run, i, instruction, start, end in _times(
         program, durations(*parts), issuing(*parts), runs
     ):
-        nbytes = _nbytes(instruction, graph, costs)
+        nbytes = 0.0
+        if isinstance(instruction, Copy):
+            nbytes = costs.value_nbytes(graph.value(instruction.value))
         spans.append(Span(*what(instruction), occupied(instruction), start, end, i, nbytes, run))
     made = Timeline.of(spans, program.arrows, program.carried_arrows)
     arrows = *made.arrows, *_gates(made.spans, program.in_flight)
@@ -230,13 +232,6 @@ def is_pageable(copy: Copy, graph: Graph, machine: Machine, costs: Costs) -> boo
         return False
     where = home(graph, machine, root)
     return machine.device(where).kind == "cpu" and (copy.source == where or copy.overwrite)
-
-
-def _nbytes(instruction: Run | Copy, graph: Graph, costs: Costs) -> float:
-    """Return how many bytes an instruction moves."""
-    return (
-        costs.value_nbytes(graph.value(instruction.value)) if isinstance(instruction, Copy) else 0.0
-    )
 
 
 def _known(costs: Costs, _: Timeline) -> Costs:

@@ -21,6 +21,7 @@ from autosched.graph.graph import HOST, STORAGE, Graph
 from autosched.program.arrays import COPY, FREE, RECORD, RUN, WAIT, Columns
 from autosched.program.clock_kernels import ClockState, advance, includes, wait_for
 from autosched.program.program import Program
+from autosched.program.vector_clocks import single_copy_streams
 
 __all__ = ["proves"]
 
@@ -90,10 +91,8 @@ def proves(
     if not found.is_placed or not found.is_in_ranks:
         return False
     state = _state(how, graph, g, p, found)
-    streams = len(program.streams)
-    width = found.width
     waits = int((p.kind == WAIT).sum())
-    c = ClockState.of(how, streams, width, waits)
+    c = ClockState.of(how, len(program.streams), found.width, waits)
     ended = how(walk)(how.of(found.lines), how.of(g), state, c, len(found.devices))
     return bool(ended) and found.is_left(np.asarray(state.made), np.asarray(state.ran))
 
@@ -114,11 +113,11 @@ class _Numbered:
         self.of = np.array([rank[name] if rank else 0 for name in self.devices], np.int64)
         self.values = {value.name: value.index for value in graph.values}
         self.tasks = {task.name: task.index for task in graph.tasks}
-        single = _single_copy_streams(p, len(streams))
+        found = single_copy_streams(program.instructions)
+        single = np.array([stream in found for stream in streams], bool)
         self.width = len(streams) - int(single.sum())
-        self.rank = np.argsort(
-            np.argsort(single, kind="stable")
-        )  # of streams; single-copy streams come last
+        # Of streams, of which those that hold a single copy come last.
+        self.rank = np.argsort(np.argsort(single, kind="stable"))
         self.device = self._each(self.devices, [stream.device for stream in streams])
         self.copies = p.copies
         self.p = p
@@ -155,9 +154,8 @@ class _Numbered:
         source[copy] = subject[copy] * count + self.source
         own = self.rank[p.stream]
         also = np.where(p.also >= 0, self.rank[p.also], -1)
-        owner[copy] = np.where(
-            self.device[p.also[copy]] == self.target, also[copy], ANY
-        )  # -1 if there is none
+        # A copy on one stream has -1 for the second, which is ANY, too.
+        owner[copy] = np.where(self.device[p.also[copy]] == self.target, also[copy], ANY)
         owner[copy] = np.where(at[copy] == self.target, own[copy], owner[copy])
         apart = np.zeros_like(at)
         if self.program.ranks:
@@ -228,23 +226,6 @@ class _Numbered:
         left = made != NOWHERE
         is_loop = self.program.in_flight > 1
         return bool((ran >= 0).all() and (left[kept].all() if is_loop else (left == kept).all()))
-
-
-def _single_copy_streams(p: Columns, streams: int) -> NDArray[np.bool_]:
-    """Return which streams hold a single copy for which no other such stream waits.
-
-    See ``vector_clocks``.
-    """
-    copy = p.kind == COPY
-    second = p.also[p.also >= 0]
-    held = np.bincount(p.stream[copy], minlength=streams) + np.bincount(second, minlength=streams)
-    held[p.stream[p.kind == RUN]] = 2
-    found = (held == 1) & (np.bincount(p.stream[copy & (p.also < 0)], minlength=streams) == 1)
-    wait = p.kind == WAIT
-    recorded = p.stream[p.kind == RECORD]
-    waited = recorded[p.event[wait]][found[p.stream[wait]]]
-    found[waited] = False
-    return np.asarray(found)
 
 
 def _state(how: Mode, graph: Graph, g: Flow, p: Columns, found: _Numbered) -> State:

@@ -11,16 +11,15 @@ receive take effect when both are next on their ranks. The laws:
                 nothing is buffered
 
 The last is sufficient for every transport. It is also necessary for one that executes the
-operations of a rank in order of issue, one by one. With streams (``by_stream``), it is necessary
-and sufficient for one that executes the operations of each stream in order, by rendezvous. The
-order in which parts are executed does not matter: what can take effect remains possible whatever
-else does. What the joined program must satisfy besides, ``verify`` proves.
+operations of a rank in order of issue, one by one. The order in which parts are executed does not
+matter: what can take effect remains possible whatever else does. What the joined program must
+satisfy besides, ``verify`` proves.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -34,13 +33,12 @@ from autosched.program.program import (
     Send,
     Wait,
     excerpt,
-    occupied,
 )
 
 __all__ = ["joined"]
 
 
-def joined(parts: Sequence[Program], by_stream: bool = False) -> Program:
+def joined(parts: Sequence[Program]) -> Program:
     r"""Return the program of which these are the parts, in an order in which they can execute.
 
     Raises ProgramError if they break a law above.
@@ -51,10 +49,8 @@ def joined(parts: Sequence[Program], by_stream: bool = False) -> Program:
     >>> joined([Program.parse(one), Program.parse(other)])
     Traceback (most recent call last):
     autosched.errors.ProgramError: ranks wait for each other for ever: rank 0 to send x -> cpu:1, ...
-    >>> len(joined([Program.parse(one), Program.parse(other)], by_stream=True))
-    2
     """
-    queues = _Queues(parts, by_stream)
+    queues = _Queues(parts)
     queues.run()
     whole = parts[0] if parts else Program(())
     return replace(
@@ -71,43 +67,36 @@ _Key = tuple[str, str, int]
 
 
 class _Queue:
-    """The instructions of a rank, or of one stream, and the position of the next in its part."""
+    """The instructions of a rank, and the position of the next."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, part: Program) -> None:
         self.rank = rank
-        self.items: list[tuple[int, Instruction]] = []
+        self.part = part
         self.at = 0
 
     @property
     def head(self) -> Instruction | None:
-        return self.items[self.at][1] if self.at < len(self.items) else None
+        items = self.part.instructions
+        return items[self.at] if self.at < len(items) else None
 
 
 class _Queues:
     """All queues while the parts are executed."""
 
-    def __init__(self, parts: Sequence[Program], by_stream: bool):
-        self.parts: dict[int, Program] = {}
+    def __init__(self, parts: Sequence[Program]):
+        self.queues: dict[int, _Queue] = {}
         self.done: list[tuple[int, Instruction]] = []
         self.recorded: set[tuple[int, int]] = set()
-        self.asleep: dict[tuple[int, int], list[_Queue]] = {}  # by event, who waits for it
-        self.half: dict[Hashable, _Queue] = {}  # by send or receive that is next, its queue
-        self.queues: dict[Hashable, _Queue] = {}
+        self.half: dict[_Key, _Queue] = {}  # by send or receive that is next, its queue
         for part in parts:
             rank = self._rank(part)
-            self.parts[rank] = part
-            for at, item in enumerate(part.instructions):
-                for stream in occupied(item) if by_stream else (None,):
-                    queue = self.queues.setdefault((rank, stream), _Queue(rank))
-                    queue.items.append((at, item))
-        # Of sends and receives, and of copies that are on two streams of a rank.
-        self.keys: dict[tuple[int, int], Hashable] = {**_exchanged(self.parts)}
-        self.by_stream = by_stream
+            self.queues[rank] = _Queue(rank, part)
+        self.keys = _exchanged({rank: queue.part for rank, queue in self.queues.items()})
 
     def _rank(self, part: Program) -> int:
         """Return the rank of a part. Raises ProgramError if it is not of one rank, or a second."""
         ranks = {rank for _, rank in part.ranks}
-        if len(ranks) != 1 or ranks & self.parts.keys():
+        if len(ranks) != 1 or ranks & self.queues.keys():
             what = f"a part is of one rank, each of another, and one is of {sorted(ranks)}"
             raise ProgramError(f"{what} (law: rank)")
         own = {device for device, _ in part.ranks}
@@ -125,50 +114,36 @@ class _Queues:
         stuck = [queue for queue in self.queues.values() if queue.head is not None]
         if stuck:
             waits = ", ".join(f"rank {queue.rank} to {queue.head}" for queue in stuck[:4])
-            queue = stuck[0]
             what = f"ranks wait for each other for ever: {waits}"
-            part = self.parts[queue.rank]
-            raise ProgramError(excerpt(part, queue.items[queue.at][0], "alive", what, None))
+            raise ProgramError(excerpt(stuck[0].part, stuck[0].at, "alive", what, None))
 
     def _continue(self, queue: _Queue) -> list[_Queue]:
         """Execute a queue as far as possible; return the queues that may continue."""
-        woken: list[_Queue] = []
+        rank = queue.rank
         while (head := queue.head) is not None:
-            rank = queue.rank
-            two = self.by_stream and len(occupied(head)) > 1
-            if two or isinstance(head, Send | Receive):
-                return [*woken, *self._meet(queue)]
-            if isinstance(head, Wait) and self._must_wait(rank, head):
-                self.asleep.setdefault((rank, head.event), []).append(queue)
-                return woken
+            if isinstance(head, Send | Receive):
+                return self._meet(queue)
+            # A wait for an earlier run is no obstacle; one for an event that comes later is for ever.
+            if isinstance(head, Wait) and not head.ago and (rank, head.event) not in self.recorded:
+                return []
             if isinstance(head, Record):
                 self.recorded.add((rank, head.event))
-                woken += self.asleep.pop((rank, head.event), [])
             self.done.append((rank, head))
             queue.at += 1
-        return woken
-
-    def _must_wait(self, rank: int, wait: Wait) -> bool:
-        """Whether an event is not there yet; those of earlier runs are."""
-        return not wait.ago and (rank, wait.event) not in self.recorded
+        return []
 
     def _meet(self, queue: _Queue) -> list[_Queue]:
-        """Execute a send with its receive if both are next; else let this one wait.
-
-        Also a copy on two streams of a rank, which must be next on both.
-        """
-        place = queue.rank, queue.items[queue.at][0]
-        key = self.keys.get(place, place)
+        """Execute a send with its receive if both are next; else let this one wait."""
+        key = self.keys[queue.rank, queue.at]
         other = self.half.pop(key, None)
         if other is None:
             self.half[key] = queue
             return []
         sender, receiver = (queue, other) if isinstance(queue.head, Send) else (other, queue)
         sent, received = sender.head, receiver.head
-        if isinstance(sent, Send) and isinstance(received, Receive):
-            self.done.append((sender.rank, whole_of(sent, received)))
-        elif sent is not None:
-            self.done.append((queue.rank, sent))
+        assert isinstance(sent, Send)
+        assert isinstance(received, Receive)
+        self.done.append((sender.rank, whole_of(sent, received)))
         sender.at += 1
         receiver.at += 1
         return [sender, receiver]

@@ -405,7 +405,6 @@ class Verifier:
         block.uses[self.own] = self.at
 
     def _missing(self, place: _Place) -> str:
-        """Return why a place is empty."""
         value, version, device = place
         present = self.table.latest(value, device)
         if present is not None and present > version:
@@ -438,7 +437,6 @@ class Verifier:
             self._fail("single", str(error))
 
     def _writing(self) -> str:
-        """Return the beginning of a message about the current write."""
         instruction = self.program.instructions[self.at]
         return (
             f"task {instruction.task!r} writes"
@@ -447,7 +445,6 @@ class Verifier:
         )
 
     def _verb(self, at: int) -> str:
-        """Return the name of a run or copy in messages."""
         instruction = self.program.instructions[at]
         if isinstance(instruction, Run):
             return f"task {instruction.task!r}"

@@ -33,11 +33,7 @@ from collections.abc import Mapping, Sequence
 from autosched.errors import ProgramError
 from autosched.graph.graph import HOST, STORAGE, Graph
 from autosched.machine.machine import Machine
-from autosched.program.program import (
-    Program,
-    Receive,
-    Send,
-)
+from autosched.program.program import Program, Receive, Send
 from autosched.verification.functional import proves
 from autosched.verification.loops import Access, check_runs, check_waits
 from autosched.verification.machines import check_machine, check_storage

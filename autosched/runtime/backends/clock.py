@@ -89,7 +89,6 @@ def drift(own: float, gap: float, slack: float) -> float:
 
 
 def _best(stream: torch.Stream) -> Tick:
-    """Return the tick with the smallest doubt."""
     return min((_tick(stream) for _ in range(_TRIES)), key=lambda tick: tick.doubt)
 
 

@@ -175,7 +175,6 @@ class Way:
             self.pinned.send(piece, self.into)
 
     def _fetch(self, row: torch.Tensor, over: torch.Tensor) -> None:
-        """Copy over pageable memory."""
         for start, end in _pieces(row):
             piece = self.pinned.take(self.source, end - start)
             memory = piece.memory[: end - start]

@@ -59,7 +59,6 @@ class AcceleratorRanks(Ranks, Accelerator):
         self.exchanges = Staged(self, machine)
 
     def _issuing(self, stream: Stream) -> str | None:
-        """Return the thread that issues a stream."""
         if self.direct is not None:
             return _ISSUING if stream in self.streams else str(stream)
         return str(stream) if stream in self.own_thread else None

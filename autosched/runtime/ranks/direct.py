@@ -11,7 +11,6 @@ comes to make its own, and NCCL would wait for it forever. Such threads are give
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections import Counter, defaultdict, deque
@@ -28,8 +27,10 @@ from autosched.runtime.backends import Step, Transfer
 from autosched.runtime.backends.host import overwritten
 from autosched.runtime.ranks.messages import (
     ReceiveBuffer,
+    blank_row,
     described,
     header_of,
+    header_row,
     is_fixed,
     on_device,
     rows,
@@ -41,7 +42,6 @@ from autosched.runtime.ranks.session import Session
 
 __all__ = ["Direct", "direct_arcs", "number_of"]
 
-_LONGEST_HEADER = 1 << 20  # bytes: the receiver of a header does not know its length
 _OTHER_TAGS = 1 << 30  # those of copies between hosts are below
 _NAP = 5e-5
 _MAKING = "communicators of NCCL to be made"
@@ -202,13 +202,13 @@ class Direct:
 
     def announced(self, end: _End) -> Any:
         """Wait for a header."""
-        row = torch.zeros(_LONGEST_HEADER, dtype=torch.uint8)
+        row = blank_row()
         try:
             work = self._host_wire.receive(row, end.peer, end.tag)
         except RuntimeError as error:
             raise self.session.cause(end.name) from error
         self.awaited(work, end.name)
-        return described(bytes(row.numpy()).rstrip(b"\0").decode())
+        return described(row)
 
 
 class _End:
@@ -256,10 +256,7 @@ class _Send(_End):
             if is_fixed(header):
                 self.known = signature(value)
                 self.last = sizes(value)
-            data = bytearray(json.dumps(header).encode())
-            if len(data) > _LONGEST_HEADER:
-                raise ScheduleError(f"{self.half.value!r} has too many parts to be sent")
-            self.direct.announce(torch.frombuffer(data, dtype=torch.uint8), self)
+            self.direct.announce(header_row(header, self.half.value), self)
         elif self.known != signature(value):
             raise ScheduleError(
                 f"{self.half.value!r} was {self.last} in the first run, for which rank {self.peer} "

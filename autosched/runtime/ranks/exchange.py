@@ -25,7 +25,6 @@ moment later are given up, and the run goes on without them.
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 from collections import Counter, defaultdict, deque
@@ -41,8 +40,10 @@ from autosched.runtime.backends import Step, Transfer
 from autosched.runtime.backends.host import overwritten, prepare_thread
 from autosched.runtime.ranks.messages import (
     ReceiveBuffer,
+    blank_row,
     described,
     header_of,
+    header_row,
     is_fixed,
     is_row,
     outline,
@@ -56,7 +57,6 @@ from autosched.runtime.ranks.wire import Wire
 
 __all__ = ["Exchange"]
 
-_LONGEST_HEADER = 1 << 20  # bytes: the receiver of a header does not know its length
 _PATIENCE = 0.2  # seconds for waits to end when the wire is lost
 
 
@@ -190,7 +190,6 @@ class Exchange:
 
 
 def _waiting(ends: Sequence[_End]) -> Step | None:
-    """Return a step that waits for copies."""
     if len(ends) < 2:
         return ends[0].wait if ends else None
 
@@ -337,12 +336,7 @@ class _Send(_End):
         self.header = header
         self.lengths = [row.nbytes for row in sent]
         self.last = sizes(value)
-        data = json.dumps(header).encode()
-        if len(data) > _LONGEST_HEADER:
-            raise ScheduleError(
-                f"{self.half.value!r} has too many parts to be sent to another rank"
-            )
-        return self.start([torch.frombuffer(bytearray(data), dtype=torch.uint8)])
+        return self.start([header_row(header, self.half.value)])
 
     def _change(self, value: Any) -> list[Any]:
         """Send a copy of a value of another shape or dtype, after a mark and its header."""
@@ -426,6 +420,6 @@ class _Receive(_End):
 
     def _learn(self) -> None:
         """Wait for the header of a value."""
-        row = torch.zeros(_LONGEST_HEADER, dtype=torch.uint8)
+        row = blank_row()
         self.end(self.start([row]))
-        self.header = described(bytes(row.numpy()).rstrip(b"\0").decode())
+        self.header = described(row)

@@ -18,7 +18,7 @@ import torch
 
 from autosched.errors import RankError
 from autosched.machine.cluster import joined
-from autosched.runtime.ranks.messages import ReceiveBuffer, described, header_of, rows
+from autosched.runtime.ranks.messages import ReceiveBuffer, header_of, rows
 from autosched.runtime.ranks.session import Session, session
 from autosched.runtime.ranks.wire import Wire
 
@@ -115,7 +115,7 @@ class Gathering:
         size = members.size
         rank = (members.rank - root) % size  # counted from the root
         text = json.dumps(header_of(value)) if rank == 0 else ""
-        header = described(self.agree(what, text, lambda texts: texts[root]))
+        header = json.loads(self.agree(what, text, lambda texts: texts[root]))
         wire = members.wire()
         buffer = None if rank == 0 else ReceiveBuffer(header)
         own = rows(value) if buffer is None else buffer.rows
@@ -223,7 +223,6 @@ _channels: weakref.WeakKeyDictionary[Wire, _Channel] = weakref.WeakKeyDictionary
 
 
 def _channel(wire: Wire) -> _Channel:
-    """Return the exchanges of numbers over a wire."""
     if wire not in _channels:
         _channels[wire] = _Channel(wire)
     return _channels[wire]

@@ -127,9 +127,8 @@ class Heartbeat:
         last = time.monotonic()
         while not self.closed.wait(tick):
             now = time.monotonic()
-            ran = min(
-                now - last, 2 * tick
-            )  # at least; if it was more, this process was kept from running
+            # At least; if more time has passed, this process was kept from running.
+            ran = min(now - last, 2 * tick)
             last = now
             stopped = stopped + ran if self.is_stopped() else 0.0
             if self.is_waiting:

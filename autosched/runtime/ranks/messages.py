@@ -23,8 +23,10 @@ from autosched.errors import ScheduleError, shown
 __all__ = [
     "Header",
     "ReceiveBuffer",
+    "blank_row",
     "described",
     "header_of",
+    "header_row",
     "in_host_memory",
     "is_fixed",
     "is_row",
@@ -34,6 +36,7 @@ __all__ += ["on_device", "outline", "rows", "signature", "sizes"]
 Header = Any  # of JSON: a list that begins with the kind
 Blank = Callable[[Sequence[int], Sequence[int], torch.dtype, int], torch.Tensor]
 _uses: Callable[[int], int] = torch._C._storage_Use_Count  # of a storage's address
+_LONGEST_HEADER = 1 << 20  # bytes: the receiver of a header does not know its length
 _PLAIN = (str, int, float, bool, type(None))
 
 
@@ -66,9 +69,22 @@ def _facts(tensor: torch.Tensor, kind: str) -> list[Any]:
     return [list(tensor.shape), list(tensor.stride()), dtype, at, *map(int, flags)]
 
 
-def described(text: str) -> Header:
-    """Read the text of a header."""
-    return json.loads(text)
+def header_row(header: Header, what: str) -> torch.Tensor:
+    """Return a header as a row of bytes; ``what`` names the value in errors."""
+    data = json.dumps(header).encode()
+    if len(data) > _LONGEST_HEADER:
+        raise ScheduleError(f"{what!r} has too many parts to be sent to another rank")
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def blank_row() -> torch.Tensor:
+    """Return a row into which any header can be received."""
+    return torch.zeros(_LONGEST_HEADER, dtype=torch.uint8)
+
+
+def described(row: torch.Tensor) -> Header:
+    """Return the header that has been received in a row."""
+    return json.loads(bytes(row.numpy()).rstrip(b"\0"))
 
 
 def is_fixed(header: Header) -> bool:

@@ -80,7 +80,11 @@ class RankProfiler:
         """Return the timelines of all runs, with the spans of all ranks. Collective."""
         shift, doubt = offset(self.session)
         mine = json.dumps([doubt, [_shifted(run, shift) for run in self.runs]])
-        ranks = json.loads(self.session.meeting.agree("times of profile()", mine, _as_list))
+        ranks = json.loads(
+            self.session.meeting.agree(
+                "times of profile()", mine, lambda texts: f"[{','.join(texts)}]"
+            )
+        )
         doubt = max(each for each, _ in ranks)
         return [
             self._timeline(run, doubt) for run in zip(*(runs for _, runs in ranks), strict=True)
@@ -153,8 +157,3 @@ def _same_count(counts: Sequence[str]) -> str:
             what = f"rank {rank} profiles {count} runs, and rank 0 {counts[0]}"
             raise ScheduleError(f"{what}; all ranks must make the same calls, in one order")
     return ""
-
-
-def _as_list(texts: Sequence[str]) -> str:
-    """Return the JSON of a list of what is JSON."""
-    return f"[{','.join(texts)}]"

@@ -65,16 +65,13 @@ class Watch:
 
     def tell(self, number: int) -> None:
         """Tell others of a failure."""
-        self._send(number)
-
-    def tell_hangs(self, rank: int) -> None:
-        """Tell others of a rank that hangs."""
-        self._send(_FAREWELL - 1 - rank)
-
-    def _send(self, number: int) -> None:
         for other in self.others:
             with contextlib.suppress(RuntimeError):
                 self.group.send([torch.tensor([number])], other, 0)
+
+    def tell_hangs(self, rank: int) -> None:
+        """Tell others of a rank that hangs."""
+        self.tell(_FAREWELL - 1 - rank)
 
     def close(self) -> None:
         """Say farewell, and end the threads."""
