@@ -27,15 +27,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from autosched._lib.allowed import is_name
 from autosched._lib.display import renderer_of
 from autosched.errors import GraphError, listed, shown
 from autosched.graph.builder import GraphBuilder, check_runs
+from autosched.graph.declaring import bound, declared
 from autosched.graph.files import read
 from autosched.graph.including import include
 from autosched.graph.pinning import by_pattern, pinned
 from autosched.graph.regions import Region
-from autosched.graph.serial import bound, called_with, no_grad, run_serial
+from autosched.graph.serial import called_with, no_grad, run_serial
 from autosched.graph.task import HOST, STORAGE, Dependency, Followed, Here, Seconds, Task, Use
 from autosched.graph.text import text_lines
 from autosched.graph.value import Value
@@ -45,8 +45,19 @@ if TYPE_CHECKING:
 
     from autosched.graph.flow import Flow
 
-__all__ = ["HOST", "STORAGE", "Dependency", "Graph", "Here", "Task", "Use", "Value", "by_pattern"]
-__all__ += ["called_with", "no_grad"]
+__all__ = [
+    "HOST",
+    "STORAGE",
+    "Dependency",
+    "Graph",
+    "Here",
+    "Task",
+    "Use",
+    "Value",
+    "by_pattern",
+    "called_with",
+    "no_grad",
+]
 
 
 class Graph:
@@ -245,19 +256,7 @@ class Graph:
         Raises GraphError for values of another graph, and for names that are taken or invalid.
         """
         self.builder.check_grows()
-        found: dict[str, int] = {}
-        for label, item in (*((None, value) for value in values), *named.items()):
-            if not isinstance(item, Value):
-                raise GraphError(f"an output must be a Value of graph {self.name!r}, got {item!r}")
-            name = item.name if label is None else label
-            if not is_name(name):
-                raise GraphError(
-                    f"the name of an output must be a string without spaces and '@', got {name!r}"
-                )
-            if name in self.outputs or name in found:
-                so_far = listed([*self.outputs, *found])
-                raise GraphError(f"output {name!r} is declared twice; outputs so far: {so_far}")
-            found[name] = self.builder.check_own(item).index
+        found = declared(self, values, named)
         self.outputs.update(found)
         self.builder.storages.used.update(found.values())
 

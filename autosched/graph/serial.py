@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autosched._lib.tree import transform
-from autosched.errors import GraphError, listed
+from autosched.errors import GraphError
 from autosched.graph.task import Here, Task
 from autosched.graph.value import Value
 
 if TYPE_CHECKING:
     from autosched.graph.graph import Graph
 
-__all__ = ["bound", "called_with", "no_grad", "run_serial"]
+__all__ = ["called_with", "no_grad", "run_serial"]
 
 
 Around = Callable[[Task], contextlib.AbstractContextManager[Any]]
@@ -46,17 +46,6 @@ def run_serial(
     if finish is not None:
         finish(outputs)
     return outputs
-
-
-def bound(graph: Graph, inputs: Mapping[str, Any]) -> dict[int, Any]:
-    """Implement ``Graph.bind``."""
-    names = graph.input_names
-    if (name := min({*names} ^ inputs.keys(), key=str, default=None)) is not None:
-        what = "misses input {!r}" if name in names else "was given {!r}, which is no input"
-        what = f"{what.format(name)}; its inputs are {listed(names)}"
-        raise GraphError(f"graph {graph.name!r} {what}")
-    given = {**inputs, **{name: inputs[source] for name, source in graph.kept.items()}}
-    return {v.index: given.get(v.name, v.tensor) for v in graph.sources}
 
 
 def called_with(task: Task, data: Mapping[int, Any], device: Any = None) -> tuple[Any, Any]:
