@@ -4,13 +4,14 @@ aliasing      which bytes tensors and NumPy arrays occupy
 allowed       rules for names, device names and numbers
 display       registration of what draws graphs and timelines
 fake_tensors  fake tensors with the strides of real kernels
-files         atomic writes
+files         atomic writes, the folder for caches
 forks         locks that are free in forked processes
 gc_pause      pausing cyclic garbage collection
 jit           compiling loops with numba where it pays off
 json_reader   JSON checked against a shape
 logs          the logger ``autosched``
 meeting       several processes that agree on a text
+native_check  building and loading ``tensor_check.cpp``
 quiet         silencing torch's logs of failed fake tensor operations
 replacing     replacing attributes for a while
 tensor_guards comparing properties of tensors in compiled code

@@ -67,9 +67,9 @@ class _Entry(NamedTuple):
     def run(self, inputs: dict[str, Any]) -> Any:
         """Run the schedule, put new state where it belongs, and return the function's result."""
         if self.ends is None:
-            return self.graph.finish(self.schedule(**inputs))
+            return self.graph.finish(self.schedule.call_with((), inputs, None))
         self.ends.check(inputs)
-        outputs = self.schedule(**inputs)
+        outputs = self.schedule.call_with((), inputs, None)
         return self.graph.finish(self.ends.collect(inputs, outputs))
 
 

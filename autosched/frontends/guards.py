@@ -17,7 +17,7 @@ Knows no graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from operator import is_
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _device as default_device
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from autosched._lib.tensor_guards import recognizer
+from autosched._lib.tensor_guards import have_hooks, recognizer
 from autosched.frontends.reachability import Reach, is_value, value_key
 from autosched.frontends.state import State, hooks_of
 
@@ -73,7 +73,7 @@ class Guard:
         held = state.tensors().items()
         self._held = {name: tensor for name, tensor in held if name not in grads}
         self._held_ids = set(map(id, self._held.values()))
-        self._properties = _Properties(self._held.values(), parameters)
+        self._properties = _Properties(self._held, parameters)
 
     def inputs(self, arguments: Arguments) -> Tensors | None:
         """Return a call's tensors by name; None if the guard fails."""
@@ -133,43 +133,36 @@ def _settings() -> Hashable:
 class _Properties:
     """The properties of tensors, and of gradients, that a capture depends on."""
 
-    def __init__(self, tensors: Iterable[torch.Tensor], parameters: Tensors):
-        self._tensors = list(tensors)
+    def __init__(self, tensors: Tensors, parameters: Tensors):
+        self._tensors = tensors
         self._parameters = parameters
         grads = _present(parameters)
         self._grads = list(grads)
-        self._before = list(map(_properties, (*self._tensors, *grads.values())))
-        self._are_alike: Callable[[list[Any]], bool] | None = None
+        self._before = list(map(_properties, {**tensors, **grads}.values()))
+        self._are_alike: Callable[[Mapping[str, Any]], bool] | None = None
 
     def hold(self) -> Tensors | None:
         """Return the gradients, if they and the tensors have the same properties, or None.
 
-        The first time that they do, they are noted in compiled code, which compares all but hooks.
+        The first time that they do, and none has hooks, they are noted in compiled code.
         """
-        if self._are_alike is not None and not self._grads and not _have_hooks(self._tensors):
-            return {} if self._are_alike(self._tensors) else None
-        grads = _present(self._parameters)
-        if list(grads) != self._grads:
-            return None
-        given = [*self._tensors, *grads.values()]
-        has_hooks = _have_hooks(given)
-        if self._are_alike is not None and not has_hooks:
+        if self._are_alike is not None:
+            grads = _present(self._parameters) if self._grads else {}
+            given = {**self._tensors, **grads} if grads else self._tensors
             return grads if self._are_alike(given) else None
-        if list(map(_properties, given)) != self._before:
+        grads = _present(self._parameters)
+        given = {**self._tensors, **grads}
+        if list(grads) != self._grads or list(map(_properties, given.values())) != self._before:
             return None
-        missing = {id(item) for name, item in self._parameters.items() if name not in grads}
-        self._are_alike = None if has_hooks else recognizer(given, missing)
+        if not have_hooks(given.values()):
+            missing = [name.removesuffix(".grad") for name in self._parameters.keys() - grads]
+            self._are_alike = recognizer(given, without_grad=missing, bare=True)
         return grads
 
 
 def _present(parameters: Tensors) -> Tensors:
-    """Return the gradients that exist, by name."""
+    """Return the gradients that exist; parameters have their names."""
     return {name: grad for name, item in parameters.items() if (grad := item.grad) is not None}
-
-
-def _have_hooks(tensors: Iterable[torch.Tensor]) -> bool:
-    hooks = [item._backward_hooks or item._post_accumulate_grad_hooks for item in tensors]
-    return any(hooks)
 
 
 def _properties(tensor: torch.Tensor) -> Hashable:

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from autosched._lib import json_reader
-from autosched._lib.files import write
+from autosched._lib.files import user_folder, write
 from autosched.errors import ScheduleError, shown
 from autosched.measurement.hardware import hardware
 
-__all__ = ["MeasurementCache", "user_folder"]
+__all__ = ["MeasurementCache"]
 
 Pair = tuple[float, float]
 
@@ -80,12 +80,6 @@ class MeasurementCache:
             write(self.path, json.dumps(document, indent=1) + "\n")
         except OSError as error:
             warnings.warn(f"measurements are not cached: {error}", stacklevel=4)
-
-
-def user_folder() -> Path:
-    """Return the folder for this user's caches."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "autosched"
 
 
 def _read(path: Path) -> dict[str, Pair]:

@@ -39,14 +39,12 @@ class Known:
         fixed: Collection[str],
         constants: Collection[Any],
         apart: bool,
-        are_alike: Callable[[list[Any]], bool],
+        are_alike: Callable[[Mapping[str, Any]], bool],
     ):
-        self._names = list(inputs)
         self._are_alike = are_alike
-        self._moving = [i for i, name in enumerate(self._names) if name not in fixed]
-        self._addresses = self._fixed_addresses(inputs.values())
+        self._moving = [name for name in inputs if name not in fixed]
         self._apart = apart
-        stay = [*(inputs[name] for name in self._names if name in fixed), *constants]
+        stay = [*(inputs[name] for name in inputs if name in fixed), *constants]
         spans = sorted(map(_span, stay)) if apart else []
         self._firsts = [first for first, _ in spans]
         self._ends = [end for _, end in spans]
@@ -64,28 +62,16 @@ class Known:
         They must be tensors that ``tensor_guards`` can compare, and in separate memory if
         ``apart``.
         """
-        are_alike = recognizer(list(inputs.values()))
+        are_alike = recognizer(inputs, fixed)
         if are_alike is None or (apart and not are_apart([*inputs.values(), *constants])):
             return None
         return cls(inputs, fixed, constants, apart, are_alike)
 
     def recognizes(self, inputs: Mapping[str, Any]) -> bool:
         """Return whether these inputs differ from the known ones only in what does not matter."""
-        if list(inputs) != self._names:
+        if not self._are_alike(inputs):
             return False
-        tensors = list(inputs.values())
-        if not self._are_alike(tensors):
-            return False
-        if self._fixed_addresses(tensors) != self._addresses:
-            return False
-        return not self._apart or self._keeps_away(tensors[i] for i in self._moving)
-
-    def _fixed_addresses(self, tensors: Iterable[Any]) -> list[int]:
-        """Return the addresses of tensors, with 0 for those that are not fixed."""
-        found = [tensor.data_ptr() for tensor in tensors]
-        for i in self._moving:
-            found[i] = 0
-        return found
+        return not self._apart or self._keeps_away(inputs[name] for name in self._moving)
 
     def _keeps_away(self, moving: Iterable[Any]) -> bool:
         """Return whether tensors share no memory with each other and with what stays."""

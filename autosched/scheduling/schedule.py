@@ -9,7 +9,7 @@ copied from the device of their producer are taken as requested where they go.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from types import TracebackType
@@ -81,9 +81,8 @@ class Schedule(Periodic, Running):
 
     # ---- running
 
-    # ``timeout`` is Any, or type checkers would refuse ``schedule(**tensors)``.
-    def __call__(self, /, *args: Any, timeout: Any = None, **inputs: Any) -> dict[str, Any]:
-        """Run and return the outputs by name.
+    def __call__(self, /, *args: Any, **inputs: Any) -> dict[str, Any]:
+        """Run and return the outputs by name; ``timeout`` is a keyword, too.
 
         Inputs are given by name, or in the order of ``graph.input_names``. The schedule of a
         captured graph is called as its function is; parameters, buffers and moments are those of
@@ -102,6 +101,16 @@ class Schedule(Periodic, Running):
         Calls are serialized: a call from another thread waits until this one has ended. Raises
         ScheduleError if a task calls a schedule that waits for that task to end. After a fork, the
         child process starts its own threads.
+        """
+        # Python takes longer to call a function with many keywords if one is a parameter.
+        return self.call_with(args, inputs, inputs.pop("timeout", None))
+
+    def call_with(
+        self, args: Sequence[Any], inputs: dict[str, Any], timeout: Any
+    ) -> dict[str, Any]:
+        """Do what a call with these arguments does.
+
+        For functions that are called by schedules.
         """
         runs = self._state.runs
         if self.program.in_flight > 1 or (runs is not None and not runs.is_idle):

@@ -15,6 +15,7 @@ import autosched as asc
 from autosched._lib.tensor_guards import recognizer
 
 HERE = asc.Machine([asc.Device("cpu")])
+pytestmark = pytest.mark.usefixtures("recognizing")
 
 
 class Layer(nn.Module):
@@ -186,25 +187,25 @@ UNLIKE: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("other", UNLIKE.values(), ids=UNLIKE)
 def test_only_tensors_of_the_kind_are_recognized(other: Callable[[], object]) -> None:
-    is_alike = recognizer([torch.zeros(3), torch.zeros(2, 2, dtype=torch.complex64)])
+    is_alike = recognizer({"x": torch.zeros(3), "y": torch.zeros(2, 2, dtype=torch.complex64)})
     assert is_alike is not None
-    assert is_alike([torch.ones(3), torch.ones(2, 2, dtype=torch.complex64)])
-    assert not is_alike([torch.ones(3), other()])
-    assert not is_alike([torch.ones(3)])
+    assert is_alike({"x": torch.ones(3), "y": torch.ones(2, 2, dtype=torch.complex64)})
+    assert not is_alike({"x": torch.ones(3), "y": other()})
+    assert not is_alike({"x": torch.ones(3)})
 
 
 @pytest.mark.parametrize("what", ["layout", "no tensor"])
 def test_what_cannot_be_described_is_recognized_by_nothing_else_than_itself(what: str) -> None:
-    is_alike = recognizer([UNLIKE[what]()])
-    assert is_alike is None or not is_alike([torch.zeros(2, 2)])
+    is_alike = recognizer({"x": UNLIKE[what]()})
+    assert is_alike is None or not is_alike({"x": torch.zeros(2, 2)})
 
 
 def test_an_inference_tensor_is_not_like_an_ordinary_one() -> None:
-    is_alike = recognizer([torch.zeros(2)])
+    is_alike = recognizer({"x": torch.zeros(2)})
     with torch.inference_mode():
         other = torch.zeros(2)
     assert is_alike is not None
-    assert not is_alike([other])
+    assert not is_alike({"x": other})
 
 
 class Shapeless(Tensor):
@@ -228,9 +229,9 @@ class Shapeless(Tensor):
 
 
 def test_a_tensor_without_a_shape_is_like_no_other() -> None:
-    is_alike = recognizer([Shapeless((2,))])
+    is_alike = recognizer({"x": Shapeless((2,))})
     assert is_alike is not None
-    assert is_alike([Shapeless((2,))])
-    assert not is_alike([Shapeless(None)])
+    assert is_alike({"x": Shapeless((2,))})
+    assert not is_alike({"x": Shapeless(None)})
     assert torch._C._is_torch_function_enabled()  # a guard that raises would leave it off
-    assert recognizer([Shapeless(None)]) is None
+    assert recognizer({"x": Shapeless(None)}) is None

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 import autosched as asc
 from autosched import measurement
+from autosched._lib import files
 from autosched.measurement import (
     bench,
     cache,
@@ -608,7 +609,7 @@ def test_a_user_s_folder_is_where_the_system_says(
     monkeypatch: pytest.MonkeyPatch, given: str, folder: str
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", given)
-    assert cache.user_folder() == Path(folder).expanduser() / "autosched"
+    assert files.user_folder() == Path(folder).expanduser() / "autosched"
 
 
 # ---- links

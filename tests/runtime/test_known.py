@@ -19,6 +19,7 @@ from tests.gpu.fake_gpu.tensors import Played
 
 MANY = 20
 HERE = asc.Machine([asc.Device("cpu")])
+pytestmark = pytest.mark.usefixtures("recognizing")
 Inputs = dict[str, Tensor]
 
 
@@ -176,7 +177,7 @@ REPLACED: dict[str, Callable[[Inputs], object]] = {
     # Of the identical object:
     "swapped": lambda inputs: torch.utils.swap_tensors(inputs["w0"], inputs["w1"]),
     "transposed": lambda inputs: torch.utils.swap_tensors(inputs["w0"], transposed(inputs["w0"])),
-    "memory": lambda inputs: inputs["w0"].memory.set_(inputs["w0"].cpu() + 1),  # type: ignore[attr-defined]
+    "memory": lambda inputs: inputs["w0"].take(inputs["w0"].cpu() + 1),  # type: ignore[attr-defined]
 }
 
 

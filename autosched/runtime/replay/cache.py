@@ -55,7 +55,8 @@ class Recordings:
         self.moving: set[str] = set()  # inputs that do not come at the same address each time
         self.pending: _Pending | None = None
         self.failures = 0
-        self.last: _Pending | None = None  # the recording that was replayed last
+        # The recording that was replayed last, of ``by_kind``; to look it up takes long.
+        self.last: _Pending | None = None
         # Of these inputs devices read numbers that are not tensors.
         copies = [i for i in cut.whole if isinstance(i, Copy) and physical[i.destination]]
         copied = {copy.value for copy in copies} | self.parts.on_devices.keys()
@@ -108,6 +109,8 @@ class Recordings:
         assert self.pending is not None
         kind, recording = self.pending
         outputs = recording.outputs(inputs)
+        if self.pending is self.last:
+            return outputs
         if recording.reason is None:
             self.by_kind[kind] = recording
             self.last = self.pending
@@ -119,7 +122,7 @@ class Recordings:
 
     def _drop_pending(self) -> None:
         """Drop a recording whose run did not finish."""
-        if self.pending is not None:
+        if self.pending is not None and self.pending is not self.last:
             kind, recording = self.pending
             if self.by_kind.get(kind) is not recording:
                 recording.close()

@@ -7,6 +7,7 @@ come to it. Views are taken at once. Copies are as ``aten/src/ATen/native/cuda/C
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -21,6 +22,17 @@ from tests.gpu.fake_gpu.queues import Queue
 
 aten = torch.ops.aten
 HOST = torch.device("cpu")
+
+
+def _place_of_address() -> int:
+    """Return where in torch's C++ object of a storage the address of the memory is."""
+    storage = torch.zeros(1).untyped_storage()
+    places = range(0, 64, ctypes.sizeof(ctypes.c_void_p))
+    read = ctypes.c_void_p.from_address
+    return next(at for at in places if read(storage._cdata + at).value == storage.data_ptr())
+
+
+_ADDRESS = _place_of_address()
 
 
 class Played(torch.Tensor):
@@ -39,9 +51,15 @@ class Played(torch.Tensor):
             dtype=memory.dtype,
             device=torch.device("cuda", block.queue.device),
         )
-        self.memory, self.block = memory, block
-        self.data_ptr = memory.data_ptr  # type: ignore[method-assign]  # as fast as that of a GPU
+        self.block = block
+        self.take(memory)
         return self
+
+    def take(self, memory: torch.Tensor) -> None:
+        """Have other memory; torch's own storage knows the address, as on a GPU."""
+        self.memory = memory
+        field = torch.Tensor.untyped_storage(self)._cdata + _ADDRESS
+        ctypes.c_void_p.from_address(field).value = memory.untyped_storage().data_ptr()
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 

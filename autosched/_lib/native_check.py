@@ -1,0 +1,138 @@
+"""Build and load the extension module that compares tensors, ``tensor_check.cpp``.
+
+It is compiled once for each version of torch and Python, in two seconds, and kept in the user's
+cache folder. It reads fields of torch's objects, so it is used only if what it reads of a tensor is
+what Python reads. This module does not import torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from autosched._lib.files import user_folder
+from autosched._lib.logs import LOG
+
+__all__ = ["native_recognizer"]
+
+_SOURCE = Path(__file__).with_name("tensor_check.cpp")
+_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-w")
+_SECONDS = 60.0  # a compiler that takes longer is not waited for
+_FIXED, _BARE, _WITHOUT_GRAD = 1, 2, 4  # flags of a tensor
+
+
+def native_recognizer(
+    tensors: Mapping[str, Any],
+    fixed: Collection[str],
+    without_grad: Collection[str],
+    bare: bool,
+) -> Callable[[Mapping[str, Any]], bool] | None:
+    """Return the recognizer of ``tensor_guards`` in compiled code; None if there is none.
+
+    It raises nothing, and calls no code of Python.
+    """
+    module = _module()
+    if module is None:
+        return None
+    if not all(_is_readable(module, item, name in fixed) for name, item in tensors.items()):
+        return None
+    flags = [
+        _FIXED * (name in fixed) | _WITHOUT_GRAD * (name in without_grad) | _BARE * bare
+        for name in tensors
+    ]
+    items = tuple(tensors.values())
+    found: Callable[[Mapping[str, Any]], bool] | None = module.recorded(
+        tuple(tensors), tuple(map(type, items)), items, bytes(flags)
+    )
+    return found
+
+
+def _is_readable(module: Any, item: Any, is_fixed: bool) -> bool:
+    """Whether the module finds a tensor, and, if it is fixed, its memory, where Python does."""
+    if not isinstance(item, sys.modules["torch"].Tensor):
+        return False
+    found, *_, address = module.fields(item)
+    try:
+        return bool(found == item._cdata and (not is_fixed or address == item.data_ptr()))
+    except Exception:  # it has no memory
+        return False
+
+
+@functools.cache
+def _module() -> Any:
+    """Return the extension module; None if it cannot be built, or does not fit torch."""
+    torch = sys.modules.get("torch")
+    if torch is None or not _SOURCE.exists():
+        return None
+    try:
+        path = _built(torch)
+        spec = importlib.util.spec_from_file_location("tensor_check", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        if _fits(module, torch):
+            return module
+        why = f"objects of torch {torch.__version__} have other fields"
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.decode(errors="replace").splitlines()
+        why = next((line for line in lines if "error" in line), str(error))
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+    LOG.info("inputs are compared without compiled code, which takes longer: %s", why)
+    return None
+
+
+def _built(torch: Any) -> Path:
+    """Return the path of the compiled module. Several processes may compile it at a time."""
+    versions = torch.__version__, torch.version.git_version, sys.version, _FLAGS
+    digest = hashlib.sha256(_SOURCE.read_bytes() + repr(versions).encode()).hexdigest()[:16]
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    target = user_folder() / f"tensor_check-{digest}{suffix}"
+    if target.exists():
+        return target
+    name = os.environ.get("CXX") or "g++"
+    compiler = shutil.which(name)
+    if compiler is None:
+        raise FileNotFoundError(f"there is no {name}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{secrets.token_hex(8)}.so")
+    folder = Path(torch.__file__).parent
+    include = f"-I{folder / 'include'}", f"-I{sysconfig.get_path('include')}"
+    library = f"-L{folder / 'lib'}", "-lc10"
+    command = [compiler, *_FLAGS, *include, str(_SOURCE), *library, "-o", str(temporary)]
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=_SECONDS)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return target
+
+
+def _fits(module: Any, torch: Any) -> bool:
+    """Whether the module finds all that it reads where this torch has it."""
+    modes = torch.utils._python_dispatch
+    with modes._disable_current_modes(), torch.inference_mode(False):
+        probe = torch.empty((), device="cpu", requires_grad=True)
+        probe.register_hook(lambda grad: grad)
+        probe.register_post_accumulate_grad_hook(lambda item: None)
+        hooks = id(probe._backward_hooks), id(probe._post_accumulate_grad_hooks)
+        is_alike = module.recorded(("x",), (type(probe),), (probe,), bytes([_WITHOUT_GRAD]))
+        is_right = is_alike is not None and is_alike({"x": probe})
+        probe.grad = torch.zeros((), device="cpu")
+        found = module.fields(probe)
+        return bool(
+            is_right
+            and not is_alike({"x": probe})
+            and found == (probe._cdata, *hooks, probe.data_ptr())
+        )
