@@ -2,7 +2,8 @@
 
 candidates  which tasks can be fused, and groups of them
 estimate    seconds of a region before it is compiled
-inductor    compilation; the only module that knows Inductor
+inductor    compilation by Inductor
+kernels     C++ kernels compiled together
 layouts     convolutions in channels-last layout
 region      a compiled region, the function of its task
 structure   what a region does, as text

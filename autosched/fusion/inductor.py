@@ -1,7 +1,7 @@
 """Compile a function of tensors to kernels by Inductor.
 
-This is the only module that knows Inductor. It uses ``torch._inductor.standalone_compile``, which
-keeps writes to arguments, caches kernels on disk, and runs them on the current stream.
+This module and ``kernels`` alone know Inductor. ``torch._inductor.standalone_compile`` keeps writes
+to arguments, caches kernels on disk, and runs them on the current stream.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autosched._lib.fake_tensors import Fakes
+from autosched.fusion.kernels import batched_kernels
 from autosched.fusion.layouts import Operators, in_channels_last, is_costly
 from autosched.graph.effects import effects_of
 
@@ -49,17 +50,6 @@ READ_NUMBER = torch.ops.aten._local_scalar_dense.default
 AS_STRIDED = (torch.ops.aten.as_strided, torch.ops.aten.as_strided_)
 
 Compiled = Callable[..., Sequence[torch.Tensor]]
-
-# How Python calls a C++ kernel: as Inductor does, but other threads can run Python meanwhile.
-_CALL_WITHOUT_GIL = """
-auto arguments = std::make_tuple({});
-struct Released {{
-    PyThreadState* state = PyEval_SaveThread();
-    ~Released() {{ PyEval_RestoreThread(state); }}
-}};
-{{ Released released; std::apply(kernel, arguments); }}
-Py_RETURN_NONE;
-"""
 
 
 class NotTraceableError(Exception):
@@ -216,8 +206,14 @@ def compile_graph(graph: torch.fx.GraphModule, args: Sequence[Any], threads: int
     }
     codes: list[str] = []
     listen = mock.patch.object(GraphLowering, "save_output_code", codes.append)
-    calling = _calling_without_gil()
-    with torch.no_grad(), torch._C._DisableAutocast(), listen, calling, _linkable(), _quiet():
+    with (
+        torch.no_grad(),
+        torch._C._DisableAutocast(),
+        listen,
+        batched_kernels(),
+        _linkable(),
+        _quiet(),
+    ):
         artifact = standalone_compile(
             graph,
             [arg.detach() for arg in map(as_tensor, args)],
@@ -247,17 +243,6 @@ def guard(examples: Sequence[Any]) -> Callable[..., bool]:
         return settings() and tensors(*args)
 
     return matches
-
-
-@contextlib.contextmanager
-def _calling_without_gil() -> Iterator[None]:
-    """Let calls of C++ kernels release the GIL, so that those of several streams can overlap."""
-    from torch._inductor.codecache import CppPythonBindingsCodeCache as Bindings
-
-    call = mock.patch.object(Bindings, "call_entry_function", _CALL_WITHOUT_GIL)
-    header = mock.patch.object(Bindings, "extra_parse_arg", "#include <tuple>")
-    with call, header:
-        yield
 
 
 @contextlib.contextmanager

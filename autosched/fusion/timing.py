@@ -63,4 +63,7 @@ def _copies(made: Schedule, inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _copy(leaf: Any) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    # Regions are compiled for arguments that require gradients, or do not.
+    return leaf.detach().clone().requires_grad_(leaf.requires_grad and leaf.is_leaf)

@@ -172,8 +172,8 @@ def test_other_threads_run_python_during_a_kernel() -> None:
     made = region(lambda x: x.sin().exp().tanh().sin() * 2)
     torch.testing.assert_close(call(made, x), call(made.composite, x))
     new = set(sys.modules) - loaded
-    (name,) = [each for each in new if each.endswith(".kernel") and each.count(".") == 1]
-    kernel = sys.modules[name].kernel
+    (name,) = [each for each in new if each.endswith(".kernel0") and each.count(".") == 1]
+    kernel = sys.modules[name].kernel0
     begin = threading.Semaphore(0)
     done: list[bool] = []
 

@@ -26,3 +26,19 @@ def test_inputs_and_random_numbers_stay_as_they_are() -> None:
     assert all(seconds > 0 for seconds in taken)
     assert inputs["x"].tolist() == inputs["y"].tolist() == [1.0, 1.0, 1.0]
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_copies_of_parameters_require_gradients() -> None:
+    seen: list[bool] = []
+
+    def note(x: torch.Tensor) -> torch.Tensor:
+        seen.append(x.requires_grad)
+        return x.detach() * 2
+
+    graph = asc.Graph()
+    weight = graph.input("weight")
+    weight.add_(1)
+    graph.output(y=graph.add(note, weight))
+    with asc.schedule(graph, asc.Machine.local(gpus=0)) as made:
+        run_times([made], {"weight": torch.nn.Parameter(torch.ones(3))})
+    assert all(seen)
