@@ -1353,8 +1353,7 @@ MUTANTS = (
         "autosched/lowering/streams.py",
         "key=lambda s: (free[s], last[s])",
         "key=last.__getitem__",
-        "tests/lowering/test_lowering.py"
-        "::test_branches_are_spread_evenly_over_too_few_streams",
+        "tests/lowering/test_lowering.py::test_branches_are_spread_evenly_over_too_few_streams",
     ),
     Mutant(
         "a forward over ranks leaves what a stage wrote in the model of its rank alone",
