@@ -1364,6 +1364,13 @@ MUTANTS = (
         "tests/fusion/test_layouts.py::test_writes_go_where_they_go_in_the_layout_of_eager_mode",
     ),
     Mutant(
+        "branches share the stream whose last task is earliest, however much it has to do",
+        "autosched/lowering/streams.py",
+        "key=lambda s: (free[s], last[s])",
+        "key=last.__getitem__",
+        "tests/lowering/test_lowering.py::test_branches_are_spread_evenly_over_too_few_streams",
+    ),
+    Mutant(
         "a forward over ranks leaves what a stage wrote in the model of its rank alone",
         "autosched/parallel/model.py",
         "                        state[name].copy_(made)\n",

@@ -1,5 +1,6 @@
 """Fuse tasks into regions that Inductor compiles.
 
+broadcasts  what kernels store, because others broadcast it
 candidates  which tasks can be fused, and groups of them
 estimate    seconds of a region before it is compiled
 inductor    compilation by Inductor

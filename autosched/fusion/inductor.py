@@ -49,6 +49,9 @@ TAGS = {
 READ_NUMBER = torch.ops.aten._local_scalar_dense.default
 AS_STRIDED = (torch.ops.aten.as_strided, torch.ops.aten.as_strided_)
 
+# Up to so many elements, two sums are a faster variance than one pass that corrects its mean.
+_MOST_IN_CACHE = 1 << 16
+
 Compiled = Callable[..., Sequence[torch.Tensor]]
 
 
@@ -195,15 +198,20 @@ def compile_graph(graph: torch.fx.GraphModule, args: Sequence[Any], threads: int
     The generated code checks no sizes. Raises NotTraceableError if its results would differ between
     calls, and what Inductor raises.
     """
-    from torch._inductor import standalone_compile
+    from torch._inductor import config, standalone_compile
     from torch._inductor.graph import GraphLowering
 
-    patches = {
+    from autosched.fusion.broadcasts import StoreBroadcasts
+
+    patches: dict[str, Any] = {
         "cpp.threads": threads,  # CPU kernels contain the number of threads
         "size_asserts": False,
         "alignment_asserts": False,
         "joint_graph_constant_folding": False,  # it takes x * 0 for 0, and x + zeros for x
+        "post_grad_custom_post_pass": StoreBroadcasts(),
     }
+    if hasattr(config.cpp, "use_two_step_variance_threshold"):  # not in all versions of torch
+        patches["cpp.use_two_step_variance_threshold"] = _MOST_IN_CACHE
     codes: list[str] = []
     listen = mock.patch.object(GraphLowering, "save_output_code", codes.append)
     with (

@@ -66,7 +66,7 @@ def _choose(graph: Graph, tasks: Sequence[int], count: int) -> list[int]:
         sorted({position[user] for user in graph.users[task] if user in position}) for task in tasks
     ]
     edges, reach = _reduce(edges, len(tasks) if len(tasks) <= _EXACT else _WINDOW)
-    return _pack(_chains(_match(edges), len(tasks)), reach, count, len(tasks))
+    return _pack(_chains(_match(edges), len(tasks)), edges, reach, count)
 
 
 def _reduce(edges: Sequence[Sequence[int]], window: int) -> tuple[list[list[int]], list[int]]:
@@ -113,28 +113,37 @@ def _chains(follower: dict[int, int], n: int) -> list[list[int]]:
     return chains
 
 
-def _pack(chains: Sequence[Sequence[int]], reach: Sequence[int], count: int, n: int) -> list[int]:
+def _pack(
+    chains: Sequence[Sequence[int]],
+    edges: Sequence[Sequence[int]],
+    reach: Sequence[int],
+    count: int,
+) -> list[int]:
     """Put chains on ``count`` streams.
 
     Each chain is appended to a stream whose last task happens before the chain; else it gets a new
-    stream; else it goes to the stream whose last task is earliest.
+    stream; else it goes to the stream that is free first, if all tasks take equally long.
     """
-    number = [0] * n
+    starting = {chain[0]: chain for chain in chains}
+    number = [0] * len(edges)
     last: list[int] = []  # by stream, its last task so far
-    for chain in chains:
-        before = [
-            s
-            for s, task in enumerate(last)
-            if task < chain[0] and reach[task] >> chain[0] - task & 1
-        ]
-        if before:
-            chosen = max(before, key=last.__getitem__)
-        elif len(last) < count:
-            chosen = len(last)
-            last.append(0)
-        else:
-            chosen = min(range(count), key=last.__getitem__)
-        last[chosen] = max(last[chosen], chain[-1])
-        for task in chain:
-            number[task] = chosen
+    free = [0] * count  # by stream, when it has run its tasks so far
+    ready = [0] * len(edges)
+    for task, followers in enumerate(edges):
+        if chain := starting.get(task):
+            before = [s for s, u in enumerate(last) if u < task and reach[u] >> task - u & 1]
+            if before:
+                chosen = max(before, key=last.__getitem__)
+            elif len(last) < count:
+                chosen = len(last)
+                last.append(0)
+            else:
+                chosen = min(range(count), key=lambda s: (free[s], last[s]))
+            last[chosen] = max(last[chosen], chain[-1])
+            for each in chain:
+                number[each] = chosen
+        end = max(ready[task], free[number[task]]) + 1
+        free[number[task]] = end
+        for follower in followers:
+            ready[follower] = max(ready[follower], end)
     return number

@@ -250,6 +250,20 @@ def test_a_diamond_on_two_streams_waits_twice_and_frees_wait_only_at_the_end():
     )
 
 
+def test_branches_are_spread_evenly_over_too_few_streams():
+    graph = asc.Graph()
+    x = graph.add(fn, name="x")
+    for block in range(3):
+        branches = [graph.add(fn, graph.add(fn, x), name=f"{block}.{i}") for i in range(4)]
+        x = graph.add(fn, *branches, name=f"join{block}")
+    graph.output(x)
+    program = lowered(graph, asc.Machine([asc.Device("cpu", streams=2)]))
+    streams = {run.task: run.stream.name for run in program.instructions if isinstance(run, Run)}
+    for block in range(3):
+        on = [streams[f"{block}.{i}"] for i in range(4)]
+        assert sorted(on) == ["compute", "compute", "compute1", "compute1"]
+
+
 def test_memory_is_freed_at_the_first_place_where_a_wait_that_is_there_anyway_allows_it():
     """h is read by its copy; compute of cuda:0 is behind that copy only once it reads what came back."""
     graph = asc.Graph()
