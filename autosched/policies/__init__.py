@@ -32,12 +32,9 @@ from collections.abc import Callable, Mapping
 from autosched.policies.candidates import candidates
 from autosched.policies.in_order import in_order
 from autosched.policies.literature.cpop import cpop
-from autosched.policies.literature.dls import dls
 from autosched.policies.literature.heft import heft
-from autosched.policies.literature.lookahead import lookahead
 from autosched.policies.literature.m_etf import m_etf
 from autosched.policies.literature.m_sct import m_sct
-from autosched.policies.literature.min_min import max_min, min_min, sufferage
 from autosched.policies.literature.peft import peft
 from autosched.policies.local_search.exact import exact
 from autosched.policies.local_search.portfolio import portfolio
@@ -54,15 +51,11 @@ __all__ = [
     "Progress",
     "candidates",
     "cpop",
-    "dls",
     "exact",
     "heft",
     "in_order",
-    "lookahead",
     "m_etf",
     "m_sct",
-    "max_min",
-    "min_min",
     "peft",
     "portfolio",
     "robust",
@@ -70,7 +63,6 @@ __all__ = [
     "search",
     "single",
     "single_on",
-    "sufferage",
 ]
 
 TIMED: Mapping[str, Callable[..., Policy]] = {"search": search, "exact": exact}
@@ -81,13 +73,8 @@ POLICIES: Mapping[str, Policy] = {
     "round_robin": round_robin,
     "heft": heft,
     "portfolio": portfolio,
-    "lookahead": lookahead,
     "peft": peft,
     "cpop": cpop,
-    "dls": dls,
-    "min_min": min_min,
-    "max_min": max_min,
-    "sufferage": sufferage,
     "m_etf": m_etf,
     "m_sct": m_sct,
 }
