@@ -15,8 +15,6 @@ from typing import NamedTuple
 
 import torch
 
-from autosched.measurement.cache import MeasurementCache
-from autosched.measurement.hardware import model_name
 from autosched.measurement.stopwatch import EventWatch, synchronize
 from autosched.program.program import Stream
 from autosched.runtime.backends.accelerator import _pooled
@@ -42,21 +40,9 @@ class Sharing(NamedTuple):
     large: float
 
 
-def sharing(
-    device: torch.device,
-    streams: int = 2,
-    *,
-    repeat: int = 5,
-    cached: MeasurementCache | None = None,
-) -> Sharing:
+def sharing(device: torch.device, streams: int = 2, *, repeat: int = 5) -> Sharing:
     """Probe an accelerator with this many streams."""
-    cached = cached or MeasurementCache(None)
-    name = "sharing", model_name(device), str(streams)
-    earlier = cached.get(*name)
-    ratios = earlier or [_ratio(device, streams, size, repeat) for size in (_SMALL, _LARGE)]
-    found = Sharing(*ratios)
-    cached.put((found.small, found.large), *name)
-    return found
+    return Sharing(*(_ratio(device, streams, size, repeat) for size in (_SMALL, _LARGE)))
 
 
 def worthwhile_streams(found: Sequence[tuple[int, Sharing]]) -> int:
