@@ -34,7 +34,7 @@ from autosched.measurement.sanity import objection
 from autosched.measurement.serial_run import run_serially
 from autosched.measurement.signatures import signature_of
 from autosched.measurement.stopwatch import EventWatch, HostWatch, Reading
-from autosched.measurement.stream_sharing import Sharing, worthwhile_streams
+from autosched.measurement.stream_sharing import worthwhile_streams
 from tests.gpu import fake_gpu
 from tests.gpu.fake_gpu import timing as fake_timing
 
@@ -627,12 +627,7 @@ def test_a_machine_without_links_keeps_none() -> None:
     ],
 )
 def test_streams_pay_as_long_as_each_step_gains(small: Sequence[float], streams: int) -> None:
-    assert (
-        worthwhile_streams(
-            [(count, Sharing(it, float(count))) for count, it in zip((2, 4, 8), small, strict=True)]
-        )
-        == streams
-    )
+    assert worthwhile_streams([*zip((2, 4, 8), small, strict=True)]) == streams
 
 
 @pytest.mark.parametrize(("gpus", "streams"), [(2, 4), (1, 2)])
@@ -647,9 +642,7 @@ def test_a_device_gets_its_part_of_as_many_streams_as_pay(
         )
 
     monkeypatch.setattr(machines, "torch_device", torch_device)
-    monkeypatch.setattr(
-        machines, "sharing", lambda device, count: Sharing(max(1.0, count / 4), count)
-    )
+    monkeypatch.setattr(machines, "sharing", lambda device, count: max(1.0, count / 4))
     monkeypatch.setattr(machines, "measured_links", lambda machine, **_: machine)
     monkeypatch.setattr(machines, "issuing_seconds", lambda device: (4e-6, 1e-6))
     made = asc.measure_machine(PLAYED).devices
@@ -671,10 +664,7 @@ def test_on_played_gpus_all_is_measured_and_nothing_is_touched_too_early(
     played = pytest.importorskip("tests.gpu.fake_gpu", reason="needs GPUs that are played")
     monkeypatch.setattr(links, "SIZES", (1 << 10, 1 << 14, 1 << 18))
     monkeypatch.setattr(stopwatch, "_SLEEPS", 2)
-    monkeypatch.setattr(
-        stream_sharing, "_CALLS", {stream_sharing._SMALL: 2, stream_sharing._LARGE: 1}
-    )
-    monkeypatch.setattr(stream_sharing, "_LARGE", stream_sharing._SMALL)
+    monkeypatch.setattr(stream_sharing, "_CALLS", 2)
     graph = asc.Graph()
     x, w = graph.inputs("x", "w")
     y = x @ w
