@@ -303,7 +303,6 @@ def _components(cluster: Mapping[int, int], before: Mapping[int, Sequence[int]])
 
 
 def _taken(graph: Graph, tasks: Sequence[int]) -> list[int]:
-    """Return the values that tasks read and do not make, in order of first read."""
     made = {use.value for task in tasks for use in graph.tasks[task].outputs}
     reads = (use.value for task in tasks for use in graph.tasks[task].reads)
     return [value for value in dict.fromkeys(reads) if value not in made]

@@ -159,7 +159,6 @@ def _idle_by_span(case: Case, before: Sequence[Sequence[Predecessor]]) -> Counte
 
 
 def _remedies(case: Case, plans: Plans, waited: Mapping[int, float]) -> Iterator[Remedy]:
-    """Yield all remedies, with predicted makespans."""
     yield from pin_memory(case)
     yield from keep_inputs(case)
     yield from avoid_host_reads(case, waited)

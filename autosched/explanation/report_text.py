@@ -62,7 +62,6 @@ def report_text(found: Explanation) -> str:
 
 
 def _advice(found: Explanation) -> Iterator[str]:
-    """Yield the lines of the advice."""
     if found.advice:
         yield "What would help, each alone, as simulated"
     else:
@@ -76,7 +75,6 @@ def _advice(found: Explanation) -> Iterator[str]:
 
 
 def _facts(found: Explanation) -> Iterator[str]:
-    """Yield the lines of the facts."""
     if found.efficiency.seconds:
         yield from _fact("Efficiency", _efficiency(found))
     if found.copies:
@@ -110,7 +108,6 @@ def _efficiency(found: Explanation) -> str:
 
 
 def _idle(found: Idle, makespan: float) -> Iterator[str]:
-    """Yield the causes of idle time of a device."""
     if found.causes.keys() == {"end"} and found.seconds >= makespan:
         yield f"{found.device:<{_INDENT}}not used"
         return
@@ -186,7 +183,6 @@ def _lasting(steps: Sequence[Step]) -> Iterator[Step]:
 
 
 def _skipped(steps: Sequence[Step]) -> Iterator[str]:
-    """Yield a line for steps that are left out."""
     if steps:
         seconds = sum(step.end - step.start for step in steps)
         yield f"{'':11}  {duration(seconds):>8}  ... {count(len(steps), 'step')}"

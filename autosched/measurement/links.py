@@ -161,7 +161,6 @@ def _copies(
     repeat: int,
     nbytes: int,
 ) -> float:
-    """Return the median seconds of copies of one size."""
     here, there = (_memory(nbytes, device, pinned) for device in (source, destination))
     copy = partial(there.copy_, here, non_blocking=True)
     timed = _by_events if pinned and {source.type, destination.type} != {"cpu"} else _by_host

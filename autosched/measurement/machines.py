@@ -51,7 +51,6 @@ def measure_machine(
 
 
 def _measured_machine(machine: Machine, repeat: int, track: Track) -> Machine:
-    """Return the machine of one process as measured."""
     made = measured_links(machine, repeat=repeat, track=track)
     physical = list(map(torch_device, made.devices))
     devices = [

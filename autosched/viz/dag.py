@@ -79,7 +79,6 @@ def graph_svg(
 
 
 def _layout(found: Diagram) -> Layout:
-    """Return the layout of boxes and arrows, in a column per device."""
     devices = _devices(found)
     floating = {i for i, box in enumerate(found.boxes) if box.kind != "task"}
     column = [devices.index(box.place) for box in found.boxes]

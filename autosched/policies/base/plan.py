@@ -94,7 +94,6 @@ class Plan:
         return self._count
 
     def _where(self, task: int, device: int) -> int:
-        """Return the position of a task and a device in flat tables."""
         return task * len(self.problem.devices) + device
 
     def _ready(self, task: int) -> float:

@@ -104,8 +104,6 @@ class _Split:
 
 
 class _Splitter:
-    """The splits of one problem."""
-
     def __init__(self, problem: Problem, contention: bool, overlap: bool):
         self.problem = problem
         self.contention = contention
@@ -289,7 +287,6 @@ class _Splitter:
         return _Split(stage, device, order, load)
 
     def _annealed(self, start: _Split, seed: int) -> _Split:
-        """Return a split improved by moves of single units."""
         if len(start.device) < 2 or self.count < 2:
             return start
         moves = min(_MOVES, _EACH * self.count)
@@ -322,10 +319,10 @@ class _Splitter:
                     device[task] = found.device[found.stage[unit]]
                     key[task] = int(found.stage[unit]), int(position[unit])
         order = topological_order(self.problem.before, key)
-        sends = () if found is None else self._relays(found, device, order[0])
+        sends = () if found is None else self._relays(found, order[0])
         return self.problem.placement(device, order, sends)
 
-    def _relays(self, found: _Split, device: Ints, first: int) -> tuple[Send, ...]:
+    def _relays(self, found: _Split, first: int) -> tuple[Send, ...]:
         """Return the copies to stages other than the next, by way of the host or of stages between.
 
         A direct copy between two accelerators occupies a stream of each, so a loop would not copy
