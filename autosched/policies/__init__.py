@@ -9,7 +9,7 @@ To add a policy, write such a function in a module of its own, cite its paper in
 add it to ``POLICIES``; the tests run over that table. ``Problem`` of ``autosched.problem`` has
 graph, machine and costs as arrays. The modules of ``base`` provide the other parts: ``Possible``
 tracks the devices that are left for each task, ``Room`` the bytes on each device, ``ranks`` computes
-priorities, ``Plan`` times tasks and copies, and ``turns`` places tasks one by one. A policy with
+priorities, and ``Plan`` times tasks and copies, one by one. A policy with
 parameters is a function that returns a policy, such as ``single_on(device)``,
 ``in_order(sequences)`` and ``robust(noise)``. Any function with this signature works as
 ``policy=``, also if it is not in the table.
@@ -31,10 +31,9 @@ from collections.abc import Callable, Mapping
 
 from autosched.policies.candidates import candidates
 from autosched.policies.in_order import in_order
+from autosched.policies.literature.baechi import m_etf, m_sct
 from autosched.policies.literature.cpop import cpop
 from autosched.policies.literature.heft import heft
-from autosched.policies.literature.m_etf import m_etf
-from autosched.policies.literature.m_sct import m_sct
 from autosched.policies.literature.peft import peft
 from autosched.policies.local_search.exact import exact
 from autosched.policies.local_search.portfolio import portfolio

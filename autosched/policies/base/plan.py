@@ -8,16 +8,19 @@ copy streams that they occupy. The order of tasks is chosen by the caller. The a
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from autosched._lib.jit import Mode
 from autosched.errors import ScheduleError
+from autosched.placement import Placement
 from autosched.policies.base.kernels import Planning, arrive, earliest_gap, issue, sources, take
+from autosched.policies.base.possible import Possible
 from autosched.problem import Problem
 
-__all__ = ["Plan", "Slot"]
+__all__ = ["Plan", "Slot", "by_priority"]
 
 _NOWHERE = math.inf, -1, -1
 
@@ -113,3 +116,34 @@ class Plan:
         if s.issues:
             ready = issue(self._tables, self._where(task, device), ready, s, False)
         return earliest_gap(s, device, ready, self._seconds[task][device], limit)
+
+
+Pick = Callable[[Plan, int, Sequence[int]], Slot]
+
+
+def by_priority(
+    problem: Problem, possible: Possible, priority: Sequence[float], pick: Pick
+) -> Placement:
+    """Place ready tasks by priority, each in the slot ``pick(plan, task, devices)`` returns.
+
+    Ties go to the task added earlier. O(m + n log n) for m dependencies, plus one call of ``pick``
+    per task.
+    """
+    plan = Plan(problem)
+    placed = list[int]()
+    waits = [len(before) for before in problem.before]
+    ready = [(-priority[task], task) for task, count in enumerate(waits) if not count]
+    heapq.heapify(ready)
+    while ready:
+        _, task = heapq.heappop(ready)
+        slot = pick(plan, task, possible.devices(task))
+        while not possible.choose(task, slot.device):
+            slot = pick(plan, task, possible.devices(task))
+        plan.commit(task, slot)
+        placed.append(task)
+        for other in problem.after[task]:
+            waits[other] -= 1
+            if not waits[other]:
+                heapq.heappush(ready, (-priority[other], other))
+    # Ties go in the order in which tasks were placed.
+    return problem.placement(plan.device, sorted(placed, key=plan.start.__getitem__))
