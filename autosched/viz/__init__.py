@@ -6,20 +6,20 @@ To add a drawing, write a module with one pure function ``(data, *, options) -> 
 a ``Timeline``, a ``Graph``, a ``Program`` or plain numbers. Take styles and elements from ``svg``,
 the format of times from ``format``, and export the function here.
 
-============  =============================================  =============
-module        draws                                          as
-============  =============================================  =============
-gantt         what ran when, on which stream, and why then  SVG
-terminal      the same                                      text
-dag           what depends on what, and on which device     SVG
-dot           the same                                      Graphviz DOT
-mermaid       the same                                      Mermaid
-charts        lines, bars                                   SVG
-memory_chart  memory of devices over time                   SVG
-perfetto      what ran when, for Perfetto                   trace JSON
-convert       any of these that are SVG                     PNG, PDF
-page          a whole schedule, interactively               HTML
-============  =============================================  =============
+=========  =============================================  =============
+module     draws                                         as
+=========  =============================================  =============
+gantt      what ran when, on which stream, and why then  SVG
+terminal   the same                                      text
+dag        what depends on what, and on which device     SVG
+dot        the same                                      Graphviz DOT
+mermaid    the same                                      Mermaid
+charts     lines, bars                                   SVG
+over_time  memory of devices               SVG
+perfetto   what ran when, for Perfetto                   trace JSON
+convert    any of these that are SVG                     PNG, PDF
+page       a whole schedule, interactively               HTML
+=========  =============================================  =============
 """
 
 from autosched.viz import drawing as drawing  # registers how graphs and timelines are displayed
@@ -28,8 +28,8 @@ from autosched.viz.convert import picture
 from autosched.viz.dag import graph_svg
 from autosched.viz.dot import graph_dot
 from autosched.viz.gantt import gantt_svg
-from autosched.viz.memory_chart import memory_svg
 from autosched.viz.mermaid import graph_mermaid
+from autosched.viz.over_time import memory_svg
 from autosched.viz.page import page_html
 from autosched.viz.perfetto import perfetto_json
 from autosched.viz.terminal import gantt_text

@@ -21,7 +21,7 @@ from autosched.viz import (
     memory_svg,
     picture,
 )
-from tests.viz.test_memory_chart import HELD
+from tests.viz.test_over_time import HELD
 from tests.viz.test_viz import SMALL, elements, texts, training_step
 
 

@@ -1,4 +1,4 @@
-"""Memory over time: what stands at which height, and when."""
+"""Memory and links over time: what stands at which height, and when."""
 
 from xml.etree import ElementTree
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from autosched.errors import ChartError
 from autosched.viz import memory_svg
-from autosched.viz.memory_chart import LIMIT
+from autosched.viz.over_time import LIMIT
 from autosched.viz.svg import SERIES
 from tests.viz.test_charts import data
 from tests.viz.test_viz import anything, texts
@@ -39,6 +39,12 @@ def test_the_peak_is_a_point_and_a_near_limit_a_line():
     assert LIMIT not in texts(memory_svg(HELD))
 
 
+def test_measured_memory_is_dashed_in_the_same_rows():
+    svg = memory_svg(HELD, measured={"cuda:0": [(0.0, 0.0), (0.002, 3.5e9)]})
+    assert "cuda:0: peak 3 GB, measured 3.5 GB" in texts(svg)
+    assert len(data(svg, SERIES[1][0], dashed=True)) == 2
+
+
 def test_no_finite_number_is_no_memory():
     with pytest.raises(ChartError, match="memory of 'cpu' must be a finite number, got inf"):
         memory_svg({"cpu": [(0.0, float("inf"))]})
@@ -64,4 +70,6 @@ numbers = st.floats(0, 1e15)
 )
 def test_any_names_and_amounts_give_well_formed_charts(courses, title):
     courses = {name: sorted(course) for name, course in courses.items()}
-    ElementTree.fromstring(memory_svg(courses, title=title, limits=dict.fromkeys(courses, 1e9)))
+    ElementTree.fromstring(
+        memory_svg(courses, title=title, limits=dict.fromkeys(courses, 1e9), measured=courses)
+    )
