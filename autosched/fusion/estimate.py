@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autosched.costs.costs import Costs
-from autosched.costs.parts import work_of
 from autosched.graph.composite import Composite
 from autosched.graph.task import Task
 from autosched.graph.value import Value
 from autosched.machine.machine import Device
+from autosched.measurement.sanity import work_of
 
 __all__ = ["region_seconds"]
 

@@ -12,6 +12,7 @@
     storage         rate and latency of a storage device, from reads of a file
     machines        a machine with measured links, streams and issuing
     ranks           the network and the devices of all ranks of a cluster
+    sanity          readings that are impossible
     slowdown        how much slower an emulated machine must be for this CPU
 
 Nothing is modelled here, and no policy is used: what was not measured remains unchanged.

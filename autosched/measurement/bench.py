@@ -8,6 +8,10 @@ Runs are whole, and the first one is a warm-up. So each task finds the caches as
 left them, as it will in real runs: that task's results are cached, weights used long before may not
 be. A task that is too short for the device's clock is timed many times in a row, with its arguments
 in the cache.
+
+An estimate may be a thousand times too low (an SVD, a task that sleeps), so a reading that is much
+longer than its estimate is accepted if it is repeated. A reading beyond the peak performance of any
+device is rejected, however often it is repeated.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from autosched.costs.costs import Costs
 from autosched.graph.graph import Graph, Task
 from autosched.machine.machine import Device, Machine
 from autosched.measurement.hardware import torch_device
+from autosched.measurement.sanity import SLOW, least_work, objection, work_of
 from autosched.measurement.serial_run import run_serially
 from autosched.measurement.signatures import Signature, signature_of
 from autosched.measurement.stopwatch import Reading, Stopwatch, stopwatch
@@ -153,17 +158,51 @@ class Bench:
     # ---- accepted readings
 
     def accepted_readings(self) -> dict[str, Reading]:
-        """Return the reading of each measured task, unless it is no time."""
+        """Return the reading of each measured task.
+
+        An impossible reading is repeated once, and then omitted.
+        """
+        first = {signature: measured.median() for signature, measured in self.readings.items()}
+        odd = [key for key, measured in self.readings.items() if self._objection(measured)]
+        for signature in odd:
+            before = self.readings[signature]
+            self.readings[signature] = Readings(before.task, before.issue)
+        for number in range(self.repeat if odd else 0):
+            if not self.is_done(number + 1):
+                self.run()
+        refused = {key for key in odd if self._is_refused(self.readings[key], first[key])}
         found = {}
         for signature, measured in self.readings.items():
             reading = measured.median()
-            if reading is not None and 0 <= reading.seconds < math.inf:
+            if reading is not None and signature not in refused:
                 found[signature] = reading
-            elif reading is not None:
-                took = f"task {measured.task.name!r} took {reading.seconds:.3g} s"
-                where = self.devices[0].name
-                self.complaints.append(
-                    f"{took} on {where}, which is no time; it is left as estimated"
-                )
         tasks = self.signature.items()
         return {name: found[signature] for name, signature in tasks if signature in found}
+
+    def _objection(self, measured: Readings) -> str | None:
+        """Return why a reading is impossible, or should be repeated."""
+        reading = measured.median()
+        if reading is None:
+            return None
+        known = work_of(measured.task, self.known)
+        device = self.devices[0]
+        expected = 0.0 if known is None else known.seconds(device)
+        if reading.seconds > SLOW * expected > 0:
+            return f"is more than {SLOW} times what its work lets expect"
+        return objection(reading.seconds, least_work(measured.task, self.known), device)
+
+    def _is_refused(self, measured: Readings, before: Reading | None) -> bool:
+        """Report a reading that is odd again; accept one as slow as before."""
+        why = self._objection(measured)
+        reading = measured.median()
+        if why is None or reading is None or before is None:
+            return False
+        device = self.devices[0]
+        possible = objection(reading.seconds, least_work(measured.task, self.known), device) is None
+        slow = possible and before.seconds / 2 <= reading.seconds <= before.seconds * 2
+        result = "it is left as estimated"
+        if slow:
+            result = "it was the same when measured again, and is accepted"
+        took = f"task {measured.task.name!r} took {reading.seconds:.3g} s on {device.name}"
+        self.complaints.append(f"{took}, which {why}; {result}")
+        return not slow

@@ -47,8 +47,8 @@ def measure_costs(
     Seconds are medians of ``repeat`` runs; equal calls are measured once, and ``inputs`` stay as
     they are. Tasks whose device is a CPU only because no accelerator is present are measured there,
     and count for every device; on a machine with accelerators, long tasks that an accelerator is
-    estimated to do in a tenth of the time keep their estimate for the CPU. Readings that are no time
-    are replaced by ``Costs.estimate``, with a warning.
+    estimated to do in a tenth of the time keep their estimate for the CPU. Readings that are
+    impossible are taken again, then replaced by ``Costs.estimate`` with a warning.
 
     * ``replay``: seconds of the kernels alone, as where CUDA graphs replay them. Otherwise
       ``Costs.issue`` has the seconds that Python needs to launch a task; if the devices of the

@@ -30,6 +30,7 @@ from autosched.measurement import (
     tasks,
 )
 from autosched.measurement.links import fitted
+from autosched.measurement.sanity import objection
 from autosched.measurement.serial_run import run_serially
 from autosched.measurement.signatures import signature_of
 from autosched.measurement.stopwatch import EventWatch, HostWatch, Reading
@@ -297,18 +298,57 @@ def test_no_value_is_held_longer_than_it_is_used() -> None:
 # ---- accepted readings
 
 
+@pytest.mark.parametrize("odd", [0.0, -1e-6, math.nan, math.inf, 1e-15])
+def test_a_reading_that_cannot_be_is_taken_again(
+    monkeypatch: pytest.MonkeyPatch, odd: float
+) -> None:
+    taken = counted(monkeypatch, [1e-4, odd, odd, odd])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert asc.measure_costs(products(1), HERE, X, repeat=3).seconds == {"matmul": 1e-4}
+    assert len(taken) == 1 + 3 + 3
+
+
 @pytest.mark.parametrize(
-    ("odd", "shown"), [(-1e-6, "-1e-06"), (math.nan, "nan"), (math.inf, "inf")]
+    ("odd", "why"),
+    [
+        (0.0, "took 0 s on cpu, which is no time for work"),
+        (-1e-6, "took -1e-06 s on cpu, which is no time"),
+        (math.nan, "took nan s on cpu, which is no time"),
+        (1e-15, "took 1e-15 s on cpu, which would be 512,000 times the peak"),
+    ],
 )
-def test_what_is_no_time_is_left_as_it_was_known(
-    monkeypatch: pytest.MonkeyPatch, odd: float, shown: str
+def test_what_cannot_be_twice_is_left_as_it_was_known(
+    monkeypatch: pytest.MonkeyPatch, odd: float, why: str
 ) -> None:
     counted(monkeypatch, [odd] * 9)
-    complaint = f"task 'matmul' took {shown} s on cpu, which is no time; it is left as estimated"
-    with pytest.warns(UserWarning, match=re.escape(complaint)):
+    with pytest.warns(
+        UserWarning, match=f"task 'matmul' {re.escape(why)}.*; it is left as estimated"
+    ):
         costs = asc.measure_costs(products(1), HERE, X, repeat=3)
     assert costs.seconds == {}
     assert costs.work["matmul"].flops == 2 * 8**3
+
+
+def test_what_is_slow_is_believed_when_it_is_as_slow_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted(monkeypatch, [1e-4] + [2.0] * 3 + [1.9] * 3)
+    with pytest.warns(
+        UserWarning, match="took 1.9 s on cpu, .* more than 1000 times .* measured again, and is a"
+    ):
+        assert asc.measure_costs(products(1), HERE, X, repeat=3).seconds == {"matmul": 1.9}
+    counted(monkeypatch, [1e-4] + [2.0] * 3 + [9.0] * 3)
+    with pytest.warns(UserWarning, match="took 9 s on cpu, .* left as estimated"):
+        assert asc.measure_costs(products(1), HERE, X, repeat=3).seconds == {}
+
+
+@given(st.floats(0, 1e15), st.floats(0, 1e12), st.floats(1e-9, 1e3), st.floats(1, 1e3))
+def test_what_a_device_can_do_it_can_do_slower(
+    flops: float, nbytes: float, seconds: float, factor: float
+) -> None:
+    work, gpu = asc.Work(flops, nbytes), asc.Device("cuda:0")
+    if objection(seconds, work, gpu) is None:
+        assert objection(seconds * factor, work, gpu) is None
+    assert objection(work.seconds(gpu), work, gpu) is None
 
 
 # ---- a device that is fed by a host
