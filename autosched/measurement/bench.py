@@ -28,10 +28,11 @@ import torch
 from autosched.costs.costs import Costs
 from autosched.graph.graph import Graph, Task
 from autosched.machine.machine import Device, Machine
-from autosched.measurement.hardware import torch_device
+from autosched.measurement.cache import MeasurementCache
+from autosched.measurement.hardware import model_name, torch_device
 from autosched.measurement.sanity import SLOW, least_work, objection, work_of
 from autosched.measurement.serial_run import run_serially
-from autosched.measurement.signatures import Signature, signature_of
+from autosched.measurement.signatures import Signature, signature_of, signature_text
 from autosched.measurement.stopwatch import Reading, Stopwatch, stopwatch
 from autosched.placement import constraint
 
@@ -54,6 +55,7 @@ class Readings:
     calls: int = 1  # in a row, for one reading
     missed: int = 0
     readings: list[Reading] = field(default_factory=list)
+    cached: bool = False  # from a file: slow readings were already repeated
 
     def is_done(self, repeat: int) -> bool:
         clean = sum(reading.clean for reading in self.readings)
@@ -91,6 +93,7 @@ class Bench:
     known: Costs
     devices: tuple[Device, ...]
     repeat: int
+    cached: MeasurementCache
     readings: dict[Signature, Readings] = field(default_factory=dict)
     signature: dict[str, Signature] = field(default_factory=dict)  # by task
     nbytes: dict[str, float] = field(default_factory=dict)
@@ -98,6 +101,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.device = torch_device(self.devices[0])
+        self.model = model_name(self.device)
         self.watch: Stopwatch = stopwatch(self.device)
 
     def is_done(self, run: int) -> bool:
@@ -142,7 +146,7 @@ class Bench:
             return call()
         signature = signature_of(task.fn, args, kwargs)
         self.signature[task.name] = signature
-        measured = self.readings.setdefault(signature, Readings(task))
+        measured = self.readings.get(signature) or self._new_readings(signature, task)
         # A task that writes, or keeps a state, may do other work when it is called again.
         repeatable = not (task.writes or task.shared)
         if measured.is_done(self.repeat) or (measured.calls > 1 and not repeatable):
@@ -154,6 +158,14 @@ class Bench:
         else:
             measured.add(reading, short=repeatable and self.device.type != "cpu")
         return returned
+
+    def _new_readings(self, signature: Signature, task: Task) -> Readings:
+        """Return the readings of a signature, from the cache if it has some."""
+        measured = self.readings[signature] = Readings(task)
+        if earlier := self.cached.get(self.model, signature_text(signature)):
+            measured.readings = [Reading(*earlier)] * self.repeat
+            measured.cached = True
+        return measured
 
     # ---- accepted readings
 
@@ -176,6 +188,8 @@ class Bench:
             reading = measured.median()
             if reading is not None and signature not in refused:
                 found[signature] = reading
+                pair = reading.seconds, reading.issued
+                self.cached.put(pair, self.model, signature_text(signature))
         tasks = self.signature.items()
         return {name: found[signature] for name, signature in tasks if signature in found}
 
@@ -186,7 +200,7 @@ class Bench:
             return None
         known = work_of(measured.task, self.known)
         device = self.devices[0]
-        expected = 0.0 if known is None else known.seconds(device)
+        expected = 0.0 if known is None or measured.cached else known.seconds(device)
         if reading.seconds > SLOW * expected > 0:
             return f"is more than {SLOW} times what its work lets expect"
         return objection(reading.seconds, least_work(measured.task, self.known), device)

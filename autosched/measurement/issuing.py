@@ -11,6 +11,8 @@ from functools import partial
 
 import torch
 
+from autosched.measurement.cache import MeasurementCache
+from autosched.measurement.hardware import model_name
 from autosched.measurement.stopwatch import Call, EventWatch, synchronize
 
 __all__ = ["issuing_seconds"]
@@ -19,8 +21,18 @@ _CALLS = 64  # in a row: fewer than an accelerator's queue holds, so that the th
 _REPEAT = 9
 
 
-def issuing_seconds(device: torch.device) -> tuple[float, float]:
+def issuing_seconds(
+    device: torch.device, *, cached: MeasurementCache | None = None
+) -> tuple[float, float]:
     """Return the seconds to issue an operator, and to issue a record or a wait."""
+    cached = cached or MeasurementCache(None)
+    name = "issuing", model_name(device)
+    found = cached.get(*name) or _measured(device)
+    cached.put(found, *name)
+    return found
+
+
+def _measured(device: torch.device) -> tuple[float, float]:
     watch = EventWatch(device)
     x = torch.zeros(1, device=device)
     event = torch.Event(device)

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 
 import torch
 
+from autosched.measurement.cache import MeasurementCache
+from autosched.measurement.hardware import model_name
 from autosched.measurement.stopwatch import EventWatch, synchronize
 from autosched.program.program import Stream
 from autosched.runtime.backends.accelerator import _pooled
@@ -27,16 +29,23 @@ _SIZE = 128  # of the square matrices that are multiplied: small ones
 _CALLS = 32  # on each stream
 
 
-def sharing(device: torch.device, streams: int, *, repeat: int = 5) -> float:
+def sharing(
+    device: torch.device, streams: int, *, cached: MeasurementCache, repeat: int = 5
+) -> float:
     """Return how many times longer several streams with the same work take than one.
 
     1 is fully concurrent; a ratio equal to the number of streams is no gain.
     """
+    name = "sharing", model_name(device), str(streams)
+    if earlier := cached.get(*name):
+        return earlier[0]
     alone, together = (
         statistics.median(_seconds(device, count) for _ in range(repeat + 1))
         for count in (1, streams)
     )
-    return together / alone if alone > 0 else float("nan")
+    ratio = together / alone if alone > 0 else float("nan")
+    cached.put((ratio, ratio), *name)
+    return ratio
 
 
 def worthwhile_streams(found: Sequence[tuple[int, float]]) -> int:

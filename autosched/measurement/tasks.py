@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,6 +22,7 @@ from autosched.errors import MachineError
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Device, Machine
 from autosched.measurement.bench import Bench
+from autosched.measurement.cache import MeasurementCache
 from autosched.measurement.hardware import model_name, torch_device
 from autosched.measurement.links import Track
 from autosched.measurement.stopwatch import Reading
@@ -40,6 +42,7 @@ def measure_costs(
     *,
     repeat: int = 5,
     replay: bool = False,
+    cache: bool | str | os.PathLike[str] | None = None,
     track: Track = iter,
 ) -> Costs:
     """Measure the seconds of tasks on the devices of this machine, and the bytes of values.
@@ -53,6 +56,8 @@ def measure_costs(
     * ``replay``: seconds of the kernels alone, as where CUDA graphs replay them. Otherwise
       ``Costs.issue`` has the seconds that Python needs to launch a task; if the devices of the
       machine have no ``issue_seconds``, a task takes at least so long instead.
+    * ``cache``: a folder in which readings of torch's own functions are cached for this machine,
+      driver and torch, or True for ``$XDG_CACHE_HOME/autosched``.
     * ``track``: iterates over a sequence and displays the progress, such as ``tqdm.tqdm``.
 
     Raises MachineError for an emulated machine, and what tasks raise.
@@ -68,8 +73,9 @@ def measure_costs(
     checked_count(repeat, "repeat", 1)
     inputs = inputs or {}
     known = mark_pageable(Costs.estimate(graph, inputs), graph, machine, inputs)
+    cached = MeasurementCache(cache)
     parts = graph, machine, inputs, known
-    benches = [Bench(*parts, devices, repeat) for devices in _device_groups(machine)]
+    benches = [Bench(*parts, devices, repeat, cached) for devices in _device_groups(machine)]
     with preserved_random_state(machine):
         for bench, run in track([(bench, run) for bench in benches for run in range(repeat + 1)]):
             if not bench.is_done(run):
@@ -77,6 +83,7 @@ def measure_costs(
         readings = {bench.devices: bench.accepted_readings() for bench in benches}
     for complaint in (complaint for bench in benches for complaint in bench.complaints):
         warnings.warn(complaint, stacklevel=3)
+    cached.save()
     tables = _tables(graph, machine, known, _seconds(readings, replay))
     measured = known.override(tables, benches[0].nbytes)
     measured = replace(measured, issue={} if replay else _issue(readings))

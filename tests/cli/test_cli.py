@@ -497,6 +497,7 @@ def test_a_schedule_is_shown_as_svg_in_a_file_or_on_stdout(what, plan, tmp_path,
     ("name", "begin"),
     [
         ("memory.svg", "<svg"),
+        ("links.svg", "<svg"),
         ("graph.dot", 'digraph "two layers"'),
         ("graph.mmd", "flowchart"),
         ("trace.json", '{"displayTimeUnit"'),
@@ -666,10 +667,11 @@ def test_a_saved_schedule_runs_with_the_functions_of_its_graph(plan, builder, ca
 def test_what_is_measured_is_what_other_commands_take(builder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     costs, machine = tmp_path / "costs.json", tmp_path / "machine.json"
-    options = ["--repeat", "1", "-o", costs, "--links", machine]
+    options = ["--repeat", "1", "-o", costs, "--links", machine, "--cache", tmp_path / "kept"]
     assert run(capsys, "measure", f"{builder}:example", *options)[0] == 0
     assert autosched.Machine.from_json(machine.read_text()) == autosched.Machine.local()
     assert set(json.loads(costs.read_text())["seconds"]) == {"h", "loss"}
+    assert len(list((tmp_path / "kept").iterdir())) == 1
     assert run(capsys, "simulate", f"{builder}:graph", "--costs", costs)[0] == 0
 
 
