@@ -152,6 +152,10 @@ FAILURES = "tests/runtime/ranks/test_failures.py"
 CARRIED = f"{LOOPS}::test_every_loop_is_proved_and_needs_each_carried_wait"
 TURNS = f"{LOOPS}::test_runs_in_any_interleaving_do_what_they_do_one_after_another"
 LOOP_REFERENCE = f"{LOOPS}::test_verify_refuses_exactly_the_loops_that_the_reference_refuses"
+GENERATED_LOOPS = (
+    "tests/gpu/test_generated_loops.py"
+    "::test_the_code_of_a_loop_does_what_runs_one_after_another_do_on_played_gpus"
+)
 ACCESSES = (
     "tests/graph/test_regions.py::test_accesses_order_what_conflicts_directly_or_through_others"
 )
@@ -1331,6 +1335,13 @@ MUTANTS = (
         "::test_law_a_step_with_shared_weights_equals_the_eager_one_for_each_placement",
     ),
     Mutant(
+        "generated code of a loop lets memory go before its run has ended",
+        "autosched/codegen/loops.py",
+        "    return outputs, left, ends\n",
+        "    return outputs, {}, ends\n",
+        GENERATED_LOOPS,
+    ),
+    Mutant(
         "a region is traced in channels-last layout though a write would go to a copy",
         "autosched/fusion/layouts.py",
         "if operators.called != called or ",
@@ -1351,6 +1362,13 @@ MUTANTS = (
         "        key = id(tensor), tensor._version\n",
         "        key = id(tensor), 0\n",
         "tests/fusion/test_layouts.py::test_an_image_that_is_written_is_converted_again",
+    ),
+    Mutant(
+        "generated code of a loop waits for events of the same run",
+        "autosched/codegen/step.py",
+        "self.module.earlier[event] if ago else events[event]",
+        "events[event]",
+        "tests/gpu/test_generated_loops.py::test_each_wait_for_the_run_before_is_needed",
     ),
     Mutant(
         "a run does not wait for the run before, where other threads record",

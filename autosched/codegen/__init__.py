@@ -10,6 +10,7 @@ The source is for people to read, keep and run without this package.
     statements  the calls of a task, of its parts, and of a region
     step        a program as the body of a function
     preamble    devices, streams, events
+    loops       several runs in flight
 
 The source does what the backend ``accelerator`` does: it uses the same streams, events between
 them, non-blocking copies, and ``del`` where the program frees memory. Where the backend adds
@@ -32,6 +33,7 @@ from typing import Any
 from autosched._lib.text import count, duration, file_name
 from autosched.codegen.calls import Caller
 from autosched.codegen.functions import Functions
+from autosched.codegen.loops import LOOP_HELPERS, loop_parts, swaps
 from autosched.codegen.names import Names
 from autosched.codegen.pieces import WIDTH, Piece, bracketed, laid_out, quoted
 from autosched.codegen.preamble import HELPERS, name_globals, preamble
@@ -50,6 +52,7 @@ _FREED = (
     "A tensor is deleted where the stream that made it is behind all that used it: "
     "its memory is free again there."
 )
+_RELEASED = "Function loop keeps several runs in flight. What no line deletes is deleted when its run has ended."
 _USED_IN_STEP = "complex float range slice to torch".split()
 
 
@@ -73,9 +76,10 @@ def generate(
 ) -> Code:
     r"""Write a program as a module with a function ``step`` from inputs to outputs by name.
 
-    ``seconds`` is the predicted duration of a run. Raises ScheduleError for tasks without functions
-    and for several runs in flight on accelerators, and MachineError for machines whose copies have
-    no streams.
+    ``seconds`` is the predicted duration of a run. The module of a loop also has a function
+    ``loop`` from batches of inputs to their outputs, which keeps several runs in flight on
+    accelerators. Raises ScheduleError for tasks without
+    functions, and MachineError for machines whose copies have no streams.
 
     >>> import autosched as asc
     >>> graph = asc.Graph("twice")
@@ -91,10 +95,9 @@ def generate(
             raise ScheduleError(
                 f"task {task.name!r} has no function: it can be planned, not written as code"
             )
-    accelerated = any(machine.device(stream.device).is_accelerator for stream in program.streams)
-    if accelerated and program.in_flight > 1:
-        raise ScheduleError("generated code has one run in flight: write it with in_flight=1")
-    if accelerated and not machine.contention:
+    if not machine.contention and any(
+        machine.device(stream.device).is_accelerator for stream in program.streams
+    ):
         raise MachineError(
             "a machine without contention is for planning: copies of real devices need copy streams"
         )
@@ -106,7 +109,9 @@ class _Writer:
         self.program = program
         self.graph = graph
         self.machine = machine
-        names = Names(module=HELPERS, both=_USED_IN_STEP)
+        self.is_loop = program.in_flight > 1
+        helpers = [*HELPERS, *LOOP_HELPERS] if self.is_loop else HELPERS
+        names = Names(module=helpers, both=_USED_IN_STEP)
         self.functions = Functions(names)
         caller = Caller(self.functions)
         inputs = [value for value in graph.sources if value.tensor is None]
@@ -140,6 +145,7 @@ class _Writer:
             _imports([*self.functions.imports, "import torch", *self._helpers()]),
             *self.preamble,
             *self.functions.texts,
+            *self._loop(),
             "\n".join([*self._head(), *(text for text, _ in lines)]) + "\n",
         ]
         code = Code(_spaced(parts))
@@ -159,8 +165,8 @@ class _Writer:
                     yield number, (position, self.body.reads[position])
 
     def _helpers(self) -> Iterator[str]:
-        texts = "".join(self.preamble)
-        modules = "copy", "functools", "threading"
+        texts = "".join([*self.preamble, *self._loop()])
+        modules = "collections", "copy", "functools", "threading"
         yield from (f"import {name}" for name in modules if f"{name}." in texts)
 
     def _docstring(self, seconds: float | None) -> Iterator[str]:
@@ -171,6 +177,7 @@ class _Writer:
         tasks = count(len(self.graph), "task").replace(",", "")
         first = f"{self.graph.name}: {tasks} on {where}{about}. Written by autosched."
         notes = [_FREED] if self.module.streams else []
+        notes += [_RELEASED] if self.module.streams and self.is_loop else []
         notes += [*self._renamed(), *self._needed()]
         yield fill('"""' + _escaped(first) + ('"""' if not notes else ""), WIDTH)
         if notes:
@@ -191,14 +198,27 @@ class _Writer:
             used = f", for task {user}, added at {where}" if user else ""
             yield f"Parameter {name} takes what no text can hold: {_described(item)}{used}."
 
+    def _loop(self) -> Iterator[str]:
+        if self.is_loop:
+            inputs = [*self.inputs.values()]
+            yield from loop_parts(
+                self.module, self.program.in_flight, inputs, [*self.functions.given]
+            )
+
     def _head(self) -> Iterator[str]:
+        issues = self.is_loop and self.module.streams  # a run, which goes on when it returns
         yield "@torch.no_grad()"
-        if self.module.streams:
+        if self.module.streams and not issues:
             yield "@ordered_with_caller"
         given = [Piece("*"), *map(Piece, self.functions.given)] if self.functions.given else []
         parameters = [*map(Piece, self.inputs.values()), *given]
-        yield laid_out(bracketed("def step", "()", parameters), 0, 1) + ":"
-        yield '    """Run once; return the outputs by name."""'
+        name = "issue" if issues else "step"
+        yield laid_out(bracketed(f"def {name}", "()", parameters), 0, 1) + ":"
+        if issues:
+            yield '    """Issue a run; return its outputs, and all that it leaves in memory."""'
+            yield from swaps(self.module)
+        else:
+            yield '    """Run once; return the outputs by name."""'
 
 
 def _called(task: Task) -> Iterator[Task]:

@@ -12,7 +12,7 @@ from autosched.codegen.names import Names, identifier
 from autosched.codegen.pieces import WIDTH, Piece, bracketed, laid_out
 from autosched.codegen.step import Globals
 from autosched.machine.machine import Machine
-from autosched.program.program import Copy, Program, Record
+from autosched.program.program import Copy, Program, Record, Wait
 
 __all__ = ["HELPERS", "name_globals", "preamble"]
 
@@ -112,10 +112,12 @@ def name_globals(program: Program, machine: Machine, names: Names) -> Globals:
     streams = [stream for stream in program.streams if not _is_cpu(machine, stream.device)]
     ordered = sorted(streams, key=lambda stream: machine.names.index(stream.device))
     recorded = [i.event for i in program if isinstance(i, Record) and i.stream in streams]
+    carried = {i.event for i in program if isinstance(i, Wait) and i.ago}
     return Globals(
         devices,
         {stream: names.shared(f"{devices[stream.device]}_{stream.name}") for stream in ordered},
         {event: names.shared(f"e{event}") for event in recorded},
+        {event: names.shared(f"e{event}_before") for event in recorded if event in carried},
     )
 
 
@@ -127,6 +129,7 @@ def preamble(program: Program, machine: Machine, module: Globals, reads: bool) -
         yield _IDLE
         yield _STREAMS.replace("{idle}", _idle(machine, module))
         yield "\n".join(_streams(program, machine, module)) + "\n"
+    if module.streams and program.in_flight == 1:
         yield _ORDERED
     if any(isinstance(i, Copy) and not i.overwrite and not is_storage(i.source) for i in program):
         yield _TO
@@ -160,10 +163,12 @@ def _streams(program: Program, machine: Machine, module: Globals) -> Iterator[st
     for i in program:
         if isinstance(i, Record) and i.stream in module.streams:
             names = of_device.setdefault(module.devices[i.stream.device], [])
-            names.append(module.events[i.event])
+            names += [name[i.event] for name in (module.events, module.earlier) if i.event in name]
     for device, events in of_device.items():
         yield from _events(device, events)
     yield laid_out(bracketed("streams = ", "[]", list(map(Piece, module.streams.values()))), 0)
+    if program.in_flight > 1:
+        return
     host = _host_streams(program, machine, module)
     text = laid_out(bracketed("host_streams = ", "[]", list(map(Piece, host))), 0)
     yield f"{text}  # copy from or to host memory"

@@ -28,11 +28,15 @@ __all__ = ["Body", "Globals"]
 
 @dataclass(frozen=True)
 class Globals:
-    """The module's names of devices, accelerator streams and their events."""
+    """The module's names of devices, accelerator streams and their events.
+
+    ``earlier`` are the events of the run before, as far as a loop waits for them.
+    """
 
     devices: Mapping[str, str]
     streams: Mapping[Stream, str]
     events: Mapping[int, str]
+    earlier: Mapping[int, str]
 
 
 @dataclass
@@ -119,7 +123,10 @@ class Body:
             index = self.graph.outputs[label]
             name = self._name(index, self.graph.last_version(index), device)
             found.append(Piece(f"{quoted(label)}: {name}"))
-        return bracketed("", "{}", found)
+        outputs = bracketed("", "{}", found)
+        if self.program.in_flight == 1 or not self.module.streams:
+            return outputs
+        return outputs._replace(after=f"{outputs.after}, locals()")  # the run has not ended yet
 
     # ---- instructions
 
@@ -133,8 +140,9 @@ class Body:
                 yield from self._copy(instruction)
             case Record(stream, event) if stream in streams:
                 yield Piece(f"{events[event]}.record({streams[stream]})")
-            case Wait(stream, event) if event in events:
-                name = events[event]
+            case Wait(stream, event, ago) if event in events:
+                # What waits for an earlier run may wait for the run before, which follows that.
+                name = self.module.earlier[event] if ago else events[event]
                 waits = stream in streams
                 yield Piece(
                     f"{streams[stream]}.wait_event({name})" if waits else f"{name}.synchronize()"

@@ -290,8 +290,8 @@ class Schedule(Periodic, Running):
 
         It has streams, events and a function ``step``. Objects that cannot be written as source,
         such as closures or constants, are keyword parameters of ``step``: ``code.given`` has them.
-        Raises ScheduleError for a graph without functions and for several runs in flight on
-        accelerators, MachineError for a machine without contention.
+        Raises ScheduleError for a graph without functions, MachineError for a machine without
+        contention.
         """
         self._verify_once()
         return generate(self.program, self.graph, self.machine, self.makespan)
@@ -324,7 +324,7 @@ class Schedule(Periodic, Running):
         """
         try:
             code = str(self.code)
-        except (MachineError, ScheduleError):  # for example of a graph without functions
+        except (MachineError, ScheduleError):  # there is no code for a graph without functions
             code = ""
         explanation = str(self.explain(measured=measured))
         parts = self.graph, self.program, self._shown(measured), measured

@@ -594,15 +594,6 @@ def test_a_machine_without_contention_is_refused():
         generate(schedule.program, schedule.graph, machine)
 
 
-def test_several_runs_in_flight_on_accelerators_are_refused():
-    graph = asc.Graph()
-    graph.output(y=graph.input("x") * 2)
-    with pytest.raises(asc.ScheduleError, match="generated code has one run in flight"):
-        _ = asc.schedule(graph, ONE_GPU, place={"mul": "cuda:0"}, in_flight=2).code
-    code = asc.schedule(graph, CPU, in_flight=2).code
-    assert loaded(code)["step"](torch.ones(1))["y"].item() == 2
-
-
 def test_a_program_that_could_race_is_refused():
     schedule = two_layers()
     less = Program(
