@@ -13,7 +13,7 @@ case             a schedule and its prediction, with variants for what-if questi
 causes           what each task and each copy waited for, and why
 facts            the critical path, idle times by cause, slack
 advice           a remedy and its predicted makespan
-copies           advice: page-locked memory; values that are spilled
+copies           advice: page-locked memory, streams for copies; values that are spilled
 resident_inputs  advice: inputs that could stay on accelerators
 launches         advice: tasks too small for their launch
 host_reads       advice: reads on the host that delay accelerators

@@ -23,9 +23,10 @@ class Remedy(NamedTuple):
     """A change, in words, with its tasks and values, and the predicted makespan with it.
 
     ``kind`` is ``pin``, ``keep`` or, for inputs that may differ from run to run, ``keep inputs``;
-    ``launch`` or ``host read``; ``host bound`` for tasks that are bound to a CPU and slow there;
-    ``policy`` for a better placement, or ``bound`` for one that the user's bindings forbid; and
-    each of these two as ``idle ...`` or ``fewer ...`` if it uses more devices, or fewer.
+    ``launch``, ``host read`` or ``copy streams``; ``host bound`` for tasks that are bound to a CPU
+    and slow there; ``policy`` for a better placement, or ``bound`` for one that the user's bindings
+    forbid; and each of these two as ``idle ...`` or ``fewer ...`` if it uses more devices, or
+    fewer.
     """
 
     kind: str

@@ -115,13 +115,17 @@ class Case:
         """Return the case with other costs and the same placement."""
         return replace(self, costs=costs)
 
-    def placed(self, placement: Placement) -> Case:
-        """Return the case with another placement. Raises ScheduleError if that is impossible."""
+    def placed(self, placement: Placement, machine: Machine | None = None) -> Case:
+        """Return the case with another placement, and optionally another machine.
+
+        Raises ScheduleError if that is impossible.
+        """
+        machine = machine or self.machine
         if placement.streams is None:
             placement = replace(placement, streams=self.placement.streams)
-        graph, placement = with_resident_state(self.graph, self.machine, self.costs, placement)
-        program = fitted(graph, self.machine, self.costs, placement, self.outputs)
-        return replace(self, graph=graph, placement=placement, program=program)
+        graph, placement = with_resident_state(self.graph, machine, self.costs, placement)
+        program = fitted(graph, machine, self.costs, placement, self.outputs)
+        return replace(self, graph=graph, machine=machine, placement=placement, program=program)
 
     @cached_property
     def outputs(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Suggest page-locked memory; note spilled values.
+"""Suggest page-locked memory and copy streams; note spilled values.
 
 A caller's host memory may be pageable. Host memory that the runtime allocates is not, since
 ``to("cpu", non_blocking=True)`` returns page-locked memory. So a copy is slow because of the
@@ -14,13 +14,15 @@ from autosched._lib.text import amount, count, device_list, duration, name_list
 from autosched.costs.costs import Costs
 from autosched.explanation.advice import Remedy, fewest
 from autosched.explanation.case import Case
-from autosched.machine.machine import Link
-from autosched.program.program import Copy
+from autosched.explanation.causes import Predecessor
+from autosched.machine.machine import Link, Machine
+from autosched.program.program import Copy, Program, Stream
 from autosched.simulation.simulate import is_pageable
 
-__all__ = ["pageable_note", "pin_memory", "reloads", "spill_note"]
+__all__ = ["add_copy_streams", "pageable_note", "pin_memory", "reloads", "spill_note"]
 
 _PAGEABLE = 0.1  # of the makespan, from which pageable memory is mentioned
+_MOST = 4_000  # copies, each with a stream of its own at first: lowering takes long for more
 
 
 def _pageable_copies(case: Case, costs: Costs) -> dict[str, Copy]:
@@ -77,6 +79,81 @@ def _rates(link: Link | None) -> str:
         return "as fast as any other"
     slow = amount(link.pageable_bytes_per_second, "B/s")
     return f"at {slow} instead of {amount(link.bytes_per_second, 'B/s')}"
+
+
+# ---- copy streams
+
+
+def add_copy_streams(case: Case, before: Sequence[Sequence[Predecessor]]) -> Iterator[Remedy]:
+    """Suggest a copy stream for each link, if copies are queued.
+
+    Copies over the same link share its rate, so a stream for each copy is never suggested.
+    """
+    queues = _queued_copies(case, before)
+    copies = sum(isinstance(i, Copy) for i in case.program)
+    if not queues or not case.machine.contention or copies > _MOST or case.machine.ranks:
+        return
+    stream, waits = max(queues.items(), key=lambda item: sum(item[1].values()))
+    values = tuple(sorted(waits, key=lambda name: -waits[name]))
+    imagined = case.machine.imagined
+    free = Machine(
+        case.machine.devices,
+        case.machine.links,
+        contention=False,
+        imagined=imagined,
+        network=case.machine.network,
+    )
+    apart = case.placed(case.placement, free)
+    words = (
+        f"{count(len(values), 'copy')} {'stands' if len(values) == 1 else 'stand'} in line on "
+        f"{stream}, for up to {duration(waits[values[0]])} ({name_list(values)}): a copy stream "
+        "for each link lets copies by different links go at once, where these are independent "
+        "(by hand, in schedule.code)"
+    )
+    by_link = replace(apart, program=_with_streams_by_link(apart.program)).makespan
+    yield Remedy("copy streams", words, (), values, by_link)
+
+
+def _queued_copies(
+    case: Case, before: Sequence[Sequence[Predecessor]]
+) -> dict[Stream, dict[str, float]]:
+    """Return for each copy stream the copies that were queued there, and how long."""
+    spans = case.predicted.spans
+    ended = {span.name: span.end for span in spans if span.kind == "run"}
+    waits: dict[Stream, dict[str, float]] = {}
+    for span, some in zip(spans, before, strict=True):
+        copy = case.program.instructions[span.instruction]
+        if not isinstance(copy, Copy):
+            continue
+        # An earlier copy may have waited for the producer already; then no arrow leads to this one.
+        made = ended.get(case.maker(copy) or "", 0.0)
+        ready = max([made, *(spans[b.span].end for b in some if b.needed)])
+        ahead = [b.span for b in some if _is_queued_after(case, copy, b)]
+        last = max(ahead, key=lambda other: (spans[other].end, other), default=None)
+        if last is not None and spans[last].end > ready:
+            stream = next(s for s in span.streams if s in spans[last].streams)
+            queue = waits.setdefault(stream, {})
+            queue[span.name] = max(queue.get(span.name, 0.0), spans[last].end - ready)
+    return waits
+
+
+def _is_queued_after(case: Case, copy: Copy, before: Predecessor) -> bool:
+    """Whether a copy waits for one on another link."""
+    if before.cause != "batch":
+        return before.cause == "link"
+    other = case.program.instructions[case.predicted.spans[before.span].instruction]
+    return not (isinstance(other, Copy) and other.source == copy.source)
+
+
+def _with_streams_by_link(program: Program) -> Program:
+    """Return a program with one copy stream for each pair of source and destination."""
+    streams = {
+        copy.stream: Stream(copy.stream.device, f"copies {copy.source} to {copy.destination}")
+        for copy in program
+        if isinstance(copy, Copy)
+    }
+    moved = [replace(i, stream=streams.get(i.stream, i.stream)) for i in program]
+    return replace(program, instructions=tuple(moved))
 
 
 # ---- spilled values

@@ -14,7 +14,7 @@ from autosched.errors import ScheduleError
 from autosched.explanation.advice import Advice, Remedy, worthwhile
 from autosched.explanation.case import Case
 from autosched.explanation.causes import Predecessor, binding_predecessors, predecessors
-from autosched.explanation.copies import pageable_note, pin_memory, spill_note
+from autosched.explanation.copies import add_copy_streams, pageable_note, pin_memory, spill_note
 from autosched.explanation.facts import Idle, Step, critical_path, idle, idle_by_span, path_seconds
 from autosched.explanation.host_reads import avoid_host_reads, host_read_note
 from autosched.explanation.launches import fuse_launches, host_note, is_issued_late, replay_launches
@@ -129,7 +129,7 @@ def explain(case: Case, measured: Timeline | None = None) -> Explanation:
         bound=len(case.bound),
         copies=sum(isinstance(i, Copy) for i in case.program),
         devices=tuple(name for name in case.machine.names if name in used),
-        advice=worthwhile(_remedies(case, plans, waited), case.makespan),
+        advice=worthwhile(_remedies(case, plans, planned, waited), case.makespan),
         notes=(
             *host_note(case),
             *device_count_note(case, plans),
@@ -158,13 +158,19 @@ def _idle_by_span(case: Case, before: Sequence[Sequence[Predecessor]]) -> Counte
     return waited
 
 
-def _remedies(case: Case, plans: Plans, waited: Mapping[int, float]) -> Iterator[Remedy]:
+def _remedies(
+    case: Case,
+    plans: Plans,
+    before: Sequence[Sequence[Predecessor]],
+    waited: Mapping[int, float],
+) -> Iterator[Remedy]:
     yield from pin_memory(case)
     yield from keep_inputs(case)
     yield from avoid_host_reads(case, waited)
     yield from fuse_launches(case)
     yield from replay_launches(case)
     yield from change_placement(case, plans)
+    yield from add_copy_streams(case, before)
 
 
 def _checked(case: Case, timeline: Timeline) -> Timeline:

@@ -96,7 +96,7 @@ def on_one_device(
     return asc.schedule(graph, machine, **options)
 
 
-def in_line(size: float = 25e6) -> asc.Schedule:
+def in_line(contention: bool = True, size: float = 25e6) -> asc.Schedule:
     """Return one that sends a tensor to each of three other devices, one after another."""
     graph = asc.Graph("in line")
     with graph.on("cuda:0"):
@@ -104,7 +104,7 @@ def in_line(size: float = 25e6) -> asc.Schedule:
     for i, value in enumerate(made):
         with graph.on(f"cuda:{i + 1}"):
             graph.output(**{f"y{i}": graph.add(call, value, name=f"y{i}", seconds=1e-3)})
-    return asc.schedule(graph, asc.Machine.emulated(gpus=4))
+    return asc.schedule(graph, asc.Machine.emulated(gpus=4, contention=contention))
 
 
 def weights_at_home(inputs: str | None = None) -> asc.Schedule:
@@ -158,6 +158,7 @@ def slow_update(on: str | None = "cpu") -> asc.Schedule:
             lambda: log_first(("loss", "load", "next", "log")),
         ),
         (on_one_device, "idle bound", ["cuda:1", "bound to cuda:0"], lambda: on_one_device(None)),
+        (in_line, "copy streams", ["cuda:0/copy-out", "'h2'"], lambda: in_line(contention=False)),
         (weights_at_home, "keep", ["'w'", "cuda:0"], lambda: weights_at_home("cuda:0")),
         (two_for_nothing, "fewer bound", ["two devices give nothing", "copies take longer"], None),
     ],
@@ -373,6 +374,45 @@ def test_copies_for_one_task_by_one_link_gain_nothing_side_by_side():
     found = asc.schedule(graph, ONE, costs=asc.Costs(default_nbytes=25e6)).explain()
     assert [advice.kind for advice in found.advice] == ["keep inputs"]
     assert found.path_seconds.keys() == {"compute", "copy"}
+
+
+def test_copies_for_one_task_by_several_links_gain_by_streams():
+    graph = asc.Graph()
+    made = [
+        graph.add(call, name=f"h{i}", on=f"cuda:{i}", seconds=1e-3, nbytes=25e6) for i in (1, 2)
+    ]
+    with graph.on("cuda:0"):
+        graph.output(y=graph.add(call, *made, name="y", seconds=1e-3))
+    first = asc.schedule(graph, asc.Machine.emulated(gpus=3)).explain().advice[0]
+    assert first.kind == "copy streams"
+    assert first.gain == pytest.approx(1e-5 + 25e6 / 25e9)
+
+
+def test_a_stream_for_each_link_still_has_a_line_of_its_own():
+    """b waits for a, which goes the same way, but c does not: ready after 0.3 ms, it is there 1.01 ms later."""
+    graph = asc.Graph()
+    made = [graph.add(call, name=name, on="cuda:0", seconds=1e-4, nbytes=25e6) for name in "abc"]
+    for value, device, seconds in zip(
+        made, ("cuda:1", "cuda:1", "cuda:2"), (1e-5, 3e-3, 3e-3), strict=True
+    ):
+        name = f"use_{value.name}"
+        graph.output(**{name: graph.add(call, value, name=name, on=device, seconds=seconds)})
+    devices = {task.name: str(task.device) for task in graph.tasks}
+    as_added = asc.Placement(devices, tuple(devices))
+    order, streams, *_ = (
+        asc.schedule(graph, asc.Machine.emulated(gpus=3), policy=lambda *_: as_added)
+        .explain()
+        .advice
+    )
+    assert (streams.kind, streams.makespan) == (
+        "copy streams",
+        pytest.approx(1e-4 + 2 * 1.01e-3 + 3e-3),
+    )
+    assert (order.kind, order.makespan) == (
+        "policy",
+        asc.schedule(graph, asc.Machine.emulated(gpus=3)).makespan,
+    )
+    assert "in a better order" in order.words
 
 
 def test_tiny_tasks_between_large_ones_are_no_row():
