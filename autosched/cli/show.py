@@ -23,6 +23,7 @@ from autosched.viz import (
     graph_dot,
     graph_mermaid,
     graph_svg,
+    links_svg,
     memory_svg,
     perfetto_json,
     picture,
@@ -82,6 +83,10 @@ def _memory(made: Schedule) -> str:
     return memory_svg(made.memory(), title=made.graph.name, limits=limits)
 
 
+def _links(made: Schedule) -> str:
+    return links_svg(_timeline(made), title=made.graph.name)
+
+
 def _trace(made: Schedule) -> str:
     memory = made.memory()
     title = made.graph.name
@@ -92,6 +97,7 @@ _PICTURES: Mapping[str, Callable[[Schedule], str]] = {
     "gantt": _gantt,
     "graph": partial(_graph, graph_svg),
     "memory": _memory,
+    "links": _links,
 }
 
 

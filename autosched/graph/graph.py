@@ -396,6 +396,7 @@ class Graph:
         device: Mapping[str, str] | None = None,
         *,
         critical: Iterable[str] = (),
+        group: str = "device",
         depth: int | None = None,
     ) -> None:
         """Draw the graph into a file: .svg, .png, .pdf, .dot (Graphviz) or .mmd (Mermaid).
@@ -404,7 +405,7 @@ class Graph:
         at that level is one box; without, large graphs are folded to fit. ``.png`` and ``.pdf``
         need the extra ``viz``. Raises ChartError for other suffixes, and OSError.
         """
-        renderer_of(self).draw(self, path, device, critical, depth)
+        renderer_of(self).draw(self, path, device, critical, group, depth)
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         return renderer_of(self).show(self)

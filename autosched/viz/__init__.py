@@ -15,7 +15,7 @@ dag        what depends on what, and on which device     SVG
 dot        the same                                      Graphviz DOT
 mermaid    the same                                      Mermaid
 charts     lines, bars                                   SVG
-over_time  memory of devices               SVG
+over_time  memory of devices, use of links               SVG
 perfetto   what ran when, for Perfetto                   trace JSON
 convert    any of these that are SVG                     PNG, PDF
 page       a whole schedule, interactively               HTML
@@ -29,7 +29,7 @@ from autosched.viz.dag import graph_svg
 from autosched.viz.dot import graph_dot
 from autosched.viz.gantt import gantt_svg
 from autosched.viz.mermaid import graph_mermaid
-from autosched.viz.over_time import memory_svg
+from autosched.viz.over_time import links_svg, memory_svg
 from autosched.viz.page import page_html
 from autosched.viz.perfetto import perfetto_json
 from autosched.viz.terminal import gantt_text
@@ -44,6 +44,7 @@ __all__ = [
     "graph_mermaid",
     "graph_svg",
     "lines_svg",
+    "links_svg",
     "memory_svg",
     "page_html",
     "perfetto_json",

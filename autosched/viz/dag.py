@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autosched.graph.graph import Graph
+from autosched.viz.clusters import Cluster, clustered
 from autosched.viz.diagram import KINDS, NOWHERE, Box, Diagram, diagram, is_host
 from autosched.viz.format import natural, shorten, shorten_path, text_width
 from autosched.viz.layered_layout import Layout, Route, layout
@@ -31,6 +32,7 @@ PITCH = 62.0  # from one rank to the next
 DENSE = 42.0  # the same where a drawing would be too high otherwise
 MARGIN = 20.0
 HEADER = 40.0  # above the first rank, for the names of devices
+FRAME = (21.0, 7.0)  # above and below the boxes of a frame
 NODE = (48.0, 150.0)  # how narrow and how wide nodes may be
 TITLED = 700.0  # how wide a title makes the drawing, at most
 WIDER = 280.0  # the most for nodes that represent several
@@ -43,6 +45,7 @@ def graph_svg(
     device: Mapping[str, str] | None = None,
     *,
     title: str = "",
+    group: str = "device",
     depth: int | None = None,
     most: float | None = None,
     critical: Iterable[str] = (),
@@ -50,7 +53,7 @@ def graph_svg(
     """Draw a graph as SVG: a column per device with the host in the middle, copies thick.
 
     ``device`` has the device of each task, by name, as ``Placement.device`` does; without it the
-    constraints count. In a
+    constraints count. With ``group="module"``, the boxes of a module have a frame around them. In a
     graph of more than ``most`` inputs and tasks, a module is one box, at the deepest level that
     gives no more boxes; with ``depth``, at that level. Without both, at most 200 boxes are drawn,
     and fewer if the picture were higher than 2,500 pixels otherwise. Tasks of a backward pass and
@@ -71,19 +74,22 @@ def graph_svg(
     limit = MOST if most is None else most
     while True:
         found = diagram(graph, device, depth=depth, most=limit, critical=critical)
-        places = _layout(found)
+        found, clusters = clustered(found, group)
+        clusters = clusters if group == "module" else []
+        places = _layout(found, clusters)
         pitch = min(TALL / (max(places.rank, default=0) + 1), PITCH) if is_bounded else PITCH
-        if pitch >= DENSE or limit <= 1:
-            return _Drawing(found, places, pitch).svg(title, graph.name)
+        if pitch >= (BOX + sum(FRAME) + 2 if clusters else DENSE) or limit <= 1:
+            return _Drawing(found, clusters, places, pitch).svg(title, graph.name)
         limit = min(limit, len(found.boxes)) * 3 // 4
 
 
-def _layout(found: Diagram) -> Layout:
+def _layout(found: Diagram, clusters: Sequence[Cluster]) -> Layout:
     devices = _devices(found)
     floating = {i for i, box in enumerate(found.boxes) if box.kind != "task"}
+    bands = [band for band, cluster in enumerate(clusters) for _ in cluster.boxes]
     column = [devices.index(box.place) for box in found.boxes]
     widths = [_width(box) for box in found.boxes]
-    return layout(column, widths, list(found.arrows), floating)
+    return layout(column, widths, list(found.arrows), floating, bands)
 
 
 def _devices(found: Diagram) -> list[str]:
@@ -101,6 +107,7 @@ class _Drawing:
     """A diagram, its layout, and the pixels from one rank to the next."""
 
     diagram: Diagram
+    clusters: Sequence[Cluster]
     layout: Layout
     pitch: float
 
@@ -127,10 +134,10 @@ class _Drawing:
             body.append(text("muted", MARGIN, self.top + 10, note))
             self.top += 24
         start = self.top + 4
-        self.top += HEADER * self.has_columns + BOX / 2
+        self.top += HEADER * self.has_columns + FRAME[0] * bool(self.clusters) + BOX / 2
         bottom = self._y(max(layout.rank, default=0)) + BOX / 2 + 16
         body.append(f'<g transform="translate({number((width - layout.width) / 2)} 0)">')
-        body += [*self._columns(start, bottom), *self._arrows()]
+        body += [*self._columns(start, bottom), *self._frames(), *self._arrows()]
         body += map(self._node, range(len(self.diagram.boxes)))
         body += ["</g>", *legend(MARGIN, bottom + 24, entries)]
         return document(width, bottom + 24 + MARGIN, title or f"graph {name}", body)
@@ -145,6 +152,22 @@ class _Drawing:
             yield rect("track column", left, top, right - left, bottom - top, 6)
             name = shorten(device or "anywhere", right - left)
             yield text("ink strong middle", (left + right) / 2, top + 22, name)
+
+    def _frames(self) -> Iterator[str]:
+        """Draw a frame around the boxes of each module, with its name in a corner."""
+        boxes, layout = self.diagram.boxes, self.layout
+        for cluster in self.clusters:
+            if not cluster.name:
+                continue
+            ranks = [layout.rank[i] for i in cluster.boxes]
+            left = min(layout.x[i] - _width(boxes[i]) / 2 for i in cluster.boxes) - 9
+            right = max(layout.x[i] + _width(boxes[i]) / 2 for i in cluster.boxes) + 9
+            right = max(right, left + min(text_width(cluster.name) + 16, 180))
+            y = self._y(min(ranks)) - BOX / 2 - FRAME[0]
+            height = (max(ranks) - min(ranks)) * self.pitch + BOX + sum(FRAME)
+            yield rect("frame", left, y, right - left, height, 5)
+            name = shorten(cluster.name, right - left - 12)
+            yield text("muted halo", left + 8, y + 14, name)
 
     def _node(self, i: int) -> str:
         box = self.diagram.boxes[i]

@@ -18,7 +18,7 @@ from autosched.errors import ChartError, shown
 from autosched.graph.graph import Graph, Task, Value
 from autosched.viz.partition import members, partition
 
-__all__ = ["KINDS", "NOWHERE", "Arrow", "Box", "Diagram", "diagram", "is_host"]
+__all__ = ["KINDS", "NOWHERE", "Arrow", "Box", "Diagram", "common", "diagram", "is_host"]
 
 NOWHERE = ""  # the device of unplaced tasks
 MOST_NAMES = 12  # in the tooltip of a box
@@ -82,14 +82,6 @@ class Diagram:
     arrows: Mapping[Edge, Arrow]
     note: str = ""
 
-    @property
-    def by_device(self) -> dict[str, list[int]]:
-        """The positions of the boxes on each device."""
-        places: dict[str, list[int]] = {}
-        for i, box in enumerate(self.boxes):
-            places.setdefault(box.place, []).append(i)
-        return places
-
 
 def diagram(
     graph: Graph,
@@ -125,14 +117,15 @@ def is_host(place: str) -> bool:
     return place.partition(":")[0] == "cpu"
 
 
-def _common(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+def common(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     """Return the common prefix.
 
-    >>> _common([("layer1", "0", "conv"), ("layer1", "1")])
+    >>> common([("layer1", "0", "conv"), ("layer1", "1")])
     ('layer1',)
     """
     low = min(paths)
-    same = [a == b for a, b in zip(low, max(paths), strict=False)]
+    high = max(paths)
+    same = [a == b for a, b in zip(low, high, strict=False)]
     return low[: [*same, False].index(False)]
 
 
@@ -186,11 +179,11 @@ def _box(nodes: Sequence[Node], place: str) -> Box:
     names = tuple(node.name for node in nodes)
     phases = set(map(_phase, nodes))
     phase = phases.pop() if len(phases) == 1 else ""
-    path = _common([_path(node) for node in nodes])
+    path = common([_path(node) for node in nodes])
     kinds = {_kind(node) for node in nodes}
     module = path
     if kinds == {"input"}:  # parameters are named by their modules
-        module = _common([tuple(name.split(".")[:-1]) for name in names])
+        module = common([tuple(name.split(".")[:-1]) for name in names])
     title = " ".join(filter(None, (".".join(module), phase)))
     label = names[0] if len(names) == 1 else title or f"{names[0]} … {names[-1]}"
     return Box(kinds.pop() if len(kinds) == 1 else "task", label, place, names, path, phase)

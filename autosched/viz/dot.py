@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from autosched.graph.graph import Graph
+from autosched.viz.clusters import Cluster, clustered
 from autosched.viz.diagram import Arrow, Box, diagram
 from autosched.viz.format import legal
 
@@ -31,6 +32,7 @@ def graph_dot(
     device: Mapping[str, str] | None = None,
     *,
     title: str = "",
+    group: str = "device",
     depth: int | None = None,
     most: float = 200,
     critical: Iterable[str] = (),
@@ -44,6 +46,7 @@ def graph_dot(
       n1 -> n2 [color="#59636e"];
     """
     found = diagram(graph, device, depth=depth, most=most, critical=critical)
+    found, clusters = clustered(found, group)
     lines = [
         f"digraph {_quoted(graph.name)} {{",
         f"  label={_quoted(title or found.note)};",
@@ -51,19 +54,19 @@ def graph_dot(
     ]
     lines += ['  node [shape=box, fontname="Helvetica,Arial,sans-serif", fontsize=12];']
     lines += ['  graph [fontname="Helvetica,Arial,sans-serif", fontsize=12, color="#d9dee4"];']
-    for place, inside in found.by_device.items():
-        lines += _subgraph(place, inside, found.boxes)
+    for cluster in clusters:
+        lines += _subgraph(cluster, found.boxes)
     lines += [f"  n{a} -> n{b} [{_arrow(arrow)}];" for (a, b), arrow in found.arrows.items()]
     return "\n".join([*lines, "}"]) + "\n"
 
 
-def _subgraph(place: str, inside: Sequence[int], boxes: Sequence[Box]) -> Iterator[str]:
-    inner = [f"  n{i} [{_box(boxes[i])}];" for i in inside]
-    if not place:
+def _subgraph(cluster: Cluster, boxes: Sequence[Box]) -> Iterator[str]:
+    inner = [f"  n{i} [{_box(boxes[i])}];" for i in cluster.boxes]
+    if not cluster.name:
         yield from inner
         return
-    yield f"  subgraph cluster{inside[0]} {{"
-    yield f"    label={_quoted(place)};"
+    yield f"  subgraph cluster{cluster.boxes[0]} {{"
+    yield f"    label={_quoted(cluster.title)};"
     yield from ("  " + line for line in inner)
     yield "  }"
 

@@ -30,10 +30,11 @@ def draw_graph(
     path: str | os.PathLike[str],
     device: Mapping[str, str] | None,
     critical: Iterable[str],
+    group: str,
     depth: int | None,
 ) -> None:
     """Write a graph as .svg, .png, .pdf, .dot or .mmd."""
-    options: dict[str, Any] = {"critical": list(critical), "depth": depth}
+    options: dict[str, Any] = {"critical": list(critical), "group": group, "depth": depth}
     writers = {".svg": graph_svg, ".dot": graph_dot, ".mmd": graph_mermaid}
     _draw(path, {kind: partial(draw, graph, device, **options) for kind, draw in writers.items()})
 
@@ -77,7 +78,7 @@ def show_graph(graph: Graph) -> dict[str, str]:
 
     Large graphs are simplified.
     """
-    return _mime_bundle(graph_svg(graph), repr(graph), repr(graph))
+    return _mime_bundle(graph_svg(graph, group="module"), repr(graph), repr(graph))
 
 
 def show_timeline(

@@ -62,10 +62,12 @@ def layout(
     width: Sequence[float],
     edges: Sequence[Edge],
     floating: Collection[int] = (),
+    band: Sequence[int] = (),
 ) -> Layout:
     """Lay out nodes 0, 1, ..., in topological order, by their column and width.
 
-    ``edges`` are distinct.
+    ``edges`` are distinct. Nodes of one ``band`` are consecutive and share a column, in which no
+    other node has a rank between theirs.
 
     >>> found = layout([0, 0, 1], [50.0, 50.0, 50.0], [(0, 1), (0, 2), (1, 2)])
     >>> found.rank, found.columns
@@ -76,7 +78,7 @@ def layout(
     for a, b in edges:
         predecessors[b].append(a)
         successors[a].append(b)
-    rank = _ranks(column, width, predecessors, successors, floating)
+    rank = _ranks(column, width, predecessors, successors, floating, band)
     cells: dict[tuple[int, int], list[int]] = {}
     for node in sorted(range(len(column)), key=lambda node: rank[node]):
         cells.setdefault((rank[node], column[node]), []).append(node)
@@ -91,6 +93,7 @@ def _ranks(
     predecessors: Neighbours,
     successors: Neighbours,
     floating: Collection[int],
+    band: Sequence[int],
 ) -> list[int]:
     """Return the rank of each node; if a column is full at a rank, nodes use the next free rank."""
     count = max(column, default=0) + 1
@@ -104,15 +107,23 @@ def _ranks(
     def fill(r: int, node: int) -> None:
         filled[r, column[node]] = filled.get((r, column[node]), 0.0) + width[node] + GAP
 
-    for node, before in enumerate(predecessors):
-        rank[node] = max((rank[other] + 1 for other in before), default=0)
+    bands = band or [0] * len(column)
+    first: dict[int, int] = {}  # by band, its first possible rank
+    last: dict[int, int] = {}  # the lowest rank of each band
+    free = [0] * count  # by column, the first free rank
+    for node, mine in enumerate(bands):
+        least = first.setdefault(mine, free[column[node]] if band else 0)
+        rank[node] = max([least, *(rank[other] + 1 for other in predecessors[node])])
         if node not in floating:
             while is_full(rank[node], node):
                 rank[node] += 1
             fill(rank[node], node)
+        last[mine] = max(last.get(mine, 0), rank[node])
+        free[column[node]] = max(free[column[node]], rank[node] + 1)
     for node in sorted(floating, reverse=True):
-        least = rank[node] if predecessors[node] else -len(column)
+        least = rank[node] if predecessors[node] or band else -len(column)
         wanted = max(least, min((rank[other] for other in successors[node]), default=0) - 1)
+        wanted = min(wanted, last[bands[node]]) if band else wanted
         while wanted > least and is_full(wanted, node):
             wanted -= 1
         fill(wanted, node)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from autosched.graph.graph import Graph
+from autosched.viz.clusters import Cluster, clustered
 from autosched.viz.diagram import Arrow, Box, diagram
 from autosched.viz.format import legal
 
@@ -29,6 +30,7 @@ def graph_mermaid(
     device: Mapping[str, str] | None = None,
     *,
     title: str = "",
+    group: str = "device",
     depth: int | None = None,
     most: float = 40,
     critical: Iterable[str] = (),
@@ -44,10 +46,11 @@ def graph_mermaid(
       n1 --> n2
     """
     found = diagram(graph, device, depth=depth, most=most, critical=critical)
+    found, clusters = clustered(found, group)
     head = ["---", f'title: "{_yaml(title)}"', "---"] if _yaml(title) else []
     lines = [*head, "flowchart TD", *(f"  {text}" for text in _CLASSES)]
-    for place, inside in found.by_device.items():
-        lines += _subgraph(place, inside, found.boxes)
+    for cluster in clusters:
+        lines += _subgraph(cluster, found.boxes)
     lines += [f"  n{a} {_arrow(arrow)} n{b}" for (a, b), arrow in found.arrows.items()]
     marked = [i for i, arrow in enumerate(found.arrows.values()) if arrow.critical]
     if marked:
@@ -55,12 +58,12 @@ def graph_mermaid(
     return "\n".join(lines) + "\n"
 
 
-def _subgraph(place: str, inside: Sequence[int], boxes: Sequence[Box]) -> Iterator[str]:
-    inner = [f"  n{i}{_box(boxes[i])}" for i in inside]
-    if not place:
+def _subgraph(cluster: Cluster, boxes: Sequence[Box]) -> Iterator[str]:
+    inner = [f"  n{i}{_box(boxes[i])}" for i in cluster.boxes]
+    if not cluster.name:
         yield from inner
         return
-    yield f'  subgraph g{inside[0]} ["{_entities(place)}"]'
+    yield f'  subgraph g{cluster.boxes[0]} ["{_entities(cluster.title)}"]'
     yield from ("  " + line for line in inner)
     yield "  end"
 

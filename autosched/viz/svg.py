@@ -77,6 +77,7 @@ move.along    | stroke:#e69f00;stroke-width:4.5;marker-end:url(#autosched-move) 
 faint         | stroke-width:.7;opacity:.55 |
 halo          | stroke:#ffffff;stroke-width:4;paint-order:stroke | stroke:#0d1117
 period        | fill:none;stroke:#1f2328;stroke-width:1.2 | stroke:#e6edf3
+frame         | fill:none;stroke:#59636e;stroke-width:.8 | stroke:#9198a1
 head          | fill:#59636e | fill:#9198a1
 head-move     | fill:#e69f00 |
 head-along    | fill:#1f2328 | fill:#ffffff

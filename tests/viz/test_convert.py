@@ -18,6 +18,7 @@ from autosched.viz import (
     gantt_svg,
     graph_svg,
     lines_svg,
+    links_svg,
     memory_svg,
     picture,
 )
@@ -45,6 +46,7 @@ def test_every_drawing_has_a_png_and_a_pdf():
         gantt_svg(SMALL, title="$x^2$ <&>", measured=SMALL),
         graph_svg(training_step(), title="step", critical=["h0", "g0"]),
         memory_svg(HELD, limits={"cuda:0": 4e9}),
+        links_svg(SMALL),
         lines_svg([Line("a", [(1, 2, 1, 3), (2, 3, 2, 4)]), Line("b", [(1, 2)], "points")]),
         bars_svg([Bar("a", 1.0, 0.9, 1.1), Bar("矩阵", 2.0)], title="bars"),
     ]
@@ -108,7 +110,9 @@ HEADS = {"svg": b"<svg ", "png": b"\x89PNG", "pdf": b"%PDF", "dot": b"digraph", 
 
 @pytest.mark.parametrize("suffix", HEADS)
 def test_a_graph_is_drawn_as_its_files_name_says(suffix, tmp_path):
-    training_step().draw(tmp_path / f"graph.{suffix}", {"h0": "cuda:0"}, critical=iter(["h0"]))
+    training_step().draw(
+        tmp_path / f"graph.{suffix}", {"h0": "cuda:0"}, critical=iter(["h0"]), group="module"
+    )
     assert (tmp_path / f"graph.{suffix}").read_bytes().startswith(HEADS[suffix])
 
 

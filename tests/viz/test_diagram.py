@@ -1,4 +1,4 @@
-"""What a picture of a graph has: folding, marks; and the languages in which it can be written."""
+"""What a picture of a graph has: folding, frames, marks; and the languages in which it can be written."""
 
 import html
 import re
@@ -15,7 +15,8 @@ from autosched.errors import ChartError
 from autosched.graph.graph import Graph
 from autosched.graph.task import Origin
 from autosched.viz import graph_dot, graph_mermaid, graph_svg
-from autosched.viz.dag import PITCH
+from autosched.viz.clusters import clustered
+from autosched.viz.dag import BOX, PITCH
 from autosched.viz.diagram import diagram
 from autosched.viz.partition import acyclic_partition, members, partition
 from tests.viz.test_viz import classes, elements, first, graphs, texts, titled
@@ -226,7 +227,7 @@ def test_thousands_of_tasks_are_drawn_in_a_second():
     graph = network(blocks=40, layers=25)
     assert len(graph) == 4_000
     start = time.process_time()
-    svg = graph_svg(graph)
+    svg = graph_svg(graph, group="module")
     assert time.process_time() - start < 5  # it takes a fifth of a second where nothing else runs
     assert len(titled(svg, "task")) <= 200
 
@@ -286,8 +287,52 @@ def test_what_cannot_be_drawn_is_named():
     with pytest.raises(ChartError, match="critical names 'nobody'"):
         graph_svg(graph, critical=["nobody"])
     for drawing in (graph_svg, graph_dot, graph_mermaid):
+        with pytest.raises(ChartError, match="'device' or 'module', got 'shape'"):
+            drawing(graph, group="shape")
         with pytest.raises(ChartError, match=r"depth .* got -1"):
             drawing(graph, depth=-1)
+
+
+# ---- frames
+
+
+@given(graphs())
+def test_frames_of_modules_follow_each_other(graph):
+    for i, task in enumerate(graph.tasks):
+        object.__setattr__(task, "origin", task.origin._replace(module=f"m{i % 3}.{i % 2}"))
+    drawn, frames = clustered(diagram(graph), "module")
+    assert [i for frame in frames for i in frame.boxes] == list(range(len(drawn.boxes)))
+    assert all(a < b for a, b in drawn.arrows)
+    assert all(drawn.boxes[i].place == frame.place for frame in frames for i in frame.boxes)
+    # Each column of the drawing has its frames one below the other.
+    svg = graph_svg(graph, group="module")
+    boxes = [
+        [float(r.get(key)) for key in ("x", "y", "width", "height")]
+        for r in elements(svg, "rect")
+        if classes(r) == ["frame"]
+    ]
+    for i, (x, y, width, height) in enumerate(boxes):
+        for x2, y2, width2, height2 in boxes[:i]:
+            assert x + width <= x2 or x2 + width2 <= x or y + height <= y2 or y2 + height2 <= y
+
+
+def test_a_frame_holds_the_boxes_of_its_module_and_no_others():
+    svg = graph_svg(network(), group="module")
+    frames = [r for r in elements(svg, "rect") if classes(r) == ["frame"]]
+    names = [text for text in texts(svg) if re.fullmatch(r"block\d( backward| optimizer)?", text)]
+    assert len(frames) == len(names) == 9
+    for frame, name in zip(frames, names, strict=True):
+        left, top = float(frame.get("x")), float(frame.get("y"))
+        right, bottom = left + float(frame.get("width")), top + float(frame.get("height"))
+        inside = [
+            n
+            for n, x, y, w, h, _ in titled(svg, "task")
+            if left <= x <= x + w <= right and top <= y <= y + h <= bottom
+        ]
+        module, _, phase = name.partition(" ")
+        suffix = {"": ("mm", "relu"), "backward": ("backward",), "optimizer": ("update",)}[phase]
+        assert sorted(inside) == sorted(f"{module}.{i}.{end}" for i in range(4) for end in suffix)
+    assert BOX < PITCH
 
 
 # ---- languages
@@ -390,13 +435,13 @@ def test_any_name_can_be_written_for_mermaid(graph, title):
     )  # Mermaid takes the semicolon off the end of such lines
 
 
-@given(graphs(), st.integers(1, 12))
-def test_any_graph_can_be_folded_and_drawn(graph, most):
+@given(graphs(), st.integers(1, 12), st.sampled_from(["device", "module"]))
+def test_any_graph_can_be_folded_and_grouped_and_drawn(graph, most, group):
     for i, task in enumerate(graph.tasks):
         object.__setattr__(
             task, "origin", task.origin._replace(module=("", "a", "a.b", "c.d.e")[i % 4])
         )
-    ElementTree.fromstring(graph_svg(graph, most=most))
+    ElementTree.fromstring(graph_svg(graph, most=most, group=group))
     folded = diagram(graph, most=most)
     assert not circle_in(folded.arrows)
     names = [name for box in folded.boxes for name in box.names]
@@ -429,8 +474,9 @@ def chain(count):
 
 
 @pytest.mark.parametrize("graph", [network(blocks=12, layers=8), chain(180), chain(2000)])
-def test_a_picture_is_bounded_in_height_unless_the_caller_says_what_to_fold(graph):
-    assert height(graph_svg(graph)) < 2700
+@pytest.mark.parametrize("group", ["device", "module"])
+def test_a_picture_is_bounded_in_height_unless_the_caller_says_what_to_fold(graph, group):
+    assert height(graph_svg(graph, group=group)) < 2700
 
 
 def test_what_the_caller_says_to_fold_counts_whatever_the_height(tmp_path):

@@ -1,5 +1,6 @@
 """Memory and links over time: what stands at which height, and when."""
 
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -7,11 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autosched.errors import ChartError
-from autosched.viz import memory_svg
-from autosched.viz.over_time import LIMIT
+from autosched.program.program import Stream
+from autosched.timeline.timeline import Span, Timeline
+from autosched.viz import links_svg, memory_svg
+from autosched.viz.over_time import LIMIT, _busy, _rates
 from autosched.viz.svg import SERIES
 from tests.viz.test_charts import data
-from tests.viz.test_viz import anything, texts
+from tests.viz.test_viz import SMALL, anything, texts, timelines
 
 HELD = {"cuda:0": [(0.0, 1e9), (0.002, 3e9), (0.003, 1e9), (0.004, 0.0)], "cpu": [(0.0, 5e6)]}
 
@@ -58,6 +61,43 @@ def test_a_curve_has_few_points_and_keeps_its_peak():
     assert len(svg) < 500_000
 
 
+def test_links_show_bytes_per_second_and_how_long_they_are_busy():
+    copies = [
+        Span(
+            "copy", "x", (Stream("cpu", "copy-out"), Stream("cuda:0", "copy-in")), 0.0, 1.0, 0, 4e9
+        ),
+        Span("copy", "y", (Stream("cuda:0", "copy-out"),), 0.5, 2.0, 1, 3e9),
+        Span("run", "a", (Stream("cuda:0", "compute"),), 0.0, 4.0, 2),
+    ]
+    shown = texts(links_svg(Timeline.of(copies, [])))
+    assert [text for text in shown if "busy" in text] == [
+        "all links: busy 50%, 7 GB, at most 6 GB/s",
+        "cpu → cuda:0: busy 25%, 4 GB, at most 4 GB/s",
+        "cuda:0/copy-out: busy 38%, 3 GB, at most 2 GB/s",
+    ]
+
+
+def test_without_bytes_links_are_in_use_or_not():
+    svg = links_svg(SMALL)
+    assert "copies in progress" in texts(svg)
+    assert not [text for text in texts(svg) if "B/s" in text]
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9), st.integers(1, 99)), max_size=8))
+def test_the_area_below_a_rate_is_what_was_moved(copies):
+    stream = (Stream("cuda:0", "copy-in"),)
+    spans = [
+        Span("copy", "x", stream, start, start + took, i, nbytes)
+        for i, (start, took, nbytes) in enumerate(copies)
+    ]
+    rates = _rates(spans, is_known=True)
+    moved = sum(rate * (later - time) for (time, rate), (later, _) in pairwise(rates))
+    assert moved == pytest.approx(sum(span.nbytes for span in spans))
+    assert rates[-1][1] == 0
+    covered = {second for start, took, _ in copies for second in range(start, start + took)}
+    assert _busy(spans) == len(covered)
+
+
 numbers = st.floats(0, 1e15)
 
 
@@ -73,3 +113,9 @@ def test_any_names_and_amounts_give_well_formed_charts(courses, title):
     ElementTree.fromstring(
         memory_svg(courses, title=title, limits=dict.fromkeys(courses, 1e9), measured=courses)
     )
+
+
+@settings(max_examples=5)
+@given(timelines(), anything)
+def test_the_links_of_any_timeline_can_be_drawn(timeline, title):
+    ElementTree.fromstring(links_svg(timeline, title=title, measured=timeline))
