@@ -1,4 +1,5 @@
 """Represent timelines: what ran when, predicted or measured.
 
 timeline  Timeline and its measures
+traces    reading Chrome traces and those of torch.profiler
 """

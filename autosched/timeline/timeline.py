@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import bisect
 import operator
+import os
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from autosched._lib.display import renderer_of
 from autosched.errors import TimelineError
-from autosched.program.program import Copy, Receive, Run, Send, Stream
+from autosched.program.program import Copy, Program, Receive, Run, Send, Stream
 
 if TYPE_CHECKING:
     from autosched.costs.costs import Costs
@@ -106,7 +107,15 @@ class Timeline:
         spans = tuple(spans)
         every = [*((a, b, 0) for a, b in arrows), *carried]
         runs = dict.fromkeys(span.run for span in spans)
-        pairs = (((run - ago, a), (run, b)) for run in runs for a, b, ago in every)
+        return cls.joined(
+            spans, (((run - ago, a), (run, b)) for run in runs for a, b, ago in every)
+        )
+
+    @classmethod
+    def joined(
+        cls, spans: Iterable[Span], pairs: Iterable[tuple[tuple[int, int], tuple[int, int]]]
+    ) -> Timeline:
+        """Make a timeline with arrows between spans, each named by (run, instruction)."""
         ordered = tuple(sorted(spans, key=lambda span: (span.start, span.run, span.instruction)))
         position = {(span.run, span.instruction): i for i, span in enumerate(ordered)}
         known = ((position[a], position[b]) for a, b in pairs if a in position and b in position)
@@ -152,11 +161,36 @@ class Timeline:
             hosts=runs[0].hosts,
         )
 
+    @classmethod
+    def from_chrome_trace(
+        cls,
+        trace: str | os.PathLike[str] | Mapping[str, Any] | Sequence[Any],
+        program: Program | None = None,
+    ) -> Timeline:
+        """Read a Chrome trace, of ``viz.perfetto_json`` or of torch.profiler around calls.
+
+        ``trace`` is a path (also of a ``.json.gz``), the text, or the result of ``json.loads``.
+        ``program`` is that of the schedule: with it, spans of torch.profiler are on the program's
+        streams and have its arrows, and slices of other programs are left out; otherwise spans are
+        on threads. Several calls give their median. If a trace holds both a prediction and a
+        measurement, the measurement is read. Raises TimelineError for texts that are not such a
+        trace, and for several traces in one.
+
+        >>> from autosched.viz import perfetto_json
+        >>> timeline = Timeline((Span("run", "h", (Stream("cpu", "compute"),), 0, 2, 0),))
+        >>> Timeline.from_chrome_trace(perfetto_json(timeline)) == timeline
+        True
+        """
+        from autosched.timeline.traces import read
+
+        return read(trace, program)
+
     def costs(self) -> Costs:
         """Return the costs of a prediction, or those learnt from a measurement.
 
         Use them in ``asc.schedule(graph, machine, costs=timeline.costs())``. Raises TimelineError
-        if neither is available; ``autosched.costs.learning.learn`` takes the missing arguments.
+        if neither is available, as for a trace that was read; ``autosched.costs.learning.learn``
+        takes the missing arguments.
 
         >>> import autosched as asc
         >>> graph = asc.Graph()

@@ -1,21 +1,22 @@
-"""Traces: what Perfetto's importer asks of them, what it makes of them, and that they tell all of a timeline."""
+"""Traces: what Perfetto's importer asks of them, what it makes of them, and that they can be read back."""
 
+import contextlib
+import gzip
 import itertools
 import json
 import os
 import shutil
 import subprocess
-from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import autosched as asc
-from autosched.errors import ChartError
+from autosched.errors import ChartError, TimelineError
 from autosched.program.program import Stream
 from autosched.timeline.timeline import Span, Timeline
 from autosched.viz import perfetto_json
@@ -146,26 +147,25 @@ def test_both_ends_of_an_arrow_lie_in_slices_in_order_under_a_number_of_their_ow
 
 
 @given(sound_timelines())
-def test_a_sound_timeline_keeps_all_its_times_bytes_and_arrows(timeline: Timeline) -> None:
-    events = events_of(perfetto_json(timeline))
-    assert len(of("s", events)) == len(timeline.arrows)
-    slices = [event for event in of("X", events) if event["cat"] != "gc"]
-    found = sorted(
-        (e["args"]["instruction"], e["cat"], e["name"], e["ts"], e["ts"] + e["dur"]) for e in slices
+def test_a_sound_timeline_keeps_all_its_arrows_and_reads_back_as_it_was(timeline: Timeline) -> None:
+    text = perfetto_json(timeline)
+    assert len(of("s", events_of(text))) == len(timeline.arrows)
+    back = Timeline.from_chrome_trace(text)
+    assert (back.spans, sorted(back.arrows), back.pauses) == (
+        timeline.spans,
+        list(timeline.arrows),
+        timeline.pauses,
     )
-    assert found == sorted(
-        (s.instruction, s.kind, s.name, round(s.start * 1e9), round(s.end * 1e9))
-        for s in timeline.spans
-        for _ in s.streams
-    )
-    assert {e["args"].get("bytes", 0.0) for e in slices} == {s.nbytes for s in timeline.spans}
+    assert [span.nbytes for span in back.spans] == [span.nbytes for span in timeline.spans]
 
 
 @given(timelines())
-def test_any_timeline_is_told_with_all_its_instructions(timeline: Timeline) -> None:
-    slices = [e for e in of("X", events_of(perfetto_json(timeline))) if e["cat"] != "gc"]
-    found = {event["args"]["instruction"] for event in slices}
-    assert found == {span.instruction for span in timeline.spans}
+def test_any_timeline_reads_back_with_the_same_instructions(timeline: Timeline) -> None:
+    if timeline.spans:
+        back = Timeline.from_chrome_trace(perfetto_json(timeline))
+        assert sorted(s.instruction for s in back.spans) == sorted(
+            s.instruction for s in timeline.spans
+        )
 
 
 def test_times_are_the_same_nanoseconds_to_a_reader_that_cuts_off():
@@ -227,11 +227,12 @@ def test_memory_is_counted_even_on_devices_where_nothing_runs():
     ]
 
 
-def test_what_was_measured_stands_beside_the_prediction():
+def test_what_was_measured_stands_beside_the_prediction_and_is_what_is_read_back():
     predicted, measured = Timeline((span(0, (A,), 0, 2e-6),)), Timeline((span(0, (A,), 0, 3e-6),))
     text = perfetto_json(predicted, measured=measured)
     names = [e["args"]["name"] for e in of("M", events_of(text)) if e["name"] == "process_name"]
     assert names == ["cuda:0 (predicted)", "cuda:0 (measured)"]
+    assert Timeline.from_chrome_trace(text) == measured
 
 
 def test_slices_of_tasks_tell_where_they_come_from():
@@ -254,24 +255,170 @@ def test_times_and_bytes_that_are_not_finite_are_refused(wrong):
         perfetto_json(Timeline(()), memory={"cpu": [(0, wrong)]})
 
 
+# ---- reading
+
+
+@pytest.mark.parametrize(
+    ("trace", "message"),
+    [
+        ("", "its text is not JSON"),
+        ("[" * 100_000, "its text is not JSON"),
+        ("3", "it must be a list of events, or an object with the key 'traceEvents'"),
+        ({"events": []}, "it must be a list of events"),
+        ({"traceEvents": "X"}, "it must be a list of events"),
+        ([], "the trace has 0 events, and no slice of a task"),
+        (
+            [{"ph": "X", "name": "aten::add", "ts": 1, "dur": 2}, 7, None],
+            "the trace has 1 events, and no slice",
+        ),
+    ],
+)
+def test_what_is_no_trace_of_a_schedule_is_refused(trace, message):
+    with pytest.raises(TimelineError, match=message):
+        Timeline.from_chrome_trace(trace)
+
+
+def test_both_forms_and_files_compressed_or_not_are_read(tmp_path):
+    timeline = Timeline((span(0, (A,), 0, 2e-6),))
+    text = perfetto_json(timeline)
+    (tmp_path / "t.json").write_text(text)
+    (tmp_path / "t.json.gz").write_bytes(gzip.compress(text.encode()))
+    (tmp_path / "broken.gz").write_bytes(gzip.compress(text.encode())[:-9])
+    document = json.loads(text)
+    paths = (tmp_path / "t.json", tmp_path / "t.json.gz")
+    for trace in (text, document, document["traceEvents"], *paths, *map(str, paths)):
+        assert Timeline.from_chrome_trace(trace) == timeline
+    with pytest.raises(TimelineError, match=r"broken\.gz"):
+        Timeline.from_chrome_trace(tmp_path / "broken.gz")
+
+
+def test_what_a_path_names_is_told_from_a_text(tmp_path):
+    (tmp_path / "itself").write_text(str(tmp_path / "itself"))
+    with pytest.raises(TimelineError, match=r"the text of .*itself is not JSON"):
+        Timeline.from_chrome_trace(str(tmp_path / "itself"))
+    with pytest.raises(TimelineError, match="is not JSON, and there is no file of that name"):
+        Timeline.from_chrome_trace(str(tmp_path / "missing.json"))
+    with pytest.raises(TimelineError, match="is not JSON, and there is no file of that name"):
+        Timeline.from_chrome_trace("x" * 100_000)
+
+
+def slices(*found):
+    """Return slices of instructions: category, name, process, thread, instruction, start."""
+    keys = ("cat", "name", "pid", "tid", "ts")
+    return [
+        {
+            "ph": "X",
+            "dur": 10,
+            "args": {"instruction": i},
+            **dict(zip(keys, (cat, name, pid, tid, ts), strict=True)),
+        }
+        for cat, name, pid, tid, i, ts in found
+    ]
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        [("run", "a", 1, 1, 0, 0), ("run", "a", 1, 1, 0, 100)],
+        [("run", "a", 1, 1, 0, 0), ("run", "a", 2, 1, 0, 100)],  # in processes of their own
+        [("run", "a", 1, 1, 0, 0), ("run", "b", 2, 1, 0, 100)],  # of two programs
+        [("copy", "a", 1, 1, 0, 0), ("copy", "a", 2, 1, 0, 0), ("copy", "a", 3, 1, 0, 100)],
+        [("copy", "a", 1, 1, 0, 0), ("run", "a", 2, 1, 0, 0)],
+    ],
+)
+def test_two_traces_in_one_are_refused(found):
+    """A span would come before itself, and a walk along the critical path would never end."""
+    with pytest.raises(
+        TimelineError, match=rf"{len(found)} slices of instruction 0 .*'a' on .* at 0 us"
+    ):
+        Timeline.from_chrome_trace(slices(*found))
+
+
 def test_a_walk_along_a_span_that_names_a_stream_twice_ends():
     timeline = Timeline((span(0, (A, A), 0, 1), span(1, (A, A), 1, 2)))
     assert timeline.critical_path() == timeline.spans
 
 
-# ---- torch.profiler
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+KEYS = st.sampled_from(["ph", "ts", "dur", "name", "cat", "pid", "tid", "args", "id"])
 
 
-def annotations(folder: Path) -> list[dict]:
-    """Return the slices of tasks and copies in the trace that a profiler wrote."""
-    events = json.loads((folder / "t.json").read_text())["traceEvents"]
-    return [e for e in events if e.get("ph") == "X" and e["name"].startswith("autosched::")]
+@example(Timeline((span(0, (A,), 0, 1),)), [(4, "ts", 1e308)])
+@example(
+    Timeline((span(0, (A,), 0, 1),)),
+    [(4, "name", "autosched::run h#" + "9" * 5000), (4, "cat", "user_annotation")],
+)
+@given(
+    timeline=sound_timelines(),
+    changes=st.lists(st.tuples(st.integers(0, 99), KEYS, JUNK), max_size=5),
+)
+def test_a_trace_with_anything_in_it_is_read_or_refused(timeline, changes):
+    events = json.loads(perfetto_json(timeline))["traceEvents"]
+    for number, key, junk in changes:
+        events[number % len(events)][key] = junk
+    with contextlib.suppress(TimelineError):
+        assert Timeline.from_chrome_trace(events).spans
+
+
+def annotation(name, ts, dur, category="user_annotation", tid=7):
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": f"autosched::{name}",
+        "pid": 1,
+        "tid": tid,
+        "ts": ts,
+        "dur": dur,
+    }
+
+
+def test_of_torch_profilers_slices_those_of_the_device_count():
+    graph = asc.Graph()
+    graph.output(y=(graph.input("x") + 1) * 2)
+    program = asc.schedule(graph, asc.Machine.emulated(gpus=0)).program
+    trace = [
+        annotation("run add#0", 100, 1),
+        annotation("run mul#1", 101, 1),
+        annotation("run add#0", 110, 5, "gpu_user_annotation", 3),
+        annotation("run mul#1", 115, 4, "gpu_user_annotation", 3),
+        annotation("run sub#1", 115, 4),  # another program's
+        annotation("run add#99", 115, 4),
+        {"ph": "X", "cat": "kernel", "name": "autosched::run add#0", "ts": 0, "dur": 9},
+    ]
+    found = Timeline.from_chrome_trace(trace, program)
+    assert [(span.name, span.start, span.end) for span in found.spans] == [
+        ("add", 0, 5e-6),
+        ("mul", 5e-6, 9e-6),
+    ]
+    assert found.streams == (Stream("cpu", "compute"),)
+
+
+def test_calls_from_different_threads_are_runs_of_one_program():
+    trace = [annotation("run add#0", 100, 1, tid=7), annotation("run add#0", 200, 3, tid=8)]
+    found = Timeline.from_chrome_trace(trace)
+    assert [(span.streams, span.end) for span in found.spans] == [
+        ((Stream("process 1", "thread 7"),), 2e-6)
+    ]
 
 
 @pytest.mark.parametrize("backend", ["host", "threads"])
 @pytest.mark.parametrize("profiled", [False, True])
-def test_torch_profiler_sees_tasks_in_the_threads_that_run_them(backend, profiled, tmp_path):
-    with two_streams(backend) as schedule:
+def test_torch_profiler_sees_tasks_and_its_trace_lies_under_the_schedule(
+    backend, profiled, tmp_path
+):
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(z=x * 2 + x * 3)
+    machine = asc.Machine([asc.Device("cpu", streams=2)])
+    with asc.schedule(
+        graph, machine, policy="heft", costs=asc.Costs(default_seconds=1), backend=backend
+    ) as schedule:
         assert {stream.name for stream in schedule.program.streams} == {"compute", "compute1"}
         schedule(x=torch.ones(3))
         every = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
@@ -280,14 +427,14 @@ def test_torch_profiler_sees_tasks_in_the_threads_that_run_them(backend, profile
             for _ in range(3):
                 (schedule.profile if profiled else schedule)(x=torch.ones(3))
         profiler.export_chrome_trace(str(tmp_path / "t.json"))
-    found = annotations(tmp_path)
-    assert Counter(event["name"].partition("#")[0] for event in found) == {
-        f"autosched::run {name}": 3 for name in ("add", "mul", "mul_1")
-    }
-    last = {event["name"]: event["ts"] + event["dur"] for event in found}
-    (final,) = (name for name in last if name.startswith("autosched::run add#"))
-    assert max(last.values()) == last[final]
-    assert len({event["tid"] for event in found}) == (2 if backend == "threads" else 1)
+    found = Timeline.from_chrome_trace(tmp_path / "t.json", schedule.program)
+    assert sorted(span.name for span in found.spans) == ["add", "mul", "mul_1"]
+    assert len(found.runs) == 3
+    assert set(found.streams) == set(schedule.program.streams)
+    assert found.arrows
+    assert all(found.spans[a].end <= found.spans[b].start for a, b in found.arrows)
+    threads = Timeline.from_chrome_trace(tmp_path / "t.json").streams
+    assert len(threads) == (2 if backend == "threads" else 1)
 
 
 def two_streams(backend):
@@ -325,17 +472,21 @@ def test_a_profiler_that_sees_one_thread_is_told_of_the_others(backend, tmp_path
         for call in (schedule, schedule.profile):
             profiler = profiled(lambda call=call: call(x=torch.ones(3)), tmp_path)
             seen = {event.key for event in profiler.key_averages()}
+            found = Timeline.from_chrome_trace(str(tmp_path / "t.json"), schedule.program)
+            runs = [span for span in found.spans if span.kind == "run"]
             assert {"autosched::run add#", "autosched::run mul#"} <= {
                 key.rstrip("0123456789") for key in seen
             }
-            numbers = {int(event["name"].rpartition("#")[2]) for event in annotations(tmp_path)}
-            assert numbers == {span.instruction for span in schedule.simulate().spans}
+            assert sorted(span.name for span in runs) == ["add", "mul", "mul_1"]
+            assert {span.instruction for span in found.spans} == {
+                span.instruction for span in schedule.simulate().spans
+            }
 
 
 def test_a_profiler_is_told_of_the_first_run_too(tmp_path):
     with two_streams("threads") as schedule:
         profiled(lambda: schedule(x=torch.ones(3)), tmp_path)
-    assert len(annotations(tmp_path)) == 3
+    assert len(Timeline.from_chrome_trace(tmp_path / "t.json", schedule.program).spans) == 3
 
 
 def test_a_task_that_fails_under_a_profiler_is_named(tmp_path):

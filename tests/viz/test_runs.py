@@ -67,8 +67,11 @@ def test_arrows_lead_from_the_end_of_a_run_to_the_next_that_may_begin(timeline):
     assert between == [("c", run, "a", run + 3) for run in range(3)]
 
 
-def test_a_trace_shows_runs(loop, timeline):
+def test_a_trace_shows_runs_and_is_read_back(loop, timeline):
     text = perfetto_json(timeline, graph=loop.graph)
+    found = Timeline.from_chrome_trace(text)
+    assert found.spans == timeline.spans
+    assert set(found.arrows) == set(timeline.arrows)
     names = {event["name"] for event in json.loads(text)["traceEvents"]}
     assert {"run 0", "run 5", "period"} <= names
 

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from autosched.timeline.timeline import Timeline
 from autosched.viz import gantt_svg
 from tests.runtime.ranks import jobs
 
@@ -49,8 +50,9 @@ def test_pictures_pages_and_traces_show_them(found):
     ]
     host = timeline.hosts["cpu:1"]
     assert f"cpu:1 ({host}, measured)" in names
-    slices = {event["name"] for event in other["traceEvents"] if event["ph"] == "X"}
-    assert slices == {span.name for span in timeline.spans}
+    assert {span.name for span in Timeline.from_chrome_trace(trace).spans} == {
+        span.name for span in timeline.spans
+    }
 
 
 def test_ranks_that_profile_other_counts_of_runs_are_told_before_any(ranks):
