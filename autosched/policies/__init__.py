@@ -33,7 +33,10 @@ from autosched.policies.candidates import candidates
 from autosched.policies.in_order import in_order
 from autosched.policies.literature.baechi import m_etf, m_sct
 from autosched.policies.literature.cpop import cpop
+from autosched.policies.literature.dls import dls
 from autosched.policies.literature.heft import heft
+from autosched.policies.literature.lookahead import lookahead
+from autosched.policies.literature.min_min import min_min
 from autosched.policies.literature.peft import peft
 from autosched.policies.local_search.exact import exact
 from autosched.policies.local_search.portfolio import portfolio
@@ -50,11 +53,14 @@ __all__ = [
     "Progress",
     "candidates",
     "cpop",
+    "dls",
     "exact",
     "heft",
     "in_order",
+    "lookahead",
     "m_etf",
     "m_sct",
+    "min_min",
     "peft",
     "portfolio",
     "robust",
@@ -72,8 +78,11 @@ POLICIES: Mapping[str, Policy] = {
     "round_robin": round_robin,
     "heft": heft,
     "portfolio": portfolio,
+    "lookahead": lookahead,
     "peft": peft,
     "cpop": cpop,
+    "dls": dls,
+    "min_min": min_min,
     "m_etf": m_etf,
     "m_sct": m_sct,
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 from hypothesis import given
 
@@ -9,13 +11,15 @@ import autosched as asc
 from autosched.errors import ScheduleError
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Device, Link, Machine
-from autosched.policies import POLICIES, cpop, heft, peft
-from autosched.policies.base.plan import Plan, by_priority
+from autosched.policies import POLICIES, cpop, dls, heft, lookahead, min_min, peft
+from autosched.policies.base import turns
+from autosched.policies.base.plan import Plan
 from autosched.policies.base.possible import Possible
 from autosched.policies.base.ranks import (
     critical_path,
     downward_ranks,
     optimistic_costs,
+    static_levels,
     upward_ranks,
 )
 from autosched.problem import Problem
@@ -41,11 +45,15 @@ EXAMPLES = {
     "YCLee": YC_LEE,
     "Kuan": example(*KUAN),
 }
-# Published: HEFT 80 and 133, CPOP 86 (Topcuoglu and others), PEFT 122 (Arabnejad, Barbosa).
+# Published: HEFT 80 and 133, CPOP 86, DLS 91 (Topcuoglu and others), PEFT 122, lookahead 127
+# (Arabnejad, Barbosa).
 MAKESPANS = {
     "heft": [80, 133, 84, 88, 30],
+    "lookahead": [76, 127, 92, 75, 27],
     "peft": [85, 122, 92, 70, 31],
     "cpop": [86, 167, 95, 87, 31],
+    "dls": [91, 134, 93, 69, 31],
+    "min_min": [76, 122, 86, 69, 31],
 }
 TIMED = {name: POLICIES[name] for name in MAKESPANS}
 
@@ -120,6 +128,13 @@ def test_ranks_from_both_ends_meet():
     )
 
 
+def test_static_levels_count_no_copies():
+    problem, _ = tables(TOPCUOGLU)
+    least = [min(row) for row in problem.seconds]
+    assert static_levels(problem, least)[0] == 41  # the critical path of the least seconds
+    assert static_levels(problem, least)[9] == 7
+
+
 def test_optimistic_costs_know_which_link_is_slow():
     graph = Graph()
     a = graph.add(int, name="a", seconds=1, nbytes=8)
@@ -149,7 +164,7 @@ def test_peft_goes_where_what_follows_is_quick_and_heft_does_not():
         name: makespan(graph, processors(2), TIMED[name](graph, processors(2), COSTS))
         for name in TIMED
     }
-    assert (found["heft"], found["peft"], found["cpop"]) == (11, 4, 4)
+    assert (found["heft"], found["peft"], found["lookahead"], found["cpop"]) == (11, 4, 4, 4)
 
 
 def test_cpop_weighs_alike_what_has_no_choice():
@@ -166,6 +181,42 @@ def test_cpop_sends_tasks_of_the_critical_path_elsewhere_only_where_they_must_be
     b = graph.add(int, a, name="b", seconds=9, nbytes=1, on="p1")
     graph.add(int, b, name="c", seconds={"p1": 9, "p2": 2})
     assert cpop(graph, processors(2), COSTS).device == {"a": "p2", "b": "p1", "c": "p2"}
+
+
+def test_lookahead_places_a_task_for_all_that_follow():
+    """From p1 one follower finishes early; from p2 both do, for nothing has to travel to where they must be."""
+    graph = Graph()
+    a = graph.add(int, name="a", seconds={"p1": 1, "p2": 2}, nbytes=6)
+    graph.add(int, a, name="b", seconds=1)
+    graph.add(int, a, name="c", seconds=2, on="p2")
+    assert lookahead(graph, processors(2), COSTS).device == {"a": "p2", "b": "p2", "c": "p2"}
+
+
+def test_lookahead_sees_that_a_group_stays_together():
+    """If ``write`` could follow ``x`` to p1, whatever is written there, y would best be on p2."""
+    graph = Graph()
+    x = graph.add(int, name="x", seconds=1, nbytes=100, on="p1")
+    y = graph.add(int, name="y", seconds={"p1": 3, "p2": 1}, nbytes=0)
+    graph.add(int, y[1:], name="look", seconds=0)
+    graph.add(int, x, y, name="write", writes=[y], outputs=(), seconds=1)
+    placement = lookahead(graph, processors(2), COSTS)
+    assert (placement.device["y"], placement.device["write"]) == ("p1", "p1")
+
+
+def test_dls_gives_a_device_to_who_gains_most_there():
+    graph = Graph()
+    graph.add(int, name="any", seconds={"p1": 4, "p2": 3, "p3": 4})
+    graph.add(int, name="choosy", seconds={"p1": 8, "p2": 2, "p3": 9})
+    assert dls(graph, processors(3), COSTS).device == {"any": "p1", "choosy": "p2"}
+
+
+def test_min_min_keeps_what_is_long_for_the_end():
+    graph = Graph()
+    for name, seconds in (("short", 2), ("brief", 2), ("long", 4)):
+        graph.add(int, name=name, seconds=seconds)
+    placement = min_min(graph, processors(2), COSTS)
+    assert placement.device["long"] == "p1"
+    assert makespan(graph, processors(2), placement) == 6
 
 
 # ---- beyond the papers
@@ -214,11 +265,69 @@ def test_what_is_not_planned_yet_does_not_hold_up_what_follows():
     assert plan.earliest_finish(2, [1]).start == 5 + 9 + 30
 
 
+def state(plan: Plan) -> str:
+    """Return what is planned; the other arrays are working memory."""
+    s = plan.state
+    gaps = [
+        (
+            s.begins[i * s.most_gaps : i * s.most_gaps + count],
+            s.ends[i * s.most_gaps : i * s.most_gaps + count],
+        )
+        for i, count in enumerate(s.gaps)
+    ]
+    copies = s.copy[: s.sent[0]], s.begin[: s.sent[0]]
+    return repr(
+        (plan.device, plan.start, plan.finish, gaps, copies, s.arrival, s.out_free, s.in_free)
+    )
+
+
+@given(cases())
+def test_what_is_taken_back_was_never_planned(case):
+    try:
+        problem, possible = tables(*case)
+    except ScheduleError:
+        return
+    plan = Plan(problem)
+    for task in range(len(problem.tasks)):
+        for slot in plan.slots(task, possible.devices(task)):
+            before = state(plan)
+            taken = [plan.attempt(task, slot)]
+            behind = plan.find(len(problem.tasks) - 1, possible.devices(len(problem.tasks) - 1))
+            if behind is not None and task < len(problem.tasks) - 1:
+                taken.append(plan.attempt(len(problem.tasks) - 1, behind))
+            assert state(plan) != before
+            for undo in reversed(taken):
+                undo()
+            assert state(plan) == before
+        devices = possible.devices(task)
+        slot = plan.earliest_finish(task, devices)
+        if not possible.choose(task, slot.device):
+            return
+        plan.commit(task, slot)
+
+
+@pytest.mark.parametrize("policy", [dls, min_min])
+@given(case=cases())
+def test_slots_that_are_kept_are_those_that_would_be_found_again(policy, case):
+    def forget_all(ready, *_):
+        for known in ready.values():
+            known.clear()
+
+    try:
+        kept = policy(*case, COSTS)
+    except ScheduleError:
+        return
+    with mock.patch.object(turns, "_forget", forget_all):
+        assert policy(*case, COSTS) == kept
+
+
 @given(case=cases())
 def test_heft_on_kernels_places_as_heft_on_plans(case):
     try:
         problem, possible = tables(*case)
     except ScheduleError:
         return
-    expected = by_priority(problem, possible, upward_ranks(problem, possible), Plan.earliest_finish)
+    expected = turns.by_priority(
+        problem, possible, upward_ranks(problem, possible), Plan.earliest_finish
+    )
     assert heft(*case, COSTS).device == expected.device

@@ -8,19 +8,16 @@ copy streams that they occupy. The order of tasks is chosen by the caller. The a
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from autosched._lib.jit import Mode
 from autosched.errors import ScheduleError
-from autosched.placement import Placement
 from autosched.policies.base.kernels import Planning, arrive, earliest_gap, issue, sources, take
-from autosched.policies.base.possible import Possible
 from autosched.problem import Problem
 
-__all__ = ["Plan", "Slot", "by_priority"]
+__all__ = ["Plan", "Slot"]
 
 _NOWHERE = math.inf, -1, -1
 
@@ -57,6 +54,13 @@ class Plan:
 
         Ties go to the device named earlier. Raises ScheduleError if it fits nowhere.
         """
+        best = self.find(task, devices, bias)
+        if best is None:
+            raise self.nowhere(task)
+        return best
+
+    def find(self, task: int, devices: Iterable[int], bias: Sequence[float] = ()) -> Slot | None:
+        """Return the slot of ``earliest_finish``, or None."""
         total = self._total[task]
         count = self._sources(task)
         ready = self._ready(task)
@@ -68,12 +72,26 @@ class Plan:
             if start + more < least:
                 best = Slot(device, stream, gap, start)
                 least = start + more
-        if best is None:
-            name = self.problem.tasks[task]
-            raise ScheduleError(
-                f"task {name!r} would end later than a float can say, wherever it runs"
-            )
         return best
+
+    def slots(self, task: int, devices: Iterable[int]) -> list[Slot]:
+        """Return the earliest slot on each device on which the task can finish."""
+        count = self._sources(task)
+        ready = self._ready(task)
+        total = self._total[task]
+        found = []
+        for device in devices:
+            start, stream, gap = self._gap(task, device, count, ready, math.inf)
+            if start + total[device] < math.inf:
+                found.append(Slot(device, stream, gap, start))
+        return found
+
+    def end(self, task: int, slot: Slot) -> float:
+        """Return when a task and the rest of its group would end there.
+
+        Its first task decides for all.
+        """
+        return slot.start + float(self._total[task][slot.device])
 
     def commit(self, task: int, slot: Slot) -> None:
         """Plan a task and its copies in this slot."""
@@ -88,6 +106,45 @@ class Plan:
         self.start[task] = start
         self.finish[task] = finish
         self._stored = -1
+
+    def attempt(self, task: int, slot: Slot) -> Callable[[], None]:
+        """Plan as ``commit`` does; return a function that undoes it.
+
+        It must be called before anything else is planned.
+        """
+        s = self.state
+        stream = slot.stream
+        base = stream * s.most_gaps
+        stored = slice(base, base + s.gaps[stream] + 1)  # commit adds at most one gap
+        gaps = s.gaps[stream], s.begins[stored], s.ends[stored]
+        free = s.out_free[:], s.in_free[:], s.issued[:]
+        sent = s.sent[0]
+        self.commit(task, slot)
+
+        def undo() -> None:
+            s.gaps[stream], s.begins[stored], s.ends[stored] = gaps
+            s.out_free[:], s.in_free[:], s.issued[:] = free
+            for copy in s.copy[sent : s.sent[0]]:
+                s.arrival[copy] = math.nan
+            s.sent[0] = sent
+            self.device[task] = -1
+            self.start[task] = math.nan
+            self.finish[task] = 0.0
+            self._stored = -1
+
+        return undo
+
+    def where(self, datum: int) -> int:
+        """Return the device on which a datum is produced, or is from the beginning."""
+        maker = self.problem.lists.maker[datum]
+        return int(self.device[maker] if maker >= 0 else self.problem.lists.home[datum])
+
+    def nowhere(self, task: int) -> ScheduleError:
+        """Return the error for a task without a slot."""
+        name = self.problem.tasks[task]
+        return ScheduleError(
+            f"task {name!r} would end later than a float can say, wherever it runs"
+        )
 
     def _sources(self, task: int) -> int:
         """Store what a task reads, as far as it is planned, and return the number of data."""
@@ -116,34 +173,3 @@ class Plan:
         if s.issues:
             ready = issue(self._tables, self._where(task, device), ready, s, False)
         return earliest_gap(s, device, ready, self._seconds[task][device], limit)
-
-
-Pick = Callable[[Plan, int, Sequence[int]], Slot]
-
-
-def by_priority(
-    problem: Problem, possible: Possible, priority: Sequence[float], pick: Pick
-) -> Placement:
-    """Place ready tasks by priority, each in the slot ``pick(plan, task, devices)`` returns.
-
-    Ties go to the task added earlier. O(m + n log n) for m dependencies, plus one call of ``pick``
-    per task.
-    """
-    plan = Plan(problem)
-    placed = list[int]()
-    waits = [len(before) for before in problem.before]
-    ready = [(-priority[task], task) for task, count in enumerate(waits) if not count]
-    heapq.heapify(ready)
-    while ready:
-        _, task = heapq.heappop(ready)
-        slot = pick(plan, task, possible.devices(task))
-        while not possible.choose(task, slot.device):
-            slot = pick(plan, task, possible.devices(task))
-        plan.commit(task, slot)
-        placed.append(task)
-        for other in problem.after[task]:
-            waits[other] -= 1
-            if not waits[other]:
-                heapq.heappush(ready, (-priority[other], other))
-    # Ties go in the order in which tasks were placed.
-    return problem.placement(plan.device, sorted(placed, key=plan.start.__getitem__))

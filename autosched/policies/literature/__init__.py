@@ -4,6 +4,7 @@ On the model of its paper each policy computes what the paper says; the examples
 tests. Beyond that model all of them support copies, streams, links and groups, through a common
 ``Plan``.
 
-``policy="auto"`` tries only HEFT among them, since its portfolio of lists finds better plans than
-the others; and where memory is limited, m-ETF and m-SCT.
+``policy="auto"`` tries only HEFT among them. Its portfolio of lists finds better plans than the
+others, except for some plans of lookahead HEFT on graphs where copies take most of the time; the
+search reaches those.
 """
