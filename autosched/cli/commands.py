@@ -1,9 +1,10 @@
-"""Run the commands demo, simulate, verify, explain, compare and measure."""
+"""Run the commands demo, devices, simulate, verify, explain, compare and measure."""
 
 from __future__ import annotations
 
 import argparse
 from collections import Counter
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from autosched.errors import AutoschedError, ProgramError, ScheduleError, UsageE
 from autosched.machine.machine import Machine
 from autosched.scheduling.schedule import Schedule
 
-__all__ = ["compare", "demo", "explain", "measure", "simulate", "summary", "verify"]
+__all__ = ["compare", "demo", "devices", "explain", "measure", "simulate", "summary", "verify"]
 
 
 def demo(arguments: argparse.Namespace) -> int:
@@ -35,6 +36,44 @@ def demo(arguments: argparse.Namespace) -> int:
 
     arguments.folder.mkdir(parents=True, exist_ok=True)
     return main(arguments.epochs, arguments.folder)
+
+
+def devices(arguments: argparse.Namespace) -> int:
+    """List torch's devices and the local machine."""
+    found = _torch_devices()
+    path = arguments.machine
+    machine = read(path, Machine.from_json) if path else Machine.local(arguments.gpus)
+    if arguments.write is not None:
+        deliver(machine.to_json() + "\n", arguments.write)
+    if arguments.json:
+        shown = asdict(machine)
+        for device in shown["devices"]:
+            del device["imagined"]  # the machine contains it
+        print(json_text({"here": found, "machine": shown}))
+        return 0
+    accelerators = found["accelerators"]
+    threads = f"{found['threads']} CPU threads"
+    print(f"torch {found['torch']}: {threads}, {len(accelerators)} accelerators")
+    for device in accelerators:
+        print(f"  {device['device']}: {device['name']}, {device['nbytes'] / 2**30:.0f} GiB")
+    print(f"\n{path or 'Machine.local()'}:")
+    print("\n".join(f"  {line}" for line in str(machine).splitlines()))
+    if not path:
+        print("  rates are rough defaults; `autosched measure` measures")
+    return 0
+
+
+def _torch_devices() -> dict[str, Any]:
+    import torch
+
+    found = []
+    if torch.accelerator.is_available():
+        kind = str(torch.accelerator.current_accelerator())
+        for i in range(torch.accelerator.device_count()):
+            item = getattr(torch, kind).get_device_properties(i)
+            found.append({"device": f"{kind}:{i}", "name": item.name, "nbytes": item.total_memory})
+    threads = torch.get_num_threads()
+    return {"torch": torch.__version__, "threads": threads, "accelerators": found}
 
 
 # ---- predictions

@@ -97,6 +97,21 @@ def _demo(subparsers: Any) -> None:
     add("--folder", type=Path, default=Path(), help="where to write the pictures (default: here)")
 
 
+def _devices(subparsers: Any) -> None:
+    parser = _command(
+        subparsers,
+        commands.devices,
+        "show the devices that are here, and the links between them",
+        "Show torch's devices, and the machine that schedules are made for with --local.",
+        "--write m.json && autosched show plan.json --machine m.json",
+    )
+    _add_real_gpus(parser)
+    add = parser.add_argument
+    add("--machine", type=Path, metavar="FILE", help="show this machine instead, measured perhaps")
+    add("--write", type=Path, metavar="FILE", help="write it as JSON, to be edited, for --machine")
+    _add_json(parser)
+
+
 def _show(subparsers: Any) -> None:
     parser = _command(
         subparsers,
@@ -226,7 +241,7 @@ def _measure(subparsers: Any) -> None:
     add("--cache", nargs="?", const=True, metavar="FOLDER", help=what)
 
 
-_COMMANDS = (_demo, _show, _simulate, _verify, _run, _explain, _compare, _measure)
+_COMMANDS = (_demo, _devices, _show, _simulate, _verify, _run, _explain, _compare, _measure)
 
 
 # ---- options that several commands have
@@ -270,7 +285,7 @@ def _add_planning(parser: argparse.ArgumentParser) -> None:
     add("--hosts", type=_hosts, metavar="N", help="N such hosts, joined by a network")
     what = f"what joins the hosts: {', '.join(NETWORKS)} (default: ethernet100)"
     add("--network", choices=tuple(NETWORKS), metavar="NAME", help=what)
-    what = "a machine as JSON, as Machine.to_json writes"
+    what = "a machine as JSON, as `autosched devices` writes"
     add("--machine", type=Path, metavar="FILE", help=what)
     add("--local", action="store_true", help="this machine; with --gpus, so many of its GPUs")
     what = "that machine, F times slower, to be emulated by a CPU"

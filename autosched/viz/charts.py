@@ -77,9 +77,10 @@ def lines_svg(
     """Draw series on common axes, named ``x`` and ``y``.
 
     Units get prefixes where these are usual (s, B, FLOP/s). The y axis starts at 0 unless that
-    would hide differences; then the chart says so. Raises ChartError for numbers that are not
-    finite, for other styles, for an x of 0 or less where ``log_x``, and where matplotlib is not
-    installed.
+    would hide differences; then the chart says so. Lines that coincide with earlier ones are dashed
+    so that both are visible, and the legend names lines that are equal. Raises ChartError for
+    numbers that are not finite, for other styles, for an x of 0 or less where ``log_x``, and where
+    matplotlib is not installed.
 
     >>> measured = Line("measured", [(1, 0.02, 0.019, 0.022), (2, 0.013, 0.012, 0.015)], "points")
     >>> predicted = Line("predicted", [(1, 0.02), (2, 0.012)], "dashed")
@@ -97,8 +98,14 @@ def lines_svg(
         axes = figure.add_subplot()
         axes.ticklabel_format(useOffset=False)
         legend: dict[str, Any] = {}
-        for i, (one, mine) in enumerate(zip(lines, points, strict=True)):
-            legend.setdefault(one.name, _draw_line(axes, mine, i, one.style))
+        drawn: set[Any] = set()
+        labels = _labels(lines, points)
+        for i, (one, label, mine) in enumerate(zip(lines, labels, points, strict=True)):
+            segments = set(pairwise(_visible(mine))) if one.style != "points" else set()
+            is_overlapping = one.style == "solid" and segments & drawn
+            drawn |= segments
+            artist = _draw_line(axes, mine, i, "overlapping" if is_overlapping else one.style)
+            legend.setdefault(label, artist)
         _set_x_axis(axes, sorted({point[0] for mine in points for point in mine}), log_x)
         _set_y_axis(axes, [value for mine in points for point in mine for value in point[1:]])
         axes.set_xlabel(axis_label(x, x_unit))
@@ -123,6 +130,20 @@ def _points(line: Line, log_x: bool) -> list[_Point]:
             raise ChartError(f"x of {what} must be more than 0 on a logarithmic axis, got {got}")
         made.append((x, y, *(ends or (y, y))))
     return made
+
+
+def _visible(points: Iterable[_Point]) -> tuple[tuple[float, str], ...]:
+    """Return (x, y) of points, with as many digits of y as can be seen."""
+    return tuple((point[0], f"{point[1]:.3g}") for point in points)
+
+
+def _labels(lines: Iterable[Line], points: Iterable[Sequence[_Point]]) -> Iterable[str]:
+    """Return the label of each line, which names the first line with the same points."""
+    first: dict[object, str] = {}
+    for one, mine in zip(lines, points, strict=True):
+        equal = first.setdefault(_visible(mine), one.name)
+        is_named = one.name and equal and mine and equal != one.name
+        yield f"{one.name} (as {equal})" if is_named else one.name
 
 
 def _draw_line(axes: Axes, points: Sequence[_Point], i: int, style: str) -> Any:

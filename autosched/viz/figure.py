@@ -24,7 +24,7 @@ __all__ = ["INK", "LINES", "MUTED", "PAPER", "axis_label", "chart", "finite", "l
 
 WIDTH = 720.0  # in pixels
 INK, MUTED, PAPER, GRID = (color(name) for name in ("ink", "muted", "paper", "grid"))
-LINES: dict[str, Any] = {"solid": "-", "dashed": (0, (2.7, 2.3))}
+LINES: dict[str, Any] = {"solid": "-", "dashed": (0, (2.7, 2.3)), "overlapping": (0, (5, 5))}
 _RC = {
     **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "legend.labelcolor"), MUTED),
     **dict.fromkeys(("xtick.color", "ytick.color"), MUTED),

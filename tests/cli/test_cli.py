@@ -675,7 +675,7 @@ def test_what_is_measured_is_what_other_commands_take(builder, tmp_path, capsys,
     assert run(capsys, "simulate", f"{builder}:graph", "--costs", costs)[0] == 0
 
 
-# ---- compare
+# ---- compare and devices
 
 
 def test_machines_and_policies_are_compared(plan, tmp_path, capsys):
@@ -731,6 +731,17 @@ def test_a_comparison_in_which_nothing_works_exits_with_2(plan, capsys):
     assert complaints == "autosched: no machine can run this; the reasons are printed above\n"
 
 
+def test_devices_are_shown_and_written(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    path = tmp_path / "machine.json"
+    code, said, complaints = run(capsys, "devices", "--write", path)
+    assert (code, complaints) == (0, f"wrote {path}\n")
+    assert said.startswith(f"torch {torch.__version__}: ")
+    assert "  cpu: 50 GFLOP/s" in said
+    assert autosched.Machine.from_json(path.read_text()) == autosched.Machine.local()
+    assert json.loads(run(capsys, "devices", "--json")[1])["machine"]["devices"][0]["name"] == "cpu"
+
+
 # ---- manners
 
 
@@ -740,6 +751,7 @@ def test_every_command_has_an_example_that_parses(capsys):
     commands = re.findall(r"^    (\w+) ", capsys.readouterr().out, re.MULTILINE)
     assert {
         "demo",
+        "devices",
         "show",
         "simulate",
         "verify",

@@ -125,6 +125,16 @@ def test_an_axis_that_does_not_start_at_0_is_marked():
         assert texts(svg).count("0") + texts(svg).count("0.0") >= 1
 
 
+def test_lines_that_coincide_are_dashed_and_equal_ones_are_named():
+    points = [(1, 20.0), (2, 10.0), (4, 5.0)]
+    other = [(1, 20.0), (2, 10.0), (4, 1.0)]
+    lines = [Line("a", points), Line("b", other), Line("c", points), Line("d", [(1, 3), (2, 2)])]
+    svg = lines_svg(lines)
+    dashed = [bool(data(svg, SERIES[i][0], dashed=True)) for i in range(4)]
+    assert dashed == [False, True, True, False]
+    assert {"a", "b", "c (as a)", "d"} <= set(texts(svg))
+
+
 numbers = st.one_of(st.floats(-1e9, 1e9), st.integers(-20, 20), st.floats(-1e-6, 1e-6))
 points = st.one_of(st.tuples(numbers, numbers), st.tuples(numbers, numbers, numbers, numbers))
 names = st.text(max_size=12)
