@@ -208,7 +208,7 @@ MUTANTS = (
         f"{LOWERING}/hazards.py",
         'if d.kind == "order"]',
         'if d.kind == "never"]',
-        SERIAL,
+        "tests/laws/test_bugs.py::test_random_tasks_kept_no_order_where_the_second_also_wrote_what_the_first_read",
     ),
     Mutant(
         "memory is freed under the version of a view of it",
@@ -383,7 +383,7 @@ MUTANTS = (
         "autosched/program/residency.py",
         "if self._early and (value, device) in self._early:",
         "if not self:",
-        REFERENCE,
+        "tests/program/test_residency.py::test_a_value_has_the_first_version_whose_write_has_not_come",
     ),
     Mutant(
         "a write covers all parts that it overlaps",
