@@ -6,11 +6,11 @@ import html
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from itertools import groupby
+from itertools import groupby, product
 from typing import Literal
 
 from autosched._lib.text import amount, duration, table
-from autosched.viz import Bar, bars_svg
+from autosched.viz import Bar, Line, bars_svg, lines_svg
 
 __all__ = ["Comparison", "Refusal", "Row"]
 
@@ -108,13 +108,33 @@ class Comparison:
         return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>{refused}"
 
     def svg(self) -> str:
-        """Draw makespans, or periods if these are the objective, as bars by machine and policy."""
-        bars = [Bar(row.machine, self._seconds(row), series=row.policy) for row in self.rows]
+        """Draw makespans as lines over numbers of GPUs, by policy and link, or else as bars."""
         title = f"{self.name}: predicted"
+        points = {(row.gpus, row.link, row.policy) for row in self.rows}
+        if len({row.gpus for row in self.rows}) > 1 and len(points) == len(self.rows):
+            return lines_svg(self._lines(), title=title, x="GPUs", y=self.objective, y_unit="s")
+        bars = [Bar(row.machine, self._seconds(row), series=row.policy) for row in self.rows]
         return bars_svg(bars, title=title, x=self.objective, unit="s")
 
     def _seconds(self, row: Row) -> float:
         return row.period if self.objective == "period" else row.makespan
+
+    def _lines(self) -> Iterator[Line]:
+        linked = [row for row in self.rows if row.gpus > 1] or self.rows
+        links = dict.fromkeys(row.link for row in linked)
+        known = {(row.gpus, row.link) for row in self.rows}
+        for policy, link in product(dict.fromkeys(row.policy for row in self.rows), links):
+            # With one GPU, or none, no links join GPUs: the point is on every line without
+            # another point there.
+            rows = [
+                row
+                for row in self.rows
+                if row.policy == policy
+                and (row.link == link or (row.gpus < 2 and (row.gpus, link) not in known))
+            ]
+            rows.sort(key=lambda row: row.gpus)
+            name = f"{policy}, {link}" if len(links) > 1 else policy
+            yield Line(name, [(row.gpus, self._seconds(row)) for row in rows])
 
     @property
     def _heads(self) -> tuple[str, ...]:

@@ -218,7 +218,20 @@ def test_track_is_given_every_pair_and_may_show_them() -> None:
     ]
 
 
-def test_a_comparison_is_drawn_as_bars() -> None:
+def test_over_numbers_of_gpus_there_is_a_line_for_each_policy_and_link() -> None:
+    both = [*emulated(1, 2, 4), *emulated(2, 4, link="nvlink4")]
+    svg = asc.compare(wide(), both, ["single", "heft"]).svg()
+    words = [element.text for element in ElementTree.fromstring(svg).iter() if element.text]
+    names = ("single, pcie4", "single, nvlink4", "heft, pcie4", "heft, nvlink4")
+    assert [name for word in words for name in names if word.partition(" (as ")[0] == name] == list(
+        names
+    )
+    assert "single, nvlink4 (as single, pcie4)" in words  # one GPU alone needs no link
+    lines = list(asc.compare(wide(), both, ["heft"])._lines())
+    assert [len(line.points) for line in lines] == [3, 3]  # the one GPU is on both lines
+
+
+def test_other_machines_are_bars() -> None:
     svg = asc.compare(
         wide(), {"old": emulated(2)[0], "new": emulated(2, link="nvlink4")[0]}, ["single", "heft"]
     ).svg()
