@@ -208,7 +208,7 @@ MUTANTS = (
         f"{LOWERING}/hazards.py",
         'if d.kind == "order"]',
         'if d.kind == "never"]',
-        SERIAL,
+        "tests/laws/test_bugs.py::test_random_tasks_kept_no_order_where_the_second_also_wrote_what_the_first_read",
     ),
     Mutant(
         "memory is freed under the version of a view of it",

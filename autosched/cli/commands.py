@@ -151,7 +151,6 @@ def summary(made: Schedule) -> str:
 
 
 def _period(made: Schedule) -> list[tuple[str, str, str]]:
-    """Return the line about the period of a loop."""
     count = made.program.in_flight
     bound = f"seconds per run with {count} in flight; at least {duration(made.period_bound)}"
     return [("period", duration(made.period), bound)] if count > 1 else []

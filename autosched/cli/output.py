@@ -143,7 +143,6 @@ def reported_errors() -> Iterator[Outcome]:
 
 
 def _report_user_code(error: UserCodeError) -> None:
-    """Print what failed, where in the user's code, and how."""
     cause = error.__cause__
     assert cause is not None
     frames = traceback.extract_tb(cause.__traceback__)

@@ -147,8 +147,6 @@ def _print_result(made: Schedule, equal: bool, outputs: Mapping[str, Any]) -> No
 
 
 def _table(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> list[str]:
-    """Return a table of predicted and measured times."""
-
     def share(item: float | None) -> str:
         return "-" if item is None else f"{item:.0%}"
 

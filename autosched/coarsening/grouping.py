@@ -236,7 +236,6 @@ def _join(cluster: _Cluster, other: _Cluster, alone: bool, most: float) -> bool:
 
 
 def _remove_merged(clusters: list[_Cluster]) -> None:
-    """Remove the clusters that were merged into others."""
     for cluster in clusters:
         if (found := cluster.found()) is not cluster:
             found.tasks += cluster.tasks

@@ -8,11 +8,11 @@ are pinned, are not merged, nor are tasks that ``Folding`` calls fixed. This mod
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeVar, cast
 
+from autosched._lib.topological import topological_order
 from autosched._lib.tree import flatten, transform
 from autosched.coarsening.folding import Folding
 from autosched.graph.composite import Composite
@@ -83,22 +83,12 @@ def carried(graph: Graph, placement: Placement) -> Placement:
         return min(number[name] for name in names if name in number)
 
     place = [first(task) for task in graph.tasks]
-    waits = [len(task.dependencies) for task in graph.tasks]
-    ready = [(place[i], i) for i, count in enumerate(waits) if not count]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        _, i = heapq.heappop(ready)
-        order.append(i)
-        for user in graph.users[i]:
-            waits[user] -= 1
-            if not waits[user]:
-                heapq.heappush(ready, (place[user], user))
+    before = [[dependency.task for dependency in task.dependencies] for task in graph.tasks]
     devices = {
         task.name: placement.device[placement.order[n]]
         for task, n in zip(graph.tasks, place, strict=True)
     }
-    return Placement(devices, tuple(graph.tasks[i].name for i in order))
+    return Placement(devices, tuple(graph.tasks[i].name for i in topological_order(before, place)))
 
 
 def common_origin(tasks: Sequence[Task]) -> Origin:
@@ -167,27 +157,14 @@ class _Merger:
 
     def _ordered(self) -> list[list[int]]:
         """Return the tasks of each cluster, clusters in topological order."""
-        tasks: dict[int, list[int]] = {}
+        tasks: list[list[int]] = [[] for _ in {*self.cluster.values()}]
         for task, cluster in self.cluster.items():
-            tasks.setdefault(cluster, []).append(task)
-        waits = dict.fromkeys(tasks, 0)
-        followers = {cluster: list[int]() for cluster in tasks}
-        for task, cluster in self.cluster.items():
-            for other in (self.cluster[before] for before in self.folding.before[task]):
-                if other != cluster:
-                    waits[cluster] += 1
-                    followers[other].append(cluster)
-        ready = [(tasks[cluster][0], cluster) for cluster, count in waits.items() if not count]
-        heapq.heapify(ready)
-        found = []
-        while ready:
-            _, cluster = heapq.heappop(ready)
-            found.append(tasks[cluster])
-            for follower in followers[cluster]:
-                waits[follower] -= 1
-                if not waits[follower]:
-                    heapq.heappush(ready, (tasks[follower][0], follower))
-        return found
+            tasks[cluster].append(task)
+        before = [
+            [c for task in some for b in self.folding.before[task] if (c := self.cluster[b]) != own]
+            for own, some in enumerate(tasks)
+        ]
+        return [tasks[c] for c in topological_order(before, [some[0] for some in tasks])]
 
 
 class _Writer:
@@ -326,7 +303,6 @@ def _components(cluster: Mapping[int, int], before: Mapping[int, Sequence[int]])
 
 
 def _taken(graph: Graph, tasks: Sequence[int]) -> list[int]:
-    """Return the values that tasks read and do not make, in order of first read."""
     made = {use.value for task in tasks for use in graph.tasks[task].outputs}
     reads = (use.value for task in tasks for use in graph.tasks[task].reads)
     return [value for value in dict.fromkeys(reads) if value not in made]

@@ -157,7 +157,6 @@ class _Writer:
     def _calls(
         self, last: int, lines: list[tuple[str, int]]
     ) -> Iterator[tuple[int, tuple[int, tuple[str, ...]]]]:
-        """Yield the numbers of lines with calls; ``last`` is the number of the last line."""
         number = last - sum(text.count("\n") + 1 for text, _ in lines)
         for text, position in lines:
             for _ in text.splitlines():

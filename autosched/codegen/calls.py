@@ -54,8 +54,6 @@ class Caller:
 
 
 class _Writer:
-    """Writes one call."""
-
     def __init__(self, functions: Functions, task: Task, name: Callable[[int], str], device: str):
         self.device = device
         self.functions = functions

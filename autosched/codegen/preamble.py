@@ -187,7 +187,6 @@ def _events(device: str, names: Sequence[str]) -> Iterator[str]:
 
 
 def _host_streams(program: Program, machine: Machine, module: Globals) -> list[str]:
-    """Return the names of streams that copy from or to host memory."""
     found = {
         copy.stream
         for copy in program

@@ -88,7 +88,6 @@ class Comparison:
 
     @property
     def _in_flight(self) -> bool:
-        """Whether there are periods to show."""
         return self.objective == "period" or any(row.in_flight > 1 for row in self.rows)
 
     def __str__(self) -> str:

@@ -135,7 +135,6 @@ class Case:
         return {**copied, **self.wanted}
 
     def _made(self, label: str) -> str:
-        """Return the device on which an output is produced."""
         value = self.graph.values[self.graph.outputs[label]]
         maker = self.graph.maker(Use(value.index, self.graph.last_version(value.index)))
         if maker is None:

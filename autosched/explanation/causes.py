@@ -56,7 +56,6 @@ def binding_predecessors(
 
 
 def _cause(case: Case, timeline: Timeline, later: int, earlier: int) -> Cause:
-    """Return why one span follows another."""
     ours = case.program.instructions[timeline.spans[later].instruction]
     theirs = case.program.instructions[timeline.spans[earlier].instruction]
     one_stream = not set(timeline.spans[later].streams).isdisjoint(timeline.spans[earlier].streams)

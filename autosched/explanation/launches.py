@@ -74,7 +74,6 @@ def is_issued_late(case: Case) -> bool:
 
 
 def _busy(case: Case) -> str:
-    """Describe for how long the busiest thread issues work."""
     assert case.issuing is not None
     thread = dict(zip(case.program.streams, case.issuing.thread.tolist(), strict=True))
     busy: dict[int, float] = {}

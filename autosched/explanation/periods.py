@@ -123,14 +123,12 @@ def _busy(case: Case) -> dict[Stream, float]:
 
 
 def _full(case: Case) -> str:
-    """Return the device that has no room for another run in flight, or an empty text."""
     needs = needs_of_runs(case.program, case.graph, case.machine, case.costs)
     name = min(needs, key=lambda device: needs[device].most)
     return name if needs[name].most <= case.program.in_flight else ""
 
 
 def _better(case: Case, found: Period, limit: Limit) -> Iterator[Better]:
-    """Yield changes that shorten the period."""
     program = case.program
     least = (1 - _LEAST) * found.seconds
     if limit == "in_flight":

@@ -54,7 +54,6 @@ class Plans:
 
 
 def _plans(case: Case, few: Sequence[Policy]) -> tuple[Case, ...]:
-    """Plan with all policies, or with a few."""
     graph = case.graph
     if len(graph) > _MOST:
         return ()
@@ -190,7 +189,6 @@ def _remedy(case: Case, plan: Case, kind: str) -> Remedy:
 
 
 def _binding(case: Case, bound: Sequence[Task]) -> str:
-    """Write which tasks are bound to which devices."""
     what = f"{count(len(bound), 'task')} {'is' if len(bound) == 1 else 'are'}"
     if 1 < len(bound) == len(case.graph.tasks):
         what = "all tasks are"
@@ -215,7 +213,6 @@ def device_count_note(case: Case, plans: Plans) -> tuple[str, ...]:
 
 
 def _longer(ratio: float) -> str:
-    """Write how many times as long it takes."""
     if ratio > _FAR:
         return f"{ratio:.0f} times as long"
     return f"{percent(ratio - 1)} longer" if ratio > 1.005 else "as long"

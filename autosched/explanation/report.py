@@ -164,7 +164,6 @@ def _remedies(
     before: Sequence[Sequence[Predecessor]],
     waited: Mapping[int, float],
 ) -> Iterator[Remedy]:
-    """Yield all remedies, with predicted makespans."""
     yield from pin_memory(case)
     yield from keep_inputs(case)
     yield from avoid_host_reads(case, waited)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from autosched._lib.text import amount, count, duration, percent, shortened, wrapped
 from autosched.explanation.facts import Idle, Step
-from autosched.explanation.period_text import period_lines
 
 if TYPE_CHECKING:
+    from autosched.explanation.periods import PeriodFacts
     from autosched.explanation.report import Explanation, Late
 
 __all__ = ["report_text"]
@@ -22,6 +22,7 @@ __all__ = ["report_text"]
 _INDENT = 15  # of the facts, after their headings
 _MOST_STEPS = 8
 _MOST_CAUSES = 4
+_MOST_IN_CYCLE = 6  # tasks of a cycle
 
 _BOUNDS = {
     "critical_path": "the longest chain of tasks and copies takes that long",
@@ -46,6 +47,15 @@ _WAITS = {
     "gap": "in gaps",
     "end": "with nothing left to do",
 }
+_PERIODS = {
+    "device": "{stream} is never idle",
+    "copies": "{stream} copies without a pause",
+    "carried": "each run needs what the run before leaves, in a cycle of {cycle}",
+    "order": "streams are in order, and one waits within a run for work that depends on its own: "
+    "{cycle}",
+    "in_flight": "no run begins before one of those in flight has ended",
+    "host": "threads of the host need that long to issue {cycle}",
+}
 _ORDER = {"device": "device busy with", "link": "in line behind", "order": "after"}
 
 
@@ -62,7 +72,6 @@ def report_text(found: Explanation) -> str:
 
 
 def _advice(found: Explanation) -> Iterator[str]:
-    """Yield the lines of the advice."""
     if found.advice:
         yield "What would help, each alone, as simulated"
     else:
@@ -76,7 +85,6 @@ def _advice(found: Explanation) -> Iterator[str]:
 
 
 def _facts(found: Explanation) -> Iterator[str]:
-    """Yield the lines of the facts."""
     if found.efficiency.seconds:
         yield from _fact("Efficiency", _efficiency(found))
     if found.copies:
@@ -93,7 +101,7 @@ def _facts(found: Explanation) -> Iterator[str]:
     if found.late:
         yield from _fact("Late", "; ".join(map(_late, found.late)))
     if found.period is not None:
-        lines = period_lines(found.period)
+        lines = _period_lines(found.period)
         yield from _fact("Period", next(lines))
         for line in lines:
             yield from _fact("", line)
@@ -110,7 +118,6 @@ def _efficiency(found: Explanation) -> str:
 
 
 def _idle(found: Idle, makespan: float) -> Iterator[str]:
-    """Yield the causes of idle time of a device."""
     if found.causes.keys() == {"end"} and found.seconds >= makespan:
         yield f"{found.device:<{_INDENT}}not used"
         return
@@ -186,7 +193,6 @@ def _lasting(steps: Sequence[Step]) -> Iterator[Step]:
 
 
 def _skipped(steps: Sequence[Step]) -> Iterator[str]:
-    """Yield a line for steps that are left out."""
     if steps:
         seconds = sum(step.end - step.start for step in steps)
         yield f"{'':11}  {duration(seconds):>8}  ... {count(len(steps), 'step')}"
@@ -204,6 +210,27 @@ def _why(step: Step) -> str:
     if step.gap > 0.05 * (step.end - step.start) and step.gap > 0:
         parts.append(f"{duration(step.gap)} late")
     return ", ".join(parts)
+
+
+def _period_lines(found: PeriodFacts) -> Iterator[str]:
+    """Yield sentences about a period, without indentation."""
+    names = [repr(name) for name in found.cycle[:_MOST_IN_CYCLE]]
+    names += ["..."] * (len(found.cycle) > _MOST_IN_CYCLE)
+    reason = _PERIODS[found.limit].format(stream=found.stream, cycle=", ".join(names))
+    yield f"{duration(found.seconds)} per run, with {found.in_flight} in flight: {reason}"
+    if found.bound:
+        share = percent(found.bound / found.seconds) if found.seconds else "100%"
+        yield f"no schedule with as many in flight takes less than {duration(found.bound)} ({share})"
+    stream, seconds = next(iter(found.busy.items()), ("", 0.0))
+    if found.limit not in ("device", "copies") and seconds:
+        yield f"the busiest stream, {stream}, works {percent(seconds / found.seconds)} of it"
+    for better in found.better:
+        gain = percent(1 - better.period / found.seconds)
+        yield f"-{gain}: {better.words} -> {duration(better.period)}"
+    if found.memory and found.limit == "in_flight":
+        yield f"the memory of {found.memory} has no room for another run"
+    elif found.enough < found.in_flight:
+        yield f"in_flight={found.enough} would suffice"
 
 
 def _longest_first(seconds: Mapping[str, float]) -> list[tuple[str, float]]:

@@ -131,7 +131,6 @@ def explain_task(case: Case, name: str, measured: Timeline | None = None) -> Tas
 
 
 def _position(timeline: Timeline, name: str) -> int:
-    """Return the position of the span of a task."""
     spans = enumerate(timeline.spans)
     return next(i for i, span in spans if span.kind == "run" and span.name == name)
 
@@ -161,7 +160,6 @@ def _needed(case: Case, name: str, timeline: Timeline, before: Sequence[Predeces
 
 
 def _description(case: Case, span: Span) -> str:
-    """Describe a task or a copy in words."""
     if span.kind == "run":
         return f"{span.name!r} on {span.streams[0].device}"
     copy = case.program.instructions[span.instruction]
@@ -169,7 +167,6 @@ def _description(case: Case, span: Span) -> str:
 
 
 def _reason(case: Case, task: Task, allowed: Choices) -> str:
-    """Say why a task is on its device."""
     device = case.placement.device[task.name]
     if constraint(task, case.machine):
         return f"bound to {device}, where it was added or by place="

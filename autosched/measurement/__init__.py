@@ -15,31 +15,22 @@
     sanity          readings that are impossible
     cache           a file of earlier measurements
     slowdown        how much slower an emulated machine must be for this CPU
-    accuracy        predicted and measured time of a schedule
 
 Nothing is modelled here, and no policy is used: what was not measured remains unchanged.
 """
 
 from __future__ import annotations
 
-from autosched.measurement.accuracy import Accuracy, accuracy
-from autosched.measurement.links import Direction, measured_directions, measured_links
+from autosched.measurement.links import measured_links
 from autosched.measurement.machines import measure_machine
 from autosched.measurement.slowdown import emulation_slowdown
 from autosched.measurement.storage import measure_storage
-from autosched.measurement.stream_sharing import Sharing, sharing
 from autosched.measurement.tasks import measure_costs
 
 __all__ = [
-    "Accuracy",
-    "Direction",
-    "Sharing",
-    "accuracy",
     "emulation_slowdown",
     "measure_costs",
     "measure_machine",
     "measure_storage",
-    "measured_directions",
     "measured_links",
-    "sharing",
 ]

@@ -45,7 +45,6 @@ def _measured(device: torch.device) -> tuple[float, float]:
 
 
 def _least(watch: EventWatch, calls: Sequence[Call]) -> float:
-    """Return the least average time of a call in the issuing thread."""
     found = []
     for _ in range(_REPEAT):
         found.append(watch.time(calls)[0].issued)

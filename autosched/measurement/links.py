@@ -13,10 +13,10 @@ from __future__ import annotations
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,15 +25,7 @@ from autosched.measurement.cache import MeasurementCache
 from autosched.measurement.hardware import torch_device
 from autosched.measurement.stopwatch import Stopwatch, stopwatch, synchronize
 
-__all__ = [
-    "SIZES",
-    "Direction",
-    "Track",
-    "fitted",
-    "is_possible",
-    "measured_directions",
-    "measured_links",
-]
+__all__ = ["SIZES", "Track", "fitted", "is_possible", "measured_links"]
 
 Track = Callable[[Sequence[Any]], Iterable[Any]]
 
@@ -42,55 +34,16 @@ _RATES = 1e6, 1e14  # bytes per second; readings beyond are rejected
 _LATENCY = 0.1
 
 
-@dataclass(frozen=True)
-class Direction:
+class _Direction(NamedTuple):
     """One direction of a link, and the median seconds of copies by their bytes.
 
     ``pinned`` says whether host memory was.
-
-    >>> [round(number, 3) for number in Direction("cpu", "cuda:0", True, {1: 1.5, 3: 2.5}).line]
-    [2.0, 1.0]
     """
 
     source: str
     destination: str
     pinned: bool
     seconds: Mapping[int, float]
-
-    @property
-    def line(self) -> tuple[float, float] | None:
-        """Bytes per second and latency of the fitted line; None if there is none."""
-        return fitted(self.seconds)
-
-
-def measured_directions(
-    machine: Machine,
-    *,
-    repeat: int = 9,
-    cached: MeasurementCache | None = None,
-    track: Track = iter,
-) -> list[Direction]:
-    """Return the times of copies in each direction of each link.
-
-    For host memory they are measured twice: page-locked and pageable. Links of storage devices are
-    left out: see ``measure_storage``.
-    """
-    cached = cached or MeasurementCache(None)
-    device = {d.name: torch_device(d) for d in machine.devices}
-    pairs = []
-    for link in machine.links:
-        if machine.device(link.source).is_storage or machine.device(link.destination).is_storage:
-            continue
-        source = device[link.source]
-        destination = device[link.destination]
-        on_host = "cpu" in (source.type, destination.type) and source != destination
-        for ends in ((link.source, link.destination), (link.destination, link.source)):
-            pairs += [(*ends, True), (*ends, False)] if on_host else [(*ends, True)]
-    found = []
-    for start, end, pinned in track(pairs):
-        copy = partial(_copies, device[start], device[end], pinned, repeat, cached)
-        found.append(Direction(start, end, pinned, {size: copy(size) for size in SIZES}))
-    return found
 
 
 def measured_links(
@@ -103,14 +56,15 @@ def measured_links(
     """Return the machine with measured links: each is as fast as the slower of its two directions.
 
     A link without a measurable rate, or with an impossible one, is not changed, with a warning.
+    Links of storage devices are left out: see ``measure_storage``.
     """
-    by_ends: dict[frozenset[str], list[Direction]] = {}
-    for found in measured_directions(machine, repeat=repeat, cached=cached, track=track):
+    by_ends: dict[frozenset[str], list[_Direction]] = {}
+    for found in _directions(machine, repeat, cached or MeasurementCache(None), track):
         by_ends.setdefault(frozenset((found.source, found.destination)), []).append(found)
+    ends = [frozenset((link.source, link.destination)) for link in machine.links]
     links = [
-        _measured_link(link, by_ends[ends]) if ends in by_ends else link
-        for link in machine.links
-        for ends in (frozenset((link.source, link.destination)),)
+        _measured_link(link, by_ends[pair]) if pair in by_ends else link
+        for link, pair in zip(machine.links, ends, strict=True)
     ]
     return Machine(
         machine.devices,
@@ -121,7 +75,26 @@ def measured_links(
     )
 
 
-def _measured_link(link: Link, directions: Sequence[Direction]) -> Link:
+def _directions(
+    machine: Machine, repeat: int, cached: MeasurementCache, track: Track
+) -> Iterator[_Direction]:
+    """Yield the times of copies in each direction; of host memory page-locked and pageable."""
+    device = {d.name: torch_device(d) for d in machine.devices}
+    pairs = []
+    for link in machine.links:
+        if machine.device(link.source).is_storage or machine.device(link.destination).is_storage:
+            continue
+        source = device[link.source]
+        destination = device[link.destination]
+        on_host = "cpu" in (source.type, destination.type) and source != destination
+        for ends in ((link.source, link.destination), (link.destination, link.source)):
+            pairs += [(*ends, True), (*ends, False)] if on_host else [(*ends, True)]
+    for start, end, pinned in track(pairs):
+        copy = partial(_copies, device[start], device[end], pinned, repeat, cached)
+        yield _Direction(start, end, pinned, {size: copy(size) for size in SIZES})
+
+
+def _measured_link(link: Link, directions: Sequence[_Direction]) -> Link:
     line, pageable = (
         _accepted_line(link, [found for found in directions if found.pinned == pinned])
         for pinned in (True, False)
@@ -134,7 +107,7 @@ def _measured_link(link: Link, directions: Sequence[Direction]) -> Link:
     return replace(link, bytes_per_second=rate, latency=latency, pageable_bytes_per_second=slow)
 
 
-def _accepted_line(link: Link, directions: Sequence[Direction]) -> tuple[float, float] | None:
+def _accepted_line(link: Link, directions: Sequence[_Direction]) -> tuple[float, float] | None:
     """Return the line through the slower copies of each size.
 
     None, and a warning, if it is impossible for a link.
@@ -198,7 +171,6 @@ def _copies(
     cached: MeasurementCache,
     nbytes: int,
 ) -> float:
-    """Return the median seconds of copies of one size."""
     name = f"{source} -> {destination}{'' if pinned else ' pageable'} {nbytes}"
     if earlier := cached.get("copy", name):
         return earlier[0]

@@ -58,7 +58,6 @@ def _finite_sum(rates: Iterable[float]) -> float:
 
 
 def _seconds(call: Callable[[], Any]) -> float:
-    """Return the median of a call's times, without the first."""
     times = []
     with torch.no_grad():
         for _ in range(_REPEAT + 1):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 
@@ -21,77 +20,58 @@ from autosched.measurement.stopwatch import EventWatch, synchronize
 from autosched.program.program import Stream
 from autosched.runtime.backends.accelerator import _pooled
 
-__all__ = ["COUNTS", "Sharing", "sharing", "worthwhile_streams"]
+__all__ = ["COUNTS", "sharing", "worthwhile_streams"]
 
 COUNTS = (2, 4, 8)  # streams that are tried
 # Times the work per second that more streams must do, to pay for their events and memory.
 GAIN = 1.1
-_SMALL = 128  # of the square matrices that are multiplied
-_LARGE = 2048
-_CALLS = {_SMALL: 32, _LARGE: 4}  # on each stream
-
-
-class Sharing(NamedTuple):
-    """How many times longer several streams with the same work take than one.
-
-    1 is fully concurrent; a ratio equal to the number of streams is no gain. ``small``: with
-    kernels that leave part of the device free; ``large``: with kernels that use all of it.
-    """
-
-    small: float
-    large: float
+_SIZE = 128  # of the square matrices that are multiplied: small ones
+_CALLS = 32  # on each stream
 
 
 def sharing(
-    device: torch.device,
-    streams: int = 2,
-    *,
-    repeat: int = 5,
-    cached: MeasurementCache | None = None,
-) -> Sharing:
-    """Probe an accelerator with this many streams."""
-    cached = cached or MeasurementCache(None)
+    device: torch.device, streams: int, *, cached: MeasurementCache, repeat: int = 5
+) -> float:
+    """Return how many times longer several streams with the same work take than one.
+
+    1 is fully concurrent; a ratio equal to the number of streams is no gain.
+    """
     name = "sharing", model_name(device), str(streams)
-    earlier = cached.get(*name)
-    ratios = earlier or [_ratio(device, streams, size, repeat) for size in (_SMALL, _LARGE)]
-    found = Sharing(*ratios)
-    cached.put((found.small, found.large), *name)
-    return found
+    if earlier := cached.get(*name):
+        return earlier[0]
+    alone, together = (
+        statistics.median(_seconds(device, count) for _ in range(repeat + 1))
+        for count in (1, streams)
+    )
+    ratio = together / alone if alone > 0 else float("nan")
+    cached.put((ratio, ratio), *name)
+    return ratio
 
 
-def worthwhile_streams(found: Sequence[tuple[int, Sharing]]) -> int:
-    """Return how many streams are worthwhile, from readings by their number.
+def worthwhile_streams(found: Sequence[tuple[int, float]]) -> int:
+    """Return how many streams are worthwhile, from ratios of ``sharing`` by their number.
 
     Each step must gain, and be possible.
 
-    >>> worthwhile_streams([(2, Sharing(1.0, 2.0)), (4, Sharing(1.5, 4.0)), (8, Sharing(3.0, 8.0))])
+    >>> worthwhile_streams([(2, 1.0), (4, 1.5), (8, 3.0)])
     4
     """
     best = 1
     done = 1.0
-    for streams, reading in found:
-        if not reading.small >= 0.5 or streams / reading.small < GAIN * done:
+    for streams, ratio in found:
+        if not ratio >= 0.5 or streams / ratio < GAIN * done:
             break
         best = streams
-        done = streams / reading.small
+        done = streams / ratio
     return best
 
 
-def _ratio(device: torch.device, streams: int, size: int, repeat: int) -> float:
-    """Return the time of the streams divided by the time of one of them."""
-    alone, together = (
-        statistics.median(_seconds(device, count, size) for _ in range(repeat + 1))
-        for count in (1, streams)
-    )
-    return together / alone if alone > 0 else float("nan")
-
-
-def _seconds(device: torch.device, count: int, size: int) -> float:
+def _seconds(device: torch.device, count: int) -> float:
     """Return how long streams take for the same products each."""
     watch = EventWatch(device)
     names = (f"compute{number or ''}" for number in range(count))
     own = [_pooled(device, Stream(str(device), name)) for name in names]
-    matrices = [torch.ones(size, size, device=device) for _ in own]
+    matrices = [torch.ones(_SIZE, _SIZE, device=device) for _ in own]
     products = [torch.empty_like(matrix) for matrix in matrices]
     synchronize(device)
 
@@ -100,7 +80,7 @@ def _seconds(device: torch.device, count: int, size: int) -> float:
         begun.record(watch.stream)
         for stream in own:
             stream.wait_event(begun)
-        for _ in range(_CALLS[size]):
+        for _ in range(_CALLS):
             for stream, matrix, product in zip(own, matrices, products, strict=True):
                 torch.accelerator.set_stream(stream)
                 torch.mm(matrix, matrix, out=product)

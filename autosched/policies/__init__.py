@@ -31,13 +31,12 @@ from collections.abc import Callable, Mapping
 
 from autosched.policies.candidates import candidates
 from autosched.policies.in_order import in_order
+from autosched.policies.literature.baechi import m_etf, m_sct
 from autosched.policies.literature.cpop import cpop
 from autosched.policies.literature.dls import dls
 from autosched.policies.literature.heft import heft
 from autosched.policies.literature.lookahead import lookahead
-from autosched.policies.literature.m_etf import m_etf
-from autosched.policies.literature.m_sct import m_sct
-from autosched.policies.literature.min_min import max_min, min_min, sufferage
+from autosched.policies.literature.min_min import min_min
 from autosched.policies.literature.peft import peft
 from autosched.policies.local_search.exact import exact
 from autosched.policies.local_search.portfolio import portfolio
@@ -61,7 +60,6 @@ __all__ = [
     "lookahead",
     "m_etf",
     "m_sct",
-    "max_min",
     "min_min",
     "peft",
     "portfolio",
@@ -70,7 +68,6 @@ __all__ = [
     "search",
     "single",
     "single_on",
-    "sufferage",
 ]
 
 TIMED: Mapping[str, Callable[..., Policy]] = {"search": search, "exact": exact}
@@ -86,8 +83,6 @@ POLICIES: Mapping[str, Policy] = {
     "cpop": cpop,
     "dls": dls,
     "min_min": min_min,
-    "max_min": max_min,
-    "sufferage": sufferage,
     "m_etf": m_etf,
     "m_sct": m_sct,
 }

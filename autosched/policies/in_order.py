@@ -190,7 +190,6 @@ class _Plan:
                 self.ready[reader] = max(self.ready[reader], start + copy.seconds)
 
     def _release(self, task: int, time: float) -> None:
-        """Count down the predecessors of a task, one of which has ended."""
         self.ready[task] = max(self.ready[task], time)
         self.missing[task] -= 1
         if not self.missing[task]:

@@ -15,17 +15,12 @@ from autosched._lib.allowed import is_number
 from autosched.costs.costs import Costs
 from autosched.errors import ScheduleError, shown
 from autosched.graph.graph import Graph
-from autosched.lowering import lower
 from autosched.machine.machine import Machine
-from autosched.placement import Placement
 from autosched.program.program import Copy, Program, Run
 from autosched.simulation.issuing import issuing
 from autosched.simulation.simulate import durations, makespan
 
-__all__ = ["PERCENT", "checked_noise", "noisy_costs", "noisy_makespans", "noisy_placement"]
-
-PERCENT = 95
-"""Of so many of a hundred runs the worst is what a plan is judged by."""
+__all__ = ["checked_noise", "noisy_costs", "noisy_makespans"]
 
 _TRIALS = 100
 
@@ -63,22 +58,7 @@ def noisy_makespans(
         1 - noise, 1 + noise, (_TRIALS, len(tasks) + len(values))
     )
     ends = sorted(makespan(program, (seconds * luck[index]).tolist(), threads) for luck in factors)
-    return float(np.median(ends)), ends[_TRIALS * PERCENT // 100 - 1]
-
-
-def noisy_placement(
-    graph: Graph,
-    machine: Machine,
-    costs: Costs,
-    placement: Placement,
-    noise: float,
-    *,
-    seed: int = 0,
-) -> tuple[float, float]:
-    """Return the same for a placement."""
-    return noisy_makespans(
-        lower(graph, machine, placement, {}), graph, machine, costs, noise, seed=seed
-    )
+    return float(np.median(ends)), ends[_TRIALS * 95 // 100 - 1]
 
 
 def noisy_costs(graph: Graph, machine: Machine, costs: Costs, noise: float, *, seed: int) -> Costs:

@@ -17,11 +17,12 @@ from dataclasses import replace
 from autosched.costs.costs import Costs
 from autosched.errors import ScheduleError
 from autosched.graph.graph import Graph
+from autosched.lowering import lower
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies.candidates import candidates, stream_limits
 from autosched.policies.literature.heft import heft
-from autosched.policies.noise import checked_noise, noisy_costs, noisy_placement
+from autosched.policies.noise import checked_noise, noisy_costs, noisy_makespans
 from autosched.problem import Policy
 
 __all__ = ["robust"]
@@ -60,10 +61,12 @@ def robust(
             found += [each for each in limited if each not in found]
         if not found:
             raise refusal
-        return min(
-            found,
-            key=lambda placed: noisy_placement(graph, machine, costs, placed, noise, seed=seed)[1],
-        )
+
+        def worst(placed: Placement) -> float:
+            program = lower(graph, machine, placed, {})
+            return noisy_makespans(program, graph, machine, costs, noise, seed=seed)[1]
+
+        return min(found, key=worst)
 
     def plans(graph: Graph, machine: Machine, costs: Costs) -> Iterator[tuple[Policy, Costs]]:
         for one in candidates(graph, machine) if policies is None else policies:

@@ -297,7 +297,6 @@ def what(instruction: Run | Copy | Send | Receive) -> tuple[Literal["run", "copy
 
 
 def _median(spans: Sequence[Span]) -> Span:
-    """Return the median of the spans of one instruction in several runs."""
     first = spans[0]
     start = statistics.median(span.start for span in spans)
     end = statistics.median(span.end for span in spans)

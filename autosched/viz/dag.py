@@ -84,7 +84,6 @@ def graph_svg(
 
 
 def _layout(found: Diagram, clusters: Sequence[Cluster]) -> Layout:
-    """Return the layout of boxes and arrows, in a column per device."""
     devices = _devices(found)
     floating = {i for i, box in enumerate(found.boxes) if box.kind != "task"}
     bands = [band for band, cluster in enumerate(clusters) for _ in cluster.boxes]

@@ -149,7 +149,6 @@ _ODD = (("box", "task odd", "every second run"),)
 
 
 def _task_entries(seen: set[str]) -> list[tuple[str, str, str]]:
-    """Return the legend entries for tasks of these phases."""
     if not seen & {*PHASES}:
         return [("box", "task", "task")]
     entries = (("", "task", "forward"), *((phase, f"task {phase}", phase) for phase in PHASES))
@@ -169,7 +168,6 @@ def _heading(name: str, chart: Timeline, y: float) -> str:
 
 
 def _period(chart: Timeline, y: float, axis: _Axis) -> Iterator[str]:
-    """Draw a bracket over the last period."""
     if chart.period is not None and chart.run_count > 1:
         right = axis.x(chart.makespan)
         left = axis.x(max(chart.makespan - chart.period, 0.0))

@@ -120,7 +120,6 @@ def acyclic_partition(keys: Keys, predecessors: Sequence[Sequence[int]]) -> list
 
 
 def _ancestors(others: Iterable[int], ancestors: Sequence[int], box: int) -> int:
-    """Return the ancestors of a box with these predecessors."""
     found = 0
     for other in others:
         if other != box:

@@ -4,8 +4,9 @@ import pytest
 
 import autosched as asc
 from autosched.errors import ScheduleError
+from autosched.lowering import lower
 from autosched.policies import heft, robust, round_robin, single, single_on
-from autosched.policies.noise import noisy_costs, noisy_makespans, noisy_placement
+from autosched.policies.noise import noisy_costs, noisy_makespans
 from tests.policies.test_policies import COSTS, processors
 
 WIDE = 6
@@ -33,6 +34,12 @@ def side_by_side(graph, machine, costs):
 
 
 MACHINE = processors(WIDE + 1)
+
+
+def noisy_placement(graph, machine, costs, placement, noise, seed=0):
+    """Return the median and the 95th percentile of the noisy makespans of a placement."""
+    program = lower(graph, machine, placement, {})
+    return noisy_makespans(program, graph, machine, costs, noise, seed=seed)
 
 
 def test_noise_is_seeded_and_lies_within_its_bounds():

@@ -64,15 +64,15 @@ class Plan:
         total = self._total[task]
         count = self._sources(task)
         ready = self._ready(task)
-        best = None
+        best: Slot | None = None
         least = math.inf
         for device in devices:
             more = total[device] + bias[device] if bias else total[device]
             start, stream, gap = self._gap(task, device, count, ready, least - more)
             if start + more < least:
-                best = device, stream, gap, start
+                best = Slot(device, stream, gap, start)
                 least = start + more
-        return None if best is None else Slot._make(best)
+        return best
 
     def slots(self, task: int, devices: Iterable[int]) -> list[Slot]:
         """Return the earliest slot on each device on which the task can finish."""
@@ -154,7 +154,6 @@ class Plan:
         return self._count
 
     def _where(self, task: int, device: int) -> int:
-        """Return the position of a task and a device in flat tables."""
         return task * len(self.problem.devices) + device
 
     def _ready(self, task: int) -> float:

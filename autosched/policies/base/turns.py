@@ -8,7 +8,6 @@ supplied by the policy.
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Callable, Iterable, Sequence
 
 from autosched.placement import Placement
@@ -19,7 +18,7 @@ from autosched.problem import Problem
 __all__ = ["by_priority", "by_weight"]
 
 Pick = Callable[[Plan, int, Sequence[int]], Slot]
-Weigh = Callable[[int, float, float], float]
+Weigh = Callable[[int, float], float]
 _Known = dict[int, tuple[float, Slot]]  # by device, the end of a task there, and the slot
 
 
@@ -51,8 +50,7 @@ def by_priority(
 def by_weight(problem: Problem, possible: Possible, weigh: Weigh) -> Placement:
     """Place the ready task of the greatest weight where it finishes first, until all are placed.
 
-    ``weigh(task, finish, loss)`` is called with its finish time, and with how much later it would
-    finish on the second best device, infinity if there is none. Ties go to the task added earlier.
+    ``weigh(task, finish)`` is called with its finish time. Ties go to the task added earlier.
     O(n w p) slots on p devices for at most w ready tasks; slots that the previous placement did not
     change are reused.
     """
@@ -85,12 +83,11 @@ def _offer(
         known.update(
             (slot.device, (plan.end(task, slot), slot)) for slot in plan.slots(task, missing)
         )
-    ends = sorted([(known[device][0], device) for device in devices if device in known])
+    ends = [(known[device][0], device) for device in devices if device in known]
     if not ends:
         raise plan.nowhere(task)
-    end, slot = known[ends[0][1]]
-    loss = ends[1][0] - end if len(ends) > 1 else math.inf
-    return weigh(task, slot.start + plan.problem.seconds[task][slot.device], loss), task, slot
+    slot = known[min(ends)[1]][1]
+    return weigh(task, slot.start + plan.problem.seconds[task][slot.device]), task, slot
 
 
 def _forget(ready: dict[int, _Known], plan: Plan, taken: int, busier: set[int]) -> None:

@@ -166,7 +166,6 @@ class Model:
             self.cp.add_no_overlap(intervals)
 
     def _copy(self, datum: int, p: int, readers: Sequence[int]) -> None:
-        """Add the copy of a datum to a device."""
         model = self.cp
         maker = self.problem.lists.maker[datum]
         back = (datum, p) in self.problem.returns
@@ -352,7 +351,6 @@ class _Callback(cp_model.CpSolverSolutionCallback):
 def _answer(
     model: Model | Alike, solver: cp_model.CpSolver, status: str, interrupted: bool
 ) -> Answer:
-    """Read the solution."""
     if status not in ("OPTIMAL", "FEASIBLE"):
         bound = 0.0 if status != "UNKNOWN" else solver.best_objective_bound
         return Answer(None, {}, {}, math.inf, bound, interrupted)

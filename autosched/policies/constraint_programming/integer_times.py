@@ -269,7 +269,6 @@ class _Clock:
 
 
 def _durations(problem: Problem, devices: Sequence[Iterable[int]]) -> set[float]:
-    """Return the durations of all tasks and copies."""
     found = {problem.seconds[task][p] for task, allowed in enumerate(devices) for p in allowed}
     t = problem.lists
     links = set(zip(t.latency, t.rate, strict=True))

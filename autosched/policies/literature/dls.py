@@ -46,6 +46,4 @@ def dls(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     ]
     level = static_levels(problem, medians)
     # Start minus (median - duration) is finish minus median.
-    return by_weight(
-        problem, possible, lambda task, finish, _: level[task] + medians[task] - finish
-    )
+    return by_weight(problem, possible, lambda task, finish: level[task] + medians[task] - finish)

@@ -122,7 +122,6 @@ def _heat(hot: float, part: float) -> float:
 
 
 def _scale(listing: Listing) -> float:
-    """Return the mean duration of a task."""
     seconds = listing.arrays.seconds
     finite = seconds[np.isfinite(seconds)]
     return float(finite.mean()) if len(finite) else 0.0

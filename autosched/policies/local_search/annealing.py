@@ -80,7 +80,7 @@ def anneal(
         if kind < 0.65:
             changed = propose_device(t, w, task)
         if kind >= 0.45:
-            new = propose_place(t, w, task)
+            new = propose_place(w, task)
             shift(w, old, new)
         if changed == 0 and new == old:
             continue
@@ -138,7 +138,7 @@ def propose_device(t: Tables, w: State, task: int) -> int:
     """
     devices = len(t.streams)
     before = w.device[task]
-    where = w.device[neighbour(t, w, task)] if uniform(w.seeds) < 0.58 else below(w.seeds, devices)
+    where = w.device[neighbour(w, task)] if uniform(w.seeds) < 0.58 else below(w.seeds, devices)
     if where == before:
         where = below(w.seeds, devices)
     if where == before:
@@ -156,7 +156,7 @@ def propose_device(t: Tables, w: State, task: int) -> int:
 
 
 @kernel
-def neighbour(t: Tables, w: State, task: int) -> int:
+def neighbour(w: State, task: int) -> int:
     """Return a random producer or reader of this task's data; itself if there is none."""
     count = w.neighbours_at[task + 1] - w.neighbours_at[task]
     return w.neighbours[w.neighbours_at[task] + below(w.seeds, count)] if count else task
@@ -185,7 +185,7 @@ def relocate(t: Tables, w: State, task: int, where: int, count: int) -> int:
 
 
 @kernel
-def propose_place(t: Tables, w: State, task: int) -> int:
+def propose_place(w: State, task: int) -> int:
     """Return a random position in the list between a task's predecessors and successors."""
     low = 0
     high = len(w.order) - 1

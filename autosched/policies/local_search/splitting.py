@@ -16,7 +16,6 @@ stage.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosched._lib.jit import mode
+from autosched._lib.topological import topological_order
 from autosched.costs.costs import Costs
 from autosched.errors import ScheduleError
 from autosched.graph.graph import Graph
@@ -104,8 +104,6 @@ class _Split:
 
 
 class _Splitter:
-    """The splits of one problem."""
-
     def __init__(self, problem: Problem, contention: bool, overlap: bool):
         self.problem = problem
         self.contention = contention
@@ -159,24 +157,12 @@ class _Splitter:
             tails = rank[after[after_at[u] : after_at[u + 1]]]
             rank[u] += tails.max() if len(tails) else 0.0
         keys = [np.arange(n, dtype=float), -rank]
-        orders = [self._sorted(after_at, after, key) for key in keys]
+        before_at, before = grouped(self.units.pairs[:, 1], self.units.pairs[:, 0], n)
+        lists = [before[before_at[u] : before_at[u + 1]].tolist() for u in range(n)]
+        orders = [np.array(topological_order(lists, key.tolist()), np.int64) for key in keys]
         orders += [self._depth_first(after_at, after, key) for key in (-rank, rank)]
         once = {order.tobytes(): order for order in orders}
         return list(once.values())
-
-    def _sorted(self, after_at: Ints, after: Ints, key: Floats) -> Ints:
-        missing = np.bincount(self.units.pairs[:, 1], minlength=self.count)
-        ready = [(float(key[u]), int(u)) for u in np.flatnonzero(missing == 0)]
-        heapq.heapify(ready)
-        order = []
-        while ready:
-            _, u = heapq.heappop(ready)
-            order.append(u)
-            for v in after[after_at[u] : after_at[u + 1]].tolist():
-                missing[v] -= 1
-                if not missing[v]:
-                    heapq.heappush(ready, (float(key[v]), v))
-        return np.array(order, np.int64)
 
     def _depth_first(self, after_at: Ints, after: Ints, key: Floats) -> Ints:
         """Return an order that follows a chain as far as possible before it begins another."""
@@ -301,7 +287,6 @@ class _Splitter:
         return _Split(stage, device, order, load)
 
     def _annealed(self, start: _Split, seed: int) -> _Split:
-        """Return a split improved by moves of single units."""
         if len(start.device) < 2 or self.count < 2:
             return start
         moves = min(_MOVES, _EACH * self.count)
@@ -325,29 +310,19 @@ class _Splitter:
         """Return devices and order: stage by stage, each in the order that was split."""
         n = len(self.problem.tasks)
         device = self.fixed.copy()
-        key = [(0, 0, task) for task in range(n)]
+        key = [(0, 0)] * n
         if found is not None:
             position = np.empty(self.count, np.int64)
             position[found.order] = np.arange(self.count)
             for task, unit in enumerate(self.units.unit.tolist()):
                 if unit >= 0:
                     device[task] = found.device[found.stage[unit]]
-                    key[task] = int(found.stage[unit]), int(position[unit]), task
-        missing = [len(set(before)) for before in self.problem.before]
-        ready = [key[task] for task in range(n) if not missing[task]]
-        heapq.heapify(ready)
-        order = []
-        while ready:
-            *_, task = heapq.heappop(ready)
-            order.append(task)
-            for other in self.problem.after[task]:
-                missing[other] -= 1
-                if not missing[other]:
-                    heapq.heappush(ready, key[other])
-        sends = () if found is None else self._relays(found, device, order[0])
+                    key[task] = int(found.stage[unit]), int(position[unit])
+        order = topological_order(self.problem.before, key)
+        sends = () if found is None else self._relays(found, order[0])
         return self.problem.placement(device, order, sends)
 
-    def _relays(self, found: _Split, device: Ints, first: int) -> tuple[Send, ...]:
+    def _relays(self, found: _Split, first: int) -> tuple[Send, ...]:
         """Return the copies to stages other than the next, by way of the host or of stages between.
 
         A direct copy between two accelerators occupies a stream of each, so a loop would not copy

@@ -1,4 +1,4 @@
-"""Earliest task first on devices with enough memory (m-ETF).
+"""Earliest task first (m-ETF) and small communication times (m-SCT), with enough memory.
 
 Jeon, Cai, Srivastava, Jiang, Ke, Meng, Xie, Gupta, "Baechi: fast device placement of machine
 learning graphs", SoCC 2020, after Hwang, Chow, Anger, Lee, "Scheduling precedence graphs in systems
@@ -9,7 +9,15 @@ earliest start is placed next.
 Extensions of the paper: memory of values without further readers is freed. If no device has enough
 memory, the task goes to the device that lacks the least, because lowering can spill values to the
 host and reload them. Start times are computed again when a task is considered, for a few tasks in
-each step, so the policy computes O(tasks x devices) of them.
+each step, so the policies compute O(tasks x devices) of them.
+
+m-SCT is after Hanen, Munier, "An approximation algorithm for scheduling dependent tasks on m
+processors with small communication delays", Discrete Applied Mathematics 108, 2001. Each task has
+at most one favourite child, and is the favourite child of at most one task. A device that has run a
+task is reserved for its favourite child, unless another task could start there and nowhere else as
+early. The paper computes favourite children by a linear program. This module uses a greedy matching
+instead, which needs no solver: tasks by descending upward rank each choose, among the readers not
+yet chosen, the one with the longest path to the end, including the copy to it.
 """
 
 from __future__ import annotations
@@ -28,7 +36,7 @@ from autosched.policies.base.ranks import upward_ranks
 from autosched.policies.base.room import Room
 from autosched.problem import Problem
 
-__all__ = ["earliest_start", "m_etf"]
+__all__ = ["m_etf", "m_sct"]
 
 _MOST_TRIED = 8  # tasks whose start times are computed again in one step, at most
 
@@ -49,7 +57,45 @@ def m_etf(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     >>> m_etf(graph, machine, Costs()).device
     {'a': 'cuda:0', 'b': 'cuda:1'}
     """
-    return earliest_start(graph, machine, costs, {})
+    return _earliest_start(graph, machine, costs, {})
+
+
+def m_sct(graph: Graph, machine: Machine, costs: Costs) -> Placement:
+    """Place tasks by earliest start, favourite children with their parents (Hanen, Munier 2001).
+
+    Ties and errors as of ``m_etf``.
+
+    >>> graph = Graph()
+    >>> a = graph.add(int, name="a", seconds=1, nbytes=1e9)
+    >>> b, c = (graph.add(abs, a, name=name, seconds=s) for name, s in (("b", 1), ("c", 9)))
+    >>> placed = m_sct(graph, Machine.emulated(gpus=2), Costs()).device
+    >>> placed["c"] == placed["a"]
+    True
+    """
+    return _earliest_start(graph, machine, costs, _favourites(graph, machine, costs))
+
+
+def _favourites(graph: Graph, machine: Machine, costs: Costs) -> dict[int, int]:
+    """Return the favourite child of tasks with readers, each of at most one task."""
+    problem = Problem.of(graph, machine, costs)
+    rank = upward_ranks(problem, Possible(problem))
+    nbytes: dict[int, dict[int, float]] = {}  # by task, the bytes that each reader reads
+    for task, reads in enumerate(problem.reads):
+        for datum in reads:
+            if (maker := problem.lists.maker[datum]) >= 0:
+                taken = nbytes.setdefault(maker, {})
+                taken[task] = taken.get(task, 0.0) + problem.lists.nbytes[datum]
+    rate = min(problem.lists.rate)
+    favourite: dict[int, int] = {}
+    taken_already: set[int] = set()
+    for task in sorted(nbytes, key=lambda task: -rank[task]):
+        left = [reader for reader in nbytes[task] if reader not in taken_already]
+        if left:
+            favourite[task] = max(
+                left, key=lambda reader: (rank[reader] + nbytes[task][reader] / rate, -reader)
+            )
+            taken_already.add(favourite[task])
+    return favourite
 
 
 class _Offer(NamedTuple):
@@ -61,7 +107,7 @@ class _Offer(NamedTuple):
     slot: Slot
 
 
-def earliest_start(
+def _earliest_start(
     graph: Graph, machine: Machine, costs: Costs, favourite: Mapping[int, int]
 ) -> Placement:
     """Place tasks by earliest start on devices with enough memory.
