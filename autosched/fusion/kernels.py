@@ -97,7 +97,7 @@ def _parts(lengths: Sequence[int], count: int) -> list[list[int]]:
 
 def _compiled(kernels: Sequence[_Kernel]) -> Callable[[], list[Function]]:
     """Start to compile kernels in one source; return a function that waits for them."""
-    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.async_compile import AsyncCompile, get_compile_threads
     from torch._inductor.codecache import CppPythonBindingsCodeCache as Bindings
 
     names = [f"kernel{i}" for i in range(len(kernels))]
@@ -108,7 +108,9 @@ def _compiled(kernels: Sequence[_Kernel]) -> Callable[[], list[Function]]:
     )
     # Each name has a module in one library; the class, which loads the first, says its name.
     loaders: list[Any] = [type(name, (Bindings,), {"entry_function": name}) for name in names]
-    load = loaders[0].load_async("\n".join([*includes, *spaces]), submit_fn=AsyncCompile.submit)
+    # A single thread would compile under a lock that the compilation waits for.
+    submit = AsyncCompile.submit if get_compile_threads() > 1 else None
+    load = loaders[0].load_async("\n".join([*includes, *spaces]), submit_fn=submit)
 
     def wait() -> list[Function]:
         first = load()
