@@ -7,6 +7,7 @@ what Python reads. This module does not import torch.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -132,8 +133,11 @@ def _run(command: list[str]) -> None:
 
 def _fits(module: Any, torch: Any) -> bool:
     """Whether the module finds all that it reads where this torch has it."""
-    modes = torch.utils._python_dispatch
-    with modes._disable_current_modes(), torch.inference_mode(False):
+    with contextlib.ExitStack() as stack:  # of all that would see, or change, the tensors made here
+        stack.enter_context(torch._C.DisableTorchFunction())
+        stack.enter_context(torch._C._DisableFuncTorch())
+        stack.enter_context(torch.utils._python_dispatch._disable_current_modes())
+        stack.enter_context(torch.inference_mode(False))
         probe = torch.empty((), device="cpu", requires_grad=True)
         others = [
             probe.detach(),

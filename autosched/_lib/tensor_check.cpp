@@ -150,7 +150,7 @@ PyMethodDef CHECK = {"is_alike", check, METH_O, "Return whether tensors are like
 // Add the facts of a tensor; return whether they can be compared.
 bool add(Record& record, PyObject* name, PyObject* item, int flags) {
   const auto* impl = reinterpret_cast<const Tensor*>(item)->impl;
-  if (!fields_of(impl).are_true()) {
+  if (!PyUnicode_Check(name) || !fields_of(impl).are_true()) {
     return false;
   }
   const auto address = flags & FIXED ? address_of(impl) : nullptr;

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.func import functionalize, vmap
+from torch.overrides import TorchFunctionMode
 
 from autosched._lib import native_check, tensor_guards
 
@@ -265,6 +266,11 @@ def test_names_are_compared_by_their_characters() -> None:
     assert not is_alike({"nam": x})
 
 
+def test_names_that_are_no_strings_are_refused() -> None:
+    tensors: Any = {1: torch.zeros(2)}
+    assert native_check.native_recognizer(tensors, (), (), True) is None
+
+
 def test_nothing_but_classes_is_kept_alive() -> None:
     class Local(Tensor):
         pass
@@ -471,6 +477,27 @@ def test_every_field_is_tried_before_torch_is_read() -> None:
 
     for field in ("dtype", "shape", "requires_grad", "device"):
         assert not native_check._fits(Other, torch), field
+
+
+class Watching(TorchFunctionMode):
+    """A mode that no call of torch may reach."""
+
+    def __torch_function__(self, *call: Any) -> Any:
+        raise AssertionError(call)
+
+
+@pytest.mark.parametrize("transform", [functionalize, vmap, None])
+def test_torch_is_read_for_the_first_time_anywhere(transform: Any) -> None:
+    native_check._module.cache_clear()
+    try:
+        if transform is None:
+            with torch.inference_mode(), FakeTensorMode(), Watching():
+                assert native_check._module() is not None
+        else:
+            transform(lambda x: x if native_check._module() is not None else None)(torch.zeros(2))
+            assert native_check._module() is not None
+    finally:
+        native_check._module.cache_clear()
 
 
 def test_forked_processes_compare() -> None:
