@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -239,6 +240,13 @@ def test_tensors_of_any_kind_are_compared_or_refused(kind: str) -> None:
             found = {"a": tensors["a"], "b": KINDS[other]()}
             assert is_alike is not None
             assert not is_alike(found) or facts(found["b"], False) == facts(tensors["b"], False)
+
+
+@pytest.mark.parametrize("kind", ["no tensor", "class", "pretender", "proxy"])
+def test_what_is_no_tensor_is_not_read(kind: str) -> None:
+    """Reading it may crash the process."""
+    module = SimpleNamespace(fields=_refusing(AssertionError("read")))
+    assert not native_check._is_readable(module, KINDS[kind](), False)
 
 
 def test_memory_that_is_copied_when_it_is_written_is_at_no_fixed_address() -> None:
