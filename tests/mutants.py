@@ -571,9 +571,23 @@ MUTANTS = (
     Mutant(
         "compiled code takes sizes for fields that code of Python returns",
         "autosched/_lib/tensor_check.cpp",
-        "  if (!fields_of(impl).are_true()) {\n    return false;\n  }\n",
-        "",
+        "!PyUnicode_Check(name) || !fields_of(impl).are_true()",
+        "!PyUnicode_Check(name)",
         "tests/_lib/test_tensor_guards.py::test_tensors_of_any_kind_are_compared_or_refused",
+    ),
+    Mutant(
+        "compilers that hang are killed without the processes that they started",
+        "autosched/_lib/native_check.py",
+        "os.killpg(process.pid, signal.SIGKILL)",
+        "process.kill()",
+        "tests/_lib/test_tensor_guards.py::test_a_compiler_that_hangs_is_killed_with_its_processes",
+    ),
+    Mutant(
+        "any object that says it is a tensor is read as one",
+        "autosched/_lib/native_check.py",
+        'sys.modules["torch"].Tensor not in type(item).__mro__',
+        'not isinstance(item, sys.modules["torch"].Tensor)',
+        "tests/_lib/test_tensor_guards.py::test_what_is_no_tensor_is_not_read",
     ),
     Mutant(
         "dicts that were written are taken for the same",

@@ -7,15 +7,18 @@ what Python reads. This module does not import torch.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
 import os
-import secrets
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +30,7 @@ __all__ = ["native_recognizer"]
 
 _SOURCE = Path(__file__).with_name("tensor_check.cpp")
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-w")
-_SECONDS = 60.0  # a compiler that takes longer is not waited for
+_SECONDS = 30.0  # a compiler that takes longer is not waited for
 _FIXED, _BARE, _WITHOUT_GRAD = 1, 2, 4  # flags of a tensor
 
 
@@ -59,7 +62,7 @@ def native_recognizer(
 
 def _is_readable(module: Any, item: Any, is_fixed: bool) -> bool:
     """Whether the module finds a tensor, and, if it is fixed, its memory, where Python does."""
-    if not isinstance(item, sys.modules["torch"].Tensor):
+    if sys.modules["torch"].Tensor not in type(item).__mro__:  # a proxy's ``__class__`` may be it
         return False
     found, *_, address = module.fields(item)
     try:
@@ -72,7 +75,7 @@ def _is_readable(module: Any, item: Any, is_fixed: bool) -> bool:
 def _module() -> Any:
     """Return the extension module; None if it cannot be built, or does not fit torch."""
     torch = sys.modules.get("torch")
-    if torch is None or not _SOURCE.exists():
+    if torch is None or not _SOURCE.exists() or sysconfig.get_config_var("Py_GIL_DISABLED"):
         return None
     try:
         path = _built(torch)
@@ -101,29 +104,47 @@ def _built(torch: Any) -> Path:
     target = user_folder() / f"tensor_check-{digest}{suffix}"
     if target.exists():
         return target
-    name = os.environ.get("CXX") or "g++"
-    compiler = shutil.which(name)
-    if compiler is None:
-        raise FileNotFoundError(f"there is no {name}")
+    compiler = shlex.split(os.environ.get("CXX", "")) or ["g++"]
+    if shutil.which(compiler[0]) is None:
+        raise FileNotFoundError(f"there is no {compiler[0]}")
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{secrets.token_hex(8)}.so")
-    folder = Path(torch.__file__).parent
-    include = f"-I{folder / 'include'}", f"-I{sysconfig.get_path('include')}"
-    library = f"-L{folder / 'lib'}", "-lc10"
-    command = [compiler, *_FLAGS, *include, str(_SOURCE), *library, "-o", str(temporary)]
-    try:
-        subprocess.run(command, check=True, capture_output=True, timeout=_SECONDS)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    at = Path(torch.__file__).parent
+    include = f"-I{at / 'include'}", f"-I{sysconfig.get_path('include')}"
+    library = f"-L{at / 'lib'}", "-lc10"
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = Path(folder, target.name)
+        _run([*compiler, *_FLAGS, *include, str(_SOURCE), *library, "-o", str(made)])
+        made.replace(target)
     return target
+
+
+def _run(command: list[str]) -> None:
+    """Run a compiler; one that takes too long is killed, with the processes that it started."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, start_new_session=True) as process:
+        try:
+            output, errors = process.communicate(timeout=_SECONDS)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command, output, errors)
 
 
 def _fits(module: Any, torch: Any) -> bool:
     """Whether the module finds all that it reads where this torch has it."""
-    modes = torch.utils._python_dispatch
-    with modes._disable_current_modes(), torch.inference_mode(False):
+    with contextlib.ExitStack() as stack:  # of all that would see, or change, the tensors made here
+        stack.enter_context(torch._C.DisableTorchFunction())
+        stack.enter_context(torch._C._DisableFuncTorch())
+        stack.enter_context(torch.utils._python_dispatch._disable_current_modes())
+        stack.enter_context(torch.inference_mode(False))
         probe = torch.empty((), device="cpu", requires_grad=True)
+        others = [
+            probe.detach(),
+            torch.empty(1, device="cpu", requires_grad=True),
+            torch.empty((), device="cpu", requires_grad=True, dtype=torch.complex128),
+            torch.empty((), device="meta", requires_grad=True),
+        ]
         probe.register_hook(lambda grad: grad)
         probe.register_post_accumulate_grad_hook(lambda item: None)
         hooks = id(probe._backward_hooks), id(probe._post_accumulate_grad_hooks)
@@ -133,6 +154,6 @@ def _fits(module: Any, torch: Any) -> bool:
         found = module.fields(probe)
         return bool(
             is_right
-            and not is_alike({"x": probe})
+            and not any(is_alike({"x": other}) for other in (probe, *others))
             and found == (probe._cdata, *hooks, probe.data_ptr())
         )

@@ -59,8 +59,6 @@ struct Facts {
 struct Record {
   std::vector<Kind> kinds;
   std::vector<Facts> facts;
-  PyObject* names_and_types;  // a tuple that keeps them alive
-  ~Record() { Py_DECREF(names_and_types); }
 };
 
 const Fields& fields_of(const c10::TensorImpl* impl) {
@@ -125,8 +123,8 @@ bool are_alike(PyObject* found, const Record& record) {
   PyObject *name, *item;
   Py_ssize_t position = 0;
   for (const auto& facts : record.facts) {
-    PyDict_Next(found, &position, &name, &item);
-    if (!is_named(name, facts.name) || !is_alike(item, record.kinds[facts.kind], facts.address)) {
+    if (!PyDict_Next(found, &position, &name, &item) || !is_named(name, facts.name) ||
+        !is_alike(item, record.kinds[facts.kind], facts.address)) {
       return false;
     }
   }
@@ -135,8 +133,10 @@ bool are_alike(PyObject* found, const Record& record) {
 
 const char* const CAPSULE = "autosched.tensor_check";
 
+// Garbage collection follows ``self``: a capsule, and the names and classes that the record mentions.
 PyObject* check(PyObject* self, PyObject* found) {
-  const auto* record = static_cast<const Record*>(PyCapsule_GetPointer(self, CAPSULE));
+  PyObject* capsule = PyTuple_GET_ITEM(self, 0);
+  const auto* record = static_cast<const Record*>(PyCapsule_GetPointer(capsule, CAPSULE));
   bool result = false;
   try {
     result = are_alike(found, *record);
@@ -150,7 +150,7 @@ PyMethodDef CHECK = {"is_alike", check, METH_O, "Return whether tensors are like
 // Add the facts of a tensor; return whether they can be compared.
 bool add(Record& record, PyObject* name, PyObject* item, int flags) {
   const auto* impl = reinterpret_cast<const Tensor*>(item)->impl;
-  if (!fields_of(impl).are_true()) {
+  if (!PyUnicode_Check(name) || !fields_of(impl).are_true()) {
     return false;
   }
   const auto address = flags & FIXED ? address_of(impl) : nullptr;
@@ -179,11 +179,7 @@ PyObject* recorded(PyObject*, PyObject* args) {
           &flags, &count)) {
     return nullptr;
   }
-  PyObject* both = PyTuple_Pack(2, names, types);
-  if (both == nullptr) {
-    return nullptr;
-  }
-  auto record = std::unique_ptr<Record>(new Record{{}, {}, both});
+  auto record = std::make_unique<Record>();
   try {
     for (Py_ssize_t i = 0; i < count; ++i) {
       if (!add(*record, PyTuple_GET_ITEM(names, i), PyTuple_GET_ITEM(tensors, i), flags[i])) {
@@ -200,8 +196,9 @@ PyObject* recorded(PyObject*, PyObject* args) {
     return nullptr;
   }
   record.release();
-  PyObject* function = PyCFunction_New(&CHECK, capsule);
-  Py_DECREF(capsule);
+  PyObject* kept = Py_BuildValue("NOO", capsule, names, types);
+  PyObject* function = kept == nullptr ? nullptr : PyCFunction_New(&CHECK, kept);
+  Py_XDECREF(kept);
   return function;
 }
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import gc
+import os
+import shlex
 import subprocess
+import sysconfig
+import time
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +22,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.func import functionalize, vmap
+from torch.overrides import TorchFunctionMode
 
 from autosched._lib import native_check, tensor_guards
 
@@ -39,6 +45,16 @@ class Wrapper(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         raise ArithmeticError(func)
+
+
+class Pretender:
+    """Is an instance of Tensor, says ``isinstance``, and has none of its fields."""
+
+    __slots__ = ()
+    __class__ = Tensor  # type: ignore[assignment]
+
+
+LIVING = torch.zeros(2, 2)
 
 
 def inside(transform: Callable[..., Any]) -> Tensor:
@@ -94,8 +110,11 @@ KINDS: dict[str, Callable[[], Any]] = {
     "zeros": lambda: torch._efficientzerotensor((2, 2)),
     "wrapper": Wrapper,
     "wrapper of strides": lambda: Wrapper("strides"),
+    "nine dimensions": lambda: torch.zeros([1] * 9),
     "no tensor": lambda: 1.0,
     "class": lambda: Tensor,
+    "pretender": Pretender,
+    "proxy": lambda: weakref.proxy(LIVING),
 }
 ORDINARY = list(KINDS)[: list(KINDS).index("meta")]
 
@@ -223,6 +242,13 @@ def test_tensors_of_any_kind_are_compared_or_refused(kind: str) -> None:
             assert not is_alike(found) or facts(found["b"], False) == facts(tensors["b"], False)
 
 
+@pytest.mark.parametrize("kind", ["no tensor", "class", "pretender", "proxy"])
+def test_what_is_no_tensor_is_not_read(kind: str) -> None:
+    """Reading it may crash the process."""
+    module = SimpleNamespace(fields=_refusing(AssertionError("read")))
+    assert not native_check._is_readable(module, KINDS[kind](), False)
+
+
 def test_memory_that_is_copied_when_it_is_written_is_at_no_fixed_address() -> None:
     source = torch.zeros(2, 2)
     is_alike = native_check.native_recognizer({"x": source}, ("x",), (), False)
@@ -248,6 +274,11 @@ def test_names_are_compared_by_their_characters() -> None:
     assert not is_alike({"nam": x})
 
 
+def test_names_that_are_no_strings_are_refused() -> None:
+    tensors: Any = {1: torch.zeros(2)}
+    assert native_check.native_recognizer(tensors, (), (), True) is None
+
+
 def test_nothing_but_classes_is_kept_alive() -> None:
     class Local(Tensor):
         pass
@@ -265,16 +296,45 @@ def test_nothing_but_classes_is_kept_alive() -> None:
     assert kind() is None
 
 
+def test_a_class_that_refers_to_its_check_is_freed() -> None:
+    class Local(Tensor):
+        is_alike: Any
+
+    x = torch.zeros(2).as_subclass(Local)  # type: ignore[arg-type]
+    Local.is_alike = native_check.native_recognizer({"x": x}, (), (), True)
+    kind = weakref.ref(Local)
+    del x, Local
+    gc.collect()
+    assert kind() is None
+
+
 # ---- building
+
+
+@pytest.fixture
+def compiled() -> str:
+    """The file that was compiled before the test; requested before ``fresh``."""
+    file: str = native_check._module().__file__
+    return file
 
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """Let nothing be compiled yet, and the folder for it be empty."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a cache"))
     native_check._module.cache_clear()
-    yield tmp_path / "autosched"
+    yield tmp_path / "a cache" / "autosched"
     native_check._module.cache_clear()
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A script that is called as the compiler, in a folder whose name has a space."""
+    script = tmp_path / "a folder" / "compile"
+    script.parent.mkdir()
+    script.touch(mode=0o755)
+    monkeypatch.setenv("CXX", f"{shlex.quote(str(script))} -DOPTION='of two words'")
+    return script
 
 
 def _refusing(error: Exception) -> Callable[..., Any]:
@@ -297,7 +357,7 @@ FAILURES: dict[str, Exception] = {
 def test_where_it_cannot_be_compiled_torch_compares(
     fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, why: str
 ) -> None:
-    monkeypatch.setattr(subprocess, "run", _refusing(FAILURES[why]))
+    monkeypatch.setattr(native_check, "_run", _refusing(FAILURES[why]))
     x = torch.zeros(2)
     with caplog.at_level("INFO", "autosched"):
         for _ in range(2):
@@ -333,6 +393,126 @@ def test_a_torch_with_other_fields_is_not_read(
 
 
 def test_what_is_compiled_is_loaded_by_later_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subprocess, "run", _refusing(AssertionError("compiled again")))
+    monkeypatch.setattr(native_check, "_run", _refusing(AssertionError("compiled again")))
     native_check._module.cache_clear()
     assert native_check._module() is not None
+
+
+def test_the_compiler_may_have_options_and_paths_may_have_spaces(
+    compiled: str, fresh: Path, compiler: Path
+) -> None:
+    """The script checks its option, and takes what was compiled before."""
+    lines = '[ "$1" = "-DOPTION=of two words" ] || exit 1', f'cp "{compiled}" "${{@: -1}}"'
+    compiler.write_text("\n".join(["#!/bin/bash", *lines]))
+    module = native_check._module()
+    assert module is not None
+    assert list(fresh.iterdir()) == [Path(module.__file__)]
+
+
+def test_a_compiler_that_hangs_is_killed_with_its_processes(
+    fresh: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    noted = compiler.with_name("child")
+    compiler.write_text(f'#!/bin/bash\nsleep 60 &\necho $! > "{noted}"\nwait')
+    monkeypatch.setattr(native_check, "_SECONDS", 0.5)
+    with caplog.at_level("INFO", "autosched"):
+        assert native_check._module() is None
+    assert "TimeoutExpired" in caplog.text
+    assert not list(fresh.iterdir())
+    child = int(noted.read_text())
+    deadline = time.monotonic() + 10
+    while _runs(child) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not _runs(child)
+
+
+def _runs(process: int) -> bool:
+    """Whether a process runs; one that ended, and that nobody waited for, does not."""
+    command = "ps", "-o", "stat=", str(process)
+    state = subprocess.run(command, check=False, capture_output=True, text=True)
+    return state.stdout.strip()[:1] not in ("", "Z")
+
+
+@pytest.mark.parametrize("found", [b"", b"no library"])
+def test_a_damaged_file_is_not_used(
+    compiled: str, fresh: Path, caplog: pytest.LogCaptureFixture, found: bytes
+) -> None:
+    fresh.mkdir(parents=True)
+    (fresh / Path(compiled).name).write_bytes(found)
+    with caplog.at_level("INFO", "autosched"):
+        assert native_check._module() is None
+    assert "ImportError" in caplog.text
+
+
+def test_where_nothing_can_be_written_nothing_is_compiled(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh.parent.mkdir()
+    fresh.write_text("a file in place of the folder")
+    monkeypatch.setattr(native_check, "_run", _refusing(AssertionError("compiled")))
+    assert native_check._module() is None
+    assert fresh.is_file()
+
+
+def test_without_a_global_lock_dicts_may_change_during_a_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read = sysconfig.get_config_var
+    monkeypatch.setattr(
+        sysconfig, "get_config_var", lambda name: name == "Py_GIL_DISABLED" or read(name)
+    )
+    native_check._module.cache_clear()
+    assert native_check._module() is None
+    native_check._module.cache_clear()
+
+
+def test_every_field_is_tried_before_torch_is_read() -> None:
+    module = native_check._module()
+
+    class Other:
+        fields = module.fields
+
+        @staticmethod
+        def recorded(*facts: Any) -> Any:
+            is_alike = module.recorded(*facts)
+            first = facts[2][0]
+
+            def blind(found: Tensors) -> bool:  # to what differs
+                item = found["x"]
+                return getattr(item, field) != getattr(first, field) or bool(is_alike(found))
+
+            return blind
+
+    for field in ("dtype", "shape", "requires_grad", "device"):
+        assert not native_check._fits(Other, torch), field
+
+
+class Watching(TorchFunctionMode):
+    """A mode that no call of torch may reach."""
+
+    def __torch_function__(self, *call: Any) -> Any:
+        raise AssertionError(call)
+
+
+@pytest.mark.parametrize("transform", [functionalize, vmap, None])
+def test_torch_is_read_for_the_first_time_anywhere(transform: Any) -> None:
+    native_check._module.cache_clear()
+    try:
+        if transform is None:
+            with torch.inference_mode(), FakeTensorMode(), Watching():
+                assert native_check._module() is not None
+        else:
+            transform(lambda x: x if native_check._module() is not None else None)(torch.zeros(2))
+            assert native_check._module() is not None
+    finally:
+        native_check._module.cache_clear()
+
+
+def test_forked_processes_compare() -> None:
+    x = torch.zeros(2)
+    is_alike = native_check.native_recognizer({"x": x}, ("x",), (), True)
+    assert is_alike is not None
+    child = os.fork()
+    if child == 0:
+        os._exit(not (is_alike({"x": x}) and not is_alike({"x": x.clone()})))
+    assert os.waitpid(child, 0)[1] == 0
