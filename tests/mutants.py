@@ -874,6 +874,14 @@ MUTANTS = (
         "tests/lowering/test_ranks.py::test_a_copy_on_the_way_waits_for_a_late_one_to_its_source",
     ),
     Mutant(
+        "tasks that nothing needs are tasks of their own between regions",
+        "autosched/fusion/candidates.py",
+        "if not task.reads and not graph.users[task.index]:",
+        "if False:",
+        "tests/fusion/test_candidates.py"
+        "::test_a_task_that_nothing_needs_joins_the_region_before_it",
+    ),
+    Mutant(
         "what several ranks do alike is fused with what one of them does",
         "autosched/fusion/candidates.py",
         "if reason is None and task.name in graph.alike:",

@@ -119,7 +119,11 @@ def by_device(
 
 
 def by_stream(graph: Graph, program: Program, can_fuse: Callable[[Task], bool]) -> dict[str, str]:
-    """Return the groups of tasks between which no stream waits or is waited for."""
+    """Return the groups of tasks between which no stream waits or is waited for.
+
+    A task that reads nothing, and that no task needs, joins the group of the task before it: batch
+    norm has such tasks in evaluation mode.
+    """
     segment: dict[Stream, int] = dict.fromkeys(program.streams, 0)
     found: dict[str, Any] = {}
     for instruction in program.instructions:
@@ -127,7 +131,17 @@ def by_stream(graph: Graph, program: Program, can_fuse: Callable[[Task], bool]) 
             segment[instruction.stream] += 1
         elif isinstance(instruction, Run):
             found[instruction.task] = instruction.stream, segment[instruction.stream]
-    return _groups(graph, can_fuse, lambda task: found[task.name])
+    latest: dict[str, Any] = {}  # by device, the group of the task before
+
+    def key(task: Task) -> Any:
+        own = found[task.name]
+        device = own[0].device
+        if not task.reads and not graph.users[task.index]:
+            return latest.get(device, own)
+        latest[device] = own
+        return own
+
+    return _groups(graph, can_fuse, key)
 
 
 def _groups(

@@ -115,3 +115,16 @@ def test_a_region_ends_where_a_stream_waits_or_is_waited_for() -> None:
     assert groups["c"] == groups["d"]
     assert groups["e"] == groups["f"]
     assert len(set(groups.values())) == 3
+
+
+def test_a_task_that_nothing_needs_joins_the_region_before_it() -> None:
+    """Between waits it would be a region, or a task, of its own."""
+    graph = asc.Graph()
+    x = graph.input("x")
+    a = graph.add(half, x, name="a")
+    graph.add(aten.empty.memory_format, (0,), name="unused")
+    graph.output(b=graph.add(half, a, name="b"))
+    own, other = Stream("cpu", "compute"), Stream("cpu", "compute1")
+    program = Program((Run(own, "a"), Run(own, "b"), Record(other, 0), Run(other, "unused")))
+    groups = by_stream(graph, program, lambda task: True)
+    assert groups["a"] == groups["b"] == groups["unused"]
