@@ -73,6 +73,9 @@ class Stream:
     def synchronize(self) -> None:
         hardware().synchronize(self.queue)
 
+    def is_capturing(self) -> bool:
+        return self.queue.capture is not None
+
     def query(self) -> bool:
         hardware().forbid("a stream is queried", self.queue)
         return hardware().poll(hardware().record(self.queue))
