@@ -1379,6 +1379,13 @@ MUTANTS = (
         "::test_a_forward_has_its_result_on_one_rank_and_new_state_on_all",
     ),
     Mutant(
+        "numbers that a region reads have the names of another trace",
+        "autosched/fusion/inductor.py",
+        'node.meta.pop("unbacked_bindings", None)',
+        "pass",
+        "tests/fusion/test_inductor.py::test_compiled_regions_do_what_eager_mode_does",
+    ),
+    Mutant(
         "a convolution's gradient gets the image of before it was written",
         "autosched/fusion/layouts.py",
         "        key = id(tensor), tensor._version\n",
