@@ -156,6 +156,8 @@ def trace(
     for node in traced.graph.nodes:
         if why := _objection(node):
             raise NotTraceableError(why)
+        # Inductor traces again, where other numbers may have the names of those that are read here.
+        node.meta.pop("unbacked_bindings", None)
     return traced, floats
 
 

@@ -3,6 +3,9 @@
 Inductor calls the compiler for each kernel, and half of that time is spent on its headers. Here the
 kernels of a region are as many sources as Inductor has threads for compilers, of about equal
 length. In a source each kernel has a namespace, and a name by which Python finds its module.
+
+Kernels take numbers that are read from tensors in double precision, as eager mode does; Inductor
+would round them to single precision.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ struct Released {{
 Py_RETURN_NONE;
 """
 _NAME = re.compile(r"\bkernel\b")  # what Inductor names each C++ function for Python
+_NUMBER = re.compile(r"\bconst float (?=ks\d)")  # how Inductor declares a number read from a tensor
 _INCLUDE = re.compile(r"^\s*#include .*", re.MULTILINE)
 
 Function = Callable[..., Any]
@@ -108,7 +112,7 @@ def _compiled(kernels: Sequence[_Kernel]) -> Callable[[], list[Function]]:
     )
     # Each name has a module in one library; the class, which loads the first, says its name.
     loaders: list[Any] = [type(name, (Bindings,), {"entry_function": name}) for name in names]
-    # A single thread would compile under a lock that the compilation waits for.
+    # Without threads, ``submit`` compiles at once, and waits for a lock that its caller holds.
     submit = AsyncCompile.submit if get_compile_threads() > 1 else None
     load = loaders[0].load_async("\n".join([*includes, *spaces]), submit_fn=submit)
 
@@ -125,8 +129,13 @@ def _with_bindings(kernel: _Kernel, name: str) -> str:
     from torch._inductor.codecache import CppPythonBindingsCodeCache as Bindings
 
     types = (argtype.replace("const ", "") for argtype in kernel.argtypes)
-    arguments = ", ".join(f"parse_arg<{each}>(args, {n})" for n, each in enumerate(types))
-    return _NAME.sub(name, kernel.source) + Bindings.suffix_template.format(
+    exact = ("double" if each == "float" else each for each in types)  # others are pointers, sizes
+    arguments = ", ".join(f"parse_arg<{each}>(args, {n})" for n, each in enumerate(exact))
+    template = Bindings.suffix_template
+    for single in ("float parse_arg<float>", "static_cast<float>"):
+        template = template.replace(single, single.replace("float", "double"))
+    source = _NUMBER.sub("const double ", _NAME.sub(name, kernel.source))
+    return source + template.format(
         entry_func=name,
         arg_len=len(kernel.argtypes),
         call_entry_func=_CALL.format(name=name, arguments=arguments),

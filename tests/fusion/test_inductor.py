@@ -99,6 +99,7 @@ def many() -> tuple[asc.Graph, list[asc.Value]]:
     results += [whole // 5, whole % 5, whole.gt(0), whole / 2, whole.sum(1), torch.tril(whole)]
     results += [extreme * 0, extreme + torch.ops.aten.zeros_like(extreme), extreme.relu()]
     results += [empty * 2, empty.sum(), scalar * 2, number * number, torch.softmax(x, 0)]
+    results.append(x * (1 - 0.9 ** graph.add(inductor.READ_NUMBER, scalar * 2)))
     return graph, results
 
 

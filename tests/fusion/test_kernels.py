@@ -36,3 +36,21 @@ def test_kernels_of_a_region_are_as_many_sources_as_compilers_run_at_once(
         torch.testing.assert_close(call(made, *args), several(*args))
     assert made.failure is None
     assert sorted(found) == sizes
+
+
+@needs_compiler
+def test_numbers_that_are_read_from_tensors_have_double_precision() -> None:
+    def read(x: Tensor, y: Tensor, double: Tensor, single: Tensor, number: Any) -> list[Tensor]:
+        first, second = double.item(), single.item()
+        return [x * first, x * second, x * number, x * (1 - 0.9**first), double * number, y * first]
+
+    made = region(read, inputs=5, outputs=6)
+    x, y = torch.rand(17, dtype=torch.float64), torch.rand(17)
+    for value in (0.1, 1 / 3):
+        double = torch.tensor(value, dtype=torch.float64)
+        args = x, y, double, torch.tensor(value), value
+        *exact, single = call(made, *args)
+        *expected, wanted = read(*args)
+        torch.testing.assert_close(exact, expected, rtol=1e-15, atol=0)
+        torch.testing.assert_close(single, wanted, rtol=1e-7, atol=0)
+    assert made.failure is None
