@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import operator
 import os
 import signal
@@ -153,7 +152,7 @@ def pass_on_values() -> list[str]:
             for row in messages.rows(value):
                 wire.send(row, 1, tag).wait()
             continue
-        buffer = messages.ReceiveBuffer(messages.described(json.dumps(header)))
+        buffer = messages.ReceiveBuffer(messages.described(messages.header_row(header, "value")))
         for row in buffer.rows:
             wire.receive(row, 0, tag).wait()
         buffer.spread()
