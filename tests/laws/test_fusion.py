@@ -33,13 +33,14 @@ drawn_groups = st.lists(st.sampled_from("aaab"), min_size=60, max_size=60)
 def fused(graph: asc.Graph, drawn: Sequence[str]) -> asc.Graph:
     """Return the graph with these groups of tasks as regions, as far as they can be fused."""
 
-    def make(composite: Composite) -> tuple[Region, None]:
+    reasons = unfusable(graph, {})
+
+    def make(composite: Composite) -> tuple[Callable[..., Any], None]:
+        if any(task.name in reasons for task in composite.tasks):
+            return composite, None  # a task with the views that it reads
         return Region(composite, 1), None
 
-    tasks = [
-        task for task in graph.tasks if not task.view and task.name not in unfusable(graph, {})
-    ]
-    names = (task.name for task in tasks)
+    names = (task.name for task in graph.tasks if not task.view and task.name not in reasons)
     return merged(graph, dict(zip(names, drawn, strict=False)), make)
 
 
