@@ -1,7 +1,8 @@
 """Compile a function of tensors to kernels by Inductor.
 
-This module and ``kernels`` alone know Inductor. ``torch._inductor.standalone_compile`` keeps writes
-to arguments, caches kernels on disk, and runs them on the current stream.
+Only this module, ``kernels`` and ``broadcasts`` know Inductor. What compiles is
+``torch._inductor.standalone_compile``, which keeps writes to arguments, caches kernels on disk, and
+runs them on the current stream.
 """
 
 from __future__ import annotations
