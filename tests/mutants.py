@@ -1401,21 +1401,6 @@ MUTANTS = (
         "::test_a_forward_has_its_result_on_one_rank_and_new_state_on_all",
     ),
     Mutant(
-        "numbers that a region reads have the names of another trace",
-        "autosched/fusion/inductor.py",
-        'node.meta.pop("unbacked_bindings", None)',
-        "pass",
-        "tests/fusion/test_inductor.py::test_compiled_regions_do_what_eager_mode_does",
-    ),
-    Mutant(
-        "kernels get numbers that are read from tensors in single precision",
-        "autosched/fusion/kernels.py",
-        '_NUMBER.sub("const double ", ',
-        '_NUMBER.sub("const float ", ',
-        "tests/fusion/test_kernels.py"
-        "::test_numbers_that_are_read_from_tensors_have_double_precision",
-    ),
-    Mutant(
         "a convolution's gradient gets the image of before it was written",
         "autosched/fusion/layouts.py",
         "        key = id(tensor), tensor._version\n",
