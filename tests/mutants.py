@@ -77,7 +77,12 @@ def _failures(folder: Path, tests: Iterable[str], seconds: float) -> list[str]:
         ended = subprocess.run(
             [sys.executable, "-m", "pytest", *options, *tests],
             cwd=folder,  # which comes first on the path, so the copy is imported
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+            # Inductor takes from its cache what correct code has compiled, and so would hide a bug.
+            env={
+                **os.environ,
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "TORCHINDUCTOR_CACHE_DIR": str(folder.parent / "cache"),
+            },
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -1399,6 +1404,22 @@ MUTANTS = (
         "                        pass\n",
         "tests/runtime/ranks/test_stages.py"
         "::test_a_forward_has_its_result_on_one_rank_and_new_state_on_all",
+    ),
+    Mutant(
+        "numbers that a region reads have the names of another trace",
+        "autosched/fusion/inductor.py",
+        'node.meta.pop("unbacked_bindings", None)',
+        "pass",
+        "tests/fusion/test_kernels.py"
+        "::test_numbers_that_are_read_from_tensors_have_double_precision",
+    ),
+    Mutant(
+        "kernels get numbers that are read from tensors in single precision",
+        "autosched/fusion/kernels.py",
+        '_NUMBER.sub("const double ", ',
+        '_NUMBER.sub("const float ", ',
+        "tests/fusion/test_kernels.py"
+        "::test_numbers_that_are_read_from_tensors_have_double_precision",
     ),
     Mutant(
         "a convolution's gradient gets the image of before it was written",
