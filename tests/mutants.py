@@ -1410,15 +1410,15 @@ MUTANTS = (
         "autosched/fusion/inductor.py",
         'node.meta.pop("unbacked_bindings", None)',
         "pass",
-        "tests/fusion/test_kernels.py"
+        "tests/fusion/test_inductor.py"
         "::test_numbers_that_are_read_from_tensors_have_double_precision",
     ),
     Mutant(
         "kernels get numbers that are read from tensors in single precision",
-        "autosched/fusion/kernels.py",
-        '_NUMBER.sub("const double ", ',
-        '_NUMBER.sub("const float ", ',
-        "tests/fusion/test_kernels.py"
+        "autosched/fusion/inductor.py",
+        'types[i] = "const double"',
+        'types[i] = "const float"',
+        "tests/fusion/test_inductor.py"
         "::test_numbers_that_are_read_from_tensors_have_double_precision",
     ),
     Mutant(

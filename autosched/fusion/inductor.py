@@ -1,8 +1,9 @@
 """Compile a function of tensors to kernels by Inductor.
 
-Only this module, ``kernels`` and ``broadcasts`` know Inductor. What compiles is
+Only this module and ``broadcasts`` know Inductor. What compiles is
 ``torch._inductor.standalone_compile``, which keeps writes to arguments, caches kernels on disk, and
-runs them on the current stream.
+runs them on the current stream. On a CPU a region becomes one C++ function, which runs without the
+GIL: other streams can run Python meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autosched._lib.fake_tensors import Fakes
-from autosched.fusion.kernels import batched_kernels
 from autosched.fusion.layouts import Operators, in_channels_last, is_costly
 from autosched.graph.effects import effects_of
 
@@ -206,7 +206,9 @@ def compile_graph(graph: torch.fx.GraphModule, args: Sequence[Any], threads: int
 
     from autosched.fusion.broadcasts import StoreBroadcasts
 
+    on_cpu = all(as_tensor(arg).device.type == "cpu" for arg in args)
     patches: dict[str, Any] = {
+        "cpp_wrapper": on_cpu,
         "cpp.threads": threads,  # CPU kernels contain the number of threads
         "size_asserts": False,
         "alignment_asserts": False,
@@ -221,7 +223,7 @@ def compile_graph(graph: torch.fx.GraphModule, args: Sequence[Any], threads: int
         torch.no_grad(),
         torch._C._DisableAutocast(),
         listen,
-        batched_kernels(),
+        _double_numbers(),
         _linkable(),
         _quiet(),
     ):
@@ -231,8 +233,7 @@ def compile_graph(graph: torch.fx.GraphModule, args: Sequence[Any], threads: int
             dynamic_shapes="from_example_inputs",
             options={"config_patches": patches},
         )
-    parallel = threads > 1 or any(as_tensor(arg).device.type != "cpu" for arg in args)
-    if parallel and any("atomic_add" in code for code in codes):
+    if (threads > 1 or not on_cpu) and any("atomic_add" in code for code in codes):
         raise NotTraceableError("its kernels would add numbers in an order that varies")
     return artifact
 
@@ -254,6 +255,28 @@ def guard(examples: Sequence[Any]) -> Callable[..., bool]:
         return settings() and tensors(*args)
 
     return matches
+
+
+@contextlib.contextmanager
+def _double_numbers() -> Iterator[None]:
+    """Let C++ kernels take numbers that are read from tensors in double precision, as Python does.
+
+    Inductor would round them to single precision, the step size of AdamW for one.
+    """
+    from torch._inductor.codegen.common import KernelArgs
+
+    argdefs = KernelArgs.cpp_argdefs
+
+    def exact(self: KernelArgs, *args: Any) -> tuple[list[str], list[str], list[str]]:
+        parameters, passed, types = argdefs(self, *args)
+        for i, each in enumerate(types):
+            if each == "const float":  # others are pointers or integers
+                types[i] = "const double"
+                parameters[i] = parameters[i].replace(each, types[i])
+        return parameters, passed, types
+
+    with mock.patch.object(KernelArgs, "cpp_argdefs", exact):
+        yield
 
 
 @contextlib.contextmanager

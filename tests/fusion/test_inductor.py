@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -193,3 +194,22 @@ def test_other_threads_run_python_during_a_kernel() -> None:
     finally:
         sys.setswitchinterval(interval)
         thread.join()
+
+
+@needs_compiler
+@pytest.mark.parametrize("value", [0.1, 1 / 3])
+def test_numbers_that_are_read_from_tensors_have_double_precision(value: float) -> None:
+    # Inductor computes with ``value=`` outside of tensors, and passes it to a kernel.
+    def read(x: Tensor, y: Tensor, double: Tensor, single: Tensor, number: Any) -> list[Tensor]:
+        first, second = double.item(), single.item()
+        values = [first, second * second, number, 1 - 0.9**first]
+        return [torch.addcdiv(x, x, x + 1, value=each) for each in values] + [y * first]
+
+    made = region(read, inputs=5, outputs=5)
+    x, y = torch.rand(17, dtype=torch.float64), torch.rand(17)
+    args = x, y, torch.tensor(value, dtype=torch.float64), torch.tensor(value), value
+    *exact, single = call(made, *args)
+    *expected, wanted = read(*args)
+    torch.testing.assert_close(exact, expected, rtol=1e-15, atol=0)
+    torch.testing.assert_close(single, wanted, rtol=1e-7, atol=0)
+    assert made.failure is None
