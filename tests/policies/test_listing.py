@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 from typing import Any
 
 import numpy as np
@@ -371,6 +372,17 @@ def test_a_seed_gives_one_placement(case, seed):
     graph, machine, _ = case
     once, again = (search(seed=seed, moves=50)(graph, machine, COSTS) for _ in range(2))
     assert (once, list(once.device), once.copies) == (again, list(again.device), again.copies)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_one_device_is_busy_to_the_end_so_nothing_is_searched(seed, monkeypatch):
+    monkeypatch.setattr("autosched.policies.local_search.search.Annealer", None)
+    drawn = random.Random(seed)
+    graph = asc.Graph()
+    for number in range(30):  # the last bits of their sum depend on the order
+        graph.add(abs, graph.input(f"x{number}"), seconds=drawn.random())
+    found = search()(graph, processors(1, contention=False), COSTS)
+    assert found.bound == pytest.approx(sum(task.seconds for task in graph.tasks), rel=1e-12)
 
 
 def test_of_several_starts_the_best_is_taken():

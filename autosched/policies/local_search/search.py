@@ -47,7 +47,7 @@ _TOO_MANY = 2_000  # tasks, from which that few moves gain nothing
 _FIRST = 0.3
 _LONGEST = 3.0
 _BOUNDED = 2_000  # tasks, up to which a lower bound is worth computing
-
+_ROUNDING = 1e-12  # by which a sum of seconds in another order may exceed its bound, relatively
 
 Progress = Callable[[float, float], None]
 
@@ -134,16 +134,17 @@ def _annealed(
     work = members(problem) * steps(problem) if seconds is None else math.inf
     listing = Listing(problem.tables, mode(work, *KERNELS))
     least = max(bounds(graph, machine, costs).values()) if len(graph) <= _BOUNDED else 0.0
-    found = best_listed(listing, members(problem), least)
+    enough = least * (1 + _ROUNDING)
+    found = best_listed(listing, members(problem), enough)
     stopped = False
-    if seconds is None and least < found.makespan:  # only now importing numba may pay off
+    if seconds is None and enough < found.makespan:  # only now importing numba may pay off
         work = 4.0 * starts * moves * len(problem.tasks)
         listing = Listing(problem.tables, mode(work, anneal, decode, optimistic))
     best = found
     try:
         report(0.0, best.makespan)
-        for number in range(starts if least < best.makespan < math.inf and moves else 0):
-            annealer = Annealer(listing, found, seed + number, least)
+        for number in range(starts if enough < best.makespan < math.inf and moves else 0):
+            annealer = Annealer(listing, found, seed + number, enough)
             before = best.makespan
 
             def progress(
