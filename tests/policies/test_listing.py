@@ -28,7 +28,7 @@ from autosched.policies.base.possible import Possible
 from autosched.policies.base.ranks import downward_ranks, mean, upward_ranks
 from autosched.policies.local_search.annealer import Annealer
 from autosched.policies.local_search.annealing import anneal, below, shift
-from autosched.policies.local_search.portfolio import best_listed
+from autosched.policies.local_search.portfolio import best_listed, members
 from autosched.problem import Policy, Problem
 from autosched.simulation.issuing import issuing
 from autosched.simulation.simulate import durations, makespan
@@ -381,7 +381,9 @@ def test_one_device_is_busy_to_the_end_so_nothing_is_searched(seed, monkeypatch)
     graph = asc.Graph()
     for number in range(30):  # the last bits of their sum depend on the order
         graph.add(abs, graph.input(f"x{number}"), seconds=drawn.random())
-    found = search()(graph, processors(1, contention=False), COSTS)
+    machine = processors(1, contention=False)
+    assert members(Problem.of(graph, machine, COSTS)) == 1
+    found = search()(graph, machine, COSTS)
     assert found.bound == pytest.approx(sum(task.seconds for task in graph.tasks), rel=1e-12)
 
 

@@ -71,7 +71,9 @@ def steps(problem: Problem) -> float:
 
 
 def members(problem: Problem) -> int:
-    """Return how many lists there is time for, at least a few."""
+    """Return how many lists there is time for, at least a few; one stream needs one list."""
+    if problem.tables.streams.sum() == 1:
+        return 1
     return max(6, min(4 * len(_BIASES), int(_WORK / max(steps(problem), 1))))
 
 
