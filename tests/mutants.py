@@ -840,7 +840,7 @@ MUTANTS = (
         "autosched/lowering/copies.py",
         "before = max(self.made[use], min(after, self.current - 1)), rank",
         "before = min(after, self.current - 1), rank",
-        WISHES,
+        f"{LISTING}::test_a_copy_leaves_after_it_is_made_whatever_the_placement_says",
     ),
     Mutant(
         "a copy leaves behind who needs it if the placement says so",
