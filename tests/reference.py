@@ -8,6 +8,7 @@ one must surely end before the other begins.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,11 +59,51 @@ class Block:
     freed: bool = False
 
 
+class Serial:
+    """What the serial run of a graph says: which tasks write what."""
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self.writers = functools.cache(self._writers)
+        self.written = functools.cache(self._written)
+        self.expected = functools.cache(self._expected)
+
+    def _writers(self, name: str, part: Region, until: int) -> list[int]:
+        """The tasks before ``until`` that write a part of the memory behind a value."""
+        root = self.graph.value(name).root
+        return [
+            t.index
+            for t in self.graph.tasks[:until]
+            if any(part.overlaps(p) for p in self.written(t.index, root))
+        ]
+
+    def _written(self, task: int, root: int) -> list[Region]:
+        writes = self.graph.tasks[task].writes
+        values = [self.graph.values[use.value] for use in writes]
+        return [
+            self.graph.touched(self.graph.tasks[task], v.index) or v.region
+            for v in values
+            if v.root == root
+        ]
+
+    def _expected(self, name: str, version: int) -> list[int]:
+        """The tasks that wrote a value in this version."""
+        value = self.graph.value(name)
+        wrote = self.writers(name, value.region, len(self.graph))
+        made = -1 if value.producer is None else value.producer
+        first = [task for task in wrote if task < made]
+        return first + [task for task in wrote if task > made][:version]
+
+
+serial_run = functools.lru_cache(maxsize=1)(Serial)  # many programs of one graph are checked
+
+
 class Reference:
     """Walks a program once; raises RefusedError where it may go wrong."""
 
     def __init__(self, program: Program, graph: Graph):
         self.program, self.graph = program, graph
+        self.serial = serial_run(graph)
         self.before = happens_before(program)
         self.blocks: list[Block] = []
         self.ran: dict[str, int] = {}
@@ -88,40 +129,20 @@ class Reference:
         self.blocks.append(Block(owners, device, list(writers), holds))
         return self.blocks[-1]
 
-    # ---- what the serial run says
-
-    def writers(self, name: str, part: Region, until: int) -> list[int]:
-        """The tasks before ``until`` that write a part of the memory behind a value."""
-        root = self.graph.value(name).root
-        return [
-            t.index
-            for t in self.graph.tasks[:until]
-            if any(part.overlaps(p) for p in self.written(t, root))
-        ]
-
-    def written(self, task: Task, root: int) -> list[Region]:
-        values = [self.graph.values[use.value] for use in task.writes]
-        return [self.graph.touched(task, v.index) or v.region for v in values if v.root == root]
-
-    def expected(self, name: str, version: int) -> list[int]:
-        """The tasks that wrote a value in this version."""
-        value = self.graph.value(name)
-        wrote = self.writers(name, value.region, len(self.graph))
-        made = -1 if value.producer is None else value.producer
-        first = [task for task in wrote if task < made]
-        return first + [task for task in wrote if task > made][:version]
-
     # ---- what the program does
 
     def seen(self, block: Block, name: str, part: Region) -> list[int]:
         root = self.graph.value(name).root
-        tasks = [self.graph.tasks[index] for index in block.writers]
-        seen = [t.index for t in tasks if any(part.overlaps(p) for p in self.written(t, root))]
+        seen = [
+            task
+            for task in block.writers
+            if any(part.overlaps(p) for p in self.serial.written(task, root))
+        ]
         return self.sorted(seen, root)
 
     def sorted(self, tasks: list[int], root: int) -> list[int]:
         """Return them in the order of the serial run, as far as what they write is apart."""
-        parts = {index: self.written(self.graph.tasks[index], root) for index in tasks}
+        parts = {index: self.serial.written(index, root) for index in tasks}
         for end in range(len(tasks) - 1, 0, -1):
             for k in range(end):
                 a, b = tasks[k : k + 2]
@@ -162,9 +183,9 @@ class Reference:
         for value, version in task.reads:
             name, part = self.graph.values[value].name, self.graph.touched(task, value)
             expected = (
-                self.expected(name, version)
+                self.serial.expected(name, version)
                 if part is None
-                else self.writers(name, part, task.index)
+                else self.serial.writers(name, part, task.index)
             )
             part = part or self.graph.values[value].region
             used[value] = self.find(i, name, device, part, expected)
@@ -211,7 +232,7 @@ class Reference:
                 apart = block.device == device and name in block.holds and block not in written
                 if apart and not block.freed:
                     seen = self.seen(block, name, part)
-                    need(seen != self.expected(name, version), f"{name} is elsewhere, too")
+                    need(seen != self.serial.expected(name, version), f"{name} is elsewhere, too")
 
     def copy(self, i: int, copy: Copy) -> None:
         need(copy.value in {v.name for v in self.graph.values}, "no value")
@@ -222,7 +243,7 @@ class Reference:
         )
         part, expected = (
             self.graph.value(copy.value).region,
-            self.expected(copy.value, copy.version),
+            self.serial.expected(copy.value, copy.version),
         )
         source = self.find(i, copy.value, copy.source, part, expected)
         self.access(i, source, part, False)
@@ -244,7 +265,7 @@ class Reference:
         need(free.value in {v.name for v in self.graph.values}, "no value")
         part, expected = (
             self.graph.value(free.value).region,
-            self.expected(free.value, free.version),
+            self.serial.expected(free.value, free.version),
         )
         need(
             free.version <= self.graph.last_version(self.graph.value(free.value).index),
@@ -278,7 +299,7 @@ class Reference:
     def final(self, name: str, device: str) -> Block:
         part = self.graph.value(name).region
         for block in self.blocks:
-            expected = self.writers(name, part, len(self.graph))
+            expected = self.serial.writers(name, part, len(self.graph))
             if (
                 block.device == device
                 and name in block.holds
