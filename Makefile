@@ -29,11 +29,11 @@ demo: $(INSTALLED) ## train a small network on one CPU and two GPUs, real or emu
 
 test: style ## check style and types, and run all tests and the examples in docstrings and documents
 	@$(MAKE) --no-print-directory types & types=$$!; \
-	echo '$(BIN)/python -m pytest -n 2 -m "not slow"'; $(BIN)/python -m pytest -n 2 -m "not slow"; tests=$$?; \
+	echo '$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"'; $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"; tests=$$?; \
 	wait $$types && exit $$tests
 
 test-torch: $(OTHER)/installed ## run all tests with another version of torch: make test-torch TORCH=2.11.0
-	$(OTHER)/bin/python -m pytest -n 2 -m "not slow"
+	$(OTHER)/bin/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 lint: style types ## check style and types
 
