@@ -8,6 +8,7 @@ import doctest
 import functools
 import graphlib
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -306,6 +307,16 @@ def test_functions_fit_a_glance():
 def test_modules_say_what_they_are():
     bare = [name for name in MODULES if tree(name).body and not ast.get_docstring(tree(name))]
     assert bare == []
+
+
+def test_the_docstring_of_a_subpackage_names_its_modules():
+    inside = [name.rpartition(".") for name in MODULES if "." in name]
+    unnamed = [
+        f"{above}.{module}"
+        for above, _, module in inside
+        if not re.search(rf"\b{module}\b", ast.get_docstring(tree(above)) or "")
+    ]
+    assert unnamed == []
 
 
 PUBLIC = getattr(asc, "__all__", [])

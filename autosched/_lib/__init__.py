@@ -2,8 +2,11 @@
 
 aliasing      which bytes tensors and NumPy arrays occupy
 allowed       rules for names, device names and numbers
+copying       copies of tensors on which kernels compute the same bits
+cycles        the cycle of greatest ratio in a graph
 display       registration of what draws graphs and timelines
 fake_tensors  fake tensors with the strides of real kernels
+fetching      the items of an iterable, ahead of use
 files         atomic writes, the folder for caches
 forks         locks that are free in forked processes
 gc_pause      pausing cyclic garbage collection
@@ -16,5 +19,6 @@ quiet         silencing torch's logs of failed fake tensor operations
 replacing     replacing attributes for a while
 tensor_guards comparing properties of tensors in compiled code
 text          times, amounts, lists of names and tables as text
+topological   topological order
 tree          nested tuples, lists and dicts
 """

@@ -1,7 +1,15 @@
 """Lower bounds on the makespan of every schedule of a graph.
 
-Each bound is a function in a module of its own, and holds for all policies. Knows
-no placement and no program. Bounds hold up to the rounding of floating point sums.
+Each bound holds for all policies. Knows no placement and no program. Bounds hold up to the rounding
+of floating point sums.
+
+relaxation  the problem as bounds see it: edges, fastest routes, arrival of inputs
+load        total work of devices and of copy streams
+intervals   the work that must be done within an interval of time
+traffic     copies that no placement avoids
+memory      values that devices cannot hold at once
+host        the time that threads need to issue all tasks
+periods     the same for the period of a loop
 
 Bounds assume that each task runs on one device; if it runs again, it runs there. If tasks could be
 duplicated on several devices, chains with copies would bound nothing.

@@ -18,6 +18,7 @@ resident_inputs  advice: inputs that could stay on accelerators
 launches         advice: tasks too small for their launch
 host_reads       advice: reads on the host that delay accelerators
 placements       advice: other placements, more devices, fewer
+periods          the period of a loop, and what would shorten it
 report           the explanation of a whole schedule, as ``explain`` returns it
 report_text      its text
 task_report      why a task runs where and when it does

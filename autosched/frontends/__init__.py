@@ -10,12 +10,14 @@ state             the tensors of modules and optimizers
 settings          learning rates and other settings of optimizers as inputs
 updates           which parameters an optimizer's operators update
 granularity       how many operators become one task
+collectives       functional collectives of torch.distributed
 
 compiled          functions that are captured and scheduled when they are called
 modules           compiled modules, which autograd records
 guards            whether a call can use an earlier capture
 reachability      the non-tensor objects that a function can read
 recaptures        why a call cannot use an earlier capture
+every_rank        functions that all ranks of a machine call together
 
 dynamo            the backend for ``torch.compile``
 aot               graphs of Dynamo and AOTAutograd as graphs of autosched

@@ -17,6 +17,10 @@ Lowering is a chain of passes, each from instructions to instructions:
     ranks          the last three for each rank by itself, where a
                    machine spans several
 
+Before these, ``resident_state`` chooses devices for state that stays there between runs; ``fitting``
+lowers again with a limit where values do not fit. ``future`` predicts reads for ``spill``, and
+``ending`` frees for ``frees`` what remains at the end.
+
 Lowering knows no times and no costs: the placement has decided devices and order.
 """
 

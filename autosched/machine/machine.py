@@ -198,8 +198,6 @@ class Machine:
             devices = [cpu, *(replace(gpu, name=name) for name in names)]
             made = cls(devices, links_of(names, *rates), contention=contention, imagined=True)
             return made if storage is None else made.with_storage(storage)
-        if storage is not None:
-            raise MachineError("storage= is for one host; a cluster has no storage devices yet")
         _check_count("hosts", hosts, least=1)
         devices = []
         links: list[Link] = []
@@ -210,7 +208,8 @@ class Machine:
             devices += [replace(gpu, name=name, **where) for name in names]
             links += links_of(names, *rates, cpu=f"cpu:{rank}")
         between = named_network(network)
-        return cls(devices, links, contention=contention, imagined=True, network=between)
+        made = cls(devices, links, contention=contention, imagined=True, network=between)
+        return made if storage is None else made.with_storage(storage)
 
     def with_storage(
         self, bytes_per_second: float, latency: float = DISK_LATENCY, *, name: str = "disk:0"
@@ -218,7 +217,7 @@ class Machine:
         """Return this machine with a storage device more, from which ``Graph.read`` reads.
 
         A read takes ``latency`` (seconds) plus its bytes divided by the rate. ``measure_storage``
-        measures both. Raises MachineError for other names than ``"disk:0"``, ``"disk:1"``.
+        measures both. Raises MachineError for names unlike ``"disk:1"``, and for several ranks.
 
         >>> machine = Machine.emulated(gpus=1).with_storage(2e9)
         >>> machine.storage, machine.copy_seconds("disk:0", "cpu", 2e9)
@@ -226,9 +225,10 @@ class Machine:
         """
         if not is_device(name) or not is_storage(name):
             raise MachineError(f"a storage device is named 'disk:0' or 'disk:1', got {name!r}")
-        devices = [*self.devices, Device(name)]
-        links = [*self.links, Link(name, self.host, bytes_per_second, latency)]
-        return replace(self, devices=tuple(devices), links=tuple(links))
+        if self.ranks:
+            raise MachineError("a machine of several ranks has no storage devices")
+        link = Link(name, self.host, bytes_per_second, latency)
+        return replace(self, devices=(*self.devices, Device(name)), links=(*self.links, link))
 
     def slower(self, factor: float | Literal["auto"]) -> Machine:
         """Return this machine with every rate divided and every latency multiplied by ``factor``.

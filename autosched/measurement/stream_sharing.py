@@ -18,7 +18,7 @@ from autosched.measurement.cache import MeasurementCache
 from autosched.measurement.hardware import model_name
 from autosched.measurement.stopwatch import EventWatch, synchronize
 from autosched.program.program import Stream
-from autosched.runtime.backends.accelerator import _pooled
+from autosched.runtime.backends.accelerator import pooled
 
 __all__ = ["COUNTS", "sharing", "worthwhile_streams"]
 
@@ -70,7 +70,7 @@ def _seconds(device: torch.device, count: int) -> float:
     """Return how long streams take for the same products each."""
     watch = EventWatch(device)
     names = (f"compute{number or ''}" for number in range(count))
-    own = [_pooled(device, Stream(str(device), name)) for name in names]
+    own = [pooled(device, Stream(str(device), name)) for name in names]
     matrices = [torch.ones(_SIZE, _SIZE, device=device) for _ in own]
     products = [torch.empty_like(matrix) for matrix in matrices]
     synchronize(device)

@@ -17,6 +17,7 @@ read.
     data, model, pipelined       the public functions; what they return: step
     arguments, batches, plans    checks of arguments; rows of batches; cached plans of calls
     steps_in_flight              steps that begin before the one before them has ended
+    planned                      the plan of a step, and what it says of this process
     training                     captures micro-batches and updates, and schedules the step
     tuning, tuning_curve         stages, schedule and number of micro-batches, by simulation
     pipeline_schedules           GPipe, 1F1B, interleaved 1F1B, zero bubble
@@ -25,6 +26,7 @@ read.
     branches                     parts of stages that need not wait for others
     ranks                        replicas on several processes: names, and who leads
     agreement, shared_state      what processes agree on before a step; the state of rank 0
+    checkpoints                  the state of a step in a folder
     step_spec, packing           what a step is built from; tensors as few messages
     costs                        costs of memory traffic, and for any number of rows
     host_scalars                 numbers that the host computes for updates

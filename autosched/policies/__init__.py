@@ -14,6 +14,10 @@ parameters is a function that returns a policy, such as ``single_on(device)``,
 ``in_order(sequences)`` and ``robust(noise)``. Any function with this signature works as
 ``policy=``, also if it is not in the table.
 
+``single`` and ``round_robin`` are the simplest policies; those of ``literature`` follow papers, and
+those of ``local_search`` and ``constraint_programming`` search. ``candidates`` lists what
+``policy="auto"`` tries.
+
 The copies that a placement lists are hints: lowering skips needless ones, and issues none before
 its value is computed or after a task that reads it. So a policy cannot make a program wrong by its
 copies; only names that do not exist are refused.

@@ -6,6 +6,7 @@ host_streams   which streams wait for a CPU
 units          which instructions can be issued as a whole
 arrays         a program as arrays, for kernels
 vector_clocks  which instruction happens before which
+bit_clocks     the same for a few marked instructions, over several runs
 clock_kernels  the same arithmetic for kernels
 residency      which version of a value is on which device during a walk
 """

@@ -1,6 +1,7 @@
 """Execution of programs.
 
-execute      compiles each instruction to a step and runs the steps
+execute      runs the steps of a program
+compiler     compiles instructions to steps
 memory       the tensors of one run, in numbered slots
 known        recognizing inputs that were checked before
 inline       running generated code where one thread suffices

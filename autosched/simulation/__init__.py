@@ -2,5 +2,6 @@
 
 simulate   when each instruction runs
 issuing    which thread issues it, and how long that takes
+periods    the steady-state seconds per run of a loop
 footprint  how many bytes each device holds
 """

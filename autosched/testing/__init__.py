@@ -10,6 +10,9 @@
     scattered                       a policy for tests: random devices and order
     graphs, machines, inputs_for    Hypothesis strategies, and inputs for sampled graphs
 
+These are in ``checking``, ``exploring`` and ``scattering``. ``reference`` runs a graph serially,
+``comparing`` compares results bit for bit, and ``faults`` makes tasks fail.
+
 Hypothesis is imported only where a strategy is requested.
 """
 

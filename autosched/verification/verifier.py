@@ -21,7 +21,7 @@ from autosched.program.program import (
 )
 from autosched.program.residency import Residency
 from autosched.program.vector_clocks import Clocks, Stamp, single_copy_streams
-from autosched.verification.loops import Access
+from autosched.verification.loops import Access, worker
 from autosched.verification.ranks import RankLaws
 
 __all__ = ["Verifier"]
@@ -327,7 +327,7 @@ class Verifier:
             if not self._is_earlier(use):
                 self._fail(
                     "free",
-                    f"{_named(place)} is freed while {self._verb(use)} may still use it",
+                    f"{_named(place)} is freed while {worker(self.program, use)} may still use it",
                     use,
                 )
         block.freed = True
@@ -375,7 +375,7 @@ class Verifier:
         if not self._is_earlier(maker):
             self._fail(
                 "order",
-                f"{_named(place)} is made by {self._verb(maker)}, which is not waited for",
+                f"{_named(place)} is made by {worker(self.program, maker)}, which is not waited for",
                 maker,
             )
         self._touch(block, region, writes, place)
@@ -394,13 +394,13 @@ class Verifier:
             writers = block.accesses.read(region, self.at)
         for before in writers:
             if not self._is_earlier(before):
-                what = f"{self._writing()} memory that {self._verb(before)} wrote"
+                what = f"{self._writing()} memory that {worker(self.program, before)} wrote"
                 if place is not None:
-                    what = f"{_named(place)} is made by {self._verb(before)}"
+                    what = f"{_named(place)} is made by {worker(self.program, before)}"
                 self._fail("order", f"{what}, which is not waited for", before)
         for before in readers:
             if not self._is_earlier(before):
-                what = f"{self._writing()} memory that {self._verb(before)} reads"
+                what = f"{self._writing()} memory that {worker(self.program, before)} reads"
                 self._fail("order", f"{what}, which is not waited for", before)
         block.uses[self.own] = self.at
 
@@ -443,13 +443,6 @@ class Verifier:
             if isinstance(instruction, Run)
             else "the copy overwrites"
         )
-
-    def _verb(self, at: int) -> str:
-        instruction = self.program.instructions[at]
-        if isinstance(instruction, Run):
-            return f"task {instruction.task!r}"
-        assert isinstance(instruction, Copy)
-        return f"the copy of {instruction.value!r} to {instruction.destination}"
 
     def _fail(self, law: str, what: str, other: int | None = None) -> NoReturn:
         raise ProgramError(excerpt(self.program, self.at, law, what, other))

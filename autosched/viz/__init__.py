@@ -2,6 +2,10 @@
 
 Drawings are pure functions: they write no file and decide nothing.
 
+``diagram`` chooses the boxes and arrows of a graph; ``partition`` and ``clusters`` group nodes, and
+``layered_layout`` places them. ``page_data`` has the data of a page, ``figure`` draws charts with
+matplotlib.
+
 To add a drawing, write a module with one pure function ``(data, *, options) -> str``, whose data is
 a ``Timeline``, a ``Graph``, a ``Program`` or plain numbers. Take styles and elements from ``svg``,
 the format of times from ``format``, and export the function here.

@@ -6,7 +6,7 @@ import json
 import pkgutil
 import re
 import sys
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -71,6 +71,14 @@ def test_the_notebook_has_the_text_the_code_and_the_output_of_the_tutorial():
 def words(text: str) -> list[str]:
     """Return the words of a text without source locations, which differ in a notebook."""
     return re.sub(r"\(\w+\.(md|py):\d+\)", "", text).split()
+
+
+@pytest.mark.parametrize("path", pages.pages(), ids=lambda path: path.stem)
+def test_headings_leave_out_no_level(path: Path):
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    levels = [len(marks) for marks in re.findall(r"^(#+) ", text, re.MULTILINE)]
+    assert levels[0] == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
 
 
 @pytest.mark.parametrize("path", pages.pages(), ids=lambda path: path.stem)

@@ -57,6 +57,10 @@ def test_what_is_wrong_with_a_storage_device_is_told() -> None:
             machine.with_storage(1e9, name=name)
     with pytest.raises(asc.MachineError, match="'disk:0' occurs twice"):
         machine.with_storage(1e9).with_storage(1e9)
+    with pytest.raises(asc.MachineError, match="several ranks has no storage devices"):
+        asc.Machine.emulated(gpus=0, hosts=2).with_storage(1e9)
+    with pytest.raises(asc.MachineError, match="several ranks has no storage devices"):
+        asc.Machine.emulated(gpus=0, hosts=2, storage=1e9)
     with pytest.raises(asc.MachineError, match="bytes_per_second of Link"):
         machine.with_storage(0)
     with pytest.raises(asc.MachineError, match="has 2 streams; 1 to 1 are possible"):

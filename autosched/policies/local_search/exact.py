@@ -57,7 +57,7 @@ def exact(
         if not can_solve():
             raise ScheduleError(
                 'policy "exact" needs OR-Tools, which is not installed: '
-                "pip install autosched[exact]"
+                "pip install 'autosched[exact]'"
             )
         if seconds is not None:
             first = min(_FIRST * seconds, _LONGEST)

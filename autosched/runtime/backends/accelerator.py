@@ -60,10 +60,10 @@ from autosched.runtime.backends.host import Host, copy_in_host_memory, read_file
 from autosched.runtime.backends.pinned import Pinned
 from autosched.runtime.backends.transfers import Way
 
-__all__ = ["Accelerator", "new_stream"]
+__all__ = ["Accelerator", "pooled"]
 
 _POOL = 32  # streams that torch has per device and priority before it hands out the same again
-_streams: dict[torch.device, dict[Stream, torch.Stream]] = {}
+_streams: dict[tuple[torch.device, int], dict[Stream, torch.Stream]] = {}
 
 
 class Accelerator(Host):
@@ -106,7 +106,7 @@ class Accelerator(Host):
         self.devices = {d.name: _real(d.name, d.physical) for d in machine.devices}
         for stream in program.streams:
             if self.devices[stream.device].type != "cpu":
-                self.streams[stream] = _pooled(self.devices[stream.device], stream)
+                self.streams[stream] = pooled(self.devices[stream.device], stream)
         for record in [i for i in program if isinstance(i, Record)]:
             is_gpu = record.stream in self.streams
             device = self.devices[record.stream.device]
@@ -404,21 +404,20 @@ def _real(name: str, physical: str | None) -> torch.device:
     return torch.device(device.type, device.index or 0)
 
 
-def _pooled(device: torch.device, name: Stream) -> torch.Stream:
-    """Return the stream of that name, created at its first use.
+def pooled(device: torch.device, name: Stream, priority: int = 0) -> torch.Stream:
+    """Return the stream of that name and priority, created at its first use.
 
     Raises MachineError when the pool would repeat.
     """
-    made = _streams.setdefault(device, {})
+    made = _streams.setdefault((device, priority), {})
     if name not in made:
-        made[name] = new_stream(device, name, made.values())
+        made[name] = _new_stream(device, name, made.values(), priority)
     return made[name]
 
 
-def new_stream(
-    device: torch.device, name: Stream, taken: Collection[torch.Stream], priority: int = 0
+def _new_stream(
+    device: torch.device, name: Stream, taken: Collection[torch.Stream], priority: int
 ) -> torch.Stream:
-    """Return a stream of torch's pool that is not taken. Raises MachineError if there is none."""
     for _ in range(_POOL):  # others take streams from the pool too, so the next may be one of ours
         if len(taken) < _POOL and (stream := torch.Stream(device, priority=priority)) not in taken:
             return stream

@@ -27,7 +27,7 @@ from autosched.runtime.in_flight.slots import Slot, Slots
 from autosched.runtime.threads.loop_runs import Line, LoopRun, LoopTeam
 from autosched.runtime.threads.thread_team import GRACE, end_threads
 
-__all__ = ["CLOSED", "OverlappingRuns"]
+__all__ = ["CLOSED", "OverlappingRuns", "call_each"]
 
 CLOSED = "the schedule was closed while it ran"
 
@@ -185,7 +185,10 @@ class _Ending:
     def __init__(self) -> None:
         self.queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self.thread = threading.Thread(
-            target=_serve, args=(self.queue,), name="autosched ending runs in flight", daemon=True
+            target=call_each,
+            args=(self.queue,),
+            name="autosched ending runs in flight",
+            daemon=True,
         )
         self.thread.start()
 
@@ -200,11 +203,12 @@ class _Ending:
         end_threads([self.thread])
 
 
-def _serve(queue: SimpleQueue[Callable[[], None] | None]) -> None:
+def call_each(queue: SimpleQueue[Callable[[], None] | None]) -> None:
+    """Call what comes through a queue, in a thread of its own, until None does."""
     prepare_thread()
-    while (end := queue.get()) is not None:
-        end()
-        del end  # an idle thread keeps nothing alive
+    while (work := queue.get()) is not None:
+        work()
+        del work  # an idle thread keeps nothing alive
 
 
 def _expire(runs: weakref.ref[OverlappingRuns], number: int) -> None:

@@ -16,10 +16,9 @@ from typing import Any
 
 from autosched._lib.forks import forks
 from autosched.errors import ScheduleError
-from autosched.runtime.backends.host import prepare_thread
 from autosched.runtime.execute import Executor
 from autosched.runtime.in_flight.future import RunFuture, UnderWay
-from autosched.runtime.in_flight.overlapping_runs import CLOSED
+from autosched.runtime.in_flight.overlapping_runs import CLOSED, call_each
 from autosched.runtime.threads.loop_team import at_once
 from autosched.runtime.threads.thread_team import end_threads
 
@@ -48,7 +47,7 @@ class SingleRuns:
         self._looping = executor.compiler.can.looping
         self._queue: SimpleQueue[_Work | None] = SimpleQueue()
         name = "autosched submitted runs"
-        thread = threading.Thread(target=_serve, args=(self._queue,), name=name, daemon=True)
+        thread = threading.Thread(target=call_each, args=(self._queue,), name=name, daemon=True)
         thread.start()
         self.threads = frozenset([thread.ident or 0])
         parts = self._queue, thread, executor.close, under_way, forks()
@@ -79,13 +78,6 @@ class SingleRuns:
             error = raised
         del self.under_way[future.number]
         future.end(result, error)
-
-
-def _serve(queue: SimpleQueue[_Work | None]) -> None:
-    prepare_thread()
-    while (work := queue.get()) is not None:
-        work()
-        del work  # an idle thread keeps nothing alive
 
 
 def _close(

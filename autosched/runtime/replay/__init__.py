@@ -2,7 +2,7 @@
 
 segments     the parts of a program that can be recorded and replayed as one
 recording    one run, recorded segment by segment
-replaying    which runs are recorded, and which are replayed
+cache        which runs are recorded, and which are replayed
 outputs      outputs of a recording that later replays do not overwrite
 cuda_graphs  recording on an accelerator: CUDA graphs
 """

@@ -48,11 +48,10 @@ from autosched._lib.gc_pause import without_collecting
 from autosched.machine.machine import Machine
 from autosched.program.program import Program, Record, Stream
 from autosched.runtime.backends import Step, TransientError
-from autosched.runtime.backends.accelerator import Accelerator, new_stream
+from autosched.runtime.backends.accelerator import Accelerator, pooled
 
 __all__ = ["Replay"]
 
-_recording: dict[torch.device, dict[Stream, torch.Stream]] = {}
 _CAPTURING = threading.RLock()
 _failed: list[torch.cuda.CUDAGraph] = []
 # cudaErrorStreamCaptureInvalidated, as torch reports it.
@@ -218,10 +217,7 @@ def stream_to_record(device: torch.device, name: Stream) -> torch.Stream:
 
     Raises MachineError if torch has no other stream.
     """
-    made = _recording.setdefault(device, {})
-    if name not in made:
-        made[name] = new_stream(device, name, made.values(), priority=-1)
-    return made[name]
+    return pooled(device, name, priority=-1)
 
 
 def _stream_for_pools(device: torch.device) -> torch.Stream:

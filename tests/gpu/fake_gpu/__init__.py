@@ -44,7 +44,6 @@ def playing(gpus: int = 1, seed: int = 0, nbytes: float = float("inf")) -> Itera
             for name, item in names.items():
                 patch.setattr(f"{place}.{name}", item, raising=False)
         patch.setattr(accelerator, "_streams", {})  # real ones live as long as the process
-        patch.setattr(cuda_graphs, "_recording", {})
         patch.setattr(cuda_graphs, "_failed", [])
         patch.setattr(cuda_graphs, "_with_handles", cuda_graphs._Handles())
         patch.setattr(cuda_graphs, "_borrowed", tensors.borrowed)

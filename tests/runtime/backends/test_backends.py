@@ -454,11 +454,11 @@ def test_streams_are_made_once_and_never_more_than_torch_has(monkeypatch):
     monkeypatch.setattr(accelerator, "_streams", {})
     monkeypatch.setattr(torch, "Stream", lambda device, priority: next(numbers) % 32)
     device = torch.device("cpu")
-    made = [accelerator._pooled(device, Stream("cuda:0", f"s{i}")) for i in range(32)]
+    made = [accelerator.pooled(device, Stream("cuda:0", f"s{i}")) for i in range(32)]
     assert made == list(range(32))
-    assert accelerator._pooled(device, Stream("cuda:0", "s7")) == 7
+    assert accelerator.pooled(device, Stream("cuda:0", "s7")) == 7
     with pytest.raises(
         asc.MachineError,
         match="cpu has no stream left for cuda:0/s32: torch repeats itself after 32",
     ):
-        accelerator._pooled(device, Stream("cuda:0", "s32"))
+        accelerator.pooled(device, Stream("cuda:0", "s32"))

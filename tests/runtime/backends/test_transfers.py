@@ -521,7 +521,7 @@ def test_streams_that_others_took_between_are_no_reason_for_two_names_of_one():
     with playing():
         made = []
         for i in range(8):
-            made.append(accelerator._pooled(ONE, Stream("cuda:0", f"s{i}")))
+            made.append(accelerator.pooled(ONE, Stream("cuda:0", f"s{i}")))
             for _ in range(31):
                 torch.Stream(ONE)
         assert len(set(made)) == 8

@@ -445,4 +445,4 @@ def test_recording_streams_are_distinct_whoever_else_takes_streams(played):
         taken.append(cuda_graphs.stream_to_record(device, Stream("cuda:0", f"s{number}")))
         torch.Stream(device, priority=-1)
     assert len(set(taken)) == 20
-    assert not set(taken) & set(accelerator._streams.get(device, {}).values())
+    assert not set(taken) & set(accelerator._streams.get((device, 0), {}).values())
