@@ -302,10 +302,13 @@ def _linkable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress warnings about torch's own code, and about artifacts that are not needed."""
-    log = logging.getLogger("torch._inductor.standalone_compile")
+    """Suppress warnings about torch's own code, and what Inductor logs: it raises errors, too.
+
+    Where its log has a level, as by ``TORCH_LOGS``, that is kept.
+    """
+    log = logging.getLogger("torch._inductor")
     level = log.level
-    log.setLevel(logging.ERROR)
+    log.setLevel(level or logging.CRITICAL + 1)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -70,10 +70,7 @@ class _Kernels:
         if self._copied is None:
             self._copied = self._to_copy(made, args)
         for i in self._copied:
-            strides, _ = self._expected[i]
-            made[i] = torch.empty_strided(
-                made[i].shape, strides, dtype=made[i].dtype, device=made[i].device
-            ).copy_(made[i])
+            made[i] = _copy(made[i], self._expected[i][0])
         for i in self._floats:
             made[i] = made[i].item()
         return made
@@ -88,6 +85,14 @@ class _Kernels:
                 found.append(i)
             taken.add(_storage(item))
         return found
+
+
+def _copy(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """Return a copy with these strides; elements with a stride of 0 are written once."""
+    made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    once = tuple(slice(1) if stride == 0 else slice(None) for stride in strides)
+    made[once].copy_(tensor[once])
+    return made
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -184,6 +184,16 @@ def test_strides_are_those_of_eager_mode_where_torch_predicts_others(compiled: G
     assert made.failure is None
 
 
+def test_results_may_repeat_their_elements(compiled: Graphs) -> None:
+    x = torch.rand(2, 1)
+    made = region(lambda x: (x.expand(2, 3), x.unsqueeze(0).expand(4, 2, 3)), outputs=2)
+    for result, strides in zip(call(made, x), ((1, 0), (0, 1, 0)), strict=True):
+        assert torch.equal(result, x.expand_as(result))
+        assert result.stride() == strides
+        assert result.data_ptr() != x.data_ptr()
+    assert made.failure is None
+
+
 def test_a_region_may_have_no_results(compiled: Graphs) -> None:
     graph = asc.Graph()
     x = graph.input("x")
