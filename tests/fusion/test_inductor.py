@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._inductor import config
 
 import autosched as asc
 from autosched.fusion import inductor
@@ -63,10 +64,18 @@ def test_what_a_graph_cannot_express_runs_unfused(
         assert "\n" not in made.failure
 
 
+@pytest.mark.parametrize("fn", [torch.var_mean, torch.std_mean])
+def test_the_mean_of_an_empty_tensor_is_not_compiled(fn: Callable[[Tensor], Any]) -> None:
+    inductor.trace(lambda x: [*fn(x)], [torch.ones(2)])
+    with pytest.raises(inductor.NotTraceableError, match="the mean 0 of an empty tensor"):
+        inductor.trace(lambda x: [*fn(x)], [torch.ones(0)])
+
+
 def test_kinds_of_devices_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert inductor.unavailable("meta") == "Inductor does not compile for 'meta' devices"
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    assert "needs a C++ compiler for the CPU, such as" in str(inductor.unavailable("cpu"))
+    for broken in ("/bin/false", "/nowhere/c++", __file__):  # the last one is no program
+        with config.patch({"cpp.cxx": (None, broken)}):
+            assert "needs a C++ compiler for the CPU: " in str(inductor.unavailable("cpu"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert inductor.unavailable("cuda") == "Inductor needs Triton for 'cuda' devices"
 

@@ -141,6 +141,14 @@ def test_autocast_casts_where_eager_mode_does_and_not_again_in_kernels() -> None
     assert not any(enabled)
 
 
+def test_one_tensor_for_two_arguments_says_nothing_of_the_next_call(compiled: Graphs) -> None:
+    one, other = torch.rand(3), torch.rand(3)
+    made = region(lambda x, y, z: x * 2 + y - z, inputs=3)
+    for x, y, z in ((one, one, one), (one, other, one), (other, one, one)):
+        assert torch.equal(call(made, x, y, z), x * 2 + y - z)
+    assert len(compiled) == 1
+
+
 # ---- results
 
 
