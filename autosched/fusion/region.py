@@ -13,6 +13,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -93,6 +94,18 @@ def _copy(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     once = tuple(slice(1) if stride == 0 else slice(None) for stride in strides)
     made[once].copy_(tensor[once])
     return made
+
+
+def _overlap(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether ranges of memory overlap from the first to the last element of tensors."""
+    spans = sorted(_span(tensor) for tensor in tensors if tensor.numel())
+    return any(start < end for (_, end), (start, _) in pairwise(spans))
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in pairs)
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.itemsize
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -182,6 +195,8 @@ class Region:
         if why is not None:
             self.failure = why
             return None
+        if any(task.writes for task in self.composite.tasks) and _overlap(tensors):
+            return None  # kernels would take it for granted in later calls, too
         with _LOCK:
             for variant in self._variants:
                 if variant.others == others and variant.matches(*tensors):

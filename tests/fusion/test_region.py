@@ -149,6 +149,23 @@ def test_one_tensor_for_two_arguments_says_nothing_of_the_next_call(compiled: Gr
     assert len(compiled) == 1
 
 
+def test_written_arguments_that_overlap_are_not_compiled_for(compiled: Graphs) -> None:
+    graph = asc.Graph()
+    x, y = graph.inputs("x", "y")
+    x.mul_(2)
+    y.add_(1)
+    made = region_of(graph, [x + y])
+    data = torch.ones(4)
+    assert call(made, data, data).tolist() == [6.0] * 4
+    assert call(made, data[:3], data[1:]).tolist() == [13.0, 14.0, 11.0]
+    assert not compiled
+    halves = torch.ones(4)
+    for args in ((torch.ones(2), torch.ones(2)), (halves[:2], halves[2:])):
+        assert call(made, *args).tolist() == [4.0] * 2
+    assert len(compiled) == 1
+    assert made.failure is None
+
+
 # ---- results
 
 
