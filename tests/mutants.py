@@ -1406,6 +1406,14 @@ MUTANTS = (
         "::test_a_forward_has_its_result_on_one_rank_and_new_state_on_all",
     ),
     Mutant(
+        "a region takes two arguments for one, because they were one tensor when it was compiled",
+        "autosched/fusion/inductor.py",
+        "each if apart[id(each)] == i else each.detach() for",
+        "each for",
+        "tests/fusion/test_region.py"
+        "::test_one_tensor_for_two_arguments_says_nothing_of_the_next_call",
+    ),
+    Mutant(
         "numbers that a region reads have the names of another trace",
         "autosched/fusion/inductor.py",
         'node.meta.pop("unbacked_bindings", None)',

@@ -78,8 +78,9 @@ def fuse(
     they differ by rounding. Random operators, operators whose results have sizes that depend on
     data, and tasks that touch parts of memory are not fused: ``not_fused`` of the graph, and of its
     schedules, has the reasons by task. Python functions are traced: what they do apart from
-    operators on tensors happens once. As under ``torch.compile``, an index out of range in a kernel
-    with several threads ends the process.
+    operators on tensors happens once. As under ``torch.compile``, an error in a kernel, such as an
+    index out of range or an integer division by zero, is a RuntimeError, and ends the process if
+    the kernel has several threads.
 
     ``machine``, ``costs``, ``policy`` and ``options`` are those of ``schedule``. ``examples`` are
     inputs by name, by default those of the capture. With examples and a real machine, regions are

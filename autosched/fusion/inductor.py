@@ -13,7 +13,6 @@ import hashlib
 import importlib.util
 import logging
 import os
-import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -49,6 +48,7 @@ TAGS = {
 # The exception: a number may be read, as long as no size and no decision depends on it.
 READ_NUMBER = torch.ops.aten._local_scalar_dense.default
 AS_STRIDED = (torch.ops.aten.as_strided, torch.ops.aten.as_strided_)
+_MEANS = (torch.ops.aten.var_mean, torch.ops.aten.std_mean)
 
 # Up to so many elements, two sums are a faster variance than one pass that corrects its mean.
 _MOST_IN_CACHE = 1 << 16
@@ -71,12 +71,12 @@ def unavailable(kind: str) -> str | None:
     except ImportError:
         return f"torch {torch.__version__} has no torch._inductor.standalone_compile"
     if kind == "cpu":
-        from torch._inductor import config
+        from torch._inductor.cpp_builder import get_cpp_compiler
 
-        names = [config.cpp.cxx] if isinstance(config.cpp.cxx, str) else list(config.cpp.cxx)
-        known = [name for name in (*names, "g++", "clang++") if name]
-        if not any(map(shutil.which, known)):
-            return f"Inductor needs a C++ compiler for the CPU, such as {known[0]}"
+        try:
+            get_cpp_compiler()
+        except Exception as error:
+            return f"Inductor needs a C++ compiler for the CPU: {described(error)}"
         return None
     if kind in ("cuda", "xpu"):
         found = importlib.util.find_spec("triton") is not None
@@ -163,8 +163,11 @@ def trace(
 
 
 def _traced(fn: Callable[..., list[Any]], tensors: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
+    # A tensor that is given twice would be one argument of the graph, and need not be in each call.
+    apart = {id(tensor): i for i, tensor in reversed([*enumerate(tensors)])}
+    given = [each if apart[id(each)] == i else each.detach() for i, each in enumerate(tensors)]
     with _quiet(), Fakes() as fakes:
-        return make_fx(fn)(*map(fakes.from_tensor, tensors))
+        return make_fx(fn)(*map(fakes.from_tensor, given))
 
 
 def _objection(node: torch.fx.Node) -> str | None:
@@ -182,6 +185,8 @@ def _objection(node: torch.fx.Node) -> str | None:
         if node.target.overloadpacket in AS_STRIDED:
             # For Inductor, memory begins at the first element of an argument.
             return f"{node.target} depends on the memory around its argument"
+        if node.target.overloadpacket in _MEANS and not node.all_input_nodes[0].meta["val"].numel():
+            return f"{node.target} has the mean 0 of an empty tensor if compiled"
     return None
 
 
@@ -302,10 +307,13 @@ def _linkable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress warnings about torch's own code, and about artifacts that are not needed."""
-    log = logging.getLogger("torch._inductor.standalone_compile")
+    """Suppress warnings about torch's own code, and what Inductor logs: it raises errors, too.
+
+    Where its log has a level, as by ``TORCH_LOGS``, that is kept.
+    """
+    log = logging.getLogger("torch._inductor")
     level = log.level
-    log.setLevel(logging.ERROR)
+    log.setLevel(level or logging.CRITICAL + 1)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -70,10 +71,7 @@ class _Kernels:
         if self._copied is None:
             self._copied = self._to_copy(made, args)
         for i in self._copied:
-            strides, _ = self._expected[i]
-            made[i] = torch.empty_strided(
-                made[i].shape, strides, dtype=made[i].dtype, device=made[i].device
-            ).copy_(made[i])
+            made[i] = _copy(made[i], self._expected[i][0])
         for i in self._floats:
             made[i] = made[i].item()
         return made
@@ -88,6 +86,26 @@ class _Kernels:
                 found.append(i)
             taken.add(_storage(item))
         return found
+
+
+def _copy(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """Return a copy with these strides; elements with a stride of 0 are written once."""
+    made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    once = tuple(slice(1) if stride == 0 else slice(None) for stride in strides)
+    made[once].copy_(tensor[once])
+    return made
+
+
+def _overlap(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether ranges of memory overlap from the first to the last element of tensors."""
+    spans = sorted(_span(tensor) for tensor in tensors if tensor.numel())
+    return any(start < end for (_, end), (start, _) in pairwise(spans))
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in pairs)
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.itemsize
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -177,6 +195,8 @@ class Region:
         if why is not None:
             self.failure = why
             return None
+        if any(task.writes for task in self.composite.tasks) and _overlap(tensors):
+            return None  # kernels would take it for granted in later calls, too
         with _LOCK:
             for variant in self._variants:
                 if variant.others == others and variant.matches(*tensors):

@@ -5,14 +5,17 @@ A compilation takes seconds, so one region has many operators, and most compilat
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Callable
+from logging.handlers import BufferingHandler
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._inductor import config
 
 import autosched as asc
 from autosched.fusion import inductor
@@ -61,12 +64,44 @@ def test_what_a_graph_cannot_express_runs_unfused(
         assert "\n" not in made.failure
 
 
+@pytest.mark.parametrize("fn", [torch.var_mean, torch.std_mean])
+def test_the_mean_of_an_empty_tensor_is_not_compiled(fn: Callable[[Tensor], Any]) -> None:
+    inductor.trace(lambda x: [*fn(x)], [torch.ones(2)])
+    with pytest.raises(inductor.NotTraceableError, match="the mean 0 of an empty tensor"):
+        inductor.trace(lambda x: [*fn(x)], [torch.ones(0)])
+
+
 def test_kinds_of_devices_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert inductor.unavailable("meta") == "Inductor does not compile for 'meta' devices"
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    assert "needs a C++ compiler for the CPU, such as" in str(inductor.unavailable("cpu"))
+    for broken in ("/bin/false", "/nowhere/c++", __file__):  # the last one is no program
+        with config.patch({"cpp.cxx": (None, broken)}):
+            assert "needs a C++ compiler for the CPU: " in str(inductor.unavailable("cpu"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert inductor.unavailable("cuda") == "Inductor needs Triton for 'cuda' devices"
+
+
+@needs_compiler
+@pytest.mark.parametrize(("level", "shown"), [(logging.NOTSET, 0), (logging.INFO, 1)])
+def test_what_inductor_logs_is_shown_where_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, level: int, shown: int
+) -> None:
+    def failing(*args: Any, **options: Any) -> Any:
+        logging.getLogger("torch._inductor.scheduler").critical("Error in codegen")
+        raise AssertionError
+
+    monkeypatch.setattr("torch._inductor.standalone_compile", failing)
+    log = logging.getLogger("torch._inductor")
+    monkeypatch.setattr(log, "handlers", [handler := BufferingHandler(9)])
+    before = log.level
+    log.setLevel(level)
+    try:
+        made = region(lambda x: x + 1)
+        assert torch.equal(call(made, torch.ones(2)), torch.full((2,), 2.0))
+        assert log.level == level
+    finally:
+        log.setLevel(before)
+    assert made.failure == "Inductor: AssertionError: "
+    assert len(handler.buffer) == shown
 
 
 # ---- what is compiled

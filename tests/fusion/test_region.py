@@ -141,6 +141,31 @@ def test_autocast_casts_where_eager_mode_does_and_not_again_in_kernels() -> None
     assert not any(enabled)
 
 
+def test_one_tensor_for_two_arguments_says_nothing_of_the_next_call(compiled: Graphs) -> None:
+    one, other = torch.rand(3), torch.rand(3)
+    made = region(lambda x, y, z: x * 2 + y - z, inputs=3)
+    for x, y, z in ((one, one, one), (one, other, one), (other, one, one)):
+        assert torch.equal(call(made, x, y, z), x * 2 + y - z)
+    assert len(compiled) == 1
+
+
+def test_written_arguments_that_overlap_are_not_compiled_for(compiled: Graphs) -> None:
+    graph = asc.Graph()
+    x, y = graph.inputs("x", "y")
+    x.mul_(2)
+    y.add_(1)
+    made = region_of(graph, [x + y])
+    data = torch.ones(4)
+    assert call(made, data, data).tolist() == [6.0] * 4
+    assert call(made, data[:3], data[1:]).tolist() == [13.0, 14.0, 11.0]
+    assert not compiled
+    halves = torch.ones(4)
+    for args in ((torch.ones(2), torch.ones(2)), (halves[:2], halves[2:])):
+        assert call(made, *args).tolist() == [4.0] * 2
+    assert len(compiled) == 1
+    assert made.failure is None
+
+
 # ---- results
 
 
@@ -181,6 +206,16 @@ def test_strides_are_those_of_eager_mode_where_torch_predicts_others(compiled: G
     x, y = torch.rand(5, 5).t(), torch.rand(1, 5).t() + 1
     made = region(floored, inputs=2)
     assert call(made, x, y).stride() == floored(x, y).stride()
+    assert made.failure is None
+
+
+def test_results_may_repeat_their_elements(compiled: Graphs) -> None:
+    x = torch.rand(2, 1)
+    made = region(lambda x: (x.expand(2, 3), x.unsqueeze(0).expand(4, 2, 3)), outputs=2)
+    for result, strides in zip(call(made, x), ((1, 0), (0, 1, 0)), strict=True):
+        assert torch.equal(result, x.expand_as(result))
+        assert result.stride() == strides
+        assert result.data_ptr() != x.data_ptr()
     assert made.failure is None
 
 
