@@ -258,7 +258,7 @@ def test_progress_is_told():
 
 def test_without_or_tools_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ortools.sat.python.cp_model", None)
-    with pytest.raises(asc.ScheduleError, match=r"pip install autosched\[exact\]"):
+    with pytest.raises(asc.ScheduleError, match=r"pip install 'autosched\[exact\]'"):
         asc.schedule(wide(4, 2), processors(4, contention=False), policy="exact")
 
 
