@@ -1,14 +1,11 @@
 """Measured networks of clusters."""
 
-import pytest
-
 from autosched.machine.machine import Machine, Network
 from autosched.measurement.ranks import _pairs
 from tests.runtime.ranks import jobs
 from tests.runtime.ranks.processes import Ranks
 
 
-@pytest.mark.xdist_group("ranks")
 def test_all_ranks_get_one_machine_with_measured_rates_for_each_kind_of_pair():
     pool = Ranks()
     try:

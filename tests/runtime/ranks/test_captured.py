@@ -10,8 +10,6 @@ from autosched.program.program import Run
 from tests.fusion.regions import compiled_by
 from tests.runtime.ranks import captured_jobs as jobs
 
-pytestmark = pytest.mark.xdist_group("ranks")
-
 
 @pytest.mark.parametrize("step", ["collect_all", "overwrite", "on_dtensors"])
 def test_functional_collectives_equal_eager_ones(ranks, step):

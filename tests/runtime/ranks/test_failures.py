@@ -15,8 +15,6 @@ from autosched.runtime.ranks.session import Session
 from tests.runtime.ranks import jobs
 from tests.runtime.ranks.processes import until
 
-pytestmark = pytest.mark.xdist_group("ranks")
-
 WAITS = {
     0: "receive third <- cpu:2, instruction",
     2: "receive second <- cpu:1, instruction",

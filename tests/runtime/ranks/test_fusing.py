@@ -5,8 +5,6 @@ import pytest
 from tests.runtime.ranks import fusing_jobs as jobs
 from tests.serial import assert_equal
 
-pytestmark = pytest.mark.xdist_group("ranks")
-
 WAYS = {
     "data_parallel": {"reduction": "gather"},
     "pipeline": {"split": {"[01]": "cpu:0", "[234]": "cpu:1"}, "chunks": 1, "schedule": "gpipe"},

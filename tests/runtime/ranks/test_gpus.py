@@ -7,8 +7,6 @@ from hypothesis import strategies as st
 from autosched.testing.strategies import graphs
 from tests.runtime.ranks import gpu_jobs
 
-pytestmark = pytest.mark.xdist_group("ranks")
-
 DEVICES = "cpu:0", "cuda:0", "cpu:1", "cuda:1"
 
 

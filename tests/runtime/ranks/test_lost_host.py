@@ -96,7 +96,6 @@ def hosts():
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("ranks")
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_lost_host_is_named_by_the_others(hosts, tmp_path, victim):
     """Also that of rank 0, which has the store."""

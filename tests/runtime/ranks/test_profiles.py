@@ -9,8 +9,6 @@ from autosched.timeline.timeline import Timeline
 from autosched.viz import gantt_svg
 from tests.runtime.ranks import jobs
 
-pytestmark = pytest.mark.xdist_group("ranks")
-
 
 @pytest.fixture(scope="module")
 def found(ranks):

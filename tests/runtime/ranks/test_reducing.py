@@ -15,8 +15,6 @@ from autosched.runtime.ranks.reducing import AllReduce
 from tests.runtime.ranks import reducing_jobs as jobs
 from tests.runtime.ranks.processes import until
 
-pytestmark = pytest.mark.xdist_group("ranks")
-
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64]
 NUMEL = 1001
 

@@ -1,6 +1,5 @@
 """Schedules over several processes: equal to the serial run, bit for bit."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -8,8 +7,6 @@ import autosched as asc
 from autosched.testing.strategies import graphs, squash
 from tests.runtime.ranks import jobs
 from tests.sample_policies import policies
-
-pytestmark = pytest.mark.xdist_group("ranks")
 
 
 @given(data=st.data(), size=st.integers(2, 4), policy=policies, streams=st.integers(1, 2))

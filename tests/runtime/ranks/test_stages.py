@@ -9,8 +9,6 @@ import autosched as asc
 from tests.runtime.ranks import stage_jobs as jobs
 from tests.serial import assert_equal, some
 
-pytestmark = pytest.mark.xdist_group("ranks")
-
 SPLIT = {"0": "cpu:0", "2": "cpu:1"}
 REPLICAS = {"replicas": 2, "chunks": 2, "schedule": "1f1b", "reduction": "exchange"}
 ORDERS = ["gpipe", "1f1b", "interleaved", "zero-bubble"]

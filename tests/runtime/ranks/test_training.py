@@ -11,8 +11,6 @@ import autosched as asc
 from tests.runtime.ranks import training_jobs as jobs
 from tests.serial import assert_equal, train
 
-pytestmark = pytest.mark.xdist_group("ranks")
-
 
 def serial(rows: list[list[int]], **options: Any) -> tuple[list[torch.Tensor], Any, Any]:
     """Train on the shares of all ranks, one after another."""

@@ -9,8 +9,6 @@ from autosched.runtime.ranks.wire import colour
 from tests.runtime.ranks import jobs
 from tests.runtime.ranks.processes import until
 
-pytestmark = pytest.mark.xdist_group("ranks")
-
 
 @pytest.mark.parametrize("size", [2, 3, 8, 100])
 def test_no_rank_sends_and_receives_in_one_colour(size):
