@@ -39,7 +39,7 @@ from autosched.program.bit_clocks import BitClocks
 from autosched.program.parts import divided
 from autosched.program.program import Copy, Program, Record, Run, Wait, excerpt
 
-__all__ = ["Access", "check_runs", "check_waits", "worker"]
+__all__ = ["Access", "check_runs", "check_waits", "in_words"]
 
 
 class Access(NamedTuple):
@@ -158,7 +158,7 @@ def _in_state(program: Program, graph: Graph, lines: _Lines) -> Iterator[_Need]:
 
 
 def _fail(program: Program, at: int, before: int, shared: str) -> NoReturn:
-    later, earlier = worker(program, at), worker(program, before)
+    later, earlier = in_words(program, at), in_words(program, before)
     what = (
         f"{later} must follow {earlier} of the run before, which is not waited for: both use "
         f"{shared}"
@@ -166,7 +166,7 @@ def _fail(program: Program, at: int, before: int, shared: str) -> NoReturn:
     raise ProgramError(excerpt(program, at, "order", what, before))
 
 
-def worker(program: Program, at: int) -> str:
+def in_words(program: Program, at: int) -> str:
     """Return in words the task or the copy that accesses memory at a position."""
     instruction = program.instructions[at]
     if isinstance(instruction, Run):

@@ -21,7 +21,7 @@ from autosched.program.program import (
 )
 from autosched.program.residency import Residency
 from autosched.program.vector_clocks import Clocks, Stamp, single_copy_streams
-from autosched.verification.loops import Access, worker
+from autosched.verification.loops import Access, in_words
 from autosched.verification.ranks import RankLaws
 
 __all__ = ["Verifier"]
@@ -327,7 +327,7 @@ class Verifier:
             if not self._is_earlier(use):
                 self._fail(
                     "free",
-                    f"{_named(place)} is freed while {worker(self.program, use)} may still use it",
+                    f"{_named(place)} is freed while {in_words(self.program, use)} may still use it",
                     use,
                 )
         block.freed = True
@@ -375,7 +375,7 @@ class Verifier:
         if not self._is_earlier(maker):
             self._fail(
                 "order",
-                f"{_named(place)} is made by {worker(self.program, maker)}, which is not waited for",
+                f"{_named(place)} is made by {in_words(self.program, maker)}, which is not waited for",
                 maker,
             )
         self._touch(block, region, writes, place)
@@ -394,13 +394,13 @@ class Verifier:
             writers = block.accesses.read(region, self.at)
         for before in writers:
             if not self._is_earlier(before):
-                what = f"{self._writing()} memory that {worker(self.program, before)} wrote"
+                what = f"{self._writing()} memory that {in_words(self.program, before)} wrote"
                 if place is not None:
-                    what = f"{_named(place)} is made by {worker(self.program, before)}"
+                    what = f"{_named(place)} is made by {in_words(self.program, before)}"
                 self._fail("order", f"{what}, which is not waited for", before)
         for before in readers:
             if not self._is_earlier(before):
-                what = f"{self._writing()} memory that {worker(self.program, before)} reads"
+                what = f"{self._writing()} memory that {in_words(self.program, before)} reads"
                 self._fail("order", f"{what}, which is not waited for", before)
         block.uses[self.own] = self.at
 
