@@ -887,6 +887,14 @@ MUTANTS = (
         "::test_a_task_that_nothing_needs_joins_the_region_before_it",
     ),
     Mutant(
+        "a task runs again after another one has written what it reads",
+        "autosched/fusion/candidates.py",
+        "any(use.version != graph.last_version(use.value) for use in task.reads)",
+        "False",
+        "tests/fusion/test_candidates.py"
+        "::test_a_task_is_not_run_again_if_its_results_or_its_place_would_change",
+    ),
+    Mutant(
         "what several ranks do alike is fused with what one of them does",
         "autosched/fusion/candidates.py",
         "if reason is None and task.name in graph.alike:",

@@ -1,15 +1,18 @@
-"""Determine which tasks may be merged and which views folded.
+"""Determine which tasks may be merged, and which are folded into those that need their results.
 
 A view costs nothing, and the results of a task can share memory with at most one argument. So a
 merged task takes the base of a view as its argument and makes the view itself; each other task that
 needs the view does so, too. This preserves the results unless a write distinguishes parts of that
 memory, or changes its shape. Tasks and views of such memory are left unmerged.
 
+Other tasks can be folded in the same way, if their results do not depend on when they run.
+
 This module knows dependencies and memory, no cost and no module.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import chain
 
 from autosched.graph.effects import MOVE, RESHAPE, effects_of
@@ -21,8 +24,8 @@ __all__ = ["Folding"]
 class Folding:
     """Classify the tasks of a graph: tasks that may be ``merged``, and tasks that remain.
 
-    ``remaining`` are all tasks but the views that are folded away, because each task that needs
-    them makes them itself.
+    ``remaining`` are all tasks but those that are folded away, because each task that needs their
+    results makes them itself: views, and the tasks ``repeated``.
 
     >>> graph = Graph()
     >>> x, w = graph.inputs("x", "w")
@@ -32,36 +35,39 @@ class Folding:
     (['matmul', 't_1'], [1])
     """
 
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: Graph, repeated: Collection[int] = ()):
         self.graph = graph
+        self.repeated = frozenset(repeated)
         # Roots of memory whose views and writers are left unmerged.
         self.split_memory = self._split_memory()
         while more := self._needed_and_written() - self.split_memory:
             self.split_memory |= more
-        needed = self._views_needed()
+        needed = self._needed()
         self.remaining = {
             task.index for task in graph.tasks if not self.foldable(task) or task.index in needed
         }
         self.merged = {
-            task.index for task in graph.tasks if not task.view and not self._is_fixed(task)
+            task.index
+            for task in graph.tasks
+            if not task.view and not self._is_fixed(task) and task.index not in self.repeated
         }
         self.devices = _devices(graph)  # by task, the device to which it is bound
         self.before: dict[int, list[int]] = {}  # of remaining tasks, their remaining predecessors
-        # of views that may be folded, their remaining predecessors
-        self.predecessors_of_view: dict[int, list[int]] = {}
+        # of tasks that may be folded, their remaining predecessors
+        self.predecessors_of_folded: dict[int, list[int]] = {}
         self._follow()
 
     def foldable(self, task: Task) -> bool:
-        """Whether a task is a view that may be made again at any time from its one argument."""
-        return (
+        """Whether a task is repeated, or a view that may be made at any time from its argument."""
+        return task.index in self.repeated or (
             task.view
             and len(task.reads) == 1
             and self._root(task.reads[0].value) not in self.split_memory
             and all(dependency.kind != "order" for dependency in task.dependencies)
         )
 
-    def views(self, task: Task) -> list[int]:
-        """Return the views (indices) that a merged task makes itself for this part."""
+    def folded(self, task: Task) -> list[int]:
+        """Return the folded tasks (indices) that a merged task runs itself for this part."""
         found: dict[int, None] = {}
         pending = [use.value for use in task.reads]
         while pending:
@@ -78,20 +84,20 @@ class Folding:
     def follows(self, task: int, first: int) -> list[int]:
         """Return the remaining predecessors that a dependency on ``first`` stands for.
 
-        A merged task makes its views itself, and so depends on the predecessors of these views.
+        A merged task runs folded tasks itself, and so depends on the predecessors of these.
         """
-        is_folded = first in self.predecessors_of_view and (
+        is_folded = first in self.predecessors_of_folded and (
             task in self.merged or first not in self.remaining
         )
-        return self.predecessors_of_view[first] if is_folded else [first]
+        return self.predecessors_of_folded[first] if is_folded else [first]
 
     def _follow(self) -> None:
         """Find the remaining predecessors of each task."""
         for task in self.graph.tasks:
             first = [dependency.task for dependency in task.dependencies]
             if self.foldable(task):
-                found = (self.predecessors_of_view.get(other, [other]) for other in first)
-                self.predecessors_of_view[task.index] = list(dict.fromkeys(chain(*found)))
+                found = (self.predecessors_of_folded.get(other, [other]) for other in first)
+                self.predecessors_of_folded[task.index] = list(dict.fromkeys(chain(*found)))
             if task.index in self.remaining:
                 self.before[task.index] = list(
                     dict.fromkeys(chain(*(self.follows(task.index, i) for i in first)))
@@ -130,12 +136,12 @@ class Folding:
     def _may_alias(self, task: Task) -> bool:
         return not task.view and any(self._root(use.value) != use.value for use in task.outputs)
 
-    def _views_needed(self) -> set[int]:
-        """Return the views (tasks) that outputs or fixed tasks need."""
+    def _needed(self) -> set[int]:
+        """Return the views, and tasks that could be folded, that outputs or fixed tasks need."""
         needed = set(self.graph.outputs.values())
         found = set()
         for task in reversed(self.graph.tasks):
-            if task.view:
+            if task.view or task.index in self.repeated:
                 if self.foldable(task) and not any(use.value in needed for use in task.outputs):
                     continue
                 found.add(task.index)
@@ -148,9 +154,7 @@ class Folding:
         """Return the roots of written memory that two values of a merged graph would share."""
         aliases = {task.index for task in self.graph.tasks if self._may_alias(task)}
         outputs = (
-            use
-            for index in self._views_needed() | aliases
-            for use in self.graph.tasks[index].outputs
+            use for index in self._needed() | aliases for use in self.graph.tasks[index].outputs
         )
         return {
             root for root in (self._root(use.value) for use in outputs) if self._is_written(root)

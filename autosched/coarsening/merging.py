@@ -8,7 +8,7 @@ are pinned, are not merged, nor are tasks that ``Folding`` calls fixed. This mod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeVar, cast
 
@@ -40,13 +40,15 @@ def merged(
     groups: Mapping[str, str],
     make: Make = _itself,
     bound: Mapping[str, str] | None = None,
+    repeated: Collection[str] = (),
 ) -> G:
     """Return the graph with each group as one task; ``groups`` has group names by task name.
 
-    Merged tasks make the views that they need themselves. Other values keep their names, as do
-    inputs and outputs. ``make`` gives the function of a merged task, which must do what its
-    composite does. ``bound`` has the devices to which tasks are to be bound, in place of their own
-    constraints. Raises GraphError for unknown tasks.
+    Merged tasks make the views that they need themselves, and run the tasks ``repeated`` themselves
+    whose results they need. Other values keep their names, as do inputs and outputs. ``make`` gives
+    the function of a merged task, which must do what its composite does. ``bound`` has the devices
+    to which tasks are to be bound, in place of their own constraints. Raises GraphError for unknown
+    tasks.
 
     >>> graph = Graph("step")
     >>> x, w = graph.inputs("x", "w")
@@ -60,7 +62,8 @@ def merged(
       output y = mul
     """
     wanted = {graph.task(name).index: group for name, group in groups.items()}
-    return cast(G, _Merger(graph, wanted, bound or {}).build(make))
+    again = [graph.task(name).index for name in repeated]
+    return cast(G, _Merger(graph, wanted, bound or {}, again).build(make))
 
 
 def carried(graph: Graph, placement: Placement) -> Placement:
@@ -112,10 +115,16 @@ def common_origin(tasks: Sequence[Task]) -> Origin:
 class _Merger:
     """Partitions a graph into clusters, each of which becomes a task of the new graph."""
 
-    def __init__(self, graph: Graph, wanted: Mapping[int, str], bound: Mapping[str, str]):
+    def __init__(
+        self,
+        graph: Graph,
+        wanted: Mapping[int, str],
+        bound: Mapping[str, str],
+        repeated: Collection[int],
+    ):
         self.graph = graph
         self.wanted = wanted
-        self.folding = Folding(graph)
+        self.folding = Folding(graph, repeated)
         for name, device in bound.items():
             self.folding.devices[graph.task(name).index] = device
         keys: dict[Hashable, int] = {}
@@ -129,19 +138,19 @@ class _Merger:
     def build(self, make: Make) -> Graph:
         """Add the clusters to a new graph, in topological order, earliest first task first."""
         writer = _Writer(self.graph, self.folding, self.cluster, make)
-        clusters = [self._members(tasks) for tasks in self._ordered()]
-        taken = [_taken(self.graph, tasks) for tasks in clusters]
+        clusters = self._ordered()
+        members = [self._members(own) for own in clusters]
+        taken = [_taken(self.graph, tasks) for tasks in members]
         needed = set(chain(self.graph.outputs.values(), *taken))
-        for tasks, takes in zip(clusters, taken, strict=True):
+        for own, tasks, takes in zip(clusters, members, taken, strict=True):
             label = next(
-                (self.wanted[i] for i in tasks if i in self.wanted and i in self.folding.merged),
+                (self.wanted[i] for i in own if i in self.wanted and i in self.folding.merged),
                 None,
             )
-            members = [self.graph.tasks[i] for i in tasks]
-            if len(members) == 1 and label in (None, members[0].name):
-                writer.repeat(members[0])
+            if len(tasks) == 1 and label in (None, self.graph.tasks[own[0]].name):
+                writer.repeat(self.graph.tasks[own[0]])
             else:
-                writer.compose(members, takes, needed, label)
+                writer.compose(own, tasks, takes, needed, label)
         for name, index in self.graph.outputs.items():
             writer.new.output(**{name: writer.values[index]})
         for bond in self.graph.kept_together:
@@ -149,11 +158,11 @@ class _Merger:
         return writer.new
 
     def _members(self, tasks: Sequence[int]) -> list[int]:
-        """Return the tasks of a cluster, with the views that it makes itself."""
+        """Return the tasks of a cluster, with the folded tasks that it runs itself."""
         if tasks[0] not in self.folding.merged:
             return list(tasks)
-        views = (self.folding.views(self.graph.tasks[task]) for task in tasks)
-        return sorted({*tasks, *chain(*views)})
+        folded = (self.folding.folded(self.graph.tasks[task]) for task in tasks)
+        return sorted({*tasks, *chain(*folded)})
 
     def _ordered(self) -> list[list[int]]:
         """Return the tasks of each cluster, clusters in topological order."""
@@ -201,10 +210,19 @@ class _Writer:
         self._added(task, made, flatten(result))
 
     def compose(
-        self, tasks: Sequence[Task], takes: Sequence[int], needed: set[int], label: str | None
+        self,
+        cluster: Sequence[int],
+        members: Sequence[int],
+        takes: Sequence[int],
+        needed: set[int],
+        label: str | None,
     ) -> None:
-        """Add tasks as one merged task, which returns the results that other tasks need."""
-        own = [task for task in tasks if task.index in self.cluster and not task.view]
+        """Add a cluster as one merged task, which returns the results that other tasks need.
+
+        Its members are its tasks, and the folded tasks that it runs itself.
+        """
+        own = [self.old.tasks[i] for i in cluster]
+        tasks = [self.old.tasks[i] for i in members]
         made = [self.old.values[u.value] for task in own for u in task.outputs if u.value in needed]
         composite = Composite(tasks, takes, [value.index for value in made])
         roots = dict.fromkeys(

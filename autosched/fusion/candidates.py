@@ -4,6 +4,12 @@ A region begins where its stream waits for another stream, and ends where anothe
 it. So no task waits longer for another stream than it did before fusion. Alternatively, all tasks
 of a device form one region, as far as dependencies allow. ``autosched.coarsening.merging`` splits
 groups that would create a cycle.
+
+Short tasks between two waits are run again by each region that needs their results, as in
+scheduling by task duplication (Ahmad, Kwok, "On exploiting task duplication in parallel program
+scheduling", IEEE Transactions on Parallel and Distributed Systems, 1998). Where branches are joined
+by a concatenation or a sum, one stream would wait for the other, join them, and then be waited for:
+when each stream joins them for itself, one of these waits is left.
 """
 
 from __future__ import annotations
@@ -23,7 +29,12 @@ from autosched.graph.task import Task
 from autosched.placement import Placement
 from autosched.program.program import Program, Record, Run, Stream, Wait
 
-__all__ = ["by_device", "by_stream", "reads_numbers", "unfusable"]
+__all__ = ["by_device", "by_stream", "is_repeatable", "reads_numbers", "repeatable", "unfusable"]
+
+# Seconds in which a stream continues after another one for which it waits: a thread is woken, or an
+# accelerator sees an event.
+_WAIT = {"cpu": 100e-6}
+_WAIT_OTHERWISE = 5e-6
 
 # Operators for which Inductor generates atomic additions.
 _SUMS = frozenset(
@@ -118,22 +129,21 @@ def by_device(
     return _groups(graph, can_fuse, lambda task: placement.device[task.name])
 
 
-def by_stream(graph: Graph, program: Program, can_fuse: Callable[[Task], bool]) -> dict[str, str]:
+def by_stream(
+    graph: Graph,
+    program: Program,
+    can_fuse: Callable[[Task], bool],
+    repeated: Container[str] = (),
+) -> dict[str, str]:
     """Return the groups of tasks between which no stream waits or is waited for.
 
     A task that reads nothing, and that no task needs, joins the group of the task before it: batch
-    norm has such tasks in evaluation mode.
+    norm has such tasks in evaluation mode. Tasks that are ``repeated`` have no group.
     """
-    segment: dict[Stream, int] = dict.fromkeys(program.streams, 0)
-    found: dict[str, Any] = {}
-    for instruction in program.instructions:
-        if isinstance(instruction, (Wait, Record)):
-            segment[instruction.stream] += 1
-        elif isinstance(instruction, Run):
-            found[instruction.task] = instruction.stream, segment[instruction.stream]
-    latest: dict[str, Any] = {}  # by device, the group of the task before
+    found = _segments(program)
+    latest: dict[str, _Segment] = {}  # by device, the group of the task before
 
-    def key(task: Task) -> Any:
+    def key(task: Task) -> _Segment:
         own = found[task.name]
         device = own[0].device
         if not task.reads and not graph.users[task.index]:
@@ -141,7 +151,90 @@ def by_stream(graph: Graph, program: Program, can_fuse: Callable[[Task], bool]) 
         latest[device] = own
         return own
 
-    return _groups(graph, can_fuse, key)
+    return _groups(graph, lambda task: can_fuse(task) and task.name not in repeated, key)
+
+
+_Segment = tuple[Stream, int]
+
+
+def _segments(program: Program) -> dict[str, _Segment]:
+    """Return by task its stream, and the number of the stream's waits and records before it."""
+    number: dict[Stream, int] = dict.fromkeys(program.streams, 0)
+    found: dict[str, _Segment] = {}
+    for instruction in program.instructions:
+        if isinstance(instruction, (Wait, Record)):
+            number[instruction.stream] += 1
+        elif isinstance(instruction, Run):
+            found[instruction.task] = instruction.stream, number[instruction.stream]
+    return found
+
+
+def repeatable(
+    graph: Graph,
+    program: Program,
+    can_fuse: Callable[[Task], bool],
+    seconds: Callable[[Task, str], float],
+) -> frozenset[str]:
+    """Return the tasks that each region that needs their results is to run itself.
+
+    These are all tasks between two waits, if another stream of the device needs their results, and
+    running them again takes less time than a wait. ``seconds`` are those of a task on a device.
+    """
+    segment_of = _segments(program)
+    segments: dict[_Segment, list[Task]] = {}
+    for task in graph.tasks:
+        if not task.view:
+            segments.setdefault(segment_of[task.name], []).append(task)
+    found: set[int] = set()
+    for (stream, _), tasks in segments.items():
+        readers = _readers(graph, tasks)
+        groups = {segment_of[task.name] for task in readers}
+        if {other.device for other, _ in groups} != {stream.device} or len(groups) == 1:
+            continue
+        again = (len(groups) - 1) * sum(seconds(task, stream.device) for task in tasks)
+        if again > _WAIT.get(stream.device.partition(":")[0], _WAIT_OTHERWISE):
+            continue
+        involved = [*tasks, *readers]
+        alike = all(map(can_fuse, involved)) and len({task.device for task in involved}) == 1
+        if alike and all(is_repeatable(graph, task, found) for task in tasks):
+            found.update(task.index for task in tasks)
+    return frozenset(graph.tasks[i].name for i in found)
+
+
+def _readers(graph: Graph, tasks: Sequence[Task]) -> list[Task]:
+    """Return the other tasks that read results of these, or views of them."""
+    own = {task.index for task in tasks}
+    found: dict[int, Task] = {}
+    pending = [*own]
+    while pending:
+        for user in graph.users[pending.pop()]:
+            if graph.tasks[user].view:
+                pending.append(user)
+            elif user not in own:
+                found[user] = graph.tasks[user]
+    return list(found.values())
+
+
+def is_repeatable(graph: Graph, task: Task, repeated: Container[int] = ()) -> bool:
+    """Whether a task, run again for each task that needs its results, makes the same ones.
+
+    Nothing writes later what it reads, or writes what it makes, no task is ordered by it, and it
+    makes no output. What it reads is not made by tasks that are ``repeated`` themselves: work would
+    grow with the length of a chain of them.
+    """
+    returned = {graph.values[value].root for value in graph.outputs.values()}
+    made = [use.value for use in task.outputs]
+    sources = (graph.values[graph.values[use.value].root].producer for use in task.reads)
+    after = (d for user in graph.users[task.index] for d in graph.tasks[user].dependencies)
+    return not (
+        any(use.version != graph.last_version(use.value) for use in task.reads)
+        or any(graph.last_version(member) for value in made for member in graph.members(value))
+        or any(value in returned for value in made)
+        or any(source in repeated for source in sources)
+        or any(d.kind != "data" for d in task.dependencies)
+        or any(d.kind != "data" for d in after if d.task == task.index)
+        or graph.bonds(task)
+    )
 
 
 def _groups(

@@ -20,7 +20,7 @@ from autosched.coarsening.merging import carried, merged
 from autosched.costs.costs import Costs
 from autosched.costs.estimate import Estimate, estimate
 from autosched.errors import ScheduleError
-from autosched.fusion.candidates import by_device, by_stream, reads_numbers, unfusable
+from autosched.fusion.candidates import by_device, by_stream, reads_numbers, repeatable, unfusable
 from autosched.fusion.estimate import region_seconds
 from autosched.fusion.inductor import unavailable
 from autosched.fusion.region import Region
@@ -117,10 +117,11 @@ def fuse(
 
 
 class _Candidate(NamedTuple):
-    """Groups of tasks by name, and the number of threads of each CPU stream."""
+    """Groups of tasks by name, the number of threads of each CPU stream, and repeated tasks."""
 
     groups: Mapping[str, str]
     threads: int
+    repeated: frozenset[str] = frozenset()
 
 
 class _Fused(NamedTuple):
@@ -229,9 +230,13 @@ class _Fusion:
         program = self.plain.program
         found = [_Candidate(by_device(self.graph, placement, can_fuse), _threads(1))]
         if len(program.streams) > 1:
-            groups = by_stream(self.graph, program, can_fuse)
-            found.append(_Candidate(groups, _threads(_cpu_streams(program))))
+            repeated = repeatable(self.graph, program, can_fuse, self._seconds)
+            groups = by_stream(self.graph, program, can_fuse, repeated)
+            found.append(_Candidate(groups, _threads(_cpu_streams(program)), repeated))
         return [candidate for candidate in found if candidate.groups]
+
+    def _seconds(self, task: Task, device: str) -> float:
+        return self.costs.task_seconds(task, self.machine.device(device))
 
     def _fused(self, candidate: _Candidate) -> _Fused | None:
         """Return a new graph with these regions and estimated seconds; None if it has no plan."""
@@ -245,7 +250,9 @@ class _Fusion:
             }
             return Region(composite, candidate.threads), seconds
 
-        made = merged(self.graph, candidate.groups, make, self._bound(candidate.groups))
+        bound = self._bound(candidate.groups)
+        repeated = candidate.repeated - self.reasons.keys()
+        made = merged(self.graph, candidate.groups, make, bound, repeated)
         made.not_fused = self.reasons
         try:
             return _Fused(made, self._scheduled(made))

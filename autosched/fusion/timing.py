@@ -17,7 +17,7 @@ from autosched.scheduling.schedule import Schedule
 
 __all__ = ["run_times"]
 
-_WARM_UP = 3
+_WARM_UP = 2
 _RUNS = 9
 _LONGEST = 2.0  # seconds of timed runs, after which three of each are enough
 
@@ -26,7 +26,8 @@ def run_times(schedules: Sequence[Schedule], inputs: Mapping[str, Any]) -> list[
     """Return the median seconds of each schedule; ``inputs`` stay as they are.
 
     The schedules are of graphs with the same inputs, for one real machine. Runs go round robin, so
-    that a change of the machine's speed affects all of them.
+    that a change of the machine's speed affects all of them; each timed run follows another one of
+    the same schedule, so that caches and threads are as they are in a loop.
     """
     machine = schedules[0].machine
     devices = list(dict.fromkeys(map(torch_device, machine.devices)))
@@ -36,6 +37,7 @@ def run_times(schedules: Sequence[Schedule], inputs: Mapping[str, Any]) -> list[
         begun = time.perf_counter()
         for turn in range(_WARM_UP + _RUNS):
             for made, given, found in zip(schedules, copies, times, strict=True):
+                made(**given)
                 synchronize(*devices)
                 start = time.perf_counter()
                 made(**given)

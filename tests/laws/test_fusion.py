@@ -14,7 +14,7 @@ from torch import Tensor
 import autosched as asc
 from autosched.coarsening.merging import merged
 from autosched.fusion import inductor
-from autosched.fusion.candidates import unfusable
+from autosched.fusion.candidates import is_repeatable, unfusable
 from autosched.fusion.region import Region
 from autosched.graph.composite import Composite
 from autosched.runtime.backends.virtual import Virtual
@@ -27,11 +27,14 @@ from tests.gpu.test_accelerator import left, physical, same
 from tests.sample_policies import policies
 
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
-drawn_groups = st.lists(st.sampled_from("aaab"), min_size=60, max_size=60)
+drawn_groups = st.lists(st.sampled_from("aaabc"), min_size=60, max_size=60)
 
 
 def fused(graph: asc.Graph, drawn: Sequence[str]) -> asc.Graph:
-    """Return the graph with these groups of tasks as regions, as far as they can be fused."""
+    """Return the graph with these groups of tasks as regions, as far as they can be fused.
+
+    Tasks of group ``c`` are repeated, where that is possible, by the regions that need them.
+    """
 
     reasons = unfusable(graph, {})
 
@@ -40,8 +43,14 @@ def fused(graph: asc.Graph, drawn: Sequence[str]) -> asc.Graph:
             return composite, None  # a task with the views that it reads
         return Region(composite, 1), None
 
-    names = (task.name for task in graph.tasks if not task.view and task.name not in reasons)
-    return merged(graph, dict(zip(names, drawn, strict=False)), make)
+    tasks = [task for task in graph.tasks if not task.view and task.name not in reasons]
+    groups = {task.name: group for task, group in zip(tasks, drawn, strict=False)}
+    repeated: set[int] = set()
+    for task in tasks:
+        if groups.get(task.name) == "c" and is_repeatable(graph, task, repeated):
+            repeated.add(task.index)
+            del groups[task.name]
+    return merged(graph, groups, make, repeated=[graph.tasks[i].name for i in repeated])
 
 
 def outcome(run: Callable[..., Mapping[str, Any]], graph: asc.Graph) -> dict[str, Tensor]:
