@@ -214,6 +214,7 @@ def compile_graph(graph: torch.fx.GraphModule, args: Sequence[Any], threads: int
     on_cpu = all(as_tensor(arg).device.type == "cpu" for arg in args)
     patches: dict[str, Any] = {
         "cpp_wrapper": on_cpu,
+        "conv_1x1_as_mm": on_cpu,  # libraries for CPUs are slower at such convolutions
         "cpp.threads": threads,  # CPU kernels contain the number of threads
         "size_asserts": False,
         "alignment_asserts": False,

@@ -60,13 +60,19 @@ def on(backend, graph, check=False, machine=None):
     )
 
 
-def chain(*fns):
-    """Return a graph of tasks of which each reads the one before, and of one beside them: so threads are in use."""
+def chain(*fns, beside="last"):
+    """Return a graph of tasks of which each reads the one before, and of one beside them: so threads are in use.
+
+    Of several CPU streams, the calling thread executes the one beside, if it is first; else the others.
+    """
     graph = asc.Graph("chain")
     value = x = graph.input("x")
+    if beside == "first":
+        graph.add(type, x, name="beside")
     for fn in fns:
         value = graph.add(fn, value)
-    graph.add(type, x, name="beside")
+    if beside == "last":
+        graph.add(type, x, name="beside")
     graph.output(y=value)
     return graph
 
@@ -366,7 +372,7 @@ def test_an_interrupt_does_not_wait_for_a_long_task_and_the_next_call_does(backe
 @pytest.mark.parametrize("backend", ["threads", "emulated"])
 def test_what_a_task_returns_after_it_was_let_go_goes_nowhere(backend):
     held = Held()
-    with on(backend, chain(held, plus)) as schedule:
+    with on(backend, chain(held, plus, beside="first")) as schedule:
         x = torch.ones(1)
         given = weakref.ref(x)
         with interrupted_when(held.begun):
@@ -383,7 +389,7 @@ def test_what_a_task_returns_after_it_was_let_go_goes_nowhere(backend):
 def test_waiting_for_a_task_that_was_let_go_can_be_interrupted_too_and_timed(backend):
     held, again = Held(), threading.Event()
     again.set()
-    with on(backend, chain(held, plus)) as schedule:
+    with on(backend, chain(held, plus, beside="first")) as schedule:
         with interrupted_when(held.begun):
             schedule(x=torch.ones(1))
         with interrupted_when(again):

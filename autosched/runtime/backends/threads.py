@@ -2,10 +2,15 @@
 
 The threads wait for each other only where the program says so. If several compute streams are in
 use, they share torch's intra-op threads, so that the cores are not oversubscribed.
+
+The calling thread executes the stream that computes first, instead of waiting: a thread that is
+woken begins later, and on a core that has slept. No mode of torch that the calling thread is in,
+such as autocast, applies to its tasks, as none does in the other threads.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -14,10 +19,12 @@ import torch
 from autosched._lib.allowed import is_storage
 from autosched.errors import MachineError
 from autosched.machine.machine import Machine
-from autosched.program.program import Program, Stream
+from autosched.program.program import Program, Run, Stream
 from autosched.runtime.backends.host import Host
+from autosched.runtime.threads.draining import Steps
 from autosched.runtime.threads.loop_runs import LoopTeam
-from autosched.runtime.threads.tapes import Team
+from autosched.runtime.threads.tapes import Step, Team
+from autosched.runtime.threads.thread_team import ThreadTeam
 
 __all__ = ["Threads"]
 
@@ -31,6 +38,7 @@ class Threads(Host):
         super().__init__()
         self.intra_op_threads = torch.get_num_threads()
         self.shared = False
+        self.first: Stream | None = None  # the stream that computes first
 
     def open(self, program: Program, machine: Machine) -> None:
         """Divide the intra-op threads. Raises MachineError for devices that are not CPUs."""
@@ -43,14 +51,18 @@ class Threads(Host):
         computing = [stream for stream in program.streams if stream.name.startswith("compute")]
         self.intra_op_threads = max(1, torch.get_num_threads() // max(1, len(computing)))
         self.shared = len(computing) > 1 or any(is_storage(s.device) for s in program.streams)
+        runs = (item for item in program if isinstance(item, Run))
+        self.first = next((run.stream for run in runs if run.stream in computing), None)
 
     def thread(self, stream: Stream) -> str | None:
-        """Return a separate thread for each stream, unless there is only one stream."""
-        return str(stream) if self.shared else None
+        """Return a separate thread for each stream but the first one."""
+        return str(stream) if self.shared and stream != self.first else None
 
     def team(self, threads: Sequence[str]) -> Team:
         """Return a team of these threads."""
-        return _restoring(lambda: super(Threads, self).team(threads))
+        if not threads:
+            return super().team(threads)
+        return _restoring(lambda: _Team(threads, self.prepare, self.intra_op_threads))
 
     def loop_team(self, threads: Sequence[str | None]) -> LoopTeam:
         """Return a team with these threads."""
@@ -61,6 +73,37 @@ class Threads(Host):
         super().prepare()
         if self.shared:
             torch.set_num_threads(self.intra_op_threads)
+
+
+class _Team(ThreadTeam):
+    """A team in whose runs the calling thread has its share of the intra-op threads, too."""
+
+    def __init__(self, names: Sequence[str], prepare: Step, intra_op_threads: int):
+        self._intra_op_threads = intra_op_threads
+        super().__init__(names, prepare)
+
+    def suits(self) -> bool:
+        """Whether the calling thread can leave the modes that it is in."""
+        functions, operators = (
+            torch._C._len_torch_function_stack,
+            torch._C._len_torch_dispatch_stack,
+        )
+        return functions() == operators() == 0
+
+    def execute(self, steps: Steps) -> None:
+        """Execute the calling thread's part with its share of the intra-op threads."""
+        before = torch.get_num_threads()
+        with contextlib.ExitStack() as modes:
+            if torch.is_inference_mode_enabled():
+                modes.enter_context(torch.inference_mode(False))
+                modes.enter_context(torch.no_grad())
+            if torch._C._is_any_autocast_enabled():
+                modes.enter_context(torch._C._DisableAutocast())
+            try:
+                torch.set_num_threads(self._intra_op_threads)
+                super().execute(steps)
+            finally:
+                torch.set_num_threads(before)
 
 
 def _restoring(make: Callable[[], _Made]) -> _Made:

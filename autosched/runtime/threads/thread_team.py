@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from autosched.runtime.threads.draining import Progress, drain, straightened
+from autosched.runtime.threads.draining import Progress, Steps, drain, straightened
 from autosched.runtime.threads.tapes import Fault, Late, Place, Step, Tape
 
 __all__ = ["GRACE", "ThreadTeam", "end_threads"]
@@ -84,23 +84,25 @@ class ThreadTeam:
     def run(self, tape: Tape, deadline: float | None = None) -> Fault | Late | None:
         """Execute a tape, the calling thread's part too; return the first fault, if any.
 
-        With a deadline a spare thread does the calling thread's part. When this returns None, no
-        thread is working. When the deadline has passed, or after KeyboardInterrupt, some may be:
-        they have been abandoned. ``stopped`` says whether the run was aborted.
+        With a deadline, or if this thread does not suit, a spare thread does the calling thread's
+        part. When this returns None, no thread is working. When the deadline has passed, or after
+        KeyboardInterrupt, some may be: they have been abandoned. ``stopped`` says whether the run
+        was aborted.
         """
+        spare = None in tape.steps and (deadline is not None or not self.suits())
         with self._guard:
             has_spare = None in [worker.name for worker in self._workers]
-            if deadline is not None and None in tape.steps and not (self.closed or has_spare):
+            if spare and not (self.closed or has_spare):
                 self._add([None])
             self._tape = tape
             self.stopped = self.closed
             self.fault = None
         try:
             for worker in self._workers:
-                if deadline is not None or worker.name is not None:
+                if spare or worker.name is not None:
                     worker.start()
-            if deadline is None:
-                drain(self, straightened(tape), Progress())
+            if not spare and None in tape.steps:
+                self.execute(straightened(tape))
             in_time = self._interrupted or self._wait(deadline)
             return Late(self._places()) if not in_time and self.fault is None else self.fault
         finally:
@@ -108,6 +110,14 @@ class ThreadTeam:
                 self.stop()
                 self._wait(time.perf_counter() + GRACE)
             self.fault = None  # an error keeps alive everything that its frames hold
+
+    def suits(self) -> bool:
+        """Whether the calling thread can execute its part itself."""
+        return True
+
+    def execute(self, steps: Steps) -> None:
+        """Execute the calling thread's part, in this thread."""
+        drain(self, steps, Progress())
 
     @property
     def _idle(self) -> bool:

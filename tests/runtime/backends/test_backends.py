@@ -9,6 +9,7 @@ import time
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import autosched as asc
 from autosched.program.host_streams import waiting_for_host
@@ -238,6 +239,53 @@ def test_threads_share_out_the_intra_op_threads_and_leave_the_callers_alone():
         assert torch.get_num_threads() == 4
         assert schedule() == {"t0": 2, "t1": 2}
     assert torch.get_num_threads() == 4
+
+
+@pytest.mark.usefixtures("four_intra_op_threads")
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_the_calling_thread_has_all_its_intra_op_threads_after_an_error_too(error):
+    def fail():
+        assert torch.get_num_threads() == 2
+        raise error
+
+    graph = fork(fail, 1)
+    graph.add(type, 0)
+    with (
+        asc.schedule(graph, CPUS, backend="threads") as schedule,
+        pytest.raises((asc.TaskError, KeyboardInterrupt)),
+    ):
+        schedule()
+    assert torch.get_num_threads() == 4
+
+
+def test_the_calling_thread_executes_the_stream_that_computes_first():
+    with asc.schedule(fork(threading.get_ident), CPUS, backend="threads") as schedule:
+        assert schedule()["t0"] == threading.get_ident() != schedule()["t1"]
+        assert schedule(timeout=30.0)["t0"] != threading.get_ident()
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        lambda: torch.autocast("cpu", torch.bfloat16),
+        torch.inference_mode,
+        lambda: torch.device("meta"),
+        FakeTensorMode,
+    ],
+)
+def test_a_mode_of_the_calling_thread_applies_to_no_stream(mode):
+    def product():
+        x = torch.ones(2, 2)
+        return x @ x
+
+    with asc.schedule(fork(product), CPUS, backend="threads") as schedule:
+        schedule()
+        with mode():
+            found = schedule()
+    assert {type(item) for item in found.values()} == {torch.Tensor}
+    for item in found.values():
+        assert (item.dtype, item.device.type) == (torch.float32, "cpu")
+        assert not item.is_inference()
 
 
 @pytest.mark.usefixtures("four_intra_op_threads")
