@@ -356,7 +356,9 @@ class Executor:
         if not is_traced():
             return self.compiler.tape(None, call, launched)
         team = self.team
-        idle = bool(team.threads) and None not in self.tape.steps and deadline is None
+        # Tasks of the calling thread can be executed by another one, unless they issue to streams.
+        can_idle = None not in self.tape.steps or self.compiler.on_cpu
+        idle = bool(team.threads) and can_idle and deadline is None
         trace = Trace(self.program, idle, lambda: team.stopped)
 
         def named(i: int, step: Step) -> Step:
@@ -364,6 +366,8 @@ class Executor:
 
         tape = self.compiler.tape(None, call, named)
         if trace.relays:
+            if None in tape.steps:
+                tape.steps["under a profiler"] = tape.steps.pop(None)
             tape.add(None, 0, trace.relay)
         return tape
 

@@ -21,7 +21,7 @@ import contextlib
 import ctypes
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from autosched.runtime.threads.draining import Progress, Steps, drain, straightened
 from autosched.runtime.threads.tapes import Fault, Late, Place, Step, Tape
@@ -58,7 +58,7 @@ class ThreadTeam:
         self._workers: list[_Worker] = []
         self._add(names)
 
-    def _add(self, names: Sequence[str | None]) -> None:
+    def _add(self, names: Iterable[str | None]) -> None:
         """Start threads with these names."""
         added = [_Worker(name, self, self._prepare) for name in names]
         try:
@@ -90,16 +90,17 @@ class ThreadTeam:
         was aborted.
         """
         spare = None in tape.steps and (deadline is not None or not self.suits())
+        used = {name for name in tape.steps if name is not None or spare}
         with self._guard:
-            has_spare = None in [worker.name for worker in self._workers]
-            if spare and not (self.closed or has_spare):
-                self._add([None])
+            missing = used - {worker.name for worker in self._workers}
+            if missing and not self.closed:
+                self._add(missing)
             self._tape = tape
             self.stopped = self.closed
             self.fault = None
         try:
             for worker in self._workers:
-                if spare or worker.name is not None:
+                if worker.name in used:
                     worker.start()
             if not spare and None in tape.steps:
                 self.execute(straightened(tape))
