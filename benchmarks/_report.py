@@ -60,7 +60,10 @@ def publish(
 ) -> None:
     """Print a report, and write it to ``<folder>/<name>.md`` if that was chosen."""
     versions = ", ".join(f"{package} {version(package)}" for package in packages)
-    where = f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, {versions}"
+    cores = os.cpu_count()
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
+    used = f"{cores} cores" if usable == cores else f"{usable} of {cores} cores"
+    where = f"{used} ({platform.machine()}), Python {platform.python_version()}, {versions}"
     text = "\n\n".join([f"# {title}", *parts, f"Measured on {where}."]) + "\n"
     print(text)
     if chosen.write:

@@ -895,6 +895,29 @@ MUTANTS = (
         "::test_a_task_is_not_run_again_if_its_results_or_its_place_would_change",
     ),
     Mutant(
+        "the calling thread computes its stream with all intra-op threads",
+        "autosched/runtime/backends/threads.py",
+        "torch.set_num_threads(self._intra_op_threads)",
+        "pass",
+        "tests/runtime/backends/test_backends.py"
+        "::test_threads_share_out_the_intra_op_threads_and_leave_the_callers_alone",
+    ),
+    Mutant(
+        "autocast of the calling thread applies to its stream",
+        "autosched/runtime/backends/threads.py",
+        "if torch._C._is_any_autocast_enabled():",
+        "if False:",
+        "tests/runtime/backends/test_backends.py"
+        "::test_a_mode_of_the_calling_thread_applies_to_no_stream",
+    ),
+    Mutant(
+        "under a profiler the calling thread executes its stream",
+        "autosched/runtime/execute.py",
+        "            if None in tape.steps:",
+        "            if False:",
+        "tests/viz/test_perfetto.py::test_a_profiler_is_told_of_the_first_run_too",
+    ),
+    Mutant(
         "what several ranks do alike is fused with what one of them does",
         "autosched/fusion/candidates.py",
         "if reason is None and task.name in graph.alike:",
