@@ -915,7 +915,7 @@ MUTANTS = (
         "autosched/runtime/execute.py",
         "            if None in tape.steps:",
         "            if False:",
-        "tests/viz/test_perfetto.py::test_a_profiler_is_told_of_the_first_run_too",
+        "tests/viz/test_perfetto.py::test_the_calling_threads_own_stream_is_seen_as_it_runs",
     ),
     Mutant(
         "what several ranks do alike is fused with what one of them does",

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -487,6 +488,21 @@ def test_a_profiler_is_told_of_the_first_run_too(tmp_path):
     with two_streams("threads") as schedule:
         profiled(lambda: schedule(x=torch.ones(3)), tmp_path)
     assert len(Timeline.from_chrome_trace(tmp_path / "t.json", schedule.program).spans) == 3
+
+
+def test_the_calling_threads_own_stream_is_seen_as_it_runs(tmp_path):
+    """Not when all its steps have ended, with nothing between their beginnings and their ends."""
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(y=graph.add(lambda x: (time.sleep(0.05), x + 1)[1], x, name="slow"), z=x * 2)
+    machine = asc.Machine([asc.Device("cpu", streams=2)])
+    costs = asc.Costs(default_seconds=1)
+    with asc.schedule(graph, machine, policy="heft", costs=costs, backend="threads") as schedule:
+        assert graph.task("slow").name == schedule.program.instructions[0].task
+        profiled(lambda: schedule(x=torch.ones(3)), tmp_path)
+    spans = Timeline.from_chrome_trace(tmp_path / "t.json", schedule.program).spans
+    (slow,) = [span for span in spans if span.name == "slow"]
+    assert slow.end - slow.start > 0.04
 
 
 def test_a_task_that_fails_under_a_profiler_is_named(tmp_path):
