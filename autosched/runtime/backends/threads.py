@@ -11,7 +11,7 @@ such as autocast, applies to its tasks, as none does in the other threads.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import torch
@@ -62,7 +62,7 @@ class Threads(Host):
         """Return a team of these threads."""
         if not threads:
             return super().team(threads)
-        return _restoring(lambda: _Team(threads, self.prepare, self.intra_op_threads))
+        return _Team(threads, self.prepare, self.intra_op_threads)
 
     def loop_team(self, threads: Sequence[str | None]) -> LoopTeam:
         """Return a team with these threads."""
@@ -81,6 +81,9 @@ class _Team(ThreadTeam):
     def __init__(self, names: Sequence[str], prepare: Step, intra_op_threads: int):
         self._intra_op_threads = intra_op_threads
         super().__init__(names, prepare)
+
+    def _add(self, names: Iterable[str | None]) -> None:
+        _restoring(lambda: super(_Team, self)._add(names))
 
     def suits(self) -> bool:
         """Whether the calling thread can leave the modes that it is in."""

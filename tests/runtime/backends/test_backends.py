@@ -242,6 +242,19 @@ def test_threads_share_out_the_intra_op_threads_and_leave_the_callers_alone():
 
 
 @pytest.mark.usefixtures("four_intra_op_threads")
+def test_threads_that_begin_later_have_all_intra_op_threads():
+    """A run with a timeout may start a thread, whose number torch would give to others."""
+    found = []
+    with asc.schedule(fork(), CPUS, backend="threads") as schedule:
+        for timeout in (None, 30.0):
+            schedule(timeout=timeout)
+            later = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+            later.start()
+            later.join()
+    assert found == [4, 4]
+
+
+@pytest.mark.usefixtures("four_intra_op_threads")
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_the_calling_thread_has_all_its_intra_op_threads_after_an_error_too(error):
     def fail():
