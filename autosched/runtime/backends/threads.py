@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -82,8 +82,8 @@ class _Team(ThreadTeam):
         self._intra_op_threads = intra_op_threads
         super().__init__(names, prepare)
 
-    def _add(self, names: Iterable[str | None]) -> None:
-        _restoring(lambda: super(_Team, self)._add(names))
+    def _begin(self, workers: Iterable[Any]) -> None:
+        _restoring(lambda: super(_Team, self)._begin(workers))
 
     def suits(self) -> bool:
         """Whether the calling thread can leave the modes that it is in."""

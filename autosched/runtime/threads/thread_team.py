@@ -62,13 +62,17 @@ class ThreadTeam:
         """Start threads with these names."""
         added = [_Worker(name, self, self._prepare) for name in names]
         try:
-            for worker in added:
-                worker.begin()
+            self._begin(added)
         except BaseException:
             _end(added)
             raise
         self._workers += added
         self.threads |= {worker.thread.ident or 0 for worker in added}
+
+    def _begin(self, workers: Iterable[_Worker]) -> None:
+        """Start new threads."""
+        for worker in workers:
+            worker.begin()
 
     def settle(self, deadline: float | None = None) -> Late | None:
         """Wait for threads that the last run abandoned. Returns their places if they are late."""
@@ -171,7 +175,7 @@ class ThreadTeam:
             for at, worker in enumerate(self._workers):
                 if worker.thread.ident == thread and not worker.idle:
                     self._workers[at] = added = _Worker(worker.name, self, self._prepare)
-                    added.begin()
+                    self._begin([added])
                     self.threads |= {added.thread.ident or 0}
                     self.stop(fault)
                     worker.close()
