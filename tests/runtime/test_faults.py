@@ -1081,17 +1081,18 @@ def test_twenty_interpreters_exit_with_code_0_while_tasks_go_on(code, backend):
 
 
 def test_a_thread_whose_step_never_ends_is_replaced():
-    stuck, entered = threading.Event(), threading.Event()
+    stuck, entered, ended = threading.Event(), threading.Event(), threading.Event()
     said = []
     team = ThreadTeam(["a", "b"], lambda: None)
     tape = Tape()
     tape.add("a", 3, entered.set, stuck.wait)
-    tape.add("b", 4, lambda: said.append("first"))
+    tape.add("b", 4, lambda: said.append("first"), ended.set)
     fault = Fault(3, RuntimeError("lost"))
     (thread,) = [each.thread for each in team._workers if each.name == "a"]
 
     def abandon():
         entered.wait(GENEROUS)
+        ended.wait(GENEROUS)  # otherwise the other thread may not have begun
         team.abandon(thread.ident, fault)
 
     threading.Thread(target=abandon).start()
