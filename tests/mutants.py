@@ -934,6 +934,14 @@ MUTANTS = (
         "::test_a_task_that_cannot_be_fused_is_none_with_its_views_either",
     ),
     Mutant(
+        "nobody waits for the C++ compilers of other threads",
+        "autosched/fusion/fusing.py",
+        "                region.finish()\n",
+        "",
+        "tests/fusion/test_fusing.py"
+        "::test_a_compiler_that_fails_after_all_began_leaves_tasks_unfused",
+    ),
+    Mutant(
         "an emulated rank draws what another one has left",
         f"{RANKS}/generators.py",
         "torch.set_rng_state(self._states.get(rank, self._begin))",

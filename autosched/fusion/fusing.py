@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import count, starmap
 from typing import Any, NamedTuple, TypeVar, overload
 
 import torch
@@ -22,7 +23,7 @@ from autosched.costs.estimate import Estimate, estimate
 from autosched.errors import ScheduleError
 from autosched.fusion.candidates import by_device, by_stream, reads_numbers, repeatable, unfusable
 from autosched.fusion.estimate import region_seconds
-from autosched.fusion.inductor import unavailable
+from autosched.fusion.inductor import compilers, unavailable
 from autosched.fusion.region import Region
 from autosched.fusion.timing import run_times
 from autosched.graph.composite import Composite
@@ -32,6 +33,7 @@ from autosched.graph.value import Value
 from autosched.machine.cluster import joined
 from autosched.machine.machine import Machine
 from autosched.measurement import measure_costs
+from autosched.measurement.tasks import run_on_models
 from autosched.placement import Placement
 from autosched.policies import Policy
 from autosched.program.program import Program
@@ -206,11 +208,12 @@ class _Fusion:
             return planned[best][1] if best < len(planned) else self.unfused()
         # 3. Compile and measure
         most = (1 - _LEAST_GAIN) * seconds[0]
-        chosen = [planned[0][0]]
+        chosen = [planned[0]]
         chosen += [
-            each for (each, _), taken in zip(planned[1:], seconds[1:], strict=True) if taken < most
+            each for each, taken in zip(planned[1:], seconds[1:], strict=True) if taken < most
         ]
-        measured = [*filter(None, map(self._measured, chosen)), self.unfused()]
+        self._compile(chosen)
+        measured = [*filter(None, starmap(self._measured, chosen)), self.unfused()]
         # 4. Run in turns
         taken = run_times([made.schedule for made in measured], self.examples or {})
         for made in measured:
@@ -277,18 +280,38 @@ class _Fusion:
             for item in task.shared
         )
 
-    def _measured(self, candidate: _Candidate) -> _Fused | None:
-        """Return the fused graph with measured seconds for all tasks."""
-        made = self._fused(candidate)
-        if made is None:
-            return None
-        regions = [task.fn for task in made.graph.tasks if isinstance(task.fn, Region)]
-        with _intra_op_threads(candidate.threads), self._shown(regions):
+    def _compile(self, planned: Sequence[tuple[_Candidate, _Fused]]) -> None:
+        """Compile the regions of these graphs, those of one while others are in a C++ compiler."""
+        regions = [region for _, made in planned for region in _regions(made.graph)]
+
+        def begin(task: Task, args: Any, kwargs: Any, device: torch.device) -> Any:
+            assert task.fn is not None
+            if not isinstance(task.fn, Region):
+                return task.fn(*args, **kwargs)
+            returned = task.fn.begin(submit, *args)
+            done()
+            return returned
+
+        with self._shown(2 * len(regions)) as done, compilers() as submit:
+            for candidate, made in planned:
+                with _intra_op_threads(candidate.threads):
+                    known = self.costs.restricted(made.graph)
+                    run_on_models(made.graph, self.machine, known, self.examples or {}, begin)
+            for region in regions:
+                region.finish()
+                done()
+
+    def _measured(self, candidate: _Candidate, made: _Fused) -> _Fused | None:
+        """Return a fused graph with measured seconds for all tasks."""
+        with _intra_op_threads(candidate.threads):
             found = measure_costs(made.graph, self.machine, self.examples, repeat=3)
-        if failed := [region for region in regions if region.failure is not None]:
+        failed = [region for region in _regions(made.graph) if region.failure is not None]
+        if failed:
             self._blame(failed)
             groups = {name: g for name, g in candidate.groups.items() if name not in self.reasons}
-            return self._measured(candidate._replace(groups=groups)) if groups else None
+            rest = candidate._replace(groups=groups)
+            again = self._fused(rest) if groups else None
+            return None if again is None else self._measured(rest, again)
         made.graph.builder.set_seconds(found.seconds)
         return _Fused(made.graph, self._scheduled(made.graph))
 
@@ -302,17 +325,18 @@ class _Fusion:
             self.reasons.update((task.name, region.failure or "") for task in tasks)
 
     @contextlib.contextmanager
-    def _shown(self, regions: Sequence[Region]) -> Iterator[None]:
-        """Show how many of these regions have been compiled."""
+    def _shown(self, steps: int) -> Iterator[Callable[[], None]]:
+        """Yield a function that shows that one more of the steps of compiling is done."""
         if not self.progress:
-            yield
+            yield lambda: None
             return
+        numbers = count(1)
         with progress_bar("compiling") as show:
-            for region in regions:
-                region.on_compiled = lambda: show(
-                    sum(r.is_compiled for r in regions) / len(regions)
-                )
-            yield
+            yield lambda: show(min(1.0, next(numbers) / steps))  # on several models, there are more
+
+
+def _regions(graph: Graph) -> list[Region]:
+    return [task.fn for task in graph.tasks if isinstance(task.fn, Region)]
 
 
 def _following(placement: Placement) -> Policy:

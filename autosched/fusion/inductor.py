@@ -3,7 +3,8 @@
 Only this module and ``broadcasts`` know Inductor. What compiles is
 ``torch._inductor.standalone_compile``, which keeps writes to arguments, caches kernels on disk, and
 runs them on the current stream. On a CPU a region becomes one C++ function, which runs without the
-GIL: other streams can run Python meanwhile.
+GIL: other streams can run Python meanwhile. Its C++ code can be compiled in another thread, while
+this one generates that of the next region.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import hashlib
 import importlib.util
 import logging
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -29,9 +32,12 @@ __all__ = [
     "AS_STRIDED",
     "READ_NUMBER",
     "TAGS",
+    "Compiled",
     "NotTraceableError",
+    "Submit",
     "as_tensor",
     "compile_graph",
+    "compilers",
     "described",
     "guard",
     "results_of",
@@ -53,11 +59,22 @@ _MEANS = (torch.ops.aten.var_mean, torch.ops.aten.std_mean)
 # Up to so many elements, two sums are a faster variance than one pass that corrects its mean.
 _MOST_IN_CACHE = 1 << 16
 
-Compiled = Callable[..., Sequence[torch.Tensor]]
-
 
 class NotTraceableError(Exception):
     """The reason why a function cannot be traced."""
+
+
+class Compiled(NamedTuple):
+    """A compiled function of tensors, and one that waits until its C++ code is compiled, or raises.
+
+    ``call`` waits, too.
+    """
+
+    call: Callable[..., Sequence[torch.Tensor]]
+    wait: Callable[[], object]
+
+
+Submit = Callable[[Callable[[], object]], Future[None]]
 
 
 def unavailable(kind: str) -> str | None:
@@ -200,11 +217,41 @@ def results_of(graph: torch.fx.GraphModule) -> list[torch.Tensor]:
     return [node.meta["val"] for node in output.args[0]]
 
 
-def compile_graph(graph: torch.fx.GraphModule, args: Sequence[Any], threads: int) -> Compiled:
+@contextlib.contextmanager
+def compilers() -> Iterator[Submit]:
+    """Yield a function by which threads run C++ compilers, as many as Inductor's processes."""
+    from torch._inductor import config
+
+    stopped = threading.Event()
+
+    def submit(compiler: Callable[[], object]) -> Future[None]:
+        return executor.submit(run, compiler)
+
+    def run(compiler: Callable[[], object]) -> None:
+        # Inductor keeps the future, and calls the compiler again if the result is missing. So an
+        # error is raised there, and one that occurs once, such as an interrupt, has no consequence.
+        with contextlib.suppress(Exception):
+            if not stopped.is_set():
+                compiler()
+
+    with ThreadPoolExecutor(config.compile_threads or 1, "autosched-compile") as executor:
+        try:
+            yield submit
+        finally:
+            stopped.set()
+
+
+def compile_graph(
+    graph: torch.fx.GraphModule,
+    args: Sequence[Any],
+    threads: int,
+    submit: Submit | None = None,
+) -> Compiled:
     """Compile a traced graph for arguments like these; its CPU kernels use so many threads.
 
-    The generated code checks no sizes. Raises NotTraceableError if its results would differ between
-    calls, and what Inductor raises.
+    The generated code checks no sizes. ``submit`` of ``compilers`` has the C++ compiler run in
+    another thread. Raises NotTraceableError if its results would differ between calls, and what
+    Inductor raises.
     """
     from torch._inductor import config, standalone_compile
     from torch._inductor.graph import GraphLowering
@@ -214,6 +261,7 @@ def compile_graph(graph: torch.fx.GraphModule, args: Sequence[Any], threads: int
     on_cpu = all(as_tensor(arg).device.type == "cpu" for arg in args)
     patches: dict[str, Any] = {
         "cpp_wrapper": on_cpu,
+        "cpp_wrapper_build_separate": True,  # the wrapper with less optimization: half the time
         "conv_1x1_as_mm": on_cpu,  # libraries for CPUs are slower at such convolutions
         "cpp.threads": threads,  # CPU kernels contain the number of threads
         "size_asserts": False,
@@ -232,6 +280,7 @@ def compile_graph(graph: torch.fx.GraphModule, args: Sequence[Any], threads: int
         _double_numbers(),
         _linkable(),
         _quiet(),
+        _compiled_by(submit) as pending,
     ):
         artifact = standalone_compile(
             graph,
@@ -241,7 +290,7 @@ def compile_graph(graph: torch.fx.GraphModule, args: Sequence[Any], threads: int
         )
     if (threads > 1 or not on_cpu) and any("atomic_add" in code for code in codes):
         raise NotTraceableError("its kernels would add numbers in an order that varies")
-    return artifact
+    return Compiled(artifact, lambda: [load() for load in pending])
 
 
 def guard(examples: Sequence[Any]) -> Callable[..., bool]:
@@ -261,6 +310,29 @@ def guard(examples: Sequence[Any]) -> Callable[..., bool]:
         return settings() and tensors(*args)
 
     return matches
+
+
+@contextlib.contextmanager
+def _compiled_by(submit: Submit | None) -> Iterator[list[Callable[[], Any]]]:
+    """Let another thread run the C++ compiler; yield the list of functions that wait for it."""
+    from torch._inductor.codecache import CppWrapperCodeCache
+
+    pending: list[Callable[[], Any]] = []
+    if submit is None:
+        yield pending
+        return
+
+    def begin(cls: Any, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        load = cls.load_pybinding_async(*args, **kwargs, submit_fn=submit)
+        pending.append(load)
+
+        def call(*given: Any) -> Any:
+            return load()(*given)
+
+        return call
+
+    with mock.patch.object(CppWrapperCodeCache, "load_pybinding", classmethod(begin)):
+        yield pending
 
 
 @contextlib.contextmanager

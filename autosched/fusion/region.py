@@ -22,7 +22,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from autosched._lib.forks import rlock
 from autosched._lib.logs import LOG
 from autosched.fusion.inductor import (
+    Compiled,
     NotTraceableError,
+    Submit,
     as_tensor,
     compile_graph,
     described,
@@ -50,13 +52,8 @@ class _Kernels:
     the positions ``floats`` are floats.
     """
 
-    def __init__(
-        self,
-        call: Callable[..., Sequence[torch.Tensor]],
-        expected: Sequence[torch.Tensor],
-        floats: Sequence[int],
-    ):
-        self._call = call
+    def __init__(self, compiled: Compiled, expected: Sequence[torch.Tensor], floats: Sequence[int]):
+        self._call, self.wait = compiled
         self._floats = floats
         self._expected = [(each.stride(), each.untyped_storage().nbytes()) for each in expected]
         self._copied: list[int] | None = None
@@ -126,15 +123,13 @@ class _Variant(NamedTuple):
 class Region:
     """A call of the tasks of ``composite``, fused for ``threads`` threads of a CPU stream.
 
-    ``failure`` is the reason why it is not fused, once that is known. ``on_compiled`` is called
-    when it has been compiled, or could not be.
+    ``failure`` is the reason why it is not fused, once that is known.
     """
 
     def __init__(self, composite: Composite, threads: int):
         self.composite = composite
         self.threads = threads
         self.failure: str | None = None
-        self.on_compiled: Callable[[], None] | None = None
         self._count = len(composite.takes)
         self._single = len(composite.gives) == 1
         self._variants: list[_Variant] = []  # most recently made first
@@ -148,12 +143,7 @@ class Region:
 
     def __call__(self, *args: Any) -> Any:
         """Run the region on the values that it takes, and the placeholders for its device."""
-        given: Sequence[Any] = args[: self._count]
-        others: Sequence[Any] = args[self._count :]
-        tensors = given
-        if float in map(type, given):
-            others = *others, [type(arg) is float for arg in given]
-            tensors = list(map(as_tensor, given))
+        given, others, tensors = self._divided(args)
         for variant in self._variants:
             if variant.others == others and variant.matches(*tensors):
                 kernels = variant.kernels
@@ -165,17 +155,27 @@ class Region:
         made = kernels(*tensors)
         return made[0] if self._single else tuple(made)
 
-    @property
-    def is_compiled(self) -> bool:
-        """Whether it has been called, and so compiled if possible."""
-        return bool(self._variants)
+    def begin(self, submit: Submit, *args: Any) -> Any:
+        """Begin to compile for such arguments, and run the tasks one by one."""
+        self._compiled(*self._divided(args), submit)
+        return self.composite(*args)
+
+    def finish(self) -> None:
+        """Wait until it is compiled for all arguments for which this has begun."""
+        for i, variant in enumerate(self._variants):
+            if variant.kernels is not None:
+                try:
+                    variant.kernels.wait()
+                except Exception as error:  # of a C++ compiler, or when its result is loaded
+                    self._variants[i] = variant._replace(kernels=None)
+                    self._fail(error)
 
     def __repr__(self) -> str:
         return f"<Region of {len(self.composite.tasks)} tasks>"
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copies and pickles; compiled functions stay in this process."""
-        return self.__dict__ | {"_variants": [], "on_compiled": None}
+        return self.__dict__ | {"_variants": []}
 
     @cached_property
     def structure(self) -> str | None:
@@ -183,8 +183,21 @@ class Region:
         text = structure_of(self.composite)
         return text and f"{self.threads} threads: {text}"
 
+    def _divided(self, args: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+        """Return the values, on what else the compiled code depends, and the values as tensors."""
+        given: Sequence[Any] = args[: self._count]
+        others: Sequence[Any] = args[self._count :]
+        if float not in map(type, given):
+            return given, others, given
+        others = *others, [type(arg) is float for arg in given]
+        return given, others, list(map(as_tensor, given))
+
     def _compiled(
-        self, given: Sequence[Any], others: Sequence[Any], tensors: Sequence[Any]
+        self,
+        given: Sequence[Any],
+        others: Sequence[Any],
+        tensors: Sequence[Any],
+        submit: Submit | None = None,
     ) -> _Kernels | None:
         """Return new kernels for such arguments, or those of a thread that was faster; or None."""
         if self.is_given_up or any(isinstance(arg, FakeTensor) for arg in given):
@@ -201,13 +214,13 @@ class Region:
             for variant in self._variants:
                 if variant.others == others and variant.matches(*tensors):
                     return variant.kernels
-            kernels = self._kernels(given, others)
+            kernels = self._kernels(given, others, submit)
             self._variants = [_Variant(guard(tensors), others, kernels), *self._variants]
-        if self.on_compiled is not None:
-            self.on_compiled()
         return kernels
 
-    def _kernels(self, given: Sequence[Any], others: Sequence[Any]) -> _Kernels | None:
+    def _kernels(
+        self, given: Sequence[Any], others: Sequence[Any], submit: Submit | None
+    ) -> _Kernels | None:
         """Compile the region, or note why that is impossible."""
         devices = others[: len(self.composite.heres)]
         try:
@@ -218,14 +231,17 @@ class Region:
             identity = graph.code, *map(_properties, given), self.threads, _settings()
             kernels = _shared.get(identity)
             if kernels is None:
-                call = compile_graph(graph, given, self.threads)
-                kernels = _shared[identity] = _Kernels(call, results_of(graph), floats)
+                compiled = compile_graph(graph, given, self.threads, submit)
+                kernels = _shared[identity] = _Kernels(compiled, results_of(graph), floats)
         except Exception as error:  # Inductor raises many kinds of errors
             kernels = None
-            own = isinstance(error, NotTraceableError)
-            self.failure = str(error) if own else f"Inductor: {described(error)}"
-            LOG.info("%r is not fused: %s", self, self.failure)
+            self._fail(error)
         return kernels
+
+    def _fail(self, error: Exception) -> None:
+        own = isinstance(error, NotTraceableError)
+        self.failure = str(error) if own else f"Inductor: {described(error)}"
+        LOG.info("%r is not fused: %s", self, self.failure)
 
     def _several(self, *args: Any) -> list[Any]:
         made = self.composite(*args)

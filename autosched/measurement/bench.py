@@ -31,7 +31,7 @@ from autosched.machine.machine import Device, Machine
 from autosched.measurement.cache import MeasurementCache
 from autosched.measurement.hardware import model_name, torch_device
 from autosched.measurement.sanity import SLOW, least_work, objection, work_of
-from autosched.measurement.serial_run import run_serially
+from autosched.measurement.serial_run import Call, run_serially
 from autosched.measurement.signatures import Signature, signature_of, signature_text
 from autosched.measurement.stopwatch import Reading, Stopwatch, stopwatch
 from autosched.placement import constraint
@@ -113,9 +113,11 @@ class Bench:
 
         To warm up, measure only the launches.
         """
-        self.nbytes = run_serially(
-            self.graph, self.inputs, self.device, self._place, partial(self._call, warm)
-        )
+        self.run_by(partial(self._call, warm))
+
+    def run_by(self, call: Call) -> None:
+        """Run the graph serially once; tasks are called by ``call``."""
+        self.nbytes = run_serially(self.graph, self.inputs, self.device, self._place, call)
 
     def _elsewhere(self, task: Task) -> str | None:
         """Return the device where a task runs unmeasured, if any.

@@ -18,7 +18,7 @@ from autosched.errors import ScheduleError
 from autosched.graph.graph import Graph, Task, Value, called_with, no_grad
 from autosched.runtime.backends.host import as_parameter, copy_in_host_memory
 
-__all__ = ["run_serially"]
+__all__ = ["Call", "run_serially"]
 
 Place = Callable[[Task], torch.device]
 Call = Callable[[Task, Any, Any, torch.device], Any]  # task, args, kwargs, device -> result

@@ -25,11 +25,12 @@ from autosched.measurement.bench import Bench
 from autosched.measurement.cache import MeasurementCache
 from autosched.measurement.hardware import model_name, torch_device
 from autosched.measurement.links import Track
+from autosched.measurement.serial_run import Call
 from autosched.measurement.stopwatch import Reading
 from autosched.scheduling.arguments import checked_count
 from autosched.scheduling.planning import mark_pageable
 
-__all__ = ["measure_costs"]
+__all__ = ["measure_costs", "run_on_models"]
 
 Readings = Mapping[tuple[Device, ...], Mapping[str, Reading]]
 """By equal devices, the reading of each task that was measured there."""
@@ -89,6 +90,19 @@ def measure_costs(
     measured = replace(measured, issue={} if replay else _issue(readings))
     measured.check(graph)
     return measured
+
+
+def run_on_models(
+    graph: Graph, machine: Machine, known: Costs, inputs: Mapping[str, Any], call: Call
+) -> None:
+    """Run the tasks where ``measure_costs`` would, with the same arguments, by ``call``.
+
+    ``known`` are the costs of this graph; ``inputs`` stay as they are.
+    """
+    parts = graph, machine, inputs, known
+    with preserved_random_state(machine):
+        for devices in _device_groups(machine):
+            Bench(*parts, devices, 1, MeasurementCache(None)).run_by(call)
 
 
 def _seconds(readings: Readings, replay: bool) -> dict[tuple[Device, ...], dict[str, float]]:

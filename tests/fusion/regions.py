@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import autosched as asc
-from autosched.fusion.inductor import unavailable
+from autosched.fusion.inductor import Compiled, unavailable
 from autosched.fusion.region import Region
 from autosched.graph.composite import Composite
 
@@ -20,7 +20,7 @@ needs_compiler = pytest.mark.skipif(
     unavailable("cpu") is not None, reason=unavailable("cpu") or "compiles"
 )
 
-Compile = Callable[..., Callable[..., Any]]
+Compile = Callable[..., Any]
 
 
 def itself(
@@ -32,14 +32,18 @@ def itself(
 
 @contextlib.contextmanager
 def compiled_by(compile_graph: Compile = itself) -> Iterator[list[torch.fx.GraphModule]]:
-    """Replace Inductor; yield the list of graphs that are compiled."""
+    """Replace Inductor by a function, or by one and another that waits for it.
+
+    Yield the list of graphs that are compiled.
+    """
     graphs: list[torch.fx.GraphModule] = []
 
     def noted(
-        graph: torch.fx.GraphModule, args: Sequence[torch.Tensor], threads: int
-    ) -> Callable[..., Any]:
+        graph: torch.fx.GraphModule, args: Sequence[torch.Tensor], threads: int, submit: Any
+    ) -> Compiled:
         graphs.append(graph)
-        return compile_graph(graph, args, threads)
+        made = compile_graph(graph, args, threads)
+        return Compiled(*made) if isinstance(made, tuple) else Compiled(made, lambda: None)
 
     with (
         mock.patch("autosched.fusion.region.compile_graph", noted),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable
 from logging.handlers import BufferingHandler
 from typing import Any
@@ -19,6 +20,7 @@ from torch._inductor import config
 
 import autosched as asc
 from autosched.fusion import inductor
+from autosched.fusion.region import Region
 from tests.fusion.regions import call, needs_compiler, region, region_of
 
 # ---- what cannot be traced
@@ -244,3 +246,74 @@ def test_numbers_that_are_read_from_tensors_have_double_precision(value: float) 
     torch.testing.assert_close(exact, expected, rtol=1e-15, atol=0)
     torch.testing.assert_close(single, wanted, rtol=1e-7, atol=0)
     assert made.failure is None
+
+
+# ---- C++ compilers in other threads
+
+
+NEW = float(time.time_ns() % 10**6)  # what is not compiled yet
+
+
+@needs_compiler
+def test_regions_are_compiled_in_other_threads_that_end() -> None:
+    def three(x: Tensor) -> list[Tensor]:
+        return [x.sin() * NEW, x.cos() * NEW, x + NEW]
+
+    made, other = region(three, outputs=3), region(lambda x: x.tanh() * NEW)
+    x = torch.rand(5)
+    with inductor.compilers() as submit:
+        begun = made.begin(submit, x), other.begin(submit, x)
+        for each in (made, other):
+            each.finish()
+        assert compiling()
+    assert not compiling()
+    assert made.failure is other.failure is None
+    for i, each in enumerate((made, other)):
+        torch.testing.assert_close(call(each, x), begun[i])
+        assert torch.equal(call(each, x)[0], call(each, x)[0])
+
+
+def compiling() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name.startswith("autosched-compile")]
+
+
+@needs_compiler
+def test_a_compiler_that_fails_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> None:
+        raise ValueError("no space left")
+
+    monkeypatch.setattr("torch._inductor.codecache._worker_compile_cpp", fail)
+
+    def fn(x: Tensor) -> Tensor:
+        return x.sin() - NEW
+
+    made, twin, x = region(fn), region(fn), torch.ones(3)
+    with inductor.compilers() as submit:
+        for each in (made, twin):  # which share kernels
+            assert torch.equal(each.begin(submit, x), each.composite(x))
+        made.finish()
+        twin.finish()
+    for each in (made, twin, region(fn)):
+        for shape in ((3,), (2, 2)):
+            assert torch.equal(call(each, torch.ones(shape)), fn(torch.ones(shape)))
+        assert (each.failure or "").endswith("ValueError: no space left")
+
+
+@needs_compiler
+def test_an_interrupt_leaves_no_region_uncompiled() -> None:
+    made, x = region(lambda x: x.cos() - NEW), torch.rand(3)
+    with pytest.raises(KeyboardInterrupt):
+        _interrupted(made, x)
+    again = region(lambda x: x.cos() - NEW)
+    for each in (made, again):
+        torch.testing.assert_close(call(each, x), each.composite(x))
+        each.finish()
+        assert each.failure is None
+
+
+def _interrupted(made: Region, *args: Any) -> None:
+    with inductor.compilers() as submit:
+        for _ in range(config.compile_threads or 1):
+            submit(lambda: time.sleep(0.2))
+        made.begin(submit, *args)  # while the threads have something else to do
+        raise KeyboardInterrupt
