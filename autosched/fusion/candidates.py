@@ -24,12 +24,23 @@ from torch._ops import OpOverload
 from autosched.coarsening.folding import Folding
 from autosched.coarsening.grouping import label_of, named
 from autosched.fusion.inductor import AS_STRIDED, READ_NUMBER, TAGS
+from autosched.fusion.joining import Step, joined
 from autosched.graph.graph import HOST, Graph
 from autosched.graph.task import Task
+from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.program.program import Program, Record, Run, Stream, Wait
+from autosched.timeline.timeline import Timeline
 
-__all__ = ["by_device", "by_stream", "is_repeatable", "reads_numbers", "repeatable", "unfusable"]
+__all__ = [
+    "by_device",
+    "by_joining",
+    "by_stream",
+    "is_repeatable",
+    "reads_numbers",
+    "repeatable",
+    "unfusable",
+]
 
 # Seconds in which a stream continues after another one for which it waits: a thread is woken, or an
 # accelerator sees an event.
@@ -154,6 +165,44 @@ def by_stream(
     return _groups(graph, lambda task: can_fuse(task) and task.name not in repeated, key)
 
 
+def by_joining(
+    graph: Graph, machine: Machine, timeline: Timeline, members: Mapping[str, Sequence[Task]]
+) -> dict[str, str]:
+    """Return fewer groups than those of which a fused graph was made.
+
+    ``timeline`` predicts the fused graph, and ``members`` are the original tasks of each of its
+    tasks that can be part of a larger region. ``autosched.fusion.joining`` joins them.
+    """
+    spans = timeline.spans
+    numbers = {span.name: i for i, span in enumerate(spans) if span.kind == "run"}
+    before: list[set[int]] = [set() for _ in spans]
+    for i, j in timeline.arrows:
+        before[j].add(i)
+    needed: dict[int, set[int]] = {}  # by task, the spans before it, some of which make its views
+    for task in graph.tasks:
+        found = needed[task.index] = set[int]()
+        for dependency in task.dependencies:
+            number = numbers.get(graph.tasks[dependency.task].name)
+            found.update(needed[dependency.task] if number is None else [number])
+        if task.name in numbers:
+            before[numbers[task.name]] |= found
+    steps = []
+    for span, others in zip(spans, before, strict=True):
+        device = machine.device(span.streams[0].device)
+        joinable = span.kind == "run" and span.name in members
+        wait = _wait_seconds(device.name)
+        steps.append(
+            Step(span.streams, span.seconds, others, joinable, wait, device.launch_seconds)
+        )
+    groups = joined(steps)
+    alone = {*numbers.values()}.difference(*groups)
+    together = [
+        [task for i in group for task in members.get(spans[i].name, ())]
+        for group in [*groups, *([i] for i in sorted(alone))]
+    ]
+    return named(_labelled(tasks for tasks in together if len(tasks) > 1))
+
+
 _Segment = tuple[Stream, int]
 
 
@@ -192,13 +241,17 @@ def repeatable(
         if {other.device for other, _ in groups} != {stream.device} or len(groups) == 1:
             continue
         again = (len(groups) - 1) * sum(seconds(task, stream.device) for task in tasks)
-        if again > _WAIT.get(stream.device.partition(":")[0], _WAIT_OTHERWISE):
+        if again > _wait_seconds(stream.device):
             continue
         involved = [*tasks, *readers]
         alike = all(map(can_fuse, involved)) and len({task.device for task in involved}) == 1
         if alike and all(is_repeatable(graph, task, found) for task in tasks):
             found.update(task.index for task in tasks)
     return frozenset(graph.tasks[i].name for i in found)
+
+
+def _wait_seconds(device: str) -> float:
+    return _WAIT.get(device.partition(":")[0], _WAIT_OTHERWISE)
 
 
 def _readers(graph: Graph, tasks: Sequence[Task]) -> list[Task]:

@@ -21,7 +21,14 @@ from autosched.coarsening.merging import carried, merged
 from autosched.costs.costs import Costs
 from autosched.costs.estimate import Estimate, estimate
 from autosched.errors import ScheduleError
-from autosched.fusion.candidates import by_device, by_stream, reads_numbers, repeatable, unfusable
+from autosched.fusion.candidates import (
+    by_device,
+    by_joining,
+    by_stream,
+    reads_numbers,
+    repeatable,
+    unfusable,
+)
 from autosched.fusion.estimate import region_seconds
 from autosched.fusion.inductor import compilers, unavailable
 from autosched.fusion.region import Region
@@ -197,8 +204,7 @@ class _Fusion:
     def best(self) -> _Fused:
         """Return the best fused graph, or one without regions."""
         # 2. Candidates
-        found = [(candidate, self._fused(candidate)) for candidate in self._candidates()]
-        planned = [(candidate, made) for candidate, made in found if made is not None]
+        planned = list(self._planned())
         if not planned:
             return self.unfused()
         seconds = [made.schedule.makespan for _, made in planned]
@@ -223,26 +229,47 @@ class _Fusion:
     def _scheduled(self, graph: Graph) -> Schedule:
         return schedule(graph, self.machine, costs=self.costs.restricted(graph), **self.options)
 
-    def _candidates(self) -> list[_Candidate]:
-        """Return one region per device; and regions of streams, if there are several."""
-
-        def can_fuse(task: Task) -> bool:
-            return task.name not in self.reasons
-
+    def _planned(self) -> Iterator[tuple[_Candidate, _Fused]]:
+        """Yield one region per device; and regions of streams, if there are several."""
         placement = self.plain.placement
         program = self.plain.program
-        found = [_Candidate(by_device(self.graph, placement, can_fuse), _threads(1))]
+        candidate = _Candidate(by_device(self.graph, placement, self._can_fuse), _threads(1))
+        if (made := self._fused(candidate)) is not None:
+            yield candidate, made
         if len(program.streams) > 1:
-            repeated = repeatable(self.graph, program, can_fuse, self._seconds)
-            groups = by_stream(self.graph, program, can_fuse, repeated)
-            found.append(_Candidate(groups, _threads(_cpu_streams(program)), repeated))
-        return [candidate for candidate in found if candidate.groups]
+            repeated = repeatable(self.graph, program, self._can_fuse, self._seconds)
+            groups = by_stream(self.graph, program, self._can_fuse, repeated)
+            candidate = _Candidate(groups, _threads(_cpu_streams(program)), repeated)
+            if (made := self._fused(candidate)) is not None:
+                # Plans do not know that waits take time.
+                fewer = candidate._replace(groups=self._joined(candidate, made))
+                again = self._fused(fewer)
+                yield (candidate, made) if again is None else (fewer, again)
+
+    def _can_fuse(self, task: Task) -> bool:
+        return task.name not in self.reasons
+
+    def _joined(self, candidate: _Candidate, made: _Fused) -> Mapping[str, str]:
+        """Return fewer groups than a candidate has, where waits cost more than they gain."""
+        own = {task.name: [task] for task in self.graph.tasks if self._can_fuse(task)}
+        members = {}
+        for task in made.graph.tasks:
+            parts = task.parts if isinstance(task.fn, Region) else own.get(task.name, ())
+            found = [part for part in parts if part.name not in candidate.repeated]
+            if found:
+                members[task.name] = [part for part in found if not part.view]
+        return by_joining(made.graph, self.machine, made.schedule.simulate(), members)
 
     def _seconds(self, task: Task, device: str) -> float:
         return self.costs.task_seconds(task, self.machine.device(device))
 
     def _fused(self, candidate: _Candidate) -> _Fused | None:
-        """Return a new graph with these regions and estimated seconds; None if it has no plan."""
+        """Return a new graph with these regions and estimated seconds.
+
+        None if there are no regions, or there is no plan.
+        """
+        if not candidate.groups:
+            return None
 
         def make(composite: Composite) -> tuple[Callable[..., Any], Seconds | None]:
             if any(task.name in self.reasons for task in composite.tasks):
@@ -310,7 +337,7 @@ class _Fusion:
             self._blame(failed)
             groups = {name: g for name, g in candidate.groups.items() if name not in self.reasons}
             rest = candidate._replace(groups=groups)
-            again = self._fused(rest) if groups else None
+            again = self._fused(rest)
             return None if again is None else self._measured(rest, again)
         made.graph.builder.set_seconds(found.seconds)
         return _Fused(made.graph, self._scheduled(made.graph))
