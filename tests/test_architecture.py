@@ -72,7 +72,7 @@ MAY_IMPORT = {
     ],
     "comparison": [*INPUTS, "policies", "scheduling", "viz"],
     "measurement": [*IR, "policies", "runtime", "scheduling"],
-    "fusion": [*IR, "coarsening", "measurement", "policies", "scheduling"],
+    "fusion": [*IR, "coarsening", "measurement", "policies", "scheduling", "timeline"],
     # futures of submitted calls are those of runs
     "frontends": [*INPUTS, "coarsening", "fusion", "policies", "runtime", "scheduling"],
     "testing": [*IR, "policies", "problem", "runtime", "scheduling", "simulation"],

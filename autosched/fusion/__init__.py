@@ -4,7 +4,7 @@ broadcasts  what kernels store, because others broadcast it
 candidates  which tasks can be fused, and groups of them
 estimate    seconds of a region before it is compiled
 inductor    compilation by Inductor
-kernels     C++ kernels compiled together
+joining     fewer waits: which regions are joined
 layouts     convolutions in channels-last layout
 region      a compiled region, the function of its task
 structure   what a region does, as text
