@@ -582,10 +582,28 @@ MUTANTS = (
     ),
     Mutant(
         "compilers that hang are killed without the processes that they started",
-        "autosched/_lib/native_check.py",
+        "autosched/_lib/extension.py",
         "os.killpg(process.pid, signal.SIGKILL)",
         "process.kill()",
         "tests/_lib/test_tensor_guards.py::test_a_compiler_that_hangs_is_killed_with_its_processes",
+    ),
+    Mutant(
+        "a thread that waits actively keeps the global lock",
+        "autosched/_lib/adaptive_lock.cpp",
+        """    Py_BEGIN_ALLOW_THREADS
+    has_lock = acquired_actively(self->lock, active);
+    if (has_lock) await_global_lock();
+    Py_END_ALLOW_THREADS
+""",
+        "    has_lock = acquired_actively(self->lock, active);\n",
+        "tests/_lib/test_adaptive_lock.py::test_others_execute_python_while_a_thread_waits",
+    ),
+    Mutant(
+        "a wait with a limit waits actively beyond it",
+        "autosched/_lib/adaptive_lock.cpp",
+        "is_limited ? std::min(self->active, Seconds(timeout)) : self->active",
+        "self->active",
+        "tests/_lib/test_adaptive_lock.py::test_a_wait_ends_in_time",
     ),
     Mutant(
         "any object that says it is a tensor is read as one",

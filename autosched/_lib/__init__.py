@@ -1,10 +1,12 @@
 """Shared helpers that know nothing of scheduling.
 
+adaptive_lock locks that are awaited actively before a thread sleeps
 aliasing      which bytes tensors and NumPy arrays occupy
 allowed       rules for names, device names and numbers
 copying       copies of tensors on which kernels compute the same bits
 cycles        the cycle of greatest ratio in a graph
 display       registration of what draws graphs and timelines
+extension     compiling and loading extension modules
 fake_tensors  fake tensors with the strides of real kernels
 fetching      the items of an iterable, ahead of use
 files         atomic writes, the folder for caches
@@ -14,7 +16,7 @@ jit           compiling loops with numba where it pays off
 json_reader   JSON checked against a shape
 logs          the logger ``autosched``
 meeting       several processes that agree on a text
-native_check  building and loading ``tensor_check.cpp``
+native_check  comparing tensors by ``tensor_check.cpp``
 quiet         silencing torch's logs of failed fake tensor operations
 replacing     replacing attributes for a while
 tensor_guards comparing properties of tensors in compiled code

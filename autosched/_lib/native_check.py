@@ -1,36 +1,24 @@
-"""Build and load the extension module that compares tensors, ``tensor_check.cpp``.
+"""Compare tensors by an extension module, ``tensor_check.cpp``.
 
-It is compiled once for each version of torch and Python, in two seconds, and kept in the user's
-cache folder. It reads fields of torch's objects, so it is used only if what it reads of a tensor is
-what Python reads. This module does not import torch.
+It is compiled once for each version of torch and Python, in two seconds. It reads fields of torch's
+objects, so it is used only if what it reads of a tensor is what Python reads. This module does not
+import torch.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
-import importlib.util
-import os
-import shlex
-import shutil
-import signal
-import subprocess
 import sys
-import sysconfig
-import tempfile
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from autosched._lib.files import user_folder
+from autosched._lib import extension
 from autosched._lib.logs import LOG
 
 __all__ = ["native_recognizer"]
 
-_SOURCE = Path(__file__).with_name("tensor_check.cpp")
-_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-w")
-_SECONDS = 30.0  # a compiler that takes longer is not waited for
 _FIXED, _BARE, _WITHOUT_GRAD = 1, 2, 4  # flags of a tensor
 
 
@@ -75,60 +63,20 @@ def _is_readable(module: Any, item: Any, is_fixed: bool) -> bool:
 def _module() -> Any:
     """Return the extension module; None if it cannot be built, or does not fit torch."""
     torch = sys.modules.get("torch")
-    if torch is None or not _SOURCE.exists() or sysconfig.get_config_var("Py_GIL_DISABLED"):
+    if torch is None or not extension.is_possible():
         return None
     try:
-        path = _built(torch)
-        spec = importlib.util.spec_from_file_location("tensor_check", path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        at = Path(str(torch.__file__)).parent
+        versions = torch.__version__, torch.version.git_version
+        libraries = f"-L{at / 'lib'}", "-lc10"
+        module = extension.loaded("tensor_check", versions, [at / "include"], libraries)
         if _fits(module, torch):
             return module
         why = f"objects of torch {torch.__version__} have other fields"
-    except subprocess.CalledProcessError as error:
-        lines = error.stderr.decode(errors="replace").splitlines()
-        why = next((line for line in lines if "error" in line), str(error))
     except Exception as error:
-        why = f"{type(error).__name__}: {error}"
+        why = extension.described(error)
     LOG.info("inputs are compared without compiled code, which takes longer: %s", why)
     return None
-
-
-def _built(torch: Any) -> Path:
-    """Return the path of the compiled module. Several processes may compile it at a time."""
-    versions = torch.__version__, torch.version.git_version, sys.version, _FLAGS
-    digest = hashlib.sha256(_SOURCE.read_bytes() + repr(versions).encode()).hexdigest()[:16]
-    suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    target = user_folder() / f"tensor_check-{digest}{suffix}"
-    if target.exists():
-        return target
-    compiler = shlex.split(os.environ.get("CXX", "")) or ["g++"]
-    if shutil.which(compiler[0]) is None:
-        raise FileNotFoundError(f"there is no {compiler[0]}")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    at = Path(torch.__file__).parent
-    include = f"-I{at / 'include'}", f"-I{sysconfig.get_path('include')}"
-    library = f"-L{at / 'lib'}", "-lc10"
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        made = Path(folder, target.name)
-        _run([*compiler, *_FLAGS, *include, str(_SOURCE), *library, "-o", str(made)])
-        made.replace(target)
-    return target
-
-
-def _run(command: list[str]) -> None:
-    """Run a compiler; one that takes too long is killed, with the processes that it started."""
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, start_new_session=True) as process:
-        try:
-            output, errors = process.communicate(timeout=_SECONDS)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-    if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, command, output, errors)
 
 
 def _fits(module: Any, torch: Any) -> bool:

@@ -24,7 +24,7 @@ from torch._subclasses import FakeTensorMode
 from torch.func import functionalize, vmap
 from torch.overrides import TorchFunctionMode
 
-from autosched._lib import native_check, tensor_guards
+from autosched._lib import extension, native_check, tensor_guards
 
 Tensors = dict[str, Any]
 
@@ -357,7 +357,7 @@ FAILURES: dict[str, Exception] = {
 def test_where_it_cannot_be_compiled_torch_compares(
     fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, why: str
 ) -> None:
-    monkeypatch.setattr(native_check, "_run", _refusing(FAILURES[why]))
+    monkeypatch.setattr(extension, "_run", _refusing(FAILURES[why]))
     x = torch.zeros(2)
     with caplog.at_level("INFO", "autosched"):
         for _ in range(2):
@@ -393,7 +393,7 @@ def test_a_torch_with_other_fields_is_not_read(
 
 
 def test_what_is_compiled_is_loaded_by_later_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_check, "_run", _refusing(AssertionError("compiled again")))
+    monkeypatch.setattr(extension, "_run", _refusing(AssertionError("compiled again")))
     native_check._module.cache_clear()
     assert native_check._module() is not None
 
@@ -414,7 +414,7 @@ def test_a_compiler_that_hangs_is_killed_with_its_processes(
 ) -> None:
     noted = compiler.with_name("child")
     compiler.write_text(f'#!/bin/bash\nsleep 60 &\necho $! > "{noted}"\nwait')
-    monkeypatch.setattr(native_check, "_SECONDS", 0.5)
+    monkeypatch.setattr(extension, "_SECONDS", 0.5)
     with caplog.at_level("INFO", "autosched"):
         assert native_check._module() is None
     assert "TimeoutExpired" in caplog.text
@@ -449,7 +449,7 @@ def test_where_nothing_can_be_written_nothing_is_compiled(
 ) -> None:
     fresh.parent.mkdir()
     fresh.write_text("a file in place of the folder")
-    monkeypatch.setattr(native_check, "_run", _refusing(AssertionError("compiled")))
+    monkeypatch.setattr(extension, "_run", _refusing(AssertionError("compiled")))
     assert native_check._module() is None
     assert fresh.is_file()
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
+from autosched._lib.adaptive_lock import Lock
 from autosched.program.program import Record, Wait
 from autosched.runtime.backends import Backend, Capabilities, Looping
 from autosched.runtime.compiler import Carried, Compiler
@@ -109,7 +110,7 @@ class Slot:
         return self._compiler.tape(carried=carried)
 
     @cached_property
-    def locks(self) -> Sequence[threading.Lock]:
+    def locks(self) -> Sequence[Lock]:
         """The locks that threads wait for during the run."""
         return [*self.tape.locks, *self._slots.awaited(self.number).values()]
 

@@ -21,8 +21,9 @@ import contextlib
 import ctypes
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+from autosched._lib.adaptive_lock import Lock
 from autosched.runtime.threads.draining import Progress, Steps, drain, straightened
 from autosched.runtime.threads.tapes import Fault, Late, Place, Step, Tape
 
@@ -44,7 +45,9 @@ class ThreadTeam:
     (None, ['first', 'second'], None)
     """
 
-    def __init__(self, names: Sequence[str], prepare: Step):
+    def __init__(
+        self, names: Sequence[str], prepare: Step, new_lock: Callable[[], Lock] = threading.Lock
+    ):
         self.stopped = False
         self.closed = False
         self.fault: Fault | None = None
@@ -55,12 +58,13 @@ class ThreadTeam:
         self._tape = Tape()
         self._late: Step | None = None
         self._prepare = prepare
+        self._new_lock = new_lock
         self._workers: list[_Worker] = []
         self._add(names)
 
     def _add(self, names: Iterable[str | None]) -> None:
         """Start threads with these names."""
-        added = [_Worker(name, self, self._prepare) for name in names]
+        added = list(map(self._worker, names))
         try:
             self._begin(added)
         except BaseException:
@@ -68,6 +72,9 @@ class ThreadTeam:
             raise
         self._workers += added
         self.threads |= {worker.thread.ident or 0 for worker in added}
+
+    def _worker(self, name: str | None) -> _Worker:
+        return _Worker(name, self, self._prepare, self._new_lock)
 
     def _begin(self, workers: Iterable[_Worker]) -> None:
         """Start new threads."""
@@ -174,7 +181,7 @@ class ThreadTeam:
         with self._guard:
             for at, worker in enumerate(self._workers):
                 if worker.thread.ident == thread and not worker.idle:
-                    self._workers[at] = added = _Worker(worker.name, self, self._prepare)
+                    self._workers[at] = added = self._worker(worker.name)
                     self._begin([added])
                     self.threads |= {added.thread.ident or 0}
                     self.stop(fault)
@@ -217,16 +224,18 @@ class _Worker:
     None is the calling thread's part.
     """
 
-    def __init__(self, name: str | None, team: ThreadTeam, prepare: Step):
+    def __init__(
+        self, name: str | None, team: ThreadTeam, prepare: Step, new_lock: Callable[[], Lock]
+    ):
         self.name = name
         self.open = True
         self.idle = False
         self.unfit: BaseException | None = None
         self.progress = Progress()
         self.guard = team._guard
-        self._go = threading.Lock()  # released to start the thread
+        self._go = new_lock()  # released to start the thread
         self._go.acquire()
-        self._ended = threading.Lock()  # released when the thread has become idle
+        self._ended = new_lock()  # released when the thread has become idle
         title = f"autosched {name or 'for the caller'}"
         self.thread = threading.Thread(
             target=self._serve, args=(team, prepare), name=title, daemon=True
