@@ -27,7 +27,7 @@ class Step(NamedTuple):
 
     ``before`` are the numbers of the steps that must come before it. It starts ``wait_seconds``
     after those of them that are on other streams. ``joinable`` says whether it can become a part of
-    a region; each that does saves ``launch_seconds``.
+    a region; each that does saves ``launch_seconds``, or its ``seconds`` if these are fewer.
     """
 
     streams: tuple[Stream, ...]
@@ -99,8 +99,9 @@ class _Plan:
         self._before: list[set[int]] = [set() for _ in steps]
         place = {i: key for key, joined in parts.items() for i in joined}
         for key, numbers in parts.items():
-            launches = steps[key].launch_seconds * (len(numbers) - 1)
-            self._seconds[key] = sum(steps[i].seconds for i in numbers) - launches
+            launches = [min(steps[i].launch_seconds, steps[i].seconds) for i in numbers]
+            saved = sum(launches) - max(launches)
+            self._seconds[key] = sum(steps[i].seconds for i in numbers) - saved
             self._before[key] = {place[j] for i in numbers for j in steps[i].before} - {key}
         for row in order.values():
             for i, j in pairwise(row):

@@ -52,3 +52,10 @@ def test_waits_are_saved_where_they_cost_more_than_they_gain() -> None:
     assert joined(chain) == [[0, 1, 2, 3, 4, 5]]
     apart = [Step((own,), 9.0, [], True, 5.0), Step((other,), 9.0, [], True, 5.0)]
     assert joined([*apart, Step((own,), 1.0, [0, 1], False, 5.0)]) == []
+
+
+def test_a_step_saves_no_longer_launch_than_it_takes() -> None:
+    """Joined views, which take no time, made plans seem shorter."""
+    own, other = STREAMS[:2]
+    view, task = (Step((own,), seconds, [], launch_seconds=1.0) for seconds in (0.0, 1.0))
+    assert joined([view, task, Step((other,), 0.0, [0], False, 1.0)]) == []
