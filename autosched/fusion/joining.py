@@ -144,7 +144,7 @@ class _Plan:
                     yield j, i
         for j in self.parts:
             (own, *others) = self._steps[j].streams
-            for i in self._before[j] if self._is_joinable(j) and not others else ():
+            for i in sorted(self._before[j]) if self._is_joinable(j) and not others else ():
                 (stream, *_) = self._steps[i].streams
                 if self._is_joinable(i) and stream != own and stream.device == own.device:
                     yield j, i

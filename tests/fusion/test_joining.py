@@ -59,3 +59,14 @@ def test_a_step_saves_no_longer_launch_than_it_takes() -> None:
     own, other = STREAMS[:2]
     view, task = (Step((own,), seconds, [], launch_seconds=1.0) for seconds in (0.0, 1.0))
     assert joined([view, task, Step((other,), 0.0, [0], False, 1.0)]) == []
+
+
+def test_the_order_in_which_steps_before_are_named_makes_no_difference() -> None:
+    """Sets of the same numbers may have different orders."""
+    cpu = [Stream("cpu", f"compute{i}") for i in range(5)]
+    # The last step can be joined with one of the three before it.
+    short = [Step((cpu[i],), 1.0, []) for i in range(3)]
+    long = [Step((cpu[3],), 0.5, [], False) for _ in range(6)]
+    for before in ([0, 1, 8], [1, 8, 0], [8, 1, 0]):
+        last = Step((cpu[4],), 1.0, before)
+        assert joined([*short[:2], *long, short[2], last]) == [[0, 9]]
