@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import networkx
 import pytest
@@ -13,6 +14,7 @@ import autosched as asc
 from autosched.coarsening.merging import merged
 from autosched.fusion.candidates import (
     by_device,
+    by_joining,
     by_stream,
     reads_numbers,
     repeatable,
@@ -240,3 +242,41 @@ def test_what_reads_the_results_of_repeated_tasks_is_not_repeated() -> None:
     graph.output(y=graph.add(half, total, name="end"))
     found = repeatable(graph, Program((*program, Run(OWN, "end"))), lambda _: True, lambda *_: 0)
     assert {"first", *(f"join{i}" for i in range(4))} & found == {"first", "join1"}
+
+
+# ---- joining
+
+
+@pytest.mark.parametrize("is_run", [True, False])
+@pytest.mark.parametrize("view", [lambda x: x.t(), lambda x: x[0], lambda x: x.t()[1:]])
+def test_joining_sees_dependencies_through_views(view: Callable[[Any], Any], is_run: bool) -> None:
+    """The stream has waited before, so no wait tells of them.
+
+    Programs that are lowered run views, those written by hand need not.
+    """
+    graph = asc.Graph()
+    a = graph.add(half, graph.input("x"), name="a")
+    short = graph.add(half, a, name="short")
+    long = graph.add(half, view(a), name="long")
+    end = graph.add(half, long, name="end")
+    graph.output(short=short, end=end, b=graph.add(half, long, name="b"))
+    views = [task.name for task in graph.tasks if task.view]
+    program = Program(
+        (
+            *(Run(OWN, "a"), Record(OWN, 0), Wait(OTHER, 0), Run(OTHER, "short")),
+            *(Run(OTHER, name) for name in views if is_run),
+            *(Run(OTHER, "long"), Record(OTHER, 1), Run(OTHER, "end")),
+            *(Wait(OWN, 1), Run(OWN, "b")),
+        )
+    )
+    machine = asc.Machine([asc.Device("cpu", streams=2)], [], imagined=True)
+    costs = asc.Costs.table({"a": 1e-5, "short": 1e-5, "long": 1e-4, "end": 1e-3, "b": 1e-5})
+    timeline = asc.simulate(program, graph, machine, costs)
+    members = {name: [graph.task(name)] for name in ("a", "short", "b")} | dict.fromkeys(views, ())
+    groups = by_joining(graph, machine, timeline, members)
+    # A region with ``b`` would come before ``long``, and after it.
+    assert groups == {"a": "a+1", "short": "a+1"}
+    found = merged(graph, groups)
+    assert [task.name for task in found.tasks] == ["a+1", "long", "end", "b"]
+    x = torch.arange(6.0).reshape(2, 3)
+    assert torch.equal(found.run_serial(x=x)["b"], graph.run_serial(x=x)["b"])
