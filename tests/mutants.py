@@ -1550,6 +1550,20 @@ MUTANTS = (
         "            pass\n",
         f"{FLIGHT}/test_runs.py::test_leftover_memory_is_overwritten_when_a_run_has_ended",
     ),
+    Mutant(
+        "regions are joined though the plan becomes longer",
+        "autosched/fusion/joining.py",
+        "if made.makespan <= plan.makespan * _ROUNDING:",
+        "if made.makespan < math.inf:",
+        "tests/fusion/test_joining.py::test_groups_are_steps_of_a_plan_that_is_not_longer",
+    ),
+    Mutant(
+        "joining does not know what views depend on",
+        "autosched/fusion/candidates.py",
+        "        if task.name in numbers:\n",
+        "        if task.name in numbers and not task.view:\n",
+        "tests/fusion/test_candidates.py::test_joining_sees_dependencies_through_views",
+    ),
 )
 
 
