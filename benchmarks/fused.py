@@ -2,19 +2,23 @@
 
 Training steps: one region, or few, for forward, backward and optimizer, compared with torch.compile
 of the model with an eager optimizer, and with a compiled ``optimizer.step``. Inference on one
-stream, and on two streams for networks with branches. All contestants of a case take turns. Compile
-times are of empty caches.
+stream, and on two streams for networks with branches. All contestants of a case take turns. Runs of
+a turn are measured after 20 ms of others, when the threads of the contestant before have gone to sleep.
+Compile times are of new processes with empty caches, as users see them: from the first call to the
+end of the second one, since a training step is compiled again when its optimizer has state.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import multiprocessing
 import statistics
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +35,8 @@ sys.path.insert(0, str(Path(__file__).parent / "gpu"))
 from networks import Branches, Conv, Wiring, chain, head
 
 Run = Callable[[], object]
+
+SETTLING = 0.02  # seconds of runs before those that are measured
 
 
 class Contestant(NamedTuple):
@@ -222,29 +228,43 @@ def trainer(
 # ---- measuring
 
 
+def first_calls(contestant: Contestant, records: bool) -> float:
+    """Return the seconds of the first two calls, with an empty cache."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(contestant.threads)
+    with fresh_cache(), torch.set_grad_enabled(records):
+        begun = time.perf_counter()
+        run = contestant.make()
+        run()
+        run()
+        return time.perf_counter() - begun
+
+
 def measured(
     contestants: list[Contestant], rounds: int
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the median seconds of a call of each contestant, and the seconds of its first call."""
-    ready: list[tuple[Contestant, Run]] = []
+    """Return the median seconds of a call of each contestant, and the seconds of its first calls."""
     first: dict[str, float] = {}
     for each in contestants:
+        spawning = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, spawning) as process:
+            records = torch.is_grad_enabled()
+            first[each.name] = process.submit(first_calls, each, records).result()
+    ready: list[tuple[Contestant, Run]] = []
+    for each in contestants:
         torch.set_num_threads(each.threads)
-        with fresh_cache():
-            begun = time.perf_counter()
-            run = each.make()
-            run()
-            run()  # a training step is compiled again when its optimizer has state
-            first[each.name] = time.perf_counter() - begun
-        ready.append((each, run))
+        ready.append((each, each.make()))
+        ready[-1][1]()
     times: dict[str, list[float]] = {each.name: [] for each in contestants}
-    for turn in range(rounds + 5):
+    for _ in range(rounds):
         for each, run in ready:
             torch.set_num_threads(each.threads)
-            run()  # the caches are warm, and so is the thread pool
-            begun = time.perf_counter()
-            run()
-            if turn >= 5:
+            settled = time.perf_counter() + SETTLING
+            while time.perf_counter() < settled:
+                run()
+            for _ in range(3):
+                begun = time.perf_counter()
+                run()
                 times[each.name].append(time.perf_counter() - begun)
     return {name: statistics.median(found) for name, found in times.items()}, first
 

@@ -606,6 +606,27 @@ MUTANTS = (
         "tests/_lib/test_adaptive_lock.py::test_a_wait_ends_in_time",
     ),
     Mutant(
+        "Inductor does not wait for what another thread finds out of the compiler",
+        "autosched/fusion/instructions.py",
+        "            thread.join()\n",
+        "            pass\n",
+        "tests/fusion/test_instructions.py::test_inductor_waits_for_a_test_that_has_begun",
+    ),
+    Mutant(
+        "a depthwise convolution is summed without its dilation",
+        "autosched/fusion/depthwise.py",
+        "part.narrow(2 + i, offset * step, size)",
+        "part.narrow(2 + i, offset, size)",
+        "tests/fusion/test_depthwise.py::test_a_decomposition_equals_the_convolution",
+    ),
+    Mutant(
+        "images of any layout become contiguous",
+        "autosched/fusion/depthwise.py",
+        "        and x.is_contiguous()\n",
+        "",
+        "tests/fusion/test_depthwise.py::test_other_convolutions_are_called",
+    ),
+    Mutant(
         "any object that says it is a tensor is read as one",
         "autosched/_lib/native_check.py",
         'sys.modules["torch"].Tensor not in type(item).__mro__',

@@ -39,6 +39,7 @@ from autosched.frontends.recaptures import changes, remedy
 from autosched.frontends.settings import Varying
 from autosched.frontends.state import State
 from autosched.fusion import fuse as fused
+from autosched.fusion import prepare
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.policies import Policy
@@ -295,6 +296,8 @@ class Compiled:
         self, args: Any, kwargs: Mapping[str, Any], varying: frozenset[str]
     ) -> tuple[Captured, Schedule, Ends | None]:
         """Capture the function, and return the best graph with its schedule."""
+        if self.fuse:
+            prepare(self.options["machine"])
 
         def capture() -> Captured:
             found = captured(self.fn, args, kwargs, varying)

@@ -1,15 +1,17 @@
 """Fuse tasks into regions that Inductor compiles.
 
-broadcasts  what kernels store, because others broadcast it
-candidates  which tasks can be fused, and groups of them
-estimate    seconds of a region before it is compiled
-inductor    compilation by Inductor
-joining     fewer waits: which regions are joined
-layouts     convolutions in channels-last layout
-region      a compiled region, the function of its task
-structure   what a region does, as text
-timing      schedules compared by running them
-fusing      the choice among candidates
+broadcasts    what kernels store, because others broadcast it
+candidates    which tasks can be fused, and groups of them
+depthwise     small depthwise convolutions as elementwise kernels
+estimate      seconds of a region before it is compiled
+inductor      compilation by Inductor
+instructions  vector instructions of the CPU, found out early
+joining       fewer waits: which regions are joined
+layouts       convolutions in channels-last layout
+region        a compiled region, the function of its task
+structure     what a region does, as text
+timing        schedules compared by running them
+fusing        the choice among candidates
 
 Inductor generates kernels; what forms a region, and where and when it runs, is decided here and by
 the planner. A fused graph is a graph: everything else treats a region as a merged task.
@@ -17,6 +19,6 @@ the planner. A fused graph is a graph: everything else treats a region as a merg
 
 from __future__ import annotations
 
-from autosched.fusion.fusing import fuse
+from autosched.fusion.fusing import fuse, prepare
 
-__all__ = ["fuse"]
+__all__ = ["fuse", "prepare"]

@@ -24,7 +24,7 @@ from torch._ops import OpOverload
 from autosched.coarsening.folding import Folding
 from autosched.coarsening.grouping import label_of, named
 from autosched.fusion.inductor import AS_STRIDED, READ_NUMBER, TAGS
-from autosched.fusion.joining import Step, joined
+from autosched.fusion.joining import Step, joined, makespan
 from autosched.graph.graph import HOST, Graph
 from autosched.graph.task import Task
 from autosched.machine.machine import Machine
@@ -39,6 +39,7 @@ __all__ = [
     "is_repeatable",
     "reads_numbers",
     "repeatable",
+    "seconds_with_waits",
     "unfusable",
 ]
 
@@ -174,6 +175,26 @@ def by_joining(
     tasks that can be part of a larger region. ``autosched.fusion.joining`` joins them.
     """
     spans = timeline.spans
+    steps = _steps(graph, machine, timeline, members)
+    groups = joined(steps)
+    alone = {i for i, span in enumerate(spans) if span.kind == "run"}.difference(*groups)
+    together = [
+        [task for i in group for task in members.get(spans[i].name, ())]
+        for group in [*groups, *([i] for i in sorted(alone))]
+    ]
+    return named(_labelled(tasks for tasks in together if len(tasks) > 1))
+
+
+def seconds_with_waits(graph: Graph, machine: Machine, timeline: Timeline) -> float:
+    """Return the makespan that ``timeline`` predicts, if waits for other streams take time."""
+    return makespan(_steps(graph, machine, timeline, ()))
+
+
+def _steps(
+    graph: Graph, machine: Machine, timeline: Timeline, joinable: Container[str]
+) -> list[Step]:
+    """Return a step for each span of a timeline of this graph."""
+    spans = timeline.spans
     numbers = {span.name: i for i, span in enumerate(spans) if span.kind == "run"}
     before: list[set[int]] = [set() for _ in spans]
     for i, j in timeline.arrows:
@@ -189,18 +210,12 @@ def by_joining(
     steps = []
     for span, others in zip(spans, before, strict=True):
         device = machine.device(span.streams[0].device)
-        joinable = span.kind == "run" and span.name in members
+        is_joinable = span.kind == "run" and span.name in joinable
         wait = _wait_seconds(device.name)
         steps.append(
-            Step(span.streams, span.seconds, others, joinable, wait, device.launch_seconds)
+            Step(span.streams, span.seconds, others, is_joinable, wait, device.launch_seconds)
         )
-    groups = joined(steps)
-    alone = {*numbers.values()}.difference(*groups)
-    together = [
-        [task for i in group for task in members.get(spans[i].name, ())]
-        for group in [*groups, *([i] for i in sorted(alone))]
-    ]
-    return named(_labelled(tasks for tasks in together if len(tasks) > 1))
+    return steps
 
 
 _Segment = tuple[Stream, int]

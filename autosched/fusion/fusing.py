@@ -2,7 +2,8 @@
 
 1. Determine the tasks that can be fused, from a plan of the graph without fusion.
 2. Form candidates: the regions of this plan's streams, and one region per device. Estimate each.
-3. On a real machine, with examples: compile the regions, and measure all tasks.
+3. On a real machine, with examples: compile the regions of those that may be the fastest, and measure
+   all tasks.
 4. There, run the schedules of the candidates and of the graph without fusion in turns, and take the
    fastest. Otherwise take the shortest prediction; of several ranks, that of rank 0 counts.
 """
@@ -27,10 +28,12 @@ from autosched.fusion.candidates import (
     by_stream,
     reads_numbers,
     repeatable,
+    seconds_with_waits,
     unfusable,
 )
 from autosched.fusion.estimate import region_seconds
 from autosched.fusion.inductor import compilers, unavailable
+from autosched.fusion.instructions import begin_probes
 from autosched.fusion.region import Region
 from autosched.fusion.timing import run_times
 from autosched.graph.composite import Composite
@@ -48,7 +51,7 @@ from autosched.scheduling.planning import schedule
 from autosched.scheduling.progress_bar import progress_bar
 from autosched.scheduling.schedule import Schedule
 
-__all__ = ["fuse"]
+__all__ = ["fuse", "prepare"]
 
 G = TypeVar("G", bound=Graph)
 
@@ -125,6 +128,16 @@ def fuse(
     return best.schedule if isinstance(graph, Schedule) else best.graph
 
 
+def prepare(machine: Machine | None) -> None:
+    """Begin what takes seconds in a process before regions are compiled for a machine.
+
+    It goes on in another thread, while a function is captured, for example.
+    """
+    machine = Machine.local() if machine is None else machine
+    if not machine.imagined and not machine.accelerators:
+        begin_probes()
+
+
 class _Candidate(NamedTuple):
     """Groups of tasks by name, the number of threads of each CPU stream, and repeated tasks."""
 
@@ -159,6 +172,7 @@ class _Fusion:
         self.examples = examples or None
         self.options = dict(options)
         self.progress = progress
+        prepare(machine)
         # 1. A plan without fusion, and the tasks that can be fused
         self.plain = self._scheduled(graph) if plain is None else plain
         if callable(self.options["policy"]):  # it may know the tasks of this graph alone
@@ -215,9 +229,7 @@ class _Fusion:
         # 3. Compile and measure
         most = (1 - _LEAST_GAIN) * seconds[0]
         chosen = [planned[0]]
-        chosen += [
-            each for each, taken in zip(planned[1:], seconds[1:], strict=True) if taken < most
-        ]
+        chosen += [each for each in planned[1:] if self._with_waits(each[1]) < most]
         self._compile(chosen)
         measured = [*filter(None, starmap(self._measured, chosen)), self.unfused()]
         # 4. Run in turns
@@ -259,6 +271,9 @@ class _Fusion:
             if found:
                 members[task.name] = [part for part in found if not part.view]
         return by_joining(made.graph, self.machine, made.schedule.simulate(), members)
+
+    def _with_waits(self, made: _Fused) -> float:
+        return seconds_with_waits(made.graph, self.machine, made.schedule.simulate())
 
     def _seconds(self, task: Task, device: str) -> float:
         return self.costs.task_seconds(task, self.machine.device(device))

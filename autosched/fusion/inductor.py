@@ -1,6 +1,6 @@
 """Compile a function of tensors to kernels by Inductor.
 
-Only this module and ``broadcasts`` know Inductor. What compiles is
+Only this module, ``broadcasts`` and ``instructions`` know Inductor. What compiles is
 ``torch._inductor.standalone_compile``, which keeps writes to arguments, caches kernels on disk, and
 runs them on the current stream. On a CPU a region becomes one C++ function, which runs without the
 GIL: other streams can run Python meanwhile. Its C++ code can be compiled in another thread, while
@@ -25,6 +25,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autosched._lib.fake_tensors import Fakes
+from autosched.fusion.depthwise import DECOMPOSITIONS
+from autosched.fusion.instructions import probes_awaited
 from autosched.fusion.layouts import Operators, in_channels_last, is_costly
 from autosched.graph.effects import effects_of
 
@@ -184,7 +186,7 @@ def _traced(fn: Callable[..., list[Any]], tensors: Sequence[torch.Tensor]) -> to
     apart = {id(tensor): i for i, tensor in reversed([*enumerate(tensors)])}
     given = [each if apart[id(each)] == i else each.detach() for i, each in enumerate(tensors)]
     with _quiet(), Fakes() as fakes:
-        return make_fx(fn)(*map(fakes.from_tensor, given))
+        return make_fx(fn, DECOMPOSITIONS)(*map(fakes.from_tensor, given))
 
 
 def _objection(node: torch.fx.Node) -> str | None:
@@ -279,6 +281,7 @@ def compile_graph(
         listen,
         _double_numbers(),
         _linkable(),
+        probes_awaited(),
         _quiet(),
         _compiled_by(submit) as pending,
     ):

@@ -17,17 +17,20 @@ from autosched.scheduling.schedule import Schedule
 
 __all__ = ["run_times"]
 
-_WARM_UP = 2
-_RUNS = 9
-_LONGEST = 2.0  # seconds of timed runs, after which three of each are enough
+_TURNS = 9
+_RUNS = 3  # in a turn, unless one takes longer than _SETTLING
+_LONGEST = 2.0  # seconds, after which three turns are enough
+# Seconds of runs before those of a turn are timed. Threads of OpenMP that the schedule before used
+# wait actively for five milliseconds, and keep cores from this one's streams.
+_SETTLING = 0.01
 
 
 def run_times(schedules: Sequence[Schedule], inputs: Mapping[str, Any]) -> list[float]:
     """Return the median seconds of each schedule; ``inputs`` stay as they are.
 
-    The schedules are of graphs with the same inputs, for one real machine. Runs go round robin, so
-    that a change of the machine's speed affects all of them; each timed run follows another one of
-    the same schedule, so that caches and threads are as they are in a loop.
+    The schedules are of graphs with the same inputs, for one real machine. They take turns, so that
+    a change of the machine's speed affects all of them; runs of a turn are timed when caches and
+    threads are as they are in a loop.
     """
     machine = schedules[0].machine
     devices = list(dict.fromkeys(map(torch_device, machine.devices)))
@@ -35,18 +38,21 @@ def run_times(schedules: Sequence[Schedule], inputs: Mapping[str, Any]) -> list[
     times: list[list[float]] = [[] for _ in schedules]
     with preserved_random_state(machine):
         begun = time.perf_counter()
-        for turn in range(_WARM_UP + _RUNS):
+        for turn in range(_TURNS):
             for made, given, found in zip(schedules, copies, times, strict=True):
+                settled = time.perf_counter() + _SETTLING
                 made(**given)
-                synchronize(*devices)
-                start = time.perf_counter()
-                made(**given)
-                synchronize(*devices)
-                if turn >= _WARM_UP:
+                while time.perf_counter() < settled:
+                    made(**given)
+                for _ in range(_RUNS):
+                    synchronize(*devices)
+                    start = time.perf_counter()
+                    made(**given)
+                    synchronize(*devices)
                     found.append(time.perf_counter() - start)
-            if turn + 1 == _WARM_UP:
-                begun = time.perf_counter()
-            if turn >= _WARM_UP + 2 and time.perf_counter() - begun > _LONGEST:
+                    if found[-1] > _SETTLING:
+                        break
+            if turn >= 2 and time.perf_counter() - begun > _LONGEST:
                 break
     return [statistics.median(found) for found in times]
 

@@ -50,6 +50,7 @@ def compiled_by(compile_graph: Compile = itself) -> Iterator[list[torch.fx.Graph
         mock.patch("autosched.fusion.region._shared", weakref.WeakValueDictionary()),
         mock.patch("autosched.fusion.region.unavailable", return_value=None),
         mock.patch("autosched.fusion.fusing.unavailable", return_value=None),
+        mock.patch("autosched.fusion.fusing.begin_probes"),
     ):
         yield graphs
 
