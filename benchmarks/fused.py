@@ -3,7 +3,7 @@
 Training steps: one region, or few, for forward, backward and optimizer, compared with torch.compile
 of the model with an eager optimizer, and with a compiled ``optimizer.step``. Inference on one
 stream, and on two streams for networks with branches. All contestants of a case take turns. Runs of
-a turn are measured after 20 ms of others, when the threads of the contestant before have gone to sleep.
+a turn are measured after 30 ms of others, when the threads of the contestant before have gone to sleep.
 Compile times are of new processes with empty caches, as users see them: from the first call to the
 end of the second one, since a training step is compiled again when its optimizer has state.
 """
@@ -36,7 +36,7 @@ from networks import Branches, Conv, Wiring, chain, head
 
 Run = Callable[[], object]
 
-SETTLING = 0.02  # seconds of runs before those that are measured
+SETTLING = 0.03  # seconds of runs before those that are measured
 
 
 class Contestant(NamedTuple):

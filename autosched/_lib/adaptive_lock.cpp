@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <thread>
 
 namespace {
 
@@ -35,6 +36,8 @@ void pause_processor() {
 }
 
 // Wait without the global lock until the lock is acquired, and return whether it is.
+//
+// The thread that is to release it may be on the same core, if others occupy the rest: it goes first.
 bool acquired_actively(PyThread_type_lock lock, Seconds longest) {
   const auto begun = Clock::now();
   do {
@@ -42,6 +45,7 @@ bool acquired_actively(PyThread_type_lock lock, Seconds longest) {
       if (PyThread_acquire_lock(lock, NOWAIT_LOCK)) return true;
       pause_processor();
     }
+    std::this_thread::yield();
   } while (Clock::now() - begun < longest);
   return false;
 }

@@ -17,12 +17,13 @@ from autosched.scheduling.schedule import Schedule
 
 __all__ = ["run_times"]
 
-_TURNS = 9
-_RUNS = 3  # in a turn, unless one takes longer than _SETTLING
-_LONGEST = 2.0  # seconds, after which three turns are enough
+_TURNS = 3
+_RUNS = 9  # in a turn
+_LONGEST = 0.3  # seconds of timed runs in a turn; at least one is timed
 # Seconds of runs before those of a turn are timed. Threads of OpenMP that the schedule before used
-# wait actively for five milliseconds, and keep cores from this one's streams.
-_SETTLING = 0.01
+# wait actively for five milliseconds, and it takes as long again until threads of this one that had
+# to share a core are moved.
+_SETTLING = 0.03
 
 
 def run_times(schedules: Sequence[Schedule], inputs: Mapping[str, Any]) -> list[float]:
@@ -37,23 +38,21 @@ def run_times(schedules: Sequence[Schedule], inputs: Mapping[str, Any]) -> list[
     copies = [_copies(made, inputs) for made in schedules]
     times: list[list[float]] = [[] for _ in schedules]
     with preserved_random_state(machine):
-        begun = time.perf_counter()
-        for turn in range(_TURNS):
+        for _ in range(_TURNS):
             for made, given, found in zip(schedules, copies, times, strict=True):
-                settled = time.perf_counter() + _SETTLING
+                begun = time.perf_counter()
                 made(**given)
-                while time.perf_counter() < settled:
+                while time.perf_counter() - begun < _SETTLING:
                     made(**given)
+                begun = time.perf_counter()
                 for _ in range(_RUNS):
                     synchronize(*devices)
                     start = time.perf_counter()
                     made(**given)
                     synchronize(*devices)
                     found.append(time.perf_counter() - start)
-                    if found[-1] > _SETTLING:
+                    if time.perf_counter() - begun > _LONGEST:
                         break
-            if turn >= 2 and time.perf_counter() - begun > _LONGEST:
-                break
     return [statistics.median(found) for found in times]
 
 
