@@ -352,7 +352,7 @@ def main() -> None:
     chosen = options.parse_args()
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
-    rounds, most = (15, 1) if chosen.quick else (60, None)
+    rounds, most = (8, 1) if chosen.quick else (30, None)
     threads = torch.get_num_threads()
     parts = {
         "training": lambda: training(rounds, threads, most),
