@@ -4,8 +4,9 @@ Training steps: one region, or few, for forward, backward and optimizer, compare
 of the model with an eager optimizer, and with a compiled ``optimizer.step``. Inference on one
 stream, and on two streams for networks with branches. All contestants of a case take turns. Runs of
 a turn are measured after 30 ms of others, when the threads of the contestant before have gone to sleep.
-Compile times are of new processes with empty caches, as users see them: from the first call to the
-end of the second one, since a training step is compiled again when its optimizer has state.
+Compile times are of new processes and an empty cache of Inductor: from the first call to the end of
+the second one, since a training step is compiled again when its optimizer has state. What is
+compiled once on a machine is there: headers of Inductor, and extension modules of autosched.
 """
 
 from __future__ import annotations

@@ -608,7 +608,7 @@ MUTANTS = (
     Mutant(
         "Inductor does not wait for what another thread finds out of the compiler",
         "autosched/fusion/instructions.py",
-        "            thread.join()\n",
+        "            ended.wait()\n",
         "            pass\n",
         "tests/fusion/test_instructions.py::test_inductor_waits_for_a_test_that_has_begun",
     ),

@@ -64,7 +64,7 @@ void await_global_lock() {
 #endif
 }
 
-PyObject* make(PyTypeObject* type, PyObject* args, PyObject*) {
+PyObject* make(PyTypeObject* type, PyObject* args, PyObject* /* no keywords */) {
   double active;
   if (!PyArg_ParseTuple(args, "d", &active)) return nullptr;
   auto* self = reinterpret_cast<Lock*>(type->tp_alloc(type, 0));
@@ -96,9 +96,17 @@ PyObject* acquire(Lock* self, PyObject* args, PyObject* kwargs) {
   if (!PyArg_ParseTupleAndKeywords(
           args, kwargs, "|pd", const_cast<char**>(names), &blocking, &timeout))
     return nullptr;
+  const bool is_limited = timeout != -1;
+  if (is_limited && !blocking) {
+    PyErr_SetString(PyExc_ValueError, "can't specify a timeout for a non-blocking call");
+    return nullptr;
+  }
+  if (is_limited && !(timeout >= 0)) {
+    PyErr_SetString(PyExc_ValueError, "timeout value must be a non-negative number");
+    return nullptr;
+  }
   bool has_lock = PyThread_acquire_lock(self->lock, NOWAIT_LOCK);
   if (!has_lock && blocking) {
-    const bool is_limited = timeout >= 0;
     const auto begun = Clock::now();
     const auto active = is_limited ? std::min(self->active, Seconds(timeout)) : self->active;
     // 1. Wait actively.
@@ -106,6 +114,8 @@ PyObject* acquire(Lock* self, PyObject* args, PyObject* kwargs) {
     has_lock = acquired_actively(self->lock, active);
     if (has_lock) await_global_lock();
     Py_END_ALLOW_THREADS
+    // A signal that came meanwhile wakes nobody.
+    if (!has_lock && PyErr_CheckSignals() < 0) return nullptr;
     // 2. Sleep, until a signal, the end of the time, or another thread wakes this one.
     while (!has_lock) {
       PY_TIMEOUT_T left = -1;

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from autosched._lib import extension
 from autosched._lib.logs import LOG
 
-__all__ = ["Lock", "lock_for"]
+__all__ = ["Lock", "lock_maker"]
 
 _ACTIVE = 0.5e-3  # seconds of active waiting
 
@@ -35,10 +35,10 @@ class Lock(Protocol):
         """Whether the lock is not free."""
 
 
-def lock_for(threads: int) -> Callable[[], Lock]:
+def lock_maker(threads: int) -> Callable[[], Lock]:
     """Return what makes locks for so many threads: adaptive ones if each of them has a core.
 
-    >>> lock = lock_for(2)()
+    >>> lock = lock_maker(2)()
     >>> lock.acquire(), lock.locked(), lock.acquire(timeout=0.001), lock.release()
     (True, True, False, None)
     """

@@ -38,8 +38,8 @@ from autosched.frontends.reachability import Reach
 from autosched.frontends.recaptures import changes, remedy
 from autosched.frontends.settings import Varying
 from autosched.frontends.state import State
+from autosched.fusion import begin_probes_for
 from autosched.fusion import fuse as fused
-from autosched.fusion import prepare
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.policies import Policy
@@ -297,7 +297,7 @@ class Compiled:
     ) -> tuple[Captured, Schedule, Ends | None]:
         """Capture the function, and return the best graph with its schedule."""
         if self.fuse:
-            prepare(self.options["machine"])
+            begin_probes_for(self.options["machine"])
 
         def capture() -> Captured:
             found = captured(self.fn, args, kwargs, varying)

@@ -26,8 +26,8 @@ from collections.abc import (
     Sequence,
 )
 from contextvars import ContextVar
-from itertools import chain
-from operator import is_
+from itertools import chain, repeat
+from operator import call, is_
 from pathlib import Path
 from types import (
     CellType,
@@ -132,8 +132,8 @@ class Reach:
         others = _Items([item for item in filled if type(item) is not dict])
         classes = list(map(type, self.objects))
         objects = self.objects
-        reads = [read for read in (self._entries, self._attributes) if read()]
-        lookups = [(read, read()) for read in reads]
+        read_entries, read_attributes = self._readers()
+        entries, attributes = [*read_entries()], [*read_attributes()]
         contents = self.contents
         values = [read() for read in contents]
 
@@ -143,7 +143,8 @@ class Reach:
                     not any(empty)
                     and dicts.are_same()
                     and others.are_same()
-                    and all(all(map(is_, read(), before)) for read, before in lookups)
+                    and all(map(is_, read_entries(), entries))
+                    and all(map(is_, read_attributes(), attributes))
                     and all(map(is_, map(type, objects), classes))
                     and [read() for read in contents] == values
                 )
@@ -152,11 +153,16 @@ class Reach:
 
         return check
 
-    def _entries(self) -> list[Any]:
-        return [items.get(name, _ABSENT) for items, name in self.entries]
-
-    def _attributes(self) -> list[Any]:
-        return [getattr(item, name, _ABSENT) for item, name in self.attributes]
+    def _readers(self) -> tuple[Callable[[], Iterable[Any]], Callable[[], Iterable[Any]]]:
+        """Return functions that read entries and attributes, without a loop in Python."""
+        gets: list[Any] = [items.get for items, _ in self.entries]
+        keys = [name for _, name in self.entries]
+        objects = [item for item, _ in self.attributes]
+        names = [name for _, name in self.attributes]
+        return (
+            lambda: map(call, gets, keys, repeat(_ABSENT)),
+            lambda: map(getattr, objects, names, repeat(_ABSENT)),
+        )
 
     def found(self) -> list[Any]:
         """Return all objects that were found."""

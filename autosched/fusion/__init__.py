@@ -19,6 +19,6 @@ the planner. A fused graph is a graph: everything else treats a region as a merg
 
 from __future__ import annotations
 
-from autosched.fusion.fusing import fuse, prepare
+from autosched.fusion.fusing import begin_probes_for, fuse
 
-__all__ = ["fuse", "prepare"]
+__all__ = ["begin_probes_for", "fuse"]

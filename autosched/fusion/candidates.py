@@ -43,9 +43,9 @@ __all__ = [
     "unfusable",
 ]
 
-# Seconds in which a stream continues after another one for which it waits: a thread is woken, or an
-# accelerator sees an event.
-_WAIT = {"cpu": 100e-6}
+# Seconds in which a stream continues after another one for which it waits: a thread is woken, or gets
+# the global lock from the other one, which goes on, too; or an accelerator sees an event.
+_WAIT = {"cpu": 50e-6}
 _WAIT_OTHERWISE = 5e-6
 
 # Operators for which Inductor generates atomic additions.

@@ -19,6 +19,7 @@ __all__ = ["DECOMPOSITIONS"]
 
 # Products up to which elementwise kernels are faster, measured on one and two threads.
 _MOST = 225_000
+_MOST_TAPS = 49  # of a filter; each becomes several operators, which take time to compile
 
 
 def _convolution(
@@ -42,14 +43,16 @@ def _convolution(
         size + 2 * pad - step * (taps - 1)
         for size, pad, step, taps in zip(x.shape[2:], padding, dilation, kernel, strict=True)
     ]
-    if min(sizes) < 1 or x.shape[0] * groups * math.prod([*sizes, *kernel]) > _MOST:
+    products = x.shape[0] * groups * math.prod([*sizes, *kernel])
+    if min(sizes) < 1 or products > _MOST or math.prod(kernel) > _MOST_TAPS:
         return NotImplemented
     edges = [pad for pad in reversed(padding) for _ in range(2)]
     padded = functional.pad(x, edges) if any(edges) else x
     along_channels = [-1, *[1] * dims]
+    filters = weight.select(1, 0)
     total = None
     for offsets in product(*map(range, kernel)):
-        part, factor = padded, weight[:, 0]
+        part, factor = padded, filters
         for i, (offset, step, size) in enumerate(zip(offsets, dilation, sizes, strict=True)):
             part = part.narrow(2 + i, offset * step, size)
             factor = factor.select(1, offset)
@@ -68,12 +71,15 @@ def _is_depthwise(x: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:
     """Whether each channel has one filter, and all is contiguous, as the result will be."""
     return (
         x.device.type == "cpu"
-        and x.dtype in (torch.float32, torch.float64)
+        and x.dtype == weight.dtype in (torch.float32, torch.float64)
         and x.dim() == weight.dim() > 2
-        and 1 < groups == x.shape[1] == weight.shape[0]
-        and weight.numel() > 0
+        and 1 < groups == x.shape[1]
+        and weight.shape[:2] == (groups, 1)
+        and x.numel() > 0 < weight.numel()
         and x.is_contiguous()
         and weight.is_contiguous()
+        # Images of one pixel are also channels-last, and then so is their convolution.
+        and not (x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last))
     )
 
 

@@ -51,7 +51,7 @@ from autosched.scheduling.planning import schedule
 from autosched.scheduling.progress_bar import progress_bar
 from autosched.scheduling.schedule import Schedule
 
-__all__ = ["fuse", "prepare"]
+__all__ = ["begin_probes_for", "fuse"]
 
 G = TypeVar("G", bound=Graph)
 
@@ -128,7 +128,7 @@ def fuse(
     return best.schedule if isinstance(graph, Schedule) else best.graph
 
 
-def prepare(machine: Machine | None) -> None:
+def begin_probes_for(machine: Machine | None) -> None:
     """Begin what takes seconds in a process before regions are compiled for a machine.
 
     It goes on in another thread, while a function is captured, for example.
@@ -172,7 +172,7 @@ class _Fusion:
         self.examples = examples or None
         self.options = dict(options)
         self.progress = progress
-        prepare(machine)
+        begin_probes_for(machine)
         # 1. A plan without fusion, and the tasks that can be fused
         self.plain = self._scheduled(graph) if plain is None else plain
         if callable(self.options["policy"]):  # it may know the tasks of this graph alone
@@ -227,7 +227,7 @@ class _Fusion:
             best = int(self._agreed(str(times.index(min(times))), lambda texts: texts[0]))
             return planned[best][1] if best < len(planned) else self.unfused()
         # 3. Compile and measure
-        most = (1 - _LEAST_GAIN) * seconds[0]
+        most = (1 - _LEAST_GAIN) * self._with_waits(planned[0][1])
         chosen = [planned[0]]
         chosen += [each for each in planned[1:] if self._with_waits(each[1]) < most]
         self._compile(chosen)

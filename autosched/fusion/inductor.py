@@ -26,7 +26,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from autosched._lib.fake_tensors import Fakes
 from autosched.fusion.depthwise import DECOMPOSITIONS
-from autosched.fusion.instructions import probes_awaited
 from autosched.fusion.layouts import Operators, in_channels_last, is_costly
 from autosched.graph.effects import effects_of
 
@@ -281,7 +280,6 @@ def compile_graph(
         listen,
         _double_numbers(),
         _linkable(),
-        probes_awaited(),
         _quiet(),
         _compiled_by(submit) as pending,
     ):

@@ -8,54 +8,66 @@ that during the capture, the plan and the first traces.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
-__all__ = ["begin_probes", "probes_awaited"]
+from autosched._lib.forks import forks
 
+__all__ = ["begin_probes"]
+
+_LOCK = threading.Lock()
 _begun: list[threading.Thread] = []
 
 
 def begin_probes() -> None:
-    """Start the thread, once in a process.
+    """Start the thread, once in a process; until it ends, Inductor waits for it.
 
-    It ends by itself; where Inductor is missing, nothing is started.
+    It has the settings of Inductor that are in force here. Where Inductor, or the function that
+    probes, is missing, nothing is started.
     """
-    if _begun:
-        return
     try:
         # What the thread needs is imported here: imports in two threads see each other's halves.
         from torch._inductor import codecache, cpp_builder, cpu_vec_isa  # noqa: F401
         from torch.utils import _filelock  # noqa: F401
-    except ImportError:
+
+        find = cpu_vec_isa.valid_vec_isa_list
+    except (ImportError, AttributeError):
         return
-    thread = threading.Thread(
-        target=_probe, args=(cpu_vec_isa.valid_vec_isa_list,), name="autosched-isa", daemon=True
-    )
-    _begun.append(thread)
-    thread.start()
 
-
-def _probe(find: Callable[[], Any]) -> None:
-    with contextlib.suppress(Exception):  # it is raised again where the result is needed
-        find()
-
-
-@contextlib.contextmanager
-def probes_awaited() -> Iterator[None]:
-    """Let Inductor wait for the thread, if there is one, and use what it found."""
-    from torch._inductor import cpu_vec_isa
-
-    find = cpu_vec_isa.valid_vec_isa_list
+    ended = threading.Event()
+    process = forks()
 
     @functools.wraps(find)
-    def found() -> Any:
-        for thread in _begun:
-            thread.join()
+    def awaited() -> Any:
+        if forks() == process:  # a child process has no such thread
+            ended.wait()
         return find()
 
-    with mock.patch.object(cpu_vec_isa, "valid_vec_isa_list", found):
-        yield
+    def probe() -> None:
+        try:
+            with contextlib.suppress(Exception):  # it is raised again where the result is needed
+                find()
+        finally:
+            _replace(cpu_vec_isa, awaited, find)
+            ended.set()
+
+    run = contextvars.copy_context().run
+    thread = threading.Thread(target=run, args=(probe,), name="autosched-isa", daemon=True)
+    with _LOCK:
+        if _begun:
+            return
+        _begun.append(thread)
+        _replace(cpu_vec_isa, find, awaited)
+        try:
+            thread.start()
+        except RuntimeError:  # there are too many threads
+            _replace(cpu_vec_isa, awaited, find)
+            ended.set()
+
+
+def _replace(module: Any, old: Callable[[], Any], new: Callable[[], Any]) -> None:
+    if module.valid_vec_isa_list is old:
+        module.valid_vec_isa_list = new

@@ -40,6 +40,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "try": lambda lock: lock.acquire(blocking=False),
     "try at once": lambda lock: lock.acquire(timeout=0),
     "try for a while": lambda lock: lock.acquire(True, 0.0005),
+    "try for less than no time": lambda lock: lock.acquire(True, -2),
+    "try for an unknown time": lambda lock: lock.acquire(True, float("nan")),
+    "try at once for a while": lambda lock: lock.acquire(False, 1),
     "release": lambda lock: lock.release(),
     "locked": lambda lock: lock.locked(),
 }
@@ -59,8 +62,8 @@ def test_in_one_thread_it_is_a_lock(calls: list[str]) -> None:
 def _end_of(call: Callable[[Any], Any], lock: Any) -> Any:
     try:
         return call(lock)
-    except RuntimeError as error:
-        return str(error)
+    except (RuntimeError, ValueError) as error:
+        return type(error)
 
 
 def test_threads_take_turns(lock: adaptive_lock.Lock) -> None:
@@ -127,6 +130,24 @@ def test_a_signal_interrupts_a_thread_that_sleeps() -> None:
     assert sleeping.acquire(blocking=False)
 
 
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer")
+def test_a_signal_during_active_waiting_interrupts_before_the_thread_sleeps() -> None:
+    lock = adaptive_lock._adaptive()(0.3)
+    lock.acquire()
+
+    def interrupt(*_: object) -> None:
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(InterruptedError):
+            lock.acquire(timeout=30)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer")
 def test_a_signal_without_consequence_does_not_end_a_wait() -> None:
     sleeping = adaptive_lock._adaptive()(0.0)
     sleeping.acquire()
@@ -200,7 +221,7 @@ def _is_adaptive(lock: object) -> bool:
 
 def test_threads_wait_actively_if_each_has_a_core(cores: Callable[[int], None]) -> None:
     cores(2)
-    assert [_is_adaptive(adaptive_lock.lock_for(n)()) for n in (1, 2, 3)] == [False, True, False]
+    assert [_is_adaptive(adaptive_lock.lock_maker(n)()) for n in (1, 2, 3)] == [False, True, False]
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -222,17 +243,20 @@ def test_schedules_for_two_cpu_streams_have_such_locks(
 
 
 def test_without_a_compiler_threads_sleep(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    cores: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def fails(*_: Any) -> Any:
         raise subprocess.CalledProcessError(1, "g++", b"", b"x\nerror: no such header")
 
+    cores(2)
     monkeypatch.setattr(extension, "loaded", fails)
     adaptive_lock._adaptive.cache_clear()
     try:
         with caplog.at_level("INFO", "autosched"):
             for _ in range(2):
-                assert adaptive_lock.lock_for(2) is threading.Lock
+                assert adaptive_lock.lock_maker(2) is threading.Lock
     finally:
         adaptive_lock._adaptive.cache_clear()
     (message,) = caplog.messages  # once
@@ -243,6 +267,8 @@ def test_without_a_compiler_threads_sleep(
 def test_a_child_process_has_locks_of_its_own() -> None:
     code = """
 import os, torch, autosched as asc
+from autosched._lib import adaptive_lock
+adaptive_lock._cores = lambda: 2
 graph = asc.Graph()
 x = graph.input("x")
 graph.output(y=(x @ x).relu() + (x + 1).exp() @ x)
@@ -250,6 +276,7 @@ costs = asc.Costs.table(seconds={task.name: 1.0 for task in graph.tasks})
 made = asc.schedule(graph, asc.Machine.local(gpus=0, cpu_streams=2), costs=costs)
 x = torch.eye(3)
 expected = made(x=x)["y"]
+assert all(isinstance(lock, adaptive_lock._adaptive()) for lock in made._executor.tape.locks)
 child = os.fork()
 if not child:
     os._exit(0 if made(x=x)["y"].equal(expected) else 1)

@@ -9,13 +9,13 @@ from unittest import mock
 
 import pytest
 import torch
-from torch._inductor import cpu_vec_isa
+from torch._inductor import config, cpu_vec_isa
 
 import autosched as asc
 from autosched.frontends import compiled
 from autosched.fusion import instructions
-from autosched.fusion.fusing import prepare
-from autosched.fusion.instructions import begin_probes, probes_awaited
+from autosched.fusion.fusing import begin_probes_for
+from autosched.fusion.instructions import begin_probes
 from tests.fusion.regions import needs_compiler
 
 
@@ -44,17 +44,15 @@ def test_inductor_waits_for_a_test_that_has_begun(begun: list[threading.Thread])
         for _ in range(2):
             begin_probes()
         assert len(begun) == 1
-        with probes_awaited():
-            found: list[list[str]] = []
-            waiting = threading.Thread(
-                target=lambda: found.append(cpu_vec_isa.valid_vec_isa_list())
-            )
-            waiting.start()
-            waiting.join(0.05)
-            assert waiting.is_alive()
-            assert not found
-            finish.set()
-            waiting.join(60)
+        found: list[list[str]] = []
+        waiting = threading.Thread(target=lambda: found.append(cpu_vec_isa.valid_vec_isa_list()))
+        waiting.start()
+        waiting.join(0.05)
+        assert waiting.is_alive()
+        assert not found
+        finish.set()
+        waiting.join(60)
+        begun[0].join(60)
         assert found == [["avx"]]
         assert calls == ["autosched-isa", waiting.name]
         assert cpu_vec_isa.valid_vec_isa_list is find
@@ -66,15 +64,45 @@ def test_an_error_is_raised_where_the_result_is_needed(begun: list[threading.Thr
 
     with mock.patch.object(cpu_vec_isa, "valid_vec_isa_list", fails):
         begin_probes()
-        with probes_awaited(), pytest.raises(ArithmeticError):
+        with pytest.raises(ArithmeticError):
             cpu_vec_isa.valid_vec_isa_list()
 
 
+def test_the_settings_of_inductor_are_those_of_the_caller(begun: list[threading.Thread]) -> None:
+    seen: list[object] = []
+
+    def find() -> None:
+        seen.append(config.cpp.simdlen)
+
+    with (
+        mock.patch.object(cpu_vec_isa, "valid_vec_isa_list", find),
+        config.patch({"cpp.simdlen": 256}),
+    ):
+        begin_probes()
+        begun[0].join(60)
+    assert seen == [256]
+
+
+def test_without_a_thread_inductor_finds_out_by_itself(
+    begun: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with mock.patch.object(cpu_vec_isa, "valid_vec_isa_list", list):
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", fails)
+            begin_probes()
+        assert cpu_vec_isa.valid_vec_isa_list is list
+    begun.clear()
+
+
 def test_nothing_begins_for_machines_that_are_imagined(begun: list[threading.Thread]) -> None:
-    prepare(asc.Machine.emulated(gpus=1))
+    begin_probes_for(asc.Machine.emulated(gpus=1))
     assert not begun
     with mock.patch.object(cpu_vec_isa, "valid_vec_isa_list", list):
-        prepare(asc.Machine.local(gpus=0))
+        begin_probes_for(asc.Machine.local(gpus=0))
+        begun[0].join(60)
     assert len(begun) == 1
 
 

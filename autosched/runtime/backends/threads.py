@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from autosched._lib.adaptive_lock import Lock, lock_for
+from autosched._lib.adaptive_lock import Lock, lock_maker
 from autosched._lib.allowed import is_storage
 from autosched.errors import MachineError
 from autosched.machine.machine import Machine
@@ -54,7 +54,7 @@ class Threads(Host):
         computing = [stream for stream in program.streams if stream.name.startswith("compute")]
         self.intra_op_threads = max(1, torch.get_num_threads() // max(1, len(computing)))
         self.shared = len(computing) > 1 or any(is_storage(s.device) for s in program.streams)
-        self.new_lock = lock_for(len(program.streams))
+        self.new_lock = lock_maker(len(program.streams))
         runs = (item for item in program if isinstance(item, Run))
         self.first = next((run.stream for run in runs if run.stream in computing), None)
 

@@ -43,6 +43,7 @@ class Slots:
         count = program.in_flight + reach
         self.all = [Slot(compiler, looping.slot(), n, self) for n in range(count)]
         self._waits = _locked(compiler)
+        # Waits for earlier runs may be long, so threads sleep.
         self._locks = [{at: threading.Lock() for at in self._waits} for _ in self.all]
         self.reset()
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy as copying
 import sys
+import threading
 import weakref
 import zlib
 from collections.abc import Callable, Sequence
@@ -75,6 +76,7 @@ class Ranks(Threads):
         """Divide the part of a rank among threads. Raises MachineError outside of a cluster."""
         self.attach(program, machine)
         super().open(program, machine)
+        self.new_lock = threading.Lock  # other ranks may use the same cores
         computing = [s for s in program.streams if s.name.startswith("compute")]
         first = str(computing[0]) if computing else f"rank {machine.rank}"
         passing_on = relays(program)
