@@ -6,7 +6,6 @@
 #include <Python.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <thread>
 
