@@ -95,7 +95,7 @@ class Ledger:
         return noted
 
 
-def net(ledger):
+def net(ledger, other=torch.abs):
     """
     x -- first -- split == (low, high) -- low: left -+
       \\                               -- high ------ join -- y
@@ -108,7 +108,7 @@ def net(ledger):
         ledger("split", lambda v: (v - 1, v + 1)), first, outputs=("low", "high"), name="split"
     )
     left = graph.add(ledger("left", torch.mm), low, first, name="left")
-    other = graph.add(ledger("other", torch.abs), x, name="other")
+    other = graph.add(ledger("other", other), x, name="other")
     graph.output(y=graph.add(ledger("join", torch.mm), left, high, name="join"), z=other)
     return graph
 
@@ -328,7 +328,11 @@ def test_a_thousand_failing_calls_leave_nothing_behind(backend, timed):
 
 @pytest.mark.parametrize("backend", some(MACHINES, "threads"))
 def test_a_hundred_late_calls_leave_nothing_behind(backend):
-    with on(backend, net(Ledger())) as schedule:
+    def slow(x):  # it lasts longer than all other tasks, so the calling thread waits for it
+        time.sleep(0.001)
+        return x.abs()
+
+    with on(backend, net(Ledger(), other=slow)) as schedule:
         schedule(x=torch.eye(2))
         fail_often(schedule, 10, asc.RunTimeoutError, timeout=0) if backend == "virtual" else None
         late = 0
