@@ -11,6 +11,8 @@ import math
 import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
+from autosched.fusion import kernel_code
+
 __all__ = ["StoreBroadcasts"]
 
 # Elementwise operators that take much longer than reading their result.
@@ -38,8 +40,8 @@ class StoreBroadcasts(CustomGraphPass):
                 costly.add(node)
 
     def uuid(self) -> bytes:
-        """Return what identifies this pass in Inductor's cache."""
-        return get_hash_for_files((__file__,))
+        """Return what identifies this pass, and changes of kernels, in Inductor's cache."""
+        return get_hash_for_files((__file__, kernel_code.__file__))
 
 
 def _cpu_size(node: torch.fx.Node) -> int | None:

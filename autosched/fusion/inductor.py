@@ -1,10 +1,10 @@
 """Compile a function of tensors to kernels by Inductor.
 
-Only this module, ``broadcasts`` and ``instructions`` know Inductor. What compiles is
-``torch._inductor.standalone_compile``, which keeps writes to arguments, caches kernels on disk, and
-runs them on the current stream. On a CPU a region becomes one C++ function, which runs without the
-GIL: other streams can run Python meanwhile. Its C++ code can be compiled in another thread, while
-this one generates that of the next region.
+Only this module, ``broadcasts``, ``direct_calls``, ``instructions`` and ``kernel_code`` know
+Inductor. What compiles is ``torch._inductor.standalone_compile``, which keeps writes to arguments,
+caches kernels on disk, and runs them on the current stream. On a CPU a region becomes one C++
+function, which runs without the GIL: other streams can run Python meanwhile. Its C++ code can be
+compiled in another thread, while this one generates that of the next region.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from autosched._lib.fake_tensors import Fakes
 from autosched.fusion.depthwise import DECOMPOSITIONS
+from autosched.fusion.direct_calls import DirectCalls, Entry
+from autosched.fusion.kernel_code import changes, sums_in_registers
 from autosched.fusion.layouts import Operators, in_channels_last, is_costly
 from autosched.graph.effects import effects_of
 
@@ -278,7 +280,7 @@ def compile_graph(
         torch.no_grad(),
         torch._C._DisableAutocast(),
         listen,
-        _double_numbers(),
+        changes(),
         _linkable(),
         _quiet(),
         _compiled_by(submit) as pending,
@@ -291,7 +293,8 @@ def compile_graph(
         )
     if (threads > 1 or not on_cpu) and any("atomic_add" in code for code in codes):
         raise NotTraceableError("its kernels would add numbers in an order that varies")
-    return Compiled(artifact, lambda: [load() for load in pending])
+    call = DirectCalls(artifact) if on_cpu else artifact
+    return Compiled(call, lambda: [load() for load in pending])
 
 
 def guard(examples: Sequence[Any]) -> Callable[..., bool]:
@@ -319,43 +322,18 @@ def _compiled_by(submit: Submit | None) -> Iterator[list[Callable[[], Any]]]:
     from torch._inductor.codecache import CppWrapperCodeCache
 
     pending: list[Callable[[], Any]] = []
-    if submit is None:
-        yield pending
-        return
 
-    def begin(cls: Any, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+    def begin(cls: Any, *args: Any, **kwargs: Any) -> Entry:
+        if kernels := kwargs.get("kernel_code"):
+            kwargs["kernel_code"] = sums_in_registers(kernels)
         load = cls.load_pybinding_async(*args, **kwargs, submit_fn=submit)
+        if submit is None:
+            load()
         pending.append(load)
-
-        def call(*given: Any) -> Any:
-            return load()(*given)
-
-        return call
+        return Entry(load)
 
     with mock.patch.object(CppWrapperCodeCache, "load_pybinding", classmethod(begin)):
         yield pending
-
-
-@contextlib.contextmanager
-def _double_numbers() -> Iterator[None]:
-    """Let C++ kernels take numbers that are read from tensors in double precision, as Python does.
-
-    Inductor would round them to single precision, the step size of AdamW for one.
-    """
-    from torch._inductor.codegen.common import KernelArgs
-
-    argdefs = KernelArgs.cpp_argdefs
-
-    def exact(self: KernelArgs, *args: Any) -> tuple[list[str], list[str], list[str]]:
-        parameters, passed, types = argdefs(self, *args)
-        for i, each in enumerate(types):
-            if each == "const float":  # others are pointers or integers
-                types[i] = "const double"
-                parameters[i] = parameters[i].replace(each, types[i])
-        return parameters, passed, types
-
-    with mock.patch.object(KernelArgs, "cpp_argdefs", exact):
-        yield
 
 
 @contextlib.contextmanager

@@ -21,12 +21,11 @@ class Known:
     """Inputs with the same names, and with tensors of the same properties, as earlier ones.
 
     Properties are those of ``tensor_guards``. Inputs that are ``fixed`` must also be at the same
-    addresses; the others, if this matters (``apart``), in memory that is not theirs or that of
-    ``constants``.
+    addresses. Those that must be ``apart`` have separate memory, which is not that of ``constants``.
 
     >>> import torch, torch._dynamo
     >>> inputs = {"x": torch.zeros(3), "w": torch.zeros(3)}
-    >>> known = Known.of(inputs, {"w"}, [], apart=True)
+    >>> known = Known.of(inputs, {"w"}, [], apart={"x", "w"})
     >>> known.recognizes({"x": torch.ones(3), "w": inputs["w"]})
     True
     >>> known.recognizes({"x": torch.ones(3), "w": torch.zeros(3)})
@@ -38,13 +37,12 @@ class Known:
         inputs: Mapping[str, Any],
         fixed: Collection[str],
         constants: Collection[Any],
-        apart: bool,
+        apart: Collection[str],
         are_alike: Callable[[Mapping[str, Any]], bool],
     ):
         self._are_alike = are_alike
-        self._moving = [name for name in inputs if name not in fixed]
-        self._apart = apart
-        stay = [*(inputs[name] for name in inputs if name in fixed), *constants]
+        self._moving = [name for name in apart if name not in fixed]
+        stay = [*(inputs[name] for name in apart if name in fixed), *constants]
         spans = sorted(map(_span, stay)) if apart else []
         self._firsts = [first for first, _ in spans]
         self._ends = [end for _, end in spans]
@@ -55,15 +53,16 @@ class Known:
         inputs: Mapping[str, Any],
         fixed: Collection[str],
         constants: Collection[Any],
-        apart: bool,
+        apart: Collection[str],
     ) -> Known | None:
         """Return known inputs; None if they cannot be recognized.
 
-        They must be tensors that ``tensor_guards`` can compare, and in separate memory if
-        ``apart``.
+        They must be tensors that ``tensor_guards`` can compare, and those that must be ``apart`` are.
         """
         are_alike = recognizer(inputs, fixed)
-        if are_alike is None or (apart and not are_apart([*inputs.values(), *constants])):
+        if are_alike is None:
+            return None
+        if apart and not are_apart([*map(inputs.__getitem__, apart), *constants]):
             return None
         return cls(inputs, fixed, constants, apart, are_alike)
 
@@ -71,7 +70,7 @@ class Known:
         """Return whether these inputs differ from the known ones only in what does not matter."""
         if not self._are_alike(inputs):
             return False
-        return not self._apart or self._keeps_away(inputs[name] for name in self._moving)
+        return not self._moving or self._keeps_away(inputs[name] for name in self._moving)
 
     def _keeps_away(self, moving: Iterable[Any]) -> bool:
         """Return whether tensors share no memory with each other and with what stays."""

@@ -85,7 +85,7 @@ CHANGES: dict[str, Callable[[Inputs], object]] = {
 @pytest.mark.parametrize("what", CHANGES)
 def test_inputs_that_changed_are_not_recognized(what: str) -> None:
     inputs = some()
-    known = Known.of(inputs, inputs.keys() - {"x"}, [], apart=True)
+    known = Known.of(inputs, inputs.keys() - {"x"}, [], apart=inputs)
     assert known is not None
     assert known.recognizes({**inputs, "x": torch.rand(3, 3)})
     with torch.no_grad():
@@ -97,8 +97,8 @@ def test_inputs_that_changed_are_not_recognized(what: str) -> None:
 def test_inputs_in_one_memory_are_not_known_where_that_matters() -> None:
     inputs = some()
     inputs["x"] = inputs["w0"].detach()
-    assert Known.of(inputs, {"w0"}, [], apart=True) is None
-    known = Known.of(inputs, {"w0"}, [], apart=False)
+    assert Known.of(inputs, {"w0"}, [], apart=inputs) is None
+    known = Known.of(inputs, {"w0"}, [], apart=())
     assert known is not None
     assert known.recognizes(inputs)
 
@@ -106,12 +106,12 @@ def test_inputs_in_one_memory_are_not_known_where_that_matters() -> None:
 def test_what_moves_keeps_away_from_constants_and_from_what_moves() -> None:
     table = torch.rand(8)
     inputs = {**some(), "y": torch.rand(3, 3)}
-    known = Known.of(inputs, inputs.keys() - {"x", "y"}, [table], apart=True)
+    known = Known.of(inputs, inputs.keys() - {"x", "y"}, [table], apart=inputs)
     assert known is not None
     part = table.as_strided((2, 2), (2, 1))
     assert known.recognizes({**inputs, "x": inputs["y"], "y": inputs["x"]})
     assert not known.recognizes({**inputs, "x": inputs["y"]})
-    small = Known.of({**inputs, "x": torch.rand(2, 2)}, set(), [table], apart=True)
+    small = Known.of({**inputs, "x": torch.rand(2, 2)}, set(), [table], apart=inputs)
     assert small is not None
     assert small.recognizes({**inputs, "x": torch.rand(2, 2)})
     assert not small.recognizes({**inputs, "x": part})
@@ -119,7 +119,7 @@ def test_what_moves_keeps_away_from_constants_and_from_what_moves() -> None:
 
 def test_known_inputs_are_not_kept_alive() -> None:
     inputs = some()
-    known = Known.of(inputs, inputs.keys() - {"x"}, [], apart=True)
+    known = Known.of(inputs, inputs.keys() - {"x"}, [], apart=inputs)
     last = [weakref.ref(item) for item in inputs.values()]
     inputs.clear()
     gc.collect()
@@ -145,6 +145,9 @@ def test_memory_that_is_shared_later_is_found_on_the_cpu() -> None:
             inputs["x"] = torch.rand(3, 3)
         with pytest.raises(HazardError, match="share memory"):
             schedule(**{**inputs, "x": inputs["w0"].view(3, 3)})
+        wanted = (inputs["w0"] + inputs["x"]) * 2
+        unused = {"w1": inputs["w0"]}  # no task reads or writes it
+        assert torch.equal(schedule(**inputs | unused)["y"], wanted)
         with pytest.raises(GraphError, match="misses input 'x'"):
             schedule(**{name: item for name, item in inputs.items() if name != "x"})
         backwards = dict(reversed(inputs.items()))

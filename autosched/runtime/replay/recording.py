@@ -204,8 +204,7 @@ class Recording:
         if not all(map(is_strided, inputs.values())):
             return None
         memory = self.parts.memory
-        constants = [value.tensor for value in self.parts.graph.sources if value.tensor is not None]
-        return Known.of(inputs, self.fixed.keys(), constants, apart=bool(memory.written))
+        return Known.of(inputs, self.fixed.keys(), memory.used_constants, memory.apart)
 
     def close(self) -> None:
         """Release everything that was recorded."""
