@@ -109,11 +109,13 @@ PyObject* acquire(Lock* self, PyObject* args, PyObject* kwargs) {
     const auto begun = Clock::now();
     const auto active = is_limited ? std::min(self->active, Seconds(timeout)) : self->active;
     // 1. Wait actively.
-    Py_BEGIN_ALLOW_THREADS
-    has_lock = acquired_actively(self->lock, active);
-    if (has_lock) await_global_lock();
-    Py_END_ALLOW_THREADS
-    // A signal that came meanwhile wakes nobody.
+    if (active.count() > 0) {
+      Py_BEGIN_ALLOW_THREADS
+      has_lock = acquired_actively(self->lock, active);
+      if (has_lock) await_global_lock();
+      Py_END_ALLOW_THREADS
+    }
+    // A signal that came meanwhile, or just before, wakes nobody.
     if (!has_lock && PyErr_CheckSignals() < 0) return nullptr;
     // 2. Sleep, until a signal, the end of the time, or another thread wakes this one.
     while (!has_lock) {
@@ -155,10 +157,17 @@ PyMethodDef LOCK_METHODS[] = {
     {"locked", reinterpret_cast<PyCFunction>(locked), METH_NOARGS, nullptr},
     {}};
 
+PyObject* seconds(Lock* self, void*) { return PyFloat_FromDouble(self->active.count()); }
+
+PyGetSetDef LOCK_ATTRIBUTES[] = {
+    {"active", reinterpret_cast<getter>(seconds), nullptr, "seconds of active waiting", nullptr},
+    {}};
+
 PyType_Slot SLOTS[] = {
     {Py_tp_new, reinterpret_cast<void*>(make)},
     {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
     {Py_tp_methods, LOCK_METHODS},
+    {Py_tp_getset, LOCK_ATTRIBUTES},
     {}};
 
 PyType_Spec SPEC = {"autosched.AdaptiveLock", sizeof(Lock), 0, Py_TPFLAGS_DEFAULT, SLOTS};

@@ -38,12 +38,17 @@ class Lock(Protocol):
 def lock_maker(threads: int) -> Callable[[], Lock]:
     """Return what makes locks for so many threads: adaptive ones if each of them has a core.
 
+    Otherwise, locks that do not wait actively. Those of this module notice signals that come just
+    before a thread sleeps, unlike those of ``threading``.
+
     >>> lock = lock_maker(2)()
     >>> lock.acquire(), lock.locked(), lock.acquire(timeout=0.001), lock.release()
     (True, True, False, None)
     """
-    adaptive = _adaptive() if 1 < threads <= _cores() else None
-    return threading.Lock if adaptive is None else functools.partial(adaptive, _ACTIVE)
+    adaptive = _adaptive() if threads > 1 else None
+    if adaptive is None:
+        return threading.Lock
+    return functools.partial(adaptive, _ACTIVE if threads <= _cores() else 0.0)
 
 
 def _cores() -> int:

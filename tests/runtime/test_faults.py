@@ -373,6 +373,28 @@ def test_an_interrupt_does_not_wait_for_a_long_task_and_the_next_call_does(backe
         assert slots_are_blank(schedule)
 
 
+@pytest.mark.parametrize("deadline", [None, math.inf])
+def test_waits_for_threads_are_short_because_a_signal_may_come_just_before_one(deadline):
+    team = ThreadTeam(["a"], lambda: None)
+    (worker,) = team._workers
+
+    class Ended:
+        waits = []
+
+        def acquire(self, timeout):
+            self.waits.append(timeout)
+            worker.idle = len(self.waits) == 3
+            return worker.idle
+
+    try:
+        worker.idle, worker._ended = False, Ended()
+        assert worker.wait(deadline)
+        assert max(Ended.waits) < 1
+    finally:
+        worker.idle, worker._ended = True, threading.Lock()
+        team.close()
+
+
 @pytest.mark.parametrize("backend", ["threads", "emulated"])
 def test_what_a_task_returns_after_it_was_let_go_goes_nowhere(backend):
     held = Held()

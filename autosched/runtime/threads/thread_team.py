@@ -30,6 +30,7 @@ from autosched.runtime.threads.tapes import Fault, Late, Place, Step, Tape
 __all__ = ["GRACE", "ThreadTeam", "end_threads"]
 
 GRACE = 0.5  # seconds that an aborted run waits for its threads before it abandons them
+_LONGEST_WAIT = 0.25  # seconds in which a signal may be overlooked
 _PATIENCE = 1.0  # seconds that ``close`` waits: most steps end, and an interpreter's exit is quick
 
 
@@ -277,12 +278,15 @@ class _Worker:
             self._ended.release()
 
     def wait(self, deadline: float | None) -> bool:
-        """Wait until the thread is idle; return whether that was in time."""
+        """Wait until the thread is idle; return whether that was in time.
+
+        A signal that comes just before a wait does not end it, so no wait is long.
+        """
         while not self.idle:  # the lock may be free from an earlier run
-            left = -1.0
+            left = _LONGEST_WAIT
             if deadline is not None:
-                left = min(max(0.0, deadline - time.perf_counter()), threading.TIMEOUT_MAX)
-            if not self._ended.acquire(timeout=left):
+                left = min(max(0.0, deadline - time.perf_counter()), left)
+            if not self._ended.acquire(timeout=left) and left < _LONGEST_WAIT:
                 return self.idle
         return True
 
