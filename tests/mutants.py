@@ -590,10 +590,10 @@ MUTANTS = (
     Mutant(
         "a thread that waits actively keeps the global lock",
         "autosched/_lib/adaptive_lock.cpp",
-        """    Py_BEGIN_ALLOW_THREADS
-    has_lock = acquired_actively(self->lock, active);
-    if (has_lock) await_global_lock();
-    Py_END_ALLOW_THREADS
+        """      Py_BEGIN_ALLOW_THREADS
+      has_lock = acquired_actively(self->lock, active);
+      if (has_lock) await_global_lock();
+      Py_END_ALLOW_THREADS
 """,
         "    has_lock = acquired_actively(self->lock, active);\n",
         "tests/_lib/test_adaptive_lock.py::test_others_execute_python_while_a_thread_waits",
@@ -1536,7 +1536,7 @@ MUTANTS = (
     ),
     Mutant(
         "kernels get numbers that are read from tensors in single precision",
-        "autosched/fusion/inductor.py",
+        "autosched/fusion/kernel_code.py",
         'types[i] = "const double"',
         'types[i] = "const float"',
         "tests/fusion/test_inductor.py"

@@ -3,10 +3,12 @@
 broadcasts    what kernels store, because others broadcast it
 candidates    which tasks can be fused, and groups of them
 depthwise     small depthwise convolutions as elementwise kernels
+direct_calls  C++ functions of Inductor, called without its Python code
 estimate      seconds of a region before it is compiled
 inductor      compilation by Inductor
 instructions  vector instructions of the CPU, found out early
 joining       fewer waits: which regions are joined
+kernel_code   changes to the kernels that Inductor generates
 layouts       convolutions in channels-last layout
 region        a compiled region, the function of its task
 structure     what a region does, as text
