@@ -2,7 +2,9 @@
 
 import threading
 
+import pytest
 import torch
+from torch._dynamo.exc import BackendCompilerFailed
 
 import autosched as asc
 from autosched.parallel.all_reduce import added
@@ -27,18 +29,37 @@ def test_a_result_that_nothing_refers_to_is_overwritten():
         assert first == second
 
 
+USES = (
+    lambda tensor: tensor,
+    lambda tensor: tensor[1:],
+    lambda tensor: tensor.detach(),
+    lambda tensor: tensor.untyped_storage(),
+    lambda tensor: memoryview(tensor.numpy()),
+)
+
+
 def test_a_result_that_is_used_is_kept():
-    uses = (
-        lambda tensor: tensor,
-        lambda tensor: tensor[1:],
-        lambda tensor: tensor.detach(),
-        lambda tensor: tensor.untyped_storage(),
-        lambda tensor: memoryview(tensor.numpy()),
-    )
-    for use in uses:
+    for use in USES:
         first, second, kept = results(Reusing(flat), use)
         assert first != second
         del kept
+
+
+def test_torch_compile_does_not_change_what_is_used():
+    """It replaces how Python calls functions, and then these hold their arguments twice."""
+
+    def fails(graph, inputs):
+        raise RuntimeError
+
+    with pytest.raises(BackendCompilerFailed):
+        torch.compile(torch.neg, backend=fails)(torch.ones(2))
+    try:
+        for use in (lambda tensor: None, *USES):
+            first, second, kept = results(Reusing(flat), use)
+            assert (first == second) == (kept is None)
+            del kept
+    finally:
+        torch._dynamo.reset()
 
 
 def test_threads_have_results_of_their_own():
