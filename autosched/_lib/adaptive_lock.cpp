@@ -157,10 +157,10 @@ PyMethodDef LOCK_METHODS[] = {
     {"locked", reinterpret_cast<PyCFunction>(locked), METH_NOARGS, nullptr},
     {}};
 
-PyObject* seconds(Lock* self, void*) { return PyFloat_FromDouble(self->active.count()); }
+PyObject* get_active(Lock* self, void*) { return PyFloat_FromDouble(self->active.count()); }
 
 PyGetSetDef LOCK_ATTRIBUTES[] = {
-    {"active", reinterpret_cast<getter>(seconds), nullptr, "seconds of active waiting", nullptr},
+    {"active", reinterpret_cast<getter>(get_active), nullptr, "seconds of active waiting", nullptr},
     {}};
 
 PyType_Slot SLOTS[] = {

@@ -38,8 +38,8 @@ class Lock(Protocol):
 def lock_maker(threads: int) -> Callable[[], Lock]:
     """Return what makes locks for so many threads: adaptive ones if each of them has a core.
 
-    Otherwise, locks that do not wait actively. Those of this module notice signals that come just
-    before a thread sleeps, unlike those of ``threading``.
+    Otherwise, locks that do not wait actively. Those of this module look for signals before a thread
+    sleeps, unlike those of ``threading``.
 
     >>> lock = lock_maker(2)()
     >>> lock.acquire(), lock.locked(), lock.acquire(timeout=0.001), lock.release()

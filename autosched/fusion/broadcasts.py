@@ -7,11 +7,10 @@ takes the root of the variance of a channel again for each element of the channe
 from __future__ import annotations
 
 import math
+from types import ModuleType
 
 import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
-
-from autosched.fusion import kernel_code
 
 __all__ = ["StoreBroadcasts"]
 
@@ -24,7 +23,14 @@ _STORED = "inductor_realize_to_strides"  # how Inductor marks a node that is not
 
 
 class StoreBroadcasts(CustomGraphPass):
-    """Make Inductor store such results on a CPU, after its own passes."""
+    """Make Inductor store such results on a CPU, after its own passes.
+
+    Inductor's cache does not return kernels that were made by other versions of this module, or of
+    the ``others``, which change kernels without its knowledge.
+    """
+
+    def __init__(self, *others: ModuleType):
+        self._others = others
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         """Mark the last node before each broadcast of a costly result."""
@@ -40,8 +46,8 @@ class StoreBroadcasts(CustomGraphPass):
                 costly.add(node)
 
     def uuid(self) -> bytes:
-        """Return what identifies this pass, and changes of kernels, in Inductor's cache."""
-        return get_hash_for_files((__file__, kernel_code.__file__))
+        """Return what identifies these modules."""
+        return get_hash_for_files((__file__, *(str(each.__file__) for each in self._others)))
 
 
 def _cpu_size(node: torch.fx.Node) -> int | None:

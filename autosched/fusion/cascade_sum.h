@@ -1,53 +1,52 @@
-// Sums of numbers in chunks, and of chunks in pairs: what Inductor's kernels call by these names.
+// Sums of numbers in chunks, and of chunks in blocks: what Inductor's kernels call by these names.
 
 #include <cstdint>
-#include <vector>
 
 namespace autosched {
 
+// A compiler keeps the members in registers: no function takes their addresses, and none is called.
 template <typename T, uint64_t kChunkSize>
 struct CascadeSumHelper {
-  explicit CascadeSumHelper(uint64_t most) : has_chunks(most > kChunkSize) {}
+  static_assert((kChunkSize & (kChunkSize - 1)) == 0, "is a power of two");
 
-  // The end of a chunk: add the sums of as many numbers as this one contains, while there are some.
-  void carry() {
-    T carried = sum;
-    uint64_t level = 0;
-    for (uint64_t ended = chunks++; ended & 1; ended >>= 1) carried = sums[level++] + carried;
-    if (level == sums.size()) sums.push_back(carried);
-    sums[level] = carried;
-    sum = T(0);
-    count = 0;
+  explicit CascadeSumHelper(uint64_t numbers) : has_chunks(numbers > kChunkSize) {}
+
+  void end_number() {
+    if (has_chunks && (++count & (kChunkSize - 1)) == 0) {
+      block = block + chunk;
+      chunk = T(0);
+      if ((count & (kChunkSize * kChunkSize - 1)) == 0) {
+        total = total + block;
+        block = T(0);
+      }
+    }
   }
 
-  T sum{0};  // of the present chunk: a member, so it can be in a register
+  T chunk{0};  // the sum of numbers that are in no chunk yet
+  T block{0};  // the sum of chunks that are in no block yet
+  T total{0};  // the sum of blocks
+  uint64_t count{0};  // of numbers
   bool has_chunks;
-  uint64_t count{0};  // of numbers in the present chunk
-  uint64_t chunks{0};  // that have ended
-  std::vector<T> sums;  // [level] is of 2**level chunks, if ``chunks`` has this bit
 };
 
 template <typename T, uint64_t kChunkSize>
 inline T cascade_sum_combine(const T& number, CascadeSumHelper<T, kChunkSize>* helper) {
-  helper->sum = helper->sum + number;
-  if (helper->has_chunks && ++helper->count == kChunkSize) helper->carry();
-  return helper->sum;
+  helper->chunk = helper->chunk + number;
+  helper->end_number();
+  return helper->chunk;
 }
 
 template <typename T, uint64_t kChunkSize>
 inline T cascade_sum_combine(
     const T& numbers, int64_t tail, CascadeSumHelper<T, kChunkSize>* helper) {
-  helper->sum = T::set(helper->sum, helper->sum + numbers, tail);
-  if (helper->has_chunks && ++helper->count == kChunkSize) helper->carry();
-  return helper->sum;
+  helper->chunk = T::set(helper->chunk, helper->chunk + numbers, tail);
+  helper->end_number();
+  return helper->chunk;
 }
 
 template <typename T, uint64_t kChunkSize>
 inline T cascade_sum_final(CascadeSumHelper<T, kChunkSize>* helper) {
-  T result = helper->sum;
-  for (uint64_t level = 0; level < helper->sums.size(); ++level)
-    if (helper->chunks >> level & 1) result = helper->sums[level] + result;
-  return result;
+  return helper->total + helper->block + helper->chunk;
 }
 
 }  // namespace autosched

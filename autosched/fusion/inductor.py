@@ -25,9 +25,9 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autosched._lib.fake_tensors import Fakes
+from autosched.fusion import kernel_code
 from autosched.fusion.depthwise import DECOMPOSITIONS
-from autosched.fusion.direct_calls import DirectCalls, Entry
-from autosched.fusion.kernel_code import changes, sums_in_registers
+from autosched.fusion.direct_calls import DirectCalls, Entry, written_arguments
 from autosched.fusion.layouts import Operators, in_channels_last, is_costly
 from autosched.graph.effects import effects_of
 
@@ -270,17 +270,18 @@ def compile_graph(
         "size_asserts": False,
         "alignment_asserts": False,
         "joint_graph_constant_folding": False,  # it takes x * 0 for 0, and x + zeros for x
-        "post_grad_custom_post_pass": StoreBroadcasts(),
+        "post_grad_custom_post_pass": StoreBroadcasts(kernel_code),
     }
     if hasattr(config.cpp, "use_two_step_variance_threshold"):  # not in all versions of torch
         patches["cpp.use_two_step_variance_threshold"] = _MOST_IN_CACHE
+    written = written_arguments(graph)
     codes: list[str] = []
     listen = mock.patch.object(GraphLowering, "save_output_code", codes.append)
     with (
         torch.no_grad(),
         torch._C._DisableAutocast(),
         listen,
-        changes(),
+        kernel_code.changes(),
         _linkable(),
         _quiet(),
         _compiled_by(submit) as pending,
@@ -293,7 +294,7 @@ def compile_graph(
         )
     if (threads > 1 or not on_cpu) and any("atomic_add" in code for code in codes):
         raise NotTraceableError("its kernels would add numbers in an order that varies")
-    call = DirectCalls(artifact) if on_cpu else artifact
+    call = DirectCalls(artifact, written) if on_cpu else artifact
     return Compiled(call, lambda: [load() for load in pending])
 
 
@@ -318,14 +319,17 @@ def guard(examples: Sequence[Any]) -> Callable[..., bool]:
 
 @contextlib.contextmanager
 def _compiled_by(submit: Submit | None) -> Iterator[list[Callable[[], Any]]]:
-    """Let another thread run the C++ compiler; yield the list of functions that wait for it."""
+    """Compile C++ functions that can be called directly, and whose sums stay in registers.
+
+    ``submit`` has another thread run the compiler. Yield the list of functions that wait for it.
+    """
     from torch._inductor.codecache import CppWrapperCodeCache
 
     pending: list[Callable[[], Any]] = []
 
     def begin(cls: Any, *args: Any, **kwargs: Any) -> Entry:
         if kernels := kwargs.get("kernel_code"):
-            kwargs["kernel_code"] = sums_in_registers(kernels)
+            kwargs["kernel_code"] = kernel_code.sums_in_registers(kernels)
         load = cls.load_pybinding_async(*args, **kwargs, submit_fn=submit)
         if submit is None:
             load()

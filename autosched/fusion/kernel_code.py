@@ -45,12 +45,12 @@ def _double_numbers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_empty_tails() -> Iterator[None]:
-    """Let threads share sums over a dimension outside of a vectorized one that has no tail.
+    """Let threads share sums over rows where vectors divide the columns.
 
-    Inductor does not vectorize a tail, what is left of a dimension that vectors do not divide, in
-    loops with many masks; and loops with such a tail it does not divide among threads inside. It
-    decides so even if the tail is empty. So the gradients of a batch norm of 16 channels, one
-    vector, and a ReLU were summed by one thread.
+    In loops with many masks Inductor does not vectorize the tail, the columns that remain. Such
+    loops are not divided among threads by rows, even if the tail is empty: one thread summed the
+    gradients of a batch norm with 16 channels and a ReLU. Inductor reads these statistics only to
+    decide about the tail (``_tail_vec_worthwhile``).
     """
     from torch._inductor.codegen.cpp import TilingSelect
 
@@ -74,7 +74,8 @@ def sums_in_registers(kernels: str) -> str:
     """Return the source text of kernels with sums that the compiler can keep in registers.
 
     Inductor's are in allocated memory, so each addition waits until the one before is stored.
-    Rounding errors grow as little with the count: see ``cascade_sum.h``.
+    Rounding errors are as small: numbers are added in chunks of 4,096, and chunks in blocks of as
+    many.
     """
     if _HELPER not in kernels or _INCLUDE not in kernels:
         return kernels

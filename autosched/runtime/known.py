@@ -57,7 +57,7 @@ class Known:
     ) -> Known | None:
         """Return known inputs; None if they cannot be recognized.
 
-        They must be tensors that ``tensor_guards`` can compare, and those that must be ``apart`` are.
+        They must be tensors that ``tensor_guards`` can compare, and have separate memory if they must.
         """
         are_alike = recognizer(inputs, fixed)
         if are_alike is None:

@@ -61,8 +61,10 @@ class Memory:
         index = {name: graph.value(name).index for name, _ in program.inputs}
         self.written = {name for name in index if graph.last_version(index[name])}
         self._used = {name for name in index if graph.is_used(index[name])}
-        # The inputs, by name, and constants that must not share memory.
-        self.apart = [name for name in self._names if name in self._used and self.written]
+        # The inputs, by name, and constants that must not share memory, if tasks write some.
+        self.kept_apart = (
+            [name for name in self._names if name in self._used] if self.written else []
+        )
         self.used_constants = [item for name, item in self._constants.items() if name in self._used]
         self._in_parts = {name for name in self.written if graph.in_parts(index[name])}
         self.homes = {graph.values[index].name: slot for index, slot in sources.items()}
@@ -132,7 +134,7 @@ class Memory:
         if before:
             self._attempts += 1
             fixed = {name for name, at in self._addresses.items() if before.get(name) == at}
-            self._known = Known.of(inputs, fixed, self.used_constants, self.apart)
+            self._known = Known.of(inputs, fixed, self.used_constants, self.kept_apart)
 
     def _check_apart(self, given: Mapping[str, Any]) -> None:
         """Raise HazardError if inputs overlap, and note which share a storage."""

@@ -14,8 +14,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from autosched.fusion.direct_calls import DirectCalls, Entry, Pointers, _pointers, _tensors
+from autosched.fusion.direct_calls import (
+    DirectCalls,
+    Entry,
+    Pointers,
+    _pointers,
+    _tensors,
+    written_arguments,
+)
 from tests.fusion.regions import call, needs_compiler, region
 
 COUNT = 3  # arguments
@@ -31,14 +39,13 @@ class Around(NamedTuple):
     calls: int = 1
     returned: frozenset[int] = frozenset()  # arguments that are results, too
     changed: frozenset[int] = frozenset()  # results that are made again
-    later: frozenset[int] = frozenset()  # arguments that are written afterwards
     dropped: bool = False  # one result is not returned
 
     @property
     def passes_on(self) -> bool:
         """Whether arguments and results are the function's own."""
         alike = (*self.order,) == (*range(COUNT),) and self.calls == 1
-        return alike and not (self.cloned or self.changed or self.later or self.dropped)
+        return alike and not (self.cloned or self.changed or self.dropped)
 
     def function(self, pointers: Pointers) -> Pointers:
         """Do what kernels do."""
@@ -60,8 +67,6 @@ class Around(NamedTuple):
             made = [
                 item.view_as(item) if i in self.changed else item for i, item in enumerate(made)
             ]
-            for i in self.later:
-                args[i].add_(1)
             return made[1:] if self.dropped else made
 
         return run
@@ -75,9 +80,11 @@ more = {
     "order": orders,
     "calls": st.sampled_from([0, 2]),
     "changed": st.frozensets(st.integers(0, 1), min_size=1),
-    "later": some,
     "dropped": st.just(True),
 }
+
+
+kinds = st.permutations(["apart", "parts of one", "of inference mode"])
 
 
 def around(names: Iterable[str]) -> st.SearchStrategy[Around]:
@@ -87,20 +94,24 @@ def around(names: Iterable[str]) -> st.SearchStrategy[Around]:
     return drawn.map(lambda fields: Around(**fields))
 
 
-def arguments() -> list[Tensor]:
-    return [torch.arange(4.0) + i for i in range(COUNT)]
+def arguments(kind: str = "apart") -> list[Tensor]:
+    if kind == "parts of one":  # whose versions are one number
+        return list((torch.arange(4.0) + torch.arange(3.0)[:, None]).unbind())
+    with torch.inference_mode(kind == "of inference mode"):
+        return [torch.arange(4.0) + i for i in range(COUNT)]
 
 
 def observed(run: Callable[..., Any], args: Sequence[Tensor]) -> Any:
     """Return all that a caller sees of a call: results, arguments, and how often these were written."""
-    before = [arg._version for arg in args]
+    counts = [arg for arg in args if not arg.is_inference()]
+    before = [arg._version for arg in counts]
     made = run(*args)
     which = [next((i for i, arg in enumerate(args) if item is arg), None) for item in made]
-    versions = [arg._version - old for arg, old in zip(args, before, strict=True)]
+    versions = [arg._version - old for arg, old in zip(counts, before, strict=True)]
     return [item.tolist() for item in made], which, [arg.tolist() for arg in args], versions
 
 
-@pytest.mark.parametrize("names", [(), *([name] for name in more), ["later", "calls"]])
+@pytest.mark.parametrize("names", [(), *([name] for name in more)])
 @given(st.data())
 def test_a_direct_call_is_made_only_where_nobody_sees_it(
     names: Sequence[str], data: st.DataObject
@@ -114,12 +125,13 @@ def test_a_direct_call_is_made_only_where_nobody_sees_it(
         return artifact(*args)
 
     artifact = made.artifact(Entry(lambda: made.function))
-    direct, plain = DirectCalls(counted), made.artifact(made.function)
-    given, twins = arguments(), arguments()
+    direct, plain = DirectCalls(counted, sorted(made.counted)), made.artifact(made.function)
     with torch.no_grad():
-        for _ in range(3):
-            assert observed(direct, given) == observed(plain, twins)
-    assert around_it == (1 if made.passes_on else 3)
+        for kind in data.draw(kinds):
+            given, twins = arguments(kind), arguments(kind)
+            for _ in range(2):
+                assert observed(direct, given) == observed(plain, twins)
+    assert around_it == (1 if made.passes_on else 6)
 
 
 def test_autograd_needs_the_code_around_a_function() -> None:
@@ -131,20 +143,29 @@ def test_autograd_needs_the_code_around_a_function() -> None:
 
     made = Around()
     artifact = made.artifact(Entry(lambda: made.function))
-    direct = DirectCalls(noted)
+    direct = DirectCalls(noted, [])
     for enabled in (False, False, True):
         with torch.set_grad_enabled(enabled):
             direct(*arguments())
     assert seen == [False, True]
 
 
-def test_tensors_of_inference_mode_have_no_version() -> None:
-    made = Around(written=frozenset([0]), counted=frozenset([0]))
-    direct = DirectCalls(made.artifact(Entry(lambda: made.function)))
-    with torch.inference_mode():
-        given = arguments()
-        found = [direct(*given)[1].tolist() for _ in range(3)]
-    assert found == [[2.0 * (n + i) for n in range(4)] for i in (1, 2, 3)]
+WRITING: list[tuple[Callable[..., Any], list[int]]] = [
+    (lambda x, y: x + y, []),
+    (lambda x, y: x + y.add_(1), [1]),
+    (lambda x, y: x[0].t().mul_(2).sub_(1) + y, [0]),
+    (lambda x, y: x.clone().add_(y), []),
+    (lambda x, y: x.split(1)[1].zero_() + y, [0]),
+    (lambda x, y: torch._foreach_add_([x, y], 1), [0, 1]),
+    (lambda x, y: torch.add(x, 1, out=y), [1]),
+    (lambda x, y: x.exp().add_(y) + y.copy_(x), [1]),
+]
+
+
+@pytest.mark.parametrize(("fn", "expected"), WRITING)
+def test_written_arguments_are_found(fn: Callable[..., Any], expected: list[int]) -> None:
+    traced = make_fx(fn)(torch.ones(2, 2), torch.ones(2, 2))
+    assert written_arguments(traced) == expected
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
@@ -159,7 +180,7 @@ def test_a_first_call_that_fails_is_no_trial(error: type[BaseException]) -> None
 
     made = Around()
     whole = made.artifact(Entry(lambda: made.function))
-    direct = DirectCalls(artifact)
+    direct = DirectCalls(artifact, [])
     with torch.no_grad():
         with pytest.raises(error):
             direct(*arguments())
@@ -179,7 +200,7 @@ def test_other_threads_are_no_part_of_a_trial() -> None:
 
     made = Around()
     whole = made.artifact(Entry(lambda: made.function))
-    direct, found = DirectCalls(slow), []
+    direct, found = DirectCalls(slow, []), []
     other = threading.Thread(target=lambda: found.append(call(direct, *arguments())))
     other.start()
     assert begun.wait(30)

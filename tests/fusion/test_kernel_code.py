@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from autosched.fusion import kernel_code
 from autosched.fusion.kernel_code import sums_in_registers
 from tests.fusion.regions import call, needs_compiler, region
 
@@ -54,11 +56,11 @@ def total(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[float]], f
 
 @needs_compiler
 @given(st.lists(st.floats(-1e6, 1e6, width=32), max_size=200))
-def test_errors_of_sums_grow_with_the_chunk_and_the_logarithm_of_chunks(
+def test_errors_of_sums_grow_with_the_size_of_chunks_and_the_count_of_blocks(
     total: Callable[[list[float]], float], numbers: list[float]
 ) -> None:
     # Each number takes part in so many additions: see Higham, SIAM J. Sci. Comput. 14 (1993).
-    depth = CHUNK + 2 * math.ceil(math.log2(len(numbers) + 2))
+    depth = 2 * CHUNK + len(numbers) / CHUNK**2 + 2
     bound = 1.1 * depth * EPSILON * math.fsum(map(abs, numbers))
     assert abs(total(numbers) - math.fsum(numbers)) <= bound
 
@@ -94,14 +96,22 @@ def test_threads_share_sums_over_rows_and_add_precisely(columns: int) -> None:
         masked = torch.where(x <= 0, torch.zeros(()), y)
         return [(masked * (x - row)).sum(0), masked.sum(0)]
 
+    sources = []
+
+    def noted(kernels: str) -> str:
+        sources.append(sums_in_registers(kernels))
+        return sources[-1]
+
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.rand(20_001, columns, generator=generator) - 0.25 for _ in range(2))
     row = torch.rand(columns, generator=generator)
     made = region(gradients, inputs=3, outputs=2, threads=2)
     metrics.reset()
-    with fresh_cache():
+    with fresh_cache(), mock.patch.object(kernel_code, "sums_in_registers", noted):
         found = call(made, x, y, row)
     assert made.failure is None
+    (kernels,) = sources
+    assert "autosched::CascadeSumHelper<" in kernels
     if columns == 16:  # a whole number of vectors
         assert metrics.parallel_reduction_count == 1
     for result, exact in zip(found, gradients(x.double(), y.double(), row.double()), strict=True):

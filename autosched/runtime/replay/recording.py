@@ -204,7 +204,7 @@ class Recording:
         if not all(map(is_strided, inputs.values())):
             return None
         memory = self.parts.memory
-        return Known.of(inputs, self.fixed.keys(), memory.used_constants, memory.apart)
+        return Known.of(inputs, self.fixed.keys(), memory.used_constants, memory.kept_apart)
 
     def close(self) -> None:
         """Release everything that was recorded."""
