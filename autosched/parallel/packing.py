@@ -45,7 +45,7 @@ class Reusing:
             last = self._last.pop()
         except IndexError:
             return None
-        # Python counts more where torch.compile has replaced how it calls functions.
+        # While torch.compile evaluates frames, each argument has one reference more.
         alone = torch.empty(0)
         return last if _holders(last) == _holders(alone) else None
 

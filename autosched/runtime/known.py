@@ -21,7 +21,7 @@ class Known:
     """Inputs with the same names, and with tensors of the same properties, as earlier ones.
 
     Properties are those of ``tensor_guards``. Inputs that are ``fixed`` must also be at the same
-    addresses. Those that must be ``apart`` have separate memory, which is not that of ``constants``.
+    addresses. Those named in ``apart`` must share no memory with each other or with ``constants``.
 
     >>> import torch, torch._dynamo
     >>> inputs = {"x": torch.zeros(3), "w": torch.zeros(3)}
@@ -57,7 +57,8 @@ class Known:
     ) -> Known | None:
         """Return known inputs; None if they cannot be recognized.
 
-        They must be tensors that ``tensor_guards`` can compare, and have separate memory if they must.
+        They must be tensors that ``tensor_guards`` can compare, and none of those that must be
+        ``apart`` may share memory.
         """
         are_alike = recognizer(inputs, fixed)
         if are_alike is None:

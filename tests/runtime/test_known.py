@@ -155,6 +155,24 @@ def test_memory_that_is_shared_later_is_found_on_the_cpu() -> None:
         assert torch.equal(schedule(**backwards)["y"], wanted)
 
 
+def test_memory_of_a_constant_that_is_shared_later_is_found() -> None:
+    table = torch.rand(3, 3)
+    graph = asc.Graph()
+    weight, *_ = graph.inputs(*some())
+    graph.add(Tensor.add_, weight, graph.constant(table), writes=[weight])
+    graph.output(y=weight * 2)
+    with torch.no_grad(), asc.schedule(graph, HERE, policy="single") as schedule:
+        inputs = {name: item.detach() for name, item in some().items()}
+        for _ in range(4):
+            schedule(**inputs)
+            inputs["w0"] = torch.rand_like(
+                inputs["w0"]
+            )  # it moves, so it is compared with the table
+        inputs["w0"] = table.view(inputs["w0"].shape)
+        with pytest.raises(HazardError, match="share memory"):
+            schedule(**inputs)
+
+
 def product(*given: Tensor) -> Tensor:
     return given[0] @ given[-1]
 
