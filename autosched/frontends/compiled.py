@@ -38,7 +38,6 @@ from autosched.frontends.reachability import Reach
 from autosched.frontends.recaptures import changes, remedy
 from autosched.frontends.settings import Varying
 from autosched.frontends.state import State
-from autosched.fusion import begin_probes_for
 from autosched.fusion import fuse as fused
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
@@ -296,8 +295,6 @@ class Compiled:
         self, args: Any, kwargs: Mapping[str, Any], varying: frozenset[str]
     ) -> tuple[Captured, Schedule, Ends | None]:
         """Capture the function, and return the best graph with its schedule."""
-        if self.fuse:
-            begin_probes_for(self.options["machine"])
 
         def capture() -> Captured:
             found = captured(self.fn, args, kwargs, varying)

@@ -1,18 +1,15 @@
 """Fuse tasks into regions that Inductor compiles.
 
-broadcasts    what kernels store, because others broadcast it
 candidates    which tasks can be fused, and groups of them
-depthwise     small depthwise convolutions as elementwise kernels
-direct_calls  C++ functions of Inductor, called without its Python code
+comparison    whether kernels compute what their operators do
 estimate      seconds of a region before it is compiled
-inductor      compilation by Inductor
-instructions  vector instructions of the CPU, found out early
+inductor      compilation by Inductor, through public options
 joining       fewer waits: which regions are joined
-kernel_code   changes to the kernels that Inductor generates
-layouts       convolutions in channels-last layout
 region        a compiled region, the function of its task
+rewriting     operators that Inductor computes otherwise
 structure     what a region does, as text
 timing        schedules compared by running them
+tracing       a region as one graph of operators
 fusing        the choice among candidates
 
 Inductor generates kernels; what forms a region, and where and when it runs, is decided here and by
@@ -21,6 +18,6 @@ the planner. A fused graph is a graph: everything else treats a region as a merg
 
 from __future__ import annotations
 
-from autosched.fusion.fusing import begin_probes_for, fuse
+from autosched.fusion.fusing import fuse
 
-__all__ = ["begin_probes_for", "fuse"]
+__all__ = ["fuse"]

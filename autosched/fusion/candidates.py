@@ -15,7 +15,7 @@ when each stream joins them for itself, one of these waits is left.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
 from typing import Any
 
 import torch
@@ -23,11 +23,14 @@ from torch._ops import OpOverload
 
 from autosched.coarsening.folding import Folding
 from autosched.coarsening.grouping import label_of, named
-from autosched.fusion.inductor import AS_STRIDED, READ_NUMBER, TAGS
 from autosched.fusion.joining import Step, joined, makespan
+from autosched.fusion.rewriting import READ_NUMBER, takes_number
+from autosched.fusion.tracing import TAGS
 from autosched.graph.graph import HOST, Graph
 from autosched.graph.task import Task
+from autosched.graph.value import Value
 from autosched.machine.machine import Machine
+from autosched.measurement.signatures import function_text
 from autosched.placement import Placement
 from autosched.program.program import Program, Record, Run, Stream, Wait
 from autosched.timeline.timeline import Timeline
@@ -50,29 +53,44 @@ _WAIT_OTHERWISE = 5e-6
 
 # Operators for which Inductor generates atomic additions.
 _SUMS = frozenset(
-    getattr(torch.ops.aten, name)
-    for name in """
-    embedding_dense_backward index_add index_add_ index_put index_put_ _unsafe_index_put
-    scatter_add scatter_add_ scatter_reduce scatter_reduce_
+    """
+    embedding_dense_backward index_add index_add_ index_put index_put_ _unsafe_index_put put put_
+    _unsafe_masked_index_put_accumulate scatter_add scatter_add_ scatter_reduce scatter_reduce_
+    col2im unfold_backward max_pool2d_with_indices_backward max_pool3d_with_indices_backward
+    grid_sampler_2d_backward index_reduce index_reduce_ upsample_bicubic2d_backward
     """.split()
+)
+# Operators of recurrent layers, which leave gradients undefined that nobody needs.
+_MAY_BE_UNDEFINED = frozenset(
+    name
+    for name in dir(torch.ops.aten)
+    if name.endswith("_backward") and any(kind in name for kind in ("rnn", "lstm", "gru"))
 )
 
 
-def unfusable(graph: Graph, unknown: Mapping[str, str] | None) -> dict[str, str]:
+def unfusable(
+    graph: Graph, unknown: Mapping[str, str] | None, floats: Iterable[int] = ()
+) -> dict[str, str]:
     """Return the tasks that cannot be part of a region, each with the reason.
 
     ``unknown`` has the tasks that cannot run on fake tensors, and why; None if that is not known.
-    Views are omitted: each region that needs one makes it.
+    ``floats`` are the inputs (value indices) that are numbers. Views are omitted: each region that
+    needs one makes it.
     """
     merged = Folding(graph).merged
+    tasks_with_numbers, numbers = _find_numbers(graph.tasks, floats)
+    with_numbers = {task.index for task in tasks_with_numbers}
     found: dict[str, str] = {}
     strided: set[int] = set()  # views made by as_strided, and views of them
     for task in graph.tasks:
         if task.view:
-            if _is_one_of(task, AS_STRIDED) or any(use.value in strided for use in task.reads):
+            begins = _is_one_of(task, ("as_strided", "as_strided_"))
+            if begins or any(use.value in strided for use in task.reads):
                 strided.update(use.value for use in task.outputs)
             continue
         reason = (unknown or {}).get(task.name) or _reason(task, sizes_known=unknown is not None)
+        if reason is None and task.index in with_numbers:
+            reason = _refuses_number(task, numbers)
         if reason is None and task.index not in merged:
             reason = "touches a part of memory, or may return its argument"
         if reason is None and any(use.value in strided for use in task.reads):
@@ -89,7 +107,15 @@ def reads_numbers(tasks: Iterable[Task]) -> list[Task]:
 
     A region can contain them if no size and no decision depends on the number.
     """
-    numbers: set[int] = set()  # values that are no tensors
+    return _find_numbers(tasks, ())[0]
+
+
+def _find_numbers(tasks: Iterable[Task], floats: Iterable[int]) -> tuple[list[Task], set[int]]:
+    """Return the tasks that make or take numbers, and which values are numbers.
+
+    ``floats`` are those that the tasks get.
+    """
+    numbers = {*floats}
     found = []
     for task in tasks:
         if task.fn is READ_NUMBER or _is_python(task, numbers):
@@ -97,7 +123,7 @@ def reads_numbers(tasks: Iterable[Task]) -> list[Task]:
         elif not any(use.value in numbers for use in task.reads):
             continue
         found.append(task)
-    return found
+    return found, numbers
 
 
 def _is_python(task: Task, numbers: Container[int]) -> bool:
@@ -123,15 +149,42 @@ def _reason(task: Task, sizes_known: bool) -> str | None:
         return "is a Python function that is bound to the host"
     if _is_one_of(task, _SUMS):
         return "adds numbers in an order that varies, if compiled"
+    if _is_one_of(task, _MAY_BE_UNDEFINED):
+        return "may leave results undefined"
     if isinstance(task.fn, OpOverload) and task.fn is not READ_NUMBER:
         tags = set(task.fn.tags) - ({torch.Tag.dynamic_output_shape} if sizes_known else set())
         return next((why for tag, why in TAGS.items() if tag in tags), None)
     return next((why for part in task.parts if (why := _reason(part, sizes_known))), None)
 
 
-def _is_one_of(task: Task, packets: Collection[Any]) -> bool:
-    """Whether a task calls an overload of one of these operators."""
-    return isinstance(task.fn, OpOverload) and task.fn.overloadpacket in packets
+def _refuses_number(task: Task, numbers: Container[int]) -> str | None:
+    """Return why a task that takes one of these numbers, or reads one, cannot be fused."""
+    if task.composite is not None:
+        pairs = zip(task.composite.takes, task.args, strict=False)
+        inner = [taken for taken, arg in pairs if isinstance(arg, Value) and arg.index in numbers]
+        found, known = _find_numbers(task.parts, inner)
+        return next((why for part in found if (why := _refuses_number(part, known))), None)
+    name = _name(task.fn)
+    if task.fn is READ_NUMBER or name is None or takes_number(name):
+        return None
+    return f"{name!r} takes a number that varies"
+
+
+def _name(fn: Any) -> str | None:
+    """Return the name of an operator, or of a method or builtin function of torch."""
+    if isinstance(fn, OpOverload):
+        return fn._schema.name.partition("::")[2]
+    text = (
+        function_text(fn) if isinstance(fn, (BuiltinFunctionType, MethodDescriptorType)) else None
+    )
+    if text is None or not text.startswith("torch"):
+        return None
+    return text.rpartition(".")[2]
+
+
+def _is_one_of(task: Task, names: Collection[str]) -> bool:
+    """Whether a task calls an operator of one of these names."""
+    return _name(task.fn) in names
 
 
 def by_device(

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import count, starmap
 from typing import Any, NamedTuple, TypeVar, overload
 
 import torch
@@ -32,10 +31,9 @@ from autosched.fusion.candidates import (
     unfusable,
 )
 from autosched.fusion.estimate import region_seconds
-from autosched.fusion.inductor import compilers, unavailable
-from autosched.fusion.instructions import begin_probes
+from autosched.fusion.inductor import unavailable
 from autosched.fusion.region import Region
-from autosched.fusion.timing import run_times
+from autosched.fusion.timing import copied, run_times
 from autosched.graph.composite import Composite
 from autosched.graph.graph import HOST, Graph
 from autosched.graph.task import Seconds, Task
@@ -43,15 +41,15 @@ from autosched.graph.value import Value
 from autosched.machine.cluster import joined
 from autosched.machine.machine import Machine
 from autosched.measurement import measure_costs
-from autosched.measurement.tasks import run_on_models
+from autosched.measurement.tasks import preserved_random_state, run_on_models
 from autosched.placement import Placement
 from autosched.policies import Policy
 from autosched.program.program import Program
 from autosched.scheduling.planning import schedule
-from autosched.scheduling.progress_bar import progress_bar
+from autosched.scheduling.progress_bar import counting
 from autosched.scheduling.schedule import Schedule
 
-__all__ = ["begin_probes_for", "fuse"]
+__all__ = ["fuse"]
 
 G = TypeVar("G", bound=Graph)
 
@@ -70,7 +68,7 @@ def fuse(
     *,
     policy: str | Policy = "auto",
     examples: Mapping[str, Any] | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
     **options: Any,
 ) -> G: ...
 def fuse(
@@ -80,7 +78,7 @@ def fuse(
     *,
     policy: str | Policy = "auto",
     examples: Mapping[str, Any] | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
     **options: Any,
 ) -> Any:
     """Return the graph with regions of tasks fused, each compiled by Inductor into one task.
@@ -128,16 +126,6 @@ def fuse(
     return best.schedule if isinstance(graph, Schedule) else best.graph
 
 
-def begin_probes_for(machine: Machine | None) -> None:
-    """Begin what takes seconds in a process before regions are compiled for a machine.
-
-    It goes on in another thread, while a function is captured, for example.
-    """
-    machine = Machine.local() if machine is None else machine
-    if not machine.imagined and not machine.accelerators:
-        begin_probes()
-
-
 class _Candidate(NamedTuple):
     """Groups of tasks by name, the number of threads of each CPU stream, and repeated tasks."""
 
@@ -163,7 +151,7 @@ class _Fusion:
         known: Estimate,
         examples: Mapping[str, Any] | None,
         options: Mapping[str, Any],
-        progress: bool,
+        progress: bool | None,
         plain: Schedule | None = None,
     ):
         self.graph = graph
@@ -172,16 +160,17 @@ class _Fusion:
         self.examples = examples or None
         self.options = dict(options)
         self.progress = progress
-        begin_probes_for(machine)
         # 1. A plan without fusion, and the tasks that can be fused
         self.plain = self._scheduled(graph) if plain is None else plain
         if callable(self.options["policy"]):  # it may know the tasks of this graph alone
             self.options["policy"] = _following(self.plain.placement)
-        self.reasons = unfusable(graph, known.unknown if self.examples else None)
+        given = self.examples or {}
+        floats = [v.index for v in graph.sources if type(given.get(v.name)) is float]
+        self.reasons = unfusable(graph, known.unknown if self.examples else None, floats)
 
     @classmethod
     def of_schedule(
-        cls, plain: Schedule, examples: Mapping[str, Any] | None, progress: bool
+        cls, plain: Schedule, examples: Mapping[str, Any] | None, progress: bool | None
     ) -> _Fusion:
         """Return the fusion of a schedule, which keeps its devices and order."""
         options = {
@@ -226,16 +215,19 @@ class _Fusion:
             times = [*seconds, self.plain.makespan]
             best = int(self._agreed(str(times.index(min(times))), lambda texts: texts[0]))
             return planned[best][1] if best < len(planned) else self.unfused()
-        # 3. Compile and measure
+        # 3. Compile, compare and measure
         most = (1 - _LEAST_GAIN) * self._with_waits(planned[0][1])
         chosen = [planned[0]]
         chosen += [each for each in planned[1:] if self._with_waits(each[1]) < most]
-        self._compile(chosen)
-        measured = [*filter(None, starmap(self._measured, chosen)), self.unfused()]
+        with self._shown(chosen) as done:
+            found = [self._measured(*each, done) for each in chosen]
+        measured = [*filter(None, found), self.unfused()]
         # 4. Run in turns
         taken = run_times([made.schedule for made in measured], self.examples or {})
         for made in measured:
             made.schedule.close()
+            for region in _regions(made.graph):
+                region.begin_to_compare()
         return measured[taken.index(min(taken))]
 
     def _scheduled(self, graph: Graph) -> Schedule:
@@ -300,9 +292,35 @@ class _Fusion:
         made = merged(self.graph, candidate.groups, make, bound, repeated)
         made.not_fused = self.reasons
         try:
-            return _Fused(made, self._scheduled(made))
+            fused = _Fused(made, self._scheduled(made))
         except ScheduleError:  # regions may be too large for memory, or for a policy's order
             return None
+        if tight := self._without_room(fused):
+            self.reasons.update(tight)
+            return self._fused(self._rest(candidate))
+        return fused
+
+    def _rest(self, candidate: _Candidate) -> _Candidate:
+        """Return a candidate without the tasks that cannot be fused, as is known by now."""
+        groups = {name: g for name, g in candidate.groups.items() if name not in self.reasons}
+        return candidate._replace(groups=groups)
+
+    def _without_room(self, made: _Fused) -> dict[str, str]:
+        """Return the tasks of regions that memory has no room to compare, with the reason."""
+        peak = made.schedule.peak_bytes
+        found: dict[str, str] = {}
+        for task in made.graph.tasks:
+            if not isinstance(task.fn, Region):
+                continue
+            device = self.machine.device(made.schedule.placement.device[task.name])
+            # Two copies of what it writes, and its results once more
+            uses = [*task.writes, *task.writes, *task.outputs]
+            values = [made.graph.values[use.value] for use in uses]
+            more = sum(self.costs.nbytes.get(value.name, 0.0) for value in values)
+            if more and peak.get(device.name, 0.0) + more > device.nbytes:
+                why = f"memory of {device.name} has no room for copies, to compare results"
+                found.update((part.name, why) for part in task.parts if not part.view)
+        return found
 
     def _bound(self, groups: Mapping[str, str]) -> dict[str, str]:
         """Return the tasks to be bound to the host, because others of their group are."""
@@ -322,40 +340,50 @@ class _Fusion:
             for item in task.shared
         )
 
-    def _compile(self, planned: Sequence[tuple[_Candidate, _Fused]]) -> None:
-        """Compile the regions of these graphs, those of one while others are in a C++ compiler."""
-        regions = [region for _, made in planned for region in _regions(made.graph)]
+    def _measured(
+        self, candidate: _Candidate, made: _Fused | None, done: Callable[[], None]
+    ) -> _Fused | None:
+        """Return a fused graph with measured seconds for all tasks.
 
-        def begin(task: Task, args: Any, kwargs: Any, device: torch.device) -> Any:
+        Tasks whose regions cannot be compiled, or compute something else, are not fused.
+        """
+        while made is not None:
+            regions = _regions(made.graph)
+            with _intra_op_threads(candidate.threads):
+                self._compile(made, done)
+                if all(region.failure is None for region in regions):
+                    with preserved_random_state(self.machine):
+                        made.schedule(**copied(made.schedule, self.examples or {}))
+            failed = [region for region in regions if region.failure is not None]
+            if not failed:
+                break
+            made.schedule.close()
+            self._blame(failed)
+            candidate = self._rest(candidate)
+            made = self._fused(candidate)
+        if made is None:
+            return None
+        for region in regions:
+            region.compares = False
+        with _intra_op_threads(candidate.threads):
+            found = measure_costs(made.graph, self.machine, self.examples, repeat=3)
+        made.schedule.close()
+        made.graph.builder.set_seconds(found.seconds)
+        return _Fused(made.graph, self._scheduled(made.graph))
+
+    def _compile(self, made: _Fused, done: Callable[[], None]) -> None:
+        """Compile the regions of a graph, for arguments as they will be."""
+
+        def call(task: Task, args: Any, kwargs: Any, device: torch.device) -> Any:
             assert task.fn is not None
             if not isinstance(task.fn, Region):
                 return task.fn(*args, **kwargs)
-            returned = task.fn.begin(submit, *args)
+            returned = task.fn.prepare(*args)
             done()
             return returned
 
-        with self._shown(2 * len(regions)) as done, compilers() as submit:
-            for candidate, made in planned:
-                with _intra_op_threads(candidate.threads):
-                    known = self.costs.restricted(made.graph)
-                    run_on_models(made.graph, self.machine, known, self.examples or {}, begin)
-            for region in regions:
-                region.finish()
-                done()
-
-    def _measured(self, candidate: _Candidate, made: _Fused) -> _Fused | None:
-        """Return a fused graph with measured seconds for all tasks."""
-        with _intra_op_threads(candidate.threads):
-            found = measure_costs(made.graph, self.machine, self.examples, repeat=3)
-        failed = [region for region in _regions(made.graph) if region.failure is not None]
-        if failed:
-            self._blame(failed)
-            groups = {name: g for name, g in candidate.groups.items() if name not in self.reasons}
-            rest = candidate._replace(groups=groups)
-            again = self._fused(rest)
-            return None if again is None else self._measured(rest, again)
-        made.graph.builder.set_seconds(found.seconds)
-        return _Fused(made.graph, self._scheduled(made.graph))
+        known = self.costs.restricted(made.graph)
+        run_on_models(made.graph, self.machine, known, self.examples or {}, call)
 
     def _blame(self, regions: Iterable[Region]) -> None:
         """Note the tasks of regions that could not be compiled as not fusable.
@@ -367,14 +395,15 @@ class _Fusion:
             self.reasons.update((task.name, region.failure or "") for task in tasks)
 
     @contextlib.contextmanager
-    def _shown(self, steps: int) -> Iterator[Callable[[], None]]:
-        """Yield a function that shows that one more of the steps of compiling is done."""
-        if not self.progress:
+    def _shown(self, chosen: Sequence[tuple[_Candidate, _Fused]]) -> Iterator[Callable[[], None]]:
+        """Yield a function that says on stderr that one more region is compiled."""
+        sizes = [len(r.composite.tasks) for _, made in chosen for r in _regions(made.graph)]
+        if self.progress is False:
             yield lambda: None
             return
-        numbers = count(1)
-        with progress_bar("compiling") as show:
-            yield lambda: show(min(1.0, next(numbers) / steps))  # on several models, there are more
+        sooner = "with one stream" if len(chosen) > 1 else "if Inductor's cache is kept"
+        with counting(f"fusing {self.graph.name!r}", "regions", sizes, sooner) as done:
+            yield done
 
 
 def _regions(graph: Graph) -> list[Region]:

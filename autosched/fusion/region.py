@@ -2,7 +2,18 @@
 
 A region is compiled for the sizes, strides, dtypes and devices of its arguments and for torch's
 settings, at its first call with such arguments. If it cannot be compiled, its tasks are called one
-by one.
+by one, as in the graph without fusion.
+
+Nobody would notice kernels that compute something else. So in some runs the tasks are called, too,
+on copies of the arguments, and the results are compared:
+
+1. in runs 1, 2, 3, 10, 100 and 1,000 for such arguments, and when a number that the region takes
+   has a sign that it did not have in a compared run: state that is zero hides faults;
+2. if they agree, those of the kernels count, as in any other run;
+3. if they differ, the region is never fused again, a warning says so, and those of the tasks count.
+
+Kernels and tasks write to copies, and the arguments are written once: counters and moments advance
+as in one run, also if kernels fail.
 
 Regions with the same operators and arguments, such as the layers of a transformer, share one
 compiled function.
@@ -10,36 +21,32 @@ compiled function.
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import warnings
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from autosched._lib.forks import rlock
 from autosched._lib.logs import LOG
-from autosched.fusion.inductor import (
-    Compiled,
-    NotTraceableError,
-    Submit,
-    as_tensor,
-    compile_graph,
-    described,
-    guard,
-    results_of,
-    trace,
-    unavailable,
-    unsuitable,
-)
+from autosched.fusion.comparison import Mismatch, Results, find_mismatch, references
+from autosched.fusion.inductor import compile_graph, guard, unavailable, unsuitable
 from autosched.fusion.structure import structure_of
+from autosched.fusion.tracing import NotTraceableError, Traced, as_tensor, described, trace
 from autosched.graph.composite import Composite
 
 __all__ = ["Region"]
 
+COMPARED = frozenset((1, 2, 3, 10, 100, 1_000))  # runs, for each kind of arguments
+
 _MOST = 8  # variants of one region, for different arguments
+_SHOWN = 5  # operators in a warning
 _LOCK = rlock()  # Inductor compiles one graph at a time
 
 
@@ -48,15 +55,22 @@ class _Kernels:
 
     Inductor may return an argument, a tensor twice, or a part of a larger one, where operators
     return new tensors; and other strides. The first call finds out which results these are, and
-    every call copies them. ``expected`` are tensors like the results of the operators; results at
-    the positions ``floats`` are floats.
+    every call copies them. ``mismatch`` says how results differ from those of the operators, once
+    they do.
     """
 
-    def __init__(self, compiled: Compiled, expected: Sequence[torch.Tensor], floats: Sequence[int]):
-        self._call, self.wait = compiled
-        self._floats = floats
-        self._expected = [(each.stride(), each.untyped_storage().nbytes()) for each in expected]
+    def __init__(self, call: Callable[..., Sequence[torch.Tensor]], traced: Traced):
+        self._call = call
+        self._numbers = traced.numbers
+        self._copied_out = traced.copied
+        self.written = traced.written
+        self._expected = [
+            (each.stride(), each.untyped_storage().nbytes()) for each in traced.results
+        ]
         self._copied: list[int] | None = None
+        self.code = traced.graph.code
+        self.precision = _precision(traced.graph)
+        self.mismatch: str | None = None
 
     def __call__(self, *args: torch.Tensor) -> list[Any]:
         made: list[Any]
@@ -69,20 +83,34 @@ class _Kernels:
             self._copied = self._to_copy(made, args)
         for i in self._copied:
             made[i] = _copy(made[i], self._expected[i][0])
-        for i in self._floats:
-            made[i] = made[i].item()
+        if self._copied_out:
+            count = len(self._expected)
+            for i, value in zip(self._copied_out, made[count:], strict=True):
+                args[i].copy_(value)
+            del made[count:]
+        for i, kind in self._numbers.items():
+            made[i] = kind(made[i].item())
         return made
 
     def _to_copy(self, made: Sequence[torch.Tensor], args: Sequence[torch.Tensor]) -> list[int]:
         """Return the positions of results that are not tensors of their own, as expected."""
         taken = {_storage(arg) for arg in args}
         found = []
-        for i, (item, (strides, nbytes)) in enumerate(zip(made, self._expected, strict=True)):
+        for i, (strides, nbytes) in enumerate(self._expected):
+            item = made[i]
             larger = item.untyped_storage().nbytes() > nbytes
             if larger or item.stride() != strides or _storage(item) in taken:
                 found.append(i)
             taken.add(_storage(item))
         return found
+
+
+def _precision(graph: torch.fx.GraphModule) -> float:
+    """Return the largest unit in the last place of what a graph computes with."""
+    values = [node.meta.get("val") for node in graph.graph.nodes]
+    dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor)}
+    units = [torch.finfo(d).eps for d in dtypes if d.is_floating_point or d.is_complex]
+    return max(units, default=torch.finfo(torch.float32).eps)
 
 
 def _copy(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
@@ -112,28 +140,72 @@ def _storage(tensor: torch.Tensor) -> int:
 _shared: weakref.WeakValueDictionary[Hashable, _Kernels] = weakref.WeakValueDictionary()
 
 
-class _Variant(NamedTuple):
-    """What a region calls for some arguments: ``kernels``, or its tasks one by one (None)."""
+class _Running(threading.local):
+    """Whether this thread runs the operators of a region, also those of regions inside."""
 
-    matches: Callable[..., bool]
-    others: Sequence[Any]  # devices, and which arguments are floats
-    kernels: _Kernels | None
+    operators_only = False
+
+
+_running = _Running()
+
+
+@contextlib.contextmanager
+def _operators_only() -> Iterator[None]:
+    before = _running.operators_only
+    _running.operators_only = True
+    try:
+        yield
+    finally:
+        _running.operators_only = before
+
+
+class _Variant:
+    """What a region calls for some arguments: ``kernels``, or its tasks one by one (None).
+
+    ``others`` are devices, and which arguments are floats.
+    """
+
+    def __init__(
+        self, matches: Callable[..., bool], others: Sequence[Any], kernels: _Kernels | None
+    ):
+        self.matches = matches
+        self.others = others
+        self.kernels = kernels
+        self.forget_runs()
+
+    def forget_runs(self) -> None:
+        """Begin to count."""
+        self._runs = 0
+        self._signs: set[tuple[int, ...]] = set()  # of numbers, in compared runs
+
+    def is_due(self, given: Sequence[Any]) -> bool:
+        """Count a run; return whether it is one of those that are compared."""
+        self._runs += 1
+        signs = tuple((arg > 0) - (arg < 0) for arg in given if type(arg) is float)
+        if self._runs not in COMPARED and signs in self._signs:
+            return False
+        self._signs.add(signs)
+        return True
 
 
 class Region:
     """A call of the tasks of ``composite``, fused for ``threads`` threads of a CPU stream.
 
-    ``failure`` is the reason why it is not fused, once that is known.
+    ``failure`` is the reason why it is not fused, once that is known. With ``compares`` False, runs
+    are neither counted nor compared: they are for timing, on copies of inputs.
     """
 
     def __init__(self, composite: Composite, threads: int):
         self.composite = composite
         self.threads = threads
+        self.compares = True
         self.failure: str | None = None
+        self.is_given_up = False
         self._count = len(composite.takes)
         self._single = len(composite.gives) == 1
+        uses = {use.value for task in composite.tasks for use in task.writes}
+        self._written = [i for i, value in enumerate(composite.takes) if value in uses]
         self._variants: list[_Variant] = []  # most recently made first
-        self.is_given_up = False
 
     def give_up(self, why: str) -> None:
         """Call the tasks one by one from now on."""
@@ -143,32 +215,32 @@ class Region:
 
     def __call__(self, *args: Any) -> Any:
         """Run the region on the values that it takes, and the placeholders for its device."""
-        given, others, tensors = self._divided(args)
-        for variant in self._variants:
-            if variant.others == others and variant.matches(*tensors):
-                kernels = variant.kernels
-                break
-        else:
-            kernels = self._compiled(given, others, tensors)
-        if kernels is None:
+        variant = None if _running.operators_only else self._variant(args)
+        if variant is None or variant.kernels is None:
             return self.composite(*args)
-        made = kernels(*tensors)
-        return made[0] if self._single else tuple(made)
+        kernels = variant.kernels
+        if kernels.mismatch is not None:
+            self.give_up(kernels.mismatch)
+            return self.composite(*args)
+        given = args[: self._count]
+        if self._written and _share(given):
+            return self.composite(*args)
+        if self.compares and variant.is_due(given):
+            if _is_recorded(given):  # by a CUDA graph, which would replay the comparison
+                return self.composite(*args)
+            return self._compared(kernels, args)
+        return self._one_or_all(kernels(*map(as_tensor, given)))
 
-    def begin(self, submit: Submit, *args: Any) -> Any:
-        """Begin to compile for such arguments, and run the tasks one by one."""
-        self._compiled(*self._divided(args), submit)
+    def begin_to_compare(self) -> None:
+        """Count runs from now on, and compare results: what came before were trials."""
+        self.compares = True
+        for variant in self._variants:
+            variant.forget_runs()
+
+    def prepare(self, *args: Any) -> Any:
+        """Compile for such arguments, and run the tasks one by one."""
+        self._variant(args)
         return self.composite(*args)
-
-    def finish(self) -> None:
-        """Wait until it is compiled for all arguments for which this has begun."""
-        for i, variant in enumerate(self._variants):
-            if variant.kernels is not None:
-                try:
-                    variant.kernels.wait()
-                except Exception as error:  # of a C++ compiler, or when its result is loaded
-                    self._variants[i] = variant._replace(kernels=None)
-                    self._fail(error)
 
     def __repr__(self) -> str:
         return f"<Region of {len(self.composite.tasks)} tasks>"
@@ -183,23 +255,18 @@ class Region:
         text = structure_of(self.composite)
         return text and f"{self.threads} threads: {text}"
 
-    def _divided(self, args: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
-        """Return the values, on what else the compiled code depends, and the values as tensors."""
-        given: Sequence[Any] = args[: self._count]
-        others: Sequence[Any] = args[self._count :]
-        if float not in map(type, given):
-            return given, others, given
-        others = *others, [type(arg) is float for arg in given]
-        return given, others, list(map(as_tensor, given))
+    # ---- compiling
 
-    def _compiled(
-        self,
-        given: Sequence[Any],
-        others: Sequence[Any],
-        tensors: Sequence[Any],
-        submit: Submit | None = None,
-    ) -> _Kernels | None:
-        """Return new kernels for such arguments, or those of a thread that was faster; or None."""
+    def _variant(self, args: Sequence[Any]) -> _Variant | None:
+        """Return the variant for these arguments, a new one if need be; None if there is none."""
+        given, others = args[: self._count], list(args[self._count :])
+        tensors = given
+        if float in map(type, given):
+            tensors = list(map(as_tensor, given))
+            others.append([type(arg) is float for arg in given])
+        for variant in self._variants:
+            if variant.others == others and variant.matches(*tensors):
+                return variant
         if self.is_given_up or any(isinstance(arg, FakeTensor) for arg in given):
             return None  # in the second case, the region is only traced
         why = unsuitable(given)
@@ -208,31 +275,39 @@ class Region:
         if why is not None:
             self.failure = why
             return None
-        if any(task.writes for task in self.composite.tasks) and _overlap(tensors):
+        if self._written and _overlap(tensors):
             return None  # kernels would take it for granted in later calls, too
         with _LOCK:
             for variant in self._variants:
                 if variant.others == others and variant.matches(*tensors):
-                    return variant.kernels
-            kernels = self._kernels(given, others, submit)
-            self._variants = [_Variant(guard(tensors), others, kernels), *self._variants]
-        return kernels
+                    return variant
+            kernels = self._kernels(given, others)
+            variant = _Variant(guard(tensors), others, kernels)
+            self._variants = [variant, *self._variants]
+        return variant
 
-    def _kernels(
-        self, given: Sequence[Any], others: Sequence[Any], submit: Submit | None
-    ) -> _Kernels | None:
+    def _kernels(self, given: Sequence[Any], others: Sequence[Any]) -> _Kernels | None:
         """Compile the region, or note why that is impossible."""
         devices = others[: len(self.composite.heres)]
         try:
             for kind in sorted({arg.device.type for arg in map(as_tensor, given)}):
                 if why := unavailable(kind):
                     raise NotTraceableError(why)
-            graph, floats = trace(lambda *values: self._several(*values, *devices), given)
-            identity = graph.code, *map(_properties, given), self.threads, _settings()
+            traced = trace(lambda *values: self._all(*values, *devices), given, self._written)
+            identity = (
+                traced.graph.code,
+                *map(_properties, given),
+                *traced.numbers.items(),
+                *traced.written,
+                "copied",
+                *traced.copied,
+                self.threads,
+                _settings(),
+            )
             kernels = _shared.get(identity)
             if kernels is None:
-                compiled = compile_graph(graph, given, self.threads, submit)
-                kernels = _shared[identity] = _Kernels(compiled, results_of(graph), floats)
+                compiled = compile_graph(traced.graph, given, self.threads)
+                kernels = _shared[identity] = _Kernels(compiled, traced)
         except Exception as error:  # Inductor raises many kinds of errors
             kernels = None
             self._fail(error)
@@ -243,9 +318,110 @@ class Region:
         self.failure = str(error) if own else f"Inductor: {described(error)}"
         LOG.info("%r is not fused: %s", self, self.failure)
 
-    def _several(self, *args: Any) -> list[Any]:
+    def _all(self, *args: Any) -> list[Any]:
         made = self.composite(*args)
         return [made] if self._single else list(made)
+
+    def _one_or_all(self, made: Sequence[Any]) -> Any:
+        return made[0] if self._single else tuple(made)
+
+    # ---- comparing
+
+    def _compared(self, kernels: _Kernels, args: Sequence[Any]) -> Any:
+        """Run the kernels and the tasks on copies; return, and write, what counts."""
+        given, others = args[: self._count], args[self._count :]
+        written = kernels.written
+        copies = _copies(given, written)
+        try:
+            made = kernels(*map(as_tensor, copies))
+        except Exception as error:
+            own = self.composite(*args)  # which may raise an error, too
+            self.give_up(f"its kernels fail: {described(error)}")
+            return own
+
+        def tasks(values: Sequence[Any]) -> Results:
+            before = [values[i].clone() for i in written]
+            with _operators_only():
+                own = self._all(*values, *others)
+            return Results([*own, *(values[i] for i in written)], [*[None] * len(own), *before])
+
+        def again() -> list[Results]:
+            return references(tasks, given, kernels.precision)
+
+        try:
+            expected = tasks(_copies(given, written))
+        except Exception:  # as the tasks do with the arguments themselves
+            return self.composite(*args)
+        found = [*made, *(copies[i] for i in written)]
+        mismatch = find_mismatch(found, expected, again, kernels.precision, self._undefined())
+        if mismatch is not None:
+            kernels.mismatch = self._described(mismatch, written)
+            self.give_up(kernels.mismatch)
+            warnings.warn(f"{self.failure}. {_ADVICE}", RuntimeWarning, stacklevel=3)
+            LOG.info("the region whose kernels differ:\n%s", kernels.code)
+            return self.composite(*args)
+        for i in written:
+            given[i].copy_(copies[i])
+        return self._one_or_all(made)
+
+    def _undefined(self) -> list[int]:
+        """Return the positions of results whose elements nothing has defined."""
+        empty = {
+            use.value
+            for task in self.composite.tasks
+            if "empty" in getattr(task.fn, "__name__", "")
+            for use in task.outputs
+        }
+        written = {use.value for task in self.composite.tasks for use in task.writes}
+        gives = self.composite.gives
+        return [i for i, value in enumerate(gives) if value in empty - written]
+
+    def _described(self, mismatch: Mismatch, written: Sequence[int]) -> str:
+        """Return which result differs, and what made it."""
+        values = [*self.composite.gives, *(self.composite.takes[i] for i in written)]
+        value = values[mismatch.position]
+        makers = [
+            task
+            for task in self.composite.tasks
+            if any(use.value == value for use in (*task.outputs, *task.writes))
+        ]
+        tasks = [task for task in self.composite.tasks if not task.view]
+        names = ", ".join(task.name for task in tasks[:_SHOWN])
+        more = f" and {len(tasks) - _SHOWN} more" if len(tasks) > _SHOWN else ""
+        maker = makers[-1] if makers else tasks[-1]
+        return (
+            f"compiled kernels differ from the operators {names}{more}: the result of "
+            f"{maker.name!r}, added at {maker.source}, by up to {mismatch.difference:.3g}, "
+            f"where it is up to {mismatch.size:.3g}"
+        )
+
+
+_ADVICE = (
+    "These tasks are not fused any more, and the results of the operators are used, in this run "
+    "too. Please report it: this message, torch's version, and what the logger 'autosched' says at "
+    "level INFO, which contains the operators"
+)
+
+
+def _copies(given: Sequence[Any], written: Sequence[int]) -> list[Any]:
+    """Return arguments, with copies of those that are written."""
+    copies = list(given)
+    for i in written:
+        copies[i] = _copy(given[i].detach(), given[i].stride())
+    return copies
+
+
+def _share(given: Sequence[Any]) -> bool:
+    """Whether two arguments begin at the same address."""
+    found = [arg.data_ptr() for arg in given if isinstance(arg, torch.Tensor)]
+    addresses = [address for address in found if address]
+    return len({*addresses}) < len(addresses)
+
+
+def _is_recorded(given: Sequence[Any]) -> bool:
+    """Whether a CUDA graph records what is called."""
+    on_gpu = any(isinstance(arg, torch.Tensor) and arg.is_cuda for arg in given)
+    return on_gpu and torch.cuda.is_current_stream_capturing()
 
 
 def _properties(arg: Any) -> Hashable:
@@ -256,4 +432,9 @@ def _properties(arg: Any) -> Hashable:
 
 def _settings() -> Hashable:
     """Return the settings of torch on which the code of operators depends."""
-    return torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
+    return (
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.backends.mkldnn.enabled,
+    )

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from autosched._lib.tree import transform
+from autosched._lib.tree import flatten, transform
 from autosched.measurement.hardware import torch_device
 from autosched.measurement.stopwatch import synchronize
 from autosched.measurement.tasks import preserved_random_state
@@ -30,33 +30,38 @@ def run_times(schedules: Sequence[Schedule], inputs: Mapping[str, Any]) -> list[
 
     The schedules are of graphs with the same inputs, for one real machine. They take turns, so that
     a change of the machine's speed affects all of them; runs of a turn are timed when caches and
-    threads are as they are in a loop.
+    threads are as they are in a loop. Each run begins with the same inputs: a counter of positions,
+    for example, would leave its cache.
     """
     machine = schedules[0].machine
     devices = list(dict.fromkeys(map(torch_device, machine.devices)))
-    copies = [_copies(made, inputs) for made in schedules]
+    copies = [copied(made, inputs) for made in schedules]
     times: list[list[float]] = [[] for _ in schedules]
+
+    def run(made: Schedule, given: Mapping[str, Any]) -> float:
+        _restore(given, inputs)
+        synchronize(*devices)
+        start = time.perf_counter()
+        made(**given)
+        synchronize(*devices)
+        return time.perf_counter() - start
+
     with preserved_random_state(machine):
         for _ in range(_TURNS):
             for made, given, found in zip(schedules, copies, times, strict=True):
                 begun = time.perf_counter()
-                made(**given)
+                run(made, given)
                 while time.perf_counter() - begun < _SETTLING:
-                    made(**given)
-                    synchronize(*devices)
+                    run(made, given)
                 begun = time.perf_counter()
                 for _ in range(_RUNS):
-                    synchronize(*devices)
-                    start = time.perf_counter()
-                    made(**given)
-                    synchronize(*devices)
-                    found.append(time.perf_counter() - start)
+                    found.append(run(made, given))
                     if time.perf_counter() - begun > _LONGEST:
                         break
     return [statistics.median(found) for found in times]
 
 
-def _copies(made: Schedule, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def copied(made: Schedule, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the inputs of a run, with copies of what tasks write."""
     graph = made.graph
     written = {
@@ -74,3 +79,12 @@ def _copy(leaf: Any) -> Any:
         return leaf
     # Regions are compiled for arguments that require gradients, or do not.
     return leaf.detach().clone().requires_grad_(leaf.requires_grad and leaf.is_leaf)
+
+
+def _restore(copies: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+    """Give copies the values of the inputs again."""
+    with torch.no_grad():
+        for name, item in copies.items():
+            for leaf, before in zip(flatten(item), flatten(inputs[name]), strict=True):
+                if leaf is not before:
+                    leaf.copy_(before)

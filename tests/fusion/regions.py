@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import autosched as asc
-from autosched.fusion.inductor import Compiled, unavailable
+from autosched.fusion.inductor import unavailable
 from autosched.fusion.region import Region
 from autosched.graph.composite import Composite
 
@@ -32,25 +32,18 @@ def itself(
 
 @contextlib.contextmanager
 def compiled_by(compile_graph: Compile = itself) -> Iterator[list[torch.fx.GraphModule]]:
-    """Replace Inductor by a function, or by one and another that waits for it.
-
-    Yield the list of graphs that are compiled.
-    """
+    """Replace Inductor by a function; yield the list of graphs that are compiled."""
     graphs: list[torch.fx.GraphModule] = []
 
-    def noted(
-        graph: torch.fx.GraphModule, args: Sequence[torch.Tensor], threads: int, submit: Any
-    ) -> Compiled:
+    def noted(graph: torch.fx.GraphModule, args: Sequence[torch.Tensor], threads: int) -> Any:
         graphs.append(graph)
-        made = compile_graph(graph, args, threads)
-        return Compiled(*made) if isinstance(made, tuple) else Compiled(made, lambda: None)
+        return compile_graph(graph, args, threads)
 
     with (
         mock.patch("autosched.fusion.region.compile_graph", noted),
         mock.patch("autosched.fusion.region._shared", weakref.WeakValueDictionary()),
         mock.patch("autosched.fusion.region.unavailable", return_value=None),
         mock.patch("autosched.fusion.fusing.unavailable", return_value=None),
-        mock.patch("autosched.fusion.fusing.begin_probes"),
     ):
         yield graphs
 

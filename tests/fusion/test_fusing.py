@@ -169,44 +169,6 @@ def test_on_a_real_machine_the_fastest_is_taken_and_inputs_stay(
     assert_same(outcome(graph.run_serial), outcome(chain().run_serial))
 
 
-def test_all_regions_begin_to_be_compiled_before_one_is_awaited(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seen: list[str] = []
-    begin, finish = Region.begin, Region.finish
-
-    def begun(self: Region, *args: Any) -> Any:
-        seen.append("begin")
-        return begin(self, *args)
-
-    def finished(self: Region) -> None:
-        seen.append("finish")
-        finish(self)
-
-    monkeypatch.setattr(Region, "begin", begun)
-    monkeypatch.setattr(Region, "finish", finished)
-    monkeypatch.setattr("autosched.fusion.fusing.run_times", least_at(0))
-    with compiled_by() as graphs:
-        asc.fuse(chain(), CPU, examples=inputs())
-    assert seen == ["begin"] * 2 + ["finish"] * 2
-    assert len(graphs) == 2
-
-
-def test_a_compiler_that_fails_after_all_began_leaves_tasks_unfused() -> None:
-    def failing(graph: torch.fx.GraphModule, args: Any, threads: int) -> Any:
-        return graph, _fail
-
-    with compiled_by(failing):
-        graph = asc.fuse(chain(), CPU, examples=inputs())
-    assert not regions(graph)
-    assert graph.not_fused["own"] == "Inductor: OSError: g++ was killed"
-    assert_same(outcome(graph.run_serial), outcome(chain().run_serial))
-
-
-def _fail() -> None:
-    raise OSError("g++ was killed")
-
-
 def test_objects_that_a_graph_holds_are_not_changed(compiled: Any) -> None:
     held = torch.zeros(3)
     norm = nn.BatchNorm1d(3)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import autosched as asc
 from autosched.coarsening.merging import merged
-from autosched.fusion import inductor
+from autosched.fusion import tracing
 from autosched.fusion.candidates import is_repeatable, unfusable
 from autosched.fusion.region import Region
 from autosched.graph.composite import Composite
@@ -110,9 +110,9 @@ def test_its_generated_code_does_so_too(
         assert_equal(found, outcome(graph.run_serial, graph))
 
 
-def _trace_memory(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
+def _trace_memory(fn: Callable[..., Any], args: Sequence[Any], written: Sequence[int]) -> Any:
     """Trace for the memory that played tensors wrap: tensors of the CPU."""
-    return inductor.trace(fn, [getattr(arg, "memory", arg) for arg in args])
+    return tracing.trace(fn, [getattr(arg, "memory", arg) for arg in args], written)
 
 
 @settings(max_examples=settings().max_examples * 3 // 5)

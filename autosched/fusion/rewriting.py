@@ -1,0 +1,339 @@
+"""Rewrite a graph of operators so that Inductor computes what they say.
+
+Four kinds of operators are replaced by others with the same results:
+
+* Arithmetic with factors. Inductor ignores ``alpha`` where it joins ``add(x, mm, alpha=a)`` into
+  ``addmm``, so ``add``, ``sub``, ``rsub``, ``addcmul``, ``addcdiv``, ``baddbmm`` and ``lerp``
+  become multiplications and additions.
+* Operators on lists (``_foreach_*``) become one operator for each tensor.
+* Numbers that are read from tensors become tensors without dimensions, in double precision, as
+  Python computes. Inductor would round them to single precision, or refuse them.
+* Norms of half precision with parameters of single precision, as under autocast, compute their
+  statistics in single precision. On a CPU, decompositions of torch round them.
+
+In-place operators become others, whose results are copied.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from autosched._lib.tree import flatten, transform
+
+__all__ = ["READ_NUMBER", "Rewriter", "takes_number"]
+
+aten = torch.ops.aten
+
+# A number may be read, as long as no size and no decision depends on it.
+READ_NUMBER = aten._local_scalar_dense.default
+
+_FOREACH = "_foreach_"
+_SYMBOLS = (torch.SymFloat, torch.SymInt, torch.SymBool)
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+class Rewriter(torch.fx.Interpreter):
+    """Calls the operators of a graph, some of them replaced.
+
+    Arguments that are read as numbers are tensors. Raises ValueError for an operator that takes a
+    number from a tensor and cannot be rewritten.
+    """
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        """Call an operator, or what replaces it."""
+        self._node = n
+        return super().run_node(n)
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the results of a call."""
+        expected = self._node.meta.get("val")
+        if target is READ_NUMBER:
+            return args[0].to(_number_dtype(expected))
+        has_numbers = any(_is_number(source) for source in self._node.all_input_nodes)
+        if not isinstance(target, OpOverload):
+            if has_numbers and target is not operator.getitem:
+                return _computed(target, args, kwargs, expected)
+            return target(*args, **kwargs)
+        if has_numbers:
+            mark = transform(_marked, (self._node.args, dict(self._node.kwargs)))
+            args, kwargs = _with_marks(mark, (args, kwargs))
+        if target._schema.name.startswith(f"aten::{_FOREACH}"):
+            return _each(target, args, kwargs, expected)
+        return _one(target, args, kwargs, expected)
+
+
+class _Number:
+    """A number that is read from a tensor, as a tensor without dimensions."""
+
+    def __init__(self, tensor: Tensor):
+        self.tensor = tensor
+
+    def like(self, dtype: torch.dtype) -> Tensor:
+        """Return it with the precision in which operators of this dtype compute."""
+        return self.tensor.to(torch.float32 if dtype in _HALVES else dtype)
+
+
+def takes_number(name: str) -> bool:
+    """Whether a function of torch of this name can take a number that is read from a tensor.
+
+    >>> takes_number("addcdiv_"), takes_number("_foreach_mul"), takes_number("topk")
+    (True, True, False)
+    """
+    name = name.removeprefix(_FOREACH)
+    packet = getattr(aten, name if name.startswith("_") else name.rstrip("_"), None)
+    return packet in _FACTORS or packet in _FILLS or packet in _WITH_TENSORS
+
+
+def _is_number(node: torch.fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), _SYMBOLS)
+
+
+def _marked(leaf: Any) -> bool:
+    return isinstance(leaf, torch.fx.Node) and _is_number(leaf)
+
+
+def _with_marks(marks: Any, values: Any) -> Any:
+    """Return nested arguments with numbers where the marks of the same structure say so."""
+    if isinstance(values, Mapping):
+        return {key: _with_marks(marks[key], item) for key, item in values.items()}
+    if isinstance(values, (tuple, list)):
+        return type(values)(map(_with_marks, marks, values))
+    return _Number(values) if marks is True else values
+
+
+def _number_dtype(number: Any) -> torch.dtype:
+    if isinstance(number, (float, torch.SymFloat)):
+        return torch.float64
+    return torch.bool if isinstance(number, (bool, torch.SymBool)) else torch.int64
+
+
+def _computed(
+    target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], number: Any
+) -> Tensor:
+    """Compute a number from others, as Python does."""
+    dtype = _number_dtype(number)
+    function = _PYTHON.get(target)
+    if function is None or kwargs or dtype is torch.bool:
+        name = getattr(target, "__name__", str(target))
+        raise ValueError(f"{name!r} of Python takes a number that is read from a tensor")
+    given = [arg.to(dtype) if isinstance(arg, Tensor) else arg for arg in args]
+    made: Tensor = function(*given)
+    return made.to(dtype)
+
+
+def _larger(x: Any, y: Any) -> Tensor:
+    return torch.maximum(_tensor_like(x, y), _tensor_like(y, x))
+
+
+def _smaller(x: Any, y: Any) -> Tensor:
+    return torch.minimum(_tensor_like(x, y), _tensor_like(y, x))
+
+
+def _tensor_like(item: Any, other: Any) -> Tensor:
+    return item if isinstance(item, Tensor) else torch.full_like(other, item)
+
+
+# The functions that numbers are traced with, and what computes them if one is a tensor.
+_PYTHON: dict[Any, Callable[..., Tensor]] = {
+    **{
+        function: function
+        for function in map(
+            operator.__dict__.__getitem__,
+            "add sub mul truediv floordiv mod pow neg abs".split(),
+        )
+    },
+    **{
+        getattr(torch, f"_sym_{name}"): getattr(torch, name)
+        for name in "sqrt cos cosh sin sinh tan tanh asin acos atan log2".split()
+        if hasattr(torch, f"_sym_{name}")
+    },
+    torch.sym_float: torch.clone,
+    torch.sym_max: _larger,
+    torch.sym_min: _smaller,
+}
+
+
+def _each(
+    target: OpOverload[Any, Any], args: Sequence[Any], kwargs: dict[str, Any], expected: Any
+) -> list[Any]:
+    """Call an operator on lists for one element after the other."""
+    name = target._schema.name.partition(_FOREACH)[2]
+    given = {item.name: arg for item, arg in zip(target._schema.arguments, args, strict=False)}
+    given.update(kwargs)
+    lists = {item.name for item in target._schema.arguments if _is_list(item)}
+    count = len(next(arg for key, arg in given.items() if key in lists))
+    made = []
+    for i in range(count):
+        one = {key: arg[i] if key in lists else arg for key, arg in given.items()}
+        packet, own, named = _single(name.rstrip("_"), one)
+        like = one["self"] if name.endswith("_") else expected[i]
+        result = _one(packet, own, named, like)
+        made.append(one["self"].copy_(result) if name.endswith("_") else result)
+    return made
+
+
+def _is_list(item: Any) -> bool:
+    """Whether an argument has an element for each tensor; scalars can be one tensor."""
+    return isinstance(item.type, torch.ListType) or item.name == "scalars"
+
+
+def _single(name: str, given: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Return the operator of one tensor, and its arguments."""
+    if name == "norm":
+        order, dtype = given.get("ord", 2), given.get("dtype")
+        return aten.linalg_vector_norm, (given["self"], order), {"dtype": dtype}
+    if name == "copy":
+        return aten.copy, (given["self"], given["src"]), {}
+    if name == "max":
+        return aten.amax, (given["self"],), {}
+    kwargs = {"alpha": given.pop("alpha")} if "alpha" in given else {}
+    if name in ("addcmul", "addcdiv"):
+        kwargs["value"] = given.pop("value" if "value" in given else "scalars", 1)
+    args = tuple(given.values())
+    if name in ("maximum", "minimum") and not isinstance(args[1], Tensor):
+        name = "clamp_min" if name == "maximum" else "clamp_max"
+    return getattr(aten, {"zero": "zeros_like"}.get(name, name)), args, kwargs
+
+
+def _one(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], expected: Any) -> Any:
+    """Call an operator on tensors, or what computes the same."""
+    packet = getattr(target, "overloadpacket", target)
+    name = packet._qualified_op_name.partition("::")[2]
+    writes = name.endswith("_") and not name.endswith("__")
+    packet = getattr(aten, name[:-1], packet) if writes else packet
+    has_numbers = any(isinstance(leaf, _Number) for leaf in flatten((args, kwargs)))
+    if packet in _NORMS:
+        return _normalized(target, *args, **kwargs)
+    if packet in _FACTORS and "out" not in kwargs:
+        made = _FACTORS[packet](expected.dtype, *args, **kwargs)
+    elif not has_numbers:
+        return target(*args, **kwargs)
+    elif packet in _FILLS:
+        made = _filled(expected, next(arg for arg in args if isinstance(arg, _Number)))
+    elif packet in _WITH_TENSORS and "out" not in kwargs:
+        made = _on_tensors(packet, args, kwargs)
+    else:
+        raise ValueError(f"{target} takes a number that is read from a tensor")
+    made = made if made.dtype == expected.dtype else made.to(expected.dtype)
+    return args[0].copy_(made) if writes else made
+
+
+def _normalized(target: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Call a norm, or its gradient, in the precision of its parameters."""
+    others = {arg.dtype for arg in args if isinstance(arg, Tensor)} - {x.dtype}
+    if x.dtype not in _HALVES or x.device.type != "cpu" or not others:
+        return target(x, *args, **kwargs)
+    wide = [arg.float() if isinstance(arg, Tensor) else arg for arg in args]
+    first, *rest = target(x.float(), *wide, **kwargs)
+    return (first if first is None else first.to(x.dtype), *rest)
+
+
+_NORMS = frozenset(
+    getattr(aten, name)
+    for name in """
+    native_batch_norm _native_batch_norm_legit native_layer_norm native_group_norm
+    native_batch_norm_backward native_layer_norm_backward native_group_norm_backward
+    """.split()
+)
+
+
+def _filled(expected: Tensor, number: _Number) -> Tensor:
+    sizes = expected.shape, expected.stride()
+    made = torch.empty_strided(*sizes, dtype=expected.dtype, device=expected.device)
+    return aten.fill(made, number.tensor.to(expected.dtype))  # type: ignore[no-any-return]
+
+
+def _on_tensors(packet: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call an operator with tensors in place of numbers."""
+    # The last one: a condition comes before the tensors that it chooses from.
+    *_, own = (leaf for leaf in flatten((args, kwargs)) if isinstance(leaf, Tensor))
+
+    def on_tensor(leaf: Any) -> Any:
+        if isinstance(leaf, _Number):
+            sample = 0.5 if leaf.tensor.is_floating_point() else 1
+            return leaf.like(torch.result_type(own, sample))
+        if packet in _ALL_TENSORS and isinstance(leaf, (int, float)):
+            return torch.full((), leaf, dtype=torch.result_type(own, leaf), device=own.device)
+        return leaf
+
+    given, named = transform(on_tensor, (tuple(args), dict(kwargs)))
+    return packet(*given, **named)
+
+
+_FILLS = frozenset((aten.full, aten.scalar_tensor, aten.fill, aten.full_like, aten.new_full))
+# Operators that take a tensor in place of a number, and those of which then all must be tensors.
+_ALL_TENSORS = frozenset((aten.clamp, aten.where))
+_WITH_TENSORS = _ALL_TENSORS | {
+    getattr(aten, name)
+    for name in """
+    mul div true_divide divide multiply pow float_power clamp_min clamp_max masked_fill
+    eq ne lt le gt ge fmod remainder floor_divide xlogy maximum minimum
+    """.split()
+}
+
+
+def _exact(x: Any, dtype: torch.dtype) -> Any:
+    """Return an argument as operators with results of this dtype compute with it."""
+    if isinstance(x, _Number):
+        return x.like(dtype)
+    return x.to(torch.float32 if dtype in _HALVES else dtype) if isinstance(x, Tensor) else x
+
+
+def _scaled(dtype: torch.dtype, x: Any, factor: Any) -> Any:
+    x, factor = _exact(x, dtype), _exact(factor, dtype)
+    return x if not isinstance(factor, Tensor) and factor == 1 else x * factor
+
+
+def _add(dtype: torch.dtype, x: Any, y: Any, alpha: Any = 1) -> Any:
+    return _exact(x, dtype) + _scaled(dtype, y, alpha)
+
+
+def _sub(dtype: torch.dtype, x: Any, y: Any, alpha: Any = 1) -> Any:
+    return _exact(x, dtype) - _scaled(dtype, y, alpha)
+
+
+def _rsub(dtype: torch.dtype, x: Any, y: Any, alpha: Any = 1) -> Any:
+    return _sub(dtype, y, x, alpha)
+
+
+def _addcmul(dtype: torch.dtype, x: Any, y: Any, z: Any, value: Any = 1) -> Any:
+    return _exact(x, dtype) + _scaled(dtype, y, value) * _exact(z, dtype)
+
+
+def _addcdiv(dtype: torch.dtype, x: Any, y: Any, z: Any, value: Any = 1) -> Any:
+    return _exact(x, dtype) + _scaled(dtype, y, value) / _exact(z, dtype)
+
+
+def _baddbmm(dtype: torch.dtype, x: Any, y: Any, z: Any, beta: Any = 1, alpha: Any = 1) -> Any:
+    product = _scaled(dtype, torch.bmm(y, z), alpha)
+    return (
+        product if type(beta) in (int, float) and beta == 0 else _scaled(dtype, x, beta) + product
+    )
+
+
+def _lerp(dtype: torch.dtype, start: Any, end: Any, weight: Any) -> Any:
+    start, weight = _exact(start, dtype), _exact(weight, dtype)
+    end = _exact(end, dtype)
+    near = start + (end - start) * weight
+    far = end - (end - start) * (1 - weight)
+    if isinstance(weight, Tensor):
+        return torch.where(weight.abs() < 0.5, near, far)
+    return near if abs(weight) < 0.5 else far
+
+
+# By operator, a function of the dtype of its result and its arguments.
+_FACTORS: dict[Any, Callable[..., Any]] = {
+    aten.add: _add,
+    aten.sub: _sub,
+    aten.rsub: _rsub,
+    aten.addcmul: _addcmul,
+    aten.addcdiv: _addcdiv,
+    aten.baddbmm: _baddbmm,
+    aten.lerp: _lerp,
+}

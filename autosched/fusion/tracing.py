@@ -1,0 +1,244 @@
+"""Trace the tasks of a region as one graph of operators on tensors.
+
+1. Trace with fake tensors that have the strides of eager mode.
+2. Trace this graph again: without in-place operators, whose new values are copied into the
+   arguments at the end, and without operators that Inductor computes otherwise (``rewriting``).
+3. Take copies out of the graph that Inductor would do in the wrong order. In a swap of two
+   arguments, or a history of buffers, the value that is copied into one is what another one had.
+   Inductor copies one by one, so the second copy reads what the first has written. The graph
+   returns such values, and the region copies them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
+from operator import getitem
+from typing import Any, NamedTuple
+
+import torch
+from torch._ops import OpOverload
+from torch.func import functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from autosched._lib.fake_tensors import Fakes
+from autosched._lib.tree import flatten
+from autosched.fusion.rewriting import READ_NUMBER, Rewriter
+from autosched.graph.effects import effects_of
+
+__all__ = [
+    "AS_STRIDED",
+    "TAGS",
+    "NotTraceableError",
+    "Traced",
+    "as_tensor",
+    "described",
+    "silenced",
+    "trace",
+]
+
+aten = torch.ops.aten
+
+# Why operators with these tags cannot be part of a region.
+TAGS = {
+    torch.Tag.data_dependent_output: "returns what depends on data",
+    torch.Tag.dynamic_output_shape: "returns a tensor whose size depends on data",
+}
+AS_STRIDED = (aten.as_strided, aten.as_strided_)
+_MEANS = (aten.var_mean, aten.std_mean)
+_CASTS = (aten.clone, aten._to_copy, aten.copy, aten.lift_fresh_copy)
+
+
+class NotTraceableError(Exception):
+    """The reason why a function cannot be traced."""
+
+
+class Traced(NamedTuple):
+    """A traced function.
+
+    ``results`` are fake tensors like its results, with the strides of eager mode; ``numbers`` has
+    the types of those that are numbers, by position. ``written`` are the positions of the arguments
+    that get new values. After the results the graph returns the new values of the arguments at the
+    positions ``copied``, instead of writing them.
+    """
+
+    graph: torch.fx.GraphModule
+    results: Sequence[torch.Tensor]
+    numbers: dict[int, type]
+    written: Sequence[int]
+    copied: Sequence[int]
+
+
+def as_tensor(arg: Any) -> Any:
+    """Return a float as a tensor without dimensions; other arguments pass.
+
+    >>> as_tensor(0.5)
+    tensor(0.5000, dtype=torch.float64)
+    """
+    return torch.tensor(arg, dtype=torch.float64) if type(arg) is float else arg
+
+
+def trace(
+    fn: Callable[..., list[Any]], args: Sequence[Any], written: Collection[int] = ()
+) -> Traced:
+    """Return a function of tensors and floats as a graph of ATen operators on tensors.
+
+    The graph takes floats as tensors (``as_tensor``), so it does not contain their values, and
+    returns numbers as tensors. ``written`` are the positions of the arguments to which ``fn``
+    writes, including what operators do not declare. Raises NotTraceableError.
+    """
+    are_floats = [type(arg) is float for arg in args]
+    numbers: dict[int, type] = {}
+
+    def on_tensors(*tensors: Any) -> list[Any]:
+        pairs = zip(tensors, are_floats, strict=True)
+        made: list[Any] = fn(*(tensor.item() if is_float else tensor for tensor, is_float in pairs))
+        numbers.clear()
+        for i, item in enumerate(made):
+            if not isinstance(item, torch.Tensor):
+                numbers[i], dtype = _kind(item)
+                made[i] = torch.scalar_tensor(item, dtype=dtype)
+        return made
+
+    # Outside of the fake mode, in which a new tensor would remember its number.
+    tensors = list(map(as_tensor, args))
+    # A tensor that is given twice would be one argument of the graph, and need not be in each call.
+    apart = {id(tensor): i for i, tensor in reversed([*enumerate(tensors)])}
+    given = [each if apart[id(each)] == i else each.detach() for i, each in enumerate(tensors)]
+    try:
+        with silenced(), torch.no_grad(), Fakes() as fakes:
+            fake = list(map(fakes.from_tensor, given))
+            operators = make_fx(on_tensors)(*fake)
+            _check(operators)
+            with torch._C._DisableAutocast():  # the casts are among the operators
+                graph = make_fx(functionalize(Rewriter(operators).run))(*fake)
+            pairs = zip(_results(operators), _results(graph), strict=True)
+            results = [_like(before.meta["val"], new.meta["val"].dtype) for before, new in pairs]
+    except NotTraceableError:
+        raise
+    except Exception as error:  # tracing raises many kinds of errors
+        raise NotTraceableError(described(error)) from error
+    _check(graph, read=False)
+    return Traced(graph, results, numbers, *_take_copies_out(graph, written))
+
+
+def _check(graph: torch.fx.GraphModule, read: bool = True) -> None:
+    """Raise NotTraceableError for what is not compiled; ``read``: whether it may read numbers."""
+    for node in graph.graph.nodes:
+        if why := _objection(node):
+            raise NotTraceableError(why)
+        if node.target is READ_NUMBER and not read:
+            raise NotTraceableError("an operator needs a number that is read from a tensor")
+
+
+def _kind(item: Any) -> tuple[type, torch.dtype]:
+    """Return the type of a number, and the dtype of a tensor that holds it."""
+    for kind, symbol, dtype in (
+        (bool, torch.SymBool, torch.bool),
+        (int, torch.SymInt, torch.int64),
+        (float, torch.SymFloat, torch.float64),
+    ):
+        if isinstance(item, (kind, symbol)):
+            return kind, dtype
+    raise TypeError(f"a result is a {type(item).__name__}, neither a tensor nor a number")
+
+
+def _like(result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(result.shape, result.stride(), dtype=dtype, device=result.device)
+
+
+def _results(graph: torch.fx.GraphModule) -> list[Any]:
+    output: Any = graph.graph.output_node()
+    return list(output.args[0])
+
+
+def _take_copies_out(
+    graph: torch.fx.GraphModule, written: Collection[int]
+) -> tuple[list[int], list[int]]:
+    """Have a graph return new values of arguments that others had before, and not copy them.
+
+    Return the positions of all arguments with new values, and of these.
+    """
+    places = {node: i for i, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
+    copies = [
+        node
+        for node in graph.graph.find_nodes(op="call_function", target=aten.copy_.default)
+        if node.args[0] in places
+    ]
+    changed = {*written, *(places[node.args[0]] for node in copies)}
+    out = [node for node in copies if places.get(_origin(node.args[1])) in changed]
+    output: Any = graph.graph.output_node()
+    values = []
+    for node in out:
+        with graph.graph.inserting_before(node):
+            values.append(graph.graph.call_function(aten.clone.default, (node.args[1],)))
+        node.replace_all_uses_with(node.args[0])
+        graph.graph.erase_node(node)
+    output.args = ([*output.args[0], *values],)
+    graph.recompile()
+    return sorted(changed), [places[node.args[0]] for node in out]
+
+
+def _origin(node: Any) -> Any:
+    """Return the node whose values this one has, but for views and casts."""
+    while isinstance(node, torch.fx.Node):
+        packet = getattr(node.target, "overloadpacket", None)
+        if node.target is getitem or getattr(node.target, "is_view", False) or packet in _CASTS:
+            node = node.args[1 if packet is aten.copy else 0]
+        else:
+            break
+    return node
+
+
+def _objection(node: torch.fx.Node) -> str | None:
+    """Return why a graph with this node is not compiled, or None."""
+    if node.op == "get_attr":
+        return f"it uses the tensor {node.target!r}, which is no argument"
+    if node.op == "output" and any(
+        not isinstance(leaf, torch.fx.Node) for leaf in flatten(node.args)
+    ):
+        return "a result is no tensor"
+    if isinstance(node.target, OpOverload):
+        if node.target is READ_NUMBER:
+            return None
+        if effects_of(node.target, node.args, node.kwargs).random:
+            return f"{node.target} draws random numbers"
+        tags = set(node.target.tags)
+        if _has_static_sizes(node.meta.get("val")):
+            tags.discard(torch.Tag.dynamic_output_shape)
+        if reason := next((why for tag, why in TAGS.items() if tag in tags), None):
+            return f"{node.target} {reason}"
+        if node.target.overloadpacket in AS_STRIDED:
+            # For Inductor, memory begins at the first element of an argument.
+            return f"{node.target} depends on the memory around its argument"
+        if node.target.overloadpacket in _MEANS and not node.all_input_nodes[0].meta["val"].numel():
+            return f"{node.target} has the mean 0 of an empty tensor if compiled"
+    return None
+
+
+def _has_static_sizes(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and all(isinstance(size, int) for size in value.shape)
+
+
+@contextlib.contextmanager
+def silenced() -> Iterator[None]:
+    """Suppress warnings about torch's own code, and what Inductor logs: it raises errors, too.
+
+    Where its log has a level, as by ``TORCH_LOGS``, that is kept.
+    """
+    log = logging.getLogger("torch._inductor")
+    level = log.level
+    log.setLevel(level or logging.CRITICAL + 1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
+
+
+def described(error: BaseException) -> str:
+    """Return the type of an error and the first line of its message."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
