@@ -61,34 +61,35 @@ class _Kernels:
 
     def __init__(self, call: Callable[..., Sequence[torch.Tensor]], traced: Traced):
         self._call = call
-        self._numbers = traced.numbers
-        self._copied_out = traced.copied
-        self.written = traced.written
+        self._traced = traced._replace(results=[])
         self._expected = [
             (each.stride(), each.untyped_storage().nbytes()) for each in traced.results
         ]
         self._copied: list[int] | None = None
-        self.code = traced.graph.code
+        self.written = traced.written
         self.precision = _precision(traced.graph)
         self.mismatch: str | None = None
 
+    @property
+    def code(self) -> str:
+        """The operators."""
+        return self._traced.code
+
     def __call__(self, *args: torch.Tensor) -> list[Any]:
-        made: list[Any]
-        if torch._C._is_any_autocast_enabled():
-            with torch._C._DisableAutocast():  # the casts are among the operators
-                made = list(self._call(*args))
-        else:
-            made = list(self._call(*args))
+        old, traced = [], self._traced
+        with _no_autocast():  # the casts are among the operators
+            if traced.old is not None:
+                old = traced.old(*args)
+            made: list[Any] = list(self._call(*args))
+        for i, value in zip(traced.kept, old, strict=False):
+            made.insert(i, value)
         if self._copied is None:
             self._copied = self._to_copy(made, args)
         for i in self._copied:
             made[i] = _copy(made[i], self._expected[i][0])
-        if self._copied_out:
-            count = len(self._expected)
-            for i, value in zip(self._copied_out, made[count:], strict=True):
-                args[i].copy_(value)
-            del made[count:]
-        for i, kind in self._numbers.items():
+        for i, value in zip(traced.copied, old[len(traced.kept) :], strict=True):
+            args[i].copy_(value)
+        for i, kind in traced.numbers.items():
             made[i] = kind(made[i].item())
         return made
 
@@ -103,6 +104,12 @@ class _Kernels:
                 found.append(i)
             taken.add(_storage(item))
         return found
+
+
+def _no_autocast() -> contextlib.AbstractContextManager[Any]:
+    if torch._C._is_any_autocast_enabled():
+        return torch._C._DisableAutocast()
+    return contextlib.nullcontext()
 
 
 def _precision(graph: torch.fx.GraphModule) -> float:
@@ -138,6 +145,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 _shared: weakref.WeakValueDictionary[Hashable, _Kernels] = weakref.WeakValueDictionary()
+_faulty: list[_Kernels] = []  # kept, so that no region is compiled to them again
 
 
 class _Running(threading.local):
@@ -200,6 +208,7 @@ class Region:
         self.threads = threads
         self.compares = True
         self.failure: str | None = None
+        self.mismatch: str | None = None  # how kernels differed from the operators
         self.is_given_up = False
         self._count = len(composite.takes)
         self._single = len(composite.gives) == 1
@@ -220,7 +229,7 @@ class Region:
             return self.composite(*args)
         kernels = variant.kernels
         if kernels.mismatch is not None:
-            self.give_up(kernels.mismatch)
+            self._differ(kernels.mismatch)
             return self.composite(*args)
         given = args[: self._count]
         if self._written and _share(given):
@@ -295,12 +304,10 @@ class Region:
                     raise NotTraceableError(why)
             traced = trace(lambda *values: self._all(*values, *devices), given, self._written)
             identity = (
-                traced.graph.code,
+                traced.code,
                 *map(_properties, given),
                 *traced.numbers.items(),
-                *traced.written,
-                "copied",
-                *traced.copied,
+                *map(tuple, (traced.kept, traced.copied, traced.written)),
                 self.threads,
                 _settings(),
             )
@@ -356,13 +363,18 @@ class Region:
         mismatch = find_mismatch(found, expected, again, kernels.precision, self._undefined())
         if mismatch is not None:
             kernels.mismatch = self._described(mismatch, written)
-            self.give_up(kernels.mismatch)
+            _faulty.append(kernels)
+            self._differ(kernels.mismatch)
             warnings.warn(f"{self.failure}. {_ADVICE}", RuntimeWarning, stacklevel=3)
             LOG.info("the region whose kernels differ:\n%s", kernels.code)
             return self.composite(*args)
         for i in written:
             given[i].copy_(copies[i])
         return self._one_or_all(made)
+
+    def _differ(self, how: str) -> None:
+        self.mismatch = how
+        self.give_up(how)
 
     def _undefined(self) -> list[int]:
         """Return the positions of results whose elements nothing has defined."""

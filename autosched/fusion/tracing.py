@@ -3,10 +3,10 @@
 1. Trace with fake tensors that have the strides of eager mode.
 2. Trace this graph again: without in-place operators, whose new values are copied into the
    arguments at the end, and without operators that Inductor computes otherwise (``rewriting``).
-3. Take copies out of the graph that Inductor would do in the wrong order. In a swap of two
-   arguments, or a history of buffers, the value that is copied into one is what another one had.
-   Inductor copies one by one, so the second copy reads what the first has written. The graph
-   returns such values, and the region copies them.
+3. Take out what arguments had before they are written, where that is copied into others, or is a
+   result: in a swap of two arguments, for example, or a history of buffers. Inductor removes copies
+   that seem to change nothing, and then reads what was written. Such values are copied before the
+   compiled graph runs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,13 @@ TAGS = {
 }
 AS_STRIDED = (aten.as_strided, aten.as_strided_)
 _MEANS = (aten.var_mean, aten.std_mean)
-_CASTS = (aten.clone, aten._to_copy, aten.copy, aten.lift_fresh_copy)
+_MOVES = frozenset(
+    getattr(aten, name)
+    for name in """
+    clone _to_copy lift_fresh_copy cat stack constant_pad_nd
+    slice_scatter select_scatter diagonal_scatter as_strided_scatter
+    """.split()
+)
 
 
 class NotTraceableError(Exception):
@@ -58,17 +64,25 @@ class NotTraceableError(Exception):
 class Traced(NamedTuple):
     """A traced function.
 
-    ``results`` are fake tensors like its results, with the strides of eager mode; ``numbers`` has
-    the types of those that are numbers, by position. ``written`` are the positions of the arguments
-    that get new values. After the results the graph returns the new values of the arguments at the
-    positions ``copied``, instead of writing them.
+    ``graph`` computes the other results than those at the positions ``kept``, and writes to arguments.
+    ``old`` is called before, and returns the results ``kept``, and then what is to be written
+    into the arguments at the positions ``copied`` afterwards; None if there are none. ``written`` are
+    the positions of all arguments that get new values. ``results`` are fake tensors like all
+    results, with the strides of eager mode; ``numbers`` has the types of those that are numbers.
     """
 
     graph: torch.fx.GraphModule
+    old: torch.fx.GraphModule | None
+    kept: Sequence[int]
+    copied: Sequence[int]
+    written: Sequence[int]
     results: Sequence[torch.Tensor]
     numbers: dict[int, type]
-    written: Sequence[int]
-    copied: Sequence[int]
+
+    @property
+    def code(self) -> str:
+        """The operators."""
+        return self.graph.code if self.old is None else f"{self.old.code}\n{self.graph.code}"
 
 
 def as_tensor(arg: Any) -> Any:
@@ -121,7 +135,7 @@ def trace(
     except Exception as error:  # tracing raises many kinds of errors
         raise NotTraceableError(described(error)) from error
     _check(graph, read=False)
-    return Traced(graph, results, numbers, *_take_copies_out(graph, written))
+    return Traced(graph, *_take_out(graph, written), results, numbers)
 
 
 def _check(graph: torch.fx.GraphModule, read: bool = True) -> None:
@@ -154,42 +168,71 @@ def _results(graph: torch.fx.GraphModule) -> list[Any]:
     return list(output.args[0])
 
 
-def _take_copies_out(
+def _take_out(
     graph: torch.fx.GraphModule, written: Collection[int]
-) -> tuple[list[int], list[int]]:
-    """Have a graph return new values of arguments that others had before, and not copy them.
+) -> tuple[torch.fx.GraphModule | None, list[int], list[int], list[int]]:
+    """Take out of a graph what arguments had before they are written.
 
-    Return the positions of all arguments with new values, and of these.
+    Return the other fields of ``Traced``, from ``old`` to ``written``.
     """
-    places = {node: i for i, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
+    nodes = graph.graph
+    places = {node: i for i, node in enumerate(nodes.find_nodes(op="placeholder"))}
     copies = [
         node
-        for node in graph.graph.find_nodes(op="call_function", target=aten.copy_.default)
+        for node in nodes.find_nodes(op="call_function", target=aten.copy_.default)
         if node.args[0] in places
     ]
     changed = {*written, *(places[node.args[0]] for node in copies)}
-    out = [node for node in copies if places.get(_origin(node.args[1])) in changed]
-    output: Any = graph.graph.output_node()
-    values = []
-    for node in out:
-        with graph.graph.inserting_before(node):
-            values.append(graph.graph.call_function(aten.clone.default, (node.args[1],)))
+
+    def is_old(node: torch.fx.Node) -> bool:
+        found = [places.get(origin) for origin in _origins(node)]
+        return None not in found and not changed.isdisjoint(found)
+
+    results = _results(graph)
+    kept = [i for i, node in enumerate(results) if is_old(node)]
+    moved = [node for node in copies if is_old(node.args[1])]
+    copied = [places[node.args[0]] for node in moved]
+    if not kept and not moved:
+        return None, [], [], sorted(changed)
+    old = _part_of(graph, [*(results[i] for i in kept), *(node.args[1] for node in moved)])
+    output: Any = nodes.output_node()
+    output.args = ([node for i, node in enumerate(results) if i not in kept],)
+    for node in moved:
         node.replace_all_uses_with(node.args[0])
-        graph.graph.erase_node(node)
-    output.args = ([*output.args[0], *values],)
+        nodes.erase_node(node)
     graph.recompile()
-    return sorted(changed), [places[node.args[0]] for node in out]
+    return old, kept, copied, sorted(changed)
 
 
-def _origin(node: Any) -> Any:
-    """Return the node whose values this one has, but for views and casts."""
-    while isinstance(node, torch.fx.Node):
+def _part_of(graph: torch.fx.GraphModule, values: Sequence[torch.fx.Node]) -> torch.fx.GraphModule:
+    """Return the graph that returns copies of these values of another graph."""
+    needed = set(values)
+    for node in reversed(graph.graph.nodes):
+        if node in needed:
+            needed.update(node.all_input_nodes)
+    part = torch.fx.Graph()
+    twins: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in graph.graph.nodes:
+        if node.op == "placeholder" or node in needed:
+            twins[node] = part.node_copy(node, twins.__getitem__)
+    part.output([part.call_function(aten.clone.default, (twins[node],)) for node in values])
+    return torch.fx.GraphModule(graph, part)
+
+
+def _origins(node: torch.fx.Node) -> set[torch.fx.Node]:
+    """Return the nodes whose values this one has, but for views, casts and where they lie."""
+    found: set[torch.fx.Node] = set()
+    pending = [node]
+    while pending:
+        node = pending.pop()
         packet = getattr(node.target, "overloadpacket", None)
-        if node.target is getitem or getattr(node.target, "is_view", False) or packet in _CASTS:
-            node = node.args[1 if packet is aten.copy else 0]
+        if packet is aten.copy:
+            pending += [arg for arg in node.args[1:2] if isinstance(arg, torch.fx.Node)]
+        elif node.target is getitem or getattr(node.target, "is_view", False) or packet in _MOVES:
+            pending += node.all_input_nodes
         else:
-            break
-    return node
+            found.add(node)
+    return found
 
 
 def _objection(node: torch.fx.Node) -> str | None:

@@ -62,7 +62,8 @@ def check(
     some streams, and the rest are random. All follow from ``seed``, which is also torch's seed for
     tasks.
 
-    Raises InterleavingError, with a report, if a run differs, or if two serial runs differ;
+    Raises InterleavingError, with a report, if a run differs, if two serial runs differ, or if the
+    kernels of a fused region differ from its operators, which run, too, in the first three runs;
     HazardError for a task with an undeclared write of an argument; ScheduleError if no policy finds
     a schedule.
 
@@ -80,6 +81,7 @@ def check(
         found = enumerate(machines_for(graph))
         machines = {f"asc.testing.machines_for(graph)[{i}]": machine for i, machine in found}
     reference = Reference(Setting(graph.pinned(), examples, seed))
+    _check_regions(graph)
     plans = _plans(graph, machines, policies or _POLICIES)
     distinct: dict[Program, _Plan] = {}
     for plan in plans:
@@ -87,7 +89,15 @@ def check(
     for plan in distinct.values():
         for way in _ways(interleavings, seed):
             _try(reference, plan, way, interleavings)
+    _check_regions(graph)
     return Checked(len(plans), len(distinct), len(distinct) * interleavings)
+
+
+def _check_regions(graph: Graph) -> None:
+    """Raise InterleavingError if a fused region has not computed what its operators do."""
+    for task in graph.tasks:
+        if how := getattr(task.fn, "mismatch", None):
+            raise InterleavingError(f"task {task.name!r}: {how}")
 
 
 def _check_arguments(

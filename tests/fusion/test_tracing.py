@@ -11,7 +11,7 @@ from torch import Tensor
 
 from autosched.fusion.inductor import unavailable
 from autosched.fusion.tracing import NotTraceableError, trace
-from tests.fusion.regions import call, region
+from tests.fusion.regions import call, needs_compiler, region
 
 # ---- what cannot be traced
 
@@ -61,3 +61,79 @@ def test_the_mean_of_an_empty_tensor_is_not_compiled(fn: Callable[[Tensor], Any]
     trace(lambda x: [*fn(x)], [torch.ones(2)])
     with pytest.raises(NotTraceableError, match="the mean 0 of an empty tensor"):
         trace(lambda x: [*fn(x)], [torch.ones(0)])
+
+
+# ---- copies into arguments
+
+
+def swap(x: Tensor, y: Tensor) -> Tensor:
+    old = x.clone()
+    x.copy_(y)
+    y.copy_(old)
+    return x + y
+
+
+def rotate(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    first = x.to(torch.float64)
+    x.copy_(y)
+    y.copy_(z.view(2, 3).view(6))
+    z.copy_(first)
+    return x - z
+
+
+def shift(newest: Tensor, older: Tensor, x: Tensor) -> Tensor:
+    change = x - newest + 0.5 * older
+    older.copy_(newest)
+    newest.copy_(x)
+    return change * 2
+
+
+def reverse(x: Tensor, y: Tensor) -> Tensor:
+    parts = x.view(2, 3).t().contiguous().view(6)
+    x.copy_(y.flip(0))
+    y[:6].copy_(parts)
+    return y * 2
+
+
+def accumulate(x: Tensor, y: Tensor) -> Tensor:
+    before = x.clone()
+    x.add_(y)
+    y.mul_(0.9).add_(before)
+    return x * y
+
+
+EXCHANGES: list[tuple[Callable[..., Tensor], int, list[int]]] = [
+    (swap, 2, [0, 1]),
+    (rotate, 3, [0, 1, 2]),
+    (shift, 3, [1]),
+    (reverse, 2, [1]),
+    (accumulate, 2, []),
+]
+
+
+@pytest.mark.parametrize(("fn", "count", "copied"), EXCHANGES)
+def test_values_that_arguments_exchange_are_returned(
+    fn: Callable[..., Tensor], count: int, copied: list[int]
+) -> None:
+    traced = trace(lambda *args: [fn(*args)], [torch.rand(6) for _ in range(count)])
+    assert list(traced.copied) == copied
+    writes = traced.graph.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    assert len(writes) == len(traced.written) - len(copied)
+
+
+@needs_compiler
+def test_arguments_exchange_values_as_in_eager_mode() -> None:
+    def all_of(*tensors: Tensor) -> tuple[Tensor, ...]:
+        rest = iter(tensors)
+        return tuple(fn(*(next(rest) for _ in range(count))) for fn, count, _ in EXCHANGES)
+
+    total = sum(count for _, count, _ in EXCHANGES)
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.rand(6, generator=generator) for _ in range(total)]
+    twins = [each.clone() for each in given]
+    made = region(all_of, inputs=total, outputs=len(EXCHANGES))
+    for _ in range(5):  # also runs that are not compared
+        found, expected = call(made, *given), all_of(*twins)
+        assert made.failure is None
+        for one, other in zip((*found, *given), (*expected, *twins), strict=True):
+            torch.testing.assert_close(one, other)
