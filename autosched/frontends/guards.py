@@ -206,4 +206,10 @@ class Watch:
 
     def _read(self) -> tuple[tuple[Hashable, Hashable], Callable[[], bool]]:
         reach = Reach(self.roots)
-        return (tuple(reach.key), _settings()), reach.unchanged()
+        unchanged = reach.unchanged()
+        tensors = [item for item in reach.found() if isinstance(item, torch.Tensor)]
+        hooks = list(map(hooks_of, tensors))
+        return (
+            tuple(reach.key),
+            _settings(),
+        ), lambda: unchanged() and list(map(hooks_of, tensors)) == hooks

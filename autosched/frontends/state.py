@@ -208,8 +208,6 @@ class State:
             parameters = {name: tensors[name] for name in self.parameters}
             for name, parameter in parameters.items():
                 parameter.grad = tensors.get(f"{name}.grad")
-                for hook in hooks_of(self.parameters[name])[0]:
-                    parameter.register_hook(hook)  # type: ignore[no-untyped-call]
             for key, optimizer in self.optimizers.items():
                 stack.enter_context(self._replaced_in(key, optimizer, tensors))
             yield State(self.modules, self.optimizers, parameters)

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from autosched._lib.tree import flatten
 from autosched.errors import CaptureError
 from autosched.frontends.origins import traced_at
-from autosched.frontends.state import State
+from autosched.frontends.state import State, hooks_of
 
 __all__ = [
     "check_modes",
@@ -152,11 +152,13 @@ def check_state(state: State) -> None:
                 "torch.jit differentiates by other formulas, so results differ in the last bits; "
                 "capture the module from which the ScriptModule was made"
             )
-    for name, parameter in state.parameters.items():
-        if getattr(parameter, "_post_accumulate_grad_hooks", None):
+    for name, tensor in state.tensors().items():
+        hooks, after = hooks_of(tensor)
+        what = "after its gradient is accumulated" if after else "when several gradients are there"
+        if after or any(hook.__module__ == torch.autograd.graph.__name__ for hook in hooks):
             raise CaptureError(
-                f"{name!r} has a hook that runs after its gradient is accumulated, and captures do "
-                "not run it; call its function in the step, after backward()"
+                f"{name!r} has a hook that runs {what}, and captures do not run it; call its "
+                "function in the step, after backward()"
             )
 
 
