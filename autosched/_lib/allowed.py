@@ -69,7 +69,7 @@ def device_name(item: Any) -> Any:
     if isinstance(item, str) or item is None:
         return item
     if is_whole(item) and item >= 0:
-        torch = sys.modules.get("torch")
+        torch: Any = sys.modules.get("torch")
         is_there = torch is not None and torch.accelerator.is_available()
         return f"{torch.accelerator.current_accelerator().type if is_there else 'cuda'}:{item}"
     kind = type(item)

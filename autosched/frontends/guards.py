@@ -211,7 +211,8 @@ class Watch:
         unchanged = reach.unchanged()
         tensors = [item for item in reach.found() if isinstance(item, torch.Tensor)]
         hooks = list(map(hooks_of, tensors))
-        return (
-            tuple(reach.key),
-            _settings(),
-        ), lambda: unchanged() and list(map(hooks_of, tensors)) == hooks
+
+        def is_same() -> bool:
+            return unchanged() and list(map(hooks_of, tensors)) == hooks
+
+        return (tuple(reach.key), _settings()), is_same

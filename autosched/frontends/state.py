@@ -271,9 +271,9 @@ def _kernels(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> dict
     if not is_open or choose is None:
         return {}
     # The two exceptions in torch: SGD ignores the first, Adam's kernels refuse the second.
-    differentiable = group["differentiable"] and not isinstance(optimizer, torch.optim.SGD)
-    read = isinstance(group["lr"], torch.Tensor) and not group.get("capturable")
-    refused = read and isinstance(optimizer, torch.optim.Adam)
+    is_sgd, is_adam = (isinstance(optimizer, kind) for kind in (torch.optim.SGD, torch.optim.Adam))
+    differentiable = not is_sgd and group.get("differentiable", False)
+    refused = is_adam and isinstance(group["lr"], torch.Tensor) and not group["capturable"]
     return {"foreach": choose(group["params"], differentiable)[1] and not refused}
 
 

@@ -1,4 +1,4 @@
-"""Rewrite templates: draw random numbers once, hoist them, split gradients of convolutions, checkpoint.
+"""Rewrite templates: random numbers, gradients of convolutions, checkpoints.
 
 Each function returns an equivalent template; where tasks are added, also the stage of each task.
 """

@@ -17,10 +17,7 @@ from autosched.parallel.arguments import check_options, check_trained, devices_o
 from autosched.parallel.batches import first_rows
 from autosched.parallel.clip import check_clip
 from autosched.parallel.plans import scheduled, torch_device
-from autosched.parallel.rewrite import (
-    with_hoisted_random_numbers,
-    with_random_numbers_once,
-)
+from autosched.parallel.rewrite import with_hoisted_random_numbers, with_random_numbers_once
 from autosched.parallel.step_graph import build
 from autosched.parallel.step_spec import StepGraph, StepSpec
 from autosched.parallel.sync_batch_norm import Synchronised, check_norms
