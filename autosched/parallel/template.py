@@ -112,7 +112,9 @@ def pass_of(
 
     with without_gradients(model):
         graph = capture(forward_backward, *batch)
-    inner = graph.tasks[: producer_of(graph, "result")]
+    loss = graph.outputs["result"]
+    last = (task.index for task in graph.tasks if loss in [use.value for use in task.changes])
+    inner = graph.tasks[: max(producer_of(graph, "result"), *last, 0)]
     change_tasks(graph, [task for task in inner if task.origin.phase == "backward"], _forward)
     trained = {id(item) for group in optimizer.param_groups for item in group["params"]}
     known = graph.state.parameters

@@ -119,6 +119,17 @@ def test_models_train_as_serially(name: str, system: str) -> None:
     assert_trains_as_serially(*ALL[system], model_of(FORWARDS[name]), batches())
 
 
+def test_a_loss_may_be_changed_by_gradients_that_it_computes() -> None:
+    def penalised(out: Tensor, y: Tensor) -> Tensor:
+        loss = functional.cross_entropy(out, y)
+        (gradient,) = torch.autograd.grad(loss, out, create_graph=True)
+        loss += gradient.square().sum()
+        return loss
+
+    model = model_of(FORWARDS["dropout"])
+    assert_trains_as_serially(*ALL["model parallel"], model, batches(), loss_fn=penalised)
+
+
 def test_other_numbers_may_be_drawn_in_backward_by_one_micro_batch() -> None:
     def forward(block: Block, x: Tensor) -> Tensor:
         return checkpoint(block.dropped, x, use_reentrant=False, preserve_rng_state=False)
