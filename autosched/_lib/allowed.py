@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from numbers import Real
 from typing import Any, TypeGuard
@@ -59,6 +60,7 @@ def is_storage(device: str) -> bool:
 def device_name(item: Any) -> Any:
     """Return the name of a device given as in torch: a string, ``torch.device`` or GPU index.
 
+    An index is that of an accelerator of the type that torch has here, by default of a CUDA device.
     Anything else is returned unchanged, for the caller to reject.
 
     >>> device_name("cuda:0"), device_name(1), device_name(-1), device_name(None)
@@ -67,7 +69,9 @@ def device_name(item: Any) -> Any:
     if isinstance(item, str) or item is None:
         return item
     if is_whole(item) and item >= 0:
-        return f"cuda:{item}"
+        torch: Any = sys.modules.get("torch")
+        is_there = torch is not None and torch.accelerator.is_available()
+        return f"{torch.accelerator.current_accelerator().type if is_there else 'cuda'}:{item}"
     kind = type(item)
     return str(item) if (kind.__module__, kind.__name__) == ("torch", "device") else item
 

@@ -24,7 +24,10 @@ from typing import Any
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import boxed_nop
+from torch._dynamo.guards import GuardBuilder
+from torch._dynamo.source import AttrSource
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -42,6 +45,12 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 # Compiles a module, given its phase and the names of the inputs.
 Compile = Callable[[torch.fx.GraphModule, str, Sequence[str]], Boxed]
 
+_GLOBAL_HOOKS = frozenset(
+    name
+    for name, item in vars(torch.nn.modules.module).items()
+    if name.startswith("_global_") and isinstance(item, dict)
+)
+
 
 def split(
     module: torch.fx.GraphModule, inputs: Sequence[Any], compile: Compile
@@ -51,6 +60,7 @@ def split(
     ``compile`` is given the graphs that AOTAutograd makes of it. They are those of
     ``backend="aot_eager"``, so that results can be equal to the last bit.
     """
+    _guard_hooks()
     names = [_variable(node) for node in module.graph.nodes if node.op == "placeholder"]
 
     def compiler(phase: str) -> Callable[..., Boxed]:
@@ -73,6 +83,19 @@ def split(
         keep_inference_input_mutations=True,
     )(module, inputs)
     return run
+
+
+def _guard_hooks() -> None:
+    """Have Dynamo guard the numbers of modules' hooks, which it supposes not to change."""
+    context = TracingContext.try_get()
+    if context is None:
+        return
+    guards = context.guards_context.dynamo_guards
+    for guard in list(guards):
+        source = guard.originating_source
+        of_module = guard.create_fn is GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT
+        if of_module or (isinstance(source, AttrSource) and source.member in _GLOBAL_HOOKS):
+            guards.add(source.make_guard(GuardBuilder.SEQUENCE_LENGTH))
 
 
 def run_unscheduled(module: torch.fx.GraphModule, arguments: list[Any]) -> Sequence[Any]:

@@ -154,6 +154,11 @@ class _Builder:
             elif node.op == "output":
                 results = [operators.values[item] for item in node.args[0]]
                 graph.output(**dict(zip(self.traced.outputs, results, strict=True)))
+                graph.homes = {
+                    name: str(item.meta["val"].device)
+                    for name, item in zip(self.traced.outputs, node.args[0], strict=True)
+                    if isinstance(item.meta["val"], torch.Tensor)
+                }
         for group in updates.groups():
             graph.together(*[operators.values[node] for node in group])
         warn_of_calls(self.traced.calls, graph.name)

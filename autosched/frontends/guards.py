@@ -110,13 +110,15 @@ def capture_key(state: State, reach: Reach, arguments: Arguments, given: Tensors
 
 def _settings() -> Hashable:
     """Return torch's global settings that a capture depends on."""
+    accelerator = torch.accelerator.current_accelerator()
+    kind = "cuda" if accelerator is None else accelerator.type
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch.get_default_dtype(),
         default_device.CURRENT_DEVICE,
         torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
-        torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
+        torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind),
         torch.are_deterministic_algorithms_enabled(),
         torch.get_float32_matmul_precision(),
         torch._C._get_mkldnn_enabled(),
@@ -206,4 +208,11 @@ class Watch:
 
     def _read(self) -> tuple[tuple[Hashable, Hashable], Callable[[], bool]]:
         reach = Reach(self.roots)
-        return (tuple(reach.key), _settings()), reach.unchanged()
+        unchanged = reach.unchanged()
+        tensors = [item for item in reach.found() if isinstance(item, torch.Tensor)]
+        hooks = list(map(hooks_of, tensors))
+
+        def is_same() -> bool:
+            return unchanged() and list(map(hooks_of, tensors)) == hooks
+
+        return (tuple(reach.key), _settings()), is_same

@@ -179,7 +179,9 @@ class _Autograd:
         from autosched.frontends.dynamo import TorchBackend
 
         self.backend = TorchBackend(costs=self.compiled.costs, fuse=self.compiled.fuse, **options)
-        run: Callable[..., Any] = torch.compile(self.compiled.fn, backend=self.backend)
+        # Its ``forward``: calling torch's wrapper would run hooks of all modules once more.
+        wrapper: Any = torch.compile(self.compiled.fn, backend=self.backend)
+        run: Callable[..., Any] = wrapper.forward
         return run
 
     def schedules(self) -> tuple[Schedule, ...]:

@@ -112,11 +112,12 @@ def random_nodes(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     """
     states = [node for node in graph.nodes if node.target in FUNCTIONS]
     draws = [node for node in graph.nodes if node not in states and _draws(node)]
-    if not draws and not any(_changes_state(node) for node in states):
-        for node in reversed(states):  # activation checkpoints without dropout
-            if not node.users:
-                graph.erase_node(node)
-        states = [node for node in states if node.users]
+    # Of activation checkpoints without dropout, or without backward.
+    is_idle = not draws and not any(_changes_state(node) for node in states)
+    for node in reversed(states[:]):
+        if not node.users and (is_idle or node.target is _GET):
+            graph.erase_node(node)
+            states.remove(node)
     if states and torch.accelerator.is_available():
         raise CaptureError(
             f"the step calls torch.{FUNCTIONS[states[0].target].__name__}, which also changes the "

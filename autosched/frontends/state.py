@@ -10,6 +10,7 @@ and outputs where a step stores new ones. Knows no graph.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,9 @@ from autosched.graph.effects import shared_state
 __all__ = ["Place", "State", "hooks_of", "parts_of"]
 
 Place = tuple[str, ...]
+
+# The function by which those of torch's optimizers that have both kinds of kernels choose.
+_CHOICE = "_default_to_fused_or_foreach"
 
 
 class State:
@@ -208,8 +212,6 @@ class State:
             parameters = {name: tensors[name] for name in self.parameters}
             for name, parameter in parameters.items():
                 parameter.grad = tensors.get(f"{name}.grad")
-                for hook in hooks_of(self.parameters[name])[0]:
-                    parameter.register_hook(hook)  # type: ignore[no-untyped-call]
             for key, optimizer in self.optimizers.items():
                 stack.enter_context(self._replaced_in(key, optimizer, tensors))
             yield State(self.modules, self.optimizers, parameters)
@@ -238,6 +240,7 @@ class State:
                 field: tensors.get(_setting(key, number, field), item)
                 for field, item in group.items()
             }
+            | _kernels(optimizer, group)
             | {"params": [tensors[self.names[id(item)]] for item in group["params"]]}
             for number, group in enumerate(groups)
         ]
@@ -254,6 +257,24 @@ class State:
         finally:
             optimizer.param_groups = groups
             optimizer.state = state
+
+
+def _kernels(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> dict[str, bool]:
+    """Return ``foreach`` of an optimizer that chooses it by the classes of its parameters.
+
+    For fake tensors it would choose otherwise, and then round otherwise on accelerators.
+    """
+    is_open = group.get("foreach", False) is None and group.get("fused") is None
+    kinds = [kind for kind in type(optimizer).__mro__ if kind is not torch.optim.Optimizer]
+    chosen = [getattr(sys.modules.get(kind.__module__), _CHOICE, None) for kind in kinds]
+    choose = next(filter(None, chosen), None)
+    if not is_open or choose is None:
+        return {}
+    # The two exceptions in torch: SGD ignores the first, Adam's kernels refuse the second.
+    is_sgd, is_adam = (isinstance(optimizer, kind) for kind in (torch.optim.SGD, torch.optim.Adam))
+    differentiable = not is_sgd and group.get("differentiable", False)
+    refused = is_adam and isinstance(group["lr"], torch.Tensor) and not group["capturable"]
+    return {"foreach": choose(group["params"], differentiable)[1] and not refused}
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ from autosched.frontends.random_state import tracing_random_state
 from autosched.frontends.reachability import is_value
 from autosched.frontends.settings import Number, Settings, values_of, without_reads, without_repeats
 from autosched.frontends.side_effects import SideEffects, TensorProperties
-from autosched.frontends.state import Place, State
+from autosched.frontends.state import Place, State, hooks_of
 from autosched.frontends.unsupported import definition_of, failure_message
 
 __all__ = ["Trace", "generator_id", "trace"]
@@ -187,6 +187,9 @@ class _Tracer:
         twins = dict(zip(map(id, self.examples.values()), fakes, strict=True))
         args, kwargs = transform(lambda leaf: twins.get(id(leaf), leaf), self.arguments)
         before = dict(zip(self.examples, fakes, strict=True))
+        for item, twin in zip(self.examples.values(), fakes, strict=True):
+            for hook in hooks_of(item)[0]:
+                twin.register_hook(hook)  # type: ignore[no-untyped-call]
         counters = self.state.numbers()
         with (
             self.state.replaced_by(before, numbers) as state,

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from autosched._lib.tree import flatten
 from autosched.errors import CaptureError
 from autosched.frontends.origins import traced_at
-from autosched.frontends.state import State
+from autosched.frontends.state import State, hooks_of
 
 __all__ = [
     "check_modes",
@@ -45,6 +45,9 @@ _NO_DATA = (
 _DEVICES = "put the model and its inputs on one device, with data; the schedule places the tasks"
 _ONE_TASK = "or call it, with its backward(), in one task of your own, by Graph.add"
 _OWN_TASKS = "pass such tensors to tasks of your own, by Graph.add"
+
+# The module of the hooks of ``register_multi_grad_hook``.
+_MULTI = torch.autograd.graph.__name__
 
 # Advice by words in torch's message, in the name of its error, or in the names of its files in the
 # traceback. The first that is found counts.
@@ -103,7 +106,7 @@ def failure_message(fn: Any, error: Exception) -> str:
 
 
 def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raise CaptureError for a tensor that is not a dense strided one."""
+    """Raise CaptureError for a tensor that is not dense, or has hooks that captures do not run."""
     for name, tensor in tensors.items():
         if torch.nn.parameter.is_lazy(tensor):
             raise CaptureError(f"{name!r} has no shape yet; call the lazy module once before")
@@ -117,6 +120,13 @@ def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
         if kind is not torch.strided:
             raise CaptureError(
                 f"{name!r} is a {kind} tensor, and only dense ones can be captured; convert it"
+            )
+        hooks, after = hooks_of(tensor)
+        what = "after its gradient is accumulated" if after else "when several gradients are there"
+        if after or _MULTI in [getattr(hook, "__module__", None) for hook in hooks]:
+            raise CaptureError(
+                f"{name!r} has a hook that runs {what}, and captures do not run it; call its "
+                "function in the step, after backward()"
             )
 
 
@@ -132,7 +142,7 @@ def check_modes() -> None:
 
 
 def check_state(state: State) -> None:
-    """Raise CaptureError for modules and parameters that tracing cannot handle."""
+    """Raise CaptureError for modules that tracing cannot handle."""
     for module in state.modules.values():
         kinds = {kind for part in module.modules() for kind in type(part).__mro__}
         if DistributedDataParallel in kinds:
@@ -151,12 +161,6 @@ def check_state(state: State) -> None:
             raise CaptureError(
                 "torch.jit differentiates by other formulas, so results differ in the last bits; "
                 "capture the module from which the ScriptModule was made"
-            )
-    for name, parameter in state.parameters.items():
-        if getattr(parameter, "_post_accumulate_grad_hooks", None):
-            raise CaptureError(
-                f"{name!r} has a hook that runs after its gradient is accumulated, and captures do "
-                "not run it; call its function in the step, after backward()"
             )
 
 

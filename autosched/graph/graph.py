@@ -33,9 +33,9 @@ from autosched.graph.builder import GraphBuilder, check_runs
 from autosched.graph.declaring import bound, declared
 from autosched.graph.files import read
 from autosched.graph.including import include
-from autosched.graph.pinning import by_pattern, pinned
+from autosched.graph.pinning import pinned
 from autosched.graph.regions import Region
-from autosched.graph.serial import called_with, no_grad, run_serial
+from autosched.graph.serial import called_with, run_serial
 from autosched.graph.task import HOST, STORAGE, Dependency, Followed, Here, Seconds, Task, Use
 from autosched.graph.text import text_lines
 from autosched.graph.value import Value
@@ -54,9 +54,7 @@ __all__ = [
     "Task",
     "Use",
     "Value",
-    "by_pattern",
     "called_with",
-    "no_grad",
 ]
 
 
@@ -80,6 +78,8 @@ class Graph:
     lasting: Set[str] = frozenset()  # inputs that are state: the same tensors in each run
     everywhere: Set[str] = frozenset()  # inputs that each rank has, with equal contents
     alike: Set[str] = frozenset()  # tasks that other ranks do, too, whose results must be the same
+    homes: Mapping[str, str] = {}  # by output, the torch device on which eager execution has it
+    made: Collection[str] = frozenset()  # outputs that are new state
     kept: Mapping[str, str] = {}  # inputs that stay on devices, with those they are copies of
 
     def __init__(self, name: str = "graph", *, generators: Mapping[str, str] | None = None):

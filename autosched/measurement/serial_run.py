@@ -15,7 +15,8 @@ import torch
 
 from autosched._lib.tree import flatten, transform
 from autosched.errors import ScheduleError
-from autosched.graph.graph import Graph, Task, Value, called_with, no_grad
+from autosched.graph.graph import Graph, Task, Value, called_with
+from autosched.graph.serial import no_grad
 from autosched.runtime.backends.host import as_parameter, copy_in_host_memory
 
 __all__ = ["Call", "run_serially"]

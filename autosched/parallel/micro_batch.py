@@ -157,11 +157,9 @@ def _branched(
     device = machine.device((machine.accelerators or machine.names)[0])
     backward = {task.index for task in graph.tasks if _is_backward(task)}
     seconds = {name: costs.task_seconds(graph.task(name), device) for name in roles}
-    part = branches(graph, {name: role.stage for name, role in roles.items()}, backward, seconds)
-    return {
-        name: role if role.kind == "R" else replace(role, part=part[name])
-        for name, role in roles.items()
-    }
+    stage = {name: role.stage for name, role in roles.items() if role.kind != "R"}
+    part = branches(graph, stage, backward, seconds)
+    return {name: replace(role, part=part.get(name, 0)) for name, role in roles.items()}
 
 
 def _random_tasks(graph: Graph) -> set[int]:

@@ -1,11 +1,11 @@
-"""Rewrite templates: hoist random numbers, split gradients of convolutions, checkpoint.
+"""Rewrite templates: random numbers, gradients of convolutions, checkpoints.
 
 Each function returns an equivalent template; where tasks are added, also the stage of each task.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Hashable, Iterable, Mapping, Set
 from dataclasses import replace
 from typing import Any
 
@@ -13,12 +13,107 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 
-from autosched import Graph, Here, Task, Value
-from autosched.parallel.template import Template, inputs_like
+from autosched import Graph, Here, ScheduleError, Task, Value
+from autosched.parallel.template import Template, change_tasks, inputs_like
 
-__all__ = ["checkpointed", "split_convolutions", "with_hoisted_random_numbers"]
+__all__ = [
+    "checkpointed",
+    "split_convolutions",
+    "with_hoisted_random_numbers",
+    "with_random_numbers_once",
+]
 
 Stages = Mapping[str, int]  # of tasks, by name
+
+_OF_STATES = (torch.get_rng_state, torch.set_rng_state, torch.manual_seed)
+_LIKE = ("rand_like", "randn_like", "randint_like")  # draw without reading their argument
+_OTHER_NUMBERS = (
+    "the backward pass sets the state of torch's random number generator, and then draws other "
+    "numbers than forward did, which stages cannot repeat; pass such numbers to the model as a "
+    "part of the batch"
+)
+
+
+def with_random_numbers_once(one: Template) -> Template:
+    """Draw once, and keep, the random numbers that checkpoints draw again in backward.
+
+    These set the generator's state to what it was in forward; stages draw at other times. What is
+    kept is a copy, since masks of dropout are scaled in place. Raises ScheduleError if backward
+    draws others after it sets a state.
+    """
+    graph = one.graph
+    if not any(task.fn in _OF_STATES and task.origin.phase == "backward" for task in graph.tasks):
+        return one
+    first = _first_draws(one)
+    again = {value: kept for value, kept in first.items() if value != kept}
+    copy = _Copy(one)
+    drawn: dict[int, Value] = {}
+    for task in graph.tasks:
+        made = [use.value for use in task.outputs]
+        value = _result(task) if task.random else -1
+        if task.fn not in _OF_STATES and again.keys().isdisjoint((value, *made)):
+            copy.take(task)
+        source = again.get(value, value)
+        if source not in again.values():
+            continue
+        copy.flush()
+        name = graph.values[value].name
+        if value == source:
+            drawn[value] = copy.values[name]
+        facts: dict[str, Any] = {"name": f"{task.name}.kept", "origin": task.origin}
+        copy.values[name] = copy.graph.record(torch.clone, (drawn[source],), {}, **facts)
+    new = copy.finished(one)
+    drawing = [task for task in new.graph.tasks if task.random]
+    change_tasks(new.graph, drawing, lambda task: replace(task, device=None))  # it was the host's
+    return new
+
+
+def _first_draws(one: Template) -> dict[int, int]:
+    """Return, for each value that is drawn, the one drawn first from the same state."""
+    graph = one.graph
+    random = [task for task in graph.tasks if task.random]
+    fakes = _fake_tensors(one, {use.value for task in random for use in task.reads})
+    first: dict[int, int] = {}
+    known: dict[Hashable, int] = {}
+    states: dict[int, int] = {}  # of the generator: the last value that was drawn
+    last = newest = -1
+    for task in random:
+        if task.fn is torch.get_rng_state:
+            states[_result(task)] = last
+        elif task.fn is torch.set_rng_state and task.reads[0].value in states:
+            last = states[task.reads[0].value]
+        elif task.kwargs.get("generator") is None:
+            before, value = last, _result(task)
+            last = first[value] = known.setdefault((last, _draw(graph, task, fakes)), value)
+            if last == value and (before != newest or task.fn in _OF_STATES):
+                raise ScheduleError(_OTHER_NUMBERS)
+            newest = value if last == value else newest
+    if last != newest:
+        raise ScheduleError(_OTHER_NUMBERS)
+    return first
+
+
+def _draw(graph: Graph, task: Task, fakes: Mapping[int, torch.Tensor]) -> Hashable:
+    """Return a key of what a task draws; its own if that depends on contents of tensors."""
+    read = [use.value for use in task.reads]
+    makers = [graph.values[value].producer for value in read]
+    fills = len(task.changes) == 1 and all(
+        use.version == 0 and maker is not None and _is(graph.tasks[maker], "empty", "new_empty")
+        for use, maker in zip(task.reads, makers, strict=True)
+    )
+    if read and not fills and not _is(task, *_LIKE):
+        return task.index
+    shapes = [(*fakes[v].shape, fakes[v].stride(), fakes[v].dtype) for v in read]
+    constants = tree_map(
+        lambda leaf: None if isinstance(leaf, Value) else leaf, (task.args, dict(task.kwargs))
+    )
+    return task.fn, repr((constants, shapes))
+
+
+def _result(task: Task) -> int:
+    """Return the value (its index) that a task writes, or makes first; -1 if there is none."""
+    uses = (*task.changes, *task.outputs)
+    return uses[0].value if uses else -1
 
 
 def with_hoisted_random_numbers(one: Template) -> Template:
@@ -68,6 +163,8 @@ def _fake_tensors(one: Template, wanted: Set[int]) -> dict[int, torch.Tensor]:
 
         found: dict[int, torch.Tensor] = {}
         for task in one.graph.tasks:
+            if task.fn in _OF_STATES:
+                continue
             args, kwargs = tree_map(fake, (task.args, dict(task.kwargs)))
             assert task.fn is not None
             data.update(task.results(task.fn(*args, **kwargs)))

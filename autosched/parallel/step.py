@@ -306,8 +306,8 @@ class Step(Plans[Planned]):
 
     def _watched_functions(self) -> Hashable:
         hook = self._training.before_step
-        hooks = () if hook is None else (hook,)
-        return self._watched(self.model, self.loss_fn, *hooks)
+        hooks = [item for name, item in vars(self.optimizer).items() if name.endswith("_hooks")]
+        return self._watched(self.model, self.loss_fn, hook, *hooks)
 
     def _optimizer_key(self) -> Iterator[Hashable]:
         for group in self.optimizer.param_groups:

@@ -7,14 +7,14 @@ micro-batch, without devices, and included in a step as often as there are micro
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from autosched import Graph, GraphError, Value, capture
+from autosched import Graph, GraphError, Task, Value, capture
 
 __all__ = [
     "BeforeStep",
@@ -22,6 +22,7 @@ __all__ = [
     "Place",
     "Template",
     "accumulating",
+    "change_tasks",
     "forward_of",
     "inputs_like",
     "pass_of",
@@ -111,6 +112,10 @@ def pass_of(
 
     with without_gradients(model):
         graph = capture(forward_backward, *batch)
+    loss = graph.outputs["result"]
+    last = (task.index for task in graph.tasks if loss in [use.value for use in task.changes])
+    inner = graph.tasks[: max(producer_of(graph, "result"), *last, 0)]
+    change_tasks(graph, [task for task in inner if task.origin.phase == "backward"], _forward)
     trained = {id(item) for group in optimizer.param_groups for item in group["params"]}
     known = graph.state.parameters
     made = {
@@ -139,6 +144,7 @@ def forward_of(model: torch.nn.Module, batch: Sequence[Any]) -> Template:
             return model(*batch)
 
     graph = capture(forward, *batch)
+    change_tasks(graph, graph.tasks, _forward)
     return Template(
         graph, graph.examples, {}, graph.made, graph.switched, graph.state, graph.finish
     )
@@ -201,6 +207,19 @@ def producer_of(graph: Graph, output: str) -> int:
     """Return the task (its index) that computes an output; -1 for one that is an input."""
     producer = graph.values[graph.outputs[output]].producer
     return -1 if producer is None else producer
+
+
+def change_tasks(graph: Graph, tasks: Iterable[Task], change: Callable[[Task], Task]) -> None:
+    """Put others in the place of some of a graph's tasks."""
+    for task in tasks:
+        graph.tasks[task.index] = changed = change(task)
+        if graph.names[task.name] is task:
+            graph.names[task.name] = changed
+
+
+def _forward(task: Task) -> Task:
+    """Return the task as a part of forward: also that of a gradient that forward computes."""
+    return replace(task, origin=task.origin._replace(phase="forward"))
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from autosched.parallel.arguments import check_options, check_trained, devices_o
 from autosched.parallel.batches import first_rows
 from autosched.parallel.clip import check_clip
 from autosched.parallel.plans import scheduled, torch_device
-from autosched.parallel.rewrite import with_hoisted_random_numbers
+from autosched.parallel.rewrite import with_hoisted_random_numbers, with_random_numbers_once
 from autosched.parallel.step_graph import build
 from autosched.parallel.step_spec import StepGraph, StepSpec
 from autosched.parallel.sync_batch_norm import Synchronised, check_norms
@@ -119,7 +119,7 @@ class Training:
             part = first_rows(batch, size, self.capture_device)
             weight = size / rows if self.averages else 1.0
             one = pass_of(self.model, self.loss_fn, self.optimizer, part, weight, around)
-            return with_hoisted_random_numbers(one)
+            return with_hoisted_random_numbers(with_random_numbers_once(one))
 
         def all_captured() -> dict[int, Template]:
             check_norms(self.model)

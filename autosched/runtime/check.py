@@ -244,8 +244,10 @@ def _generators() -> list[Any]:
     if torch is None:
         return []
     states = [torch.get_rng_state()]
-    if torch.cuda.is_initialized():
-        states += [generator.get_state() for generator in torch.cuda.default_generators]
+    if (kind := torch.accelerator.current_accelerator()) is not None:
+        module = torch.get_device_module(kind)
+        if getattr(module, "is_initialized", bool)():
+            states += [generator.get_state() for generator in module.default_generators]
     return states
 
 

@@ -30,7 +30,8 @@ from autosched._lib.logs import LOG
 from autosched._lib.tree import flatten
 from autosched.costs.costs import Costs, Replay
 from autosched.errors import GraphError, MachineError, MemoryLimitError, ScheduleError, listed
-from autosched.graph.graph import Graph, by_pattern
+from autosched.graph.graph import Graph
+from autosched.graph.pinning import by_pattern
 from autosched.lowering.fitting import is_limited
 from autosched.lowering.resident_state import keeping
 from autosched.machine.machine import Machine
@@ -88,7 +89,8 @@ def schedule(
     * ``inputs``, ``outputs``: the device on which an input is, or on which an output is requested,
       by names or patterns of names, ``{"w*": "cuda:0"}``; one device applies to all. Default:
       inputs are on the host, state of captured steps is kept on the devices that use it, and
-      outputs stay on the device of their producer.
+      outputs stay on the device of their producer; on real accelerators, those of captured steps,
+      and in any case their new state, are where eager execution leaves them.
     * ``place``: devices by patterns of names of tasks or modules, ``{"layer1.*": "cuda:0"}``; the
       first match counts. Functions that read no tensor, as far as ``examples`` show, run on the
       host by default.
@@ -173,7 +175,7 @@ def _schedule(
     with without_collecting(), _progress_callback(progress) as report:
         # 2. Copy the graph, with the user's constraints and the default devices.
         pinned = _pinned(graph, machine, inputs, place, policy, examples)
-        wanted = _wanted(graph, outputs)
+        wanted = _wanted(graph, machine, outputs)
         # 3. Determine the costs, and rule out devices whose memory is too small for a task.
         costs = _costs(costs, pinned, machine, examples)
         if _replays(backend) and costs.replay is None and costs.has_issuing(machine.devices):
@@ -272,15 +274,25 @@ def _check_inputs(graph: Graph, machine: Machine) -> None:
         machine.device(value.home or machine.host)
 
 
-def _wanted(graph: Graph, outputs: str | Mapping[str, str] | None) -> dict[str, str]:
+def _wanted(
+    graph: Graph, machine: Machine, outputs: str | Mapping[str, str] | None
+) -> dict[str, str]:
     """Return the requested device of outputs. Raises ScheduleError for unknown outputs."""
     if isinstance(outputs, str) or outputs is None:
-        return {} if outputs is None else dict.fromkeys(graph.outputs, outputs)
-    try:
-        named = by_pattern(outputs, graph.outputs, "outputs", "output")
-    except GraphError as error:
-        raise ScheduleError(str(error)) from None
-    return {label: device_name(device) for label, device in named.items()}
+        named = {} if outputs is None else dict.fromkeys(graph.outputs, outputs)
+    else:
+        try:
+            named = by_pattern(outputs, graph.outputs, "outputs", "output")
+        except GraphError as error:
+            raise ScheduleError(str(error)) from None
+    named = {label: device_name(device) for label, device in named.items()}
+    if machine.imagined or machine.ranks or not machine.accelerators:
+        return named
+    devices = {physical or "cpu": name for name, physical in reversed(machine.physical.items())}
+    devices["cpu"] = machine.host
+    homes = {label: devices[home] for label, home in graph.homes.items() if home in devices}
+    state = {label: home for label, home in homes.items() if label in graph.made}
+    return homes | named | state
 
 
 # ---- 3. costs

@@ -36,8 +36,11 @@ class Setting:
 
     def run(self, call: Callable[[dict[str, Any]], Mapping[str, Any]]) -> dict[str, Any]:
         """Call with fresh inputs; return the resulting state by name, and restore all else."""
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            if torch.accelerator.is_available():
+        accelerator = torch.accelerator.current_accelerator()
+        kind = "cuda" if accelerator is None else accelerator.type
+        count = torch.accelerator.device_count()
+        with torch.random.fork_rng(devices=range(count), device_type=kind):
+            if count:
                 torch.manual_seed(self.seed)
             else:  # faster: it seeds the CPU alone
                 torch.default_generator.manual_seed(self.seed)

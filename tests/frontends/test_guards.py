@@ -630,6 +630,18 @@ def test_whatever_changes_between_calls_results_are_as_without(
         assert run.cache_info().currsize <= 3
 
 
+def test_autocast_of_any_accelerator_is_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("xpu"))
+    watch = asc.Watch(nn.Linear(1, 1))
+    assert watch.holds()
+    torch.set_autocast_enabled("xpu", True)
+    try:
+        assert not watch.holds()
+    finally:
+        torch.set_autocast_enabled("xpu", False)
+    assert watch.holds()
+
+
 def test_hooks_for_saved_tensors_around_the_call_make_calls_of_another_kind() -> None:
     model, x = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)), torch.randn(5, 4)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -57,11 +57,18 @@ def compiled(model: nn.Module, **options: Any) -> Any:
     return asc.compile(model, **{"machine": HERE, "backend": "host", **options})
 
 
-def gradients(model: nn.Module, *inputs: Tensor, seed: int = 0) -> dict[str, Any]:
+def by_torch(model: nn.Module) -> Any:
+    backend = asc.TorchBackend(HERE, backend="host", fuse=False)
+    return torch.compile(lambda x: model(x), backend=backend)
+
+
+def gradients(
+    model: nn.Module, *inputs: Tensor, seed: int = 0, run: Callable[..., Any] | None = None
+) -> dict[str, Any]:
     """Return the output of a call, and all gradients."""
     given = [item.clone().requires_grad_() for item in inputs]
     torch.manual_seed(seed)
-    out = model(*given)
+    out = (run or model)(*given)
     out.square().sum().backward()
     found = {f"input {i}": item.grad for i, item in enumerate(given)}
     found |= {name: item.grad for name, item in model.named_parameters()}
@@ -212,6 +219,50 @@ def test_the_third_capture_warns_at_the_line_of_the_call() -> None:
         with pytest.warns(RuntimeWarning, match="captured for the 3rd time") as caught:
             run(torch.ones(4, 4))
     assert caught[0].filename == __file__
+
+
+def doubled(grads: Any) -> Any:
+    return tuple([None if grad is None else 2 * grad for grad in grads])
+
+
+def double_gradient(parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.mul_(2)
+
+
+HOOKS: dict[str, Callable[..., Any]] = {
+    "forward_pre_hook": lambda _, given: doubled(given),
+    "forward_hook": lambda _, given, out: 2 * out,
+    "full_backward_pre_hook": lambda _, outer: doubled(outer),
+    "full_backward_hook": lambda _, inner, outer: doubled(inner),
+    "hook": lambda grad: 2 * grad,
+    "post_accumulate_grad_hook": double_gradient,
+}
+
+
+@pytest.mark.parametrize("of", ["module", "all modules", "parameter"])
+@pytest.mark.parametrize("by", [compiled, by_torch])
+def test_hooks_that_come_and_go_run(by: Callable[[nn.Module], Any], of: str) -> None:
+    """Dynamo does not guard hooks of modules unless it is told to."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    run, x = by(model), torch.randn(3, 4)
+    prefix, owner = {
+        "module": ("register", model[2]),
+        "all modules": ("register_module", nn.modules.module),
+        "parameter": ("register", model[2].weight),
+    }[of]
+    registers = {name: getattr(owner, f"{prefix}_{name}", None) for name in HOOKS}
+
+    def check(when: str) -> None:
+        assert_same(gradients(model, x, run=run), gradients(model, x), when)
+
+    check("before")
+    for name in filter(registers.get, HOOKS):
+        handles = [registers[name](HOOKS[name]) for _ in range(2)]
+        check(f"two of {name}")
+        for handle in handles:
+            handle.remove()
+            check(f"fewer of {name}")
 
 
 def test_hooks_run() -> None:

@@ -452,13 +452,15 @@ def test_a_scheduler_is_left_as_it_was() -> None:
     )
 
 
-def test_a_hook_for_when_a_gradient_is_there_is_refused() -> None:
+@pytest.mark.parametrize("several", [False, True])
+def test_a_hook_for_when_gradients_are_there_is_refused(several: bool) -> None:
     model = mlp()
-    model[0].weight.register_post_accumulate_grad_hook(lambda parameter: None)
-    with pytest.raises(
-        asc.CaptureError,
-        match=r"'0\.weight' has a hook that runs after its gradient is accumulated",
-    ):
+    if several:
+        torch.autograd.graph.register_multi_grad_hook([*model.parameters()], lambda grads: None)
+    else:
+        model[0].weight.register_post_accumulate_grad_hook(lambda parameter: None)
+    what = "when several gradients are there" if several else "after its gradient is accumulated"
+    with pytest.raises(asc.CaptureError, match=rf"'0\.weight' has a hook that runs {what}"):
         asc.capture(model, X)
 
 

@@ -119,6 +119,24 @@ def test_a_hook_on_a_parameter_is_noticed() -> None:
         assert run(x).tolist() == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("is_buffer", [False, True], ids=["argument", "buffer"])
+def test_a_hook_on_another_tensor_is_noticed(is_buffer: bool) -> None:
+    layer = nn.Linear(3, 1)
+    layer.register_buffer("shift", torch.zeros(3, requires_grad=True))
+
+    def step(x: Tensor) -> Tensor:
+        given = layer.shift if is_buffer else x
+        return torch.autograd.grad(layer(x + layer.shift).sum(), given)[0]
+
+    x = torch.rand(3, requires_grad=True)
+    with asc.compile(step, HERE, policy="single") as run:
+        assert torch.equal(run(x), layer.weight[0])
+        handle = (layer.shift if is_buffer else x).register_hook(lambda grad: grad * 5)
+        assert torch.equal(run(x), layer.weight[0] * 5)
+        handle.remove()
+        assert torch.equal(run(x), layer.weight[0])
+
+
 def test_a_gradient_that_comes_or_goes_is_noticed() -> None:
     layer = nn.Linear(2, 1)
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn, optim
+from torch.optim import optimizer as of_optimizers
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import autosched as asc
 from autosched.frontends.capture import Captured
@@ -163,3 +167,67 @@ def test_clipped_gradients_stay_with_their_parameters_too() -> None:
     graph = asc.capture(step, *vectors(8)())
     bonds = [{graph.values[index].name for index in bond} for bond in graph.kept_together]
     assert {"0.weight", "0.backward.t_2", "0.weight.grad"} & bonds[0] > {"0.weight"}
+
+
+# ---- kernels for many parameters
+
+
+class Kernels(TorchDispatchMode):
+    """Notes the kernels for many parameters that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.name().startswith("aten::_foreach"):
+            self.names.add(str(func))
+        return func(*args, **kwargs or {})
+
+
+# Of torch's optimizers, those that read elements of tensors, need closures or sparse gradients.
+REFUSED = ("ASGD", "Adafactor", "LBFGS", "Optimizer", "RAdam", "SparseAdam")
+CAPTURED = sorted(
+    name for name in optim.__all__ if isinstance(getattr(optim, name), type) and name not in REFUSED
+)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "tensor": {"lr": torch.tensor(0.01)},
+    "not": {"foreach": False},
+    "maximize": {"maximize": True},
+}
+
+
+@pytest.mark.parametrize("options", some(OPTIONS, "default", "tensor"))
+@pytest.mark.parametrize("name", some(CAPTURED, "SGD", "AdamW", "Muon"))
+def test_kernels_are_those_of_eager_optimizers(
+    name: str, options: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On accelerators torch has kernels for many parameters, which it uses for its own classes of tensors."""
+    monkeypatch.setattr(of_optimizers, "_get_foreach_kernels_supported_devices", lambda: ["cpu"])
+    given = {"lr": 0.01} | OPTIONS[options]
+    if name == "Muon":
+        given = {"lr": 0.01}
+    x, y = torch.randn(2, 3, 4)
+
+    def trained() -> tuple[nn.Module, Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+        derived = type("Derived", (getattr(optim, name),), {})
+        return model, stepper(model, derived(model.parameters(), **given))
+
+    model, step = trained()
+    with Kernels() as kernels:
+        for _ in range(2):
+            step(x, y)
+    assert bool(kernels.names) == (name != "Muon" and options != "not") - (
+        options == "tensor" and name in ("Adam", "AdamW")
+    )
+    twin, step = trained()
+    found = set()
+    with asc.compile(step, MACHINE, backend="host") as run:
+        for _ in range(2):
+            found |= {str(task.fn) for task in run.schedule(x, y).graph.tasks}
+            run(x, y)
+    assert {fn for fn in found if fn.startswith("aten._foreach")} == kernels.names
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))

@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 
 import autosched as asc
 from autosched.program.program import Program, Wait
-from autosched.runtime.backends.accelerator import Accelerator
+from autosched.runtime.backends.accelerator import Accelerator, check_features
 from autosched.runtime.execute import Executor
 from autosched.testing import graphs, inputs_for, machines
 from autosched.verification.verify import verify
 from tests.gpu.fake_gpu import Hardware, playing
 from tests.gpu.fake_gpu.streams import Stream
+from tests.gpu.fake_gpu.tensors import Played
 from tests.gpu.for_gpus import chain, loaded, on_gpus, there
 from tests.sample_policies import policies
 
@@ -320,6 +321,32 @@ def test_a_failing_task_is_named_and_the_next_run_is_right(gpus: Hardware) -> No
                 schedule(x=torch.ones(2, 3))
             assert schedule(x=-torch.ones(2, 3))["y"].tolist() == [[0, 0, 0]] * 2
     assert torch.cuda.memory_allocated() == 0
+
+
+MISSING = {
+    "streams": (torch.accelerator, "current_stream"),
+    "events that streams wait for, recorded repeatedly": (Stream, "wait_event"),
+    r"Tensor\.record_stream": (Played, "record_stream"),
+    "page-locked host memory": (Hardware, "pin"),
+}
+
+
+@pytest.mark.parametrize("feature", MISSING)
+def test_what_a_device_lacks_is_told_when_a_schedule_opens_it(
+    feature: str, gpus: Hardware, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacking(*_: Any) -> None:
+        raise NotImplementedError("not for this device\nCPU: registered at ...")
+
+    check_features.cache_clear()
+    owner, name = MISSING[feature]
+    monkeypatch.setattr(owner, name, lacking)
+    schedule = asc.schedule(chain(slow), asc.Machine.local())
+    what = (
+        rf"schedules need {feature}, which torch does not have for 'cuda' \(NotImpl.*device\); use"
+    )
+    with pytest.raises(asc.MachineError, match=what):
+        schedule(x=torch.ones(2))
 
 
 def test_what_fails_on_the_gpu_is_told(gpus: Hardware) -> None:

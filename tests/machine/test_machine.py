@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autosched.errors import MachineError
+from autosched.graph.graph import Graph
 from autosched.machine.machine import LINKS, Device, Link, Machine
 
 
@@ -470,3 +471,14 @@ def test_an_unknown_device():
         Machine.emulated().device("cuda:2")
     with refused("the machine has no device ['cpu']; it has 'cpu', 'cuda:0', 'cuda:1'"):
         Machine.emulated().device(["cpu"])
+
+
+def test_an_index_is_that_of_an_accelerator_of_the_type_that_is_there(monkeypatch):
+    assert Device(1).name == "cuda:1"
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("xpu"))
+    assert Device(1).name == "xpu:1"
+    graph = Graph()
+    with graph.on(1):
+        graph.output(y=graph.input("x") + 1)
+    assert graph.task("add").device == "xpu:1"

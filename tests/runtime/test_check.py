@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import types
 import warnings
 from typing import Any
 
@@ -140,6 +141,15 @@ def test_check_is_one_of_three():
 
 def noisy(x: torch.Tensor) -> torch.Tensor:
     return x + torch.rand(())
+
+
+def test_generators_of_any_accelerator_are_watched(monkeypatch):
+    generator = torch.Generator()
+    module = types.SimpleNamespace(is_initialized=lambda: True, default_generators=(generator,))
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("xpu"))
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    with pytest.warns(UserWarning, match="task 'sly' drew random numbers"):
+        run(lone(lambda x: x + torch.rand((), generator=generator)), False, x=torch.ones(1))
 
 
 def test_undeclared_random_numbers_are_told_of_in_the_first_run_and_refused_by_a_check():

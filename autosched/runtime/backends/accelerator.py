@@ -43,7 +43,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -104,6 +104,8 @@ class Accelerator(Host):
         self.events = {}
         self.is_loop = program.in_flight > 1
         self.devices = {d.name: _real(d.name, d.physical) for d in machine.devices}
+        for kind in {device.type: None for device in self.devices.values() if device.type != "cpu"}:
+            check_features(kind)
         for stream in program.streams:
             if self.devices[stream.device].type != "cpu":
                 self.streams[stream] = pooled(self.devices[stream.device], stream)
@@ -404,6 +406,41 @@ def _real(name: str, physical: str | None) -> torch.device:
     return torch.device(device.type, device.index or 0)
 
 
+@cache
+def check_features(kind: str) -> None:
+    """Raise MachineError if torch lacks what schedules need, for this type of devices.
+
+    Not checked is rule 4: that a wait refers to the last record issued before it.
+    """
+    device = torch.device(kind, torch.accelerator.current_device_index())
+
+    def stream() -> torch.Stream:
+        return torch.accelerator.current_stream(device)
+
+    def wait() -> None:
+        event = torch.Event(device)
+        event.record(stream())
+        event.record(stream())
+        stream().wait_event(event)
+        event.synchronize()
+
+    needed: dict[str, Step] = {
+        "streams": stream,
+        "events that streams wait for, recorded repeatedly": wait,
+        "Tensor.record_stream": lambda: torch.empty(1, device=device).record_stream(stream()),
+        "page-locked host memory": lambda: torch.empty(1, pin_memory=True),
+    }
+    for feature, use in needed.items():
+        try:
+            use()
+        except (AttributeError, NotImplementedError, RuntimeError) as error:
+            reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            raise MachineError(
+                f"schedules need {feature}, which torch does not have for {kind!r} ({reason}); "
+                "use the CPU alone, or backend='emulated'"
+            ) from error
+
+
 def pooled(device: torch.device, name: Stream, priority: int = 0) -> torch.Stream:
     """Return the stream of that name and priority, created at its first use.
 
@@ -422,5 +459,5 @@ def _new_stream(
         if len(taken) < _POOL and (stream := torch.Stream(device, priority=priority)) not in taken:
             return stream
     raise MachineError(
-        f"{device} has no stream left for {name}: torch repeats itself after {_POOL}"
+        f"{device} has no stream left for {name}: torch repeats itself after {len(taken)}"
     )

@@ -1,0 +1,82 @@
+"""Captured steps of a model in host memory on a played GPU: all that they leave is where eager steps leave it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import autosched as asc
+from autosched.frontends import capture
+from tests.frontends.test_capture import OPTIMIZERS, assert_same, held
+from tests.gpu.fake_gpu import playing
+from tests.serial import some
+
+X, Y = torch.randn(3, 4), torch.randn(3, 2)
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Play a GPU, and let captures overlook the mode that plays it."""
+    monkeypatch.setattr(capture, "check_modes", lambda: None)
+    with playing(gpus=1):
+        yield
+
+
+class Net(nn.Module):
+    """Has buffers that change in place, and an attribute that is replaced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
+        self.last = torch.zeros(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layers(x)
+        self.last = found.detach().mean(0)
+        return found
+
+
+def trained(make: Callable[..., Any], keeps: bool) -> tuple[nn.Module, Any, Callable[..., Any]]:
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = make(model.parameters())
+
+    def step(x: Tensor, y: Tensor) -> dict[str, Any]:
+        if keeps:
+            optimizer.zero_grad()
+        out = model(x)
+        loss = functional.mse_loss(out, y)
+        loss.backward()
+        optimizer.step()
+        if not keeps:
+            optimizer.zero_grad()
+        return {"loss": loss.detach(), "out": [out.detach()]}
+
+    return model, optimizer, step
+
+
+PLAYABLE = [name for name in OPTIMIZERS if "fused" not in name]  # a GPU is played by CPU kernels
+
+
+@pytest.mark.parametrize(("keeps", "outputs"), [(False, None), (True, "cuda:0")])
+@pytest.mark.parametrize("name", some(PLAYABLE, "adam"))
+def test_all_is_where_eager_steps_leave_it(name: str, keeps: bool, outputs: str | None) -> None:
+    *eager, plain = trained(OPTIMIZERS[name], keeps)
+    *twin, step = trained(OPTIMIZERS[name], keeps)
+    options: dict[str, Any] = {"place": {"*": "cuda:0"}, "outputs": outputs}
+    with asc.compile(step, asc.Machine.local(), **options) as run:
+        for number in range(3):
+            wanted, found = plain(X, Y), run(X, Y)
+            assert found["loss"].device == found["out"][0].device == torch.device(outputs or "cpu")
+            assert torch.equal(found["loss"].cpu(), wanted["loss"])
+            state = held(*twin)
+            assert all(
+                item.device.type == "cpu" for item in state.values() if torch.is_tensor(item)
+            )
+            assert_same(state, held(*eager), number)
+            assert torch.equal(twin[0].last, eager[0].last)
