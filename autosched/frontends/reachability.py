@@ -257,9 +257,14 @@ class Reach:
 
     @_visit.register(torch.optim.Optimizer)
     def _optimizer(self, item: torch.optim.Optimizer) -> Iterable[Any]:
-        """Note an optimizer; return its attributes, without its state."""
+        """Note an optimizer; return its attributes, without its state of tensors."""
         self.key.append(id(item))
-        self.containers += [item.__dict__, item.state, *item.state.values()]
+        self.containers += [item.__dict__, item.state]
+        for key, held in item.state.items():
+            if not isinstance(key, torch.Tensor):
+                yield from (_Name(key) if type(key) is str else key, held)
+            elif isinstance(held, dict):
+                self.containers.append(held)
         yield from (value for name, value in item.__dict__.items() if name != "state")
         yield from self._classes(type(item))
 

@@ -44,6 +44,7 @@ class SideEffects:
         self._variables: dict[int, str] = {}  # names of cells of closures
         self._globals: set[int] = set()
         self._state: set[int] = set()  # containers of tensors, which a step may change
+        self._moments: set[int] = set()  # likewise, what they have for tensors
         own: list[dict[str, Any]] = []
         for item in found:
             if isinstance(getattr(item, "__dict__", None), dict):
@@ -56,7 +57,9 @@ class SideEffects:
             elif isinstance(item, torch.nn.Module):
                 self._state.add(id(item._buffers))
             elif isinstance(item, torch.optim.Optimizer):
-                self._state |= {id(item.state), *map(id, item.state.values())}
+                moments = [held for key, held in item.state.items() if _is_tensor(key)]
+                self._state.update(map(id, moments))
+                self._moments.add(id(item.state))
                 for i, group in enumerate(item.param_groups):
                     self._paths[id(group)] = f"group {i} of {type(item).__name__}"
             if isinstance(item, _COUNTERS):
@@ -128,6 +131,7 @@ class SideEffects:
         for table, old in self._dicts:
             for key in {**old, **table} if id(table) not in self._state else ():
                 known = (id(table), key) in switched or self._is_known(table, key)
+                known |= id(table) in self._moments and _is_tensor(key)
                 if not known and not _same(table.get(key), old.get(key)):
                     yield f"{self._slot(table, key)} is {_shown(table.get(key))}"
 
@@ -159,6 +163,10 @@ def _same(now: Any, before: Any) -> bool:
     return now is before or (
         type(now) is type(before) and isinstance(now, _VALUES) and repr(now) == repr(before)
     )
+
+
+def _is_tensor(item: Any) -> bool:
+    return isinstance(item, torch.Tensor)
 
 
 def _is_switched(now: Any, before: Any) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.nn.utils import stateless
 
+from autosched.errors import CaptureError
 from autosched.graph.effects import shared_state
 
 __all__ = ["Place", "State", "hooks_of", "parts_of"]
@@ -89,10 +90,21 @@ class State:
         return found
 
     def _moments(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, str, Any]]:
-        """Yield a parameter's name, the kind of moment, and its value."""
+        """Yield a parameter's name, the kind of moment, and its value.
+
+        An optimizer may also have state of tensors that were parameters before, and of no tensor.
+        """
         for parameter, held in optimizer.state.items():
+            name = self.names.get(id(parameter))
+            if name is None:
+                continue
+            if not isinstance(held, dict):
+                raise CaptureError(
+                    f"the state of {name!r} in {type(optimizer).__name__} is a "
+                    f"{type(held).__name__}; keep it in a dict, as state[parameter]['momentum']"
+                )
             for field, item in held.items():
-                yield self.names[id(parameter)], field, item
+                yield name, field, item
 
     def _attributes(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
         """Yield each module's root, path and attributes."""
@@ -243,7 +255,11 @@ class State:
         ]
         new_state = type(state)(dict)
         for parameter, held in state.items():
-            new_state[tensors[self.names[id(parameter)]]] = dict(held)
+            name = self.names.get(id(parameter))
+            if name is None:
+                new_state[parameter] = held
+            else:
+                new_state[tensors[name]] = dict(held)
         for name, field, item in self._moments(optimizer):
             if isinstance(item, torch.Tensor):
                 new_state[tensors[name]][field] = tensors[f"{key}.{name}.{field}"]

@@ -51,6 +51,8 @@ _OWN_TASKS = "pass such tensors to tasks of your own, by Graph.add"
 _ADVICE = {
     "optim/lbfgs.py": "LBFGS reads the elements of tensors; use another optimizer",
     "optim/radam.py": "RAdam reads its step counter; use capturable=True, or another optimizer",
+    "optim/asgd.py": "ASGD reads its factors; use capturable=True, or another optimizer",
+    "optim/_adafactor.py": "Adafactor reads the elements of tensors; use another optimizer",
     "grad_scaler.py": "GradScaler tests whether gradients are finite; use bfloat16 without it",
     "swa_utils.py": "AveragedModel reads a tensor, its counter; update it outside of the step",
     "clip_grad.py": "leave out error_if_nonfinite",

@@ -421,6 +421,8 @@ def averaging(optimizer: optim.Optimizer, model: nn.Module) -> Callable[[], Any]
         (trained(scaling), "GradScaler tests whether gradients are finite"),
         (trained(searching, optim.LBFGS), "LBFGS reads the elements of tensors"),
         (trained(counting, optim.RAdam), "RAdam reads its step counter"),
+        (trained(counting, optim.ASGD), "ASGD reads its factors"),
+        (trained(counting, optim.Adafactor), "Adafactor reads the elements of tensors"),
         (trained(strict), "leave out error_if_nonfinite"),
         (trained(averaging), "update it outside of the step"),
     ],
