@@ -8,7 +8,6 @@ guards nor graphs.
 
 from __future__ import annotations
 
-import dis
 import enum
 import functools
 import os
@@ -31,7 +30,6 @@ from operator import call, is_
 from pathlib import Path
 from types import (
     CellType,
-    CodeType,
     FunctionType,
     MappingProxyType,
     MemberDescriptorType,
@@ -47,6 +45,7 @@ from torch._library.custom_ops import OPDEFS, CustomOpDef
 from torch.nn.modules import module as of_modules
 from torch.optim import optimizer as of_optimizers
 
+from autosched._lib.code_names import names_in
 from autosched.frontends.state import hooks_of
 
 __all__ = ["Reach", "is_installed", "is_value", "value_key"]
@@ -288,7 +287,7 @@ class Reach:
             yield from self._object(fn)
             return
         self.key.append(fn.__code__)
-        names, mentioned, imports = _names(fn.__code__, self.written)
+        names, mentioned, imports = names_in(fn.__code__, self.written)
         self.mentioned.update(mentioned)
         for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
             if cell != _EMPTY_CELL:
@@ -420,33 +419,6 @@ def _views(container: Any) -> tuple[Iterable[Any], ...]:
     """Return views of a container that show its present items."""
     is_mapping = isinstance(container, Mapping)
     return (container.keys(), container.values()) if is_mapping else (container,)
-
-
-@functools.lru_cache(maxsize=10_000)
-def _names(code: CodeType, written: bool) -> tuple[list[str], list[str], list[str]]:
-    """Return the globals, attributes (also strings) and imports that code names.
-
-    Code within the code belongs to it. Without ``written``, names that are only stored are left
-    out.
-    """
-    kinds = ("GLOBAL", "NAME", "ATTR", "METHOD", "FROM", "IMPORT")
-    found = {kind: dict[str, None]() for kind in kinds}
-    codes = [code]
-    while codes:
-        inner = codes.pop()
-        for item in inner.co_consts:
-            if isinstance(item, CodeType):
-                codes.append(item)
-            elif isinstance(item, str) and item.isidentifier():
-                found["ATTR"][item] = None
-        for instruction in dis.get_instructions(inner):
-            action, _, kind = instruction.opname.partition("_")
-            if (kind, action) == ("NAME", "IMPORT"):
-                found["IMPORT"][instruction.argval] = None
-            elif kind in found and (written or action in ("LOAD", "IMPORT")):
-                found[kind][instruction.argval] = None
-    attributes = [*found["ATTR"], *found["METHOD"], *found["FROM"]]
-    return [*found["GLOBAL"], *found["NAME"]], attributes, [*found["IMPORT"]]
 
 
 def _slots(kind: type) -> Iterator[str]:

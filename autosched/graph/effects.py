@@ -15,9 +15,10 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType, NoneType
+from types import CellType, FunctionType, MethodType, ModuleType, NoneType
 from typing import Any, NamedTuple
 
+from autosched._lib.code_names import names_in
 from autosched._lib.tree import flatten
 from autosched.graph.regions import is_basic
 
@@ -359,13 +360,9 @@ def _reached(item: Any) -> Iterable[Any]:
 def _reached_by_call(fn: FunctionType) -> Iterator[Any]:
     yield from (cell.cell_contents for cell in fn.__closure__ or () if cell != CellType())
     yield from (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values())
-    codes = [fn.__code__]
-    while codes:
-        code = codes.pop()
-        codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
-        for item in map(fn.__globals__.get, code.co_names):
-            if not isinstance(item, FunctionType) or item.__module__ == fn.__module__:
-                yield item
+    for item in map(fn.__globals__.get, names_in(fn.__code__).globals):
+        if not isinstance(item, FunctionType) or item.__module__ == fn.__module__:
+            yield item
 
 
 def _is_state(item: Any) -> bool:
