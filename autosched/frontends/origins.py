@@ -158,7 +158,7 @@ def traced_at(node: torch.fx.Node) -> str:
 
 
 class _Lines(TorchFunctionMode):
-    """Annotates nodes with the user's line of each call of torch."""
+    """Annotates nodes with the user's line of each call of torch, and its grad mode."""
 
     def __init__(self, on_tensor: Callable[[torch.Tensor], None], on_result: Callable[[Any], None]):
         super().__init__()
@@ -176,7 +176,8 @@ class _Lines(TorchFunctionMode):
         frame = sys._getframe(1)
         while frame.f_back is not None and _is_internal(frame.f_globals.get("__name__", "")):
             frame = frame.f_back
-        with annotate({"where": (frame.f_code.co_filename, frame.f_lineno)}):
+        where = frame.f_code.co_filename, frame.f_lineno
+        with annotate({"where": where, "grad_mode": torch.is_grad_enabled()}):
             result = fn(*args, **(kwargs or {}))
         self.on_result(result)
         return result
