@@ -146,7 +146,7 @@ class _Builder:
         names = iter(examples)
         for node in nodes:
             if node.op == "placeholder":
-                operators.values[node] = self._input(next(names))
+                operators.values[node] = self._input(next(names), is_used=bool(node.users))
             elif node.op == "get_attr":
                 operators.values[node] = self._constant(node)
             elif node.op == "call_function":
@@ -158,9 +158,14 @@ class _Builder:
             graph.together(*[operators.values[node] for node in group])
         warn_of_calls(self.traced.calls, graph.name)
 
-    def _input(self, name: str) -> Value:
-        """Add an input on the device of the present tensor."""
+    def _input(self, name: str, is_used: bool) -> Value:
+        """Add an input on the device of the present tensor.
+
+        A module whose parameters are passed by ``functional_call`` may have none with data.
+        """
         device = str(getattr(self.graph.examples[name], "device", "cpu"))
+        if device == "meta" and not is_used:
+            device = "cpu"
         with self.graph.on(device) if device != "cpu" else contextlib.nullcontext():
             return self.graph.input(name)
 

@@ -97,6 +97,20 @@ def trace(graph: Captured, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tr
     return found
 
 
+def _without_shapes(graph: torch.fx.Graph) -> None:
+    """Remove unused operators on meta tensors, which torch calls to find shapes.
+
+    It does so for tangents that it knows to be zero, and these operators do not read the zeros.
+    """
+    for node in reversed(graph.nodes):
+        results = [*flatten(node.meta.get("val"))] if node.op == "call_function" else []
+        devices = [item.device.type for item in results if isinstance(item, torch.Tensor)]
+        finds_shape = bool(devices) and set(devices) == {"meta"}
+        is_zero = node.target is torch.ops.aten._efficientzerotensor.default
+        if (finds_shape or is_zero) and not node.users and not node.is_impure():
+            graph.erase_node(node)
+
+
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """Yield an error, and those that it was raised from or during."""
     pending: list[BaseException | None] = [error]
@@ -179,6 +193,7 @@ class _Tracer:
             found.module = make_fx(step, tracing_mode="fake")(inputs)
         found.settings.names = without_reads(found.module.graph, list(settings))
         without_repeats(found.module.graph)
+        _without_shapes(found.module.graph)
 
     def _step(self, fakes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run the function; return the tensors of its result and state."""
