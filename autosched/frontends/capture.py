@@ -36,6 +36,7 @@ from autosched.frontends.settings import Settings
 from autosched.frontends.state import Place
 from autosched.frontends.tracing import Trace, generator_id, trace
 from autosched.frontends.unsupported import (
+    check_function,
     check_modes,
     check_nodes,
     check_state,
@@ -78,6 +79,7 @@ def capture(
     True
     """
     check_granularity(granularity)
+    check_function(fn, "capture", CaptureError)
     signature = signature_of(fn)
     for name in ("granularity", "fuse"):
         if signature is not None and name in signature.parameters:

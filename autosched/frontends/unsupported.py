@@ -20,11 +20,14 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from autosched._lib.tree import flatten
-from autosched.errors import CaptureError
+from autosched.errors import CaptureError, shown
 from autosched.frontends.origins import traced_at
 from autosched.frontends.state import State
+from autosched.graph.graph import Graph
+from autosched.scheduling.schedule import Schedule
 
 __all__ = [
+    "check_function",
     "check_modes",
     "check_nodes",
     "check_state",
@@ -102,6 +105,18 @@ def failure_message(fn: Any, error: Exception) -> str:
     clues = " ".join((f"{type(error).__name__}: {error}", *(Path(n).as_posix() for n in names)))
     advice = next((advice for word, advice in _ADVICE.items() if word in clues), None)
     return message if advice is None else f"{message}\n    {advice}"
+
+
+def check_function(fn: Any, who: str, error: type[Exception]) -> None:
+    """Raise an error for what is no function of tensors. ``who`` takes it."""
+    hint = ""
+    if isinstance(fn, Graph):
+        hint = "; autosched.schedule(graph, machine) takes a graph"
+    elif type(fn).__name__ == "ExportedProgram":
+        hint = "; pass its module()"
+    if not callable(fn) or hint or isinstance(fn, Schedule):
+        kinds = "a function of tensors, a module or a training step"
+        raise error(f"{who} takes {kinds}, got {shown(fn)}{hint}")
 
 
 def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:

@@ -372,7 +372,7 @@ def _is_state(item: Any) -> bool:
     """
     kind = type(item)
     return (
-        hasattr(kind, "named_parameters")
+        (hasattr(kind, "named_parameters") and hasattr(kind, "modules"))
         or hasattr(kind, "add_param_group")
         or hasattr(kind, "manual_seed")
         or communicates(item)

@@ -15,6 +15,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn, optim
 
 import autosched as asc
+from autosched.graph.effects import shared_state
 from tests.files import module_at
 
 MACHINE = asc.Machine([asc.Device("cpu")])
@@ -514,3 +515,24 @@ def test_private_attributes_that_torch_keeps_are_its_own() -> None:
 
     for model in (nn.LSTM(2, 2), Own(2, 2)):
         asc.capture(model, X[None])
+
+
+@pytest.mark.filterwarnings("ignore:`isinstance")
+def test_an_exported_program_is_called_by_its_module() -> None:
+    program = torch.export.export(nn.Linear(2, 2), (X,))
+    for attempt, error in (
+        (lambda: asc.capture(program, X), asc.CaptureError),
+        (lambda: asc.compile(program), asc.ScheduleError),
+    ):
+        with pytest.raises(error, match=r"ExportedProgram.*; pass its module\(\)$"):
+            attempt()
+    module = program.module()
+    graph = asc.capture(module, X)
+    assert torch.equal(graph.finish(graph.run_serial(**graph.feed(X))), module(X))
+    assert shared_state(lambda x: program.module()(x), [])
+
+
+@pytest.mark.parametrize("thing", [5, None, X, asc.Graph(), [abs]])
+def test_what_is_no_function_is_named(thing: Any) -> None:
+    with pytest.raises(asc.CaptureError, match="capture takes a function of tensors"):
+        asc.capture(thing, X)
