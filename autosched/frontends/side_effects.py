@@ -142,8 +142,8 @@ class SideEffects:
             return True
         if isinstance(owner, torch.nn.RNNBase) and str(key).startswith("_flat_weight"):
             return True
-        of_torch = type(owner).__module__.startswith("torch.")
-        return (of_torch or isinstance(owner, torch.optim.Optimizer)) and str(key).startswith("_")
+        is_private = str(key).startswith("_") and not _is_tensor(attributes.get(key))
+        return is_private and type(owner).__module__.startswith("torch.")
 
     def undo(self) -> None:
         """Undo all changes."""

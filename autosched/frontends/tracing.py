@@ -36,7 +36,7 @@ from autosched.frontends.reachability import is_value
 from autosched.frontends.settings import Number, Settings, values_of, without_reads, without_repeats
 from autosched.frontends.side_effects import SideEffects, TensorProperties
 from autosched.frontends.state import Place, State
-from autosched.frontends.unsupported import definition_of, failure_message
+from autosched.frontends.unsupported import definition_of, failure_message, refusal
 
 __all__ = ["Trace", "generator_id", "trace"]
 
@@ -277,10 +277,11 @@ class _Tracer:
             check_collectives()
             properties.check([before[name] for name in self.state.parameters])
             if (change := effects.first()) is not None:
-                raise CaptureError(
+                raise refusal(
                     f"{change} after the step, but a graph changes only tensors in modules and "
-                    "optimizers, and flags; keep it in a buffer, return it, or change it outside "
-                    "of the step, as learning rate schedulers do"
+                    "optimizers, and flags",
+                    "keep it in a buffer, return it, or change it outside of the step, as learning "
+                    "rate schedulers do",
                 )
             if (item := hidden.changed()) is not None:
                 name = hidden.name_of(item) or effects.name_of(item) or "an object"
@@ -309,7 +310,7 @@ class _Tracer:
                 "the step"
             )
         if name is not None:
-            raise CaptureError(
-                f"{name} is a tensor from outside; pass it as an argument, or make it a module's "
-                "buffer"
+            raise refusal(
+                f"{name} is a tensor from outside",
+                "pass it as an argument, or make it a module's buffer",
             )

@@ -35,6 +35,7 @@ __all__ = [
     "definition_of",
     "failure_message",
     "reason_of",
+    "refusal",
 ]
 
 # Compared by full path, because a user's files may be in a folder of the same name.
@@ -46,6 +47,7 @@ _NO_DATA = (
     "(torch.where, index_select), return them, or do this outside of the step"
 )
 _DEVICES = "put the model and its inputs on one device, with data; the schedule places the tasks"
+_SCALER = "GradScaler tests whether gradients are finite; use bfloat16 without it"
 _ONE_TASK = "or call it, with its backward(), in one task of your own, by Graph.add"
 _OWN_TASKS = "pass such tensors to tasks of your own, by Graph.add"
 
@@ -56,7 +58,7 @@ _ADVICE = {
     "optim/radam.py": "RAdam reads its step counter; use capturable=True, or another optimizer",
     "optim/asgd.py": "ASGD reads its factors; use capturable=True, or another optimizer",
     "optim/_adafactor.py": "Adafactor reads the elements of tensors; use another optimizer",
-    "grad_scaler.py": "GradScaler tests whether gradients are finite; use bfloat16 without it",
+    "grad_scaler.py": _SCALER,
     "swa_utils.py": "AveragedModel reads a tensor, its counter; update it outside of the step",
     "clip_grad.py": "leave out error_if_nonfinite",
     "data-dependent": _NO_DATA,
@@ -105,6 +107,11 @@ def failure_message(fn: Any, error: Exception) -> str:
     clues = " ".join((f"{type(error).__name__}: {error}", *(Path(n).as_posix() for n in names)))
     advice = next((advice for word, advice in _ADVICE.items() if word in clues), None)
     return message if advice is None else f"{message}\n    {advice}"
+
+
+def refusal(what: str, advice: str) -> CaptureError:
+    """Return the error for an object, with other advice if torch's GradScaler has it."""
+    return CaptureError(f"{what}; {_SCALER if ' of a GradScaler ' in what else advice}")
 
 
 def check_function(fn: Any, who: str, error: type[Exception]) -> None:

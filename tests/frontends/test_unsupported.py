@@ -386,6 +386,27 @@ def scaling(optimizer: optim.Optimizer, model: nn.Module) -> Callable[[], Any]:
     return more
 
 
+def scaling_first(optimizer: optim.Optimizer, model: nn.Module) -> Callable[[], Any]:
+    scaler = torch.amp.GradScaler("cpu")
+    return lambda: scaler.scale(torch.ones(()))
+
+
+def scaling_again(optimizer: optim.Optimizer, model: nn.Module) -> Callable[[], Any]:
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+    return lambda: scaler.scale(torch.ones(()))
+
+
+class Counting(optim.SGD):
+    """Counts its steps in an attribute of its own, which looks like one of torch's."""
+
+    _steps = 0
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        self._steps = self._steps + 1
+
+
 def growing(optimizer: optim.Optimizer, model: nn.Module) -> Callable[[], Any]:
     return lambda: optimizer.add_param_group({"params": []})
 
@@ -420,6 +441,13 @@ def averaging(optimizer: optim.Optimizer, model: nn.Module) -> Callable[[], Any]
         (trained(scheduling), "attribute 'lr' of group 0 of SGD is 0.05 after the step"),
         (trained(growing), "attribute 'param_groups' of a SGD has other items after the step"),
         (trained(scaling), "GradScaler tests whether gradients are finite"),
+        (trained(scaling_first), "'_scale' of a GradScaler is a tensor after the step, but"),
+        (trained(scaling_first), "flags; GradScaler tests whether gradients are finite"),
+        (trained(scaling_again), "from outside; GradScaler tests whether gradients are finite"),
+        (
+            trained(lambda optimizer, _: optimizer.step, Counting),
+            "'_steps' of a Counting is 1 after the step",
+        ),
         (trained(searching, optim.LBFGS), "LBFGS reads the elements of tensors"),
         (trained(counting, optim.RAdam), "RAdam reads its step counter"),
         (trained(counting, optim.ASGD), "ASGD reads its factors"),
