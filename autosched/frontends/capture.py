@@ -39,6 +39,7 @@ from autosched.frontends.unsupported import (
     check_function,
     check_modes,
     check_nodes,
+    check_others,
     check_state,
     check_tensors,
     definition_of,
@@ -109,6 +110,7 @@ def captured(
         graph.settings = Settings(varying)
         check_state(graph.state)
         check_tensors(graph.examples)
+        check_others((args, kwargs))
         begun = time.perf_counter()
         traced = trace(graph, args, kwargs)
         graph.hold(traced.settings)

@@ -30,6 +30,7 @@ __all__ = [
     "check_function",
     "check_modes",
     "check_nodes",
+    "check_others",
     "check_state",
     "check_tensors",
     "definition_of",
@@ -50,6 +51,11 @@ _DEVICES = "put the model and its inputs on one device, with data; the schedule 
 _SCALER = "GradScaler tests whether gradients are finite; use bfloat16 without it"
 _ONE_TASK = "or call it, with its backward(), in one task of your own, by Graph.add"
 _OWN_TASKS = "pass such tensors to tasks of your own, by Graph.add"
+# Those of tensors and parameters; most objects have none.
+_METHODS = (
+    *(torch.Tensor.__torch_function__.__func__, torch.nn.Parameter.__torch_function__),  # type: ignore[attr-defined]
+    *(torch.Tensor.__torch_dispatch__, None),
+)
 
 # Advice by words in torch's message, in the name of its error, or in the names of its files in the
 # traceback. The first that is found counts.
@@ -141,6 +147,27 @@ def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
         if kind is not torch.strided:
             raise CaptureError(
                 f"{name!r} is a {kind} tensor, and only dense ones can be captured; convert it"
+            )
+        _check_methods(repr(name), tensor)
+
+
+def check_others(arguments: Any) -> None:
+    """Raise CaptureError for arguments that are no tensors, and change what torch does."""
+    for item in flatten(arguments):
+        if hasattr(type(item), "__torch_function__") and not isinstance(item, torch.Tensor):
+            _check_methods("an argument", item)
+
+
+def _check_methods(name: str, item: Any) -> None:
+    """Raise CaptureError if torch calls methods of an object's class, which tasks would not."""
+    kind = type(item)
+    for method in ("__torch_function__", "__torch_dispatch__"):
+        found = getattr(kind, method, None)
+        if getattr(found, "__func__", found) not in _METHODS:
+            raise CaptureError(
+                f"{name} is a {kind.__name__}, which defines {method}, and tasks do not call it; "
+                "pass a plain tensor, as as_subclass(torch.Tensor) returns, or "
+                f"{_OWN_TASKS}"
             )
 
 

@@ -564,3 +564,67 @@ def test_an_exported_program_is_called_by_its_module() -> None:
 def test_what_is_no_function_is_named(thing: Any) -> None:
     with pytest.raises(asc.CaptureError, match="capture takes a function of tensors"):
         asc.capture(thing, X)
+
+
+class Doubled(Tensor):
+    """Changes what a function of torch returns."""
+
+    @classmethod
+    def __torch_function__(cls, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_function__(fn, types, args, kwargs or {})
+        return result * 2 if fn is torch.sin else result
+
+
+class Dispatched(Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError
+
+
+class Quantity:
+    """Is no tensor, and torch's functions take it."""
+
+    def __init__(self, tensor: Tensor):
+        self.tensor = tensor
+
+    @classmethod
+    def __torch_function__(cls, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return fn(*(item.tensor for item in args))
+
+
+class Plain(Tensor):
+    """Changes nothing."""
+
+
+def test_classes_that_change_what_torch_does_are_refused() -> None:
+    model = nn.Linear(2, 2)
+    model.weight = nn.Parameter(X.as_subclass(Doubled))
+    for fn, argument, said in (
+        (
+            torch.sin,
+            X.as_subclass(Doubled),
+            "'arg0' is a Doubled, which defines __torch_function__",
+        ),
+        (lambda x: torch.sin(x), X.as_subclass(Dispatched), "'x' is a Dispatched, .*dispatch__"),
+        (lambda x: torch.sin(x), Quantity(X), "an argument is a Quantity, .*_function__"),
+        (model, X, "'weight' is a Doubled"),
+    ):
+        with pytest.raises(asc.CaptureError, match=said):
+            asc.capture(fn, argument)
+
+
+def test_the_advice_for_such_classes_works() -> None:
+    given = X.as_subclass(Doubled)
+    assert torch.equal(
+        asc.compile(lambda x: torch.sin(x), MACHINE)(given.as_subclass(Tensor)), X.sin()
+    )
+    graph = asc.Graph()
+    graph.output(y=graph.add(lambda x: torch.sin(x), graph.input("x")))
+    assert torch.equal(asc.schedule(graph, MACHINE)(x=given)["y"], X.sin() * 2)
+
+
+def test_classes_that_change_nothing_are_captured() -> None:
+    for given in (X.as_subclass(Plain), nn.Parameter(X, requires_grad=False), nn.Buffer(X)):
+        found = asc.compile(lambda x: torch.sin(x), MACHINE)(given)
+        assert type(found) is type(torch.sin(given))
+        assert torch.equal(found, X.sin())
