@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.distributions import Distribution
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autosched._lib.fake_tensors import Fakes
 from autosched._lib.gc_pause import without_collecting
 from autosched._lib.quiet import quiet
+from autosched._lib.replacing import replaced
 from autosched._lib.tree import flatten, transform
 from autosched.errors import CaptureError
 from autosched.frontends.attention import fast_paths
@@ -185,6 +187,7 @@ class _Tracer:
             tracing_random_state(),
             annotating_origins(self.state.modules, self._refuse, self.made.add),
             fast_paths(),
+            replaced((Distribution, "_validate_args", False)),  # as Dynamo does: it reads elements
         ):
             fakes = Fakes()
             inputs = [fakes.from_tensor(item) for item in self.examples.values()]

@@ -47,6 +47,7 @@ _NO_DATA = (
     "Python reads elements of a tensor, and a graph has no data: keep them in tensors "
     "(torch.where, index_select), return them, or do this outside of the step"
 )
+_OUTSIDE = "use it outside of the step, and pass its results as tensors"
 _DEVICES = "put the model and its inputs on one device, with data; the schedule places the tasks"
 _SCALER = "GradScaler tests whether gradients are finite; use bfloat16 without it"
 _ONE_TASK = "or call it, with its backward(), in one task of your own, by Graph.add"
@@ -64,6 +65,9 @@ _ADVICE = {
     "optim/radam.py": "RAdam reads its step counter; use capturable=True, or another optimizer",
     "optim/asgd.py": "ASGD reads its factors; use capturable=True, or another optimizer",
     "optim/_adafactor.py": "Adafactor reads the elements of tensors; use another optimizer",
+    "distributions/von_mises.py": "VonMises draws until all numbers are accepted; " + _OUTSIDE,
+    "distributions/wishart.py": "Wishart reads its degrees of freedom; " + _OUTSIDE,
+    "distributions/distribution.py": "leave out validate_args=True, which reads elements",
     "grad_scaler.py": _SCALER,
     "swa_utils.py": "AveragedModel reads a tensor, its counter; update it outside of the step",
     "clip_grad.py": "leave out error_if_nonfinite",
