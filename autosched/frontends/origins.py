@@ -65,7 +65,8 @@ def annotating_origins(
             inside.pop().close()
 
     def enter_module(module: torch.nn.Module, _: Any) -> None:
-        enter({"module": paths.get(id(module), ""), "call": next(count)})
+        # Forward also in the closure of an optimizer.
+        enter({"module": paths.get(id(module), ""), "call": next(count), "phase": "forward"})
 
     @contextlib.contextmanager
     def around(fn: Callable[..., Any]) -> Iterator[None]:

@@ -315,6 +315,7 @@ def shared_state(fn: Any, args: Iterable[Any]) -> list[Any]:
             seen[id(item)] = item
             if _is_state(item):
                 found.update((id(part), part) for part in _parts(item))
+                pending += _within(item) if hasattr(type(item), "add_param_group") else ()
             else:
                 pending += _reached(item)
     return list(found.values())
@@ -352,7 +353,14 @@ def _reached(item: Any) -> Iterable[Any]:
             return ()
     if hasattr(type(item), "data_ptr") or type(item).__module__.partition(".")[0] == "autosched":
         return ()
-    # Attributes, but not those of attributes, which could reach the whole program.
+    return _within(item)
+
+
+def _within(item: Any) -> list[Any]:
+    """Return the attributes of an object that are state, or may contain some.
+
+    Not their attributes, which could reach the whole program.
+    """
     attributes = getattr(item, "__dict__", {})
     return [a for a in attributes.values() if _is_state(a) or isinstance(a, _SEARCHED)]
 

@@ -56,7 +56,7 @@ def stepper(model: nn.Module, loss_fn: Any, optimizer: optim.Optimizer) -> Calla
 def test_state_of_a_replaced_head_stays_and_hurts_nobody(name: str) -> None:
     expected = train(OPTIMIZERS[name], stepper)
     for wrap in (
-        lambda *parts: asc.compile(stepper(*parts), MACHINE),
+        lambda *parts: asc.compile(stepper(*parts), MACHINE, policy="single"),
         lambda *parts: asc.parallel.data_parallel(*parts, MACHINE),
     ):
         assert all(map(torch.equal, train(OPTIMIZERS[name], wrap), expected))
@@ -119,3 +119,110 @@ def test_state_that_is_no_dict_is_named() -> None:
     optimizer.state[model.bias] = torch.zeros(2)
     with pytest.raises(asc.CaptureError, match=r"state of 'bias' in SGD is a Tensor; keep it in a"):
         asc.capture(stepper(model, nn.functional.mse_loss, optimizer), X, torch.ones(2, 2))
+
+
+# ---- optimizers around others
+
+
+class Around(optim.Optimizer):
+    """Moves parameters towards slow ones, which are in the state of the optimizer within."""
+
+    def __init__(self, optimizer: optim.Optimizer) -> None:
+        super().__init__(optimizer.param_groups, {})
+        self.within = optimizer
+        self.param_groups = optimizer.param_groups
+        self.state = self.fast = optimizer.state
+        for parameter in optimizer.param_groups[0]["params"]:
+            self.state[parameter]["slow"] = parameter.detach().clone()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.within.step()
+        for parameter in self.param_groups[0]["params"]:
+            slow = self.fast[parameter]["slow"]
+            parameter.copy_(slow.lerp_(parameter, self.param_groups[0]["rate"]))
+
+
+class Sharp(optim.Optimizer):
+    """Computes gradients again where they lead; keeps the way back in a state of its own."""
+
+    def __init__(self, optimizer: optim.Optimizer) -> None:
+        super().__init__(optimizer.param_groups, {})
+        self.within = optimizer
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        parameters = self.within.param_groups[0]["params"]
+        for parameter in parameters:
+            self.state[parameter]["old"] = parameter.clone()
+            parameter.add_(parameter.grad, alpha=0.05)
+        self.zero_grad()
+        with torch.enable_grad():
+            closure()
+        for parameter in parameters:
+            parameter.copy_(self.state[parameter]["old"])
+        self.within.step()
+
+
+class Several(optim.Optimizer):
+    def __init__(self, *optimizers: optim.Optimizer) -> None:
+        super().__init__([group for each in optimizers for group in each.param_groups], {})
+        self.within = optimizers
+
+    def step(self, closure: Any = None) -> None:
+        for each in self.within:
+            each.step()
+
+
+class Delegating:
+    """Is no optimizer of torch, and has no state, only what leads to one."""
+
+    def __init__(self, optimizer: optim.Optimizer) -> None:
+        self.within = optimizer
+        self.param_groups = optimizer.param_groups
+        self.step = optimizer.step
+
+    def add_param_group(self, group: Any) -> None: ...
+
+    def zero_grad(self) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.grad = None
+
+
+def momentum(model: nn.Module) -> optim.Optimizer:
+    group = {"params": list(model.parameters()), "rate": torch.tensor(0.5)}
+    return optim.SGD([group], lr=0.1, momentum=0.9)
+
+
+WRAPPED: dict[str, Callable[[nn.Module], Any]] = {
+    "shared state": lambda model: Around(momentum(model)),
+    "shared groups": lambda model: Sharp(momentum(model)),
+    "several": lambda model: Several(momentum(model[0]), optim.AdamW(model[1].parameters())),
+    "another class": lambda model: Delegating(momentum(model)),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_an_optimizer_around_others_steps_as_it_does_eagerly(name: str) -> None:
+    def train(wrap: Callable[[Any], Any]) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+        optimizer = WRAPPED[name](model)
+
+        def loss_of(x: Tensor) -> Tensor:
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss.detach()
+
+        def step(x: Tensor) -> Tensor:
+            loss = loss_of(x)
+            optimizer.step(*[lambda: loss_of(x)] if isinstance(optimizer, Sharp) else [])
+            optimizer.zero_grad()
+            return loss
+
+        run = wrap(step)
+        return [run(X) for _ in range(3)] + [*model.parameters()]
+
+    expected = train(lambda step: step)
+    found = train(lambda step: asc.compile(step, MACHINE, policy="round_robin"))
+    assert all(map(torch.equal, found, expected))

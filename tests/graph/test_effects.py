@@ -125,3 +125,10 @@ step = made()  # with another model, and called like a method of optimizers
 
 def test_a_global_that_is_called_like_a_method_is_no_part_of_a_capture() -> None:
     assert "weight" in asc.capture(made(), torch.ones(1, 2)).input_names
+
+
+def test_what_an_optimizer_holds_is_state_of_a_task_that_calls_it() -> None:
+    inner = optim.SGD(net.parameters(), 0.1)
+    outer = optim.SGD(inner.param_groups, 0.1)
+    outer.within = [inner]
+    assert {id(inner), id(outer)} <= set(map(id, shared_state(outer.step, [])))
