@@ -48,7 +48,7 @@ from torch.optim import optimizer as of_optimizers
 from autosched._lib.code_names import names_in
 from autosched.frontends.state import hooks_of
 
-__all__ = ["Reach", "is_installed", "is_value", "value_key"]
+__all__ = ["Reach", "is_installed", "is_trainable", "is_value", "value_key"]
 
 _MOST_ITEMS = 1000  # of a list or dict; longer ones are data
 _MOST_BYTES = 65_536  # of an array, likewise
@@ -244,7 +244,7 @@ class Reach:
     @_visit.register(torch.Tensor)
     def _tensor(self, item: torch.Tensor) -> Iterable[Any]:
         # Its other properties are compared elsewhere.
-        self.key.append(id(item) if isinstance(item, torch.nn.Parameter) else torch.Tensor)
+        self.key.append(id(item) if is_trainable(item) else torch.Tensor)
         return hooks_of(item)
 
     @_visit.register(torch.nn.Module)
@@ -397,6 +397,12 @@ class _Dicts:
                 return False
             self._versions = versions
         return True
+
+
+def is_trainable(tensor: torch.Tensor) -> bool:
+    """Whether an optimizer may update a tensor, which then is the same in each call."""
+    is_parameter = isinstance(tensor, torch.nn.Parameter)
+    return is_parameter or (tensor.requires_grad and tensor.is_leaf)
 
 
 def is_value(item: Any) -> bool:

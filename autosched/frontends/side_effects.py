@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
+from operator import is_
 from types import FunctionType, NoneType
 from typing import Any, NamedTuple
 
@@ -75,6 +76,20 @@ class SideEffects:
         self._entries = [(item, name, item[name]) for item, name in reach.entries if name in item]
         cells = [item for item, name in reach.attributes if name == "cell_contents"]
         self._cells = [(cell, cell.cell_contents) for cell in cells]
+
+    def substitute(self, twins: Mapping[int, torch.Tensor]) -> None:
+        """Put other tensors in the places of some, given by their ids; ``undo`` undoes it.
+
+        They may be in tuples there.
+        """
+        in_lists = ((items, i, item) for items, old in self._lists for i, item in enumerate(old))
+        in_dicts = ((items, key, item) for items, old in self._dicts for key, item in old.items())
+        entries: Iterable[Any] = (slot for slot in self._entries if isinstance(slot[0], dict))
+        for container, key, item in chain(in_lists, in_dicts, entries):
+            if (twin := _substituted(item, twins)) is not item:
+                container[key] = twin
+        for cell, item in self._cells:
+            cell.cell_contents = _substituted(item, twins)
 
     def name_of(self, wanted: Any) -> str | None:
         """Return the name of an object that was reached, or None."""
@@ -157,6 +172,16 @@ class SideEffects:
         for table, old in self._dicts:
             table.clear()
             table.update(old)
+
+
+def _substituted(item: Any, twins: Mapping[int, torch.Tensor]) -> Any:
+    """Return the twin of a tensor; of a tuple, one with twins; and anything else as it is."""
+    if not isinstance(item, tuple):
+        return twins.get(id(item), item)
+    parts = [_substituted(part, twins) for part in item]
+    if all(map(is_, parts, item)):
+        return item
+    return type(item)(*parts) if hasattr(item, "_fields") else type(item)(parts)
 
 
 def _same(now: Any, before: Any) -> bool:

@@ -34,7 +34,7 @@ from autosched.frontends.hidden_state import HiddenStates
 from autosched.frontends.host_calls import Call, observing_calls
 from autosched.frontends.origins import annotating_origins
 from autosched.frontends.random_state import tracing_random_state
-from autosched.frontends.reachability import is_value
+from autosched.frontends.reachability import is_trainable, is_value
 from autosched.frontends.settings import Number, Settings, values_of, without_reads, without_repeats
 from autosched.frontends.side_effects import SideEffects, TensorProperties
 from autosched.frontends.state import Place, State
@@ -270,6 +270,10 @@ class _Tracer:
     @contextlib.contextmanager
     def _checking_changes(self, before: Mapping[str, torch.Tensor], given: Any) -> Iterator[None]:
         """Raise CaptureError for changes that a graph cannot make, and undo them."""
+        parameters = self.state.parameters.items()
+        twins = {id(item): before[name] for name, item in parameters if is_trainable(item)}
+        others = SideEffects([self.fn, given], self.state.modules)
+        others.substitute(twins)  # in lists that code made before, and wherever else it has them
         self.effects = effects = SideEffects([self.fn, given], self.state.modules)
         properties = TensorProperties(before)
         hidden = HiddenStates(effects.found)
@@ -299,6 +303,7 @@ class _Tracer:
             hidden.restore()
             self.effects = None
             effects.undo()
+            others.undo()
 
     def _refuse(self, tensor: torch.Tensor) -> None:
         """Raise CaptureError for a tensor that has data, and has a name."""

@@ -226,3 +226,63 @@ def test_an_optimizer_around_others_steps_as_it_does_eagerly(name: str) -> None:
     expected = train(lambda step: step)
     found = train(lambda step: asc.compile(step, MACHINE, policy="round_robin"))
     assert all(map(torch.equal, found, expected))
+
+
+# ---- parameters that code holds
+
+
+class Agent:
+    """Holds parameters in lists, tuples and dicts, and a tensor that its own optimizer trains."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+        self.temperature = torch.zeros(1, requires_grad=True)
+        self.optimizer = momentum(self.model)
+        self.others = optim.Adam([self.temperature], lr=0.1)
+        self.listed = list(self.model.parameters())
+        self.named = {"first": tuple(self.model[0].parameters()), "last": self.model[1].bias}
+
+    def update(self, x: Tensor) -> tuple[Tensor, ...]:
+        loss = (self.model(x) * self.temperature.exp()).square().mean()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.listed, 0.1)
+        nn.utils.clip_grad_norm_(self.named["first"], 0.01)
+        self.optimizer.step()
+        self.others.step()
+        for optimizer in (self.optimizer, self.others):
+            optimizer.zero_grad()
+        return loss.detach(), norm, self.named["last"].sum().detach(), self.temperature.detach()
+
+
+def test_parameters_that_an_object_holds_are_those_of_the_step() -> None:
+    eager, agent = Agent(), Agent()
+    held = [*agent.listed, *agent.named["first"], agent.temperature]
+    with asc.compile(agent.update, MACHINE, policy="single") as run:
+        for _ in range(3):
+            assert all(map(torch.equal, run(X), eager.update(X)))
+        assert run.cache_info().misses == 2
+        found = [*agent.listed, *agent.named["first"], agent.temperature]
+        assert all(a is b for a, b in zip(found, held, strict=True))
+        agent.listed = agent.listed[:1]  # other parameters are another capture
+        eager.listed = eager.listed[:1]
+        agent.named["last"], eager.named["last"] = agent.model[0].bias, eager.model[0].bias
+        assert all(map(torch.equal, run(X), eager.update(X)))
+        agent.temperature = torch.ones(1, requires_grad=True)
+        with pytest.raises(
+            asc.CaptureError, match="attribute 'temperature' of a Agent is a tensor"
+        ):
+            run(X)
+
+
+def test_a_parameter_in_a_closure_is_that_of_the_step() -> None:
+    agent = Agent()
+    weight, pair = agent.model[0].weight, (agent.model[0].weight, [agent.model[0].bias])
+
+    def step(x: Tensor) -> Tensor:
+        agent.model(x).sum().backward()
+        return weight.grad + pair[0].grad + pair[1][0].grad[:, None]
+
+    graph = asc.capture(step, X)
+    result = graph.run_serial(**graph.feed(X))["result"]
+    assert torch.equal(result, step(X))

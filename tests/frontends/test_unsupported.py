@@ -154,18 +154,15 @@ def test_a_tensor_from_outside_is_named(holder: str) -> None:
     assert "lambda x:" in str(error.value)
 
 
-def test_parameters_that_were_listed_before_are_named() -> None:
+def test_parameters_that_code_has_in_a_set_are_named() -> None:
     model = mlp()
-    listed = list(model.parameters())
+    listed = set(model.parameters())
 
     def step(x: Tensor) -> None:
         model(x).sum().backward()
         nn.utils.clip_grad_norm_(listed, 0.1)  # would find no gradients
 
-    with pytest.raises(
-        asc.CaptureError,
-        match=r"variable 'listed'\[0\] is parameter '0\.weight'; get it from the module",
-    ):
+    with pytest.raises(asc.CaptureError, match=r"is parameter '.*'; get it from the module"):
         asc.capture(step, X)
 
 
