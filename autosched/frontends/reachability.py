@@ -14,7 +14,7 @@ import os
 import sys
 import weakref
 from array import array
-from collections import deque
+from collections import UserDict, deque
 from collections.abc import (
     Callable,
     Collection,
@@ -203,6 +203,11 @@ class Reach:
         yield from self._container(item)
         if not _is_known(type(item).__module__):
             yield from self._object(item)
+
+    @_visit.register(UserDict)
+    def _user_dict(self, item: UserDict[Any, Any]) -> Iterable[Any]:
+        yield item.data
+        yield from self._object(item)
 
     @_visit.register(functools.partial | functools.partialmethod | functools.cached_property)
     @_visit.register(staticmethod | classmethod | MethodType | property)

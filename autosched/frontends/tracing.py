@@ -18,11 +18,12 @@ import torch
 from torch.distributions import Distribution
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from autosched._lib.containers import with_leaves
 from autosched._lib.fake_tensors import Fakes
 from autosched._lib.gc_pause import without_collecting
 from autosched._lib.quiet import quiet
 from autosched._lib.replacing import replaced
-from autosched._lib.tree import flatten, transform
+from autosched._lib.tree import flatten
 from autosched.errors import CaptureError
 from autosched.frontends.attention import fast_paths
 from autosched.frontends.caches import MadeTensors, clear_caches_of
@@ -203,7 +204,7 @@ class _Tracer:
         fakes, floats = fakes[: len(self.examples)], fakes[len(self.examples) :]
         numbers = self._numbers(floats)
         twins = dict(zip(map(id, self.examples.values()), fakes, strict=True))
-        args, kwargs = transform(lambda leaf: twins.get(id(leaf), leaf), self.arguments)
+        args, kwargs = with_leaves(lambda leaf: twins.get(id(leaf), leaf), self.arguments)
         before = dict(zip(self.examples, fakes, strict=True))
         counters = self.state.numbers()
         with (
@@ -246,12 +247,12 @@ class _Tracer:
                 return Output(name)
             if not is_value(leaf) and not isinstance(leaf, _CONSTANTS):
                 raise CaptureError(
-                    f"a {type(leaf).__name__} is returned; return tensors, in tuples, lists or "
-                    "dicts"
+                    f"a {type(leaf).__name__} is returned; return tensors, in tuples, lists, dicts "
+                    "or dataclasses"
                 )
             return leaf
 
-        self.found.returned = transform(output, result)
+        self.found.returned = with_leaves(output, result)
         return found
 
     def _new_state(self, before: Mapping[str, Any], state: State) -> list[torch.Tensor]:

@@ -285,7 +285,7 @@ def test_a_gradient_that_an_argument_would_keep_is_named() -> None:
 )
 def test_what_cannot_be_returned_is_named(fn: Callable[[Tensor], Any], said: str) -> None:
     with pytest.raises(
-        asc.CaptureError, match=f"{said}; return tensors, in tuples, lists or dicts"
+        asc.CaptureError, match=f"{said}; return tensors, in tuples, lists, dicts or dataclasses"
     ):
         asc.capture(fn, X)
 
