@@ -3,6 +3,8 @@
 adaptive_lock locks that are awaited actively before a thread sleeps
 aliasing      which bytes tensors and NumPy arrays occupy
 allowed       rules for names, device names and numbers
+code_names    the names that code mentions
+containers    containers of tensors among arguments and results
 copying       copies of tensors on which kernels compute the same bits
 cycles        the cycle of greatest ratio in a graph
 display       registration of what draws graphs and timelines

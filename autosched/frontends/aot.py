@@ -17,8 +17,9 @@ import copy
 import itertools
 import operator
 import re
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -50,6 +51,7 @@ _GLOBAL_HOOKS = frozenset(
     for name, item in vars(torch.nn.modules.module).items()
     if name.startswith("_global_") and isinstance(item, dict)
 )
+_MOST_VIEWS = 8  # between an output and the tensor that a graph computed
 
 
 def split(
@@ -62,13 +64,17 @@ def split(
     """
     _guard_hooks()
     names = [_variable(node) for node in module.graph.nodes if node.op == "placeholder"]
+    unused = _UnusedOutputs()
 
     def compiler(phase: str) -> Callable[..., Boxed]:
         def compiled(part: torch.fx.GraphModule, _: Sequence[Any]) -> Boxed:
             run = compile(part, phase, names)
 
             def boxed(arguments: list[Any]) -> Sequence[Any]:
-                return run(arguments)
+                if phase != "backward":
+                    return run(arguments)
+                has_gradient = unused.take()
+                return _gradients(part, run(arguments), has_gradient)
 
             boxed._boxed_call = True  # type: ignore[attr-defined]
             return boxed
@@ -82,7 +88,83 @@ def split(
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )(module, inputs)
-    return run
+
+    def noting(*arguments: Any) -> Any:
+        results = run(*arguments)
+        unused.note(results)
+        return results
+
+    return noting
+
+
+class _UnusedOutputs(threading.local):
+    """The outputs of a forward that have no gradient in a backward pass.
+
+    AOTAutograd gives their gradients as zeros, and would return zeros where eager code leaves no
+    gradient: for parameters on which only these outputs depend.
+    """
+
+    def __init__(self) -> None:
+        self.has_gradient: list[bool] = []  # of each differentiable output
+
+    def note(self, results: Any) -> None:
+        """Let the backward of these outputs note which have a gradient, before it begins."""
+        sources = [_source(item) for item in results if isinstance(item, torch.Tensor)]
+        found = {(node, slot) for node, slot in sources if _is_compiled(node)}
+        nodes = {node for node, _ in found}
+        if len(found) < 2 or len(nodes) > 1:  # some are views of other results
+            return
+        slots = sorted(slot for _, slot in found)
+
+        def before(gradients: Sequence[Any]) -> None:
+            self.has_gradient = [gradients[slot] is not None for slot in slots]
+
+        nodes.pop().register_prehook(before)
+
+    def take(self) -> list[bool]:
+        """Return, once, which outputs have a gradient; nothing if that is not known."""
+        found, self.has_gradient = self.has_gradient, []
+        return found
+
+
+def _source(tensor: torch.Tensor) -> tuple[Any, int]:
+    """Return the node of autograd that computes an output, or what it is a view of."""
+    node, slot = tensor.grad_fn, tensor.output_nr
+    for _ in range(_MOST_VIEWS):
+        if node is None or len(node.next_functions) != 1 or _is_compiled(node):
+            break
+        node, slot = node.next_functions[0]
+    return node, slot
+
+
+def _is_compiled(node: Any) -> bool:
+    return type(node).__name__ == "CompiledFunctionBackward"
+
+
+def _gradients(
+    part: torch.fx.GraphModule, results: Sequence[Any], has_gradient: Sequence[bool]
+) -> Sequence[Any]:
+    """Return the results of a backward, None for those that eager code does not compute."""
+    tangents = [node for node in part.graph.nodes if node.name.startswith("tangents_")]
+    if all(has_gradient) or len(tangents) != len(has_gradient):
+        return results
+    given = dict(zip(tangents, has_gradient, strict=True))
+    used = _users(node for node in tangents if given[node])
+    idle = _users(node for node in tangents if not given[node]) - used
+    nodes: Any = next(iter(reversed(part.graph.nodes))).args[0]
+    pairs = zip(nodes, results, strict=True)
+    return [None if node in idle else result for node, result in pairs]
+
+
+def _users(nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
+    """Return nodes, and those that need them."""
+    found = set(nodes)
+    pending = [*found]
+    while pending:
+        new = pending.pop().users.keys() - found
+        found |= new
+        pending += new
+    return found
 
 
 def _guard_hooks() -> None:

@@ -36,8 +36,10 @@ from autosched.frontends.settings import Settings
 from autosched.frontends.state import Place
 from autosched.frontends.tracing import Trace, generator_id, trace
 from autosched.frontends.unsupported import (
+    check_function,
     check_modes,
     check_nodes,
+    check_others,
     check_state,
     check_tensors,
     definition_of,
@@ -78,6 +80,7 @@ def capture(
     True
     """
     check_granularity(granularity)
+    check_function(fn, "capture", CaptureError)
     signature = signature_of(fn)
     for name in ("granularity", "fuse"):
         if signature is not None and name in signature.parameters:
@@ -107,6 +110,7 @@ def captured(
         graph.settings = Settings(varying)
         check_state(graph.state)
         check_tensors(graph.examples)
+        check_others((args, kwargs))
         begun = time.perf_counter()
         traced = trace(graph, args, kwargs)
         graph.hold(traced.settings)
@@ -146,7 +150,7 @@ class _Builder:
         names = iter(examples)
         for node in nodes:
             if node.op == "placeholder":
-                operators.values[node] = self._input(next(names))
+                operators.values[node] = self._input(next(names), is_used=bool(node.users))
             elif node.op == "get_attr":
                 operators.values[node] = self._constant(node)
             elif node.op == "call_function":
@@ -163,9 +167,14 @@ class _Builder:
             graph.together(*[operators.values[node] for node in group])
         warn_of_calls(self.traced.calls, graph.name)
 
-    def _input(self, name: str) -> Value:
-        """Add an input on the device of the present tensor."""
+    def _input(self, name: str, is_used: bool) -> Value:
+        """Add an input on the device of the present tensor.
+
+        A module whose parameters are passed by ``functional_call`` may have none with data.
+        """
         device = str(getattr(self.graph.examples[name], "device", "cpu"))
+        if device == "meta" and not is_used:
+            device = "cpu"
         with self.graph.on(device) if device != "cpu" else contextlib.nullcontext():
             return self.graph.input(name)
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from autosched._lib.tree import transform
+from autosched._lib.containers import leaves, with_leaves
 from autosched.errors import CaptureError, GraphError
 from autosched.frontends.reachability import is_value, value_key
 from autosched.frontends.settings import Settings
@@ -25,11 +24,11 @@ __all__ = ["Captured", "Output", "arguments_of", "signature_of"]
 _AGAIN = "; capture it again, or use autosched.compile, which recaptures by itself"
 
 
-@dataclass(frozen=True)
 class Output:
     """A placeholder for a tensor in the function's result."""
 
-    name: str
+    def __init__(self, name: str):
+        self.name = name
 
 
 class Captured(Graph):
@@ -147,7 +146,7 @@ class Captured(Graph):
             self.state.put(place, None)
         for attributes, name, item in self.switched:
             attributes[name] = item
-        return transform(
+        return with_leaves(
             lambda leaf: outputs[leaf.name] if isinstance(leaf, Output) else leaf, self.returned
         )
 
@@ -187,7 +186,7 @@ def _named_leaves(
                 named.update(named.pop(name, {}))
     found: list[tuple[str, Any]] = []
     tensors: set[str] = set()
-    for path, leaf in _leaves(named):
+    for path, leaf in leaves(named):
         name = re.sub(r"[\s@]", "_", path)
         if name in tensors:
             raise CaptureError(f"two arguments would have the name {name!r}; rename one")
@@ -195,12 +194,3 @@ def _named_leaves(
             tensors.add(name)
         found.append((name, leaf))
     return found
-
-
-def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of a tree by their paths: ``batch.0``."""
-    if isinstance(tree, (tuple, list, dict)):
-        for key, item in tree.items() if isinstance(tree, dict) else enumerate(tree):
-            yield from _leaves(item, f"{path}.{key}" if path else f"{key}")
-    else:
-        yield path, tree

@@ -20,7 +20,7 @@ from autosched._lib.forks import rlock
 from autosched._lib.logs import LOG
 from autosched.coarsening.grouping import Granularity, check_granularity
 from autosched.costs.costs import Costs
-from autosched.errors import ScheduleError, shown
+from autosched.errors import ScheduleError
 from autosched.frontends.capture import captured
 from autosched.frontends.capture_lock import check_not_capturing
 from autosched.frontends.captured import Captured, arguments_of
@@ -38,8 +38,8 @@ from autosched.frontends.reachability import Reach
 from autosched.frontends.recaptures import changes, remedy
 from autosched.frontends.settings import Varying
 from autosched.frontends.state import State
+from autosched.frontends.unsupported import check_function
 from autosched.fusion import fuse as fused
-from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.policies import Policy
 from autosched.runtime.in_flight.batches import results, unpacked
@@ -126,10 +126,7 @@ def compile(
     """
     if isinstance(fn, Compiled | CompiledModule):
         raise ScheduleError(f"{fn!r} is compiled already; compile the function itself, {fn.fn!r}")
-    if not callable(fn) or isinstance(fn, Graph | Schedule):
-        hint = "; autosched.schedule(graph, machine) takes a graph" if isinstance(fn, Graph) else ""
-        kinds = "a function of tensors, a module or a training step"
-        raise ScheduleError(f"compile takes {kinds}, got {shown(fn)}{hint}")
+    check_function(fn, "compile", ScheduleError)
     if not isinstance(maxsize, int) or isinstance(maxsize, bool) or maxsize < 1:
         raise ScheduleError(f"maxsize must be 1 or more, got {maxsize!r}")
     check_granularity(granularity)

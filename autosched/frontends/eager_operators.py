@@ -11,6 +11,8 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -22,7 +24,7 @@ from autosched.graph.effects import function_name
 __all__ = ["EagerOperators"]
 
 # These return singular values or eigenvalues only. Vectors, which backward needs, are also computed
-# where autograd records, and whenever a mode is active.
+# where autograd records, in transforms of torch.func, and whenever a mode is active.
 _VALUES_ONLY = frozenset("cond eigvalsh matrix_norm matrix_rank norm nuclear_norm svdvals".split())
 # Of both operators, the third argument says whether to compute vectors.
 _WITH_VECTORS = (torch.ops.aten._linalg_svd.default, torch.ops.aten._linalg_eigh.default)
@@ -44,7 +46,7 @@ class EagerOperators(TorchFunctionMode):
     def __torch_function__(self, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = str(getattr(fn, "__name__", "")).removeprefix("linalg_")
-        if name in _VALUES_ONLY:
+        if name in _VALUES_ONLY and not any(map(_is_transformed, (*args, *kwargs.values()))):
             with _ValuesOnly():  # type: ignore[no-untyped-call]
                 return fn(*args, **kwargs)
         if name in ("matmul", "__matmul__", "__rmatmul__") and len(args) == 2 and not kwargs:
@@ -72,6 +74,12 @@ class _ValuesOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
             given = dict(zip(names, args, strict=False))
             return func(**{**given, **kwargs, names[2]: False})
         return func(*args, **kwargs)
+
+
+def _is_transformed(item: Any) -> bool:
+    """Whether a tensor belongs to a transform of torch.func, or may have a tangent."""
+    is_wrapped = isinstance(item, torch.Tensor) and is_functorch_wrapped_tensor(item)
+    return is_wrapped or forward_ad._current_level >= 0
 
 
 def _is_folded_if_traced(one: Any, other: Any) -> bool:

@@ -26,6 +26,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _device as default_device
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from autosched._lib.containers import parts_of
 from autosched._lib.tensor_guards import have_hooks, recognizer
 from autosched.frontends.reachability import Reach, is_value, value_key
 from autosched.frontends.state import State, hooks_of
@@ -53,8 +54,11 @@ class Arguments:
             return type(tree), *tree, tuple([self._of(item) for item in tree.values()])
         if is_value(tree):
             return value_key(tree)
-        self.others.append(tree)
-        return type(tree)
+        if (parts := parts_of(tree)) is None:
+            self.others.append(tree)
+            return type(tree)
+        self.others.append(type(tree))  # its code reads the parts
+        return type(tree), *parts, tuple([self._of(item) for item in parts.values()])
 
 
 class Guard:

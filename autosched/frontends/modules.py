@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autosched._lib.tree import flatten
+from autosched._lib.containers import leaves
 from autosched.frontends.capture_lock import is_capturing
 from autosched.frontends.reachability import Reach
 from autosched.runtime.in_flight.future import RunFuture
@@ -66,7 +66,8 @@ class CompiledModule(torch.nn.Module):
 
     def _requires_grad(self, *arguments: Any) -> bool:
         """Whether an argument, a parameter or a buffer requires grad."""
-        tensors = chain(self.fn.parameters(), flatten(arguments), self.fn.buffers())
+        given = (item for _, item in leaves(arguments))
+        tensors = chain(self.fn.parameters(), given, self.fn.buffers())
         return any(isinstance(item, torch.Tensor) and item.requires_grad for item in tensors)
 
     @property

@@ -114,8 +114,8 @@ def common_device(tensors: Iterable[torch.Tensor]) -> torch.device | None:
 # No operation, because autograd does not record across tasks anyway.
 _IDENTITIES = frozenset((torch.ops.aten.detach.default, torch.ops.aten.alias.default))
 
-# Kernels that compute the workspace for backward only where autograd records.
-_NEED_GRAD_MODE = frozenset(("mkldnn_rnn_layer",))
+# Kernels that compute otherwise, and a workspace for backward, where autograd is enabled.
+_DEPEND_ON_GRAD_MODE = frozenset(("mkldnn_rnn_layer",))
 
 # Backward of batch norms is given the running statistics, which it reads in evaluation only: (their
 # positions, position of the flag for training). Otherwise backward would have to come before the
@@ -138,8 +138,8 @@ def _used(target: Any, args: Any) -> Any:
 
 def _callable_for(node: torch.fx.Node) -> Callable[..., Any]:
     target: Any = node.target
-    if _label(node) in _NEED_GRAD_MODE:
-        return _as_if_recording(target)
+    if _label(node) in _DEPEND_ON_GRAD_MODE:
+        return _in_grad_mode(target, (node.meta.get("custom") or {}).get("grad_mode", True))
     if target in FUNCTIONS:
         return FUNCTIONS[target]
     if is_collective(node):
@@ -148,10 +148,10 @@ def _callable_for(node: torch.fx.Node) -> Callable[..., Any]:
     return _checking_layout(found, node) if _raw_label(node) in COUNTS_IN_MEMORY else found
 
 
-def _as_if_recording(op: Any) -> Callable[..., Any]:
+def _in_grad_mode(op: Any, enabled: bool) -> Callable[..., Any]:
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
+        with torch.set_grad_enabled(enabled), torch._C._AutoDispatchBelowAutograd():
             return op(*args, **kwargs)
 
     return call

@@ -65,7 +65,8 @@ def annotating_origins(
             inside.pop().close()
 
     def enter_module(module: torch.nn.Module, _: Any) -> None:
-        enter({"module": paths.get(id(module), ""), "call": next(count)})
+        # Forward also in the closure of an optimizer.
+        enter({"module": paths.get(id(module), ""), "call": next(count), "phase": "forward"})
 
     @contextlib.contextmanager
     def around(fn: Callable[..., Any]) -> Iterator[None]:
@@ -158,7 +159,7 @@ def traced_at(node: torch.fx.Node) -> str:
 
 
 class _Lines(TorchFunctionMode):
-    """Annotates nodes with the user's line of each call of torch."""
+    """Annotates nodes with the user's line of each call of torch, and its grad mode."""
 
     def __init__(self, on_tensor: Callable[[torch.Tensor], None], on_result: Callable[[Any], None]):
         super().__init__()
@@ -176,7 +177,8 @@ class _Lines(TorchFunctionMode):
         frame = sys._getframe(1)
         while frame.f_back is not None and _is_internal(frame.f_globals.get("__name__", "")):
             frame = frame.f_back
-        with annotate({"where": (frame.f_code.co_filename, frame.f_lineno)}):
+        where = frame.f_code.co_filename, frame.f_lineno
+        with annotate({"where": where, "grad_mode": torch.is_grad_enabled()}):
             result = fn(*args, **(kwargs or {}))
         self.on_result(result)
         return result

@@ -8,14 +8,13 @@ guards nor graphs.
 
 from __future__ import annotations
 
-import dis
 import enum
 import functools
 import os
 import sys
 import weakref
 from array import array
-from collections import deque
+from collections import UserDict, deque
 from collections.abc import (
     Callable,
     Collection,
@@ -31,7 +30,6 @@ from operator import call, is_
 from pathlib import Path
 from types import (
     CellType,
-    CodeType,
     FunctionType,
     MappingProxyType,
     MemberDescriptorType,
@@ -47,9 +45,10 @@ from torch._library.custom_ops import OPDEFS, CustomOpDef
 from torch.nn.modules import module as of_modules
 from torch.optim import optimizer as of_optimizers
 
+from autosched._lib.code_names import names_in
 from autosched.frontends.state import hooks_of
 
-__all__ = ["Reach", "is_installed", "is_value", "value_key"]
+__all__ = ["Reach", "is_installed", "is_trainable", "is_value", "value_key"]
 
 _MOST_ITEMS = 1000  # of a list or dict; longer ones are data
 _MOST_BYTES = 65_536  # of an array, likewise
@@ -205,6 +204,11 @@ class Reach:
         if not _is_known(type(item).__module__):
             yield from self._object(item)
 
+    @_visit.register(UserDict)
+    def _user_dict(self, item: UserDict[Any, Any]) -> Iterable[Any]:
+        yield item.data
+        yield from self._object(item)
+
     @_visit.register(functools.partial | functools.partialmethod | functools.cached_property)
     @_visit.register(staticmethod | classmethod | MethodType | property)
     def _wrapper(self, item: Any) -> Iterable[Any]:
@@ -245,7 +249,7 @@ class Reach:
     @_visit.register(torch.Tensor)
     def _tensor(self, item: torch.Tensor) -> Iterable[Any]:
         # Its other properties are compared elsewhere.
-        self.key.append(id(item) if isinstance(item, torch.nn.Parameter) else torch.Tensor)
+        self.key.append(id(item) if is_trainable(item) else torch.Tensor)
         return hooks_of(item)
 
     @_visit.register(torch.nn.Module)
@@ -257,9 +261,14 @@ class Reach:
 
     @_visit.register(torch.optim.Optimizer)
     def _optimizer(self, item: torch.optim.Optimizer) -> Iterable[Any]:
-        """Note an optimizer; return its attributes, without its state."""
+        """Note an optimizer; return its attributes, without its state of tensors."""
         self.key.append(id(item))
-        self.containers += [item.__dict__, item.state, *item.state.values()]
+        self.containers += [item.__dict__, item.state]
+        for key, held in item.state.items():
+            if not isinstance(key, torch.Tensor):
+                yield from (_Name(key) if type(key) is str else key, held)
+            elif isinstance(held, dict):
+                self.containers.append(held)
         yield from (value for name, value in item.__dict__.items() if name != "state")
         yield from self._classes(type(item))
 
@@ -283,7 +292,7 @@ class Reach:
             yield from self._object(fn)
             return
         self.key.append(fn.__code__)
-        names, mentioned, imports = _names(fn.__code__, self.written)
+        names, mentioned, imports = names_in(fn.__code__, self.written)
         self.mentioned.update(mentioned)
         for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
             if cell != _EMPTY_CELL:
@@ -395,6 +404,12 @@ class _Dicts:
         return True
 
 
+def is_trainable(tensor: torch.Tensor) -> bool:
+    """Whether an optimizer may update a tensor, which then is the same in each call."""
+    is_parameter = isinstance(tensor, torch.nn.Parameter)
+    return is_parameter or (tensor.requires_grad and tensor.is_leaf)
+
+
 def is_value(item: Any) -> bool:
     """Whether an object is a value, such as a number or string."""
     return item is None or (isinstance(item, _VALUES) and not isinstance(item, enum.Enum))
@@ -415,33 +430,6 @@ def _views(container: Any) -> tuple[Iterable[Any], ...]:
     """Return views of a container that show its present items."""
     is_mapping = isinstance(container, Mapping)
     return (container.keys(), container.values()) if is_mapping else (container,)
-
-
-@functools.lru_cache(maxsize=10_000)
-def _names(code: CodeType, written: bool) -> tuple[list[str], list[str], list[str]]:
-    """Return the globals, attributes (also strings) and imports that code names.
-
-    Code within the code belongs to it. Without ``written``, names that are only stored are left
-    out.
-    """
-    kinds = ("GLOBAL", "NAME", "ATTR", "METHOD", "FROM", "IMPORT")
-    found = {kind: dict[str, None]() for kind in kinds}
-    codes = [code]
-    while codes:
-        inner = codes.pop()
-        for item in inner.co_consts:
-            if isinstance(item, CodeType):
-                codes.append(item)
-            elif isinstance(item, str) and item.isidentifier():
-                found["ATTR"][item] = None
-        for instruction in dis.get_instructions(inner):
-            action, _, kind = instruction.opname.partition("_")
-            if (kind, action) == ("NAME", "IMPORT"):
-                found["IMPORT"][instruction.argval] = None
-            elif kind in found and (written or action in ("LOAD", "IMPORT")):
-                found[kind][instruction.argval] = None
-    attributes = [*found["ATTR"], *found["METHOD"], *found["FROM"]]
-    return [*found["GLOBAL"], *found["NAME"]], attributes, [*found["IMPORT"]]
 
 
 def _slots(kind: type) -> Iterator[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
+from operator import is_
 from types import FunctionType, NoneType
 from typing import Any, NamedTuple
 
@@ -44,6 +45,7 @@ class SideEffects:
         self._variables: dict[int, str] = {}  # names of cells of closures
         self._globals: set[int] = set()
         self._state: set[int] = set()  # containers of tensors, which a step may change
+        self._moments: set[int] = set()  # likewise, what they have for tensors
         own: list[dict[str, Any]] = []
         for item in found:
             if isinstance(getattr(item, "__dict__", None), dict):
@@ -56,7 +58,9 @@ class SideEffects:
             elif isinstance(item, torch.nn.Module):
                 self._state.add(id(item._buffers))
             elif isinstance(item, torch.optim.Optimizer):
-                self._state |= {id(item.state), *map(id, item.state.values())}
+                moments = [held for key, held in item.state.items() if _is_tensor(key)]
+                self._state.update(map(id, moments))
+                self._moments.add(id(item.state))
                 for i, group in enumerate(item.param_groups):
                     self._paths[id(group)] = f"group {i} of {type(item).__name__}"
             if isinstance(item, _COUNTERS):
@@ -72,6 +76,20 @@ class SideEffects:
         self._entries = [(item, name, item[name]) for item, name in reach.entries if name in item]
         cells = [item for item, name in reach.attributes if name == "cell_contents"]
         self._cells = [(cell, cell.cell_contents) for cell in cells]
+
+    def substitute(self, twins: Mapping[int, torch.Tensor]) -> None:
+        """Put other tensors in the places of some, given by their ids; ``undo`` undoes it.
+
+        They may be in tuples there.
+        """
+        in_lists = ((items, i, item) for items, old in self._lists for i, item in enumerate(old))
+        in_dicts = ((items, key, item) for items, old in self._dicts for key, item in old.items())
+        entries: Iterable[Any] = (slot for slot in self._entries if isinstance(slot[0], dict))
+        for container, key, item in chain(in_lists, in_dicts, entries):
+            if (twin := _substituted(item, twins)) is not item:
+                container[key] = twin
+        for cell, item in self._cells:
+            cell.cell_contents = _substituted(item, twins)
 
     def name_of(self, wanted: Any) -> str | None:
         """Return the name of an object that was reached, or None."""
@@ -128,6 +146,7 @@ class SideEffects:
         for table, old in self._dicts:
             for key in {**old, **table} if id(table) not in self._state else ():
                 known = (id(table), key) in switched or self._is_known(table, key)
+                known |= id(table) in self._moments and _is_tensor(key)
                 if not known and not _same(table.get(key), old.get(key)):
                     yield f"{self._slot(table, key)} is {_shown(table.get(key))}"
 
@@ -138,8 +157,8 @@ class SideEffects:
             return True
         if isinstance(owner, torch.nn.RNNBase) and str(key).startswith("_flat_weight"):
             return True
-        of_torch = type(owner).__module__.startswith("torch.")
-        return (of_torch or isinstance(owner, torch.optim.Optimizer)) and str(key).startswith("_")
+        is_private = str(key).startswith("_") and not _is_tensor(attributes.get(key))
+        return is_private and type(owner).__module__.startswith("torch.")
 
     def undo(self) -> None:
         """Undo all changes."""
@@ -155,10 +174,24 @@ class SideEffects:
             table.update(old)
 
 
+def _substituted(item: Any, twins: Mapping[int, torch.Tensor]) -> Any:
+    """Return the twin of a tensor; of a tuple, one with twins; and anything else as it is."""
+    if not isinstance(item, tuple):
+        return twins.get(id(item), item)
+    parts = [_substituted(part, twins) for part in item]
+    if all(map(is_, parts, item)):
+        return item
+    return type(item)(*parts) if hasattr(item, "_fields") else type(item)(parts)
+
+
 def _same(now: Any, before: Any) -> bool:
     return now is before or (
         type(now) is type(before) and isinstance(now, _VALUES) and repr(now) == repr(before)
     )
+
+
+def _is_tensor(item: Any) -> bool:
+    return isinstance(item, torch.Tensor)
 
 
 def _is_switched(now: Any, before: Any) -> bool:

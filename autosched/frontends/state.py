@@ -10,6 +10,7 @@ and outputs where a step stores new ones. Knows no graph.
 from __future__ import annotations
 
 import contextlib
+import copy
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch.nn.utils import stateless
 
+from autosched.errors import CaptureError
 from autosched.graph.effects import shared_state
 
 __all__ = ["Place", "State", "hooks_of", "parts_of"]
@@ -48,7 +50,7 @@ class State:
         parts = [item for item in found if isinstance(item, torch.nn.Module)]
         inner = {id(part) for module in parts for part in module.modules() if part is not module}
         modules = _named([module for module in parts if id(module) not in inner], "module", "")
-        steps = [item for item in found if isinstance(item, torch.optim.Optimizer)]
+        steps = [item for item in found if hasattr(type(item), "add_param_group")]
         optimizers = _named(steps, "optimizer", "optimizer")
         parameters: dict[str, torch.Tensor] = {}
         for key, module in modules.items():
@@ -81,22 +83,49 @@ class State:
         for name, parameter in self.parameters.items():
             if parameter.grad is not None:
                 found[f"{name}.grad"] = (("grad", name), parameter.grad)
-        for key, optimizer in self.optimizers.items():
-            for name, field, item in self._moments(optimizer):
+        for key, state in self._states():
+            for name, field, item in self._moments(key, state):
                 if isinstance(item, torch.Tensor):
                     found[f"{key}.{name}.{field}"] = (("moment", key, name, field), item)
-            for number, group in enumerate(optimizer.param_groups):
-                for field, item in group.items():
-                    if isinstance(item, torch.Tensor):
-                        place = ("setting", key, str(number), field)
-                        found[_setting(key, number, field)] = (place, item)
+        for key, number, group in self._groups():
+            for field, item in group.items():
+                if isinstance(item, torch.Tensor):
+                    place = ("setting", key, str(number), field)
+                    found[_setting(key, number, field)] = (place, item)
         return found
 
-    def _moments(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, str, Any]]:
-        """Yield a parameter's name, the kind of moment, and its value."""
-        for parameter, held in optimizer.state.items():
+    def _states(self) -> Iterator[tuple[str, Any]]:
+        """Yield the states of optimizers; those around others may share theirs."""
+        found: dict[int, tuple[str, Any]] = {}
+        for key, optimizer in self.optimizers.items():
+            state = getattr(optimizer, "state", {})  # one around another may not inherit
+            found.setdefault(id(state), (key, state))
+        yield from found.values()
+
+    def _groups(self) -> Iterator[tuple[str, int, dict[str, Any]]]:
+        """Yield the groups of optimizers with their numbers, which they may share, too."""
+        found: dict[int, tuple[str, int, dict[str, Any]]] = {}
+        for key, optimizer in self.optimizers.items():
+            for number, group in enumerate(optimizer.param_groups):
+                found.setdefault(id(group), (key, number, group))
+        yield from found.values()
+
+    def _moments(self, key: str, state: Mapping[Any, Any]) -> Iterator[tuple[str, str, Any]]:
+        """Yield a parameter's name, the kind of moment, and its value.
+
+        An optimizer may also have state of tensors that were parameters before, and of no tensor.
+        """
+        for parameter, held in state.items():
+            name = self.names.get(id(parameter))
+            if name is None:
+                continue
+            if not isinstance(held, dict):
+                raise CaptureError(
+                    f"the state of {name!r} in {type(self.optimizers[key]).__name__} is a "
+                    f"{type(held).__name__}; keep it in a dict, as state[parameter]['momentum']"
+                )
             for field, item in held.items():
-                yield self.names[id(parameter)], field, item
+                yield name, field, item
 
     def _attributes(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
         """Yield each module's root, path and attributes."""
@@ -127,8 +156,8 @@ class State:
         """Return, by name, the non-tensor state of optimizers."""
         return {
             f"{key}.{name}.{field}": item
-            for key, optimizer in self.optimizers.items()
-            for name, field, item in self._moments(optimizer)
+            for key, state in self._states()
+            for name, field, item in self._moments(key, state)
             if not isinstance(item, torch.Tensor)
         }
 
@@ -139,9 +168,8 @@ class State:
         """
         return {
             _setting(key, number, field): (group, field)
-            for key, optimizer in self.optimizers.items()
-            if type(optimizer).__module__.startswith("torch.optim.")
-            for number, group in enumerate(optimizer.param_groups)
+            for key, number, group in self._groups()
+            if type(self.optimizers[key]).__module__.startswith("torch.optim.")
             for field, item in group.items()
             if parts_of(field, item)
         }
@@ -212,8 +240,7 @@ class State:
             parameters = {name: tensors[name] for name in self.parameters}
             for name, parameter in parameters.items():
                 parameter.grad = tensors.get(f"{name}.grad")
-            for key, optimizer in self.optimizers.items():
-                stack.enter_context(self._replaced_in(key, optimizer, tensors))
+            stack.enter_context(self._replaced_in_optimizers(tensors))
             yield State(self.modules, self.optimizers, parameters)
 
     @contextlib.contextmanager
@@ -230,33 +257,51 @@ class State:
                 group[field] = item
 
     @contextlib.contextmanager
-    def _replaced_in(
-        self, key: str, optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]
-    ) -> Iterator[None]:
-        groups = optimizer.param_groups
-        state = optimizer.state
-        new_groups = [
-            {
+    def _replaced_in_optimizers(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """Replace groups and states temporarily, wherever an optimizer has them."""
+        twins: dict[int, Any] = {}  # by the ids of groups, lists of them, and states
+        for key, number, group in self._groups():
+            twins[id(group)] = {
                 field: tensors.get(_setting(key, number, field), item)
                 for field, item in group.items()
             }
-            | _kernels(optimizer, group)
-            | {"params": [tensors[self.names[id(item)]] for item in group["params"]]}
-            for number, group in enumerate(groups)
+            for optimizer in self.optimizers.values():  # several may share a group
+                if any(each is group for each in optimizer.param_groups):
+                    twins[id(group)] |= _kernels(optimizer, group)
+            twins[id(group)]["params"] = [tensors[self.names[id(item)]] for item in group["params"]]
+        for key, state in self._states():
+            twins[id(state)] = self._twin_of(key, state, tensors)
+        for optimizer in self.optimizers.values():
+            groups = optimizer.param_groups
+            twins[id(groups)] = [twins[id(group)] for group in groups]
+        before = [
+            (vars(optimizer), field, item)
+            for optimizer in self.optimizers.values()
+            for field, item in vars(optimizer).items()
+            if id(item) in twins
         ]
-        new_state = type(state)(dict)
-        for parameter, held in state.items():
-            new_state[tensors[self.names[id(parameter)]]] = dict(held)
-        for name, field, item in self._moments(optimizer):
-            if isinstance(item, torch.Tensor):
-                new_state[tensors[name]][field] = tensors[f"{key}.{name}.{field}"]
-        optimizer.param_groups = new_groups
-        optimizer.state = new_state
         try:
+            for attributes, field, item in before:
+                attributes[field] = twins[id(item)]
             yield
         finally:
-            optimizer.param_groups = groups
-            optimizer.state = state
+            for attributes, field, item in before:
+                attributes[field] = item
+
+    def _twin_of(self, key: str, state: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+        """Return the state of an optimizer with other parameters and tensors."""
+        twin = copy.copy(state)
+        twin.clear()
+        for parameter, held in state.items():
+            name = self.names.get(id(parameter))
+            if name is None:
+                twin[parameter] = held
+            else:
+                twin[tensors[name]] = {
+                    field: tensors.get(f"{key}.{name}.{field}", item)
+                    for field, item in held.items()
+                }
+        return twin
 
 
 def _kernels(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> dict[str, bool]:

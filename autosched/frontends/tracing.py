@@ -15,12 +15,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.distributions import Distribution
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from autosched._lib.containers import with_leaves
 from autosched._lib.fake_tensors import Fakes
 from autosched._lib.gc_pause import without_collecting
 from autosched._lib.quiet import quiet
-from autosched._lib.tree import flatten, transform
+from autosched._lib.replacing import replaced
+from autosched._lib.tree import flatten
 from autosched.errors import CaptureError
 from autosched.frontends.attention import fast_paths
 from autosched.frontends.caches import MadeTensors, clear_caches_of
@@ -32,11 +35,11 @@ from autosched.frontends.hidden_state import HiddenStates
 from autosched.frontends.host_calls import Call, observing_calls
 from autosched.frontends.origins import annotating_origins
 from autosched.frontends.random_state import tracing_random_state
-from autosched.frontends.reachability import is_value
+from autosched.frontends.reachability import is_trainable, is_value
 from autosched.frontends.settings import Number, Settings, values_of, without_reads, without_repeats
 from autosched.frontends.side_effects import SideEffects, TensorProperties
 from autosched.frontends.state import Place, State, hooks_of
-from autosched.frontends.unsupported import definition_of, failure_message
+from autosched.frontends.unsupported import definition_of, failure_message, refusal
 
 __all__ = ["Trace", "generator_id", "trace"]
 
@@ -95,6 +98,20 @@ def trace(graph: Captured, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tr
         )
         raise CaptureError(failure_message(graph.fn, left))
     return found
+
+
+def _without_shapes(graph: torch.fx.Graph) -> None:
+    """Remove unused operators on meta tensors, which torch calls to find shapes.
+
+    It does so for tangents that it knows to be zero, and these operators do not read the zeros.
+    """
+    for node in reversed(graph.nodes):
+        results = [*flatten(node.meta.get("val"))] if node.op == "call_function" else []
+        devices = [item.device.type for item in results if isinstance(item, torch.Tensor)]
+        finds_shape = bool(devices) and set(devices) == {"meta"}
+        is_zero = node.target is torch.ops.aten._efficientzerotensor.default
+        if (finds_shape or is_zero) and not node.users and not node.is_impure():
+            graph.erase_node(node)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -171,6 +188,7 @@ class _Tracer:
             tracing_random_state(),
             annotating_origins(self.state.modules, self._refuse, self.made.add),
             fast_paths(),
+            replaced((Distribution, "_validate_args", False)),  # as Dynamo does: it reads elements
         ):
             fakes = Fakes()
             inputs = [fakes.from_tensor(item) for item in self.examples.values()]
@@ -179,13 +197,14 @@ class _Tracer:
             found.module = make_fx(step, tracing_mode="fake")(inputs)
         found.settings.names = without_reads(found.module.graph, list(settings))
         without_repeats(found.module.graph)
+        _without_shapes(found.module.graph)
 
     def _step(self, fakes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run the function; return the tensors of its result and state."""
         fakes, floats = fakes[: len(self.examples)], fakes[len(self.examples) :]
         numbers = self._numbers(floats)
         twins = dict(zip(map(id, self.examples.values()), fakes, strict=True))
-        args, kwargs = transform(lambda leaf: twins.get(id(leaf), leaf), self.arguments)
+        args, kwargs = with_leaves(lambda leaf: twins.get(id(leaf), leaf), self.arguments)
         before = dict(zip(self.examples, fakes, strict=True))
         for item, twin in zip(self.examples.values(), fakes, strict=True):
             for hook in hooks_of(item)[0]:
@@ -231,12 +250,12 @@ class _Tracer:
                 return Output(name)
             if not is_value(leaf) and not isinstance(leaf, _CONSTANTS):
                 raise CaptureError(
-                    f"a {type(leaf).__name__} is returned; return tensors, in tuples, lists or "
-                    "dicts"
+                    f"a {type(leaf).__name__} is returned; return tensors, in tuples, lists, dicts "
+                    "or dataclasses"
                 )
             return leaf
 
-        self.found.returned = transform(output, result)
+        self.found.returned = with_leaves(output, result)
         return found
 
     def _new_state(self, before: Mapping[str, Any], state: State) -> list[torch.Tensor]:
@@ -255,6 +274,10 @@ class _Tracer:
     @contextlib.contextmanager
     def _checking_changes(self, before: Mapping[str, torch.Tensor], given: Any) -> Iterator[None]:
         """Raise CaptureError for changes that a graph cannot make, and undo them."""
+        parameters = self.state.parameters.items()
+        twins = {id(item): before[name] for name, item in parameters if is_trainable(item)}
+        others = SideEffects([self.fn, given], self.state.modules)
+        others.substitute(twins)  # in lists that code made before, and wherever else it has them
         self.effects = effects = SideEffects([self.fn, given], self.state.modules)
         properties = TensorProperties(before)
         hidden = HiddenStates(effects.found)
@@ -265,10 +288,11 @@ class _Tracer:
             check_collectives()
             properties.check([before[name] for name in self.state.parameters])
             if (change := effects.first()) is not None:
-                raise CaptureError(
+                raise refusal(
                     f"{change} after the step, but a graph changes only tensors in modules and "
-                    "optimizers, and flags; keep it in a buffer, return it, or change it outside "
-                    "of the step, as learning rate schedulers do"
+                    "optimizers, and flags",
+                    "keep it in a buffer, return it, or change it outside of the step, as learning "
+                    "rate schedulers do",
                 )
             if (item := hidden.changed()) is not None:
                 name = hidden.name_of(item) or effects.name_of(item) or "an object"
@@ -283,6 +307,7 @@ class _Tracer:
             hidden.restore()
             self.effects = None
             effects.undo()
+            others.undo()
 
     def _refuse(self, tensor: torch.Tensor) -> None:
         """Raise CaptureError for a tensor that has data, and has a name."""
@@ -297,7 +322,7 @@ class _Tracer:
                 "the step"
             )
         if name is not None:
-            raise CaptureError(
-                f"{name} is a tensor from outside; pass it as an argument, or make it a module's "
-                "buffer"
+            raise refusal(
+                f"{name} is a tensor from outside",
+                "pass it as an argument, or make it a module's buffer",
             )

@@ -20,18 +20,23 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from autosched._lib.tree import flatten
-from autosched.errors import CaptureError
+from autosched.errors import CaptureError, shown
 from autosched.frontends.origins import traced_at
 from autosched.frontends.state import State, hooks_of
+from autosched.graph.graph import Graph
+from autosched.scheduling.schedule import Schedule
 
 __all__ = [
+    "check_function",
     "check_modes",
     "check_nodes",
+    "check_others",
     "check_state",
     "check_tensors",
     "definition_of",
     "failure_message",
     "reason_of",
+    "refusal",
 ]
 
 # Compared by full path, because a user's files may be in a folder of the same name.
@@ -42,9 +47,16 @@ _NO_DATA = (
     "Python reads elements of a tensor, and a graph has no data: keep them in tensors "
     "(torch.where, index_select), return them, or do this outside of the step"
 )
+_OUTSIDE = "use it outside of the step, and pass its results as tensors"
 _DEVICES = "put the model and its inputs on one device, with data; the schedule places the tasks"
+_SCALER = "GradScaler tests whether gradients are finite; use bfloat16 without it"
 _ONE_TASK = "or call it, with its backward(), in one task of your own, by Graph.add"
 _OWN_TASKS = "pass such tensors to tasks of your own, by Graph.add"
+# Those of tensors and parameters; most objects have none.
+_METHODS = (
+    *(torch.Tensor.__torch_function__.__func__, torch.nn.Parameter.__torch_function__),  # type: ignore[attr-defined]
+    *(torch.Tensor.__torch_dispatch__, None),
+)
 
 # The module of the hooks of ``register_multi_grad_hook``.
 _MULTI = torch.autograd.graph.__name__
@@ -54,7 +66,12 @@ _MULTI = torch.autograd.graph.__name__
 _ADVICE = {
     "optim/lbfgs.py": "LBFGS reads the elements of tensors; use another optimizer",
     "optim/radam.py": "RAdam reads its step counter; use capturable=True, or another optimizer",
-    "grad_scaler.py": "GradScaler tests whether gradients are finite; use bfloat16 without it",
+    "optim/asgd.py": "ASGD reads its factors; use capturable=True, or another optimizer",
+    "optim/_adafactor.py": "Adafactor reads the elements of tensors; use another optimizer",
+    "distributions/von_mises.py": "VonMises draws until all numbers are accepted; " + _OUTSIDE,
+    "distributions/wishart.py": "Wishart reads its degrees of freedom; " + _OUTSIDE,
+    "distributions/distribution.py": "leave out validate_args=True, which reads elements",
+    "grad_scaler.py": _SCALER,
     "swa_utils.py": "AveragedModel reads a tensor, its counter; update it outside of the step",
     "clip_grad.py": "leave out error_if_nonfinite",
     "data-dependent": _NO_DATA,
@@ -105,6 +122,23 @@ def failure_message(fn: Any, error: Exception) -> str:
     return message if advice is None else f"{message}\n    {advice}"
 
 
+def refusal(what: str, advice: str) -> CaptureError:
+    """Return the error for an object, with other advice if torch's GradScaler has it."""
+    return CaptureError(f"{what}; {_SCALER if ' of a GradScaler ' in what else advice}")
+
+
+def check_function(fn: Any, who: str, error: type[Exception]) -> None:
+    """Raise an error for what is no function of tensors. ``who`` takes it."""
+    hint = ""
+    if isinstance(fn, Graph):
+        hint = "; autosched.schedule(graph, machine) takes a graph"
+    elif type(fn).__name__ == "ExportedProgram":
+        hint = "; pass its module()"
+    if not callable(fn) or hint or isinstance(fn, Schedule):
+        kinds = "a function of tensors, a module or a training step"
+        raise error(f"{who} takes {kinds}, got {shown(fn)}{hint}")
+
+
 def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
     """Raise CaptureError for a tensor that is not dense, or has hooks that captures do not run."""
     for name, tensor in tensors.items():
@@ -127,6 +161,27 @@ def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
             raise CaptureError(
                 f"{name!r} has a hook that runs {what}, and captures do not run it; call its "
                 "function in the step, after backward()"
+            )
+        _check_methods(repr(name), tensor)
+
+
+def check_others(arguments: Any) -> None:
+    """Raise CaptureError for arguments that are no tensors, and change what torch does."""
+    for item in flatten(arguments):
+        if hasattr(type(item), "__torch_function__") and not isinstance(item, torch.Tensor):
+            _check_methods("an argument", item)
+
+
+def _check_methods(name: str, item: Any) -> None:
+    """Raise CaptureError if torch calls methods of an object's class, which tasks would not."""
+    kind = type(item)
+    for method in ("__torch_function__", "__torch_dispatch__"):
+        found = getattr(kind, method, None)
+        if getattr(found, "__func__", found) not in _METHODS:
+            raise CaptureError(
+                f"{name} is a {kind.__name__}, which defines {method}, and tasks do not call it; "
+                "pass a plain tensor, as as_subclass(torch.Tensor) returns, or "
+                f"{_OWN_TASKS}"
             )
 
 

@@ -42,9 +42,7 @@ class Updates:
         self._places = {
             self._of(node): place for node, place in places.items() if place[0] in _OF_PARAMETERS
         }
-        self._steps = [
-            node for node in nodes if (node.meta.get("custom") or {}).get("phase") == "optimizer"
-        ]
+        self._steps = [node for node in nodes if _is_update(node)]
         self._updates = set(self._steps)
         self._counters = self._step_counters()
         mixed = {_parameter(place) for root, place in self._places.items() if root in self._fused}
@@ -126,6 +124,12 @@ class Updates:
         computed = root.op == "call_function" and root not in self._updates
         is_grad = self._places.get(root, ("",))[0] == "grad"
         return (computed or is_grad) and root not in self._fused
+
+
+def _is_update(node: Node) -> bool:
+    """Whether an optimizer calls an operator, other than in a closure that computes gradients."""
+    custom = node.meta.get("custom") or {}
+    return custom.get("phase") == "optimizer" and not node.meta.get("autograd_backward")
 
 
 def _parameter(place: Place) -> str:

@@ -15,9 +15,10 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType, NoneType
+from types import CellType, FunctionType, MethodType, ModuleType, NoneType
 from typing import Any, NamedTuple
 
+from autosched._lib.code_names import names_in
 from autosched._lib.tree import flatten
 from autosched.graph.regions import is_basic
 
@@ -314,6 +315,7 @@ def shared_state(fn: Any, args: Iterable[Any]) -> list[Any]:
             seen[id(item)] = item
             if _is_state(item):
                 found.update((id(part), part) for part in _parts(item))
+                pending += _within(item) if hasattr(type(item), "add_param_group") else ()
             else:
                 pending += _reached(item)
     return list(found.values())
@@ -351,7 +353,14 @@ def _reached(item: Any) -> Iterable[Any]:
             return ()
     if hasattr(type(item), "data_ptr") or type(item).__module__.partition(".")[0] == "autosched":
         return ()
-    # Attributes, but not those of attributes, which could reach the whole program.
+    return _within(item)
+
+
+def _within(item: Any) -> list[Any]:
+    """Return the attributes of an object that are state, or may contain some.
+
+    Not their attributes, which could reach the whole program.
+    """
     attributes = getattr(item, "__dict__", {})
     return [a for a in attributes.values() if _is_state(a) or isinstance(a, _SEARCHED)]
 
@@ -359,13 +368,9 @@ def _reached(item: Any) -> Iterable[Any]:
 def _reached_by_call(fn: FunctionType) -> Iterator[Any]:
     yield from (cell.cell_contents for cell in fn.__closure__ or () if cell != CellType())
     yield from (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values())
-    codes = [fn.__code__]
-    while codes:
-        code = codes.pop()
-        codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
-        for item in map(fn.__globals__.get, code.co_names):
-            if not isinstance(item, FunctionType) or item.__module__ == fn.__module__:
-                yield item
+    for item in map(fn.__globals__.get, names_in(fn.__code__).globals):
+        if not isinstance(item, FunctionType) or item.__module__ == fn.__module__:
+            yield item
 
 
 def _is_state(item: Any) -> bool:
@@ -375,7 +380,7 @@ def _is_state(item: Any) -> bool:
     """
     kind = type(item)
     return (
-        hasattr(kind, "named_parameters")
+        (hasattr(kind, "named_parameters") and hasattr(kind, "modules"))
         or hasattr(kind, "add_param_group")
         or hasattr(kind, "manual_seed")
         or communicates(item)

@@ -16,9 +16,13 @@ import json
 import math
 import os
 import re
+import stat
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from io import RawIOBase
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from autosched._lib.allowed import is_storage, is_whole
@@ -59,7 +63,8 @@ _SIZES = {**dict(_DTYPES.values()), "complex128": 16}
 class StoredTensor:
     """A tensor in a file: its dtype and shape, and the position of its first byte.
 
-    ``size`` is the size of the file when the graph was made.
+    ``size`` is the size of the file when the graph was made; ``header``, the number of bytes with
+    which it began, if they describe the tensor, and their checksum.
     """
 
     path: str
@@ -67,6 +72,7 @@ class StoredTensor:
     shape: tuple[int, ...]
     offset: int
     size: int
+    header: tuple[int, int] = (0, 0)
 
     __name__ = "read"
 
@@ -107,16 +113,25 @@ class StoredTensor:
                         f"file {self.path!r} has {size:,} B, and had {self.size:,} B when the "
                         "graph was made; make the graph again"
                     )
-                file.seek(self.offset)
-                while memory:
-                    count = file.readinto(memory)
-                    if not count:
-                        raise StorageError(f"file {self.path!r} ended while it was read")
-                    memory = memory[count:]
+                count, checksum = self.header
+                begin = bytearray(count)
+                self._read(file, 0, memoryview(begin))
+                if zlib.crc32(begin) != checksum:
+                    raise StorageError(
+                        f"file {self.path!r} has another header than when the graph was made; make "
+                        "the graph again"
+                    )
+                self._read(file, self.offset, memory)
         except OSError as error:
-            if isinstance(error, StorageError):
-                raise
-            raise StorageError(f"file {self.path!r} cannot be read: {error.strerror}") from error
+            raise _unreadable(self.path, error) from error
+
+    def _read(self, file: RawIOBase, offset: int, memory: memoryview) -> None:
+        file.seek(offset)
+        while memory:
+            count = file.readinto(memory)
+            if not count:
+                raise StorageError(f"file {self.path!r} ended while it was read")
+            memory = memory[count:]
 
 
 def read(
@@ -130,9 +145,14 @@ def read(
     on: str | None,
 ) -> Any:
     """Implement ``Graph.read``."""
-    if on is not None and not is_storage(on):
+    if on is not None and not (isinstance(on, str) and is_storage(on)):
         raise GraphError(f"on= of graph.read is a storage device, such as 'disk:0', got {on!r}")
-    where = os.path.abspath(os.fspath(path))
+    try:
+        where = os.path.abspath(os.fsdecode(path))
+    except TypeError:
+        raise GraphError(
+            f"the path of a file must be a string or a Path, got {shown(path)}"
+        ) from None
     wanted = None if dtype is None else _dtype(dtype)
     if not where.endswith(_SUFFIX):
         name = os.path.basename(where) if tensor is None else tensor
@@ -146,6 +166,8 @@ def read(
         return _add(graph, prefix + tensor, found, on)
     if dtype is not None or shape is not None:
         raise GraphError("dtype= and shape= are those of one tensor; name it")
+    if not isinstance(tensor, Iterable | NoneType):
+        raise GraphError(f"tensor= must be a name, or several in a list, got {shown(tensor)}")
     names = list(stored) if tensor is None else list(tensor)
     parts = {name: _named(where, stored, name) for name in names}
     return {name: _add(graph, prefix + name, part, on) for name, part in parts.items()}
@@ -176,9 +198,7 @@ def _raw(
     """Return what is in a file without a header. Raises GraphError, StorageError."""
     if dtype is None or shape is None:
         raise GraphError(f"file {path!r} has no header: give dtype= and shape= of the tensor")
-    sizes = tuple(shape)
-    if not all(is_whole(size) and size >= 0 for size in sizes):
-        raise GraphError(f"shape= must be whole numbers, 0 or more, got {shown(shape)}")
+    sizes = _sizes(shape)
     start = 0 if offset is None else offset
     if not is_whole(start) or start < 0:
         raise GraphError(f"offset= must be a whole number of bytes, 0 or more, got {shown(offset)}")
@@ -200,11 +220,29 @@ def _dtype(dtype: Any) -> str:
     return name
 
 
+def _sizes(shape: Any) -> tuple[int, ...]:
+    """Return a shape as a tuple. Raises GraphError for anything else."""
+    sizes = tuple(shape) if isinstance(shape, Iterable) else (None,)
+    if not all(is_whole(size) and size >= 0 for size in sizes):
+        raise GraphError(f"shape= must be whole numbers, 0 or more, got {shown(shape)}")
+    return sizes
+
+
 def _size(path: str) -> int:
     try:
-        return os.stat(path).st_size
-    except OSError as error:
-        raise StorageError(f"file {path!r} cannot be read: {error.strerror}") from error
+        found = os.stat(path)
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from error
+    if not stat.S_ISREG(found.st_mode):
+        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "no regular file"
+        raise StorageError(f"file {path!r} cannot be read: it is {kind}")
+    return found.st_size
+
+
+def _unreadable(path: str, error: OSError | ValueError) -> StorageError:
+    if isinstance(error, StorageError):
+        return error
+    return StorageError(f"file {path!r} cannot be read: {getattr(error, 'strerror', error)}")
 
 
 # ---- safetensors
@@ -213,33 +251,43 @@ def _size(path: str) -> int:
 def _stored(path: str) -> dict[str, StoredTensor]:
     """Return the tensors of a file of safetensors, in the order of their positions."""
     size = _size(path)
-    with open(path, "rb") as file:
-        count = int.from_bytes(file.read(_LENGTH), "little")
-        if not 0 < count <= size - _LENGTH:
-            raise StorageError(f"file {path!r} does not begin with a header of safetensors")
-        text = file.read(count)
+    try:
+        with open(path, "rb") as file:
+            begin = file.read(_LENGTH)
+            count = int.from_bytes(begin, "little")
+            if not 0 < count <= size - _LENGTH:
+                raise StorageError(f"file {path!r} does not begin with a header of safetensors")
+            text = file.read(count)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    data = _LENGTH + count
+    whole = StoredTensor(
+        path, "uint8", (size - data,), data, size, (data, zlib.crc32(begin + text))
+    )
     try:
         header = json.loads(text)
         entries = [(name, item) for name, item in header.items() if name != "__metadata__"]
         entries.sort(key=lambda entry: entry[1]["data_offsets"])
-        return {name: _entry(path, size, _LENGTH + count, item) for name, item in entries}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        return {name: _entry(whole, item) for name, item in entries}
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise StorageError(f"file {path!r} has a malformed header: {error!r}") from error
 
 
-def _entry(path: str, size: int, data: int, item: Mapping[str, Any]) -> StoredTensor:
-    """Return a tensor of the header; ``data`` is where the first begins. Raises ValueError."""
+def _entry(whole: StoredTensor, item: Mapping[str, Any]) -> StoredTensor:
+    """Return a tensor of the header; ``whole`` are the bytes of all. Raises ValueError."""
     begin, end = item["data_offsets"]
-    found = StoredTensor(
-        path, _DTYPES[item["dtype"]][0], tuple(map(int, item["shape"])), data + begin, size
-    )
-    if begin < 0 or end - begin != found.nbytes or data + end > size:
-        raise ValueError(f"{found.dtype}{list(found.shape)} at {begin} to {end} of {size - data} B")
+    shape = tuple(item["shape"])
+    if not all(is_whole(number) and number >= 0 for number in (begin, end, *shape)):
+        raise ValueError("shapes and offsets are whole numbers, 0 or more")
+    dtype = _DTYPES[item["dtype"]][0]
+    found = replace(whole, dtype=dtype, shape=shape, offset=whole.offset + begin)
+    if end - begin != found.nbytes or end > whole.nbytes:
+        raise ValueError(f"{found.dtype}{list(shape)} at {begin} to {end} of {whole.nbytes} B")
     return found
 
 
 def _named(path: str, stored: Mapping[str, StoredTensor], name: Any) -> StoredTensor:
-    if name not in stored:
+    if not isinstance(name, str) or name not in stored:
         close = get_close_matches(str(name), stored)
         hint = (
             f"did you mean {' or '.join(map(repr, close))}?"
@@ -252,7 +300,7 @@ def _named(path: str, stored: Mapping[str, StoredTensor], name: Any) -> StoredTe
 
 def _check(name: str, found: StoredTensor, dtype: str | None, shape: Sequence[int] | None) -> None:
     """Raise GraphError if a tensor has another dtype or shape than expected."""
-    expected = dtype or found.dtype, found.shape if shape is None else tuple(shape)
+    expected = dtype or found.dtype, found.shape if shape is None else _sizes(shape)
     if expected != (found.dtype, found.shape):
         raise GraphError(
             f"tensor {name!r} of file {found.path!r} is {found.dtype}{list(found.shape)}, "

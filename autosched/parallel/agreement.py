@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from autosched import Machine, ScheduleError
-from autosched._lib.tree import flatten
+from autosched._lib.containers import leaves
 from autosched.parallel.batches import rows_of
 from autosched.parallel.plans import Plans
 from autosched.runtime.ranks.gathering import Gathering
@@ -174,7 +174,7 @@ def kind_of(
         f"{_stable(held.get(parameter, {}))} as state of parameter {number}"
         for number, parameter in enumerate(parameters)
     )
-    items = tuple(map(_stable, flatten(batch)))  # whatever the number of rows
+    items = tuple(_stable(leaf) for _, leaf in leaves(batch))  # whatever the number of rows
     trains = tuple(parameter.requires_grad for parameter in model.parameters())
     return Kind(items, trains, (*options, *state), functions)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from autosched import ScheduleError
-from autosched._lib.tree import flatten, transform
+from autosched._lib.containers import leaves, parts_of, with_leaves
 from autosched.parallel.template import Template
 
 __all__ = [
@@ -25,7 +25,7 @@ __all__ = [
 
 def batch_inputs(template: Template, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
     """Return the tensors of a batch, by input."""
-    tensors = [leaf for leaf in flatten(batch) if isinstance(leaf, torch.Tensor)]
+    tensors = [leaf for _, leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
     return dict(zip(template.batch, tensors, strict=True))
 
 
@@ -52,7 +52,7 @@ def first_rows(batch: Any, rows: int, device: str | None = None) -> Any:
         part = _repeated(leaf, rows)[:rows] if leaf.dim() else leaf
         return part if device is None else part.to(device)
 
-    return transform(first, batch)
+    return with_leaves(first, batch)
 
 
 def _repeated(tensor: torch.Tensor, rows: int) -> torch.Tensor:
@@ -68,7 +68,7 @@ def rows_of(batch: Sequence[Any], least: int = 1) -> int:
 
     Raises ScheduleError if there is none, or if it is less than ``least``.
     """
-    tensors = [leaf for leaf in flatten(batch) if isinstance(leaf, torch.Tensor)]
+    tensors = [leaf for _, leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
     sizes = [tensor.shape[0] for tensor in tensors if tensor.dim()]
     if not sizes or min(sizes) != max(sizes) or sizes[0] < least:
         found = ", ".join(map(str, dict.fromkeys(sizes))) or "none"
@@ -99,8 +99,8 @@ def check_count(what: str, count: Any) -> None:
 
 def key_of(item: Any) -> Hashable:
     """Return the properties of a batch, or of another item, that a schedule depends on."""
-    if isinstance(item, (tuple, list, dict)):
-        return tuple(key_of(leaf) for leaf in flatten(item))
     if isinstance(item, torch.Tensor):
         return tuple(item.shape), item.stride(), item.dtype, item.device
+    if parts_of(item) is not None:
+        return tuple(key_of(leaf) for _, leaf in leaves(item))
     return type(item), item if isinstance(item, Hashable) else repr(item)

@@ -56,7 +56,8 @@ def check(
 ) -> Checked:
     """Run a graph in many ways, and require that each has the outputs and inputs of its serial run.
 
-    ``examples`` is an input of each name; they are copied for each run, and never changed. Default:
+    ``examples`` is an input of each name; they are copied for each run, and never changed. Before
+    each run, a serial one with other numbers in them changes what tasks keep from run to run. Default:
     ``policies`` of all kinds, and two that place tasks at random, on ``machines_for(graph)``. Of
     the ``interleavings`` of each program, the first is in modelled order, half of the others favour
     some streams, and the rest are random. All follow from ``seed``, which is also torch's seed for

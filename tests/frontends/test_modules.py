@@ -389,3 +389,33 @@ def test_with_other_options_no_gradient_is_lost_unnoticed() -> None:
     with pytest.raises(asc.GradientError):
         out.sum().backward()
     run.close()
+
+
+class Heads(nn.Module):
+    """Has results of many kinds, of which a loss may use some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        torch._dynamo.graph_break()
+        hidden = self.one(x).sin()
+        first, _ = hidden.chunk(2, 1)
+        return first.t(), self.two(x).view(-1), hidden, x.view(-1), x.detach(), x * 2
+
+
+@pytest.mark.parametrize("used", [(0,), (1,), (2,), (3,), (5,), (0, 1), (1, 2, 5)], ids=str)
+def test_what_no_used_result_depends_on_has_no_gradient(used: tuple[int, ...]) -> None:
+    model = Heads()
+    found = []
+    for run in (copy.deepcopy(model), compiled(model)):
+        x = torch.linspace(0, 1, 12).view(3, 4).requires_grad_()
+        loss = sum(run(x)[i].sum() for i in used)
+        for _ in range(2):  # the second adds to the first
+            loss.backward(retain_graph=True)
+        found.append({**dict(run.named_parameters()), "x": x})
+    grads = [{name: item.grad for name, item in each.items()} for each in found]
+    for name, grad in grads[0].items():
+        other = grads[1][name]
+        assert grad is other is None or torch.equal(grad, other), name

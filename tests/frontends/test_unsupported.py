@@ -15,6 +15,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn, optim
 
 import autosched as asc
+from autosched.graph.effects import shared_state
 from tests.files import module_at
 
 MACHINE = asc.Machine([asc.Device("cpu")])
@@ -153,18 +154,15 @@ def test_a_tensor_from_outside_is_named(holder: str) -> None:
     assert "lambda x:" in str(error.value)
 
 
-def test_parameters_that_were_listed_before_are_named() -> None:
+def test_parameters_that_code_has_in_a_set_are_named() -> None:
     model = mlp()
-    listed = list(model.parameters())
+    listed = set(model.parameters())
 
     def step(x: Tensor) -> None:
         model(x).sum().backward()
         nn.utils.clip_grad_norm_(listed, 0.1)  # would find no gradients
 
-    with pytest.raises(
-        asc.CaptureError,
-        match=r"variable 'listed'\[0\] is parameter '0\.weight'; get it from the module",
-    ):
+    with pytest.raises(asc.CaptureError, match=r"is parameter '.*'; get it from the module"):
         asc.capture(step, X)
 
 
@@ -287,7 +285,7 @@ def test_a_gradient_that_an_argument_would_keep_is_named() -> None:
 )
 def test_what_cannot_be_returned_is_named(fn: Callable[[Tensor], Any], said: str) -> None:
     with pytest.raises(
-        asc.CaptureError, match=f"{said}; return tensors, in tuples, lists or dicts"
+        asc.CaptureError, match=f"{said}; return tensors, in tuples, lists, dicts or dataclasses"
     ):
         asc.capture(fn, X)
 
@@ -385,6 +383,27 @@ def scaling(optimizer: optim.Optimizer, model: nn.Module) -> Callable[[], Any]:
     return more
 
 
+def scaling_first(optimizer: optim.Optimizer, model: nn.Module) -> Callable[[], Any]:
+    scaler = torch.amp.GradScaler("cpu")
+    return lambda: scaler.scale(torch.ones(()))
+
+
+def scaling_again(optimizer: optim.Optimizer, model: nn.Module) -> Callable[[], Any]:
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+    return lambda: scaler.scale(torch.ones(()))
+
+
+class Counting(optim.SGD):
+    """Counts its steps in an attribute of its own, which looks like one of torch's."""
+
+    _steps = 0
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        self._steps = self._steps + 1
+
+
 def growing(optimizer: optim.Optimizer, model: nn.Module) -> Callable[[], Any]:
     return lambda: optimizer.add_param_group({"params": []})
 
@@ -419,8 +438,17 @@ def averaging(optimizer: optim.Optimizer, model: nn.Module) -> Callable[[], Any]
         (trained(scheduling), "attribute 'lr' of group 0 of SGD is 0.05 after the step"),
         (trained(growing), "attribute 'param_groups' of a SGD has other items after the step"),
         (trained(scaling), "GradScaler tests whether gradients are finite"),
+        (trained(scaling_first), "'_scale' of a GradScaler is a tensor after the step, but"),
+        (trained(scaling_first), "flags; GradScaler tests whether gradients are finite"),
+        (trained(scaling_again), "from outside; GradScaler tests whether gradients are finite"),
+        (
+            trained(lambda optimizer, _: optimizer.step, Counting),
+            "'_steps' of a Counting is 1 after the step",
+        ),
         (trained(searching, optim.LBFGS), "LBFGS reads the elements of tensors"),
         (trained(counting, optim.RAdam), "RAdam reads its step counter"),
+        (trained(counting, optim.ASGD), "ASGD reads its factors"),
+        (trained(counting, optim.Adafactor), "Adafactor reads the elements of tensors"),
         (trained(strict), "leave out error_if_nonfinite"),
         (trained(averaging), "update it outside of the step"),
     ],
@@ -514,3 +542,88 @@ def test_private_attributes_that_torch_keeps_are_its_own() -> None:
 
     for model in (nn.LSTM(2, 2), Own(2, 2)):
         asc.capture(model, X[None])
+
+
+@pytest.mark.filterwarnings("ignore:`isinstance")
+def test_an_exported_program_is_called_by_its_module() -> None:
+    program = torch.export.export(nn.Linear(2, 2), (X,))
+    for attempt, error in (
+        (lambda: asc.capture(program, X), asc.CaptureError),
+        (lambda: asc.compile(program), asc.ScheduleError),
+    ):
+        with pytest.raises(error, match=r"ExportedProgram.*; pass its module\(\)$"):
+            attempt()
+    module = program.module()
+    graph = asc.capture(module, X)
+    assert torch.equal(graph.finish(graph.run_serial(**graph.feed(X))), module(X))
+    assert shared_state(lambda x: program.module()(x), [])
+
+
+@pytest.mark.parametrize("thing", [5, None, X, asc.Graph(), [abs]])
+def test_what_is_no_function_is_named(thing: Any) -> None:
+    with pytest.raises(asc.CaptureError, match="capture takes a function of tensors"):
+        asc.capture(thing, X)
+
+
+class Doubled(Tensor):
+    """Changes what a function of torch returns."""
+
+    @classmethod
+    def __torch_function__(cls, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_function__(fn, types, args, kwargs or {})
+        return result * 2 if fn is torch.sin else result
+
+
+class Dispatched(Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError
+
+
+class Quantity:
+    """Is no tensor, and torch's functions take it."""
+
+    def __init__(self, tensor: Tensor):
+        self.tensor = tensor
+
+    @classmethod
+    def __torch_function__(cls, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return fn(*(item.tensor for item in args))
+
+
+class Plain(Tensor):
+    """Changes nothing."""
+
+
+def test_classes_that_change_what_torch_does_are_refused() -> None:
+    model = nn.Linear(2, 2)
+    model.weight = nn.Parameter(X.as_subclass(Doubled))
+    for fn, argument, said in (
+        (
+            torch.sin,
+            X.as_subclass(Doubled),
+            "'arg0' is a Doubled, which defines __torch_function__",
+        ),
+        (lambda x: torch.sin(x), X.as_subclass(Dispatched), "'x' is a Dispatched, .*dispatch__"),
+        (lambda x: torch.sin(x), Quantity(X), "an argument is a Quantity, .*_function__"),
+        (model, X, "'weight' is a Doubled"),
+    ):
+        with pytest.raises(asc.CaptureError, match=said):
+            asc.capture(fn, argument)
+
+
+def test_the_advice_for_such_classes_works() -> None:
+    given = X.as_subclass(Doubled)
+    assert torch.equal(
+        asc.compile(lambda x: torch.sin(x), MACHINE)(given.as_subclass(Tensor)), X.sin()
+    )
+    graph = asc.Graph()
+    graph.output(y=graph.add(lambda x: torch.sin(x), graph.input("x")))
+    assert torch.equal(asc.schedule(graph, MACHINE)(x=given)["y"], X.sin() * 2)
+
+
+def test_classes_that_change_nothing_are_captured() -> None:
+    for given in (X.as_subclass(Plain), nn.Parameter(X, requires_grad=False), nn.Buffer(X)):
+        found = asc.compile(lambda x: torch.sin(x), MACHINE)(given)
+        assert type(found) is type(torch.sin(given))
+        assert torch.equal(found, X.sin())

@@ -92,6 +92,39 @@ def test_a_malformed_header_is_refused(tmp_path: Path, item: Any) -> None:
         asc.Graph().read(path)
 
 
+ODD = [
+    None,
+    True,
+    -1,
+    2.5,
+    float("inf"),
+    float("nan"),
+    10**40,
+    "8",
+    [],
+    {},
+    [[]],
+    [None, 8],
+    [0, 8, 8],
+]
+
+
+@pytest.mark.parametrize("key", ["dtype", "shape", "data_offsets"])
+@pytest.mark.parametrize("odd", ODD, ids=repr)
+def test_whatever_a_header_says_is_read_or_refused(tmp_path: Path, key: str, odd: Any) -> None:
+    right = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+    for item in (odd, [0, odd], [odd]):
+        with pytest.raises(asc.StorageError, match="has a malformed header"):
+            asc.Graph().read(header(tmp_path / "x.safetensors", w={**right, key: item}))
+
+
+def test_a_header_too_deep_for_the_parser_is_refused(tmp_path: Path) -> None:
+    text = b"[" * 100_000
+    (tmp_path / "x.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+    with pytest.raises(asc.StorageError, match="has a malformed header: RecursionError"):
+        asc.Graph().read(tmp_path / "x.safetensors")
+
+
 @pytest.mark.parametrize("content", [b"", bytes(7), bytes(8), b"\xff" * 20])
 def test_a_file_without_a_header_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.safetensors").write_bytes(content)
@@ -101,6 +134,8 @@ def test_a_file_without_a_header_is_refused(tmp_path: Path, content: bytes) -> N
 
 def test_what_a_file_does_not_have_is_told(model: Path, tmp_path: Path) -> None:
     graph = asc.Graph()
+    folder = tmp_path / "folder.safetensors"
+    folder.mkdir()
     raw = tmp_path / "raw"
     raw.write_bytes(bytes(8))
     fits: dict[str, Any] = {"dtype": torch.float32, "shape": (2,)}
@@ -129,6 +164,21 @@ def test_what_a_file_does_not_have_is_told(model: Path, tmp_path: Path) -> None:
         ("must be a string, got 3", (raw, 3), fits, asc.GraphError),
         ("cannot be read: No such file", (tmp_path / "no",), fits, asc.StorageError),
         ("cannot be read: No such", (tmp_path / "no.safetensors",), {}, asc.StorageError),
+        ("cannot be read: it is a folder", (folder,), {}, asc.StorageError),
+        ("cannot be read: it is a folder", (tmp_path,), fits, asc.StorageError),
+        ("cannot be read: it is no regular file", ("/dev/zero",), fits, asc.StorageError),
+        ("cannot be read: embedded null byte", ("a\0.safetensors",), {}, asc.StorageError),
+        ("must be a string or a Path, got 3", (3,), fits, asc.GraphError),
+        (
+            "shape= must be whole numbers, 0 or more, got 2",
+            (raw,),
+            {**fits, "shape": 2},
+            asc.GraphError,
+        ),
+        ("shape= must be whole numbers", (model, "mask"), {"shape": 2}, asc.GraphError),
+        ("tensor= must be a name, or several in a list, got 3", (model, 3), {}, asc.GraphError),
+        ("has no tensor [3]", (model, [[3]]), {}, asc.GraphError),
+        ("on= of graph.read is a storage", (raw,), {**fits, "on": 0}, asc.GraphError),
         ("on= of graph.read is a storage device", (raw,), {**fits, "on": "cuda:0"}, asc.GraphError),
     ]
     for message, args, kwargs, kind in wrong:
@@ -161,6 +211,21 @@ def test_a_file_that_changed_is_noticed_and_may_come_back(
                 run()
         path.write_bytes(torch.ones(2).numpy().tobytes())
         assert schedule()["w"].tolist() == [1, 1]
+
+
+def test_another_header_is_noticed_and_other_numbers_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    save_file({"w": torch.zeros(2)}, path)
+    graph = asc.Graph()
+    graph.output(w=graph.read(path, "w"))
+    save_file({"w": torch.ones(2)}, path)
+    assert graph.run_serial()["w"].tolist() == [1, 1]
+    size = path.stat().st_size
+    for other in ({"w": torch.ones(2, dtype=torch.int32)}, {"v": torch.ones(2)}):
+        save_file(other, path)
+        assert path.stat().st_size == size
+        with pytest.raises((asc.StorageError, asc.TaskError), match="has another header than when"):
+            graph.run_serial()
 
 
 @pytest.mark.parametrize("device", ["disk:0", "storage"])

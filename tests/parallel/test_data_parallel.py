@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import re
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -854,3 +856,30 @@ def test_devices_do_not_wait_for_each_others_dropout() -> None:
         }
     assert spans["r2.F"].start < spans["r0.F"].end
     assert spans["r0.R"].end <= spans["r1.R"].start  # which draw from one generator
+
+
+@dataclasses.dataclass
+class Batch:
+    x: Tensor
+    factor: float
+
+
+@pytest.mark.parametrize("wrap", [lambda x: Batch(x, 2.0), lambda x: UserDict(x=x, factor=2.0)])
+def test_batches_may_be_dataclasses_and_mappings(wrap: Callable[[Tensor], Any]) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = small()
+
+        def forward(self, batch: Any) -> Tensor:
+            given = vars(batch) if isinstance(batch, Batch) else batch
+            return self.net(given["x"] * given["factor"])
+
+    plain, wrapped = Net(), Net()
+    losses = []
+    for model, batch_of in ((plain, lambda x: {"x": x, "factor": 2.0}), (wrapped, wrap)):
+        optimizer = optim.SGD(model.parameters(), 0.1)
+        step = asc.parallel.data_parallel(model, functional.cross_entropy, optimizer, PAIR)
+        losses.append([step(batch_of(x), y) for x, y in vectors(6, 6, 4)])
+    assert_equal(losses[1], losses[0], "wrapped")
+    assert all(map(torch.equal, wrapped.parameters(), plain.parameters()))

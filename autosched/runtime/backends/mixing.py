@@ -31,6 +31,7 @@ import torch
 import torch.overrides
 from torch.overrides import TorchFunctionMode
 
+from autosched._lib.code_names import names_in
 from autosched._lib.tree import flatten
 from autosched.runtime.backends import Step
 
@@ -233,7 +234,7 @@ def _captured(fn: Any) -> Iterator[torch.Tensor]:
     for cell in fn.__closure__ or ():
         with contextlib.suppress(ValueError):  # nothing is in it yet
             found.append(cell.cell_contents)
-    found += [fn.__globals__.get(name) for name in code.co_names]
+    found += [fn.__globals__.get(name) for name in names_in(code).globals]
     yield from (item for item in found if type(item) is torch.Tensor)
 
 

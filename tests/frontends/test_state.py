@@ -1,0 +1,288 @@
+"""The state of optimizers: of parameters, of tensors that were parameters before, and of no tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+import autosched as asc
+from tests.serial import some
+
+MACHINE = asc.Machine.emulated(gpus=1)
+X = torch.arange(6.0).view(2, 3)
+READ_ELEMENTS = (optim.Adafactor, optim.ASGD, optim.LBFGS, optim.RAdam, optim.SparseAdam)
+OPTIMIZERS = {
+    kind.__name__: kind
+    for kind in vars(optim).values()
+    if isinstance(kind, type) and issubclass(kind, optim.Optimizer) and kind not in READ_ELEMENTS
+}
+del OPTIMIZERS["Optimizer"]
+
+
+def head() -> nn.Module:
+    return nn.Linear(4, 2, bias=False)
+
+
+def train(kind: type[optim.Optimizer], wrap: Callable[..., Any]) -> list[Tensor]:
+    """Train for two steps, replace the head and its place in the optimizer, and train on."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4, bias=False), head())
+    optimizer = kind(model.parameters(), lr=0.1)
+    loss_fn = nn.MSELoss()
+    step = wrap(model, loss_fn, optimizer)
+    for number in range(4):
+        if number == 2:
+            model[1] = head()
+            optimizer.param_groups[0]["params"] = list(model.parameters())
+        step(X, torch.ones(2, 2))
+    return [*model.parameters()]
+
+
+def stepper(model: nn.Module, loss_fn: Any, optimizer: optim.Optimizer) -> Callable[..., Any]:
+    def step(x: Tensor, y: Tensor) -> None:
+        loss_fn(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+@pytest.mark.filterwarnings("ignore:.*is captured for the 3rd time")
+@pytest.mark.parametrize("name", some(OPTIMIZERS, "SGD"))
+def test_state_of_a_replaced_head_stays_and_hurts_nobody(name: str) -> None:
+    expected = train(OPTIMIZERS[name], stepper)
+    for wrap in (
+        lambda *parts: asc.compile(stepper(*parts), MACHINE, policy="single"),
+        lambda *parts: asc.parallel.data_parallel(*parts, MACHINE),
+    ):
+        assert all(map(torch.equal, train(OPTIMIZERS[name], wrap), expected))
+
+
+class Own(optim.SGD):
+    """Keeps something beside the state of its parameters, and changes it."""
+
+    change: Callable[[Own], Any]
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        self.change()
+
+
+def own(name: str, start: Any, change: Callable[[Own], Any]) -> tuple[Own, Callable[[Tensor], Any]]:
+    model = nn.Linear(3, 2)
+    optimizer = Own(model.parameters(), 0.1, momentum=0.9)
+    optimizer.state[name] = start
+    optimizer.change = change.__get__(optimizer)
+
+    def step(x: Tensor) -> Tensor:
+        loss = model(x).sum() * optimizer.state["factor"]
+        model(x).sum().backward()
+        optimizer.step()
+        return loss
+
+    return optimizer, step
+
+
+def test_state_of_no_tensor_is_a_constant() -> None:
+    optimizer, step = own("factor", 2.0, lambda self: None)
+    with asc.compile(step, MACHINE) as run:
+        for factor in (2.0, 3.0, 3.0):
+            optimizer.state["factor"] = factor
+            before = [p.detach().clone() for p in optimizer.param_groups[0]["params"]]
+            loss = nn.functional.linear(X, *before).sum()
+            assert torch.equal(run(X), loss * factor)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda self: self.state.update(factor=2), r"\['factor'\] is 2 after the step"),
+        (lambda self: self.state["m"].update(n=1), r"\['n'\] is 1 after the step"),
+        (lambda self: self.state.update(m=X), r"\['m'\] is a tensor after the step"),
+    ],
+)
+def test_state_of_no_tensor_that_changes_is_named(change: Any, said: str) -> None:
+    optimizer, step = own("factor", 1, change)
+    optimizer.state["m"] = {}
+    with pytest.raises(asc.CaptureError, match=said):
+        asc.capture(step, X)
+    assert optimizer.state == {"factor": 1, "m": {}}
+
+
+def test_state_that_is_no_dict_is_named() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    optimizer.state[model.bias] = torch.zeros(2)
+    with pytest.raises(asc.CaptureError, match=r"state of 'bias' in SGD is a Tensor; keep it in a"):
+        asc.capture(stepper(model, nn.functional.mse_loss, optimizer), X, torch.ones(2, 2))
+
+
+# ---- optimizers around others
+
+
+class Around(optim.Optimizer):
+    """Moves parameters towards slow ones, which are in the state of the optimizer within."""
+
+    def __init__(self, optimizer: optim.Optimizer) -> None:
+        super().__init__(optimizer.param_groups, {})
+        self.within = optimizer
+        self.param_groups = optimizer.param_groups
+        self.state = self.fast = optimizer.state
+        for parameter in optimizer.param_groups[0]["params"]:
+            self.state[parameter]["slow"] = parameter.detach().clone()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.within.step()
+        for parameter in self.param_groups[0]["params"]:
+            slow = self.fast[parameter]["slow"]
+            parameter.copy_(slow.lerp_(parameter, self.param_groups[0]["rate"]))
+
+
+class Sharp(optim.Optimizer):
+    """Computes gradients again where they lead; keeps the way back in a state of its own."""
+
+    def __init__(self, optimizer: optim.Optimizer) -> None:
+        super().__init__(optimizer.param_groups, {})
+        self.within = optimizer
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        parameters = self.within.param_groups[0]["params"]
+        for parameter in parameters:
+            self.state[parameter]["old"] = parameter.clone()
+            parameter.add_(parameter.grad, alpha=0.05)
+        self.zero_grad()
+        with torch.enable_grad():
+            closure()
+        for parameter in parameters:
+            parameter.copy_(self.state[parameter]["old"])
+        self.within.step()
+
+
+class Several(optim.Optimizer):
+    def __init__(self, *optimizers: optim.Optimizer) -> None:
+        super().__init__([group for each in optimizers for group in each.param_groups], {})
+        self.within = optimizers
+
+    def step(self, closure: Any = None) -> None:
+        for each in self.within:
+            each.step()
+
+
+class Delegating:
+    """Is no optimizer of torch, and has no state, only what leads to one."""
+
+    def __init__(self, optimizer: optim.Optimizer) -> None:
+        self.within = optimizer
+        self.param_groups = optimizer.param_groups
+        self.step = optimizer.step
+
+    def add_param_group(self, group: Any) -> None: ...
+
+    def zero_grad(self) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.grad = None
+
+
+def momentum(model: nn.Module) -> optim.Optimizer:
+    group = {"params": list(model.parameters()), "rate": torch.tensor(0.5)}
+    return optim.SGD([group], lr=0.1, momentum=0.9)
+
+
+WRAPPED: dict[str, Callable[[nn.Module], Any]] = {
+    "shared state": lambda model: Around(momentum(model)),
+    "shared groups": lambda model: Sharp(momentum(model)),
+    "several": lambda model: Several(momentum(model[0]), optim.AdamW(model[1].parameters())),
+    "another class": lambda model: Delegating(momentum(model)),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_an_optimizer_around_others_steps_as_it_does_eagerly(name: str) -> None:
+    def train(wrap: Callable[[Any], Any]) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+        optimizer = WRAPPED[name](model)
+
+        def loss_of(x: Tensor) -> Tensor:
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss.detach()
+
+        def step(x: Tensor) -> Tensor:
+            loss = loss_of(x)
+            optimizer.step(*[lambda: loss_of(x)] if isinstance(optimizer, Sharp) else [])
+            optimizer.zero_grad()
+            return loss
+
+        run = wrap(step)
+        return [run(X) for _ in range(3)] + [*model.parameters()]
+
+    expected = train(lambda step: step)
+    found = train(lambda step: asc.compile(step, MACHINE, policy="round_robin"))
+    assert all(map(torch.equal, found, expected))
+
+
+# ---- parameters that code holds
+
+
+class Agent:
+    """Holds parameters in lists, tuples and dicts, and a tensor that its own optimizer trains."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+        self.temperature = torch.zeros(1, requires_grad=True)
+        self.optimizer = momentum(self.model)
+        self.others = optim.Adam([self.temperature], lr=0.1)
+        self.listed = list(self.model.parameters())
+        self.named = {"first": tuple(self.model[0].parameters()), "last": self.model[1].bias}
+
+    def update(self, x: Tensor) -> tuple[Tensor, ...]:
+        loss = (self.model(x) * self.temperature.exp()).square().mean()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.listed, 0.1)
+        nn.utils.clip_grad_norm_(self.named["first"], 0.01)
+        self.optimizer.step()
+        self.others.step()
+        for optimizer in (self.optimizer, self.others):
+            optimizer.zero_grad()
+        return loss.detach(), norm, self.named["last"].sum().detach(), self.temperature.detach()
+
+
+def test_parameters_that_an_object_holds_are_those_of_the_step() -> None:
+    eager, agent = Agent(), Agent()
+    held = [*agent.listed, *agent.named["first"], agent.temperature]
+    with asc.compile(agent.update, MACHINE, policy="single") as run:
+        for _ in range(3):
+            assert all(map(torch.equal, run(X), eager.update(X)))
+        assert run.cache_info().misses == 2
+        found = [*agent.listed, *agent.named["first"], agent.temperature]
+        assert all(a is b for a, b in zip(found, held, strict=True))
+        agent.listed = agent.listed[:1]  # other parameters are another capture
+        eager.listed = eager.listed[:1]
+        agent.named["last"], eager.named["last"] = agent.model[0].bias, eager.model[0].bias
+        assert all(map(torch.equal, run(X), eager.update(X)))
+        agent.temperature = torch.ones(1, requires_grad=True)
+        with pytest.raises(
+            asc.CaptureError, match="attribute 'temperature' of a Agent is a tensor"
+        ):
+            run(X)
+
+
+def test_a_parameter_in_a_closure_is_that_of_the_step() -> None:
+    agent = Agent()
+    weight, pair = agent.model[0].weight, (agent.model[0].weight, [agent.model[0].bias])
+
+    def step(x: Tensor) -> Tensor:
+        agent.model(x).sum().backward()
+        return weight.grad + pair[0].grad + pair[1][0].grad[:, None]
+
+    graph = asc.capture(step, X)
+    result = graph.run_serial(**graph.feed(X))["result"]
+    assert torch.equal(result, step(X))
