@@ -277,7 +277,8 @@ class Compiled:
                 self._varying.keep(constant)
                 rest = state.items_of(graph.settings.wanted)
                 reach = Reach([self.fn, *arguments.others], varying=rest)
-                key = capture_key(state, reach, arguments, given)
+        arguments.forget(graph.reads)
+        key = capture_key(state, reach, arguments, given)
         guard = Guard(state, reach, arguments, given)
         entry = _Entry(key, graph, made, ends, guard, graph.settings.reader(state))
         self._cache[number] = entry
@@ -390,7 +391,7 @@ class Compiled:
             optimizers = state.optimizers.values()
             groups = [group for optimizer in optimizers for group in optimizer.param_groups]
             settings = frozenset(name for group in groups for name in group)
-            advice = remedy([what for what, _ in found], settings)
+            advice = remedy(found, settings)
             warnings.warn(
                 f"{why} since the last call; {advice}. Only the logger 'autosched' reports later "
                 "captures",
