@@ -55,7 +55,7 @@ class Arguments:
             return _properties(tree)
         if is_texts(tree):
             self.texts.append(tuple(tree))
-            return type(tree)
+            return type(tree), len(tree)
         if isinstance(tree, (tuple, list)):
             return type(tree), tuple([self._of(item) for item in tree])
         if isinstance(tree, dict):

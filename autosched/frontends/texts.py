@@ -1,8 +1,8 @@
 """Note which lists of strings among the arguments a traced function reads.
 
-Batches have names of files and other texts, which mostly no code reads. Then calls with other texts
-share a capture. A list that is tracked has no strings inside: C code that looks past its methods
-fails, and the function is traced again with the list itself.
+Batches have names of files and other texts, which mostly no code reads. Then calls with as many
+other texts share a capture. A list that is tracked has no strings inside: code that looks past its
+methods fails, and the function is traced again with the list itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["ANY", "is_texts", "tracked"]
 # Methods that tell nothing of the strings.
 _SILENT = frozenset(
     "__new__ __init__ __class__ __getattribute__ __setattr__ __delattr__ __init_subclass__ "
-    "__subclasshook__ __class_getitem__ __doc__".split()
+    "__subclasshook__ __class_getitem__ __doc__ __len__".split()
 )
 
 
@@ -30,6 +30,15 @@ class _Any:
 
 
 ANY = _Any()
+
+
+class _Unread:
+    """Takes the place of a string, and cannot be used as one."""
+
+    def _fail(self, *_: object) -> Any:
+        raise TypeError("texts are read by code that does not call their methods")
+
+    __eq__ = __hash__ = __bool__ = __str__ = __repr__ = _fail
 
 
 def is_texts(item: Any) -> bool:
@@ -46,9 +55,10 @@ def tracked(tree: Any) -> tuple[Any, list[bool]]:
             return leaf
         read.append(False)
         kind: Any = type(leaf)
-        made: Any = kind.__new__(_TWINS[kind], [object()])
+        unread = [_Unread()] * len(leaf)
+        made: Any = kind.__new__(_TWINS[kind], unread)
         if kind is list:
-            list.append(made, object())
+            list.extend(made, unread)
         made.texts, made.read, made.number = leaf, read, len(read) - 1
         return made
 

@@ -41,9 +41,7 @@ def of_tensors(batch: Any) -> Tensor:
 @pytest.mark.parametrize("fn", [of_images, of_tensors])
 @pytest.mark.parametrize("kind", [dict, OrderedDict])
 def test_texts_of_a_batch_that_nothing_reads_may_change(fn: Any, kind: Any) -> None:
-    batches = [
-        kind(x=X + i, path=[f"{i}.png", "b"] * (i + 1), more={"id": (str(i),)}) for i in range(4)
-    ]
+    batches = [kind(x=X + i, path=[f"{i}.png", "b"], more={"id": (str(i),)}) for i in range(4)]
     assert captures(fn, *[(batch,) for batch in batches]) == 1
 
 
@@ -51,7 +49,7 @@ def test_texts_among_the_arguments_that_nothing_reads_may_change() -> None:
     def step(x: Tensor, names: Any, other: Any) -> Tensor:
         return x * 2 if isinstance(names, list) else x
 
-    assert captures(step, (X, ["a"], ("b", "c")), (X, ["b"], ("d",)), (X, ["", ""], ("e",))) == 1
+    assert captures(step, (X, ["a"], ("b", "c")), (X, ["b"], ("d", "")), (X, [""], ("e", "b"))) == 1
     assert captures(step, (X, ["a"], ("b",)), (X, ("a",), ("b",)), (X, 3, ("b",))) == 3
 
 
@@ -67,6 +65,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "added": lambda texts: (texts + type(texts)(["c"]))[0] == "double",
     "copied": lambda texts: [*texts][-2] == "double",
     "sliced": lambda texts: texts[::-1][-1] == "double",
+    "by the class": lambda texts: type(texts).__mro__[-2].__getitem__(texts, 0) == "double",
     "hashed": lambda texts: {tuple(texts): True}.get(("double", "b"), False),
 }
 
@@ -99,7 +98,7 @@ def test_only_those_texts_that_a_step_reads_recapture() -> None:
         (X, ["bb"], ["c"]),
         (X, ["a"], []),
     ]
-    assert captures(step, *calls) == 3  # an empty list has no texts
+    assert captures(step, *calls) == 3  # the number of texts may decide
 
 
 def test_a_step_that_fails_names_its_own_error() -> None:
