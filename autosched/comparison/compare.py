@@ -115,7 +115,8 @@ def compare(
             rows.append(_row(name, label, made, singles[name], noise, objective))
         except AutoschedError as error:
             refusals.append(Refusal(name, label, str(error).partition("\n")[0]))
-    return Comparison(graph.name, tuple(rows), tuple(refusals), noise, objective)
+    guess = next(iter(priced.values())).guess(graph)
+    return Comparison(graph.name, tuple(rows), tuple(refusals), noise, objective, guess)
 
 
 def _row(

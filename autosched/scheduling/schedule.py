@@ -350,12 +350,17 @@ class Schedule(Periodic, Running):
         """
         if checked_count(runs, "runs", 1) == 1:
             return self._predicted
-        parts = self.program, self.graph, self.machine, self.costs
-        return replace(simulate(*parts, runs), period=self.period)
+        found = simulate(self.program, self.graph, self.machine, self.costs, runs)
+        return replace(found, period=self.period, guess=self._guess)
 
     @cached_property
     def _predicted(self) -> Timeline:
-        return simulate(self.program, self.graph, self.machine, self.costs)
+        found = simulate(self.program, self.graph, self.machine, self.costs)
+        return replace(found, guess=self._guess)
+
+    @cached_property
+    def _guess(self) -> str:
+        return self.costs.guess(self.graph)
 
     def verify(self) -> None:
         """Prove again that the program is race-free. Raises ProgramError if it is not."""
@@ -469,7 +474,7 @@ class Schedule(Periodic, Running):
         return (
             f"<Schedule of {self.graph.name!r}: {len(self.graph)} tasks, "
             f"{len(self.program)} instructions on {len(self.program.streams)} streams, "
-            f"{self.makespan:.3g} s predicted>"
+            f"{self.makespan:.3g} s predicted{f', with {self._guess}' if self._guess else ''}>"
         )
 
 
