@@ -119,7 +119,9 @@ class Comparison:
         title = self._title
         points = {(row.gpus, row.link, row.policy) for row in self.rows}
         if len({row.gpus for row in self.rows}) > 1 and len(points) == len(self.rows):
-            return lines_svg(self._lines(), title=title, x="GPUs", y=self.objective, y_unit="s")
+            abstract = any("processor" in row.machine for row in self.rows)
+            x = "processors" if abstract else "GPUs"
+            return lines_svg(self._lines(), title=title, x=x, y=self.objective, y_unit="s")
         bars = [Bar(row.machine, self._seconds(row), series=row.policy) for row in self.rows]
         return bars_svg(bars, title=title, x=self.objective, unit="s")
 

@@ -174,6 +174,7 @@ def _schedule(
         # 2. Copy the graph, with the user's constraints and the default devices.
         pinned = _pinned(graph, machine, inputs, place, policy, examples)
         wanted = _wanted(graph, outputs)
+        _warn_of_no_results(pinned)
         # 3. Determine the costs, and rule out devices whose memory is too small for a task.
         costs = _costs(costs, pinned, machine, examples)
         if _replays(backend) and costs.replay is None and costs.has_issuing(machine.devices):
@@ -281,6 +282,14 @@ def _wanted(graph: Graph, outputs: str | Mapping[str, str] | None) -> dict[str, 
     except GraphError as error:
         raise ScheduleError(str(error)) from None
     return {label: device_name(device) for label, device in named.items()}
+
+
+def _warn_of_no_results(graph: Graph) -> None:
+    if graph.outputs or not any(task.fn for task in graph.tasks):
+        return
+    if not any(graph.last_version(value.index) for value in graph.sources):
+        what = f"graph {graph.name!r} has no outputs and changes no input, so a run returns {{}}"
+        warnings.warn(f"{what}; write graph.output(name=value)", stacklevel=4)
 
 
 # ---- 3. costs

@@ -51,9 +51,9 @@ def test_results_have_the_names_and_the_number_that_torch_gives_them(name):
         graph.output(**{f"by_{field}": getattr(result, field) for field in fields})
         graph.output(**dict(zip(fields, result, strict=True)))
         outputs = graph.run_serial(x=SQUARE)
-        for field in fields:
-            torch.testing.assert_close(outputs[field], getattr(made, field), rtol=0, atol=0)
-            torch.testing.assert_close(outputs[f"by_{field}"], getattr(made, field), rtol=0, atol=0)
+        for field in fields:  # LAPACK's last bits depend on where memory begins
+            torch.testing.assert_close(outputs[field], getattr(made, field))
+            torch.testing.assert_close(outputs[f"by_{field}"], getattr(made, field))
 
 
 def test_named_results_are_views_of_a_call_in_schedules_too():
