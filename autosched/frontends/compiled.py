@@ -188,6 +188,7 @@ class Compiled:
     def submit(self, /, *args: Any, **kwargs: Any) -> RunFuture:
         """Start a call, and return the future of its result: see ``Schedule.submit``.
 
+        Call ``wait()`` before the model is evaluated: it may have half of an update.
         A call waits for those before it if it is captured again, if it uses another capture, and if
         they leave new tensors in modules or optimizers: gradients, for example.
         """
@@ -214,7 +215,8 @@ class Compiled:
         """Yield the result of a call on each item of an iterable: see ``Schedule.map``.
 
         Tuples and lists are the arguments of a call, mappings its keyword arguments, and other
-        items its only argument. The first item is fetched by the caller.
+        items its only argument. The first item is fetched by the caller. Call ``wait()`` before a
+        model that the calls train is evaluated: it may have half of an update.
         """
         rest = iter(batches)
         for first in rest:
