@@ -160,16 +160,18 @@ def _home(fn: Callable[..., Any]) -> str:
 
 
 def result_names(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of a call's results, if the schema of a torch function has several."""
+    """Return the names, or numbers, of results, if the schema of a torch function has several."""
     torch = sys.modules.get("torch")
     if fn is None or torch is None or not _home(fn):
         return ()
+    method = getattr(torch.Tensor, _raw_name(fn), None)
+    if FunctionType in (type(fn), type(method)):
+        return ()  # Python code around the operator may return other results
     own = getattr(fn, "_schema", None)
     found = torch._C._jit_get_schemas_for_operator(f"aten::{_raw_name(fn)}")
     for schema in found if own is None else [own]:
-        names = tuple([item.name for item in schema.returns])
-        if len(names) > 1 and all(names) and _fits(schema, args, kwargs):
-            return names
+        if len(schema.returns) > 1 and _fits(schema, args, kwargs):
+            return tuple([item.name or str(i) for i, item in enumerate(schema.returns)])
     return ()
 
 

@@ -56,6 +56,22 @@ def test_results_have_the_names_and_the_number_that_torch_gives_them(name):
             torch.testing.assert_close(outputs[f"by_{field}"], getattr(made, field))
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        torch.var_mean,
+        lambda x: torch.std_mean(x, dim=1),
+        lambda x: torch.native_layer_norm(x, [3], None, None, 1e-5),
+        lambda x: torch.ops.aten.max_pool2d_with_indices(x[None], 2),
+    ],
+)
+def test_the_number_of_results_without_names_is_known(call):
+    graph = asc.Graph()
+    graph.output(*call(graph.input("x")))
+    for made, expected in zip(graph.run_serial(x=SQUARE).values(), call(SQUARE), strict=True):
+        torch.testing.assert_close(made, expected)
+
+
 def test_named_results_are_views_of_a_call_in_schedules_too():
     graph = asc.Graph()
     x = graph.input("x")
@@ -73,7 +89,13 @@ def test_named_results_are_views_of_a_call_in_schedules_too():
 
 @pytest.mark.parametrize(
     "call",
-    [torch.max, torch.median, lambda x: torch.max(x, x), lambda x: torch.min(x, other=x)],
+    [
+        *(torch.max, torch.median, lambda x: torch.max(x, x), lambda x: torch.min(x, other=x)),
+        *(
+            lambda x: x.unique_consecutive(),
+            lambda x: nn.functional.embedding_bag(x.long(), SQUARE),
+        ),
+    ],
 )
 def test_other_overloads_have_no_names(call):
     result = call(asc.Graph().input("x"))
