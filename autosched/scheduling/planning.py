@@ -285,7 +285,8 @@ def _wanted(graph: Graph, outputs: str | Mapping[str, str] | None) -> dict[str, 
 
 
 def _warn_of_no_results(graph: Graph) -> None:
-    if graph.outputs or not any(task.fn for task in graph.tasks):
+    """Warn if a run returns and changes nothing, unless the durations are given: to plan alone."""
+    if graph.outputs or not any(task.fn and task.seconds is None for task in graph.tasks):
         return
     if not any(graph.last_version(value.index) for value in graph.sources):
         what = f"graph {graph.name!r} has no outputs and changes no input, so a run returns {{}}"

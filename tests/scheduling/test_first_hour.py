@@ -102,10 +102,8 @@ def test_a_graph_without_results_is_warned_of() -> None:
         asc.schedule(asc.Graph(), MACHINE)
         x[0].add_(1)
         asc.schedule(graph, MACHINE)
-        planned = asc.Graph.from_networkx(network().to_networkx())
-        planned.outputs.clear()
-        for task in planned.tasks:
-            object.__setattr__(task, "fn", None)
+        planned = asc.Graph()
+        planned.add(abs, planned.input("x"), seconds=1.0)
         asc.schedule(planned, MACHINE)
 
 
