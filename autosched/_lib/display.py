@@ -7,10 +7,10 @@ layers than ``viz``. ``viz.drawing`` registers its functions here when it is imp
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-__all__ = ["Renderer", "register", "renderer_of"]
+__all__ = ["Renderer", "public_names", "register", "renderer_of"]
 
 
 class Renderer(NamedTuple):
@@ -21,6 +21,13 @@ class Renderer(NamedTuple):
 
 
 _RENDERERS: dict[type, Renderer] = {}
+
+
+def public_names(item: object, fields: Iterable[str]) -> list[str]:
+    """Return what ``dir`` lists: fields, and the public methods and properties of the class."""
+    kind = type(item)
+    named = (name for name in dir(kind) if not name.startswith("_"))
+    return [*fields, *(name for name in named if hasattr(getattr(kind, name), "__get__"))]
 
 
 def register(cls: type, renderer: Renderer) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 
 __all__ = [
     "amount",
@@ -14,6 +15,7 @@ __all__ = [
     "file_name",
     "name_list",
     "percent",
+    "ranges",
     "shortened",
     "spelled",
     "table",
@@ -122,6 +124,25 @@ def device_list(names: Sequence[str], most: int = 3) -> str:
     ('cuda:0', 'cuda:0 and cuda:1', 'five devices')
     """
     return _enumeration(names) if len(names) <= most else f"{spelled(len(names))} devices"
+
+
+def ranges(rows: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield names of devices with texts; four or more in a row with one text are one.
+
+    >>> list(ranges((f"cuda:{i}", "idle") for i in range(64)))
+    [('cuda:0 to 63', 'idle')]
+    """
+
+    def key(item: tuple[int, tuple[str, str]]) -> tuple[str, str, int]:
+        position, (name, text) = item
+        kind, _, index = name.partition(":")
+        return kind, text, int(index) - position if index.isdigit() else 0
+
+    for (_, text, _), same in groupby(enumerate(rows), key):
+        names = [name for _, (name, _) in same]
+        if len(names) > 3:
+            names = [f"{names[0]} to {names[-1].partition(':')[2]}"]
+        yield from ((name, text) for name in names)
 
 
 def name_list(names: Sequence[str], most: int = 3) -> str:

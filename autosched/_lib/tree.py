@@ -30,19 +30,26 @@ def flatten(tree: Any) -> Iterator[Any]:
             yield item
 
 
-def transform(change: Callable[[Any], Any], tree: Any) -> Any:
+def transform(
+    change: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> Any:
     """Return the tree with ``change`` applied to each leaf; containers keep their types.
+
+    Containers for which ``is_leaf`` holds are leaves, too.
 
     >>> transform(lambda leaf: leaf + 1, {"a": [1, 2], "b": (3,)})
     {'a': [2, 3], 'b': (4,)}
     """
+    if is_leaf is not None and is_leaf(tree):
+        return change(tree)
     if isinstance(tree, (tuple, list)):
         items = [
-            transform(change, item) if isinstance(item, _TREES) else change(item) for item in tree
+            transform(change, item, is_leaf) if isinstance(item, _TREES) else change(item)
+            for item in tree
         ]
         return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
     if isinstance(tree, dict):
-        changed = {key: transform(change, item) for key, item in tree.items()}
+        changed = {key: transform(change, item, is_leaf) for key, item in tree.items()}
         return changed if type(tree) is dict else _of_its_kind(tree, changed)
     return change(tree)
 

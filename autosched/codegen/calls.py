@@ -91,7 +91,7 @@ class _Writer:
         Return None for other calls.
         """
         if isinstance(fn, (Attribute, On)):
-            dotted = f".{fn.__name__}" if isinstance(fn, Attribute) else ""
+            dotted = f".{fn.attribute}" if isinstance(fn, Attribute) else ""
             return Call(Piece(f"{self.item(args[0])}{dotted}"), "operator")
         operator = fn.fn if isinstance(fn, InPlace) else fn
         texts = functools.partial(map, self.operand, args)

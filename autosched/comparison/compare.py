@@ -31,6 +31,7 @@ from autosched.scheduling.schedule import Schedule
 
 __all__ = ["compare"]
 
+_GPUS = frozenset("cuda hip xpu mps mtia hpu npu".split())  # other devices are abstract
 POLICIES = ("single", "round_robin", "heft", "auto")
 
 
@@ -115,7 +116,8 @@ def compare(
             rows.append(_row(name, label, made, singles[name], noise, objective))
         except AutoschedError as error:
             refusals.append(Refusal(name, label, str(error).partition("\n")[0]))
-    return Comparison(graph.name, tuple(rows), tuple(refusals), noise, objective)
+    guess = next(iter(priced.values())).guess(graph)
+    return Comparison(graph.name, tuple(rows), tuple(refusals), noise, objective, guess)
 
 
 def _row(
@@ -221,7 +223,9 @@ def _facts(machine: Machine) -> tuple[str, ...]:
     gpus = len(machine.accelerators)
     cpus = len(machine.devices) - gpus
     streams = machine.device(machine.host).streams
-    devices = [count(number, kind) for number, kind in ((cpus, "CPU"), (gpus, "GPU")) if number]
+    kinds = {name.partition(":")[0] for name in machine.accelerators}
+    other = "GPU" if kinds <= _GPUS else "processor"
+    devices = [count(number, kind) for number, kind in ((cpus, "CPU"), (gpus, other)) if number]
     speed = ""
     if gpus:
         speed = amount(machine.device(machine.accelerators[0]).flops_per_second, "FLOP/s")

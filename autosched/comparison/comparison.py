@@ -60,6 +60,7 @@ class Comparison:
 
     Each machine's best row has a star. With ``noise``, a share, rows include noisy makespans; the
     best row is then that of least ``worst``. With ``objective="period"`` it is that of least period.
+    ``guess`` says what is assumed for lack of costs.
 
     >>> row = Row("2 GPUs", 2, "pcie4", "heft", 0.002, 1.9, 0.0019, 0.05, None, 0.99, 4e6)
     >>> print(Comparison("two layers", (row,)))
@@ -73,6 +74,7 @@ class Comparison:
     refusals: tuple[Refusal, ...] = ()
     noise: float | None = None
     objective: Objective = "makespan"
+    guess: str = ""
 
     @property
     def best(self) -> tuple[Row, ...]:
@@ -90,12 +92,16 @@ class Comparison:
     def _in_flight(self) -> bool:
         return self.objective == "period" or any(row.in_flight > 1 for row in self.rows)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         lines = table(self._heads, self._cells(), left=3) if self.rows else []
         how = ""
         if self.noise is not None:
             how = f"; median, and 95% of runs, with {self.noise:.0%} of noise"
-        return "\n".join([f"{self.name}: predicted{how}", *lines, *self._refused()])
+        return "\n".join([f"{self._title}{how}", *lines, *self._refused()])
+
+    @property
+    def _title(self) -> str:
+        return f"{self.name}: predicted{f', with {self.guess}' if self.guess else ''}"
 
     def to_json(self) -> str:
         """Return rows and refusals as JSON."""
@@ -105,14 +111,17 @@ class Comparison:
         cells = [self._heads, *self._cells()]
         rows = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in cells)
         refused = "".join(f"<p>{html.escape(line)}</p>" for line in self._refused())
-        return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>{refused}"
+        about = f"<p>{html.escape(self._title)}</p>" if self.guess else ""
+        return f"{about}<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>{refused}"
 
     def svg(self) -> str:
         """Draw makespans as lines over numbers of GPUs, by policy and link, or else as bars."""
-        title = f"{self.name}: predicted"
+        title = self._title
         points = {(row.gpus, row.link, row.policy) for row in self.rows}
         if len({row.gpus for row in self.rows}) > 1 and len(points) == len(self.rows):
-            return lines_svg(self._lines(), title=title, x="GPUs", y=self.objective, y_unit="s")
+            abstract = any("processor" in row.machine for row in self.rows)
+            x = "processors" if abstract else "GPUs"
+            return lines_svg(self._lines(), title=title, x=x, y=self.objective, y_unit="s")
         bars = [Bar(row.machine, self._seconds(row), series=row.policy) for row in self.rows]
         return bars_svg(bars, title=title, x=self.objective, unit="s")
 

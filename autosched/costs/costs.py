@@ -229,6 +229,22 @@ class Costs:
         work = self.work.get(task.name)
         return self.default_seconds if work is None else work.seconds(device)
 
+    def guess(self, graph: Graph) -> str:
+        """Return what is guessed about tasks of unknown duration; nothing if all are known."""
+        tasks = [task for task in graph.tasks if not task.view and not task.reads_file]
+        unknown = sum(map(self._is_unknown, tasks))
+        if not unknown or self.default_seconds != Costs.default_seconds:
+            return ""
+        which = "each task" if unknown == len(tasks) else f"{unknown} of {len(tasks)} tasks"
+        return f"{self.default_seconds * 1e6:.0f} us guessed for {which}"
+
+    def _is_unknown(self, task: Task) -> bool:
+        if self.seconds.get(task.name, task.seconds) is not None or task.view:
+            return False
+        return any(map(self._is_unknown, task.parts or ())) or not (
+            task.parts or task.name in self.work
+        )
+
     def everywhere(self, task: Task, devices: Sequence[Device]) -> float | list[float]:
         """Return the seconds of a task on each device, or one number if it is the same on all."""
         if any(device.is_storage for device in devices):

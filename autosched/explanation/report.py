@@ -131,6 +131,7 @@ def explain(case: Case, measured: Timeline | None = None) -> Explanation:
         devices=tuple(name for name in case.machine.names if name in used),
         advice=worthwhile(_remedies(case, plans, planned, waited), case.makespan),
         notes=(
+            *_guess_note(case),
             *host_note(case),
             *device_count_note(case, plans),
             *host_read_note(case, waited),
@@ -147,6 +148,11 @@ def explain(case: Case, measured: Timeline | None = None) -> Explanation:
         late=_late(case, timeline, path) if measured is not None else (),
         period=period_facts(case),
     )
+
+
+def _guess_note(case: Case) -> Iterator[str]:
+    if guess := case.costs.guess(case.graph):
+        yield f"{guess}; a copy of what has no known size carries nothing: give examples="
 
 
 def _idle_by_span(case: Case, before: Sequence[Sequence[Predecessor]]) -> Counter[int]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from autosched._lib.text import amount, count, duration, percent, shortened, wrapped
+from autosched._lib.text import amount, count, duration, percent, ranges, shortened, wrapped
 from autosched.explanation.facts import Idle, Step
 
 if TYPE_CHECKING:
@@ -63,9 +63,11 @@ def report_text(found: Explanation) -> str:
     """Return an explanation as text."""
     how = "measured" if found.measured else "predicted"
     also = f" ({duration(found.predicted)} predicted)" if found.measured else ""
-    devices = ", ".join(found.devices) or "no device"
+    devices = ", ".join(name for name, _ in ranges((name, "") for name in found.devices))
     tasks = count(found.tasks, "task")
-    head = wrapped(f"{found.name}: {duration(found.makespan)} {how}{also}, {tasks} on {devices}")
+    head = wrapped(
+        f"{found.name}: {duration(found.makespan)} {how}{also}, {tasks} on {devices or 'no device'}"
+    )
     if not found.makespan:
         return "\n".join([*head, "", "It takes no time, so there is nothing to explain."])
     return "\n".join([*head, "", *_advice(found), "", *_facts(found)])
@@ -93,8 +95,9 @@ def _facts(found: Explanation) -> Iterator[str]:
             moved = f"{amount(found.copied_bytes, 'B')} in {moved}"
         hidden = percent(found.copies_hidden)
         yield f"{'Copies':<{_INDENT}}{moved}, {hidden} of their time hidden behind compute"
-    for device in found.idle if found.makespan else ():
-        yield from _idle(device, found.makespan)
+    idle = ((device.device, _idle(device, found.makespan)) for device in found.idle)
+    for heading, text in ranges(idle):
+        yield from _fact(heading, text)
     if found.twice_as_fast:
         saved = (_saved(name, part) for name, part in found.twice_as_fast.items())
         yield f"{'Twice as fast':<{_INDENT}}{', '.join(saved)}"
@@ -117,10 +120,9 @@ def _efficiency(found: Explanation) -> str:
     return f"{percent(best.share)}: {least}: {_BOUNDS[best.bound]}"
 
 
-def _idle(found: Idle, makespan: float) -> Iterator[str]:
+def _idle(found: Idle, makespan: float) -> str:
     if found.causes.keys() == {"end"} and found.seconds >= makespan:
-        yield f"{found.device:<{_INDENT}}not used"
-        return
+        return "not used"
     causes = _longest_first(found.causes)
     parts = [
         f"{duration(seconds)} {_WAITS.get(cause, f'for {cause}')}"
@@ -128,10 +130,9 @@ def _idle(found: Idle, makespan: float) -> Iterator[str]:
     ]
     if rest := sum(seconds for _, seconds in causes[_MOST_CAUSES:]):
         parts.append(f"{duration(rest)} else")
-    text = "never idle"
     if found.seconds > 1e-9 * makespan:
-        text = f"idle {percent(found.seconds / makespan)}: {', '.join(parts)}"
-    yield from _fact(found.device, text)
+        return f"idle {percent(found.seconds / makespan)}: {', '.join(parts)}"
+    return "never idle"
 
 
 def _saved(name: str, part: float) -> str:

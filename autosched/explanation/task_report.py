@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from autosched._lib.gc_pause import without_collecting
-from autosched._lib.text import duration, file_name, name_list, wrapped
+from autosched._lib.text import duration, file_name, name_list, ranges, wrapped
 from autosched.errors import ScheduleError
 from autosched.explanation.case import SMALL, Case
 from autosched.explanation.causes import Predecessor, binding_predecessors, predecessors
@@ -229,12 +229,11 @@ def _option_lines(found: TaskExplanation) -> list[str]:
     """Return a line for each device, if there are several."""
     if len(found.options) < 2:
         return []
-    width = max(len(option.device) for option in found.options)
+    own, *others = ((option.device, _outcome(option, found.options[0])) for option in found.options)
+    rows = [own, *ranges(others)]
+    width = max(len(device) for device, _ in rows)
     lines = ["         if it were free:"] if found.bound else []
-    lines += [
-        f"{'':9}{option.device:<{width}}  {_outcome(option, found.options[0])}"
-        for option in found.options
-    ]
+    lines += [f"{'':9}{device:<{width}}  {outcome}" for device, outcome in rows]
     if found.together:
         along = "goes" if len(found.together) == 1 else "go"
         lines += wrapped(f"to another device {name_list(found.together)} {along} along", " " * 9, 9)

@@ -184,6 +184,7 @@ class Compiled:
     def submit(self, /, *args: Any, **kwargs: Any) -> RunFuture:
         """Start a call, and return the future of its result: see ``Schedule.submit``.
 
+        Call ``wait()`` before the model is evaluated: it may have half of an update.
         A call waits for those before it if it is captured again, if it uses another capture, and if
         they leave new tensors in modules or optimizers: gradients, for example.
         """
@@ -210,7 +211,8 @@ class Compiled:
         """Yield the result of a call on each item of an iterable: see ``Schedule.map``.
 
         Tuples and lists are the arguments of a call, mappings its keyword arguments, and other
-        items its only argument. The first item is fetched by the caller.
+        items its only argument. The first item is fetched by the caller. Call ``wait()`` before a
+        model that the calls train is evaluated: it may have half of an update.
         """
         rest = iter(batches)
         for first in rest:
@@ -273,7 +275,8 @@ class Compiled:
                 self._varying.keep(constant)
                 rest = state.items_of(graph.settings.wanted)
                 reach = Reach([self.fn, *arguments.others], varying=rest)
-                key = capture_key(state, reach, arguments, given)
+        arguments.forget(graph.reads)
+        key = capture_key(state, reach, arguments, given)
         guard = Guard(state, reach, arguments, given)
         entry = _Entry(key, graph, made, ends, guard, graph.settings.reader(state))
         self._cache[number] = entry
@@ -384,7 +387,7 @@ class Compiled:
             optimizers = state.optimizers.values()
             groups = [group for optimizer in optimizers for group in optimizer.param_groups]
             settings = frozenset(name for group in groups for name in group)
-            advice = remedy([what for what, _ in found], settings)
+            advice = remedy(found, settings)
             warnings.warn(
                 f"{why} since the last call; {advice}. Only the logger 'autosched' reports later "
                 "captures",

@@ -32,7 +32,9 @@ class CompiledModule(torch.nn.Module):
     """A module that runs by schedules. Made by ``compile``.
 
     All else is that of the module ``fn``: parameters, buffers, hooks, attributes and methods. So
-    ``state_dict()`` has the same keys, and ``to()`` and ``train()`` change ``fn``. Where autograd
+    ``state_dict()`` has the same keys, and ``to()`` and ``train()`` change ``fn``. Only calls run by
+    schedules: another method, such as ``generate``, runs eagerly with all that it calls. To compile
+    it, ``compile`` a function that calls it once, such as one step of a generation. Where autograd
     records, the module has a schedule for forward and one for backward; a second derivative raises
     RuntimeError. A copy, and a module that is unpickled, has no schedules yet.
 

@@ -130,7 +130,6 @@ class Reach:
         dicts = _Dicts([item for item in filled if type(item) is dict])
         others = _Items([item for item in filled if type(item) is not dict])
         classes = list(map(type, self.objects))
-        objects = self.objects
         read_entries, read_attributes = self._readers()
         entries, attributes = [*read_entries()], [*read_attributes()]
         contents = self.contents
@@ -144,7 +143,7 @@ class Reach:
                     and others.are_same()
                     and all(map(is_, read_entries(), entries))
                     and all(map(is_, read_attributes(), attributes))
-                    and all(map(is_, map(type, objects), classes))
+                    and all(map(is_, map(type, self.objects), classes))
                     and [read() for read in contents] == values
                 )
             except ValueError:  # the cell is empty
@@ -333,9 +332,10 @@ class Reach:
         elif not isinstance(item, (tuple, frozenset)):
             self.containers.append(item)
         if isinstance(item, Mapping):
-            for name, value in item.items():
+            # load_state_dict changes the order of the settings in an optimizer's group.
+            for name in sorted(item, key=str) if item.keys() >= {"params", "lr"} else item:
                 yield _Name(name) if type(name) is str else name
-                yield value
+                yield item[name]
         else:
             yield from item
 

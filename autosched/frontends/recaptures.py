@@ -39,25 +39,34 @@ def changes(before: Any, after: Any) -> list[tuple[str, str]]:
     return found[:_MOST] + ([("", f"and {more} more")] if more > 0 else [])
 
 
-def remedy(names: Sequence[str], settings: frozenset[str]) -> str:
-    """Return how to avoid recaptures.
+def remedy(found: Sequence[tuple[str, str]], settings: frozenset[str]) -> str:
+    """Return how to avoid recaptures for these changes.
 
     ``settings`` are the names of settings of optimizers' groups.
 
-    >>> remedy(["lr"], frozenset(["lr"]))
+    >>> remedy([("lr", "0.1 -> 0.2")], frozenset(["lr"]))
     'a rate that is a tensor, lr=torch.tensor(...), may change without a recapture'
     """
-    rates = [name for name in names if name in settings]
-    if not rates:
-        return (
-            "pass what changes as a tensor, or do not change it; maxsize= is the number of cached "
-            "captures"
+    rates = [name for name, _ in found if name in settings]
+    if rates:
+        advice = "a rate that is a tensor, lr=torch.tensor(...), may change without a recapture"
+        others = " and ".join(name for name in rates if name != "lr")
+        if others:
+            advice += f"; do not change {others} (cycle_momentum=False of a scheduler)"
+        return advice
+    if any(how.startswith("shape") for _, how in found):
+        advice = (
+            "pad to one of few shapes, with a mask; instead of growing a cache, write in place "
+            "into a part of one that has its largest shape"
         )
-    advice = "a rate that is a tensor, lr=torch.tensor(...), may change without a recapture"
-    others = " and ".join(name for name in rates if name != "lr")
-    if others:
-        advice += f"; do not change {others} (cycle_momentum=False of a scheduler)"
-    return advice
+    elif any(how.startswith(("'", '"')) for _, how in found):
+        advice = "leave a text that no operator reads out of the arguments, or put it into a list"
+    else:
+        advice = (
+            "pass what changes as a tensor, or do not change it; if it is a length, pad to one of "
+            "few lengths"
+        )
+    return f"{advice}; maxsize= is the number of cached captures"
 
 
 def _of_tensors(before: Sequence[Any], after: Sequence[Any]) -> Iterator[tuple[str, str]]:
@@ -99,6 +108,9 @@ def _of_values(before: Sequence[Hashable], after: Sequence[Hashable]) -> Iterato
             if not _is_value(old) or not _is_value(new):
                 yield known, "it was replaced"
                 return  # all later positions differ
+            if None not in (_name(old), _name(new)):
+                yield "a dict or object", f"it has {_name(new)!r} where it had {_name(old)!r}"
+                return
             yield known, f"{_value(old)} -> {_value(new)}"
         elif (found := _name(new)) is not None:
             name = found

@@ -83,7 +83,8 @@ class GraphBuilder:
         """Return a name. Raises GraphError if it is invalid or taken."""
         self.check_grows()
         if not is_name(name):
-            raise GraphError(f"a name must be a string without spaces and '@', got {name!r}")
+            hint = "; write graph.inputs(*names)" if isinstance(name, (list, tuple)) else ""
+            raise GraphError(f"a name must be a string without spaces and '@', got {name!r}{hint}")
         if name in self.graph.names:
             raise GraphError(
                 f"name {name!r} is already taken in graph {self.graph.name!r}; "

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import CellType, FunctionType, MethodType, ModuleType, NoneType
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from autosched._lib.code_names import names_in
 from autosched._lib.tree import flatten
 from autosched.graph.regions import is_basic
 
-__all__ = ["Effects", "communicates", "effects_of", "function_name", "shared_state"]
+__all__ = ["Effects", "communicates", "effects_of", "function_name", "result_names", "shared_state"]
 
 # Views that schemas do not mark.
 _UNMARKED_VIEWS = frozenset(
@@ -127,12 +128,10 @@ def effects_of(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     >>> effects_of(operator.setitem, ["x", 0, 1.0], {}).writes
     ['x']
     """
-    home = (
-        getattr(fn, "__module__", None)
-        or getattr(getattr(fn, "__objclass__", None), "__module__", None)
-        or ""
-    )
-    if home.partition(".")[0] not in ("torch", "_operator") and home != "autosched.graph.value":
+    if fn is tuple:
+        return Effects("unbind", base=_first(args, kwargs), view=True)
+    home = _home(fn)
+    if not home:
         return Effects()
     name = _raw_name(fn)
     if hasattr(fn, "_schema"):
@@ -148,6 +147,45 @@ def effects_of(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     free = is_view and all(map(is_basic, keys))
     in_place = bool(writes) and name not in BATCH_NORMS
     return Effects(name, writes, base, free, name in RANDOM, in_place)
+
+
+def _home(fn: Callable[..., Any]) -> str:
+    """Return the module of a function of torch, or of an operator or method; else nothing."""
+    home = (
+        getattr(fn, "__module__", None)
+        or getattr(getattr(fn, "__objclass__", None), "__module__", None)
+        or ""
+    )
+    known = home.partition(".")[0] in ("torch", "_operator") or home == "autosched.graph.value"
+    return home if known else ""
+
+
+def result_names(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names, or numbers, of results, if the schema of a torch function has several."""
+    torch = sys.modules.get("torch")
+    if fn is None or torch is None or not _home(fn):
+        return ()
+    method = getattr(torch.Tensor, _raw_name(fn), None)
+    if FunctionType in (type(fn), type(method)):
+        return ()  # Python code around the operator may return other results
+    own = getattr(fn, "_schema", None)
+    found = torch._C._jit_get_schemas_for_operator(f"aten::{_raw_name(fn)}")
+    for schema in found if own is None else [own]:
+        if len(schema.returns) > 1 and _fits(schema, args, kwargs):
+            return tuple([item.name or str(i) for i, item in enumerate(schema.returns)])
+    return ()
+
+
+def _fits(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an overload may be the one that is called."""
+    parameters = schema.arguments
+    required = sum(not item.has_default_value() for item in parameters)
+    pairs = zip(parameters, args, strict=False)
+    return (
+        required <= len(args) + len(kwargs) <= len(parameters)
+        and kwargs.keys() <= {"input", "axis", *(item.name for item in parameters)}
+        and all(isinstance(item, int) for known, item in pairs if str(known.type) == "int")
+    )
 
 
 def _by_schema(fn: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Effects:

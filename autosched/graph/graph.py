@@ -21,16 +21,16 @@ A graph knows devices only as names in constraints. It knows no time, and does n
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from autosched._lib.display import renderer_of
+from autosched._lib.display import public_names, renderer_of
 from autosched.errors import GraphError, listed, shown
 from autosched.graph.builder import GraphBuilder, check_runs
-from autosched.graph.declaring import bound, declared
+from autosched.graph.declaring import OnDevice, bound, declared
 from autosched.graph.files import read
 from autosched.graph.including import include
 from autosched.graph.pinning import pinned
@@ -114,20 +114,13 @@ class Graph:
         """
         return self.builder.add_constant(tensor, name)
 
-    @contextlib.contextmanager
-    def on(self, device: str) -> Iterator[None]:
-        """Constrain the tasks and inputs added inside to ``device``.
+    def on(self, device: str) -> AbstractContextManager[None]:
+        """Constrain the tasks and inputs added inside to ``device``: ``with graph.on("cuda:0"):``.
 
         Views ignore it: they are on the device of their base. Tasks on ``"host"`` run on the
         machine's first CPU, whatever its name.
         """
-        builder = self.builder
-        before = builder.device
-        builder.device = check_runs(device)
-        try:
-            yield
-        finally:
-            builder.device = before
+        return OnDevice(self.builder, check_runs(device))
 
     def add(
         self,
@@ -407,6 +400,9 @@ class Graph:
         """
         renderer_of(self).draw(self, path, device, critical, group, depth)
 
+    def __dir__(self) -> list[str]:
+        return public_names(self, ("name", "outputs", "tasks", "values"))
+
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         return renderer_of(self).show(self)
 
@@ -441,6 +437,8 @@ class Graph:
         if not args:
             return inputs, None
         names = self.input_names
+        if len(args) == 1 and isinstance(args[0], dict) and args[0].keys() & {*names}:
+            raise GraphError(f"graph {self.name!r} was given a dict; write schedule(**inputs)")
         if len(args) > len(names):
             raise GraphError(
                 f"graph {self.name!r} was given {len(args)} inputs; "

@@ -5,12 +5,13 @@ This module knows the attributes of nodes and edges, and nothing of devices or c
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import networkx
 
 from autosched._lib.gc_pause import without_collecting
-from autosched.errors import GraphError
+from autosched.errors import GraphError, listed
 from autosched.graph.builder import check_costs
 from autosched.graph.graph import Graph, Value
 
@@ -44,6 +45,7 @@ def from_networkx(dag: networkx.DiGraph[Any], name: str | None = None) -> Graph:
         or not networkx.is_directed_acyclic_graph(dag)
     ):
         raise GraphError(f"from_networkx needs a DiGraph without cycles, got {dag}")
+    _warn_of_ignored(dag)
     graph = Graph(name or str(dag.name or "graph"))
     position = {node: i for i, node in enumerate(dag)}
     sent: dict[tuple[Any, Any], Value] = {}  # the value of an edge
@@ -51,6 +53,19 @@ def from_networkx(dag: networkx.DiGraph[Any], name: str | None = None) -> Graph:
     for node in networkx.lexicographical_topological_sort(dag, key=position.__getitem__):
         _add_node(graph, dag, node, sent)
     return graph
+
+
+def _warn_of_ignored(dag: networkx.DiGraph[Any]) -> None:
+    for kind, items, known in (
+        ("nodes", dag.nodes, ("seconds", "nbytes", "fn", "device")),
+        ("edges", dag.edges, ("nbytes", "kind")),
+    ):
+        names = dict.fromkeys(str(name) for *_, facts in items.data() for name in facts)
+        if others := [name for name in names if name not in known]:
+            warnings.warn(
+                f"from_networkx ignores {listed(others)} of {kind}; it knows {listed(known)}",
+                stacklevel=5,
+            )
 
 
 def _add_node(

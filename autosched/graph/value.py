@@ -8,12 +8,15 @@ import torch, because the ``__torch_function__`` protocol needs no import.
 from __future__ import annotations
 
 import difflib
+import dis
 import operator
 import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from autosched.errors import GraphError, UnknownMethodError
+from autosched.graph.effects import result_names
 
 if TYPE_CHECKING:
     from autosched.graph.graph import Graph
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Attribute", "InPlace", "Method", "On", "Value"]
 
-_ATTRIBUTES = frozenset("T mT H mH real imag values indices".split())  # read, not called
+_ATTRIBUTES = frozenset("T mT H mH real imag".split())  # read, not called
 _AUTOGRAD = frozenset("backward requires_grad_ retain_grad register_hook".split())
 _UNKNOWN = frozenset(
     "shape dtype device grad grad_fn data ndim requires_grad is_cuda is_leaf layout names itemsize "
@@ -135,9 +138,8 @@ class Value:
 
     def __getattr__(self, name: str) -> Any:
         if name in _UNKNOWN or _is_property(name):
-            raise GraphError(
-                f"value {self.name!r} has no {name} before it runs; do what needs it inside a "
-                f"function and add that as one task: graph.add(fn, {self.name})"
+            raise self._unknown(
+                f"has no {name} before it runs", "do what needs it inside a function"
             )
         if name in _AUTOGRAD:
             raise GraphError(
@@ -147,6 +149,11 @@ class Value:
             )
         if name.startswith("_"):
             raise AttributeError(f"Value has no attribute {name!r}")
+        names = self._result_names()
+        if name in names:
+            at = names.index(name)
+            part = self.graph.fresh(f"{self.name}.{name}")
+            return _recorded(self, Attribute(name, at), (self, at), name=part)
         if name in _ATTRIBUTES:
             return self.graph.builder.call(Attribute(name), (self,), {})
         _check_method(self.name, name)
@@ -176,16 +183,41 @@ class Value:
         self.graph.builder.call(operator.setitem, (self, key, value), {})
 
     def __bool__(self) -> NoReturn:
-        raise GraphError(
-            f"value {self.name!r} is not known before it runs, so Python cannot branch on it; put "
-            f"the branch into a function and add that as one task: graph.add(fn, {self.name})"
+        raise self._unknown(
+            "is not known before it runs, so Python cannot branch on it",
+            "put the branch into a function",
         )
 
     def __iter__(self) -> Iterator[Any]:
-        raise GraphError(
-            f"value {self.name!r} has no length before it runs; to unpack a task's result, say its "
-            "shape: graph.add(fn, ..., outputs=2)"
-        )
+        names = self._result_names()
+        count = _unpacked(sys._getframe(1)) or len(names)
+        if not count:
+            raise GraphError(
+                f"value {self.name!r} has no length before it runs; say how many results its task "
+                "has: graph.add(fn, ..., outputs=2), or unpack it: a, b = value"
+            )
+        labels = names if len(names) == count else range(count)
+        parts = tuple([self.graph.fresh(f"{self.name}.{label}") for label in labels])
+        return iter(self.graph.add(tuple, self, outputs=parts))
+
+    def _result_names(self) -> tuple[str, ...]:
+        """Return the names that torch gives to the results of the task that makes this value."""
+        task = None if self.producer is None else self.graph.tasks[self.producer]
+        if task is None or task.result is not self:
+            return ()
+        return result_names(task.fn, task.args, task.kwargs)
+
+    def _unknown(self, what: str, otherwise: str) -> GraphError:
+        """Return the error of code that needs to know this value before it runs."""
+        module = _calling_module()
+        advice = f"{otherwise} and add that as one task: graph.add(fn, {self.name})"
+        if module is not None:
+            advice = (
+                f"{module}.forward needs it. Add the module as one task, graph.add(module, ...), "
+                "with outputs= if it returns several tensors, or capture a function that calls it "
+                "with asc.capture"
+            )
+        return GraphError(f"value {self.name!r} {what}; {advice}")
 
     def _no_number(self) -> NoReturn:
         raise GraphError(
@@ -193,7 +225,10 @@ class Value:
             "outputs"
         )
 
-    __float__ = __int__ = __index__ = __complex__ = __len__ = _no_number
+    __float__ = __int__ = __index__ = __complex__ = _no_number
+
+    def __len__(self) -> int:
+        return len(self._result_names()) or self._no_number()
 
     __add__ = _binary(operator.add)
     __radd__ = _reflected(operator.add)
@@ -261,11 +296,19 @@ class Method:
 
 
 class Attribute(Method):
-    """Read the attribute ``name`` of the argument."""
+    """Read the attribute ``name`` of the argument.
 
-    def __call__(self, value: Any) -> Any:
+    With a ``position``, it is a named result of the call that made the argument: a view, as the
+    item at this position is.
+    """
+
+    def __init__(self, name: str, position: int | None = None):
+        super().__init__(name if position is None else "getitem")
+        self.attribute = name
+
+    def __call__(self, value: Any, position: int | None = None) -> Any:
         """Read the attribute."""
-        return getattr(value, self.__name__)
+        return getattr(value, self.attribute)
 
 
 class On:
@@ -319,6 +362,26 @@ def _check_method(value: str, name: str) -> None:
         f"value {value!r} has no method {name!r}, for tensors have none of that name; {meant} is "
         f"no tensor, add a function: graph.add(lambda item: item.{name}(...), {value})"
     )
+
+
+def _unpacked(frame: FrameType) -> int:
+    """Return into how many names the statement of a frame unpacks; 0 if it does something else.
+
+    As in torch.fx, the statement says how many results there are, where nothing else does.
+    """
+    code, at = frame.f_code.co_code, frame.f_lasti
+    return code[at + 1] if dis.opname[code[at]] == "UNPACK_SEQUENCE" else 0
+
+
+def _calling_module() -> str | None:
+    """Return the class of the module that is called, if any: the innermost."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        kind = type(frame.f_locals.get("self"))
+        if hasattr(kind, "named_parameters"):
+            return kind.__name__
+        frame = frame.f_back
+    return None
 
 
 def _first_value(tree: Any) -> Value:

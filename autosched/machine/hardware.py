@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from autosched.errors import MachineError
-from autosched.machine.device import Device, Link
+from autosched.machine.device import Device, Link, device_line, link_line
+from autosched.machine.network import Network, network_line
 
 __all__ = ["CPU_RATES", "DISK_LATENCY", "EVENT_SECONDS", "GPU", "ISSUE_SECONDS", "LINKS"]
-__all__ += ["links_of", "memory_of"]
+__all__ += ["described", "links_of", "memory_of"]
 
 # Achieved bytes per second in one direction (about 80% of the nominal rate), and seconds of
 # latency.
@@ -27,9 +28,26 @@ DISK_LATENCY = 1e-4  # seconds, of an SSD
 _PAGEABLE = 0.5
 CPU_RATES = (50e9, 10e9, 5e-6)
 _USABLE = 15 / 16  # usable share of a GPU's memory; contexts, workspaces and rounding take the rest
-GPU = Device("cuda:0", flops_per_second=20e12, bytes_per_second=1e12, launch_seconds=5e-6)
+_GPU_RATES = (20e12, 1e12, 5e-6)
+GPU = Device("cuda:0", 1, *_GPU_RATES)
+_ASSUMED = " (rates are assumed, not measured)"
 ISSUE_SECONDS = 5e-6  # of Python and the driver, for an operator that is one kernel
 EVENT_SECONDS = 1e-6
+
+
+def described(
+    devices: Iterable[Device], links: Iterable[Link], network: Network | None, imagined: bool
+) -> Iterator[str]:
+    """Yield a line of text for each part of a machine; rates of a real one may be assumed."""
+    for device in devices:
+        rates = device.flops_per_second, device.bytes_per_second, device.launch_seconds
+        rough = rates in (CPU_RATES, _GPU_RATES)
+        yield device_line(device) + (_ASSUMED if rough and not imagined else "")
+    for link in links:
+        rough = (link.bytes_per_second, link.latency) in LINKS.values() and not imagined
+        yield link_line(link) + (_ASSUMED if rough else "")
+    if network is not None:
+        yield network_line(network)
 
 
 def memory_of(kind: str, index: int, wanted: int, count: int) -> float:

@@ -23,7 +23,7 @@ from typing import Any, Literal
 from autosched._lib.allowed import device_name, is_device, is_number, is_storage, is_whole
 from autosched._lib.json_reader import each, json_data, parse, struct
 from autosched.errors import MachineError, ScheduleError, listed, shown
-from autosched.machine.device import Device, Link, device_line, link_line
+from autosched.machine.device import Device, Link
 from autosched.machine.hardware import (
     CPU_RATES,
     DISK_LATENCY,
@@ -31,10 +31,11 @@ from autosched.machine.hardware import (
     GPU,
     ISSUE_SECONDS,
     LINKS,
+    described,
     links_of,
     memory_of,
 )
-from autosched.machine.network import Network, named_network, network_line
+from autosched.machine.network import Network, named_network
 from autosched.machine.readers import DEVICE, FLAG, LINK, NETWORK
 
 __all__ = ["LINKS", "READER", "Device", "Link", "Machine", "Network", "register_slower"]
@@ -409,9 +410,8 @@ class Machine:
         ends = {(link.destination, link.source): link for link in self.links}
         return ends | {(link.source, link.destination): link for link in self.links}
 
-    def __str__(self) -> str:
-        network = [] if self.network is None else [network_line(self.network)]
-        return "\n".join([*map(device_line, self.devices), *map(link_line, self.links), *network])
+    def __repr__(self) -> str:
+        return "\n".join(described(self.devices, self.links, self.network, self.imagined))
 
     # ---- JSON
 

@@ -72,8 +72,9 @@ def model_parallel(
     >>> machine, split = Machine.emulated(gpus=2), {"0": "cuda:0", "2": "cuda:1"}
     >>> run = model_parallel(model, machine, split=split, backend="host")
     >>> print(run.cuts(torch.ones(3, 4)))
-    stage 0 on cuda:0: 0 ... 1, 0.01 ms; 9.6e-05 MB to the next
-    stage 1 on cuda:1: 2, 0.005 ms
+    stage  device  blocks    time  sent on
+    0      cuda:0  0 ... 1  10 us     96 B
+    1      cuda:1  2         5 us        -
     >>> torch.equal(run(torch.ones(3, 4)), model(torch.ones(3, 4)))
     True
     """

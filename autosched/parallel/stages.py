@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from autosched import Costs, Graph, Machine, ScheduleError, Task
+from autosched._lib.text import amount, duration, table
 
 __all__ = ["Block", "Cuts", "balanced", "blocks_of", "by_map"]
 
@@ -61,17 +62,15 @@ class Cuts:
             found.update((graph.tasks[task].name, stage) for task in tasks)
         return found
 
-    def __str__(self) -> str:
-        lines = []
+    def __repr__(self) -> str:
+        rows = []
         for number, (start, end) in enumerate(zip((0, *self.ends), self.ends, strict=False)):
             names = list(dict.fromkeys(block.name for block in self.blocks[start:end]))
             what = " ... ".join(dict.fromkeys((names[0], names[-1]))) if names else "nothing"
-            milliseconds = self.seconds[number] * 1e3
-            line = f"stage {number} on {self.devices[number]}: {what}, {milliseconds:.3g} ms"
-            if number < len(self) - 1:
-                line += f"; {self.nbytes[number] / 1e6:.3g} MB to the next"
-            lines.append(line)
-        return "\n".join(lines)
+            sent = amount(self.nbytes[number], "B") if number < len(self) - 1 else "-"
+            seconds = duration(self.seconds[number])
+            rows.append((str(number), self.devices[number], what, seconds, sent))
+        return "\n".join(table(("stage", "device", "blocks", "time", "sent on"), rows, left=3))
 
 
 def blocks_of(graph: Graph) -> list[Block]:

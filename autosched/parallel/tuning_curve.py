@@ -81,7 +81,7 @@ class Curve:
     def _size(self, chunks: int) -> int:
         return -(-self.rows // chunks)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         lines = [f"{'order':>12}{'chunks':>8}{'rows':>6}{'ms':>10}{'idle':>8}{'MB':>10}"]
         for one in self.tried:
             mark = "  does not fit" if not one.fits else "  <- best" if one is self.best else ""

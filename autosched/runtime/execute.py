@@ -26,7 +26,7 @@ from autosched.runtime.backends import Backend, Capabilities, Step
 from autosched.runtime.backends.host import prepare_thread
 from autosched.runtime.check import Check, Watcher
 from autosched.runtime.compiler import Compiler
-from autosched.runtime.hang_report import failed, report
+from autosched.runtime.hang_report import failed, from_users_code, report
 from autosched.runtime.inline import Inline
 from autosched.runtime.memory import Memory
 from autosched.runtime.nesting import CALLS
@@ -344,7 +344,7 @@ class Executor:
         if isinstance(error, AutoschedError) or not isinstance(error, Exception):
             return error
         named = failed(self.graph, self.program.instructions[fault.position], error, arguments)
-        named.__cause__ = error
+        named.__cause__ = error.with_traceback(from_users_code(error.__traceback__))
         return named
 
     # ---- runs that are checked, profiled or traced

@@ -7,6 +7,7 @@ Knows positions in a program, and not how the threads got there or whether they 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
 from autosched.errors import TaskError
@@ -23,7 +24,7 @@ from autosched.program.program import (
 )
 from autosched.runtime.threads.tapes import Place
 
-__all__ = ["failed", "report"]
+__all__ = ["failed", "from_users_code", "report"]
 
 
 def report(program: Program, graph: Graph, places: Mapping[str | None, Place | None]) -> str:
@@ -81,10 +82,24 @@ def failed(
         return TaskError(f"{instruction} on {instruction.stream} failed: {what}")
     task = graph.task(instruction.task)
     described = ", ".join(_shown(_described, item) for item in arguments)
+    arrays = any(type(item).__name__ == "ndarray" for item in arguments)
+    if arrays and isinstance(error, (AttributeError, TypeError)):
+        described += "; a NumPy array is no tensor: pass torch.from_numpy(array)"
     return TaskError(
         f"task {task.name!r} on {instruction.stream.device} failed: {what}\n"
         f"    arguments: {described or 'none'}\n    added at {task.source}"
     )
+
+
+def from_users_code(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without its first frames, which are of this package."""
+    while trace and trace.tb_next and _is_own(trace.tb_frame.f_globals.get("__name__", "")):
+        trace = trace.tb_next
+    return trace
+
+
+def _is_own(module: str) -> bool:
+    return module.startswith("autosched.") and module != "autosched.demo"
 
 
 def _shown(show: Callable[[Any], str], item: Any) -> str:

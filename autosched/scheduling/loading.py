@@ -26,7 +26,7 @@ def load(path: str | os.PathLike[str], graph: Graph | None = None) -> Schedule:
 
     >>> import autosched as asc, tempfile
     >>> graph = asc.Graph()
-    >>> graph.output(y=graph.input("x") + 1)
+    >>> graph.output(y=graph.add(abs, graph.input("x"), seconds=1e-5))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     asc.schedule(graph, asc.Machine.emulated(gpus=1)).save(f"{folder}/plan.json")
     ...     asc.load(f"{folder}/plan.json", graph)

@@ -176,6 +176,7 @@ def _schedule(
         # 2. Copy the graph, with the user's constraints and the default devices.
         pinned = _pinned(graph, machine, inputs, place, policy, examples)
         wanted = _wanted(graph, machine, outputs)
+        _warn_of_no_results(pinned)
         # 3. Determine the costs, and rule out devices whose memory is too small for a task.
         costs = _costs(costs, pinned, machine, examples)
         if _replays(backend) and costs.replay is None and costs.has_issuing(machine.devices):
@@ -293,6 +294,15 @@ def _wanted(
     homes = {label: devices[home] for label, home in graph.homes.items() if home in devices}
     state = {label: home for label, home in homes.items() if label in graph.made}
     return homes | named | state
+
+
+def _warn_of_no_results(graph: Graph) -> None:
+    """Warn if a run returns and changes nothing, unless the durations are given: to plan alone."""
+    if graph.outputs or not any(task.fn and task.seconds is None for task in graph.tasks):
+        return
+    if not any(graph.last_version(value.index) for value in graph.sources):
+        what = f"graph {graph.name!r} has no outputs and changes no input, so a run returns {{}}"
+        warnings.warn(f"{what}; write graph.output(name=value)", stacklevel=4)
 
 
 # ---- 3. costs

@@ -86,8 +86,9 @@ class Running:
         given as in a call. At most ``in_flight`` runs are under way at a time: while they are,
         ``submit`` blocks, also an event loop: let coroutines wait for a semaphore before. Several
         threads may submit; runs behave as if executed one after another in the order of submission.
-        Do not write to the inputs of a run before it has ended. An output that shares memory with
-        an input that tasks write shows what later runs write.
+        Do not write to the inputs of a run before it has ended, nor read those that its tasks
+        write: a model that is evaluated meanwhile may have half of an update. ``wait()`` before. An
+        output that shares memory with an input that tasks write shows what later runs write.
 
         ``result()`` raises TaskError if a task raised. If runs share state, which tasks of them
         write, those that were submitted later and are under way raise CancelledRunError then; the
@@ -146,6 +147,7 @@ class Running:
         input. A thread fetches them ahead: at most ``in_flight`` runs are under way, or have
         outputs that were not yielded. If the iterable or a run raises, earlier outputs are yielded
         first. When the caller stops early, up to ``in_flight`` items more may have been processed.
+        Between items, runs are under way: see ``submit`` for what may be read then.
 
         The iterable is used by that thread while runs execute, so both must not draw random
         numbers from one generator if these are to be reproducible.

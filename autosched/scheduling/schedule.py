@@ -15,12 +15,13 @@ from functools import cached_property, partial
 from types import TracebackType
 from typing import Any, overload
 
+from autosched._lib.display import public_names
 from autosched._lib.files import write
 from autosched.bounds import bounds
 from autosched.codegen import Code, generate
 from autosched.costs.costs import Costs
 from autosched.costs.learning import learn
-from autosched.errors import MachineError, ScheduleError
+from autosched.errors import ChartError, MachineError, ScheduleError, TaskError
 from autosched.explanation import Case, Explanation, TaskExplanation, explain, explain_task
 from autosched.graph.graph import Graph
 from autosched.graph.serial import run_serial
@@ -121,6 +122,8 @@ class Schedule(Periodic, Running):
         kept = self._kept
         try:
             outputs = self._guarded(inputs, self._executor(kept.inputs(own), seconds))
+        except TaskError as error:
+            raise error.with_traceback(None)  # noqa: B904
         finally:
             kept.wrote(inputs)
         if keep is not None:
@@ -314,7 +317,7 @@ class Schedule(Periodic, Running):
     def report(
         self, path: str | os.PathLike[str], measured: Timeline | None = None, *, title: str = ""
     ) -> None:
-        """Write ``page`` to a file, completely or not at all; raises OSError.
+        """Write ``page`` to a file, completely or not at all; raises ChartError and OSError.
 
         >>> import autosched as asc, pathlib, tempfile
         >>> (graph := asc.Graph("one sum")).output(y=graph.input("x") + 1)
@@ -323,6 +326,8 @@ class Schedule(Periodic, Running):
         ...     "<title>one sum" in pathlib.Path(f"{folder}/sum.html").read_text()
         True
         """
+        if os.fspath(path).endswith((".svg", ".png", ".pdf")):
+            raise ChartError(f"report writes HTML, draw a picture; got {os.fspath(path)!r}")
         write(path, self.page(measured, title=title))
 
     def page(self, measured: Timeline | None = None, *, title: str = "") -> str:
@@ -350,12 +355,13 @@ class Schedule(Periodic, Running):
         """
         if checked_count(runs, "runs", 1) == 1:
             return self._predicted
-        parts = self.program, self.graph, self.machine, self.costs
-        return replace(simulate(*parts, runs), period=self.period)
+        found = simulate(self.program, self.graph, self.machine, self.costs, runs)
+        return replace(found, period=self.period, guess=self.costs.guess(self.graph))
 
     @cached_property
     def _predicted(self) -> Timeline:
-        return simulate(self.program, self.graph, self.machine, self.costs)
+        found = simulate(self.program, self.graph, self.machine, self.costs)
+        return replace(found, guess=self.costs.guess(self.graph))
 
     def verify(self) -> None:
         """Prove again that the program is race-free. Raises ProgramError if it is not."""
@@ -462,14 +468,18 @@ class Schedule(Periodic, Running):
         case = Case(self.graph, self.machine, self.costs, self.placement, self.program, self.wanted)
         return explain(case, measured) if task is None else explain_task(case, task, measured)
 
+    def __dir__(self) -> list[str]:
+        return public_names(self, (item.name for item in fields(self) if item.repr))
+
     def __str__(self) -> str:
         return str(self.program)
 
     def __repr__(self) -> str:
+        guess = self.costs.guess(self.graph)
         return (
             f"<Schedule of {self.graph.name!r}: {len(self.graph)} tasks, "
             f"{len(self.program)} instructions on {len(self.program.streams)} streams, "
-            f"{self.makespan:.3g} s predicted>"
+            f"{self.makespan:.3g} s predicted{f', with {guess}' if guess else ''}>"
         )
 
 

@@ -74,7 +74,7 @@ class Timeline:
     thread. ``runs`` are the runs of which this is the median, if any. ``doubt`` is a bound in
     seconds on the error of device times against the host's clock. ``period`` is the seconds per run
     in steady state, where several runs are shown and it is known. ``learn`` returns the costs for
-    ``costs``.
+    ``costs``; ``guess`` says what a prediction assumes for lack of costs.
 
     >>> cuda, out = Stream("cuda:0", "compute"), Stream("cuda:0", "copy-out")
     >>> spans = Span("run", "h", (cuda,), 0, 2, 0), Span("copy", "h", (out,), 1, 4, 1)
@@ -91,6 +91,7 @@ class Timeline:
     doubt: float = field(default=0.0, compare=False)
     period: float | None = field(default=None, compare=False)
     hosts: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    guess: str = field(default="", compare=False, repr=False)
 
     @classmethod
     def of(

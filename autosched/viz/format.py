@@ -152,7 +152,7 @@ def summary(timeline: Timeline) -> str:
         text += f", garbage collected for {duration(seconds)}"
     if timeline.doubt:
         text += f", clocks agree within {duration(timeline.doubt)}"
-    return text
+    return f"{text}, with {timeline.guess}" if timeline.guess else text
 
 
 def thinned(steps: Steps, most: int) -> list[tuple[float, float]]:

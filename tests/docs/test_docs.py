@@ -22,7 +22,15 @@ sys.path.remove(str(DOCS))
 
 
 # The commands start many processes, the planning searches in several threads, the others train.
-SLOW = "commands", "compile_training", "memory", "parallel_training", "planning", "tutorial"
+SLOW = (
+    "commands",
+    "compile_training",
+    "memory",
+    "parallel_training",
+    "planning",
+    "problems",
+    "tutorial",
+)
 PAGES = [
     pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem in SLOW else [])
     for path in pages.pages()

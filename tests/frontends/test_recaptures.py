@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import autosched as asc
+from autosched.frontends.reachability import Reach
 
 HERE = asc.Machine([asc.Device("cpu")])
 
@@ -146,3 +147,92 @@ def test_the_logger_tells_of_captures_and_plans(caplog: pytest.LogCaptureFixture
         "planned 'by_argument' on 'cpu' by policy auto"
     ] * 2
     assert sum("is captured for the 2nd time: x: shape (2,) -> (3,)" in text for text in told) == 1
+
+
+OPTIMIZERS = [
+    kind
+    for kind in map(vars(torch.optim).get, torch.optim.__all__)
+    if isinstance(kind, type) and kind is not torch.optim.Optimizer
+]
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_loading_a_state_dict_changes_no_setting(kind: type) -> None:
+    """It puts the settings of a group into another order, which was a recapture."""
+    optimizer = kind([nn.Parameter(torch.ones(2, 2))], lr=0.1)
+    before = list(Reach([optimizer.param_groups]).key)
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert list(Reach([optimizer.param_groups]).key) == before
+    state = optimizer.state_dict()
+    state["param_groups"][0]["lr"] = 0.2
+    optimizer.load_state_dict(state)
+    after = list(Reach([optimizer.param_groups]).key)
+    assert [new[1] for old, new in zip(before, after, strict=True) if old != new] == ["0.2"]
+
+
+def by_setting(x: Tensor) -> Tensor:
+    return x * next(iter(FACTORS.values()))
+
+
+def test_other_keys_of_a_dict_are_named(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+    with asc.compile(by_setting, HERE) as run, caplog.at_level(logging.INFO, "autosched"):
+        run(torch.ones(2))
+        monkeypatch.delitem(FACTORS, "first")
+        monkeypatch.setitem(FACTORS, "second", 3.0)
+        run(torch.ones(2))
+    assert "2nd time: a dict or object: it has 'second' where it had 'first'" in caplog.text
+
+
+PADS, LENGTHS = "pad to one of few shapes, with a mask", "pass what changes as a tensor, or"
+LISTS = "leave a text that no operator reads out"
+
+
+def extended(x: Tensor, cache: Tensor) -> Tensor:
+    return torch.cat([cache, x])
+
+
+def first_of(x: Tensor, length: int) -> Tensor:
+    return x[:length].sum()
+
+
+def named(x: Tensor, name: Any) -> Tensor:
+    return x + 1
+
+
+@pytest.mark.parametrize(
+    ("fn", "argument", "advice"),
+    [
+        (extended, lambda number: torch.ones(number + 1), PADS),
+        (first_of, lambda number: number + 1, LENGTHS),
+        (named, lambda number: f"{number}.png", LISTS),
+    ],
+)
+def test_the_advice_fits_what_changes(fn: Any, argument: Any, advice: str) -> None:
+    x = torch.ones(9)
+    with asc.compile(fn, HERE, backend="host") as run:
+        run(x, argument(0))
+        run(x, argument(1))
+        with pytest.warns(RuntimeWarning, match=f"; {advice}"):
+            run(x, argument(2))
+
+
+def into(x: Tensor, cache: Tensor, at: Tensor) -> Tensor:
+    cache.index_copy_(0, at, x)
+    return (cache * (torch.arange(9) <= at)).sum()
+
+
+def padded(x: Tensor, mask: Tensor) -> Tensor:
+    return (x * mask).sum()
+
+
+def test_a_cache_that_is_written_in_place_and_a_mask_need_one_capture() -> None:
+    cache = torch.zeros(9)
+    with asc.compile(into, HERE) as run, asc.compile(padded, HERE) as masked:
+        for i in range(4):
+            assert run(torch.ones(1), cache, torch.tensor([i])) == i + 1
+            assert masked(torch.ones(9), torch.arange(9) < i) == i
+        assert run.cache_info().misses == masked.cache_info().misses == 1
+    with asc.compile(named, HERE) as run:
+        for i in range(4):
+            run(cache, [f"{i}.png"])
+        assert run.cache_info().misses == 1

@@ -640,19 +640,14 @@ BRANCH = (
     "that as one task: graph.add(fn, {0})"
 )
 LENGTH = (
-    "value {0!r} has no length before it runs; to unpack a task's result, say its shape: "
-    "graph.add(fn, ..., outputs=2)"
+    "value {0!r} has no length before it runs; say how many results its task has: "
+    "graph.add(fn, ..., outputs=2), or unpack it: a, b = value"
 )
 NUMBER = "value {0!r} is not a number before it runs; read it from the schedule's outputs"
 FACT = (
     "value {0!r} has no {1} before it runs; do what needs it inside a function and add that as one task: "
     "graph.add(fn, {0})"
 )
-
-
-def unpack(x):
-    a, b = x
-    return a, b
 
 
 @pytest.mark.parametrize(
@@ -663,7 +658,7 @@ def unpack(x):
         (lambda x: x and x, BRANCH.format("x")),
         (lambda x: x in [x + 1], BRANCH.format("eq")),
         (list, LENGTH.format("x")),
-        (unpack, LENGTH.format("x")),
+        (tuple, LENGTH.format("x")),
         (len, NUMBER.format("x")),
         (float, NUMBER.format("x")),
         (int, NUMBER.format("x")),

@@ -158,6 +158,19 @@ def test_networkx_there_and_back(dag):
 # ---- errors
 
 
+def test_attributes_that_are_ignored_are_named():
+    dag = networkx.DiGraph()
+    dag.add_node("a", weight=3, seconds=1.0, pos=(0, 1))
+    dag.add_edge("a", "b", weight=2, nbytes=3)
+    with pytest.warns(UserWarning, match="from_networkx ignores") as caught:
+        Graph.from_networkx(dag)
+    assert [str(item.message) for item in caught] == [
+        "from_networkx ignores 'weight', 'pos' of nodes; it knows 'seconds', 'nbytes', 'fn', 'device'",
+        "from_networkx ignores 'weight' of edges; it knows 'nbytes', 'kind'",
+    ]
+    assert {item.filename for item in caught} == {__file__}
+
+
 @pytest.mark.parametrize(
     "dag",
     [

@@ -80,7 +80,7 @@ def test_more_gpus_than_there_are_share_the_real_ones(monkeypatch):
         ("xpu:1", "xpu:1"),
         ("xpu:2", "xpu:0"),
     ]
-    assert str(machine).splitlines()[3].endswith("(on xpu:0)")
+    assert str(machine).splitlines()[3].endswith(f"(on xpu:0){ASSUMED}")
     assert Machine.local().names == ("cpu", "xpu:0", "xpu:1")
     assert Machine.local(gpus=0).names == ("cpu",)
 
@@ -183,10 +183,24 @@ def test_a_machine_prints_a_line_per_device_and_link():
         [Link("cpu", "b", 2.5e10, 1e-5)],
     )
     assert str(machine).splitlines() == [
-        "cpu: 50 GFLOP/s, 10 GB/s, 5 us to launch, 2 compute streams, 8 GiB",
+        "cpu: 50 GFLOP/s, 10 GB/s, 5 us to launch, 2 compute streams, 8 GiB" + ASSUMED,
         "b: 10,000 GFLOP/s, 1,000 GB/s, 5 us to launch, 1 compute stream",
-        "cpu <-> b: 25 GB/s, 10 us",
+        "cpu <-> b: 25 GB/s, 10 us" + ASSUMED,
     ]
+    assert repr(machine) == str(machine)
+
+
+ASSUMED = " (rates are assumed, not measured)"
+
+
+def test_rates_that_nobody_measured_are_marked():
+    """Those of an emulated machine are what it emulates."""
+    here = Machine.local(gpus=0)
+    assert str(here).splitlines()[0].endswith(ASSUMED)
+    measured = Machine([dataclasses.replace(here.devices[0], bytes_per_second=2e10)])
+    assert "assumed" not in str(measured)
+    assert "assumed" not in str(Machine.emulated(gpus=2, hosts=2))
+    assert len(str(Machine.emulated(gpus=1, hosts=2)).splitlines()) == 4 + 2 + 1
 
 
 # ---- JSON
