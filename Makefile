@@ -1,10 +1,12 @@
 # A fresh clone needs only Python and make: each target first sets up .venv, once.
 PYTHON ?= python3
-BIN := .venv/bin
-INSTALLED := .venv/installed
-BENCH_INSTALLED := .venv/bench-installed
-BROWSER_INSTALLED := .venv/browser/package.json
-DOCS_INSTALLED := .venv/docs-installed
+# Another place for the environment, such as one without a space in its path, where Inductor cannot link with torch.
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed
+BENCH_INSTALLED := $(VENV)/bench-installed
+BROWSER_INSTALLED := $(VENV)/browser/package.json
+DOCS_INSTALLED := $(VENV)/docs-installed
 # Another version of torch than constraints.txt has, in an environment of its own: make test-torch TORCH=2.11.0
 TORCH ?=
 OTHER := .venv-torch-$(TORCH)
@@ -64,12 +66,12 @@ docs: $(DOCS_INSTALLED) ## bring the documents up to date with what their code p
 	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html
 
 clean: ## remove .venv and all that was built or cached
-	rm -rf .venv .venv-torch-* docs/_build build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-torch-* docs/_build build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("autosched needs Python 3.11 or newer and this is %d.%d; name another: make PYTHON=python3.12" % sys.version_info[:2])'
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[cli,demo,exact,hf,lint,test,viz]'
 	@touch $@
 

@@ -7,6 +7,7 @@ A call uses an earlier capture if capturing it again would give the same graph: 
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
@@ -309,6 +310,9 @@ class Compiled:
         costs = {"costs": self.costs} if self.costs is not None else {"examples": examples}
         graphs = self._candidates(operators, examples)
         fuses = self.fuse and not _creates_state(operators)
+        if self.fuse and not fuses and self.options.get("progress") in (None, True):
+            why = "the first one creates the state of its optimizer"
+            print(f"fusing {_name_of(self.fn)!r} begins at its second call: {why}", file=sys.stderr)
         if fuses and not self._has_ranks:
             options: dict[str, Any] = {**self.options, "costs": self.costs}
             graphs = [fused(graphs[0], examples=examples, **options)]
