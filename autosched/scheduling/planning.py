@@ -21,27 +21,36 @@ import dataclasses
 import time
 import warnings
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from autosched._lib.allowed import WORDS, device_name
 from autosched._lib.gc_pause import without_collecting
 from autosched._lib.logs import LOG
 from autosched._lib.tree import flatten
+from autosched.bounds import bounds
 from autosched.costs.costs import Costs, Replay
 from autosched.errors import GraphError, MachineError, MemoryLimitError, ScheduleError, listed
 from autosched.graph.graph import Graph, by_pattern
 from autosched.lowering.fitting import is_limited
 from autosched.lowering.resident_state import keeping
 from autosched.machine.machine import Machine
+from autosched.placement import Placement
 from autosched.policies import POLICIES, TIMED, Policy, Progress, candidates, m_etf, m_sct, single
-from autosched.policies.candidates import splits, stream_limits
+from autosched.policies.candidates import fewer_devices, on_machine, splits, stream_limits
 from autosched.runtime.backends import Backend, check_name, suited
 from autosched.runtime.check import Check
 from autosched.scheduling.agreement import agreed
 from autosched.scheduling.arguments import check_arguments, checked_count
 from autosched.scheduling.hosting import put_on_host
-from autosched.scheduling.plans import Plan, Problem, best_plan, problem_of, with_runs_in_flight
+from autosched.scheduling.plans import (
+    Plan,
+    Problem,
+    best_plan,
+    merit,
+    problem_of,
+    with_runs_in_flight,
+)
 from autosched.scheduling.progress_bar import progress_bar
 from autosched.scheduling.runs_in_flight import (
     Objective,
@@ -78,8 +87,9 @@ def schedule(
       values that do not fit are spilled and reloaded. If the placement of a policy cannot be made
       to fit, ``"auto"`` is used instead.
     * ``policy``: a name, or a function ``(graph, machine, costs) -> Placement``. ``"auto"`` tries
-      several, including each device alone, and takes the placement of least predicted makespan; of
-      equal ones that with the fewest copies. Where issuing takes time, it also tries fewer streams.
+      several, including each device alone and fewer devices, so that more are never slower, and
+      takes the placement of least predicted makespan; of equal ones that with the fewest copies.
+      Where issuing takes time, it also tries fewer streams.
     * ``seconds``: how long ``"auto"``, ``"search"`` and ``"exact"`` may search for better plans.
       Without it ``"auto"`` takes a moment; it and ``"search"`` then count their work, so plans are
       reproducible. ``seed`` changes the random numbers of a search. ``progress`` is called with the
@@ -367,9 +377,18 @@ def _plan(
             policies = candidates(graph, machine)
     else:
         policies = (*candidates(graph, machine, seconds, seed, progress), *stages)
-    if is_limited(graph, machine, problem.costs):
-        policies = (*policies, single, m_etf, m_sct)
-    return best_plan(problem, policies, stream_limits(machine, problem.costs))
+    frugal = (single, m_etf, m_sct) if is_limited(graph, machine, problem.costs) else ()
+    limits = stream_limits(machine, problem.costs)
+    tried: list[Placement] = []
+    plan = best_plan(problem, (*policies, *frugal), limits, tried)
+    # More devices may mislead lists and searches. So plans for fewer are tried, unless a bound shows
+    # that none is shorter. Splits into stages find those that need few devices.
+    for fewer in fewer_devices(graph, machine) if not stages else ():
+        if max(bounds(graph, fewer, problem.confined).values()) < plan.makespan:
+            others = on_machine(fewer, (*candidates(graph, fewer), *frugal))
+            with suppress(ScheduleError):  # all were tried, or none is possible
+                plan = min(plan, best_plan(problem, others, limits, tried), key=merit)
+    return plan
 
 
 def find_policy(
