@@ -66,12 +66,12 @@ def fewer_devices(graph: Graph, machine: Machine) -> Iterator[Machine]:
 
 
 def on_machine(machine: Machine, policies: Iterable[Policy]) -> Iterator[Policy]:
-    """Yield policies that place tasks as these do on another machine."""
+    """Yield policies that place tasks as these do on another machine, and prove no bound."""
 
     def on(policy: Policy) -> Policy:
-        return lambda graph, _, costs: policy(graph, machine, costs)
+        return lambda graph, _, costs: replace(policy(graph, machine, costs), bound=0.0)
 
-    yield from map(on, policies)
+    return map(on, policies)
 
 
 def _bound(graph: Graph) -> set[str | None]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
@@ -36,7 +36,17 @@ from autosched.lowering.fitting import is_limited
 from autosched.lowering.resident_state import keeping
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
-from autosched.policies import POLICIES, TIMED, Policy, Progress, candidates, m_etf, m_sct, single
+from autosched.policies import (
+    POLICIES,
+    TIMED,
+    Policy,
+    Progress,
+    candidates,
+    m_etf,
+    m_sct,
+    search,
+    single,
+)
 from autosched.policies.candidates import fewer_devices, on_machine, splits, stream_limits
 from autosched.runtime.backends import Backend, check_name, suited
 from autosched.runtime.check import Check
@@ -370,20 +380,43 @@ def _plan(
     if problem.goal.objective == "period" and policy in ("auto", "search"):
         stages = splits(machine, problem.goal.in_flight, seconds, seed, progress)
         seconds = progress = None
-    if policy != "auto":
-        try:
-            return best_plan(problem, [*stages, find_policy(policy, seconds, seed, progress)])
-        except MemoryLimitError:
-            policies = candidates(graph, machine)
-    else:
-        policies = (*candidates(graph, machine, seconds, seed, progress), *stages)
+    if policy == "auto":
+        return _best(problem, (*candidates(graph, machine, seconds, seed, progress), *stages))
+    try:
+        plan = best_plan(problem, [*stages, find_policy(policy, seconds, seed, progress)])
+    except MemoryLimitError:
+        return _best(problem, candidates(graph, machine))
+    return _better(problem, plan) if policy == "exact" else plan
+
+
+def _better(problem: Problem, plan: Plan) -> Plan:
+    """Return the best of an exact plan and those of all policies, unless it is proved to be optimal.
+
+    What the solver does not model, such as copies of outputs, may favour another one.
+    """
+    policies = (*candidates(problem.graph, problem.machine), *POLICIES.values(), search())
+    if problem.goal.objective == "period":
+        policies = (*policies, *splits(problem.machine, problem.goal.in_flight))
+    elif plan.makespan <= plan.placement.bound:
+        return plan
+    best = _best(problem, (lambda *_: plan.placement, *policies))
+    bound = max(plan.placement.bound, best.placement.bound)
+    return best._replace(placement=dataclasses.replace(best.placement, bound=bound))
+
+
+def _best(problem: Problem, policies: Iterable[Policy]) -> Plan:
+    """Return the best plan of several policies, also on fewer devices.
+
+    More devices may mislead lists and searches. Plans for fewer are tried, unless a bound shows that
+    none is shorter. Splits into stages, for the period, find those that need few devices.
+    """
+    graph = problem.graph
+    machine = problem.machine
     frugal = (single, m_etf, m_sct) if is_limited(graph, machine, problem.costs) else ()
     limits = stream_limits(machine, problem.costs)
     tried: list[Placement] = []
     plan = best_plan(problem, (*policies, *frugal), limits, tried)
-    # More devices may mislead lists and searches. So plans for fewer are tried, unless a bound shows
-    # that none is shorter. Splits into stages find those that need few devices.
-    for fewer in fewer_devices(graph, machine) if not stages else ():
+    for fewer in fewer_devices(graph, machine) if problem.goal.objective == "makespan" else ():
         if max(bounds(graph, fewer, problem.confined).values()) < plan.makespan:
             others = on_machine(fewer, (*candidates(graph, fewer), *frugal))
             with suppress(ScheduleError):  # all were tried, or none is possible

@@ -4,11 +4,38 @@ from __future__ import annotations
 
 import random
 import sys
+from typing import Any
 
 import networkx as nx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import autosched as asc
+from autosched.policies import POLICIES, search
+from autosched.policies.candidates import on_machine
+
+SECONDS = st.sampled_from([0.0, 1e-3, 4e-3, 8e-3])
+NBYTES = st.sampled_from([0.0, 1e3, 1e6, 1e8])
+
+
+@st.composite
+def plain_graphs(draw: st.DrawFn, devices: tuple[str, ...] = ()) -> asc.Graph:
+    """Draw a graph of tasks that read inputs and results, write inputs, and are bound to ``devices``, or not."""
+    graph = asc.Graph()
+    values = [graph.input(name, nbytes=draw(NBYTES)) for name in ("x", "y")]
+    for i in range(draw(st.integers(1, 8))):
+        read, other = draw(st.sampled_from(values)), draw(st.sampled_from(values))
+        facts: dict[str, Any] = {"seconds": draw(SECONDS), "name": f"t{i}"}
+        if devices and draw(st.booleans()):
+            facts["on"] = draw(st.sampled_from(devices))
+        if draw(st.integers(0, 3)):
+            values.append(graph.add(max, read, other, nbytes=draw(NBYTES), **facts))
+        else:
+            written = draw(st.sampled_from(values[:2]))
+            graph.add(max, written, read, writes=[written], outputs=(), **facts)
+    graph.output(*draw(st.lists(st.sampled_from(values[2:] or values), max_size=2, unique_by=id)))
+    return graph
 
 
 def tangled(seed: int, kinds: bool) -> asc.Graph:
@@ -34,7 +61,29 @@ def test_more_devices_are_never_slower(monkeypatch, large, seed, kinds, nbytes):
     monkeypatch.setattr(sys.modules["autosched.policies.candidates"], "_SMALL", large)
     graph = tangled(seed, kinds)
     two, four = (
-        asc.schedule(graph, asc.Machine.emulated(gpus=gpus, nbytes=nbytes)).makespan
-        for gpus in (2, 4)
+        asc.schedule(graph, asc.Machine.emulated(gpus=gpus, nbytes=nbytes)) for gpus in (2, 4)
     )
-    assert four <= two
+    assert four.makespan <= two.makespan
+
+
+def test_what_bounds_plans_for_fewer_devices_does_not_bound_others():
+    graph, one, two = asc.Graph(), asc.Machine.emulated(1), asc.Machine.emulated(2)
+    for _ in range(6):
+        graph.add(abs, 1, seconds=1.0)
+    policy = search(moves=1)
+    (elsewhere,) = on_machine(one, [policy])
+    costs = asc.Costs()
+    assert policy(graph, one, costs).bound > max(asc.bounds(graph, two, costs).values())
+    assert elsewhere(graph, two, costs).bound == 0
+
+
+@settings(max_examples=10)
+@given(plain_graphs(("cpu", "cuda:0")), st.sampled_from([None, "cpu", "cuda:1"]))
+def test_no_policy_is_better_than_exact(graph: asc.Graph, wanted: str | None) -> None:
+    pytest.importorskip("ortools")
+    machine = asc.Machine.emulated(gpus=2)
+    exact = asc.schedule(graph, machine, policy="exact", outputs=wanted)
+    for policy in ("auto", *POLICIES):
+        other = asc.schedule(graph, machine, policy=policy, outputs=wanted)
+        assert exact.makespan <= other.makespan * (1 + 1e-9), policy
+        assert exact.lower_bound <= other.makespan * (1 + 1e-9), policy
