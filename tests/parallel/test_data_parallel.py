@@ -6,6 +6,7 @@ import copy
 import functools
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -672,6 +673,21 @@ def test_what_needs_the_number_of_a_rate_is_planned_again_and_says_so() -> None:
             optimizer.param_groups[0]["lr"] *= 0.9
         with pytest.warns(RuntimeWarning, match="another setting or state of the optimizer"):
             step(*batch)
+
+
+def test_issuing_each_operator_of_a_micro_batch_takes_time() -> None:
+    """So where that dominates, more micro-batches are slower."""
+    base = asc.Machine.emulated(gpus=1)
+    devices = [replace(d, issue_seconds=1e-3 * d.is_accelerator) for d in base.devices]
+    machine = asc.Machine(devices, base.links, imagined=True)
+    seconds = []
+    for chunks in (1, 4):
+        model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
+        trained = model, functional.cross_entropy, optim.SGD(model.parameters(), 0.1)
+        with asc.parallel.data_parallel(*trained, machine, accumulate=chunks) as step:
+            seconds.append(step.schedule(*next(vectors(8))).makespan)
+    assert seconds[0] > 6e-3 * 3  # forward and backward of six layers, of more operators each
+    assert seconds[1] > 3 * seconds[0]
 
 
 def test_submitted_steps_have_the_rates_of_their_calls() -> None:
