@@ -76,8 +76,8 @@ MAY_IMPORT = {
     # futures of submitted calls are those of runs
     "frontends": [*INPUTS, "coarsening", "fusion", "policies", "runtime", "scheduling"],
     "testing": [*IR, "policies", "problem", "runtime", "scheduling", "simulation"],
-    # the public API, and helpers; agreement of ranks
-    "parallel": ["_lib", "autosched", "runtime"],
+    # the public API, and helpers; settings of optimizers as inputs; agreement of ranks
+    "parallel": ["_lib", "autosched", "frontends", "runtime"],
     "demo": ["autosched", "runtime", "viz"],
     "cli": [
         *[

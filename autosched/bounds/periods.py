@@ -32,7 +32,8 @@ def period_bounds(
     * ``work``, ``copies`` and ``host``: as for ``bounds``, of the busiest device, copy stream and
       thread at the best distribution.
     * ``carried``: the maximum cycle ratio of the dependencies that tasks have on tasks of the run
-      before, because of inputs and constants that tasks write, or of shared state.
+      before, because of inputs and constants that tasks write, or of shared state. A write waits
+      for those readers that must be on its device; others may read a copy.
     * ``latency``: the lower bound on the makespan, divided by the runs in flight.
 
     >>> graph = Graph()
@@ -53,11 +54,20 @@ def _carried(graph: Graph, machine: Machine, costs: Costs) -> float:
     if not carried:
         return 0.0
     problem = Problem.of(graph, machine, costs)
-    least = problem.by_task(problem.tables.seconds).min(axis=1, initial=math.inf)
+    seconds = problem.by_task(problem.tables.seconds)
+    least = seconds.min(axis=1, initial=math.inf)
     if np.isinf(least).any():
         return math.inf
+    where = [*map(tuple, np.isfinite(seconds).tolist())]  # by task, the devices on which it may run
+    group = problem.tables.group
     within: list[Edge] = [
-        (before, task.index, 0) for task in graph.tasks for before, _ in task.dependencies
+        (d.task, task.index, 0)
+        for task in graph.tasks
+        for d in task.dependencies
+        # A write need not wait for readers of copies on other devices.
+        if d.kind != "anti"
+        or group[d.task] == group[task.index]
+        or (where[d.task] == where[task.index] and sum(where[task.index]) == 1)
     ]
     return maximum_cycle_ratio(least.tolist(), [*within, *carried])[0]
 

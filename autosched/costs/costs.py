@@ -262,11 +262,15 @@ class Costs:
         )
 
     def launches(self, task: Task) -> float:
-        """Return the number of operators that a task launches: 1 where its work is unknown."""
+        """Return the number of operators that a task launches: 1 where its work is unknown.
+
+        A merged task launches its operators one by one, also where its seconds are given; a fused
+        one does not.
+        """
         if task.view:
             return 0.0
         given = self.seconds.get(task.name, task.seconds)
-        if given is None and task.parts:
+        if task.parts and (given is None or task.fn is task.composite):
             return sum(map(self.launches, task.parts))
         work = self.work.get(task.name)
         return 1.0 if given is not None or work is None else work.launches

@@ -4,9 +4,10 @@ The tasks run once, in the order in which they were added, on fake tensors: shap
 all on one fake CPU, so constraints and the devices of the examples do not matter. Nothing is
 computed. Each operator that the tasks reach is counted:
 
-* FLOPs: for matrix products, convolutions and attention, torch's own formulas. For any other
-  operator, one per element that it returns, or reads if that is more. Decompositions, such as an
-  SVD, are therefore underestimated.
+* FLOPs: for matrix products, convolutions and attention, torch's own formulas, and similar ones for
+  recurrent layers and other operators that hide products. For any other operator, one per element
+  that it returns, or reads if that is more. Decompositions, such as an SVD, are therefore
+  underestimated.
 * Bytes: everything read and everything written, each tensor once. A dimension of stride 0 counts
   once. Lookups read of their table only the rows that they return. Views, ``empty`` and queries of
   shapes cost nothing.
@@ -233,12 +234,48 @@ def _attention_backward(
     return int(flops)
 
 
-# torch has no formula for attention on a CPU.
+def _layer(times: int, attends: bool = False) -> Callable[..., int]:
+    """Return the formula of an operator that multiplies each row of its first argument by matrices.
+
+    ``times`` is 1 forward, and 2 backward: for gradients of rows and of matrices. Hidden states may
+    be matrices, too, but are small.
+    """
+
+    def formula(rows: torch.Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
+        numbers = sum(tensor.numel() for tensor in _tensors((args, kwargs)) if tensor.dim() == 2)
+        count = rows.numel() // max(rows.shape[-1], 1)
+        return 2 * times * count * numbers + attends * 4 * rows.numel() * rows.shape[-2]
+
+    return formula
+
+
+def _product(position: int) -> Callable[..., int]:
+    """Return the formula of an operator that multiplies two arguments, the first at a position."""
+
+    def formula(*args: Any, out_val: Any, **kwargs: Any) -> int:
+        a, b = args[position : position + 2]
+        return int(2 * a.numel() * (b.shape[-1] if b.dim() > 1 else 1))
+
+    return formula
+
+
+# torch has no formulas for these: attention on a CPU, recurrent and other whole layers, products.
 _FORMULAS: Mapping[Any, Callable[..., int]] = ChainMap(
     flop_registry,
     {
         aten._scaled_dot_product_flash_attention_for_cpu: _attention,
         aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+        **dict.fromkeys(_operators("mkldnn_rnn_layer _cudnn_rnn miopen_rnn linear"), _layer(1)),
+        **dict.fromkeys(
+            _operators("mkldnn_rnn_layer_backward _cudnn_rnn_backward miopen_rnn_backward"),
+            _layer(2),
+        ),
+        **dict.fromkeys(
+            _operators("_native_multi_head_attention _transformer_encoder_layer_fwd"),
+            _layer(1, attends=True),
+        ),
+        **dict.fromkeys(_operators("mv dot vdot _int_mm"), _product(0)),
+        **dict.fromkeys(_operators("addmv addbmm _addmm_activation"), _product(1)),
     },
 )
 

@@ -13,6 +13,7 @@ from autosched._lib.text import count, duration, file_name, name_list
 from autosched.costs.costs import Replay
 from autosched.explanation.advice import LEAST, Remedy
 from autosched.explanation.case import Case
+from autosched.explanation.placements import promised
 from autosched.graph.graph import Task
 from autosched.machine.machine import Device
 from autosched.program.program import Run, Stream, Wait
@@ -56,7 +57,7 @@ def replay_launches(case: Case) -> Iterator[Remedy]:
     if is_issued_late(case) and case.costs.replay is None:
         replayed = case.with_costs(replace(case.costs, replay=Replay()))
         words = f"{_busy(case)}: replay CUDA graphs, by asc.schedule(..., replay=True)"
-        yield Remedy("launch", words, (), (), replayed.makespan)
+        yield Remedy("launch", words, (), (), promised(replayed))
 
 
 def host_note(case: Case) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from autosched._lib.text import duration
 from autosched.bounds.periods import period_bounds
 from autosched.errors import ScheduleError
 from autosched.explanation.case import SMALL, Case
@@ -22,11 +23,12 @@ from autosched.simulation.issuing import issuing
 from autosched.simulation.periods import Period, fewest_in_flight, period
 from autosched.simulation.simulate import durations
 
-__all__ = ["Better", "PeriodFacts", "period_facts"]
+__all__ = ["Better", "PeriodFacts", "in_flight_note", "period_facts"]
 
 Limit = Literal["device", "copies", "carried", "order", "in_flight", "host"]
 
 _LEAST = 0.02  # of the period; changes that gain less are not listed
+_NOTED = 0.1  # of the makespan, from which a shorter period is mentioned
 _MOST = 64  # runs in flight that are tried
 
 
@@ -86,6 +88,18 @@ def period_facts(case: Case) -> PeriodFacts | None:
         memory=_full(case),
         better=tuple(sorted(_better(case, found, limit), key=lambda each: each.period)),
     )
+
+
+def in_flight_note(case: Case) -> tuple[str, ...]:
+    """Note the period of a loop with two runs in flight, if it is well below the makespan."""
+    if case.program.in_flight > 1 or case.machine.ranks or len(case.graph) > SMALL:
+        return ()
+    two = replace(case, program=replace(case.program, in_flight=2))
+    then = _period_of(two, case.placement, case.machine)
+    if then > (1 - _NOTED) * case.makespan:
+        return ()
+    took = f"{duration(then)} per run instead of {duration(case.makespan)}"
+    return (f"in a loop, in_flight=2 takes {took}, since runs overlap",)
 
 
 def _limit(program: Program, found: Period) -> tuple[Limit, Stream | None]:

@@ -17,20 +17,21 @@ from autosched.errors import ScheduleError
 from autosched.explanation.advice import Remedy
 from autosched.explanation.case import SMALL, Case
 from autosched.graph.graph import Task
+from autosched.lowering.fitting import confined
 from autosched.placement import Placement, choices, home
-from autosched.policies import Policy, candidates, heft, single
+from autosched.policies.candidates import candidates
 from autosched.program.program import Copy
 
-__all__ = ["Plans", "change_placement", "device_count_note"]
+__all__ = ["Plans", "change_placement", "device_count_note", "promised"]
 
-_MOST = 20_000  # tasks, up to which there is time for some policies
+_MOST = 20_000  # tasks, up to which there is time to plan again
 _FAR = 3  # times the makespan, from which percentages are hard to read
 _SAME = 0.05  # of the makespan, by which fewer devices may be slower and are still mentioned
 
 
 @dataclass(frozen=True)
 class Plans:
-    """Other placements, the best first: ``bound`` respects the user's bindings.
+    """Other placements, as ``"auto"`` finds them, the best first: ``bound`` respects bindings.
 
     ``freed`` ignores bindings to accelerators, ``off_host`` ignores bindings to a CPU of tasks that
     are slow there. ``split`` is the best of the plans that divide the tasks between two devices, if
@@ -44,24 +45,33 @@ class Plans:
 
     @classmethod
     def of(cls, case: Case) -> Plans:
-        """Plan with other policies: few of them for large graphs, or none."""
+        """Plan with other policies, unless the graph is too large."""
         return cls(
-            _plans(case, (heft,) if case.bound else (single, heft)),
-            _plans(case.freed, (heft,)) if case.bound else (),
-            _plans(case.unbound(case.slow_on_host), (heft,)) if case.slow_on_host else (),
+            _plans(case, [case.placement]),
+            _plans(case.freed, [case.placement]) if case.bound else (),
+            _plans(case.unbound(case.slow_on_host), []) if case.slow_on_host else (),
             _split(case),
         )
 
 
-def _plans(case: Case, few: Sequence[Policy]) -> tuple[Case, ...]:
+def promised(case: Case) -> float:
+    """Return the makespan of a changed case, as placed, or of the best plan if that is longer.
+
+    Whoever follows advice plans again, and may then get either.
+    """
+    return max([case.makespan, *(plan.makespan for plan in _plans(case, [])[:1])])
+
+
+def _plans(case: Case, tried: list[Placement]) -> tuple[Case, ...]:
+    """Return the plans of all policies but those ``tried``, the best first; none of large graphs."""
     graph = case.graph
     if len(graph) > _MOST:
         return ()
     plans: list[Case] = []
-    tried = [case.placement]
-    for policy in candidates(graph, case.machine) if len(graph) <= SMALL else few:
+    costs = confined(graph, case.machine, case.costs, case.wanted)
+    for policy in candidates(graph, case.machine):
         try:
-            placement = policy(graph, case.machine, case.costs)
+            placement = policy(graph, case.machine, costs)
             if placement not in tried:
                 tried.append(placement)
                 plan = case.placed(placement)
@@ -145,7 +155,8 @@ def change_placement(case: Case, plans: Plans) -> Iterator[Remedy]:
             yield _off_host_remedy(case, plan, moved)
     for plan in plans.freed[:1]:
         if plan.makespan < best:
-            yield _remedy(case, plan, "bound")
+            free = replace(plan, graph=case.unbound(case.bound).graph, costs=case.costs)
+            yield _remedy(case, plan, "bound")._replace(makespan=promised(free))
 
 
 def _off_host_remedy(case: Case, plan: Case, moved: Sequence[Task]) -> Remedy:

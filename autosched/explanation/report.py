@@ -18,7 +18,7 @@ from autosched.explanation.copies import add_copy_streams, pageable_note, pin_me
 from autosched.explanation.facts import Idle, Step, critical_path, idle, idle_by_span, path_seconds
 from autosched.explanation.host_reads import avoid_host_reads, host_read_note
 from autosched.explanation.launches import fuse_launches, host_note, is_issued_late, replay_launches
-from autosched.explanation.periods import PeriodFacts, period_facts
+from autosched.explanation.periods import PeriodFacts, in_flight_note, period_facts
 from autosched.explanation.placements import Plans, change_placement, device_count_note
 from autosched.explanation.report_text import report_text
 from autosched.explanation.resident_inputs import keep_inputs
@@ -137,6 +137,7 @@ def explain(case: Case, measured: Timeline | None = None) -> Explanation:
             *host_read_note(case, waited),
             *pageable_note(case),
             *spill_note(case),
+            *in_flight_note(case),
         ),
         efficiency=_efficiency(case, timeline.makespan),
         critical_path=path,

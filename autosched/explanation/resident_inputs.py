@@ -15,6 +15,7 @@ from autosched._lib.text import amount, name_list
 from autosched.errors import AutoschedError
 from autosched.explanation.advice import LEAST, Remedy, fewest
 from autosched.explanation.case import SMALL, Case
+from autosched.explanation.placements import promised
 from autosched.graph.graph import Value
 from autosched.machine.machine import Device
 from autosched.placement import home
@@ -105,17 +106,22 @@ def _remedy(
     If ``device`` is given, all tasks are placed there.
     """
 
+    def kept(moved: Sequence[str]) -> Case:
+        graph = case.graph.pinned({name: homes[name] for name in moved})
+        placement = case.placement
+        if device is not None:
+            placement = single_on(device)(graph, case.machine, case.costs)
+        return replace(case, graph=graph).placed(placement)
+
     def makespan_with(moved: Sequence[str]) -> float:
         try:
-            graph = case.graph.pinned({name: homes[name] for name in moved})
-            placement = case.placement
-            if device is not None:
-                placement = single_on(device)(graph, case.machine, case.costs)
-            return replace(case, graph=graph).placed(placement).makespan
+            return kept(moved).makespan
         except AutoschedError:  # it does not fit there, or there is no link
             return math.inf
 
     inputs, makespan = fewest(names, case.makespan, makespan_with, case.tries)
+    if device is None and makespan < (1 - LEAST) * case.makespan:
+        makespan = promised(kept(inputs))
     return Remedy(kind, _words(case, kind, inputs, homes), (), tuple(inputs), makespan)
 
 

@@ -1,10 +1,10 @@
 """Find the parameters that an optimizer's operators update, and choose devices.
 
 A parameter, its moments and its gradient are on one device, so an update runs where the gradient is
-computed. Parameters that one fused operator updates together are an exception, because that would
-move the whole backward pass to one device. The step counters of an optimizer are on the host, where
-torch has them, and so are the Python numbers computed from them. Reads the nodes of a traced step;
-knows no graph of autosched.
+computed, unless ``place=`` puts it elsewhere. Parameters that one fused operator updates together
+are an exception, because that would move the whole backward pass to one device. The step counters
+of an optimizer are on the host, where torch has them, and so are the Python numbers computed from
+them. Reads the nodes of a traced step; knows no graph of autosched.
 """
 
 from __future__ import annotations

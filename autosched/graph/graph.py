@@ -90,7 +90,7 @@ class Graph:
         self.names: dict[str, Value | Task] = {}
         self.users: list[list[int]] = []  # by task, its successors
         self.kept_together: list[tuple[int, ...]] = []  # values: their makers and writers
-        self._bonds: dict[int, tuple[tuple[int, ...], ...]] = {}  # value -> the sets with it
+        self.bonds_of: dict[int, tuple[tuple[int, ...], ...]] = {}  # value -> the sets with it
         self.builder = GraphBuilder(self, generators or {})
         self.cached_flow: tuple[tuple[int, int], Flow] | None = None  # see ``flow``
 
@@ -277,7 +277,7 @@ class Graph:
                 )
         bond = tuple(dict.fromkeys(self.builder.check_own(value).index for value in values))
         self.kept_together.append(bond)
-        self._bonds.update((index, (*self._bonds.get(index, ()), bond)) for index in bond)
+        self.bonds_of.update((index, (*self.bonds_of.get(index, ()), bond)) for index in bond)
 
     def pinned(
         self, inputs: Mapping[str, str] | None = None, place: Mapping[str, str] | None = None
@@ -338,7 +338,7 @@ class Graph:
 
         None for what it reads from a file: that is copied to where it is needed.
         """
-        bonds = (self._bonds.get(use.value, ()) for use in (*task.changes, *task.outputs))
+        bonds = (self.bonds_of.get(use.value, ()) for use in (*task.changes, *task.outputs))
         return [] if task.reads_file else list(dict.fromkeys(chain.from_iterable(bonds)))
 
     def last_version(self, value: int) -> int:

@@ -15,7 +15,7 @@ from autosched.graph.task import Task
 if TYPE_CHECKING:
     from autosched.graph.graph import Graph
 
-__all__ = ["by_pattern", "pinned"]
+__all__ = ["by_pattern", "pinned", "release_gradients"]
 
 
 def pinned(graph: Graph, inputs: Mapping[str, str], place: Mapping[str, str]) -> Graph:
@@ -42,7 +42,35 @@ def pinned(graph: Graph, inputs: Mapping[str, str], place: Mapping[str, str]) ->
                 twin.tasks[task.index] = placed = dataclasses.replace(task, device=device)
                 if twin.names[task.name] is task:
                     twin.names[task.name] = placed
+    if where:
+        release_gradients(twin, {task.name: task.device for task in twin.tasks if task.device})
     return twin
+
+
+def release_gradients(graph: Graph, device: Mapping[str, str]) -> None:
+    """Let gradients be apart from parameters and moments whose updates are bound elsewhere.
+
+    By default an update runs where its gradient is computed, but it may also be on the host.
+    ``device`` has that of bound tasks, by name.
+    """
+    bound: dict[tuple[int, ...], set[str | None]] = {}
+    for task in graph.tasks if graph.kept_together else ():
+        if task.name in device and task.origin.phase == "optimizer":
+            for bond in graph.bonds(task):
+                bound.setdefault(bond, set()).add(device[task.name])
+
+    def is_apart(value: int, devices: set[str | None]) -> bool:
+        maker = graph.values[graph.values[value].root].producer
+        task = None if maker is None else graph.tasks[maker]
+        is_gradient = task is not None and task.origin.phase == "backward"
+        return is_gradient and devices != {device.get(task.name) if task else None}
+
+    for bond, devices in bound.items():
+        kept = tuple(index for index in bond if not is_apart(index, devices))
+        graph.kept_together[graph.kept_together.index(bond)] = kept
+        for index in bond:
+            others = [other for other in graph.bonds_of[index] if other != bond]
+            graph.bonds_of[index] = (*others, kept) if index in kept else tuple(others)
 
 
 def _names(task: Task) -> Iterator[str]:

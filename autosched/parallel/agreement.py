@@ -17,7 +17,7 @@ import torch
 from autosched import Machine, ScheduleError
 from autosched._lib.containers import leaves
 from autosched.parallel.batches import rows_of
-from autosched.parallel.plans import Plans
+from autosched.parallel.plans import Key, Plans
 from autosched.runtime.ranks.gathering import Gathering
 
 __all__ = ["Agreed", "Agreement", "Kind", "agreement_of", "kind_of", "same_rows"]
@@ -39,7 +39,7 @@ class Kind(NamedTuple):
 class Agreed(NamedTuple):
     """The rows of each rank in a step, and what identifies its kind on this rank."""
 
-    key: Hashable
+    key: Key
     counts: tuple[int, ...]
 
 
@@ -54,7 +54,7 @@ class Agreement(Gathering):
     def step(
         self,
         batch: Sequence[Any],
-        find_key: Callable[[], Hashable],
+        find_key: Callable[[], Key],
         kind: Callable[[], Kind],
         has_changed: Callable[[], bool],
         plans: Plans[Any],
@@ -67,12 +67,12 @@ class Agreement(Gathering):
         one has no valid batch.
         """
         error: Exception | None = None
-        key: Hashable = None
+        key = Key(())
         rows = digest = known = flags = 0
         try:
             key = find_key()
             rows = rows_of(batch, least=0)
-            digest = self._digest(key, kind)
+            digest = zlib.crc32(repr((self._digest(key, kind), key.numbers)).encode())
             known = plans.known(key)
             flags = _CHANGED * has_changed()
         except Exception as raised:

@@ -166,7 +166,8 @@ class _DataParallel:
                 tried[name, names] = schedule.makespan
                 if best is None or schedule.makespan < best.schedule.makespan:
                     notes = {"reduction": name, "buckets": names, "tried": tried}
-                    best = Planned(schedule, built, one, spec.updates[0].state, notes)
+                    settings = tuple(update.settings for update in spec.updates)
+                    best = Planned(schedule, built, one, spec.updates[0].state, notes, settings)
         assert best is not None
         return best
 

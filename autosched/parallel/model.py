@@ -239,7 +239,7 @@ class Forward(Plans[_Planned]):
             self.wait()
         return self._cached((None, key), plan)
 
-    def _key(self, batch: Sequence[Any]) -> Hashable:
+    def _key(self, batch: Sequence[Any]) -> Key:
         return Key((key_of(batch), self._watched(self.model)))
 
     def _planned(self, batch: Sequence[Any]) -> _Planned:

@@ -19,13 +19,28 @@ __all__ = ["Planned"]
 
 @dataclass(frozen=True)
 class Planned:
-    """The plan for a kind of batch: schedule, meaning of inputs and outputs, state."""
+    """The plan for a kind of batch: schedule, meaning of inputs and outputs, state.
+
+    ``settings`` are those of the optimizer that are inputs.
+    """
 
     schedule: Schedule
     built: StepGraph
     template: Template
     state: Any
     notes: Mapping[str, Any]
+    settings: tuple[Any, ...]
+
+    def numbers(self) -> dict[str, float] | None:
+        """Return the settings of the optimizer that are inputs; None if it needs another plan."""
+        found: dict[str, float] = {}
+        for settings in self.settings:
+            values = settings.reader(self.state)()
+            if values is None:
+                return None
+            found.update(values)
+        here = {*self.schedule.inputs_here}
+        return {label: found[name] for label, name in self.built.numbers.items() if label in here}
 
     @cached_property
     def state_here(self) -> dict[str, Held]:

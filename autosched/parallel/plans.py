@@ -26,10 +26,11 @@ P = TypeVar("P", bound=_Plan)
 
 
 class Key:
-    """A key of a cache whose hash is computed once."""
+    """A key of a cache whose hash is computed once; ``numbers`` differ in equal keys."""
 
-    def __init__(self, parts: Hashable):
+    def __init__(self, parts: tuple[Hashable, ...]):
         self.parts = parts
+        self.numbers: Hashable = ()
         self._hash = hash(parts)
 
     def __hash__(self) -> int:

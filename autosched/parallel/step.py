@@ -9,8 +9,10 @@ it, so users need not report changes.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,6 +34,9 @@ from autosched.parallel.steps_in_flight import UnderWay, done, holding, results
 from autosched.parallel.training import Training
 
 __all__ = ["Step"]
+
+_WARNED = 5  # steps in turn that are planned again, from which there is a warning
+_PARTS = "kind of batch", "attribute or hook of the model or a function", "parameter"
 
 
 @dataclass
@@ -80,7 +85,9 @@ class Step(Plans[Planned]):
         self._last: Planned | None = None
         self._compiled: Planned | None = None  # whose regions all ranks have compiled
         self._shared = SharedState(self._agreement, self.model, self.optimizer)
-        self._last_key = Key(())
+        self._last_key = self._planned_for = Key(())
+        self._planned_anew = 0  # calls in turn
+        self._has_warned = False
         self._copies: dict[tuple[int, str], _Copy] = {}
         self._residuals: dict[str, torch.Tensor] = {}
         self._under_way = UnderWay()
@@ -124,7 +131,8 @@ class Step(Plans[Planned]):
             under_way = self._under_way
             last = under_way.plan
             is_same = last is not None and self._plans.get((None, self._key(batch))) is last
-            if under_way.look() or not (is_same and last.is_repeated):
+            numbers = last.numbers() if is_same else None
+            if under_way.look() or numbers is None or not last.is_repeated:
                 self.wait()
             if under_way.is_idle:
                 planned = self._agreed_plan(batch)
@@ -133,7 +141,8 @@ class Step(Plans[Planned]):
                 under_way.inputs = {name: inputs[name] for name in inputs.keys() - own.keys()}
             else:
                 planned = last
-                inputs = {**under_way.inputs, **self._batch_inputs(planned, batch)}
+                own = self._batch_inputs(planned, batch)
+                inputs = {**under_way.inputs, **(numbers or {}), **own}
             finish = partial(self._ended, planned)
             return under_way.submit(planned, planned.schedule, inputs, finish)
 
@@ -161,7 +170,7 @@ class Step(Plans[Planned]):
         """Return the schedule of calls like this one."""
         return self._of(batch).schedule
 
-    def inputs(self, *batch: Any) -> dict[str, torch.Tensor]:
+    def inputs(self, *batch: Any) -> dict[str, Any]:
         """Return the inputs for the schedule of such a call, to run or profile it separately."""
         with self._guard:
             return self._inputs(self._of(batch), batch)
@@ -264,12 +273,18 @@ class Step(Plans[Planned]):
             return self._planned(batch, find_key(), None)
         shared = self._shared
         found = None
-        while found is None:
-            found = agreement.step(
-                batch, find_key, partial(self._kind, batch), shared.has_changed, self
-            )
-            if found is None:
-                shared.broadcast()
+        varying = vars(self._training.varying)
+        before = deepcopy(varying)
+        try:
+            while found is None:
+                found = agreement.step(
+                    batch, find_key, partial(self._kind, batch), shared.has_changed, self
+                )
+                if found is None:
+                    shared.broadcast()
+        except BaseException:
+            varying.update(before)  # a setting that changed on one rank alone
+            raise
         key, counts = found
         counts = counts if self._divided else (same_rows(counts),)
         if len(self._counts) >= CACHED:
@@ -277,9 +292,7 @@ class Step(Plans[Planned]):
         self._counts[key] = counts
         return self._planned(batch, key, counts)
 
-    def _planned(
-        self, batch: Sequence[Any], key: Hashable, counts: tuple[int, ...] | None
-    ) -> Planned:
+    def _planned(self, batch: Sequence[Any], key: Key, counts: tuple[int, ...] | None) -> Planned:
         """Return the plan of a key and the rows of each rank, a new one if necessary."""
 
         def plan() -> Planned:
@@ -287,11 +300,34 @@ class Step(Plans[Planned]):
             move_model(self.model, self.optimizer, self._training.capture_device)
             self._leave_last()
             with without_collecting():
-                return self._training.together(lambda: self._plan(batch, rows))
+                planned = self._training.together(lambda: self._plan(batch, rows))
+            for settings in planned.settings:
+                self._training.varying.keep(self._training.numbers - settings.wanted)
+            return planned
 
+        known = self._plans.get((counts, key))
+        if known is not None and known.numbers() is None:
+            self._plans.pop((counts, key)).schedule.close()
+        self._note_plans(key, (counts, key) not in self._plans)
         return self._cached((counts, key), plan)
 
-    def _key(self, batch: Sequence[Any]) -> Hashable:
+    def _note_plans(self, key: Key, is_new: bool) -> None:
+        """Warn once if each call is planned again."""
+        before, self._planned_for = self._planned_for, key
+        self._planned_anew = self._planned_anew + 1 if is_new else 0
+        if self._planned_anew == _WARNED and not self._has_warned:
+            self._has_warned = True
+            pairs = zip(_PARTS, before.parts, key.parts, strict=False)
+            changed = [name for name, old, new in pairs if old != new]
+            warnings.warn(
+                f"each of the last {_WARNED} steps was planned again, because of another "
+                f"{changed[0] if changed else 'setting or state of the optimizer'}; do not change "
+                "it in each step, or make what changes a tensor, as in lr=torch.tensor(...)",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+
+    def _key(self, batch: Sequence[Any]) -> Key:
         """Return a key that is equal for calls that one schedule serves."""
         watched = self._watched_functions()
         # Identities are unique, because the plan references the parameters.
@@ -299,6 +335,8 @@ class Step(Plans[Planned]):
         key = key_of(batch), watched, parameters, *self._optimizer_key()
         if self._last_key.parts != key:
             self._last_key = Key(key)
+        if self._agreement is not None:
+            self._last_key.numbers = self._training.present
         return self._last_key
 
     def _kind(self, batch: Sequence[Any]) -> Kind:
@@ -310,13 +348,18 @@ class Step(Plans[Planned]):
         return self._watched(self.model, self.loss_fn, hook, *hooks)
 
     def _optimizer_key(self) -> Iterator[Hashable]:
+        training = self._training
+        inputs = training.settings.items_of(training.numbers)
         for group in self.optimizer.param_groups:
-            yield tuple((name, key_of(item)) for name, item in group.items() if name != "params")
+            rest = inputs.get(id(group), set())
+            yield frozenset(rest)
+            rest = group.keys() - rest - {"params"}
+            yield tuple((name, key_of(item)) for name, item in group.items() if name in rest)
             for parameter in group["params"]:
                 state = self.optimizer.state.get(parameter, {})
                 yield tuple((name, key_of(item)) for name, item in state.items())
 
-    def _inputs(self, planned: Planned, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
+    def _inputs(self, planned: Planned, batch: Sequence[Any]) -> dict[str, Any]:
         self._shared.train_by(planned)
         if planned is not self._last:
             self._leave_last()
@@ -335,7 +378,7 @@ class Step(Plans[Planned]):
                 place = torch_device(self.machine, device)
                 self._residuals[name] = torch.zeros(numel, dtype=dtype, device=place)
             inputs[name] = self._residuals[name]
-        return inputs
+        return {**inputs, **(planned.numbers() or {})}
 
     def _batch_inputs(self, planned: Planned, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
         """Return the inputs that are the batch; one process divides it among all ranks."""

@@ -54,6 +54,7 @@ class _Builder:
         self.several = len(spec.devices) > 1
         self.inputs: dict[tuple[int, str], Value] = {}  # by replica and name
         self.state: dict[str, Held] = {}
+        self.numbers: dict[str, str] = {}
         self.gradients: list[dict[str, Value]] = [{} for _ in spec.devices]
         # Buffers as earlier micro-batches have left them, by replica.
         self.buffers: list[dict[str, Value]] = [{} for _ in spec.devices]
@@ -96,7 +97,7 @@ class _Builder:
         batch = {value.name: key for key, value in self.batch.items()}
         return StepGraph(
             self.graph, self._sequences(), self.layout.ranks, spec.counts, batch, self.state,
-            self.places, self.residuals, self.new_state,
+            self.numbers, self.places, self.residuals, self.new_state,
         )  # fmt: skip
 
     def _prefix(self, replica: int, chunk: int | None = None) -> str:
@@ -131,8 +132,9 @@ class _Builder:
         return max(sizes) if name in self.one.whole else sum(sizes)
 
     def _state_input(
-        self, replica: int, name: str, stage: int, nbytes: int, on_host: bool = False
-    ) -> Value:
+        self, replica: int, name: str, stage: int, nbytes: int, on_host: bool = False,
+        is_number: bool = False,
+    ) -> Value:  # fmt: skip
         """Return the input for a tensor of a replica, on the device of a stage or its host."""
         if (replica, name) not in self.inputs:
             label = self._prefix(replica) + name
@@ -140,7 +142,10 @@ class _Builder:
             if on_host:
                 device = self.layout.host(self.layout.rank(device or ""))
             self.inputs[replica, name] = input_on(self.graph, device, label, nbytes)
-            self.state[label] = Held(replica, name, self.layout.leads(replica, stage))
+            if is_number:
+                self.numbers[label] = name
+            else:
+                self.state[label] = Held(replica, name, self.layout.leads(replica, stage))
         return self.inputs[replica, name]
 
     def _chunks(self) -> list[tuple[int, dict[int, slice]]]:
@@ -368,7 +373,8 @@ class _Builder:
                 values[name] = self._state_input(replica, name, stage, update.nbytes[name])
             for name in update.host_inputs:
                 nbytes = update.nbytes[name]
-                values[name] = self._state_input(lead, name, stage, nbytes, on_host=True)
+                is_number = name in update.settings.names
+                values[name] = self._state_input(lead, name, stage, nbytes, True, is_number)
             for number in update.buckets:
                 if totals:
                     values[f"flat.{number}"] = totals[number][replica]

@@ -72,10 +72,11 @@ class StepGraph:
     """A step's graph, the ordered tasks of each device, and the meaning of inputs and outputs.
 
     ``batch`` has (rank, name of the tensor) of inputs that are the batch; ``state`` those that are
-    state; ``places`` where outputs are to be stored; ``residuals`` device, size and dtype of inputs
-    for compression. ``new_state`` has the bytes of the state that the optimizer creates, on each
-    device; replicas other than the first have it only from the next step on. Each of ``ranks`` has
-    a loss: see ``label_on``. ``counts`` are those of the spec.
+    state; ``numbers`` the names of those that are settings of the optimizer; ``places`` where
+    outputs are to be stored; ``residuals`` device, size and dtype of inputs for compression.
+    ``new_state`` has the bytes of the state that the optimizer creates, on each device; replicas
+    other than the first have it only from the next step on. Each of ``ranks`` has a loss: see
+    ``label_on``. ``counts`` are those of the spec.
     """
 
     graph: Graph
@@ -84,6 +85,7 @@ class StepGraph:
     counts: Mapping[int | None, int] | None
     batch: Mapping[str, tuple[int | None, str]]
     state: Mapping[str, Held]
+    numbers: Mapping[str, str]
     places: Mapping[str, Made]
     residuals: Mapping[str, tuple[str, int, torch.dtype]]
     new_state: Mapping[str, float]

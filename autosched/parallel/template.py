@@ -7,7 +7,7 @@ micro-batch, without devices, and included in a step as often as there are micro
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from autosched import Graph, GraphError, Task, Value, capture
+from autosched.frontends.capture import captured
 
 __all__ = [
     "BeforeStep",
@@ -41,7 +42,8 @@ class Template:
 
     ``gradients`` has, for parameters by input, the output that is the gradient, in the order in
     which they are computed; ``places`` has the places in ``state`` where other outputs are stored,
-    ``switches`` the attributes that change; ``finish`` returns the function's result from outputs.
+    ``switches`` the attributes that change; ``finish`` returns the function's result from outputs;
+    ``settings`` are those of the optimizer that are inputs.
     """
 
     graph: Graph
@@ -51,6 +53,7 @@ class Template:
     switches: Sequence[tuple[dict[str, Any], str, Any]]
     state: Any
     finish: Callable[[Mapping[str, Any]], Any] = dict
+    settings: Any = None
 
     @cached_property
     def batch(self) -> tuple[str, ...]:
@@ -156,10 +159,11 @@ def update_of(
     optimizer: torch.optim.Optimizer | None,
     parameters: Mapping[str, torch.Tensor],
     before_step: BeforeStep | None = None,
+    varying: Collection[str] = (),
 ) -> Template:
     """Capture ``before_step``, and a step of the optimizer if given, for some parameters.
 
-    Their gradients are inputs ``gradients.NAME``.
+    Their gradients are inputs ``gradients.NAME``, and so are ``varying`` settings, by their names.
     """
     compute = _stateless(loss_fn)
     keys = {id(tensor): key for key, tensor in parameters.items()}
@@ -179,8 +183,10 @@ def update_of(
 
     gradients = {key: torch.empty_like(tensor) for key, tensor in parameters.items()}
     with without_gradients(model):
-        graph = capture(update, gradients)
-    return Template(graph, graph.examples, {}, graph.made, graph.switched, graph.state)
+        graph = captured(update, [gradients], {}, varying)
+    return Template(
+        graph, graph.examples, {}, graph.made, graph.switched, graph.state, settings=graph.settings
+    )
 
 
 def accumulating(one: Template) -> Template:

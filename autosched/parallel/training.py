@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from typing import Any, TypeVar
 
 import torch
 
 from autosched import Machine, Schedule, ScheduleError
+from autosched.frontends.settings import Varying
+from autosched.frontends.state import State
 from autosched.parallel.agreement import Agreement, agreement_of
 from autosched.parallel.all_reduce import LIBRARY, MANY, STRATEGIES
 from autosched.parallel.arguments import check_options, check_trained, devices_of
@@ -71,6 +74,7 @@ class Training:
     max_norm: float | None
     before_step: BeforeStep | None
     agreement: Agreement | None = None  # with other ranks
+    varying: Varying = field(default_factory=Varying)
 
     @classmethod
     def of(
@@ -92,6 +96,21 @@ class Training:
         """The torch device where the model is captured, if that is a real accelerator."""
         here = {*self.machine.here}
         return torch_device(self.machine, next(name for name in self.devices if name in here))
+
+    @cached_property
+    def settings(self) -> State:
+        """The settings of the optimizer, such as learning rates."""
+        return State({}, {"optimizer": self.optimizer}, {})
+
+    @property
+    def numbers(self) -> frozenset[str]:
+        """The names of settings that vary from step to step, so that they are inputs."""
+        return self.varying.names(self.settings)
+
+    @property
+    def present(self) -> tuple[Any, ...]:
+        """The settings now."""
+        return tuple(group[field] for group, field in self.settings.settings().values())
 
     def together(self, do: Callable[[], T]) -> T:
         """Return what a function returns; on several ranks raise on all what it raises on one."""
@@ -157,7 +176,9 @@ class Training:
         if hook is not None and len(set(stages.values())) > 1:
             alone = update_of(self.model, self.loss_fn, None, parameters, hook)
             check_separable(alone.graph, stages)
-        template = update_of(self.model, self.loss_fn, self.optimizer, parameters, hook)
+        template = update_of(
+            self.model, self.loss_fn, self.optimizer, parameters, hook, self.numbers
+        )
         if any(task.random for task in template.graph.tasks) and (flat or len(buckets) > 1):
             raise ScheduleError(
                 "the optimizer, or before_step, draws random numbers: replicas would draw "

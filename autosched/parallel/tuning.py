@@ -145,7 +145,8 @@ class _Study:
         schedule, built = self.training.scheduled(replace(spec, reduction=reduction))
         notes = {"curve": curve, "order": best.order, "chunks": best.chunks, "cuts": variant.cuts}
         notes["reduction"] = reduction
-        return Planned(schedule, built, first.template, updates[0].state, notes)
+        settings = tuple(update.settings for update in updates)
+        return Planned(schedule, built, first.template, updates[0].state, notes, settings)
 
     def _reduction(self, spec: StepSpec) -> str:
         """Return the reduction that is fastest after the last micro-batch of each replica."""

@@ -53,7 +53,8 @@ class Update:
 
     ``graph`` takes the gradients as ``gradients.NAME``, or all of a bucket as one flat tensor
     ``flat.NUMBER``. Tasks on the host, such as counting steps, are the same for all replicas.
-    ``places`` says where outputs are stored in ``state``.
+    ``places`` says where outputs are stored in ``state``; ``settings`` are those of the optimizer
+    that are inputs on the host.
     """
 
     stage: int
@@ -65,6 +66,7 @@ class Update:
     seconds: Mapping[str, Mapping[str, float]]
     nbytes: Mapping[str, int]
     state: Any
+    settings: Any
 
     @cached_property
     def device_tasks(self) -> tuple[str, ...]:
@@ -162,7 +164,7 @@ def _update(
     merged = packed(merged, costs.nbytes)
     return Update(
         buckets[numbers[0]].stage, tuple(numbers), merged, device_inputs, host_inputs, places,
-        seconds, nbytes, template.state,
+        seconds, nbytes, template.state, template.settings,
     )  # fmt: skip
 
 
@@ -199,14 +201,17 @@ def _output_value(graph: Graph, output: str) -> str:
 
 
 def _host_inputs(graph: Graph, template: Template, state: Sequence[str]) -> tuple[str, ...]:
-    """Return the inputs of an update on the host: counters of steps, and rates that are tensors."""
+    """Return the inputs of an update on the host: counters of steps, and settings."""
     kinds = {name: place[0] for name, (place, _) in template.state.places().items() if place}
     readers: dict[str, set[bool]] = {}
     for task in graph.tasks:
         for use in task.reads if not task.view else ():
             name = graph.values[graph.values[use.value].root].name
             readers.setdefault(name, set()).add(task.device == "host")
-    return tuple(n for n in state if readers.get(n) == {True} or kinds.get(n) == "setting")
+    numbers = template.settings.names
+    return tuple(
+        n for n in state if readers.get(n) == {True} or kinds.get(n) == "setting" or n in numbers
+    )
 
 
 # ---- a hook between backward and the optimizer's step

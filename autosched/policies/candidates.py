@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from autosched.costs.costs import Costs
@@ -14,9 +15,10 @@ from autosched.policies.round_robin import round_robin
 from autosched.policies.single import single, single_on
 from autosched.problem import Policy
 
-__all__ = ["candidates", "splits", "stream_limits"]
+__all__ = ["candidates", "fewer_devices", "on_machine", "splits", "stream_limits"]
 
 _SMALL = 2_000  # tasks, up to which there is time to lower and simulate policies that rarely win
+_EACH = 4  # devices: plans are made for each number up to this, then for powers of two
 
 
 def candidates(
@@ -28,21 +30,53 @@ def candidates(
 ) -> tuple[Policy, ...]:
     """Return the policies to try: one device alone, simple policies, and a search over many lists.
 
-    Of identical devices to which nothing is bound, only one is tried alone. For large graphs none
-    is, since the search includes that.
+    Of identical devices to which nothing is bound, only one is tried alone. For large graphs there
+    are no simple policies.
 
     >>> len(candidates(Graph(), Machine.emulated(gpus=8)))
     6
     """
     improved = quick if seconds is None else search(seconds, seed, progress=progress)
-    if len(graph) > _SMALL:
-        return (improved,)
-    pinned = {task.device for task in graph.tasks} | {value.home for value in graph.sources}
+    pinned = _bound(graph)
     like: dict[Device, str] = {}
     for device in map(machine.device, machine.computing):
         anonymous = replace(device, name=device.kind, physical=None)
         like.setdefault(device if device.name in pinned else anonymous, device.name)
-    return (*map(single_on, like.values()), single, round_robin, heft, improved)
+    simple = (single, round_robin, heft) if len(graph) <= _SMALL else ()
+    return (*map(single_on, like.values()), *simple, improved)
+
+
+def fewer_devices(graph: Graph, machine: Machine) -> Iterator[Machine]:
+    """Yield the machine with fewer of the devices to which nothing is bound, the largest first.
+
+    With more devices, lists and searches may return worse plans. The first ones remain: each number
+    up to 4, then powers of two. Over ranks there are no such machines.
+
+    >>> [len(fewer.accelerators) for fewer in fewer_devices(Graph(), Machine.emulated(gpus=9))]
+    [8, 4, 3, 2, 1, 0]
+    """
+    kept = {machine.host, *machine.storage, *_bound(graph)}
+    free = [name for name in machine.names if name not in kept] if not machine.ranks else []
+    for count in reversed(range(len(free))):
+        if count <= _EACH or not count & (count - 1):
+            names = kept.union(free[:count])
+            devices = tuple(device for device in machine.devices if device.name in names)
+            links = tuple(k for k in machine.links if {k.source, k.destination} <= names)
+            yield replace(machine, devices=devices, links=links)
+
+
+def on_machine(machine: Machine, policies: Iterable[Policy]) -> Iterator[Policy]:
+    """Yield policies that place tasks as these do on another machine, and prove no bound."""
+
+    def on(policy: Policy) -> Policy:
+        return lambda graph, _, costs: replace(policy(graph, machine, costs), bound=0.0)
+
+    return map(on, policies)
+
+
+def _bound(graph: Graph) -> set[str | None]:
+    """Return the devices to which something is bound."""
+    return {task.device for task in graph.tasks} | {value.home for value in graph.sources}
 
 
 def splits(

@@ -20,14 +20,15 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from autosched._lib.allowed import WORDS, device_name
 from autosched._lib.gc_pause import without_collecting
 from autosched._lib.logs import LOG
 from autosched._lib.tree import flatten
+from autosched.bounds import bounds
 from autosched.costs.costs import Costs, Replay
 from autosched.errors import GraphError, MachineError, MemoryLimitError, ScheduleError, listed
 from autosched.graph.graph import Graph
@@ -35,14 +36,32 @@ from autosched.graph.pinning import by_pattern
 from autosched.lowering.fitting import is_limited
 from autosched.lowering.resident_state import keeping
 from autosched.machine.machine import Machine
-from autosched.policies import POLICIES, TIMED, Policy, Progress, candidates, m_etf, m_sct, single
-from autosched.policies.candidates import splits, stream_limits
+from autosched.placement import Placement
+from autosched.policies import (
+    POLICIES,
+    TIMED,
+    Policy,
+    Progress,
+    candidates,
+    m_etf,
+    m_sct,
+    search,
+    single,
+)
+from autosched.policies.candidates import fewer_devices, on_machine, splits, stream_limits
 from autosched.runtime.backends import Backend, check_name, suited
 from autosched.runtime.check import Check
 from autosched.scheduling.agreement import agreed
 from autosched.scheduling.arguments import check_arguments, checked_count
 from autosched.scheduling.hosting import put_on_host
-from autosched.scheduling.plans import Plan, Problem, best_plan, problem_of, with_runs_in_flight
+from autosched.scheduling.plans import (
+    Plan,
+    Problem,
+    best_plan,
+    merit,
+    problem_of,
+    with_runs_in_flight,
+)
 from autosched.scheduling.progress_bar import progress_bar
 from autosched.scheduling.runs_in_flight import (
     Objective,
@@ -79,8 +98,9 @@ def schedule(
       values that do not fit are spilled and reloaded. If the placement of a policy cannot be made
       to fit, ``"auto"`` is used instead.
     * ``policy``: a name, or a function ``(graph, machine, costs) -> Placement``. ``"auto"`` tries
-      several, including each device alone, and takes the placement of least predicted makespan; of
-      equal ones that with the fewest copies. Where issuing takes time, it also tries fewer streams.
+      several, including each device alone and fewer devices, so that more are never slower, and
+      takes the placement of least predicted makespan; of equal ones that with the fewest copies.
+      Where issuing takes time, it also tries fewer streams.
     * ``seconds``: how long ``"auto"``, ``"search"`` and ``"exact"`` may search for better plans.
       Without it ``"auto"`` takes a moment; it and ``"search"`` then count their work, so plans are
       reproducible. ``seed`` changes the random numbers of a search. ``progress`` is called with the
@@ -382,16 +402,48 @@ def _plan(
     if problem.goal.objective == "period" and policy in ("auto", "search"):
         stages = splits(machine, problem.goal.in_flight, seconds, seed, progress)
         seconds = progress = None
-    if policy != "auto":
-        try:
-            return best_plan(problem, [*stages, find_policy(policy, seconds, seed, progress)])
-        except MemoryLimitError:
-            policies = candidates(graph, machine)
-    else:
-        policies = (*candidates(graph, machine, seconds, seed, progress), *stages)
-    if is_limited(graph, machine, problem.costs):
-        policies = (*policies, single, m_etf, m_sct)
-    return best_plan(problem, policies, stream_limits(machine, problem.costs))
+    if policy == "auto":
+        return _best(problem, (*candidates(graph, machine, seconds, seed, progress), *stages))
+    try:
+        plan = best_plan(problem, [*stages, find_policy(policy, seconds, seed, progress)])
+    except MemoryLimitError:
+        return _best(problem, candidates(graph, machine))
+    return _better(problem, plan) if policy == "exact" else plan
+
+
+def _better(problem: Problem, plan: Plan) -> Plan:
+    """Return the best of an exact plan and those of all policies, unless it is proved to be optimal.
+
+    What the solver does not model, such as copies of outputs, may favour another one.
+    """
+    policies = (*candidates(problem.graph, problem.machine), *POLICIES.values(), search())
+    if problem.goal.objective == "period":
+        policies = (*policies, *splits(problem.machine, problem.goal.in_flight))
+    elif plan.makespan <= plan.placement.bound:
+        return plan
+    best = _best(problem, (lambda *_: plan.placement, *policies))
+    bound = max(plan.placement.bound, best.placement.bound)
+    return best._replace(placement=dataclasses.replace(best.placement, bound=bound))
+
+
+def _best(problem: Problem, policies: Iterable[Policy]) -> Plan:
+    """Return the best plan of several policies, also on fewer devices.
+
+    More devices may mislead lists and searches. Plans for fewer are tried, unless a bound shows that
+    none is shorter. Splits into stages, for the period, find those that need few devices.
+    """
+    graph = problem.graph
+    machine = problem.machine
+    frugal = (single, m_etf, m_sct) if is_limited(graph, machine, problem.costs) else ()
+    limits = stream_limits(machine, problem.costs)
+    tried: list[Placement] = []
+    plan = best_plan(problem, (*policies, *frugal), limits, tried)
+    for fewer in fewer_devices(graph, machine) if problem.goal.objective == "makespan" else ():
+        if max(bounds(graph, fewer, problem.confined).values()) < plan.makespan:
+            others = on_machine(fewer, (*candidates(graph, fewer), *frugal))
+            with suppress(ScheduleError):  # all were tried, or none is possible
+                plan = min(plan, best_plan(problem, others, limits, tried), key=merit)
+    return plan
 
 
 def find_policy(

@@ -31,7 +31,7 @@ from autosched.simulation.issuing import issuing
 from autosched.simulation.simulate import durations
 from autosched.simulation.simulate import makespan as predict_makespan
 
-__all__ = ["Plan", "Problem", "best_plan", "problem_of", "with_runs_in_flight"]
+__all__ = ["Plan", "Problem", "best_plan", "merit", "problem_of", "with_runs_in_flight"]
 
 # Of the memory of a device, how much state may take if not all of it fits.
 _PARTS = (0.75, 0.5, 0.25, 0.0)
@@ -72,13 +72,17 @@ class Plan(NamedTuple):
 
 
 def best_plan(
-    problem: Problem, policies: Iterable[Policy], limits: Iterable[int | None] = (None,)
+    problem: Problem,
+    policies: Iterable[Policy],
+    limits: Iterable[int | None] = (None,),
+    tried: list[Placement] | None = None,
 ) -> Plan:
     """Return the plan of least period or makespan, of equal ones that with the fewest copies.
 
-    Each placement is tried with each of these limits on streams that it does not have itself.
+    Each placement is tried with each of these limits on streams that it does not have itself, and
+    added to ``tried``, if it is not there.
     """
-    tried: list[Placement] = []
+    tried = [] if tried is None else tried
     plans: list[Plan] = []
     refusal = ScheduleError(f"graph {problem.graph.name!r} cannot run on this machine")
     for policy in policies:
@@ -95,7 +99,13 @@ def best_plan(
             refusal = error
     if not plans:
         raise refusal
-    return min(plans, key=lambda plan: (plan.period, plan.makespan, _copies(plan.program)))
+    return min(plans, key=merit)
+
+
+def merit(plan: Plan) -> tuple[float, float, int]:
+    """Return what the best plan has least of: the period or makespan, then copies."""
+    copies = sum(isinstance(instruction, Copy) for instruction in plan.program)
+    return plan.period, plan.makespan, copies
 
 
 def _lowered(problem: Problem, placement: Placement) -> Plan:
@@ -153,7 +163,3 @@ def with_runs_in_flight(problem: Problem, plan: Plan) -> Plan:
         program = fewest or fitted(*parts[:3], plan.placement, parts.outputs)
     warn_of_memory(parts, goal, program, level=5)
     return plan._replace(program=program)
-
-
-def _copies(program: Program) -> int:
-    return sum(isinstance(instruction, Copy) for instruction in program)

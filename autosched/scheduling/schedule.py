@@ -24,6 +24,7 @@ from autosched.costs.learning import learn
 from autosched.errors import ChartError, MachineError, ScheduleError, TaskError
 from autosched.explanation import Case, Explanation, TaskExplanation, explain, explain_task
 from autosched.graph.graph import Graph
+from autosched.graph.pinning import release_gradients
 from autosched.graph.serial import run_serial
 from autosched.lowering import lower
 from autosched.lowering.fitting import confined
@@ -487,8 +488,10 @@ def joined(saved: Saved, graph: Graph) -> Schedule:
     """Join a saved schedule to its graph, with the checks of ``schedule`` and ``lower``."""
     inputs = dict(saved.program.inputs)
     graph = with_resident_state_as(graph, saved.machine, saved.placement, inputs)
-    check_graph(saved, graph)
-    pinned = graph.pinned(inputs)
+    pinned = graph.pinned()
+    release_gradients(pinned, saved.facts.devices if saved.facts else {})
+    check_graph(saved, pinned)
+    pinned = pinned.pinned(inputs)
     for _, device in (*saved.program.inputs, *saved.program.outputs):
         saved.machine.device(device)
     saved.costs.check(pinned)

@@ -1,5 +1,7 @@
 """The roofline estimate: what each op counts, what stays unknown and why, and that nothing outside is touched."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -382,3 +384,55 @@ def test_autograd_records_nothing_across_tasks():
 
     assert work_of(look, floats(4).requires_grad_()).flops == 4
     assert recorded == [False]
+
+
+def flops_of(fn, *args):
+    """Return the FLOPs of a captured function without gradients."""
+    graph = asc.capture(torch.no_grad()(fn), *args)
+    return sum(work.flops for work in asc.Costs.estimate(graph, graph.feed(*args)).work.values())
+
+
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+def test_recurrent_layers_multiply_each_step_by_all_weights(kind):
+    """On a CPU an LSTM is one operator, whose products no formula of torch counts."""
+    layer, x = kind(64, 128, num_layers=2, batch_first=True), torch.zeros(8, 5, 64)
+    products = 2 * 8 * 5 * sum(p.numel() for p in layer.parameters() if p.dim() == 2)
+    assert flops_of(lambda x: layer(x)[0], x) == pytest.approx(products, rel=0.05)
+
+    def backward(x):
+        with torch.enable_grad():
+            layer(x)[0].sum().backward()
+            grads = [parameter.grad for parameter in layer.parameters()]
+        layer.zero_grad()
+        return grads
+
+    assert flops_of(backward, x) == pytest.approx(3 * products, rel=0.15)
+
+
+def test_a_layer_of_a_transformer_is_the_sum_of_its_products_and_attention():
+    layer, x = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), torch.zeros(8, 5, 64)
+    weights = sum(p.numel() for p in layer.eval().parameters() if p.dim() == 2)
+    assert flops_of(lambda x: layer(x), x) == 2 * 8 * 5 * weights + 4 * 8 * 5 * 5 * 64
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes", "flops"),
+    [
+        (torch.mv, [(30, 40), (40,)], 2 * 30 * 40),
+        (torch.addmv, [(30,), (30, 40), (40,)], 2 * 30 * 40),
+        (torch.addbmm, [(4, 6), (3, 4, 5), (3, 5, 6)], 2 * 3 * 4 * 5 * 6),
+        (torch.dot, [(40,), (40,)], 2 * 40),
+    ],
+)
+def test_products_that_torch_does_not_count(fn, shapes, flops):
+    assert flops_of(fn, *map(torch.zeros, shapes)) == flops
+
+
+def test_merged_tasks_launch_their_operators_one_by_one_whatever_their_seconds():
+    graph = asc.Graph()
+    graph.output(y=torch.exp(torch.sin(graph.input("x"))))
+    (merged,) = asc.merge(graph, {"sin": "all", "exp": "all"}).tasks
+    for costs in (asc.Costs(), asc.Costs.table({"all": 1.0})):
+        assert (merged.name, costs.launches(merged)) == ("all", 2)
+    device = dataclasses.replace(asc.Machine.emulated(1).device("cuda:0"), issue_seconds=0.5)
+    assert asc.Costs.table({"all": 1.0}).issue_seconds(merged, device) == 1.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 import autosched as asc
 from autosched.explanation import Advice
+from autosched.explanation.case import Case
 from autosched.testing import graphs, machines
 
 ONE, TWO = asc.Machine.emulated(gpus=1), asc.Machine.emulated(gpus=2)
@@ -68,9 +70,47 @@ def followed(schedule: asc.Schedule, advice: Advice, graph: asc.Graph, wanted: s
             for h in homes
         ]
         return min(again.makespan for again in made)
+    if advice.kind == "keep":
+        homes = dict(re.findall(r"'(\w+)': '([\w:]+)'", advice.words))
+        homes = homes if homes.keys() == {*advice.values} else {}
+        return asc.schedule(
+            graph, schedule.machine, costs=schedule.costs, outputs=wanted, inputs=homes
+        ).makespan
+    if advice.kind.endswith("bound"):
+        free = Case(graph, schedule.machine, schedule.costs, schedule.placement, schedule.program)
+        graph = free.unbound(map(graph.task, advice.tasks)).graph
+        return asc.schedule(graph, schedule.machine, costs=schedule.costs, outputs=wanted).makespan
     if advice.kind.endswith("policy"):
         return asc.schedule(graph, schedule.machine, costs=schedule.costs, outputs=wanted).makespan
     return 0.0
+
+
+def slow_to_issue(streams: int) -> asc.Machine:
+    devices = [
+        dataclasses.replace(d, streams=streams, issue_seconds=1e-3 * d.is_accelerator)
+        for d in TWO.devices
+    ]
+    return asc.Machine(devices, TWO.links, imagined=True)
+
+
+def test_what_is_advised_to_be_free_is_planned_with_the_host_too():
+    """The best plan on GPUs is not found where tasks may also be on the CPU."""
+    graph = asc.Graph()
+    x = graph.input("x", nbytes=1e3)
+    with graph.on("cuda:1"):
+        y = graph.input("y", nbytes=0)
+    first = {"cpu": 4e-3, "cuda:0": 0.0, "cuda:1": 8e-3}
+    third = {"cpu": 0.0, "cuda:0": 0.0, "cuda:1": 8e-3}
+    a = graph.add(call, x, seconds=first, nbytes=1e6)
+    b = graph.add(call, y, seconds=1e-3, nbytes=1e3)
+    graph.add(call, x, a, writes=[x], outputs=(), seconds=4e-3)
+    graph.add(call, x, y, a, writes=[x], outputs=(), seconds=third, on="cuda:0")
+    graph.add(call, y, a, b, writes=[y], outputs=(), seconds=8e-3, on="cuda:0")
+    schedule = asc.schedule(graph, slow_to_issue(4), policy="round_robin")
+    found = {advice.kind.split()[-1]: advice for advice in schedule.explain().advice}
+    assert found.keys() >= {"bound", "policy"}
+    for advice in found.values():
+        assert followed(schedule, advice, graph, None) <= advice.makespan * (1 + 1e-9), advice
 
 
 def test_a_plan_brings_outputs_where_they_are_wanted():

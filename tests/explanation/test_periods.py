@@ -86,3 +86,21 @@ def test_a_plan_for_the_period_is_suggested():
         ('plan with objective="period"', 2.0)
     ]
     assert json.loads(found.to_json())["period"]["better"][0]["period"] == 2.0
+
+
+def test_one_run_at_a_time_says_what_two_in_flight_would_gain():
+    graph = chain((3.0, "cpu"), (4.0, "cuda:0"))
+    single = asc.schedule(graph, FAST).explain()
+    loop = asc.schedule(graph, FAST, in_flight=2)
+    assert (single.makespan, loop.period) == (7.0, 4.0)
+    assert single.notes == (
+        "in a loop, in_flight=2 takes 4 s per run instead of 7 s, since runs overlap",
+    )
+    assert loop.explain().notes == ()
+
+
+def test_runs_in_flight_that_gain_nothing_or_do_not_fit_are_not_mentioned():
+    assert asc.schedule(chain((3.0, "cuda:0"), (4.0, "cuda:0")), FAST).explain().notes == ()
+    tight = asc.Machine.emulated(gpus=1, bytes_per_second=1e30, latency=0.0, nbytes=300)
+    graph = chain((3.0, "cpu"), (4.0, "cuda:0"), nbytes=100)
+    assert "in_flight" not in "".join(asc.schedule(graph, tight).explain().notes)

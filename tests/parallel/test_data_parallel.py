@@ -8,6 +8,7 @@ import functools
 import re
 from collections import UserDict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -615,17 +616,98 @@ def test_micro_batches_find_what_those_before_them_left(gpus: int, chunks: int) 
 
 
 def test_the_plans_used_last_are_cached() -> None:
-    model, rate = nn.Linear(8, 4), 1.0
-    optimizer = optim.SGD(model.parameters(), lr=rate)
+    model = nn.Linear(8, 4)
+    optimizer = optim.SGD(model.parameters(), lr=1.0)
     with data_parallel(1)(model, functional.cross_entropy, optimizer) as step:
         batch = next(vectors(6))
         first = step.schedule(*batch)
-        for _ in range(9):
-            optimizer.param_groups[0]["lr"] *= 0.5
-            step(*batch)
+        for other in vectors(*range(7, 10)):
+            step(*other)
+        with pytest.warns(RuntimeWarning, match="planned again, because of another kind of batch"):
+            step(*next(vectors(10)))
+        for other in vectors(*range(11, 15)):
+            step(*other)
         assert step.schedule(*batch) is step.schedule(*batch)
-        optimizer.param_groups[0]["lr"] = 1.0
         assert step.schedule(*batch) is not first
+
+
+def planned(step: asc.parallel.step.Step) -> list[object]:
+    """Return a list to which each plan of a step is added."""
+    made, plan = [], step._plan
+    step._plan = lambda *args: made.append(plan(*args)) or made[-1]
+    return made
+
+
+RATED = [  # torch's optimizers, but those that need other tensors, or data to decide
+    name
+    for name, kind in vars(optim).items()
+    if isinstance(kind, type) and issubclass(kind, optim.Optimizer)
+    if name not in ("Optimizer", "LBFGS", "SparseAdam", "ASGD", "Adafactor", "RAdam", "Muon")
+]
+
+
+@pytest.mark.parametrize("how", [data_parallel, pipeline])
+@pytest.mark.parametrize("name", some(RATED, "SGD", "AdamW"))
+def test_a_rate_that_changes_in_each_step_is_an_input(name: str, how: Any) -> None:
+    made: list[object] = []
+
+    def make(*trained: Any) -> asc.parallel.step.Step:
+        step = how()(*trained)
+        made.append(planned(step))
+        return step
+
+    def slower(model: nn.Module, optimizer: optim.Optimizer) -> None:
+        optimizer.param_groups[0]["lr"] *= 0.9
+        optimizer.param_groups[0]["weight_decay"] = 1e-3  # from 0 in some, which is another path
+
+    rows = among(2) if how is data_parallel else among(1, 2)
+    optimize = lambda parameters: getattr(optim, name)(parameters, lr=1e-2)  # noqa: E731
+    assert_trains_as_serially(make, rows, small(), vectors(*[6] * 6), optimize, between=slower)
+    assert len(made[0]) <= 3  # with the optimizer's state, and without; and for the other path
+
+
+def test_what_needs_the_number_of_a_rate_is_planned_again_and_says_so() -> None:
+    model = nn.Linear(8, 4, bias=False)
+    optimizer = optim.Muon(model.parameters(), lr=0.1)
+    with data_parallel(1)(model, functional.cross_entropy, optimizer) as step:
+        for batch in vectors(*[6] * 4):
+            step(*batch)
+            optimizer.param_groups[0]["lr"] *= 0.9
+        with pytest.warns(RuntimeWarning, match="another setting or state of the optimizer"):
+            step(*batch)
+
+
+def test_issuing_each_operator_of_a_micro_batch_takes_time() -> None:
+    """So where that dominates, more micro-batches are slower."""
+    base = asc.Machine.emulated(gpus=1)
+    devices = [replace(d, issue_seconds=1e-3 * d.is_accelerator) for d in base.devices]
+    machine = asc.Machine(devices, base.links, imagined=True)
+    seconds = []
+    for chunks in (1, 4):
+        model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
+        trained = model, functional.cross_entropy, optim.SGD(model.parameters(), 0.1)
+        with asc.parallel.data_parallel(*trained, machine, accumulate=chunks) as step:
+            seconds.append(step.schedule(*next(vectors(8))).makespan)
+    assert seconds[0] > 6e-3 * 3  # forward and backward of six layers, of more operators each
+    assert seconds[1] > 3 * seconds[0]
+
+
+def test_submitted_steps_have_the_rates_of_their_calls() -> None:
+    model, twin = small(), small()
+    optimizers = [optim.SGD(m.parameters(), lr=0.1) for m in (model, twin)]
+    rates = [optim.lr_scheduler.ExponentialLR(each, 0.5) for each in optimizers]
+    loss_fn = functional.cross_entropy
+    with (
+        data_parallel(in_flight=3)(model, loss_fn, optimizers[0]) as several,
+        data_parallel()(twin, loss_fn, optimizers[1]) as single,
+    ):
+        for batch in vectors(*[6] * 5):
+            several.submit(*batch)
+            single(*batch)
+            for each in rates:
+                each.step()
+        several.wait()
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))
 
 
 # ---- in time

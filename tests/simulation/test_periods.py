@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autosched as asc
@@ -231,3 +231,47 @@ def test_random_numbers_are_drawn_in_the_order_of_runs():
     found = period_bounds(graph, asc.Machine.emulated(gpus=2), asc.Costs(), in_flight=8)
     assert found["carried"] == 7.0
     assert found["latency"] == 7.0 / 8
+
+
+def with_streams(streams):
+    machine = asc.Machine.emulated(gpus=2, latency=0.0)
+    return asc.Machine([replace(d, streams=streams) for d in machine.devices], machine.links)
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_write_waits_for_readers_of_the_same_memory_only(apart):
+    """The task on the host reads its own memory, and the write is to a copy: runs need not alternate them."""
+    graph = asc.Graph()
+    x = graph.input("x", nbytes=0)
+    graph.add(abs, x, name="read", seconds=8.0, on="cpu" if apart else "cuda:0")
+    graph.add(abs, x, name="write", seconds=4.0, on="cuda:0", writes=[x], outputs=())
+    machine = with_streams(2)
+    schedule = asc.schedule(graph, machine, in_flight=2)
+    carried = period_bounds(graph, machine, asc.Costs(), in_flight=2)["carried"]
+    assert (carried, schedule.period) == ((4.0, 8.0) if apart else (12.0, 12.0))
+    assert schedule.period_bound <= schedule.period
+
+
+@st.composite
+def loops(draw):
+    """Draw a graph whose tasks read and write two inputs on given devices, and the runs in flight."""
+    graph = asc.Graph()
+    values = [*graph.inputs("x", "y")]
+    devices = st.sampled_from(["cpu", "cuda:0", "cuda:1", None])
+    for _ in range(draw(st.integers(2, 7))):
+        read, source = draw(st.sampled_from(values)), draw(st.sampled_from(values[:2]))
+        facts = {"on": draw(devices), "seconds": float(draw(st.integers(0, 8)))}
+        if draw(st.booleans()):
+            graph.add(max, source, read, writes=[source], outputs=(), **facts)
+        else:
+            values.append(graph.add(max, source, read, random=draw(st.booleans()), **facts))
+    return graph, draw(st.integers(2, 4))
+
+
+@settings(max_examples=4 * settings().max_examples)
+@given(loops(), st.sampled_from(["heft", "round_robin", "single"]), st.integers(1, 2))
+def test_no_period_is_below_its_bound(loop, policy, streams):
+    graph, in_flight = loop
+    machine = with_streams(streams)
+    schedule = asc.schedule(graph, machine, policy=policy, in_flight=in_flight)
+    assert schedule.period >= schedule.period_bound * (1 - 1e-9)

@@ -3,7 +3,8 @@
 Optimality refers to the programs that lowering makes. The model includes the order of issue, which
 is the order in which copies are issued, so its bound holds for all placements; exhaustive tests on
 small graphs confirm that. No bound is claimed for graphs where in-place writes may overtake
-readers.
+readers. The solver knows no copies of outputs; ``schedule`` compares its plan with those of all
+other policies.
 """
 
 from __future__ import annotations
