@@ -136,6 +136,27 @@ def _output(graph: Any) -> Tensor:
     return found
 
 
+def test_regions_need_room_for_copies_of_what_they_write_and_return(compiled: Any) -> None:
+    graph = asc.Graph()
+    x, w = graph.inputs("x", "w")
+    with graph.on("cuda:0"):
+        w.mul_(2).add_(x)
+        graph.output(y=(w + 1) * 2)
+    examples = {"x": torch.ones(1000), "w": torch.ones(1000)}  # of 4 kB each
+
+    def fused(nbytes: float) -> asc.Graph:
+        machine = asc.Machine.emulated(gpus=1, nbytes=nbytes)
+        return asc.fuse(graph, machine, policy="single", examples=examples)
+
+    with asc.schedule(fused(1e9), GPUS, policy="single", examples=examples) as schedule:
+        peak = schedule.peak_bytes["cuda:0"]
+    assert regions(fused(peak + 12_000))
+    tight = fused(peak + 11_999)
+    assert not regions(tight)
+    why = "memory of cuda:0 has no room for copies, to compare results"
+    assert {*tight.not_fused.values()} == {why}
+
+
 # ---- on a real machine
 
 
@@ -167,6 +188,33 @@ def test_on_a_real_machine_the_fastest_is_taken_and_inputs_stay(
     assert compiled
     assert all(task.seconds for task in graph.tasks if task.operators)
     assert_same(outcome(graph.run_serial), outcome(chain().run_serial))
+
+
+def test_a_region_that_computes_something_else_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def wrong(graph: torch.fx.GraphModule, args: Any, threads: int) -> Any:
+        return lambda *values: [item * 1.5 for item in graph(*values)]
+
+    monkeypatch.setattr("autosched.fusion.fusing.run_times", least_at(0))
+    examples = inputs()
+    with compiled_by(wrong), pytest.warns(RuntimeWarning, match="compiled kernels differ"):
+        graph = asc.fuse(chain(), CPU, examples=examples)
+    assert not regions(graph)
+    assert "compiled kernels differ" in graph.not_fused["own"]
+    assert_same(examples, inputs())
+    assert_same(outcome(graph.run_serial), outcome(chain().run_serial))
+
+
+def test_a_line_says_how_far_compiling_is(
+    compiled: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("autosched.fusion.fusing.run_times", least_at(0))
+    asc.fuse(chain(), CPU, examples=inputs(), progress=False)
+    assert capsys.readouterr().err == ""
+    asc.fuse(chain(), CPU, examples=inputs())
+    line = "fusing 'chain': 0 of 2 regions, about 4 s; ends sooner if Inductor's cache is kept\n"
+    assert capsys.readouterr().err == line
 
 
 def test_objects_that_a_graph_holds_are_not_changed(compiled: Any) -> None:
@@ -326,7 +374,9 @@ def test_generated_code_runs_by_itself() -> None:
     assert printed.strip() == "[4.0, 4.0]"
 
 
-def test_a_step_that_creates_an_optimizers_state_is_not_fused(compiled: Any) -> None:
+def test_a_step_that_creates_an_optimizers_state_is_not_fused(
+    compiled: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
@@ -340,5 +390,6 @@ def test_a_step_that_creates_an_optimizers_state_is_not_fused(compiled: Any) -> 
     with asc.compile(step, CPU, fuse=True) as run:
         run(torch.ones(4, 3))
         assert not compiled
+        assert "begins at its second call" in capsys.readouterr().err
         run(torch.ones(4, 3))
         assert compiled

@@ -111,6 +111,30 @@ def test_compiled_regions_do_what_eager_mode_does() -> None:
 
 
 @needs_compiler
+def test_products_are_added_with_their_factors() -> None:
+    def scaled(w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        product = x @ y
+        return (
+            torch.add(w, product, alpha=-0.1),
+            torch.sub(w, x @ w, alpha=0.25),
+            torch.rsub(y @ w, w, alpha=3),
+            torch.baddbmm(w[None], x[None], w[None], beta=0.5, alpha=2),
+            torch.addmm(w, w, y, beta=0.5, alpha=2),
+            w.mul_(0.9).add_(y @ x, alpha=-0.3),
+        )
+
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.rand(5, 5, generator=generator) for _ in range(3)]
+    twins = [each.clone() for each in given]
+    made = region(scaled, inputs=3, outputs=6)
+    made.compares = False
+    found, expected = call(made, *given), scaled(*twins)
+    assert made.failure is None
+    for one, other in zip((*found, *given), (*expected, *twins), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["shared", "apart"])
 def test_written_arguments_may_share_a_storage_in_one_call_and_not_in_another(first: str) -> None:

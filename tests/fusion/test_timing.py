@@ -42,3 +42,20 @@ def test_copies_of_parameters_require_gradients() -> None:
     with asc.schedule(graph, asc.Machine.local(gpus=0)) as made:
         run_times([made], {"weight": torch.nn.Parameter(torch.ones(3))})
     assert all(seen)
+
+
+def test_each_run_begins_with_the_same_state() -> None:
+    seen: list[float] = []
+
+    def note(counter: torch.Tensor) -> torch.Tensor:
+        seen.append(counter.item())
+        return counter + 1
+
+    graph = asc.Graph()
+    counter = graph.input("counter")
+    counter.add_(1)
+    graph.output(y=graph.add(note, counter))
+    with asc.schedule(graph, asc.Machine.local(gpus=0)) as made:
+        run_times([made], {"counter": torch.zeros(())})
+    assert len(seen) > 3
+    assert set(seen) == {1.0}
