@@ -242,20 +242,18 @@ def trainer(
 # ---- measuring
 
 
-def first_calls(contestant: Contestant, records: bool, steps: int) -> float:
-    """Return the seconds of the first calls."""
+def first_calls(contestant: Contestant, records: bool, steps: int) -> list[float]:
+    """Return the seconds until each of the first calls has ended."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(contestant.threads)
     with torch.set_grad_enabled(records):
         begun = time.perf_counter()
         run, _ = contestant.make()
-        for _ in range(steps):
-            run()
-        return time.perf_counter() - begun
+        return [(run(), time.perf_counter() - begun)[1] for _ in range(steps)]
 
 
-def in_new_process(contestant: Contestant, steps: int = 2) -> float:
-    """Return the seconds of the first calls in a process of its own."""
+def in_new_process(contestant: Contestant, steps: int = 2) -> list[float]:
+    """Return what ``first_calls`` does in a process of its own."""
     spawning = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, spawning) as process:
         records = torch.is_grad_enabled()
@@ -300,9 +298,10 @@ def measured(contestants: list[Contestant], rounds: int) -> Measured:
     cold: dict[str, float] = {}
     warm: dict[str, float] = {}
     for each in contestants:
-        with fresh_cache():
-            cold[each.name] = in_new_process(each)
-            warm[each.name] = in_new_process(each)
+        if "torch" in each.name or each.name == FUSED:
+            with fresh_cache():
+                cold[each.name] = in_new_process(each)[-1]
+                warm[each.name] = in_new_process(each)[-1]
     ready: list[tuple[Contestant, Run]] = []
     made = {}
     for each in contestants:
@@ -391,15 +390,14 @@ def run_of(steps: int, threads: int) -> str:
         for way in ("eager", "torch.compile", "autosched", FUSED):
             prepare = functools.partial(trainer, make, optimizer, batch, way)
             with fresh_cache():
-                short, long = (
-                    in_new_process(Contestant(way, threads, prepare), count) for count in (2, steps)
-                )
-            taken[way] = short, long
-        first = taken[FUSED][0] - taken["autosched"][0]
-        gain = (taken["autosched"][1] - taken["autosched"][0]) / (steps - 2)
-        gain -= (taken[FUSED][1] - taken[FUSED][0]) / (steps - 2)
-        pays = f"{2 + first / gain:,.0f}" if gain > 0 else "never"
-        rows.append([name, *(f"{long:.1f}" for _, long in taken.values()), pays])
+                taken[way] = in_new_process(Contestant(way, threads, prepare), steps)
+        # A step takes the mean of the second half; compared runs are in the first one.
+        half = steps // 2
+        step = {way: (ends[-1] - ends[half]) / (steps - 1 - half) for way, ends in taken.items()}
+        later = taken[FUSED][half] - taken["autosched"][half]
+        gain = step["autosched"] - step[FUSED]
+        pays = f"{half + later / gain:,.0f}" if gain > 0 else "never"
+        rows.append([name, *(f"{ends[-1]:.1f}" for ends in taken.values()), pays])
         print(rows[-1], file=sys.stderr, flush=True)
     names = ["", "eager", "torch.compile", "autosched", FUSED, "steps from which fusing pays"]
     return f"## A run of {steps} steps of the conv net, s\n\n{table(names, rows)}"
