@@ -169,6 +169,7 @@ def _take_copies_out(
     ]
     changed = {*written, *(places[node.args[0]] for node in copies)}
     out = [node for node in copies if places.get(_origin(node.args[1])) in changed]
+    copied = [places[node.args[0]] for node in out]  # before nodes are erased, with their arguments
     output: Any = graph.graph.output_node()
     values = []
     for node in out:
@@ -178,7 +179,7 @@ def _take_copies_out(
         graph.graph.erase_node(node)
     output.args = ([*output.args[0], *values],)
     graph.recompile()
-    return sorted(changed), [places[node.args[0]] for node in out]
+    return sorted(changed), copied
 
 
 def _origin(node: Any) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from autosched.fusion.inductor import unavailable
 from autosched.fusion.tracing import NotTraceableError, trace
-from tests.fusion.regions import call, region
+from tests.fusion.regions import call, compiled_by, region
 
 # ---- what cannot be traced
 
@@ -61,3 +61,38 @@ def test_the_mean_of_an_empty_tensor_is_not_compiled(fn: Callable[[Tensor], Any]
     trace(lambda x: [*fn(x)], [torch.ones(2)])
     with pytest.raises(NotTraceableError, match="the mean 0 of an empty tensor"):
         trace(lambda x: [*fn(x)], [torch.ones(0)])
+
+
+# ---- the order of copies
+
+
+@pytest.mark.parametrize(
+    ("steps", "copied"),
+    [
+        (lambda x, y, old: (x.copy_(y), y.copy_(old)), [0, 1]),
+        (lambda x, y, old: (x.mul_(2), y.copy_(old)), [1]),
+        (lambda x, y, old: (x.copy_(old.t().t()), y.copy_(old.double())), [0, 1]),
+        (lambda x, y, old: (x.mul_(2), y.copy_(old + 1)), []),
+    ],
+    ids=["swap", "history", "views and casts", "computed"],
+)
+def test_values_that_other_arguments_had_are_copied_outside_of_the_graph(
+    steps: Callable[..., Any], copied: list[int]
+) -> None:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        steps(x, y, x.clone())
+        return x + y
+
+    def given() -> list[Tensor]:
+        return [torch.arange(6.0).reshape(2, 3), torch.ones(2, 3)]
+
+    traced = trace(lambda *args: [fn(*args)], given())
+    assert traced.written == [0, 1]
+    assert traced.copied == copied
+    own, found = given(), given()
+    expected = call(fn, *own)
+    made = region(fn, inputs=2)
+    with compiled_by():
+        assert torch.equal(call(made, *found), expected)
+    assert made.failure is None
+    assert all(map(torch.equal, found, own))
