@@ -93,8 +93,8 @@ def samples(
 
 
 def in_turn(i: int, known: list[torch.dtype]) -> list[torch.dtype]:
-    """Return the first dtype, which is float32 but for whole numbers, and another one."""
-    return known[:1] + known[1:][i % max(1, len(known) - 1) :][:1]
+    """Return the first dtype, which is float32 but for whole numbers, or in turn another one."""
+    return known[:1] if i % 2 else known[i // 2 % max(1, len(known)) :][:1]
 
 
 def check(given: list[Sample]) -> None:
@@ -111,7 +111,7 @@ def check(given: list[Sample]) -> None:
 def test_operators_are_traced_as_they_are() -> None:
     given = samples(operators(), in_turn)
     check([sample for sample in given if sample.name not in REASONS])
-    assert len(given) > 1200
+    assert len(given) > 700
 
 
 @pytest.mark.slow
@@ -134,7 +134,7 @@ def overloads(start: str) -> Iterator[Any]:
 
 # In each run, and in the long ones.
 EVERY = [
-    pytest.param(dtype, marks=[pytest.mark.slow] if i > 1 else [], id=str(dtype))
+    pytest.param(dtype, marks=[pytest.mark.slow] if i else [], id=str(dtype))
     for i, dtype in enumerate(DTYPES)
 ]
 LISTS = list(overloads("_foreach_"))
