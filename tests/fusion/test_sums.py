@@ -33,12 +33,12 @@ _ADDING: dict[Any, tuple[str | None, tuple[Any, ...]]] = {
     aten.scatter_reduce_: ("reduce", ("sum", "mean", "prod")),
     aten.scatter: ("reduce", ("add", "multiply")),
 }
-# Known otherwise: Inductor has no decomposition of the first three, and calls the kernels of the
-# others, which add atomically on a GPU.
+# Known otherwise: Inductor has no decomposition of the first three, the next is decomposed as
+# index_reduce, and the kernels of the others are called, which add atomically on a GPU.
 NOT_DECOMPOSED = set(
     """
     _unsafe_index_put _unsafe_masked_index_put_accumulate embedding_dense_backward
-    grid_sampler_2d_backward max_pool3d_with_indices_backward upsample_bicubic2d_backward
+    index_reduce_ grid_sampler_2d_backward max_pool3d_with_indices_backward upsample_bicubic2d_backward
     """.split()
 )
 MOST = 6  # calls of one operator that are examined
