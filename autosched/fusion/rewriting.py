@@ -185,9 +185,10 @@ def _is_list(item: Any) -> bool:
 
 def _single(name: str, given: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Return the operator of one tensor, and its arguments."""
-    if name == "norm":
+    if name in ("norm", "powsum"):
+        packet = aten.linalg_vector_norm if name == "norm" else aten.linalg__powsum
         order, dtype = given.get("ord", 2), given.get("dtype")
-        return aten.linalg_vector_norm, (given["self"], order), {"dtype": dtype}
+        return packet, (given["self"], order), {"dtype": dtype}
     if name == "copy":
         return aten.copy, (given["self"], given["src"]), {}
     if name == "max":

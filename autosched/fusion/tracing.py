@@ -126,6 +126,8 @@ def trace(
             fake = list(map(fakes.from_tensor, given))
             operators = make_fx(on_tensors)(*fake)
             _check(operators)
+            if any(map(_is_reshaped, given, fake)):
+                raise NotTraceableError("an argument gets another shape")
             with torch._C._DisableAutocast():  # the casts are among the operators
                 graph = make_fx(functionalize(Rewriter(operators).run))(*fake)
             pairs = zip(_results(operators), _results(graph), strict=True)
@@ -161,6 +163,10 @@ def _kind(item: Any) -> tuple[type, torch.dtype]:
 
 def _like(result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_strided(result.shape, result.stride(), dtype=dtype, device=result.device)
+
+
+def _is_reshaped(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape != other.shape or one.stride() != other.stride()
 
 
 def _results(graph: torch.fx.GraphModule) -> list[Any]:
@@ -248,8 +254,11 @@ def _objection(node: torch.fx.Node) -> str | None:
             return None
         if effects_of(node.target, node.args, node.kwargs).random:
             return f"{node.target} draws random numbers"
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+            return f"{node.target} returns a tensor that is not dense"
         tags = set(node.target.tags)
-        if _has_static_sizes(node.meta.get("val")):
+        if _has_static_sizes(value):
             tags.discard(torch.Tag.dynamic_output_shape)
         if reason := next((why for tag, why in TAGS.items() if tag in tags), None):
             return f"{node.target} {reason}"

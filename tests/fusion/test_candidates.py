@@ -64,6 +64,16 @@ def test_the_reasons_why_tasks_are_not_fused() -> None:
     }
 
 
+def test_views_that_depend_on_memory_are_recognized_in_captures() -> None:
+    def step(x: Tensor) -> Tensor:
+        room = torch.zeros(6)
+        room.as_strided((2, 2), (2, 1), 1).copy_(x * 2)
+        return room + 1
+
+    graph = asc.capture(step, torch.ones(2, 2))
+    assert unfusable(graph, {}) == {"copy": "reads a view that as_strided makes"}
+
+
 def test_tasks_without_functions_and_merged_ones() -> None:
     assert unfusable(asc.Graph.from_networkx(networkx.DiGraph([("a", "b")])), {}) == (
         dict.fromkeys("ab", "has no function")

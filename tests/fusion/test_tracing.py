@@ -11,7 +11,7 @@ from torch import Tensor
 
 from autosched.fusion.inductor import unavailable
 from autosched.fusion.tracing import NotTraceableError, trace
-from tests.fusion.regions import call, needs_compiler, region
+from tests.fusion.regions import call, compiled_by, needs_compiler, region
 
 # ---- what cannot be traced
 
@@ -36,6 +36,7 @@ constant = torch.ones(3)
         (lambda x: x * int(x.sum()), "data-dependent"),
         (lambda x: x * 2 if x.sum() > 0 else x, "data-dependent"),
         (lambda x: torch.from_numpy(x.numpy() * 2), ".numpy() is not supported"),
+        (lambda x: x.to_sparse().to_dense(), "returns a tensor that is not dense"),
         (lambda x: x + constant, "Please convert all Tensors to FakeTensors"),
         (lambda x: x + torch.tensor([1.0, 2, 3]), "which is no argument"),
         (lambda x: x.as_strided((2,), (1,), 1) + 1, "depends on the memory around its argument"),
@@ -54,6 +55,16 @@ def test_what_a_graph_cannot_express_runs_unfused(
         assert made.failure is not None
         assert reason in made.failure
         assert "\n" not in made.failure
+
+
+def test_arguments_that_get_another_shape_are_not_compiled_for() -> None:
+    made = region(lambda x: x.mul_(2).unsqueeze_(0) + 1)
+    with compiled_by():
+        for _ in range(2):
+            x = torch.ones(3)
+            assert call(made, x).tolist() == [[3.0] * 3]
+            assert x.shape == (1, 3)
+    assert made.failure == "an argument gets another shape"
 
 
 @pytest.mark.parametrize("fn", [torch.var_mean, torch.std_mean])

@@ -1,0 +1,299 @@
+"""Torch's own operator samples through regions: results, writes, dtypes and strides are those of eager mode."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from autosched._lib.tree import transform
+from autosched.fusion.rewriting import takes_number
+from tests.frontends.op_samples import operators
+from tests.fusion.operators import (
+    DTYPES,
+    Sample,
+    batches,
+    runs,
+    sample_of,
+    traced_differences,
+)
+from tests.fusion.regions import compiled_by
+
+aten = torch.ops.aten
+
+# What says why samples are not traced: of functions, and in place.
+REFUSED = {
+    "draws random numbers": (
+        """
+        bernoulli cauchy exponential geometric log_normal multinomial
+        nn_functional_fractional_max_pool2d nn_functional_fractional_max_pool3d nn_functional_rrelu
+        normal normal_in_place normal_number_mean pca_lowrank rand_like randint_like randn_like
+        svd_lowrank uniform
+        """,
+        "cauchy exponential geometric log_normal nn_functional_rrelu normal_in_place uniform",
+    ),
+    "size depends on data": (
+        "argwhere bincount combinations masked_select nonzero unique unique_consecutive",
+        "",
+    ),
+    "DynamicOutputShapeException": (
+        "linalg_lstsq linalg_lstsq_grad_oriented nn_functional_ctc_loss",
+        "",
+    ),
+    "DataDependentOutputException": ("allclose corrcoef cov equal istft", ""),
+    "data-dependent expression": ("nn_functional_gaussian_nll_loss nn_functional_one_hot", ""),
+    "depends on the memory around its argument": (
+        "as_strided as_strided_partial_views resize_ stft",
+        "as_strided as_strided_partial_views",
+    ),
+    "an argument gets another shape": (
+        "",
+        "resize_ squeeze squeeze_multiple t transpose unsqueeze",
+    ),
+    "not dense": ("sparse_mm_reduce sparse_sampled_addmm to_sparse", ""),
+    "takes a number that is read from a tensor": ("narrow", ""),
+    "its data is not allocated": ("tensor_split", ""),
+    "local_scalar_dense/item NYI for torch.complex64": ("item", ""),  # of this dtype alone
+    "which is no argument": (
+        """
+        __getitem__ masked_amax masked_amin masked_argmax masked_argmin masked_cumprod masked_cumsum
+        masked_logsumexp masked_mean masked_norm masked_prod masked_std masked_sum masked_var
+        unravel_index
+        """,
+        "",
+    ),
+    "output has alias annotations": (
+        "",
+        " ".join(f"polygamma_polygamma_n_{n}" for n in range(5)),
+    ),
+}
+REASONS = {
+    f"{name} {form}": reason
+    for reason, lists in REFUSED.items()
+    for form, names in zip(("function", "in place"), lists, strict=True)
+    for name in names.split()
+}
+
+
+def samples(
+    ops: list[Any], dtypes: Callable[[int, list[torch.dtype]], list[torch.dtype]]
+) -> list[Sample]:
+    """Return the samples of operators that torch runs; ``dtypes`` chooses among those of each."""
+    found = [
+        sample_of(op, dtype, form)
+        for i, op in enumerate(ops)
+        for dtype in dtypes(i, [d for d in DTYPES if d in op.supported_dtypes("cpu")])
+        for form in ("function", "in place")
+    ]
+    return [sample for sample in found if sample is not None and runs(sample)]
+
+
+def in_turn(i: int, known: list[torch.dtype]) -> list[torch.dtype]:
+    """Return the first dtype, which is float32 but for whole numbers, or in turn another one."""
+    return known[:1] if i % 2 else known[i // 2 % max(1, len(known)) :][:1]
+
+
+def check(given: list[Sample]) -> None:
+    """Trace samples, several in one region: all are as in eager mode, or are refused as expected."""
+    expected = [sample for sample in given if sample.name not in REASONS]
+    assert wrong(expected, 0) == {}
+    with compiled_by():
+        for sample in given:
+            if sample.name in REASONS and sample not in expected:
+                said = traced_differences([sample]).get(sample.name, "it is traced")
+                assert REASONS[sample.name] in said, sample.name
+
+
+def test_operators_are_traced_as_they_are() -> None:
+    given = samples(operators(), in_turn)
+    check([sample for sample in given if sample.name not in REASONS])
+    assert len(given) > 700
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("piece", range(4))
+def test_operators_are_traced_or_refused_in_every_dtype(piece: int) -> None:
+    given = samples(operators()[piece::4], lambda i, known: known)
+    check([sample for sample in given if sample.name != "item function"])
+
+
+# ---- operators on lists
+
+
+def overloads(start: str) -> Iterator[Any]:
+    """Yield the overloads of all operators whose names begin so, without those with ``out``."""
+    for name in dir(aten):
+        if name.startswith(start):
+            packet = getattr(aten, name)
+            yield from (getattr(packet, each) for each in packet.overloads() if "out" not in each)
+
+
+# In each run, and in the long ones.
+EVERY = [
+    pytest.param(dtype, marks=[pytest.mark.slow] if i else [], id=str(dtype))
+    for i, dtype in enumerate(DTYPES)
+]
+LISTS = list(overloads("_foreach_"))
+# Fake tensors refuse numbers that are one tensor, and a factor that is read from a tensor.
+NOT_ON_FAKES = {
+    False: {f"aten._foreach_{name}.Tensor" for name in ("addcdiv", "addcmul")}
+    | {f"aten._foreach_{name}_.Tensor" for name in ("addcdiv", "addcmul")},
+    True: {"aten._foreach_sub.List"},
+}
+
+
+def given_to(op: Any, dtype: torch.dtype, read: bool = False, shapes: int = 3) -> Sample:
+    """Return a sample of an operator on lists; ``read``: its numbers are read from tensors.
+
+    The last of the three tensors of a list is the first one again if there are only two ``shapes``.
+    """
+    torch.manual_seed(0)
+    whole = not (dtype.is_floating_point or dtype.is_complex)
+    numbers = [2, 3, 1] if whole else [0.5, -1.5, 2.0]
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    for item in op._schema.arguments:
+        kind = str(item.type)
+        value: Any = item.default_value
+        if item.name == "ord":
+            value = 1.0
+        elif kind == "List[Tensor]":
+            value = [tensor((n, n), dtype) for n in range(1, 1 + shapes)]
+            value = [*value, value[0]][:3]
+        elif kind == "Tensor":
+            value = torch.tensor(numbers if item.name == "scalars" else numbers[0], dtype=dtype)
+        elif kind in ("number", "List[number]"):
+            value = numbers if kind == "List[number]" else numbers[0]
+            value = transform(torch.tensor, value) if read else value
+        if item.kwarg_only:
+            named[item.name] = value
+        else:
+            positional.append(value)
+
+    def fn(*args: Any, **kwargs: Any) -> Any:
+        pairs = zip(op._schema.arguments, args, strict=False)
+        own = [transform(number, arg) if is_number(item) else arg for item, arg in pairs]
+        by_name = {item.name: item for item in op._schema.arguments}
+        for key, arg in kwargs.items():
+            kwargs[key] = transform(number, arg) if is_number(by_name[key]) else arg
+        return op(*own, **kwargs)
+
+    return Sample(f"{op} {dtype}", fn, tuple(positional), named)
+
+
+def is_number(item: Any) -> bool:
+    """Whether an argument of an operator is a number or a list of numbers."""
+    return str(item.type) in ("number", "List[number]")
+
+
+def number(leaf: Any) -> Any:
+    """Return the number that a tensor has."""
+    return leaf.item() if isinstance(leaf, Tensor) else leaf
+
+
+def tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return a tensor of positive numbers."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.rand(shape, dtype=dtype) * 0.8 + 0.1
+    return torch.randint(1, 9, shape, dtype=dtype)
+
+
+def wrong(given: list[Sample], at_least: int) -> dict[str, str]:
+    """Return how samples differ that torch runs, of which there are so many."""
+    able = [sample for sample in given if runs(sample)]
+    assert len(able) >= at_least
+    found: dict[str, str] = {}
+    with compiled_by():
+        for batch in batches(able, 40):
+            found |= traced_differences(batch)
+    return found
+
+
+@pytest.mark.parametrize("dtype", EVERY)
+def test_operators_on_lists(dtype: torch.dtype) -> None:
+    plain = [op for op in LISTS if str(op) not in NOT_ON_FAKES[False]]
+    assert wrong([given_to(op, dtype) for op in plain], 60) == {}
+
+
+@pytest.mark.parametrize("dtype", EVERY[:-1])  # fake complex tensors look at such numbers
+def test_operators_on_lists_with_numbers_that_are_read_from_tensors(dtype: torch.dtype) -> None:
+    takers = [
+        op
+        for op in LISTS
+        if any(map(is_number, op._schema.arguments)) and str(op) not in NOT_ON_FAKES[True]
+    ]
+    assert wrong([given_to(op, dtype, read=True) for op in takers], 20) == {}
+
+
+def test_operators_on_lists_with_one_tensor_twice() -> None:
+    plain = [op for op in LISTS if str(op) not in NOT_ON_FAKES[False]]
+    assert wrong([given_to(op, torch.float32, shapes=2) for op in plain], 100) == {}
+
+
+# ---- factors
+
+VECTOR, MATRIX, STACK = (3,), (3, 3), (2, 3, 3)
+# By operator: the shapes of its arguments, and its factors.
+FACTORS: dict[str, tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]] = {
+    "add": ((MATRIX, VECTOR), ("alpha",)),
+    "sub": ((MATRIX, VECTOR), ("alpha",)),
+    "rsub": ((MATRIX, VECTOR), ("alpha",)),
+    "addcmul": ((MATRIX, VECTOR, MATRIX), ("value",)),
+    "addcdiv": ((MATRIX, VECTOR, MATRIX), ("value",)),
+    "addmm": ((VECTOR, MATRIX, MATRIX), ("beta", "alpha")),
+    "addmv": ((VECTOR, MATRIX, VECTOR), ("beta", "alpha")),
+    "addr": ((MATRIX, VECTOR, VECTOR), ("beta", "alpha")),
+    "addbmm": ((MATRIX, STACK, STACK), ("beta", "alpha")),
+    "baddbmm": ((STACK, STACK, STACK), ("beta", "alpha")),
+    "lerp": ((MATRIX, MATRIX), ("weight",)),
+    "_add_relu": ((MATRIX, MATRIX), ("alpha",)),
+    "_addmm_activation": ((VECTOR, MATRIX, MATRIX), ("beta", "alpha")),
+    "celu": ((MATRIX,), ("alpha",)),
+    "elu": ((MATRIX,), ("alpha", "scale", "input_scale")),
+}
+PAIRS = [(-2, 3), (0, 1), (1, 0), (3, -2)]
+BROKEN = [(-0.7, 2.5), (0.5, 0.0), (2.5, -0.7), (0.0, 0.5)]
+
+
+def scaled(name: str, dtype: torch.dtype, factors: Sequence[float], read: bool = False) -> Sample:
+    """Return a call with factors; ``read``: they are read from tensors."""
+    shapes, names = FACTORS[name.rstrip("_")]
+    torch.manual_seed(0)
+    args = [tensor(shape, dtype) for shape in shapes]
+    given: list[Any] = [factors[i % 2] for i in range(len(names))]
+    given = list(map(torch.tensor, given)) if read else given
+
+    def fn(tensors: list[Tensor], numbers: list[Any]) -> Any:
+        own = map(number, numbers)
+        return getattr(aten, name)(*tensors, **dict(zip(names, own, strict=True)))
+
+    return Sample(f"{name} {dtype} {factors}", fn, (args, given), {})
+
+
+VARIANTS = [name + end for name in FACTORS for end in ("", "_") if hasattr(aten, name + end)]
+
+
+@pytest.mark.parametrize("dtype", EVERY)
+def test_factors(dtype: torch.dtype) -> None:
+    pairs = PAIRS if dtype is torch.int64 else PAIRS[:2] + BROKEN
+    assert wrong([scaled(name, dtype, pair) for name in VARIANTS for pair in pairs], 60) == {}
+
+
+@pytest.mark.parametrize("dtype", EVERY)
+def test_factors_that_are_read_from_tensors(dtype: torch.dtype) -> None:
+    takers = [name for name in VARIANTS if takes_number(name) and name not in ("sub", "rsub")]
+    pairs = PAIRS if dtype is torch.int64 else BROKEN
+    given = [scaled(name, dtype, pair, read=True) for name in takers for pair in pairs]
+    assert wrong(given, 20) == {}
+
+
+@pytest.mark.parametrize("name", ["sub", "rsub", *itertools.filterfalse(takes_number, FACTORS)])
+def test_factors_that_are_read_where_that_is_refused(name: str) -> None:
+    sample = scaled(name, torch.float32, (0.5, 2.5), read=True)
+    with compiled_by():
+        (said,) = traced_differences([sample]).values()
+    assert "takes a number that is read from a tensor" in said or "data-dependent" in said
