@@ -50,7 +50,6 @@ _OWN_TASKS = "pass such tensors to tasks of your own, by Graph.add"
 # traceback. The first that is found counts.
 _ADVICE = {
     "optim/lbfgs.py": "LBFGS reads the elements of tensors; use another optimizer",
-    "optim/radam.py": "RAdam reads its step counter; use capturable=True, or another optimizer",
     "grad_scaler.py": "GradScaler tests whether gradients are finite; use bfloat16 without it",
     "swa_utils.py": "AveragedModel reads a tensor, its counter; update it outside of the step",
     "clip_grad.py": "leave out error_if_nonfinite",

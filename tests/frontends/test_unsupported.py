@@ -398,12 +398,6 @@ def searching(optimizer: optim.Optimizer, model: nn.Module) -> Callable[[], Any]
     return lambda: optimizer.step(loss)  # type: ignore[arg-type]
 
 
-def counting(optimizer: optim.Optimizer, model: nn.Module) -> Callable[[], Any]:
-    model(X).sum().backward()
-    optimizer.step()
-    return optimizer.step
-
-
 def strict(optimizer: optim.Optimizer, model: nn.Module) -> Callable[[], Any]:
     return lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.1, error_if_nonfinite=True)
 
@@ -420,7 +414,6 @@ def averaging(optimizer: optim.Optimizer, model: nn.Module) -> Callable[[], Any]
         (trained(growing), "attribute 'param_groups' of a SGD has other items after the step"),
         (trained(scaling), "GradScaler tests whether gradients are finite"),
         (trained(searching, optim.LBFGS), "LBFGS reads the elements of tensors"),
-        (trained(counting, optim.RAdam), "RAdam reads its step counter"),
         (trained(strict), "leave out error_if_nonfinite"),
         (trained(averaging), "update it outside of the step"),
     ],
