@@ -61,3 +61,27 @@ def test_the_mean_of_an_empty_tensor_is_not_compiled(fn: Callable[[Tensor], Any]
     trace(lambda x: [*fn(x)], [torch.ones(2)])
     with pytest.raises(NotTraceableError, match="the mean 0 of an empty tensor"):
         trace(lambda x: [*fn(x)], [torch.ones(0)])
+
+
+# ---- views
+
+
+def splitting(x: Tensor) -> Tensor:
+    y = x * 2
+    torch.unsafe_split(y, 2)[0].sigmoid_()
+    return y
+
+
+def splitting_by_sizes(x: Tensor) -> Tensor:
+    y = x * 2
+    torch.unsafe_split_with_sizes(y, [1, 3])[1].sigmoid_()
+    return y
+
+
+@pytest.mark.parametrize("fn", [splitting, splitting_by_sizes])
+def test_writes_to_views_that_torch_calls_unsafe_change_their_base(
+    fn: Callable[[Tensor], Tensor],
+) -> None:
+    x = torch.arange(4.0)
+    (found,) = trace(lambda x: [fn(x)], [x]).graph(x)
+    assert torch.equal(found, fn(x))
