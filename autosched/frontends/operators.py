@@ -154,6 +154,7 @@ def _as_if_recording(op: Any) -> Callable[..., Any]:
         with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
             return op(*args, **kwargs)
 
+    call.__wrapped__ = op  # type: ignore[attr-defined]
     return call
 
 
