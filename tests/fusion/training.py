@@ -109,7 +109,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "t0": (2.0,),
     "etas": ((0.4, 1.4),),
     "step_sizes": ((1e-4, 0.1),),
-    "ns_coefficients": ((3.0, -4.0, 2.0),),
+    "ns_coefficients": ((1.875, -1.25, 0.375),),
     "ns_steps": (2,),
     "adjust_lr_fn": ("match_rms_adamw",),
 }
@@ -118,7 +118,7 @@ REFUSED = {
     "Adafactor": "data-dependent",  # compares norms of weights and gradients with constants
     "ASGD": "data-dependent",  # chooses by its counter whether to average
     "LBFGS": "LBFGS reads the elements of tensors",
-    "SparseAdam": "only dense ones can be captured",
+    "SparseAdam": "use an optimizer that keeps it in a tensor",  # its counter is a number
 }
 RATES = "constant", "cycle"
 PRECISIONS = "float32", "bfloat16"
@@ -315,7 +315,7 @@ NAMED = [
     Combination("AdamW", "conv", "bfloat16", "cycle"),
     *(
         Combination(name, "mlp", options=(("weight_decay", 0),))
-        for name in "Adam Adagrad RMSprop Adadelta Adamax NAdam RAdam ASGD".split()
+        for name in "Adam Adagrad RMSprop Adadelta Adamax NAdam RAdam".split()
     ),
     *(
         Combination(name, "mlp", options=(("foreach", 0),))
