@@ -99,11 +99,15 @@ def _together(
     """Do what ``_multi_tensor_radam`` does."""
     lr = _number(lr)
     group = torch.optim.Optimizer._group_tensors_by_device_and_dtype
-    lists = [[*params], [*grads], [*exp_avgs], [*exp_avg_sqs], [*steps]]
-    for (*given, counters), _indices in group(lists).values():  # type: ignore[arg-type]
+    lists: Any = [[*params], [*grads], [*exp_avgs], [*exp_avg_sqs], [*steps]]
+    tensors: Any
+    for tensors, _indices in group(lists).values():
+        *given, counters = tensors
         params, grads, exp_avgs, exp_avg_sqs = ([*map(_real, each)] for each in given)
-        one = torch.tensor(1.0) if counters[0].is_cpu else 1
-        torch._foreach_add_(counters, one, **({"alpha": 1.0} if counters[0].is_cpu else {}))
+        if counters[0].is_cpu:
+            torch._foreach_add_(counters, torch.tensor(1.0), alpha=1.0)
+        else:
+            torch._foreach_add_(counters, 1)
         if maximize:
             grads = torch._foreach_neg(grads)
         found = [_Rectification(counter, beta1, beta2) for counter in counters]
