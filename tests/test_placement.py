@@ -104,7 +104,7 @@ def test_verify_refuses_a_program_that_parts_what_is_kept_together() -> None:
 def unbound(graph: asc.Graph) -> asc.Graph:
     twin = graph.pinned()
     twin.kept_together.clear()
-    twin._bonds.clear()
+    twin.bonds_of.clear()
     return twin
 
 

@@ -30,6 +30,7 @@ host_calls        time, files, print: calls that a graph does not repeat
 caches            caches that hold tensors of a capture, or tensors for it
 random_state      seeds of torch's generator as operators
 eager_operators   functions that choose other operators while they are traced
+rectified         both updates of RAdam, of which its counter chooses one
 attention         fused attention kernels in a capture
 fake_checks       code that behaves differently with fake tensors
 compat            functions of newer torch versions for older ones

@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from autosched._lib.replacing import replaced
 from autosched.errors import CaptureError
 
-__all__ = ["fast_paths"]
+__all__ = ["fast_paths", "is_captured"]
 
 # Modules of the modes that captures enter.
 _OF_CAPTURES = ("autosched.", "torch.fx.experimental.proxy_tensor")
@@ -49,15 +49,15 @@ def fast_paths() -> Iterator[None]:
     is_traced = activation._is_make_fx_tracing
 
     def forward(self: nn.TransformerEncoder, *args: Any, **kwargs: Any) -> Tensor:
-        if _is_captured():
+        if is_captured():
             return _encoded(encode, self, *args, **kwargs)
         return encode(self, *args, **kwargs)
 
     def has_torch_function(arguments: Any) -> bool:
-        return _is_overridden(arguments) if _is_captured() else has_override(arguments)
+        return _is_overridden(arguments) if is_captured() else has_override(arguments)
 
     def is_make_fx_tracing() -> bool:
-        return not _is_captured() and bool(is_traced())  # type: ignore[no-untyped-call]
+        return not is_captured() and bool(is_traced())  # type: ignore[no-untyped-call]
 
     with replaced(
         (nn.TransformerEncoder, "forward", forward),
@@ -67,7 +67,7 @@ def fast_paths() -> Iterator[None]:
         yield
 
 
-def _is_captured() -> bool:
+def is_captured() -> bool:
     """Whether this thread captures: each has its own stack of modes."""
     modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     return any(type(mode).__module__.startswith("autosched.") for mode in modes)

@@ -154,6 +154,7 @@ def _in_grad_mode(op: Any, enabled: bool) -> Callable[..., Any]:
         with torch.set_grad_enabled(enabled), torch._C._AutoDispatchBelowAutograd():
             return op(*args, **kwargs)
 
+    call.__wrapped__ = op  # type: ignore[attr-defined]
     return call
 
 

@@ -266,13 +266,13 @@ for _name in ("add", "sub", "mul", "truediv", "pow"):
     _fn = getattr(operator, _name)
     setattr(Number, f"__{_name}__", _arithmetic(f"__{_name}__", _fn))
     setattr(Number, f"__r{_name}__", _arithmetic(f"__r{_name}__", _fn, is_reflected=True))
-for _name in ("neg", "pos"):
+for _name in ("neg", "pos", "abs"):
     setattr(Number, f"__{_name}__", _arithmetic(f"__{_name}__", getattr(operator, _name)))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(Number, f"__{_name}__", _comparison(f"__{_name}__", getattr(operator, _name)))
 for _name in (
     *("__repr__", "__str__", "__format__", "__int__", "__trunc__", "__floor__", "__ceil__"),
-    *("__round__", "__abs__", "__mod__", "__rmod__", "__floordiv__", "__rfloordiv__"),
+    *("__round__", "__mod__", "__rmod__", "__floordiv__", "__rfloordiv__"),
     *("__divmod__", "__rdivmod__", "is_integer", "as_integer_ratio", "hex"),
 ):
     setattr(Number, _name, _conversion(_name))

@@ -36,6 +36,7 @@ from autosched.frontends.host_calls import Call, observing_calls
 from autosched.frontends.origins import annotating_origins
 from autosched.frontends.random_state import tracing_random_state
 from autosched.frontends.reachability import is_trainable, is_value
+from autosched.frontends.rectified import selecting_updates
 from autosched.frontends.settings import Number, Settings, values_of, without_reads, without_repeats
 from autosched.frontends.side_effects import SideEffects, TensorProperties
 from autosched.frontends.state import Place, State, hooks_of
@@ -195,6 +196,7 @@ class _Tracer:
             annotating_origins(self.state.modules, self._refuse, self.made.add),
             fast_paths(),
             replaced((Distribution, "_validate_args", False)),  # as Dynamo does: it reads elements
+            selecting_updates(),
         ):
             fakes = Fakes()
             inputs = [fakes.from_tensor(item) for item in self.examples.values()]

@@ -65,7 +65,6 @@ _MULTI = torch.autograd.graph.__name__
 # traceback. The first that is found counts.
 _ADVICE = {
     "optim/lbfgs.py": "LBFGS reads the elements of tensors; use another optimizer",
-    "optim/radam.py": "RAdam reads its step counter; use capturable=True, or another optimizer",
     "optim/asgd.py": "ASGD reads its factors; use capturable=True, or another optimizer",
     "optim/_adafactor.py": "Adafactor reads the elements of tensors; use another optimizer",
     "distributions/von_mises.py": "VonMises draws until all numbers are accepted; " + _OUTSIDE,

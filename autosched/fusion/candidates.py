@@ -19,6 +19,7 @@ from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
 from typing import Any
 
 import torch
+from torch._C import DispatchKey
 from torch._ops import OpOverload
 
 from autosched.coarsening.folding import Folding
@@ -60,11 +61,19 @@ _SUMS = frozenset(
     grid_sampler_2d_backward index_reduce index_reduce_ upsample_bicubic2d_backward
     """.split()
 )
-# Operators of recurrent layers, which leave gradients undefined that nobody needs.
-_MAY_BE_UNDEFINED = frozenset(
+# Operators of recurrent layers: some leave gradients undefined that nobody needs, and Inductor
+# returns no workspace of one.
+_MAY_BE_UNDEFINED = {"mkldnn_rnn_layer"}.union(
     name
     for name in dir(torch.ops.aten)
     if name.endswith("_backward") and any(kind in name for kind in ("rnn", "lstm", "gru"))
+)
+
+# One of these makes an operator that writes traceable without data.
+_META = (
+    DispatchKey.Meta,
+    DispatchKey.CompositeExplicitAutograd,
+    DispatchKey.CompositeImplicitAutograd,
 )
 
 
@@ -154,6 +163,8 @@ def _reason(task: Task, sizes_known: bool) -> str | None:
     if _is_one_of(task, _MAY_BE_UNDEFINED):
         return "may leave results undefined"
     if isinstance(task.fn, OpOverload) and task.fn is not READ_NUMBER:
+        if task.fn._schema.is_mutable and not any(map(task.fn.has_kernel_for_dispatch_key, _META)):
+            return "has no kernel for tensors without data"
         tags = set(task.fn.tags) - ({torch.Tag.dynamic_output_shape} if sizes_known else set())
         return next((why for tag, why in TAGS.items() if tag in tags), None)
     return next((why for part in task.parts if (why := _reason(part, sizes_known))), None)
@@ -174,6 +185,7 @@ def _refuses_number(task: Task, numbers: Container[int]) -> str | None:
 
 def _name(fn: Any) -> str | None:
     """Return the name of an operator, or of a method or builtin function of torch."""
+    fn = getattr(fn, "__wrapped__", fn)
     if isinstance(fn, OpOverload):
         return fn._schema.name.partition("::")[2]
     text = (

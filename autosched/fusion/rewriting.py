@@ -1,6 +1,6 @@
 """Rewrite a graph of operators so that Inductor computes what they say.
 
-Four kinds of operators are replaced by others with the same results:
+Five kinds of operators are replaced by others with the same results:
 
 * Arithmetic with factors. Inductor ignores ``alpha`` where it joins ``add(x, mm, alpha=a)`` into
   ``addmm``, so ``add``, ``sub``, ``rsub``, ``addcmul``, ``addcdiv``, ``baddbmm`` and ``lerp``
@@ -10,6 +10,8 @@ Four kinds of operators are replaced by others with the same results:
   Python computes. Inductor would round them to single precision, or refuse them.
 * Norms of half precision with parameters of single precision, as under autocast, compute their
   statistics in single precision. On a CPU, decompositions of torch round them.
+* Splits that torch calls unsafe, as into the gates of recurrent cells, become ordinary ones, so that
+  writes to a part change the whole.
 
 In-place operators become others, whose results are copied.
 """
@@ -63,9 +65,17 @@ class Rewriter(torch.fx.Interpreter):
         if has_numbers:
             mark = transform(_marked, (self._node.args, dict(self._node.kwargs)))
             args, kwargs = _with_marks(mark, (args, kwargs))
+        if target.overloadpacket in _VIEWS:
+            return _VIEWS[target.overloadpacket](*args, **kwargs)
         if target._schema.name.startswith(f"aten::{_FOREACH}"):
             return _each(target, args, kwargs, expected)
         return _one(target, args, kwargs, expected)
+
+
+_VIEWS = {
+    aten.unsafe_split: aten.split,
+    aten.unsafe_split_with_sizes: aten.split_with_sizes,
+}
 
 
 class _Number:

@@ -31,6 +31,13 @@ def half(x: Tensor) -> Tensor:
     return x / 2
 
 
+def layer(x: Tensor) -> Tensor:
+    return x / 2
+
+
+layer.__wrapped__ = aten.mkldnn_rnn_layer.default  # type: ignore[attr-defined]
+
+
 def test_the_reasons_why_tasks_are_not_fused() -> None:
     graph = asc.Graph()
     x, rows = graph.inputs("x", "rows")
@@ -46,6 +53,10 @@ def test_the_reasons_why_tasks_are_not_fused() -> None:
     strided = graph.add(aten.as_strided.default, x, (2,), (1,), 1, name="strided")
     graph.add(torch.add, strided[0], 1, name="reads")
     graph.add(aten.embedding_dense_backward.default, x, rows, 5, -1, False, name="sums")
+    lists = [[value] for value in graph.inputs("weight", "gradient", "sum", "step")]
+    rates = {"lr": 0.1, "lr_decay": 0.0, "weight_decay": 0.0, "eps": 0.0, "maximize": False}
+    graph.add(aten._fused_adagrad_.default, *lists, **rates, name="fused")
+    graph.add(layer, x, name="layer")
     graph.add(half, x, name="unknown")
     graph.add(half, x, aliases=x, name="alias")
     graph.add(aten.index.Tensor, x, [rows], name="index")
@@ -59,6 +70,8 @@ def test_the_reasons_why_tasks_are_not_fused() -> None:
         "sizes": "has a size of its own",
         "reads": "reads a view that as_strided makes",
         "sums": "adds numbers in an order that varies, if compiled",
+        "fused": "has no kernel for tensors without data",
+        "layer": "may leave results undefined",
         "unknown": "reads its mind",
         "alias": "touches a part of memory, or may return its argument",
     }

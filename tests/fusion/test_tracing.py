@@ -148,3 +148,27 @@ def test_arguments_exchange_values_as_in_eager_mode() -> None:
         assert made.failure is None
         for one, other in zip((*found, *given), (*expected, *twins), strict=True):
             torch.testing.assert_close(one, other)
+
+
+# ---- views
+
+
+def splitting(x: Tensor) -> Tensor:
+    y = x * 2
+    torch.unsafe_split(y, 2)[0].sigmoid_()
+    return y
+
+
+def splitting_by_sizes(x: Tensor) -> Tensor:
+    y = x * 2
+    torch.unsafe_split_with_sizes(y, [1, 3])[1].sigmoid_()
+    return y
+
+
+@pytest.mark.parametrize("fn", [splitting, splitting_by_sizes])
+def test_writes_to_views_that_torch_calls_unsafe_change_their_base(
+    fn: Callable[[Tensor], Tensor],
+) -> None:
+    x = torch.arange(4.0)
+    (found,) = trace(lambda x: [fn(x)], [x]).graph(x)
+    assert torch.equal(found, fn(x))

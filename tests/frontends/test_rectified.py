@@ -1,0 +1,67 @@
+"""Captured steps of RAdam are eager ones, before and after it begins to rectify."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+import autosched as asc
+
+CPU = asc.Machine.local(gpus=0)
+
+
+def stepping(model: nn.Module, optimizer: Any) -> Callable[[Tensor], Tensor]:
+    def step(x: Tensor) -> Tensor:
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("decoupled", [False, True])
+@pytest.mark.parametrize("beta2", [0.999, 0.6])  # of which the second never rectifies
+@pytest.mark.parametrize("cycles", [False, True])
+def test_one_capture_makes_the_steps_of_eager_mode(
+    foreach: bool, decoupled: bool, beta2: float, cycles: bool
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    models = model, copy.deepcopy(model)
+    options = {"maximize": foreach, "weight_decay": 0.1, "decoupled_weight_decay": decoupled}
+    optimizers = [
+        optim.RAdam(each.parameters(), 0.1, (0.9, beta2), foreach=foreach, **options)
+        for each in models
+    ]
+    rates = optim.lr_scheduler
+    cycle = [rates.OneCycleLR(each, 0.2, total_steps=9) for each in optimizers if cycles]
+    eager = stepping(models[0], optimizers[0])
+    with asc.compile(stepping(models[1], optimizers[1]), CPU) as run:
+        for _ in range(8):
+            x = torch.randn(2, 4)
+            assert torch.equal(run(x), eager(x))
+            for one, other in zip(*(each.state_dict().values() for each in models), strict=True):
+                assert torch.equal(one, other)
+            for each in cycle:
+                each.step()
+        assert run.cache_info().misses == 2  # the first step creates state
+    states = [list(each.state_dict()["state"].values()) for each in optimizers]
+    torch.testing.assert_close(*states, rtol=0, atol=0)
+
+
+def test_outside_of_captures_nothing_is_replaced() -> None:
+    module = sys.modules[optim.RAdam.__module__]
+    names = "_single_tensor_radam", "_multi_tensor_radam"
+    before = [getattr(module, name) for name in names]
+    model = nn.Linear(2, 2)
+    asc.capture(stepping(model, optim.RAdam(model.parameters())), torch.ones(1, 2))
+    assert [getattr(module, name) for name in names] == before
