@@ -59,7 +59,11 @@ def made(name: str, x: Tensor) -> dist.Distribution:
 
 
 @pytest.mark.parametrize("name", some(KINDS, "Normal", "Categorical", "TransformedDistribution"))
-def test_a_distribution_draws_and_weighs_as_it_does_eagerly(name: str) -> None:
+def test_a_distribution_draws_and_weighs_as_it_does_eagerly(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist.Distribution, "_validate_args", True)  # Dynamo leaves it off
+
     def step(x: Tensor) -> Tensor:
         distribution = made(name, x)
         drawn = distribution.rsample() if distribution.has_rsample else distribution.sample()

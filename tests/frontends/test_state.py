@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -55,11 +56,13 @@ def stepper(model: nn.Module, loss_fn: Any, optimizer: optim.Optimizer) -> Calla
 @pytest.mark.parametrize("name", some(OPTIMIZERS, "SGD"))
 def test_state_of_a_replaced_head_stays_and_hurts_nobody(name: str) -> None:
     expected = train(OPTIMIZERS[name], stepper)
-    for wrap in (
-        lambda *parts: asc.compile(stepper(*parts), MACHINE, policy="single"),
-        lambda *parts: asc.parallel.data_parallel(*parts, MACHINE),
-    ):
-        assert all(map(torch.equal, train(OPTIMIZERS[name], wrap), expected))
+    with contextlib.ExitStack() as stack:
+        for wrap in (
+            lambda *parts: asc.compile(stepper(*parts), MACHINE, policy="single"),
+            lambda *parts: asc.parallel.data_parallel(*parts, MACHINE),
+        ):
+            closed = lambda *parts, wrap=wrap: stack.enter_context(wrap(*parts))  # noqa: E731
+            assert all(map(torch.equal, train(OPTIMIZERS[name], closed), expected))
 
 
 class Own(optim.SGD):
