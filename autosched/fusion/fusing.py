@@ -369,7 +369,8 @@ class _Fusion:
             return None
         for region in regions:
             region.compares = False
-        with _intra_op_threads(candidate.threads):
+        with _intra_op_threads(candidate.threads), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of disturbed timings, for estimates
             found = measure_costs(made.graph, self.machine, self.examples, repeat=3)
         made.schedule.close()
         made.graph.builder.set_seconds(found.seconds)
