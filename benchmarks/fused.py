@@ -10,10 +10,10 @@ difference, relative to the largest element of its tensor; where fused results d
 both 1e-3 and ten times what torch.compile's do, the script fails.
 
 All contestants of a case take turns. Runs of a turn are measured after 30 ms of others, when the
-threads of the contestant before have gone to sleep. First calls are of new processes, from the
+threads of the contestant before have gone to sleep. First results are of new processes, from the
 import's end to the end of the second call, since a training step is captured again when its optimizer
-has state: cold with an empty cache of Inductor, and warm with that of the process before. A run of 90
-steps has all calls, with cold caches.
+has state: cold with an empty cache of Inductor, and warm with that of the process before. With
+``--first`` all rows have them. A run of 90 steps has all calls, with cold caches.
 """
 
 from __future__ import annotations
@@ -128,6 +128,19 @@ def randomly_wired() -> nn.Module:
     return chain(Conv(3, 32, 3, 2), *wirings, nn.ReLU(), head(64, 10))
 
 
+def normalized(model: nn.Module) -> nn.Module:
+    """Return a network whose batch norms know the statistics of their inputs, as a trained one's.
+
+    Otherwise signals vanish on the way, and all results are the last bias.
+    """
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    for norm in norms:
+        norm.momentum = None
+    with torch.no_grad():
+        model.train()(torch.randn(4, 3, 64, 64))
+    return model
+
+
 def mlp(depth: int = 3, width: int = 128) -> nn.Module:
     inner = (m for _ in range(depth - 1) for m in (nn.Linear(width, width), nn.ReLU()))
     return chain(*inner, nn.Linear(width, 10))
@@ -169,14 +182,14 @@ def networks() -> Iterator[tuple[str, nn.Module, dict[str, Tensor]]]:
     yield "GPT-2", hf.GPT2Model(gpt2), {"input_ids": words}
     yield "ViT", hf.ViTModel(vit), {"pixel_values": pixels}
     yield "ResNet", hf.ResNetModel(resnet), {"pixel_values": pixels}
-    yield "Inception-like", inception_like(), {"input": pixels}
+    yield "Inception-like", normalized(inception_like()), {"input": pixels}
     yield "MLP of 24 modules", mlp(13, 64), {"input": torch.randn(8, 64)}
 
 
 def branched() -> Iterator[tuple[str, nn.Module, dict[str, Tensor]]]:
     """Yield the networks with branches, with their inputs."""
-    yield "Inception-like", inception_like(), {"input": torch.randn(1, 3, 64, 64)}
-    yield "randomly wired", randomly_wired(), {"input": torch.randn(1, 3, 64, 64)}
+    yield "Inception-like", normalized(inception_like()), {"input": torch.randn(1, 3, 64, 64)}
+    yield "randomly wired", normalized(randomly_wired()), {"input": torch.randn(1, 3, 64, 64)}
     yield "mixture of experts", Mixture(), {"x": torch.randn(1, 256)}
 
 
@@ -293,12 +306,12 @@ class Measured(NamedTuple):
     difference: dict[str, float]
 
 
-def measured(contestants: list[Contestant], rounds: int) -> Measured:
-    """Compare all contestants with the first one, then measure them."""
+def measured(contestants: list[Contestant], rounds: int, first: bool) -> Measured:
+    """Compare all contestants with the first one, then measure them; ``first``: also first calls."""
     cold: dict[str, float] = {}
     warm: dict[str, float] = {}
     for each in contestants:
-        if "torch" in each.name or each.name == FUSED:
+        if first and ("torch" in each.name or each.name == FUSED):
             with fresh_cache():
                 cold[each.name] = in_new_process(each)[-1]
                 warm[each.name] = in_new_process(each)[-1]
@@ -336,27 +349,23 @@ def row(label: str, found: Measured, rivals: list[str]) -> list[str]:
         f"{found.seconds[FUSED] / found.seconds[best]:.2f}",
         *(f"{found.difference[name]:.0e}" for name in (best, FUSED)),
     ]
-    for kind in (found.cold, found.warm):
+    for kind in filter(None, (found.cold, found.warm)):
         least = min(kind[name] for name in rivals)
         cells += [f"{least:.1f}", f"{kind[FUSED]:.1f}", f"{kind[FUSED] / least:.2f}"]
     print(cells, file=sys.stderr, flush=True)
     return cells
 
 
-COLUMNS = [
-    "fused / torch.compile",
-    "difference from eager: torch.compile",
-    "fused",
-    "first results, s: torch.compile",
-    "fused",
-    "ratio",
-    "warm: torch.compile",
-    "fused",
-    "ratio",
-]
+def columns(first: bool) -> list[str]:
+    """Return the heads of the columns after the seconds."""
+    heads = ["fused / torch.compile", "difference from eager: torch.compile", "fused"]
+    if first:
+        heads += ["first results, s: torch.compile", "fused", "ratio"]
+        heads += ["warm: torch.compile", "fused", "ratio"]
+    return heads
 
 
-def training(rounds: int, threads: int, most: int | None) -> str:
+def training(rounds: int, threads: int, most: int | None, first: bool) -> str:
     ways = [
         "eager",
         "torch.compile",
@@ -372,41 +381,51 @@ def training(rounds: int, threads: int, most: int | None) -> str:
                 Contestant(way, threads, functools.partial(trainer, make, optimizer, batch, way))
                 for way in ways
             ]
-            rows.append(row(f"{kind}, {name}", measured(contestants, rounds), ["torch.compile"]))
+            rows.append(
+                row(f"{kind}, {name}", measured(contestants, rounds, first), ["torch.compile"])
+            )
     return (
-        f"## Training steps, {threads} threads, us\n\n{table(['', *ways, *COLUMNS], rows)}\n\n"
+        f"## Training steps, {threads} threads, us\n\n{table(['', *ways, *columns(first)], rows)}\n\n"
         "Targets: at most 0.85 of torch.compile with an eager optimizer, and 1.3 times its time to "
         "the first results."
     )
 
 
 def run_of(steps: int, threads: int) -> str:
-    """Compare whole training runs of the conv net, with cold caches."""
+    """Compare whole training runs of the conv net, and the time to the first results."""
     make, batch_of = TRAINING["conv net"]
     batch = batch_of()
     rows = []
     for name, optimizer in OPTIMIZERS.items():
         taken = {}
+        warm = {}
         for way in ("eager", "torch.compile", "autosched", FUSED):
             prepare = functools.partial(trainer, make, optimizer, batch, way)
+            contestant = Contestant(way, threads, prepare)
             with fresh_cache():
-                taken[way] = in_new_process(Contestant(way, threads, prepare), steps)
+                taken[way] = in_new_process(contestant, steps)
+                warm[way] = in_new_process(contestant)[-1]
         # A step takes the mean of the second half; compared runs are in the first one.
         half = steps // 2
         step = {way: (ends[-1] - ends[half]) / (steps - 1 - half) for way, ends in taken.items()}
         later = taken[FUSED][half] - taken["autosched"][half]
         gain = step["autosched"] - step[FUSED]
         pays = f"{half + later / gain:,.0f}" if gain > 0 else "never"
-        rows.append([name, *(f"{ends[-1]:.1f}" for ends in taken.values()), pays])
-        print(rows[-1], file=sys.stderr, flush=True)
+        rows += [
+            [f"{name}, first results, cold", *(f"{ends[1]:.1f}" for ends in taken.values()), ""],
+            [f"{name}, first results, warm", *(f"{seconds:.1f}" for seconds in warm.values()), ""],
+            [f"{name}, {steps} steps, cold", *(f"{ends[-1]:.1f}" for ends in taken.values()), pays],
+        ]
+        print(*rows[-3:], sep="\n", file=sys.stderr, flush=True)
     names = ["", "eager", "torch.compile", "autosched", FUSED, "steps from which fusing pays"]
-    return f"## A run of {steps} steps of the conv net, s\n\n{table(names, rows)}"
+    return f"## Training the conv net, s\n\n{table(names, rows)}"
 
 
 def inference(
     cases: Iterator[tuple[str, nn.Module, dict[str, Tensor]]],
     streams: int,
     rounds: int,
+    first: bool,
     target: str,
 ) -> str:
     rows: list[list[str]] = []
@@ -425,27 +444,29 @@ def inference(
             Contestant(FUSED, 2, make(by_autosched, model, inputs, streams, True)),
         ]
         with torch.no_grad():
-            found = measured(contestants, rounds)
+            found = measured(contestants, rounds, first)
         names = list(found.seconds)
         rows.append(row(label, found, [rival.name for rival in rivals]))
     streams_text = f"{streams} stream" + "s" * (streams > 1)
-    columns = ["", *names, *COLUMNS]
-    return f"## Inference on {streams_text}, us\n\n{table(columns, rows)}\n\nTarget: {target}."
+    heads = ["", *names, *columns(first)]
+    return f"## Inference on {streams_text}, us\n\n{table(heads, rows)}\n\nTarget: {target}."
 
 
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--only", choices=["training", "run", "inference", "branches"])
+    options.add_argument("--first", action="store_true", help="measure first calls of all rows")
     chosen = options.parse_args()
+    first = chosen.first
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     rounds, most = (8, 1) if chosen.quick else (30, None)
     threads = torch.get_num_threads()
     parts = {
-        "training": lambda: training(rounds, threads, most),
+        "training": lambda: training(rounds, threads, most, first),
         "run": lambda: run_of(10 if chosen.quick else 90, threads),
-        "inference": lambda: inference(islice(networks(), most), 1, rounds, "at most 1.05"),
-        "branches": lambda: inference(islice(branched(), most), 2, rounds, "at most 0.85"),
+        "inference": lambda: inference(islice(networks(), most), 1, rounds, first, "at most 1.05"),
+        "branches": lambda: inference(islice(branched(), most), 2, rounds, first, "at most 0.85"),
     }
     for name in [chosen.only] if chosen.only else parts:
         title = f"Fused regions: {name}"
