@@ -164,6 +164,28 @@ def test_an_index_out_of_range_is_an_error() -> None:
 
 
 @needs_compiler
+def test_other_threads_compile_with_their_own_settings_meanwhile() -> None:
+    def settings() -> tuple[Any, ...]:
+        return config.cpp_wrapper, config.cpp.threads, config.joint_graph_constant_folding
+
+    def watch() -> None:
+        while not ended.is_set():
+            seen.add(settings())
+
+    before, seen, ended = settings(), set(), threading.Event()
+    other = threading.Thread(target=watch)
+    other.start()
+    try:
+        made = region(lambda x: x.sin() + torch.full_like(x, 0.625))
+        call(made, torch.rand(7))
+    finally:
+        ended.set()
+        other.join()
+    assert made.failure is None
+    assert seen == {before}
+
+
+@needs_compiler
 @pytest.mark.slow
 def test_other_threads_run_python_during_a_region() -> None:
     x = torch.rand(500_000)
