@@ -169,7 +169,7 @@ def test_other_threads_compile_with_their_own_settings_meanwhile() -> None:
         return config.cpp_wrapper, config.cpp.threads, config.joint_graph_constant_folding
 
     def watch() -> None:
-        while not ended.is_set():
+        while not ended.wait(0.001):
             seen.add(settings())
 
     before, seen, ended = settings(), set(), threading.Event()
