@@ -312,7 +312,7 @@ class Compiled:
         fuses = self.fuse and not _creates_state(operators)
         if self.fuse and not fuses and self.options.get("progress") in (None, True):
             why = "the first one creates the state of its optimizer"
-            print(f"fusing {_name_of(self.fn)!r} begins at its second call: {why}", file=sys.stderr)
+            print(f"fusing {operators.name!r} begins at its second call: {why}", file=sys.stderr)
         if fuses and not self._has_ranks:
             options: dict[str, Any] = {**self.options, "costs": self.costs}
             graphs = [fused(graphs[0], examples=examples, **options)]
