@@ -29,7 +29,7 @@ logging.getLogger("torch.__trace").propagate = True
 # deep ones search.
 settings.register_profile("quick", max_examples=15, deadline=None, derandomize=True)
 settings.register_profile("deep", max_examples=1000, deadline=None, print_blob=True)
-# For tests/mutants.py, where a failure is no riddle and need not be made small.
+# for tests/test_mutants.py, where a failure is no riddle and need not be made small.
 settings.register_profile(
     "unshrunk",
     settings.get_profile("quick"),
