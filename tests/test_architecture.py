@@ -50,13 +50,7 @@ MAY_IMPORT = {
     ],  # programs within memory limits: the footprint is what simulation predicts
     # planning
     "bounds": [*PLACED, "problem"],
-    "policies": [
-        *IR,
-        "bounds",
-        "lowering",
-        "problem",
-        "simulation",
-    ],  # robust placements are simulated with noise
+    "policies": [*PLACED, "bounds", "problem"],
     # consumers of a program
     "verification": [*FOUNDATION, "graph", "machine", "program"],
     "codegen": [*FOUNDATION, "graph", "machine", "program"],

@@ -207,7 +207,6 @@ def compare(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         costs=costs,
         examples=examples_of(subject, costs),
-        noise=arguments.noise,
         in_flight=arguments.in_flight,
         objective=arguments.objective or "makespan",
         track=tracker("comparing"),

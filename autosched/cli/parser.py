@@ -212,8 +212,6 @@ def _compare(subparsers: Any) -> None:
     add("--network", choices=tuple(NETWORKS), metavar="NAME", help=f"of {networks}")
     several["default"] = USUAL_POLICIES
     add("--policies", choices=_NAMES, metavar="POLICY", help=what, **several)
-    what = "as 20%%: also tell what is left of it if all takes more or less"
-    add("--noise", type=_share, metavar="SHARE", help=what)
     formats = "text", "json", "svg"
     add("--format", choices=formats, help="default: as FILE is named, or text")
     add("--json", action="store_const", const="json", dest="format", help="as --format json")
@@ -347,14 +345,3 @@ def _factor(text: str) -> float:
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"must be a number above 0, got {text}")
     return number
-
-
-def _share(text: str) -> float:
-    """Parse a share: ``20%`` or ``0.2``."""
-    try:
-        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise argparse.ArgumentTypeError(f"must be a share such as 20%, got {text}")
-    return share

@@ -23,7 +23,6 @@ from autosched.graph.graph import Graph
 from autosched.machine.machine import LINKS, Link, Machine
 from autosched.machine.network import NETWORKS, Network
 from autosched.policies import TIMED, Policy
-from autosched.policies.noise import checked_noise, noisy_makespans
 from autosched.scheduling.arguments import check_arguments
 from autosched.scheduling.planning import estimate_costs, find_policy, mark_pageable, schedule
 from autosched.scheduling.runs_in_flight import Objective
@@ -47,7 +46,6 @@ def compare(
     inputs: str | Mapping[str, str] | None = None,
     outputs: str | Mapping[str, str] | None = None,
     place: Mapping[str, str] | None = None,
-    noise: float | None = None,
     in_flight: int | None = None,
     objective: Objective = "makespan",
     track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
@@ -56,9 +54,7 @@ def compare(
 
     Machines and policies are named by mappings, or by what distinguishes them. ``seconds`` are for
     each plan of a policy that takes a time limit; other parameters are those of ``schedule``, and
-    examples are estimated once. With ``noise``, such as 0.2, rows also have the median and the 95th
-    percentile of 100 makespans in which tasks and copies take up to 20% more or less than
-    predicted, with the same random numbers for all. ``track`` is called with all pairs to iterate
+    examples are estimated once. ``track`` is called with all pairs to iterate
     over, as ``tqdm.tqdm`` is, and may show progress. ``in_flight`` and ``objective`` are those of
     ``schedule``; with the period as objective, speed-ups and best rows refer to it. An error of a
     machine or a policy becomes a ``Refusal``. Raises ScheduleError and MachineError for invalid
@@ -77,8 +73,6 @@ def compare(
     outputs = device_name(outputs)
     check_arguments(graph=graph, costs=costs, examples=examples, inputs=inputs, outputs=outputs)
     check_arguments(place=place)
-    if noise is not None:
-        checked_noise(noise)
     known = estimate_costs(graph, examples) if costs is None and examples is not None else Costs()
     named = _machines(machines)
     by_label = _policies(policies)
@@ -113,11 +107,11 @@ def compare(
         policy = by_label[label]
         try:
             made = plan(name, policy, seconds if policy in ("auto", *TIMED) else None)
-            rows.append(_row(name, label, made, singles[name], noise, objective))
+            rows.append(_row(name, label, made, singles[name], objective))
         except AutoschedError as error:
             refusals.append(Refusal(name, label, str(error).partition("\n")[0]))
     guess = next(iter(priced.values())).guess(graph)
-    return Comparison(graph.name, tuple(rows), tuple(refusals), noise, objective, guess)
+    return Comparison(graph.name, tuple(rows), tuple(refusals), objective, guess)
 
 
 def _row(
@@ -125,14 +119,11 @@ def _row(
     policy: str,
     made: Schedule,
     single: float | None,
-    noise: float | None,
     objective: Objective,
 ) -> Row:
     achieved = getattr(made, objective)
     timeline = made.simulate()
     machine = made.machine
-    parts = made.program, made.graph, machine, made.costs
-    median, worst = (None, None) if noise is None else noisy_makespans(*parts, noise)
     overlap = timeline.overlap()
     busiest = max(map(timeline.computing, machine.names))
     return Row(
@@ -147,8 +138,6 @@ def _row(
         copies_hidden=overlap.copies_hidden if overlap.copy_seconds else None,
         busiest=busiest / made.makespan if made.makespan else 0.0,
         peak_bytes=max(made.peak_bytes.values()),
-        median=median,
-        worst=worst,
         period=made.period,
         in_flight=made.program.in_flight,
     )

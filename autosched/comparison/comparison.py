@@ -24,8 +24,7 @@ class Row:
     ``speedup`` is relative to the policy ``"single"``, all tasks on one device, if that is
     possible. ``busiest`` is the share of the makespan in which the busiest device computes.
     ``peak_bytes`` is the largest peak memory of a device. ``copies_hidden`` is None where nothing
-    is copied. With noise, ``median`` and ``worst`` are the median and the 95th percentile of many
-    makespans. ``period`` is the seconds per run with ``in_flight`` runs under way.
+    is copied. ``period`` is the seconds per run with ``in_flight`` runs under way.
     """
 
     machine: str
@@ -39,8 +38,6 @@ class Row:
     copies_hidden: float | None
     busiest: float
     peak_bytes: float
-    median: float | None = None
-    worst: float | None = None
     period: float = 0.0
     in_flight: int = 1
 
@@ -58,8 +55,7 @@ class Refusal:
 class Comparison:
     """Rows by machine and policy, and refusals. ``print`` it, or see ``svg()``.
 
-    Each machine's best row has a star. With ``noise``, a share, rows include noisy makespans; the
-    best row is then that of least ``worst``. With ``objective="period"`` it is that of least period.
+    Each machine's best row has a star. With ``objective="period"`` it is that of least period.
     ``guess`` says what is assumed for lack of costs.
 
     >>> row = Row("2 GPUs", 2, "pcie4", "heft", 0.002, 1.9, 0.0019, 0.05, None, 0.99, 4e6)
@@ -72,21 +68,15 @@ class Comparison:
     name: str
     rows: tuple[Row, ...]
     refusals: tuple[Refusal, ...] = ()
-    noise: float | None = None
     objective: Objective = "makespan"
     guess: str = ""
 
     @property
     def best(self) -> tuple[Row, ...]:
-        """The first of the best rows of each machine, by makespan or, with noise, by ``worst``."""
+        """The first of the best rows of each machine, by the objective."""
         names = dict.fromkeys(row.machine for row in self.rows)
         mine = ([row for row in self.rows if row.machine == name] for name in names)
-        return tuple(min(rows, key=self._compared) for rows in mine)
-
-    def _compared(self, row: Row) -> float:
-        if self.objective == "period":
-            return row.period
-        return row.makespan if row.worst is None else row.worst
+        return tuple(min(rows, key=self._seconds) for rows in mine)
 
     @property
     def _in_flight(self) -> bool:
@@ -94,10 +84,7 @@ class Comparison:
 
     def __repr__(self) -> str:
         lines = table(self._heads, self._cells(), left=3) if self.rows else []
-        how = ""
-        if self.noise is not None:
-            how = f"; median, and 95% of runs, with {self.noise:.0%} of noise"
-        return "\n".join([f"{self._title}{how}", *lines, *self._refused()])
+        return "\n".join([self._title, *lines, *self._refused()])
 
     @property
     def _title(self) -> str:
@@ -147,8 +134,7 @@ class Comparison:
 
     @property
     def _heads(self) -> tuple[str, ...]:
-        heads = _HEADS if self.noise is None else (*_HEADS, "median", "95%")
-        return (*heads, "in flight", "period") if self._in_flight else heads
+        return (*_HEADS, "in flight", "period") if self._in_flight else _HEADS
 
     def _cells(self) -> list[tuple[str, ...]]:
         found = [_cells(row, row in self.best) for row in self.rows]
@@ -181,5 +167,4 @@ def _cells(row: Row, best: bool) -> tuple[str, ...]:
         "-" if row.copies_hidden is None else f"{row.copies_hidden:.0%}",
         f"{row.busiest:.0%}",
         amount(row.peak_bytes, "B"),
-        *(duration(seconds) for seconds in (row.median, row.worst) if seconds is not None),
     )

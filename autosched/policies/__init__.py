@@ -11,8 +11,8 @@ graph, machine and costs as arrays. The modules of ``base`` provide the other pa
 tracks the devices that are left for each task, ``Room`` the bytes on each device, ``ranks`` computes
 priorities, ``Plan`` times tasks and copies, and ``turns`` places tasks one by one. A policy with
 parameters is a function that returns a policy, such as ``single_on(device)``,
-``in_order(sequences)`` and ``robust(noise)``. Any function with this signature works as
-``policy=``, also if it is not in the table.
+``in_order(sequences)``. Any function with this signature works as ``policy=``, also if it is not in
+the table.
 
 ``single`` and ``round_robin`` are the simplest policies; those of ``literature`` follow papers, and
 those of ``local_search`` and ``constraint_programming`` search. ``candidates`` lists what
@@ -37,15 +37,12 @@ from autosched.policies.candidates import candidates
 from autosched.policies.in_order import in_order
 from autosched.policies.literature.baechi import m_etf, m_sct
 from autosched.policies.literature.cpop import cpop
-from autosched.policies.literature.dls import dls
 from autosched.policies.literature.heft import heft
 from autosched.policies.literature.lookahead import lookahead
-from autosched.policies.literature.min_min import min_min
 from autosched.policies.literature.peft import peft
 from autosched.policies.local_search.exact import exact
 from autosched.policies.local_search.portfolio import portfolio
 from autosched.policies.local_search.search import Progress, search
-from autosched.policies.robust import robust
 from autosched.policies.round_robin import round_robin
 from autosched.policies.single import single, single_on
 from autosched.problem import Policy
@@ -57,17 +54,14 @@ __all__ = [
     "Progress",
     "candidates",
     "cpop",
-    "dls",
     "exact",
     "heft",
     "in_order",
     "lookahead",
     "m_etf",
     "m_sct",
-    "min_min",
     "peft",
     "portfolio",
-    "robust",
     "round_robin",
     "search",
     "single",
@@ -85,8 +79,6 @@ POLICIES: Mapping[str, Policy] = {
     "lookahead": lookahead,
     "peft": peft,
     "cpop": cpop,
-    "dls": dls,
-    "min_min": min_min,
     "m_etf": m_etf,
     "m_sct": m_sct,
 }

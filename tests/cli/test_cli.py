@@ -704,17 +704,6 @@ def test_time_is_for_the_policies_that_take_some(plan, capsys):
     assert [row["policy"] for row in json.loads(said)["rows"]] == ["heft", "search"]
 
 
-def test_noise_is_a_share(plan, capsys):
-    code, said, _ = run(
-        capsys, "compare", plan, "--gpus", "2", "--policies", "heft", "--noise", "20%"
-    )
-    assert (code, said.splitlines()[1].split()[-2:]) == (0, ["median", "95%"])
-    for odd in ("much", "120%", "-0.1"):
-        with pytest.raises(SystemExit):
-            cli.main(["compare", plan, f"--noise={odd}"])
-        assert f"must be a share such as 20%, got {odd}" in capsys.readouterr().err
-
-
 def test_machines_of_files_are_compared_by_their_names(plan, tmp_path, capsys):
     mine = tmp_path / "mine.json"
     mine.write_text(autosched.Machine.emulated(gpus=2, bytes_per_second=1e9).to_json())

@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import autosched as asc
-from autosched import policies
 from autosched.bounds import bounds
 from autosched.policies import POLICIES
-from autosched.policies.noise import noisy_makespans
 from autosched.simulation.issuing import Issuing, issuing
 from autosched.simulation.simulate import _numbered, durations, last_end, makespan, simulate
 from autosched.testing import graphs, machines
@@ -172,7 +170,6 @@ def test_the_kernel_and_the_timeline_agree_to_the_bit(graph, machine, replay):
     threads = issuing(program, *rest)
     end = last_end(np.array(seconds), *threads, *_numbered(program))
     assert end == makespan(program, seconds, threads) == simulate(program, *rest).makespan
-    assert noisy_makespans(program, *rest, 0.0) == (end, end)
 
 
 @given(graph=graphs(), machine=machines(), data=st.data())
@@ -261,11 +258,6 @@ def test_replay_is_predicted_where_issuing_takes_time_and_pays_for_streams_again
     assert classic.costs.replay is None
     own = asc.Costs(replay=asc.Replay(call=1.0))
     assert asc.schedule(graph, gpu(8), policy="heft", costs=own).makespan > 1
-
-
-def test_the_robust_policy_is_content_with_one_stream_too():
-    robust = asc.schedule(launch_bound(4, 4), gpu(4), policy=policies.robust(0.1))
-    assert robust.placement.streams == len(robust.program.streams) == 1
 
 
 def test_the_limit_on_streams_is_saved_and_read_back(tmp_path):

@@ -26,7 +26,6 @@ __all__ = [
     "mean_seconds",
     "optimistic_costs",
     "ranks",
-    "static_levels",
     "upward_ranks",
 ]
 
@@ -144,14 +143,6 @@ def downward_ranks(problem: Problem, possible: Possible) -> list[float]:
     mode = Mode(False)
     backwards = mode.of(problem.tables.reversed())
     found: list[float] = _after(backwards, mode, weight[::-1], links)[::-1].tolist()
-    return found
-
-
-def static_levels(problem: Problem, seconds: Sequence[float]) -> list[float]:
-    """Return the longest path from each task's start on, with ``seconds`` and without copies."""
-    weight = np.array(seconds, float)
-    links = MeanLinks(np.zeros(len(weight), np.int64), np.zeros((1, 1)), np.zeros((1, 1)))
-    found: list[float] = ranks(problem.lists, Mode(False), weight, links).tolist()
     return found
 
 

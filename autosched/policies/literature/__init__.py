@@ -1,6 +1,6 @@
 """Policies from the literature, one paper in one module.
 
-heft, peft, cpop, dls, min_min   list schedules, by their names in the literature
+heft, peft, cpop, lookahead   list schedules, by their names in the literature
 lookahead                       HEFT that looks at successors
 baechi                          m-ETF and m-SCT, which respect memory limits
 
