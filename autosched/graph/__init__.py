@@ -4,7 +4,6 @@ graph      Graph: the tasks of one step, and their dependencies
 task       Task: a call and what it depends on
 value      Value: a variable that tasks read and write
 builder    adding tasks, inputs, constants and outputs, with validation
-declaring  outputs, and what a run gives a graph
 files      tensors in files
 storages   versions of values, and values that share a storage
 regions    which elements of a storage a view covers
@@ -14,9 +13,7 @@ including  one graph inserted into another
 pinning    a copy of a graph with the devices of inputs and tasks
 emptied    a graph of the same class without tasks
 serial     running the tasks one by one
-text       a graph as text
 marked     ``@asc.task``: functions that are captured as one task
 flow       producers and consumers as arrays
 gradients  errors for gradients that autograd would lose
-networkx   conversion to and from networkx
 """

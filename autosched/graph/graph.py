@@ -16,28 +16,31 @@ Design decisions:
   So a policy needs no fourth argument, and a schedule does not change when its graph grows.
 * A result that nothing uses is dropped immediately and has no memory block.
 
-A graph knows devices only as names in constraints. It knows no time, and does not import torch.
+A graph knows devices only as names in constraints. It knows no time, and does not import torch, and
+networkx only where a graph is converted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from autosched._lib.allowed import is_name
 from autosched._lib.display import public_names, renderer_of
+from autosched._lib.gc_pause import without_collecting
 from autosched.errors import GraphError, listed, shown
-from autosched.graph.builder import GraphBuilder, check_runs
-from autosched.graph.declaring import OnDevice, bound, declared
-from autosched.graph.files import read
+from autosched.graph.builder import GraphBuilder, check_costs, check_runs
+from autosched.graph.files import StoredTensor, read
 from autosched.graph.including import include
 from autosched.graph.pinning import pinned
 from autosched.graph.regions import Region
 from autosched.graph.serial import called_with, run_serial
 from autosched.graph.task import HOST, STORAGE, Dependency, Followed, Here, Seconds, Task, Use
-from autosched.graph.text import text_lines
 from autosched.graph.value import Value
 
 if TYPE_CHECKING:
@@ -45,17 +48,7 @@ if TYPE_CHECKING:
 
     from autosched.graph.flow import Flow
 
-__all__ = [
-    "HOST",
-    "STORAGE",
-    "Dependency",
-    "Graph",
-    "Here",
-    "Task",
-    "Use",
-    "Value",
-    "called_with",
-]
+__all__ = ["HOST", "STORAGE", "Dependency", "Graph", "Here", "Task", "Use", "Value", "called_with"]
 
 
 class Graph:
@@ -249,7 +242,22 @@ class Graph:
         Raises GraphError for values of another graph, and for names that are taken or invalid.
         """
         self.builder.check_grows()
-        found = declared(self, values, named)
+        found: dict[str, int] = {}
+        for label, item in (*((None, value) for value in values), *named.items()):
+            if not isinstance(item, Value):
+                hint = "; write self.output(*values)" if isinstance(item, (list, tuple)) else ""
+                hint = "; write self.output(**values)" if isinstance(item, dict) else hint
+                what = f"an output must be a Value of graph {self.name!r}, got {item!r}"
+                raise GraphError(what + hint)
+            name = item.name if label is None else label
+            if not is_name(name):
+                raise GraphError(
+                    f"the name of an output must be a string without spaces and '@', got {name!r}"
+                )
+            if name in self.outputs or name in found:
+                so_far = listed([*self.outputs, *found])
+                raise GraphError(f"output {name!r} is declared twice; outputs so far: {so_far}")
+            found[name] = self.builder.check_own(item).index
         self.outputs.update(found)
         self.builder.storages.used.update(found.values())
 
@@ -411,7 +419,16 @@ class Graph:
         return f"<Graph {self.name!r}: {tasks} tasks, {inputs} inputs, {outputs} outputs>"
 
     def __str__(self) -> str:
-        return "\n".join(text_lines(self))
+        lines = [f"graph {self.name}"]
+        for value in self.sources:
+            kind = "input" if value.tensor is None else "constant"
+            lines.append(f"  {kind} {value.name}" + (f" on {value.home}" if value.home else ""))
+        lines += [f"  {_line(self, task)}" for task in self.tasks]
+        for values in self.kept_together:
+            lines.append(f"  together {', '.join(self.values[i].name for i in values)}")
+        for label, index in self.outputs.items():
+            lines.append(f"  output {label} = {self.values[index].name}")
+        return "\n".join(lines)
 
     # ---- running: the reference
 
@@ -456,17 +473,46 @@ class Graph:
 
         Raises GraphError for missing and unknown inputs.
         """
-        return bound(self, inputs)
+        names = self.input_names
+        unknown = [name for name in inputs if name not in names]
+        what = [f"misses input {name!r}" for name in names if name not in inputs][:1]
+        what += [f"was given {name!r}, which is no input" for name in unknown[:1]]
+        if what:
+            its = f"its inputs are {listed(names)}"
+            raise GraphError(f"graph {self.name!r} {' and '.join(what)}; {its}")
+        given = {**inputs, **{name: inputs[source] for name, source in self.kept.items()}}
+        return {v.index: given.get(v.name, v.tensor) for v in self.sources}
 
     # ---- networkx
 
     def to_networkx(self) -> networkx.DiGraph[Any]:
         """Return the tasks as a networkx DiGraph: nodes are names, edges have a ``kind``."""
-        from autosched.graph.networkx import to_networkx
+        import networkx
 
-        return to_networkx(self)
+        dag: networkx.DiGraph[Any] = networkx.DiGraph(name=self.name)
+        for task in self.tasks:
+            nbytes = self.values[task.outputs[0].value].nbytes if task.outputs else None
+            known = {
+                "seconds": task.seconds,
+                "nbytes": nbytes,
+                "fn": task.fn,
+                "device": task.device,
+            }
+            dag.add_node(
+                task.name, **{key: item for key, item in known.items() if item is not None}
+            )
+            for dependency in task.dependencies:
+                dag.add_edge(self.tasks[dependency.task].name, task.name, kind=dependency.kind)
+            for value in (self.values[use.value] for use in task.reads):
+                if value.producer is None:
+                    continue
+                producer = self.tasks[value.producer]
+                if producer.fn is None and value.index != producer.outputs[0].value:
+                    dag.edges[producer.name, task.name]["nbytes"] = value.nbytes
+        return dag
 
     @staticmethod
+    @without_collecting()
     def from_networkx(dag: networkx.DiGraph[Any], name: str | None = None) -> Graph:
         """Make a graph of a networkx DAG, each node a task.
 
@@ -485,9 +531,22 @@ class Graph:
           output b = b
           output c = c
         """
-        from autosched.graph.networkx import from_networkx
+        import networkx
 
-        return from_networkx(dag, name)
+        if (
+            not isinstance(dag, networkx.DiGraph)
+            or dag.is_multigraph()
+            or not networkx.is_directed_acyclic_graph(dag)
+        ):
+            raise GraphError(f"from_networkx needs a DiGraph without cycles, got {dag}")
+        _warn_of_ignored(dag)
+        graph = Graph(name or str(dag.name or "graph"))
+        position = {node: i for i, node in enumerate(dag)}
+        sent: dict[tuple[Any, Any], Value] = {}  # the value of an edge
+        # Ties are broken by insertion order.
+        for node in networkx.lexicographical_topological_sort(dag, key=position.__getitem__):
+            _add_node(graph, dag, node, sent)
+        return graph
 
 
 def _as_tuple(what: str, item: Any) -> tuple[Any, ...]:
@@ -496,3 +555,86 @@ def _as_tuple(what: str, item: Any) -> tuple[Any, ...]:
     if not isinstance(item, Iterable):
         raise GraphError(f"{what}= needs one item or a list of them, got {item!r}")
     return tuple(item)
+
+
+class OnDevice(contextlib.ContextDecorator):
+    """Constrains what a ``with`` statement adds; without one it warns."""
+
+    def __init__(self, builder: GraphBuilder, device: str):
+        self._builder = builder
+        self._device = device
+        self._before: list[str | None] = []
+        self._is_used = False
+
+    def __enter__(self) -> None:
+        self._is_used = True
+        self._before.append(self._builder.device)
+        self._builder.device = self._device
+
+    def __exit__(self, *_: object) -> None:
+        self._builder.device = self._before.pop()
+
+    def __del__(self) -> None:
+        if not self._is_used:
+            what = f"graph.on({self._device!r}) constrains nothing without with"
+            warnings.warn(f"{what}; write: with graph.on({self._device!r}):", stacklevel=2)
+
+
+def _line(graph: Graph, task: Task) -> str:
+    values = graph.values
+    reads = [values[v].name + (f"@{version}" if version else "") for v, version in task.reads]
+    facts = [f"reads {task.fn}"] if isinstance(task.fn, StoredTensor) else []
+    facts += [f"writes {values[use.value].name}" for use in task.writes]
+    facts += [f"after {graph.tasks[d.task].name}" for d in task.dependencies if d.kind == "order"]
+    facts += [f"on {task.device}"] if task.device else []
+    return f"{task.name}({', '.join(reads)})" + (": " + ", ".join(facts) if facts else "")
+
+
+def _warn_of_ignored(dag: networkx.DiGraph[Any]) -> None:
+    for kind, items, known in (
+        ("nodes", dag.nodes, ("seconds", "nbytes", "fn", "device")),
+        ("edges", dag.edges, ("nbytes", "kind")),
+    ):
+        names = dict.fromkeys(str(name) for *_, facts in items.data() for name in facts)
+        if others := [name for name in names if name not in known]:
+            warnings.warn(
+                f"from_networkx ignores {listed(others)} of {kind}; it knows {listed(known)}",
+                stacklevel=4,
+            )
+
+
+def _add_node(
+    graph: Graph, dag: networkx.DiGraph[Any], node: Any, sent: dict[tuple[Any, Any], Value]
+) -> None:
+    facts = dag.nodes[node]
+    label = graph.fresh("".join(str(node).split()).replace("@", "_") or "task")
+    parts = [n for n in dag.successors(node) if dag.edges[node, n].get("nbytes") is not None]
+    if parts and facts.get("fn") is not None:
+        raise GraphError(
+            f"node {node!r} has a fn, so its edges cannot have nbytes of their own: a run copies "
+            "all of it"
+        )
+    names = [
+        label,
+        *(graph.fresh("".join(f"{label}>{n}".split()).replace("@", "_")) for n in parts),
+    ]
+    data = {n: dag.edges[n, node].get("kind", "data") == "data" for n in dag.predecessors(node)}
+    result = graph.builder.add_task(
+        facts.get("fn"),
+        tuple(sent[n, node] for n, is_data in data.items() if is_data),
+        {},
+        name=label,
+        after=[sent[n, node] for n, is_data in data.items() if not is_data],
+        on=facts.get("device"),
+        outputs=tuple(names) if parts else None,
+        seconds=facts.get("seconds"),
+        nbytes=facts.get("nbytes"),
+    )
+    whole, *pieces = result if parts else (result,)
+    sent.update({(node, n): whole for n in dag.successors(node)})
+    for n, piece in zip(parts, pieces, strict=True):
+        sent[node, n] = piece
+        piece.nbytes = dag.edges[node, n]["nbytes"]
+        check_costs(f"{node}->{n}", None, piece.nbytes)
+    if dag.out_degree(node) == 0:
+        graph.output(whole)
