@@ -32,7 +32,6 @@ MICRO = 4  # batches that are trained on before gradients are summed
 EXACT: Mapping[str, Mapping[str, Any]] = {
     "sum on one GPU": {"reduction": "sum"},
     "sum on the CPU": {"reduction": "cpu"},
-    "tree": {"reduction": "tree"},
     "ring": {"reduction": "ring"},
     "ring, buckets of 64 KiB": {"reduction": "ring", "buckets": (2**16, 2**16)},
     "ring, one bucket": {"reduction": "ring", "buckets": (2**30, 2**30)},

@@ -236,25 +236,6 @@ def ring(of: _Sum, flats: Sequence[Value]) -> list[Value]:
     return [of.concatenate(own, device) for own, device in zip(read, of.devices, strict=True)]
 
 
-def tree(of: _Sum, flats: Sequence[Value]) -> list[Value]:
-    """Sum up a binary tree to the first device, and send the total down again.
-
-    (r0 + r1) + (r2 + r3) ...; 2 ceil(log2 n) copies of N bytes one after another.
-    """
-    n = len(flats)
-    read = list(flats)
-    steps = [2**level for level in range((n - 1).bit_length())]
-    for step in steps:
-        for i in range(0, n - step, 2 * step):
-            read[i] = of.add(read[i], read[i + step], of.devices[i], of.numel)
-    for step in reversed(steps):
-        for i in range(0, n - step, 2 * step):
-            read[i + step] = read[i]
-            if step > 1 and i + step + 1 < n:  # others read it from this device
-                read[i + step] = of.relay(read[i], of.devices[i + step], of.numel)
-    return read
-
-
 def exchange(of: _Sum, flats: Sequence[Value]) -> list[Value]:
     """Reduce-scatter within each node, all-reduce over nodes, and all-gather within each node.
 
@@ -331,7 +312,6 @@ STRATEGIES: Mapping[str, Callable[[_Sum, Sequence[Value]], list[Value]]] = {
     "sum": on_first,
     "cpu": on_host,
     "ring": ring,
-    "tree": tree,
     "exchange": exchange,
     "gather": gather,
     LIBRARY: library,

@@ -58,14 +58,14 @@ def data_parallel(
     each device updates its copy. The model and the optimizer are the user's own, on the first
     device, and so is ``state_dict``; copies are updated after changes between steps. The result of
     a step is that of the shares, ``batch[start:end]``, one after another, with gradients added in
-    the order of devices; ``"ring"`` and ``"tree"`` add those of three or more in another order, and
-    so does ``"exchange"`` on several nodes.
+    the order of devices; ``"ring"`` adds those of three or more in another order, and so does
+    ``"exchange"`` on several nodes.
 
     * ``devices``: default: all accelerators. A batch of fewer rows than devices leaves some devices
       without rows.
     * ``reduction``: where gradients are summed: ``"sum"``, on the first device; ``"cpu"``, on the
-      host; ``"ring"``; ``"tree"``; ``"exchange"``, a chunk on each device, inside of nodes first;
-      ``"gather"``, all on each device; ``"auto"``: the one that is predicted to be fastest, over
+      host; ``"ring"``; ``"exchange"``, a chunk on each device, inside of nodes first; ``"gather"``, all
+      on each device; ``"auto"``: the one that is predicted to be fastest, over
       several ranks of those that add in the order of devices.
     * ``exact``: ``False`` permits the all-reduce of torch.distributed over several ranks,
       ``"library"``, which adds in an order of its own; ``"auto"`` tries it, too. All ranks get the

@@ -54,7 +54,7 @@ class Reduction:
             return (self.strategy,)
         inexact = () if self.exact or not several_ranks else (LIBRARY,)
         if replicas > MANY:
-            return ("tree", "exchange", *inexact)
+            return ("exchange", *inexact)
         if several_ranks:
             return (*_IN_ORDER, *inexact)
         return tuple(name for name in STRATEGIES if name not in ("gather", LIBRARY))

@@ -84,7 +84,7 @@ def test_more_devices_sum_in_their_order(gpus: int, reduction: str) -> None:
     assert_trains_as_serially(make, among(gpus), small(), vectors(9, 9))
 
 
-@pytest.mark.parametrize("reduction", some(STRATEGIES, "ring", "tree", "exchange"))
+@pytest.mark.parametrize("reduction", some(STRATEGIES, "ring", "exchange"))
 @pytest.mark.parametrize("gpus", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_all_replicas_have_the_same_bits_with_every_strategy(gpus: int, reduction: str) -> None:
     model, whole = small().double(), small().double()
@@ -788,7 +788,7 @@ def test_batches_that_cannot_be_cut_are_rejected() -> None:
 def test_unknown_names_are_refused() -> None:
     x, y = next(vectors(6))
     refused(
-        "'auto' or one of 'sum', 'cpu', 'ring', 'tree', 'exchange', 'gather', 'library', got 'star'",
+        "'auto' or one of 'sum', 'cpu', 'ring', 'exchange', 'gather', 'library', got 'star'",
         x,
         y,
         reduction="star",
