@@ -6,11 +6,7 @@ The source is for people to read, keep and run without this package.
     names       identifiers for the names that users chose
     origins     where a function is defined
     functions   how the source refers to a function: import, copied source, or parameter
-    calls       a task as a line
-    statements  the calls of a task, of its parts, and of a region
-    step        a program as the body of a function
-    preamble    devices, streams, events
-    loops       several runs in flight
+    calls       a task as a line; its parts, and regions, as lines
 
 The source does what the backend ``accelerator`` does: it uses the same streams, events between
 them, non-blocking copies, and ``del`` where the program frees memory. Where the backend adds
@@ -24,27 +20,26 @@ inspects the loaded modules to find the definitions of functions, and runs no us
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from textwrap import fill
 from typing import Any
 
+from autosched._lib.allowed import is_storage
 from autosched._lib.text import count, duration, file_name
-from autosched.codegen.calls import Caller
+from autosched.codegen.calls import Caller, Statements, deletion, is_region, region_text
 from autosched.codegen.functions import Functions
-from autosched.codegen.loops import LOOP_HELPERS, loop_parts, swaps
-from autosched.codegen.names import Names
+from autosched.codegen.names import Names, identifier
 from autosched.codegen.pieces import WIDTH, Piece, bracketed, laid_out, quoted
-from autosched.codegen.preamble import HELPERS, name_globals, preamble
-from autosched.codegen.statements import is_region, region_text
-from autosched.codegen.step import Body
 from autosched.errors import MachineError, ScheduleError
 from autosched.graph.files import StoredTensor
-from autosched.graph.graph import Graph
+from autosched.graph.graph import Graph, Value
 from autosched.graph.task import Task
 from autosched.machine.machine import Machine
-from autosched.program.program import Program
+from autosched.program.program import Copy, Free, Program, Record, Run, Stream, Wait, occupied
+from autosched.program.residency import Residency
 
 __all__ = ["Code", "generate"]
 
@@ -52,7 +47,6 @@ _FREED = (
     "A tensor is deleted where the stream that made it is behind all that used it: "
     "its memory is free again there."
 )
-_RELEASED = "Function loop keeps several runs in flight. What no line deletes is deleted when its run has ended."
 _USED_IN_STEP = "complex float range slice to torch".split()
 
 
@@ -74,11 +68,9 @@ class Code(str):
 def generate(
     program: Program, graph: Graph, machine: Machine, seconds: float | None = None
 ) -> Code:
-    r"""Write a program as a module with a function ``step`` from inputs to outputs by name.
+    r"""Write a program of one run as a module with a function ``step`` from inputs to outputs by name.
 
-    ``seconds`` is the predicted duration of a run. The module of a loop also has a function
-    ``loop`` from batches of inputs to their outputs, which keeps several runs in flight on
-    accelerators. Raises ScheduleError for tasks without
+    ``seconds`` is the predicted duration of a run. Raises ScheduleError for tasks without
     functions, and MachineError for machines whose copies have no streams.
 
     >>> import autosched as asc
@@ -109,16 +101,14 @@ class _Writer:
         self.program = program
         self.graph = graph
         self.machine = machine
-        self.is_loop = program.in_flight > 1
-        helpers = [*HELPERS, *LOOP_HELPERS] if self.is_loop else HELPERS
-        names = Names(module=helpers, both=_USED_IN_STEP)
+        names = Names(module=_HELPERS, both=_USED_IN_STEP)
         self.functions = Functions(names)
         caller = Caller(self.functions)
         inputs = [value for value in graph.sources if value.tensor is None]
         self.inputs = {value.index: names.parameter(value.name) for value in inputs}
-        self.module = name_globals(program, machine, names)
+        self.module = _name_globals(program, machine, names)
         reads = any(isinstance(task.fn, StoredTensor) for task in graph.tasks)
-        self.preamble = list(preamble(program, machine, self.module, reads))
+        self.preamble = list(_preamble(program, machine, self.module, reads))
         for task in filter(is_region, graph.tasks):
             self._define(task, caller, names)
         self.tasks = {task.name: task for top in graph.tasks for task in _called(top)}
@@ -130,7 +120,7 @@ class _Writer:
             for value in graph.sources
             if value.tensor is not None
         }
-        self.body = Body(
+        self.body = _Body(
             program, graph, machine, self.module, caller, names, self.inputs | constants
         )
 
@@ -145,7 +135,6 @@ class _Writer:
             _imports([*self.functions.imports, "import torch", *self._helpers()]),
             *self.preamble,
             *self.functions.texts,
-            *self._loop(),
             "\n".join([*self._head(), *(text for text, _ in lines)]) + "\n",
         ]
         code = Code(_spaced(parts))
@@ -165,8 +154,8 @@ class _Writer:
                     yield number, (position, self.body.reads[position])
 
     def _helpers(self) -> Iterator[str]:
-        texts = "".join([*self.preamble, *self._loop()])
-        modules = "collections", "copy", "functools", "threading"
+        texts = "".join(self.preamble)
+        modules = "copy", "functools", "threading"
         yield from (f"import {name}" for name in modules if f"{name}." in texts)
 
     def _docstring(self, seconds: float | None) -> Iterator[str]:
@@ -177,7 +166,6 @@ class _Writer:
         tasks = count(len(self.graph), "task").replace(",", "")
         first = f"{self.graph.name}: {tasks} on {where}{about}. Written by autosched."
         notes = [_FREED] if self.module.streams else []
-        notes += [_RELEASED] if self.module.streams and self.is_loop else []
         notes += [*self._renamed(), *self._needed()]
         yield fill('"""' + _escaped(first) + ('"""' if not notes else ""), WIDTH)
         if notes:
@@ -198,27 +186,14 @@ class _Writer:
             used = f", for task {user}, added at {where}" if user else ""
             yield f"Parameter {name} takes what no text can hold: {_described(item)}{used}."
 
-    def _loop(self) -> Iterator[str]:
-        if self.is_loop:
-            inputs = [*self.inputs.values()]
-            yield from loop_parts(
-                self.module, self.program.in_flight, inputs, [*self.functions.given]
-            )
-
     def _head(self) -> Iterator[str]:
-        issues = self.is_loop and self.module.streams  # a run, which goes on when it returns
         yield "@torch.no_grad()"
-        if self.module.streams and not issues:
+        if self.module.streams:
             yield "@ordered_with_caller"
         given = [Piece("*"), *map(Piece, self.functions.given)] if self.functions.given else []
         parameters = [*map(Piece, self.inputs.values()), *given]
-        name = "issue" if issues else "step"
-        yield laid_out(bracketed(f"def {name}", "()", parameters), 0, 1) + ":"
-        if issues:
-            yield '    """Issue a run; return its outputs, and all that it leaves in memory."""'
-            yield from swaps(self.module)
-        else:
-            yield '    """Run once; return the outputs by name."""'
+        yield laid_out(bracketed("def step", "()", parameters), 0, 1) + ":"
+        yield '    """Run once; return the outputs by name."""'
 
 
 def _called(task: Task) -> Iterator[Task]:
@@ -260,3 +235,399 @@ def _escaped(text: str) -> str:
     """Return text escaped for a docstring."""
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
     return shown.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+
+
+# ---- what precedes `step`: devices, streams, events and helpers
+
+_HELPERS = [
+    *"Event Idle Stream ordered_with_caller copy current_stream".split(),
+    *"functools host_streams read step streams threading".split(),
+]
+
+_IDLE = '''
+class Idle:
+    """A stream or an event of the CPU, where all happens at once and nothing has to wait."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def nothing(self, *_):
+        """Do nothing."""
+
+    __enter__ = __exit__ = record = synchronize = wait_event = wait_stream = nothing
+'''
+
+_STREAMS = """
+Stream, Event, current_stream = torch.Stream, torch.Event, torch.accelerator.current_stream
+if {idle}:
+    Stream = Event = current_stream = Idle
+"""
+
+_ORDERED = '''
+def ordered_with_caller(step):
+    """Run step after the earlier work of the caller's streams; make their later work wait for it.
+
+    The memory of outputs is not reused before the caller's streams have finished with it. One
+    thread runs at a time, because a stream knows only one stream to go back to after ``with``.
+    """
+    lock = threading.Lock()
+
+    @functools.wraps(step)
+    def call(*inputs, **given):
+        with lock:
+            return ordered(*inputs, **given)
+
+    def ordered(*inputs, **given):
+        callers = [current_stream(stream.device) for stream in streams]
+        for stream, caller in zip(streams, callers, strict=True):
+            stream.wait_stream(caller)
+        try:
+            outputs = step(*inputs, **given)
+        finally:
+            for stream, caller in zip(streams, callers, strict=True):
+                caller.wait_stream(stream)
+            for stream in host_streams:
+                stream.synchronize()
+        for output in outputs.values():
+            if isinstance(output, torch.Tensor) and output.device.type != "cpu":
+                output.record_stream(current_stream(output.device))
+        return outputs
+
+    return call
+'''
+
+_TO = '''
+def to(value, device):
+    """Copy the tensors of a tree on the current stream; to the CPU, into page-locked memory."""
+    if isinstance(value, torch.Tensor):
+        twin = value.detach().to(device, non_blocking=True, copy=True)
+        return twin.requires_grad_() if value.requires_grad and value.is_leaf else twin
+    if isinstance(value, dict):
+        return {key: to(item, device) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        items = [to(item, device) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return copy.deepcopy(value)
+'''
+
+_READ = '''
+def read(path, dtype, shape, offset, nbytes):
+    """Read a tensor from a file, into page-locked memory where there are accelerators."""
+    memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory={pinned})
+    left = memory.numpy().data
+    with open(path, "rb", buffering=0) as file:
+        file.seek(offset)
+        while left:
+            count = file.readinto(left)
+            if not count:
+                raise EOFError(f"{path} ended while it was read")
+            left = left[count:]
+    return memory.view(dtype).view(shape)
+'''
+
+
+def _name_globals(program: Program, machine: Machine, names: Names) -> _Globals:
+    """Take the names of streams, of devices with streams, and of devices that are copied to."""
+    copies = [i for i in program if isinstance(i, Copy) and not is_storage(i.source)]
+    used = {stream.device for stream in program.streams if not _is_cpu(machine, stream.device)}
+    used |= {copy.destination for copy in copies if not copy.overwrite}
+    devices = {name: names.shared(_plain(name)) for name in machine.names if name in used}
+    streams = [stream for stream in program.streams if not _is_cpu(machine, stream.device)]
+    ordered = sorted(streams, key=lambda stream: machine.names.index(stream.device))
+    recorded = [i.event for i in program if isinstance(i, Record) and i.stream in streams]
+    return _Globals(
+        devices,
+        {stream: names.shared(f"{devices[stream.device]}_{stream.name}") for stream in ordered},
+        {event: names.shared(f"e{event}") for event in recorded},
+    )
+
+
+def _preamble(program: Program, machine: Machine, module: _Globals, reads: bool) -> Iterator[str]:
+    """Yield the parts of the preamble, each of whole lines; ``reads``: tasks read files."""
+    if module.devices:
+        yield "\n".join(_devices(machine, module)) + "\n"
+    if module.streams:
+        yield _IDLE
+        yield _STREAMS.replace("{idle}", _idle(machine, module))
+        yield "\n".join(_streams(program, machine, module)) + "\n"
+        yield _ORDERED
+    if any(isinstance(i, Copy) and not i.overwrite and not is_storage(i.source) for i in program):
+        yield _TO
+    if reads:
+        pinned = "torch.accelerator.is_available()" if module.streams else "False"
+        yield _READ.replace("{pinned}", pinned)
+
+
+def _devices(machine: Machine, module: _Globals) -> Iterator[str]:
+    if module.streams:
+        hint = 'To run this without accelerators, make each of them "cpu": streams do nothing then.'
+        yield f"# The devices. {hint}"
+    for device, name in module.devices.items():
+        real = "cpu" if _is_cpu(machine, device) else machine.device(device).physical or device
+        yield f'{name} = torch.device("{real}")'
+
+
+def _idle(machine: Machine, module: _Globals) -> str:
+    """Return the condition that some stream is not real; then copies would race."""
+    names = [name for device, name in module.devices.items() if not _is_cpu(machine, device)]
+    if len(names) == 1:
+        return f'{names[0]}.type == "cpu"'
+    devices = bracketed('all(device.type == "cpu" for device in ', "()", list(map(Piece, names)))
+    return laid_out(devices, 3, 2) + ")"
+
+
+def _streams(program: Program, machine: Machine, module: _Globals) -> Iterator[str]:
+    for stream, name in module.streams.items():
+        yield f"{name} = Stream({module.devices[stream.device]})"
+    of_device: dict[str, list[str]] = {}
+    for i in program:
+        if isinstance(i, Record) and i.stream in module.streams:
+            names = of_device.setdefault(module.devices[i.stream.device], [])
+            names.append(module.events[i.event])
+    for device, events in of_device.items():
+        yield from _events(device, events)
+    yield laid_out(bracketed("streams = ", "[]", list(map(Piece, module.streams.values()))), 0)
+    host = _host_streams(program, machine, module)
+    text = laid_out(bracketed("host_streams = ", "[]", list(map(Piece, host))), 0)
+    yield f"{text}  # copy from or to host memory"
+
+
+def _events(device: str, names: Sequence[str]) -> Iterator[str]:
+    """Yield lines that create events, as many per line as fit."""
+    room = WIDTH - len(f" = (Event({device}) for _ in range(99))")
+    count = max(1, room // (max(map(len, names)) + 2))
+    for start in range(0, len(names), count):
+        some = names[start : start + count]
+        made = f"Event({device})"
+        if len(some) > 1:
+            made = f"({made} for _ in range({len(some)}))"
+        yield f"{', '.join(some)} = {made}"
+
+
+def _host_streams(program: Program, machine: Machine, module: _Globals) -> list[str]:
+    found = {
+        copy.stream
+        for copy in program
+        if isinstance(copy, Copy)
+        and (_is_cpu(machine, copy.source) or _is_cpu(machine, copy.destination))
+    }
+    return [name for stream, name in module.streams.items() if stream in found]
+
+
+def _is_cpu(machine: Machine, device: str) -> bool:
+    return not machine.device(device).is_accelerator
+
+
+def _plain(device: str) -> str:
+    return identifier(device.replace(":", ""))
+
+
+# ---- the body of `step`
+
+
+@dataclass(frozen=True)
+class _Globals:
+    """The module's names of devices, accelerator streams and their events."""
+
+    devices: Mapping[str, str]
+    streams: Mapping[Stream, str]
+    events: Mapping[int, str]
+
+
+@dataclass
+class _Section:
+    """Consecutive instructions of one stream, or of two for a copy between accelerators."""
+
+    streams: tuple[Stream, ...]
+    launches: bool = False
+    # With the position of its call in the program, or -1.
+    pieces: list[tuple[Piece, int]] = field(default_factory=list)
+
+    def takes(self, streams: tuple[Stream, ...], launches: bool) -> bool:
+        """Whether an instruction can be added to this section."""
+        if self.launches and launches:
+            return self.streams == streams
+        return self.streams[0] == streams[0]
+
+
+class _Body:
+    """Writes the lines of ``step``; ``sources`` are the names of inputs and constants (indices).
+
+    Instructions are written in issue order, with a section for each run of instructions on one
+    stream. ``there`` is the variable that holds each version of each value on each device. One
+    thread issues everything, so work on a CPU stream is complete when the next line begins: events
+    of CPU streams need no line.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        graph: Graph,
+        machine: Machine,
+        module: _Globals,
+        caller: Caller,
+        names: Names,
+        sources: Mapping[int, str],
+    ):
+        self.program = program
+        self.graph = graph
+        self.machine = machine
+        self.module = module
+        self.statements = Statements(caller, names)
+        self.names = names
+        self.sources = sources
+        self.reads: dict[int, tuple[str, ...]] = {}  # names of what a call reads, by its position
+        self.there: Residency[int, str] = Residency()
+        self.sharing: dict[str, list[str]] = {}  # the names that share memory, by each of them
+        homes = dict(program.inputs)
+        for index, name in sources.items():
+            self._put(index, 0, homes[graph.values[index].name], name)
+
+    def lines(self) -> Iterator[tuple[str, int]]:
+        """Yield the lines, indented, each with the position of its call in the program, or -1."""
+        for section in self._sections():
+            yield f"    # stream {' and '.join(map(str, section.streams))}", -1
+            known = self.module.streams
+            streams = [known[stream] for stream in section.streams if stream in known]
+            indent = 8 if streams and section.launches else 4
+            if indent == 8:
+                yield f"    with {', '.join(streams)}:", -1
+            for piece, position in section.pieces:
+                yield " " * indent + laid_out(piece, indent), position
+        yield "    " + laid_out(self._returned().prefixed("return "), 4), -1
+
+    def _sections(self) -> list[_Section]:
+        sections: list[_Section] = []
+        for i, instruction in enumerate(self.program):
+            pieces = list(self._pieces(i, instruction))
+            if not pieces:
+                continue
+            streams = occupied(instruction)
+            launches = isinstance(instruction, (Run, Copy))
+            if not sections or not sections[-1].takes(streams, launches):
+                sections.append(_Section(streams))
+            section = sections[-1]
+            if launches:
+                section.streams = streams
+                section.launches = True
+            last = section.pieces[-1][0].before if section.pieces else ""
+            if isinstance(instruction, Free) and last == "del ":
+                pieces = [Piece("del ", section.pieces.pop()[0].items + pieces[0].items)]
+            for piece in pieces:
+                is_call = i in self.reads and piece.before != "del "
+                section.pieces.append((piece, i if is_call else -1))
+        return sections
+
+    def _returned(self) -> Piece:
+        found = []
+        for label, device in self.program.outputs:
+            index = self.graph.outputs[label]
+            name = self._name(index, self.graph.last_version(index), device)
+            found.append(Piece(f"{quoted(label)}: {name}"))
+        return bracketed("", "{}", found)
+
+    # ---- instructions
+
+    def _pieces(self, i: int, instruction: Any) -> Iterator[Piece]:
+        streams = self.module.streams
+        events = self.module.events
+        match instruction:
+            case Run(stream, name):
+                yield from self._run(i, self.graph.task(name), stream.device)
+            case Copy():
+                yield from self._copy(instruction)
+            case Record(stream, event) if stream in streams:
+                yield Piece(f"{events[event]}.record({streams[stream]})")
+            case Wait(stream, event) if event in events:
+                name = events[event]
+                waits = stream in streams
+                yield Piece(
+                    f"{streams[stream]}.wait_event({name})" if waits else f"{name}.synchronize()"
+                )
+            case Free(stream, name, version) if not is_storage(stream.device):
+                index = self.graph.value(name).index
+                yield deletion(self.sharing[self._name(index, version, stream.device)])
+
+    def _copy(self, copy: Copy) -> Iterator[Piece]:
+        value = self.graph.value(copy.value)
+        if is_storage(copy.source):
+            yield self._read(value, copy.destination)
+            return
+        source = self._name(value.index, copy.version, copy.source)
+        one, other = (self._real(end) for end in (copy.source, copy.destination))
+        ends = [self.module.streams.get(stream, "") for stream in occupied(copy)]
+        # Between two devices, torch makes the streams wait for each other.
+        same_device = one == other and len(ends) == 2 and all(ends)
+        if same_device:
+            yield Piece(f"{ends[1]}.wait_stream({ends[0]})")
+        if copy.overwrite:
+            home = self.sources[value.index]
+            self._put(value.index, copy.version, copy.destination, home)
+            yield Piece(f"{home}.copy_({source}, non_blocking=True)")
+        else:
+            device = self.module.devices[copy.destination]
+            version = f"_v{copy.version}" if copy.version else ""
+            twin = self.names.variable(f"{value.name}{version}_{device}")
+            self._put(value.index, copy.version, copy.destination, twin)
+            yield Piece(f"{twin} = to({source}, {device})")
+        if same_device:
+            yield Piece(f"{ends[0]}.wait_stream({ends[1]})")
+
+    def _real(self, device: str) -> str:
+        return self.machine.device(device).physical or device
+
+    def _read(self, value: Value, device: str) -> Piece:
+        """Return the statement that reads a value from a file to a device."""
+        assert value.producer is not None
+        stored = self.graph.tasks[value.producer].fn
+        assert isinstance(stored, StoredTensor)
+        name = self.names.variable(value.name)
+        self._put(value.index, 0, device, name)
+        where = quoted(stored.path), f"torch.{stored.dtype}", repr(stored.shape)
+        call = [*where, str(stored.offset), str(stored.nbytes)]
+        return bracketed("read", "()", list(map(Piece, call))).prefixed(f"{name} = ")
+
+    def _run(self, i: int, task: Task, device: str) -> Iterator[Piece]:
+        if isinstance(task.fn, StoredTensor):
+            if not is_storage(device) and self.graph.is_used(task.result.index):
+                yield self._read(task.result, device)
+            self.reads[i] = ()
+            return
+        found: dict[int, str] = {}
+        for use in task.reads:
+            partly = self.graph.touched(task, use.value) is not None
+            name = self.there.held(use.value, device) if partly else self._name(*use, device)
+            assert name is not None
+            found[use.value] = name
+        self.reads[i] = tuple(found.values())
+        for use in task.changes:
+            self.there.change(*use, device)
+        used = [use for use in task.outputs if self.graph.is_used(use.value)]
+        made: dict[int, str] = {}
+        spelled = self.module.devices.get(device) or 'torch.device("cpu")'
+        yield from self.statements.of(task, found, made, {use.value for use in used}, spelled)
+        for use in used:
+            self._put(*use, device, made[use.value], self._base(use.value, found))
+
+    def _base(self, value: int, found: Mapping[int, str]) -> str | None:
+        """Return the argument that a result shares memory with."""
+        root = self.graph.values[value].root
+        if root == value:
+            return None
+        return next(name for read, name in found.items() if self.graph.values[read].root == root)
+
+    # ---- names
+
+    def _put(
+        self, value: int, version: int, device: str, name: str, base: str | None = None
+    ) -> None:
+        self.there.put(value, version, device, name)
+        group = self.sharing.setdefault(name, []) if base is None else self.sharing[base]
+        if name not in group:
+            group.append(name)
+        self.sharing[name] = group
+
+    def _name(self, value: int, version: int, device: str) -> str:
+        name = self.there.get(value, version, device)
+        assert name is not None, f"{self.graph.values[value].name}@{version} is not on {device}"
+        return name

@@ -83,10 +83,10 @@ class Executor:
         backend.open(program if cut is None else cut.everything, machine)
         self.compiler = Compiler(program, graph, machine, backend, seconds, nvtx)
         self.memory = self.compiler.memory
-        # Generated code checks files less, and draws for no rank.
+        # Generated code executes one run, checks files less, and draws for no rank.
         reads = any(task.reads_file for task in graph.tasks)
         is_plain = self.compiler.on_cpu and not reads and self.compiler.drawing is None
-        self.code = code if is_plain else None
+        self.code = code if is_plain and program.in_flight == 1 else None
         self.check = check
         self._begin()
         _serving[id(backend)] = backend

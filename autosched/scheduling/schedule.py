@@ -303,11 +303,15 @@ class Schedule(Periodic, Running):
 
         It has streams, events and a function ``step``. Objects that cannot be written as source,
         such as closures or constants, are keyword parameters of ``step``: ``code.given`` has them.
-        Raises ScheduleError for a graph without functions, MachineError for a machine without
-        contention.
+        The code of a program with several runs in flight executes one after
+        another. Raises ScheduleError for a graph without functions, MachineError for a machine
+        without contention.
         """
         self._verify_once()
-        return generate(self.program, self.graph, self.machine, self.makespan)
+        program = self.program
+        if program.in_flight > 1:
+            program = lower(self.graph, self.machine, self.placement, dict(program.outputs))
+        return generate(program, self.graph, self.machine, self.makespan)
 
     def save_code(self, path: str | os.PathLike[str]) -> None:
         """Write ``code`` to a file."""

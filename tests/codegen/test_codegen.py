@@ -788,3 +788,16 @@ cuda0_copy_in.wait_event(e5)
 del g_cuda0, w_cuda0, table_cuda0
 return {"low": aminmax_0, "high": aminmax_1}
 """
+
+
+def test_the_code_of_several_runs_in_flight_executes_one_after_another():
+    graph = asc.Graph("update")
+    w, x = graph.inputs("w", "x")
+    with graph.on("cuda:0"):
+        graph.add(torch.Tensor.add_, w, x, writes=[w], name="add")
+        graph.output(y=w * 2)
+    schedule = asc.schedule(graph, ONE_GPU, in_flight=3)
+    assert schedule.program.in_flight == 3
+    assert schedule.code == asc.schedule(graph, ONE_GPU).code
+    w, step = torch.zeros(2), loaded(on_cpu(schedule.code))["step"]
+    assert [step(w, torch.ones(2))["y"].tolist() for _ in range(3)] == [[2, 2], [4, 4], [6, 6]]
