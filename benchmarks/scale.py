@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import autosched as asc
+from autosched.viz import charts
 
 NODE = 8
 GPU = {
@@ -270,12 +271,12 @@ def _efficiency(point: Point, alone: Point) -> float:
 
 def chart(title: str, curves: Sequence[tuple[str, Sequence[Point]]], alone: Point) -> str:
     """Return efficiency by number of GPUs, and the bounds, as SVG."""
-    found = []
+    found = {}
     for name, points in curves:
-        found.append(asc.viz.Line(name, [(p.gpus, _efficiency(p, alone)) for p in points]))
+        found[name] = [(p.gpus, _efficiency(p, alone)) for p in points]
         bounds = [(p.gpus, _efficiency(p, alone) * p.seconds / p.bound) for p in points]
-        found.append(asc.viz.Line(f"{name}: bound", bounds, "dashed"))
-    return asc.viz.lines_svg(found, title=title, x="GPUs", y="efficiency", log_x=True)
+        found[f"{name}: bound"] = bounds
+    return charts.lines(found, title=title, x="GPUs", y="efficiency", log_x=True)
 
 
 HEAD = (

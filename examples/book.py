@@ -8,19 +8,20 @@ import gzip
 import statistics
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional
 
 import autosched as asc
 from autosched.demo import load_digits
-from autosched.viz import Bar, bars_svg, gantt_svg
+from autosched.viz import gantt_svg
 
 SLOW = 1500  # times slower than real GPUs, so that two cores can emulate them
 LATENCY = 4  # times longer to start a kernel or a copy, since Python starts the operators
@@ -251,22 +252,31 @@ def compare_gpu_counts(
     learnt = verdict(f"test accuracy above {least}", min(one.accuracy, two.accuracy) > least)
     same = equal_to_serial(make, loss_fn, machine, images, size)
     file, (predicted, measured) = name.lower().replace("-", ""), two.timelines
-    bars = [bar for label, t in trainings.items() for bar in bars_of(label, t.epoch, t.predicted)]
-    draw(
-        options.folder,
-        f"{file}_epochs",
-        bars_svg(bars, title=f"{name}: an epoch of training", x="time", unit="s"),
-    )
+    times = {label: (t.epoch, t.predicted) for label, t in trainings.items()}
+    draw_times(options.folder, f"{file}_epochs", f"{name}: an epoch of training", times)
     gantt = gantt_svg(predicted, measured=measured, title=f"{name}: a training step on two GPUs")
     draw(options.folder, f"{file}_step", gantt)
     return 0 if learnt and same else 1
 
 
-def bars_of(name: str, measured: Seconds, predicted: float) -> list[Bar]:
-    return [
-        Bar(name, measured.mean, *measured.ends, series="measured"),
-        Bar(name, predicted, series="predicted"),
-    ]
+def draw_times(
+    folder: Path | None, name: str, title: str, times: Mapping[str, tuple[Seconds, float]]
+) -> None:
+    """Draw measured and predicted seconds as bars, if pictures are wanted."""
+    if folder:
+        figure = Figure(layout="constrained", figsize=(7.5, 1.5 + 0.5 * len(times)))
+        axes = figure.add_subplot(title=title, xlabel="seconds")
+        places = [i - 0.2 for i in range(len(times))]
+        means = [measured.mean for measured, _ in times.values()]
+        deviations = [measured.deviation for measured, _ in times.values()]
+        axes.barh(places, means, 0.4, xerr=deviations, label="measured")
+        others = [i + 0.2 for i in range(len(times))]
+        axes.barh(others, [predicted for _, predicted in times.values()], 0.4, label="predicted")
+        axes.set_yticks(range(len(times)), list(times))
+        axes.invert_yaxis()
+        axes.legend()
+        folder.mkdir(parents=True, exist_ok=True)
+        figure.savefig(folder / f"{name}.svg")
 
 
 def measure(step: Step, batch: Batch, runs: int) -> Seconds:

@@ -21,7 +21,6 @@ from torch.nn import functional
 import autosched as asc
 from autosched.parallel import Half, Int8, TopK
 from autosched.program.program import Copy
-from autosched.viz import bars_svg
 
 GPUS, BATCH, WIDTH = 4, 256, 512
 LOSS = functional.cross_entropy
@@ -119,14 +118,9 @@ def main() -> int:
             ),
         )
     )
-    bars = [
-        bar for name, r in results.items() for bar in book.bars_of(name, r.measured, r.predicted)
-    ]
-    book.draw(
-        options.folder,
-        "communication_seconds",
-        bars_svg(bars, title="A training step on four GPUs", x="time per batch", unit="s"),
-    )
+    times = {name: (r.measured, r.predicted) for name, r in results.items()}
+    title = "A training step on four GPUs"
+    book.draw_times(options.folder, "communication_seconds", title, times)
     return 0 if promises(results, loss_of(make()[0], images)) else 1
 
 

@@ -20,11 +20,12 @@ from typing import Any, NamedTuple
 
 import book
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional
 
 import autosched as asc
-from autosched.viz import Line, bars_svg, gantt_svg, lines_svg
+from autosched.viz import gantt_svg
 
 WIDTH = 4  # channels of the first block: 64 in the tutorial
 PIXELS = 16  # 128 in the tutorial, of which 32 are left when the first block sees them
@@ -178,11 +179,9 @@ def compare_ways(experiment: Experiment) -> dict[str, Result]:
         for name, r in results.items()
     )
     print(book.table(("", "sec/batch", "predicted", "speed-up", "predicted"), *rows))
-    bars = [
-        bar for name, r in results.items() for bar in book.bars_of(name, r.measured, r.predicted)
-    ]
-    svg = bars_svg(bars, title="ResNet-50: training on a batch of 120 images", x="time", unit="s")
-    book.draw(experiment.folder, "resnet50_ways", svg)
+    times = {name: (r.measured, r.predicted) for name, r in results.items()}
+    title = "ResNet-50: training on a batch of 120 images"
+    book.draw_times(experiment.folder, "resnet50_ways", title, times)
     return results
 
 
@@ -219,17 +218,16 @@ def compare_splits(experiment: Experiment, order: str, sizes: Sequence[int]) -> 
     }
     rows = ((size, found.get(size, ""), f"{predicted[size]:.3f}") for size in sizes)
     print(book.table(("images in a split", "sec/batch", "predicted"), *rows))
-    lines = [
-        Line("predicted", list(predicted.items()), "dashed"),
-        Line(
-            "measured",
-            [(size, seconds.mean, *seconds.ends) for size, seconds in found.items()],
-            "points",
-        ),
-    ]
-    title = "ResNet-50: training on a batch of 120 images, in splits"
-    svg = lines_svg(lines, title=title, x="images in a split", y="time", y_unit="s", log_x=True)
-    book.draw(experiment.folder, "resnet50_splits", svg)
+    if experiment.folder:
+        figure = Figure(layout="constrained", figsize=(7.5, 3.6))
+        title = "ResNet-50: training on a batch of 120 images, in splits"
+        axes = figure.add_subplot(title=title, xlabel="images in a split", ylabel="seconds")
+        axes.semilogx(list(predicted), list(predicted.values()), "--", label="predicted")
+        means = [seconds.mean for seconds in found.values()]
+        deviations = [seconds.deviation for seconds in found.values()]
+        axes.errorbar(list(found), means, yerr=deviations, fmt="o", label="measured")
+        axes.legend()
+        figure.savefig(experiment.folder / "resnet50_splits.svg")
 
 
 def gain(results: Mapping[str, Result], name: str) -> float:

@@ -71,7 +71,7 @@ MAY_IMPORT = {
     "frontends": [*INPUTS, "coarsening", "fusion", "policies", "runtime", "scheduling"],
     "testing": [*IR, "policies", "problem", "runtime", "scheduling", "simulation"],
     # the public API, and helpers; settings of optimizers as inputs; agreement of ranks
-    "parallel": ["_lib", "autosched", "frontends", "runtime"],
+    "parallel": ["_lib", "autosched", "frontends", "runtime", "viz"],  # draws a curve
     "demo": ["autosched", "runtime", "viz"],
     "cli": [
         *[

@@ -21,13 +21,11 @@ from autosched.viz import (
     gantt_svg,
     gantt_text,
     graph_dot,
-    graph_mermaid,
     graph_svg,
-    links_svg,
-    memory_svg,
     perfetto_json,
     picture,
 )
+from autosched.viz.charts import links, memory
 from autosched.viz.drawing import phases
 
 __all__ = ["FORMATS", "show"]
@@ -80,11 +78,11 @@ def _graph(draw: Callable[..., str], made: Schedule) -> str:
 def _memory(made: Schedule) -> str:
     devices = made.machine.devices
     limits = {device.name: device.nbytes for device in devices if device.nbytes < math.inf}
-    return memory_svg(made.memory(), title=made.graph.name, limits=limits)
+    return memory(made.memory(), title=made.graph.name, limits=limits)
 
 
 def _links(made: Schedule) -> str:
-    return links_svg(_timeline(made), title=made.graph.name)
+    return links(_timeline(made), title=made.graph.name)
 
 
 def _trace(made: Schedule) -> str:
@@ -113,7 +111,6 @@ FORMATS: Mapping[str, Mapping[str, Draw]] = {
     "pdf": {view: partial(_picture, view, "pdf") for view in _PICTURES},
     "html": {"page": lambda made: made.page()},
     "dot": {"graph": partial(_graph, graph_dot)},
-    "mermaid": {"graph": partial(_graph, graph_mermaid)},
     "perfetto": {"trace": _trace},
     "code": {"code": lambda made: made.code},
 }
@@ -124,7 +121,6 @@ _SUFFIXES = {
     ".pdf": "pdf",
     ".html": "html",
     ".dot": "dot",
-    ".mmd": "mermaid",
     ".json": "perfetto",
     ".py": "code",
 }

@@ -10,7 +10,7 @@ from itertools import groupby, product
 from typing import Literal
 
 from autosched._lib.text import amount, duration, table
-from autosched.viz import Bar, Line, bars_svg, lines_svg
+from autosched.viz import charts
 
 __all__ = ["Comparison", "Refusal", "Row"]
 
@@ -108,14 +108,15 @@ class Comparison:
         if len({row.gpus for row in self.rows}) > 1 and len(points) == len(self.rows):
             abstract = any("processor" in row.machine for row in self.rows)
             x = "processors" if abstract else "GPUs"
-            return lines_svg(self._lines(), title=title, x=x, y=self.objective, y_unit="s")
-        bars = [Bar(row.machine, self._seconds(row), series=row.policy) for row in self.rows]
-        return bars_svg(bars, title=title, x=self.objective, unit="s")
+            lines = dict(self._lines())
+            return charts.lines(lines, title=title, x=x, y=self.objective, unit="s")
+        bars = [(row.machine, row.policy, self._seconds(row)) for row in self.rows]
+        return charts.bars(bars, title=title, x=self.objective, unit="s")
 
     def _seconds(self, row: Row) -> float:
         return row.period if self.objective == "period" else row.makespan
 
-    def _lines(self) -> Iterator[Line]:
+    def _lines(self) -> Iterator[tuple[str, list[tuple[float, float]]]]:
         linked = [row for row in self.rows if row.gpus > 1] or self.rows
         links = dict.fromkeys(row.link for row in linked)
         known = {(row.gpus, row.link) for row in self.rows}
@@ -130,7 +131,7 @@ class Comparison:
             ]
             rows.sort(key=lambda row: row.gpus)
             name = f"{policy}, {link}" if len(links) > 1 else policy
-            yield Line(name, [(row.gpus, self._seconds(row)) for row in rows])
+            yield name, [(row.gpus, self._seconds(row)) for row in rows]
 
     @property
     def _heads(self) -> tuple[str, ...]:

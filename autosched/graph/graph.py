@@ -400,7 +400,7 @@ class Graph:
         group: str = "device",
         depth: int | None = None,
     ) -> None:
-        """Draw the graph into a file: .svg, .png, .pdf, .dot (Graphviz) or .mmd (Mermaid).
+        """Draw the graph into a file: .svg, .png, .pdf or .dot (Graphviz).
 
         The suffix selects the format; see ``graph_svg`` for the options. With ``depth``, a module
         at that level is one box; without, large graphs are folded to fit. ``.png`` and ``.pdf``

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import autosched as asc
+from autosched.viz import charts
 
 __all__ = ["Curve", "Tried", "candidates"]
 
@@ -92,13 +92,13 @@ class Curve:
 
     def svg(self) -> str:
         """Draw the seconds by the size of a micro-batch, a line for each order."""
-        lines = []
+        lines = {}
         for order in dict.fromkeys(one.order for one in self.tried):
             seconds = sorted(self.seconds(order).items())
-            lines.append(asc.viz.Line(order, [(self._size(chunks), s) for chunks, s in seconds]))
+            lines[order] = [(self._size(chunks), each) for chunks, each in seconds]
         title = f"One step with {self.rows} rows, by size of micro-batches"
-        axes = {"x": "rows of a micro-batch", "y": "predicted time", "y_unit": "s"}
-        return asc.viz.lines_svg(lines, title=title, log_x=True, **axes)
+        x = "rows of a micro-batch"
+        return charts.lines(lines, title=title, x=x, y="predicted time", unit="s", log_x=True)
 
 
 def candidates(rows: int) -> Sequence[int]:

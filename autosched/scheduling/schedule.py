@@ -431,7 +431,7 @@ class Schedule(Periodic, Running):
     ) -> dict[str, tuple[tuple[float, float], ...]]:
         """Return the bytes that each device holds over time, predicted or measured.
 
-        The result has steps (seconds, bytes). Draw it with ``viz.memory_svg``.
+        The result has steps (seconds, bytes). ``autosched show --what memory`` draws them.
         ``autosched.simulation.footprint.memory_over_time`` documents what is counted.
         """
         parts = self.program, self.graph, self.machine, self.costs

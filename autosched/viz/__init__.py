@@ -3,8 +3,7 @@
 Drawings are pure functions: they write no file and decide nothing.
 
 ``diagram`` chooses the boxes and arrows of a graph; ``partition`` and ``clusters`` group nodes, and
-``layered_layout`` places them. ``page_data`` has the data of a page, ``figure`` draws charts with
-matplotlib.
+``layered_layout`` places them. ``page_data`` has the data of a page.
 
 To add a drawing, write a module with one pure function ``(data, *, options) -> str``, whose data is
 a ``Timeline``, a ``Graph``, a ``Program`` or plain numbers. Take styles and elements from ``svg``,
@@ -17,9 +16,7 @@ gantt      what ran when, on which stream, and why then  SVG
 terminal   the same                                      text
 dag        what depends on what, and on which device     SVG
 dot        the same                                      Graphviz DOT
-mermaid    the same                                      Mermaid
-charts     lines, bars                                   SVG
-over_time  memory of devices, use of links               SVG
+charts     numbers, memory and links over time           SVG
 perfetto   what ran when, for Perfetto                   trace JSON
 convert    any of these that are SVG                     PNG, PDF
 page       a whole schedule, interactively               HTML
@@ -27,29 +24,19 @@ page       a whole schedule, interactively               HTML
 """
 
 from autosched.viz import drawing as drawing  # registers how graphs and timelines are displayed
-from autosched.viz.charts import Bar, Line, bars_svg, lines_svg
 from autosched.viz.convert import picture
 from autosched.viz.dag import graph_svg
 from autosched.viz.dot import graph_dot
 from autosched.viz.gantt import gantt_svg
-from autosched.viz.mermaid import graph_mermaid
-from autosched.viz.over_time import links_svg, memory_svg
 from autosched.viz.page import page_html
 from autosched.viz.perfetto import perfetto_json
 from autosched.viz.terminal import gantt_text
 
 __all__ = [
-    "Bar",
-    "Line",
-    "bars_svg",
     "gantt_svg",
     "gantt_text",
     "graph_dot",
-    "graph_mermaid",
     "graph_svg",
-    "lines_svg",
-    "links_svg",
-    "memory_svg",
     "page_html",
     "perfetto_json",
     "picture",

@@ -1,258 +1,293 @@
-"""Draw lines and bars with error bars, as SVG.
+"""Draw numbers as SVG with matplotlib: lines, bars, memory of devices and use of links over time.
 
-Series differ by colour, by markers, and by dashes or hollow bars, so that they can be distinguished
-without colour.
+Texts stay text, and dark colours apply where the reader prefers them. The functions are for the
+package's own reports; a user's numbers are best drawn by matplotlib itself.
 """
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any, Literal
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
-from autosched.errors import ChartError, shown
-from autosched.viz.figure import INK, LINES, MUTED, PAPER, axis_label, chart, finite, line, prefixed
-from autosched.viz.format import shorten
-from autosched.viz.svg import SERIES
+from autosched._lib.text import amount, duration
+from autosched.errors import ChartError
+from autosched.timeline.timeline import Span, Timeline
+from autosched.viz.format import Steps, legal, natural, shorten, text_width, thinned
+from autosched.viz.svg import SERIES, TITLE, color, escape
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Bar", "Line", "bars_svg", "lines_svg"]
+__all__ = ["bars", "lines", "links", "memory"]
 
-Style = Literal["solid", "dashed", "points"]
-STYLES: Sequence[Style] = ("solid", "dashed", "points")
+Points = Sequence[tuple[float, float]]
+Artists = Mapping[str, Any]  # a legend: artists by label
+
+WIDTH = 720.0  # in pixels
+ROW = 84.0  # the height of a device or link over time
+BAR = 25.0  # from one bar to the next
+NEAR = 3.0  # a limit is drawn if it is at most this multiple of the peak
+MOST_STEPS = 2000  # of a curve
+MOST_TICKS = 8  # at the points of a line; else at round numbers
+SHORTEST = 1e-12  # seconds of a copy that has a rate
+ALL_LINKS = "all links"
+LIMIT = "memory that the device has"
 TRUNCATED = "The vertical axis does not start at 0."
-MOST_TICKS = 8  # at the points of a line chart; else at round numbers
-ROW = 25.0  # from one bar to the next
-GROUP = 0.4  # more to the next group, in rows
 _MARKERS = "os^Dv"
-
-_Point = tuple[float, ...]  # (x, y, low, high)
-
-
-@dataclass(frozen=True)
-class Line:
-    """A named series of points ``(x, y)``, or ``(x, y, low, high)`` with an error bar.
-
-    ``style``: ``"solid"``, a line with markers; ``"dashed"``, a line without; ``"points"``, markers
-    alone.
-    """
-
-    name: str
-    points: Sequence[tuple[float, ...]]
-    style: Style = "solid"
+INK, MUTED, PAPER, GRID = (color(name) for name in ("ink", "muted", "paper", "grid"))
+_RC = {
+    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "legend.labelcolor"), MUTED),
+    **dict.fromkeys(("xtick.color", "ytick.color"), MUTED),
+    **dict.fromkeys(("axes.spines.right", "axes.spines.top", "legend.frameon"), False),
+    **{"axes.grid": True, "axes.grid.axis": "y", "grid.color": GRID, "axes.axisbelow": True},
+    **{"axes.titlelocation": "left", "font.size": 9.0, "text.color": INK},
+    **{"figure.constrained_layout.w_pad": 0.12, "figure.constrained_layout.h_pad": 0.1},
+    **{"svg.fonttype": "none", "svg.hashsalt": "autosched", "text.parse_math": False},
+}
 
 
-@dataclass(frozen=True)
-class Bar:
-    """A named value, with the two ends of an error bar if they are given.
-
-    Consecutive bars of the same name are grouped, and distinguished by ``series``.
-    """
-
-    name: str
-    value: float
-    low: float | None = None
-    high: float | None = None
-    series: str = ""
-
-
-# ---- lines
-
-
-def lines_svg(
-    series: Iterable[Line],
-    *,
-    title: str = "",
-    x: str = "",
-    y: str = "",
-    x_unit: str = "",
-    y_unit: str = "",
-    log_x: bool = False,
+def lines(
+    series: Mapping[str, Points], *, title: str, x: str, y: str, unit: str = "", log_x: bool = False
 ) -> str:
-    """Draw series on common axes, named ``x`` and ``y``.
+    """Draw named series of points on common axes; ``unit`` is that of y.
 
-    Units get prefixes where these are usual (s, B, FLOP/s). The y axis starts at 0 unless that
-    would hide differences; then the chart says so. Lines that coincide with earlier ones are dashed
-    so that both are visible, and the legend names lines that are equal. Raises ChartError for
-    numbers that are not finite, for other styles, for an x of 0 or less where ``log_x``, and where
-    matplotlib is not installed.
-
-    >>> measured = Line("measured", [(1, 0.02, 0.019, 0.022), (2, 0.013, 0.012, 0.015)], "points")
-    >>> predicted = Line("predicted", [(1, 0.02), (2, 0.012)], "dashed")
-    >>> "time (ms)" in lines_svg([measured, predicted], y="time", y_unit="s")
-    True
+    Every second line is dashed, so that one below remains visible. The y axis starts at 0 unless that
+    would hide differences; then the chart says so. Raises ChartError without matplotlib.
     """
-    lines = list(series)
-    points = [_points(line, log_x) for line in lines]
-    every = [point for mine in points for point in mine]
-    x_scale, x_unit = prefixed((point[0] for point in every), x_unit)
-    y_scale, y_unit = prefixed((value for point in every for value in point[1:]), y_unit)
-    points = [[(p[0] / x_scale, *(v / y_scale for v in p[1:])) for p in mine] for mine in points]
 
-    def draw(figure: Figure) -> Mapping[str, Any]:
-        axes = figure.add_subplot()
-        axes.ticklabel_format(useOffset=False)
-        legend: dict[str, Any] = {}
-        drawn: set[Any] = set()
-        labels = _labels(lines, points)
-        for i, (one, label, mine) in enumerate(zip(lines, labels, points, strict=True)):
-            segments = set(pairwise(_visible(mine))) if one.style != "points" else set()
-            is_overlapping = one.style == "solid" and segments & drawn
-            drawn |= segments
-            artist = _draw_line(axes, mine, i, "overlapping" if is_overlapping else one.style)
-            legend.setdefault(label, artist)
-        _set_x_axis(axes, sorted({point[0] for mine in points for point in mine}), log_x)
-        _set_y_axis(axes, [value for mine in points for point in mine for value in point[1:]])
-        axes.set_xlabel(axis_label(x, x_unit))
-        axes.set_ylabel(axis_label(y, y_unit))
-        return legend
+    def draw(figure: Figure) -> Artists:
+        axes = figure.add_subplot(xlabel=_line(x), ylabel=_line(y))
+        axes.yaxis.set_major_formatter(lambda value, _: _amount(value, unit))
+        if log_x:
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        artists = {}
+        for i, (name, points) in enumerate(series.items()):
+            tone = SERIES[i % len(SERIES)][0]
+            look: Any = {"color": tone, "mec": PAPER, "marker": _MARKERS[i % len(_MARKERS)]}
+            look |= {"lw": max(2.6 - 0.4 * i, 1.2), "ls": (0, (3, 3)) if i % 2 else "-"}
+            artists[name] = axes.plot(*zip(*points, strict=True), **look)[0]
+        xs = sorted({point[0] for points in series.values() for point in points})
+        if len(xs) <= MOST_TICKS:
+            axes.set_xticks(xs, [f"{value:g}" for value in xs])
+            axes.minorticks_off()
+        ys = [point[1] for points in series.values() for point in points]
+        if min(ys) < max(ys) < 2 * min(ys):
+            axes.text(0.0, 1.02, TRUNCATED, transform=axes.transAxes, color=MUTED)
+        else:
+            axes.set_ylim(bottom=min(0.0, *ys))
+        return artists
 
-    return chart(draw, 350, title, "chart")
-
-
-def _points(line: Line, log_x: bool) -> list[_Point]:
-    what = f"a point of line {line.name!r}"
-    if line.style not in STYLES:
-        styles = f"{', '.join(map(repr, STYLES))}, got {shown(line.style)}"
-        raise ChartError(f"the style of line {line.name!r} must be one of {styles}")
-    made = []
-    for point in line.points:
-        if len(point) not in (2, 4):
-            raise ChartError(f"{what} must be (x, y) or (x, y, low, high), got {shown(point)}")
-        x, y, *ends = [finite(item, what) for item in point]
-        if log_x and x <= 0:
-            got = shown(point[0])
-            raise ChartError(f"x of {what} must be more than 0 on a logarithmic axis, got {got}")
-        made.append((x, y, *(ends or (y, y))))
-    return made
+    return _chart(draw, 350, title)
 
 
-def _visible(points: Iterable[_Point]) -> tuple[tuple[float, str], ...]:
-    """Return (x, y) of points, with as many digits of y as can be seen."""
-    return tuple((point[0], f"{point[1]:.3g}") for point in points)
+def bars(values: Iterable[tuple[str, str, float]], *, title: str, x: str, unit: str = "") -> str:
+    """Draw bars (name, series, value) from 0, one below the other, each with its value.
 
-
-def _labels(lines: Iterable[Line], points: Iterable[Sequence[_Point]]) -> Iterable[str]:
-    """Return the label of each line, which names the first line with the same points."""
-    first: dict[object, str] = {}
-    for one, mine in zip(lines, points, strict=True):
-        equal = first.setdefault(_visible(mine), one.name)
-        is_named = one.name and equal and mine and equal != one.name
-        yield f"{one.name} (as {equal})" if is_named else one.name
-
-
-def _draw_line(axes: Axes, points: Sequence[_Point], i: int, style: str) -> Any:
-    tone = SERIES[i % len(SERIES)][0]
-    marker = _MARKERS[i % len(_MARKERS)] if style != "dashed" or len(points) == 1 else ""
-    xs = [point[0] for point in points]
-    ys = [point[1] for point in points]
-    if errors := [point for point in points if point[2] != point[3]]:
-        middles = [(low + high) / 2 for *_, low, high in errors]
-        lengths = [abs(high - low) / 2 for *_, low, high in errors]
-        at = [point[0] for point in errors]
-        axes.errorbar(at, middles, yerr=lengths, fmt="none", ecolor=tone, elinewidth=1.1)
-    dashes = LINES.get(style, "none")
-    return axes.plot(xs, ys, color=tone, marker=marker, mec=PAPER, linestyle=dashes)[0]
-
-
-def _set_x_axis(axes: Axes, xs: Sequence[float], log: bool) -> None:
-    """Put ticks at the points if these are few and not too close to each other."""
-    if log:
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-    gaps = [b - a for a, b in pairwise([math.log(x) for x in xs] if log else xs)]
-    if 0 < len(xs) <= MOST_TICKS and min(gaps, default=1.0) >= 0.07 * sum(gaps):
-        axes.set_xticks(xs, [f"{x:g}" for x in xs])
-        axes.minorticks_off()
-
-
-def _set_y_axis(axes: Axes, values: Sequence[float]) -> None:
-    """Start at 0, unless values would fill less than half of the axis; mark the axis then."""
-    low = min(values, default=0.0)
-    high = max(values, default=0.0)
-    if low < high and (0 < high < 2 * low or 2 * high < low < 0):
-        axes.text(0.0, 1.02, TRUNCATED, transform=axes.transAxes, color=MUTED)
-        mark: Any = {"marker": [(-1.0, -0.5), (1.0, 0.5)], "mec": INK, "ls": "none"}
-        axes.plot([0, 0], [0, 0.02], transform=axes.transAxes, clip_on=False, **mark)
-    elif low >= 0:
-        axes.set_ylim(bottom=0)
-    elif high <= 0:
-        axes.set_ylim(top=0)
-
-
-# ---- bars
-
-
-def bars_svg(bars: Iterable[Bar], *, title: str = "", x: str = "", unit: str = "") -> str:
-    """Draw bars from 0, one below the other, each with its value.
-
-    ``x`` is the label of the values, ``unit`` their unit. Units get prefixes where these are usual
-    (s, B, FLOP/s). Raises ChartError for numbers that are not finite, for an error bar with one
-    end, and where matplotlib is not installed.
-
-    >>> bars = [Bar("one GPU", 3.75), Bar("two GPUs", 2.43, low=2.41, high=2.46)]
-    >>> svg = bars_svg(bars, title="a step", x="time", unit="s")
-    >>> "3.75 s" in svg, "2.43 s" in svg
-    (True, True)
+    Consecutive bars of one name are a group; every other series is hollow. Raises ChartError
+    without matplotlib.
     """
-    bars = list(bars)
-    values = [_ends(bar) for bar in bars]
-    series = list(dict.fromkeys(bar.series for bar in bars))
-    scale, unit = prefixed((value for ends in values for value in ends), unit)
-    runs = [(name, len(list(same))) for name, same in groupby(bar.name for bar in bars)]
-    groups = [group for group, (_, count) in enumerate(runs) for _ in range(count)]
-    places = [i + GROUP * group for i, group in enumerate(groups)]
-    middles = [[places[i] for i, mine in enumerate(groups) if mine == g] for g in range(len(runs))]
+    groups = [(name, list(mine)) for name, mine in groupby(values, key=lambda bar: bar[0])]
+    series = list(dict.fromkeys(bar[1] for _, mine in groups for bar in mine))
+    height = sum(0.4 + len(mine) for _, mine in groups)
 
-    def draw(figure: Figure) -> Mapping[str, Any]:
-        axes = figure.add_subplot()
+    def draw(figure: Figure) -> Artists:
+        axes = figure.add_subplot(xlabel=_line(x))
         axes.grid(axis="x")
         axes.grid(visible=False, axis="y")
         axes.axvline(0, color=MUTED, linewidth=0.8)
-        legend: dict[str, Any] = {}
-        for place, bar, ends in zip(places, bars, values, strict=True):
-            i = series.index(bar.series)
-            artist = _draw_bar(axes, place, [value / scale for value in ends], unit, i)
-            legend.setdefault(bar.series, artist)
-        names = [line(shorten(name, 220)) for name, _ in runs]
-        axes.set_yticks([sum(mine) / len(mine) for mine in middles], names)
+        artists: dict[str, Any] = {}
+        middles = []
+        place = 0.0
+        for _, mine in groups:
+            middles.append(place + (len(mine) - 1) / 2)
+            for _, name, value in mine:
+                i = series.index(name)
+                tone = SERIES[i % len(SERIES)][0]
+                look: Any = {"facecolor": PAPER if i % 2 else tone, "edgecolor": tone}
+                drawn = axes.barh(place, value, height=0.8, **look)
+                axes.bar_label(drawn, [_amount(value, unit)], padding=5)
+                artists.setdefault(name, drawn)
+                place += 1
+            place += 0.4
+        axes.set_yticks(middles, [_line(shorten(name, 220)) for name, _ in groups])
         axes.tick_params(axis="y", length=0, labelcolor=INK)
         axes.spines["left"].set_visible(False)
-        axes.set_ylim(max(places, default=0) + 0.7, -0.7)
+        axes.set_ylim(max(place - 0.7, 0.7), -0.7)
         axes.margins(x=0.12)
-        axes.ticklabel_format(axis="x", useOffset=False)
-        axes.set_xlabel(axis_label(x, unit))
-        return legend
+        axes.xaxis.set_major_formatter(lambda value, _: _amount(value, unit))
+        return artists
 
-    return chart(draw, max(places, default=0) * ROW + 100, title, "chart")
-
-
-def _ends(bar: Bar) -> list[float]:
-    """Return the value of a bar and the two ends of its error bar, if it has one."""
-    what = f"bar {bar.name!r}"
-    ends = [end for end in (bar.low, bar.high) if end is not None]
-    if len(ends) == 1:
-        raise ChartError(f"{what} has an error bar with one end; give low= and high=, or neither")
-    return [finite(value, what) for value in (bar.value, *ends)]
+    return _chart(draw, height * BAR + 75, title)
 
 
-def _draw_bar(axes: Axes, place: float, ends: Sequence[float], unit: str, i: int) -> Any:
-    """Draw a bar, hollow for every other series, its error bar, and its value after both."""
-    value, *error = ends
-    tone = SERIES[i % len(SERIES)][0]
-    look: Any = {"facecolor": PAPER if i % 2 else tone, "edgecolor": tone, "linewidth": 1.2}
-    artist = axes.barh(place, value, height=0.8, **look)
-    if error:
-        middle = sum(error) / 2
-        length = abs(error[1] - error[0]) / 2
-        axes.errorbar(middle, place, xerr=length, fmt="none", ecolor=INK, elinewidth=1.1)
-    sign = -1 if value < 0 else 1
-    end = max(ends, key=lambda number: sign * number), place
-    look = {"textcoords": "offset points", "va": "center", "ha": "right" if sign < 0 else "left"}
-    axes.annotate(f"{value:.3g} {unit}".strip(), end, (sign * 5, 0), **look)
-    return artist
+# ---- over time
+
+
+def memory(courses: Mapping[str, Steps], *, title: str, limits: Mapping[str, float]) -> str:
+    """Draw the bytes that devices hold over time: a row per device, with its peak marked.
+
+    The data are those of ``memory_over_time``. ``limits`` are the bytes of memory of devices, drawn
+    as a line where the peak is close. Raises ChartError without matplotlib.
+    """
+    rows = []
+    for name in sorted(courses, key=natural):
+        peak = max((held for _, held in courses[name]), default=0.0)
+        limit = limits.get(name, math.inf)
+        note = f"peak {amount(peak, 'B')}"
+        if 0 < limit < math.inf:
+            share = f"{peak / limit:.0%}" if peak >= limit / 100 else "under 1%"
+            note += f", {share} of {amount(limit, 'B')}"
+        is_near = peak <= limit <= NEAR * peak
+        rows.append((f"{shorten(name, 250)}: {note}", courses[name], limit if is_near else None))
+    return _over_time(rows, title, "memory", "B")
+
+
+def links(timeline: Timeline, *, title: str) -> str:
+    """Draw the rate of copies over time: a row per link, in bytes per second.
+
+    Where bytes are unknown, rows show how many copies are in progress. A link is a pair of devices
+    where copies occupy streams of both, else the stream of one; with more than one link, the first
+    row is their total. Raises ChartError without matplotlib.
+    """
+    copies = [span for span in timeline.spans if span.kind == "copy"]
+    is_known = any(span.nbytes for span in copies)
+    by_link: dict[str, list[Span]] = {}
+    for span in copies:
+        one = len(span.streams) == 1
+        name = str(span.streams[0]) if one else " → ".join(s.device for s in span.streams)
+        by_link.setdefault(name, []).append(span)
+    names = sorted(by_link, key=natural)
+    found = {ALL_LINKS: copies} if len(names) > 1 else {}
+    rows = []
+    for name, spans in (found | {name: by_link[name] for name in names}).items():
+        rates = _rates(spans, is_known)
+        note = f"busy {_busy(spans) / (timeline.makespan or 1.0):.0%}"
+        if is_known:
+            most = amount(max(rate for _, rate in rates), "B/s")
+            note += f", {amount(sum(span.nbytes for span in spans), 'B')}, at most {most}"
+        rows.append((f"{shorten(name, 250)}: {note}", rates, None))
+    what = "bytes per second" if is_known else "copies in progress"
+    return _over_time(rows, title, what, "B/s" if is_known else "")
+
+
+def _rates(spans: Iterable[Span], is_known: bool) -> Steps:
+    """Return the total bytes per second of spans; or their number, where bytes are unknown."""
+    changes: list[tuple[float, int, float]] = [(0.0, 0, 0.0)]
+    for i, span in enumerate(spans):
+        if span.seconds > SHORTEST:
+            rate = span.nbytes / span.seconds if is_known else 1.0
+            changes += [(span.start, i, rate), (span.end, i, -rate)]
+    changes.sort(key=lambda change: change[0])
+    steps = []
+    active: dict[int, float] = {}
+    for time, together in groupby(changes, key=lambda change: change[0]):
+        for _, i, rate in together:
+            if rate > 0:
+                active[i] = rate
+            else:
+                active.pop(i, None)
+        steps.append((time, math.fsum(active.values())))
+    return steps
+
+
+def _busy(spans: Iterable[Span]) -> float:
+    """Return for how long at least one span was in progress."""
+    total = 0.0
+    end = 0.0
+    for span in sorted(spans, key=lambda span: span.start):
+        total += max(span.end - max(span.start, end), 0.0)
+        end = max(end, span.end)
+    return total
+
+
+def _over_time(
+    rows: Sequence[tuple[str, Steps, float | None]], title: str, what: str, unit: str
+) -> str:
+    """Draw rows (title, curve, limit) one below the other, on one time axis."""
+    end = max((time for _, steps, _ in rows for time, _ in steps), default=0.0) or 1.0
+    tone = SERIES[0][0]
+
+    def draw(figure: Figure) -> Artists:
+        artists: dict[str, Any] = {}
+        plots = figure.subplots(max(len(rows), 1), 1, sharex=True, squeeze=False)[:, 0]
+        for axes, (name, steps, limit) in zip(plots, rows, strict=False):
+            axes.set_title(_line(name), fontsize=9)
+            if steps:
+                shown = [*thinned(steps, MOST_STEPS), (end, steps[-1][1])]
+                curve = list(zip(*shown, strict=True))
+                axes.fill_between(*curve, step="post", color=tone, alpha=0.22, linewidth=0)
+                artists[what] = axes.step(*curve, where="post", color=tone, lw=1.2)[0]
+                top = max(steps, key=lambda step: step[1])
+                axes.plot(*top, "o", color=tone, mec=PAPER, clip_on=False, zorder=3)
+            if limit is not None:
+                artists[LIMIT] = axes.axhline(limit, color=SERIES[1][0], ls="-.", lw=1.2)
+            axes.set_ylim(0, None if any(held for _, held in steps) else 1)
+            axes.locator_params(axis="y", nbins=3, integer=not unit)
+            axes.yaxis.set_major_formatter(lambda value, _: _amount(value, unit))
+        plots[-1].set_xlim(0, end)
+        plots[-1].xaxis.set_major_formatter(lambda value, _: _amount(value, "s"))
+        return artists
+
+    return _chart(draw, max(len(rows), 1) * ROW + 50, title)
+
+
+# ---- all charts
+
+
+def _chart(draw: Callable[[Figure], Artists], height: float, title: str) -> str:
+    """Return a chart as SVG, with a title above and the legend that ``draw`` returns below."""
+    try:
+        import matplotlib.style
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ChartError('charts need matplotlib: pip install "autosched[viz]"') from None
+    made = io.StringIO()
+    # Matplotlib's defaults, not the user's; no date, so that equal data give equal bytes.
+    with matplotlib.style.context(["default", _RC]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        figure = Figure(layout="constrained")
+        artists = {name: artist for name, artist in draw(figure).items() if name}
+        # Matplotlib leaves out labels that begin with an underscore.
+        labels = [" " * name.startswith("_") + _line(name) for name in artists]
+        columns = int((WIDTH - 30) / (max(map(text_width, labels), default=0.0) + 56))
+        columns = max(1, min(columns, len(labels)))
+        if labels:
+            place: Any = {"loc": "outside lower left", "ncols": columns}
+            figure.legend(list(artists.values()), labels, **place)
+        short = _line(shorten(title, WIDTH - 60, TITLE))
+        figure.suptitle(short, x=0.015, ha="left", size=0.75 * TITLE, weight="bold")
+        height += 22 * math.ceil(len(labels) / columns) + 30
+        figure.set_size_inches(WIDTH / 96, height / 96)
+        metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(made, format="svg", metadata=metadata)
+    opening = f'<svg class="autosched-chart" role="img" aria-label="{escape(title)}" '
+    svg = made.getvalue().partition("<svg ")[2]
+    return opening + svg.replace(">", f">\n{_dark_style()}", 1)
+
+
+def _dark_style() -> str:
+    """Return a style sheet that replaces the light colours where readers prefer dark ones."""
+    pairs = [(color(name), color(name, dark=True)) for name in ("paper", "ink", "muted", "grid")]
+    rules = (
+        f'.autosched-chart [style*="{key}: {light}"]{{{key}:{dark}!important}}'
+        for light, dark in [*pairs, *SERIES]
+        for key in ("fill", "stroke")
+    )
+    return f"<style>@media (prefers-color-scheme:dark){{{''.join(rules)}}}</style>"
+
+
+def _line(text: str) -> str:
+    """Return text on one line, without characters that XML forbids."""
+    return legal(" ".join(text.split()))
+
+
+def _amount(value: float, unit: str) -> str:
+    """Return a value with its unit, with a prefix where that is usual."""
+    if unit == "s":
+        return duration(value)
+    return amount(value, unit) if unit.startswith("B") else f"{value:.4g}{unit}"

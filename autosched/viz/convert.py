@@ -16,8 +16,9 @@ def picture(svg: str, kind: Literal["png", "pdf"] = "png") -> bytes:
 
     Raises ChartError for other formats, and where the converter is not installed.
 
-    >>> from autosched.viz import Bar, bars_svg
-    >>> picture(bars_svg([Bar("one GPU", 3.75)]), "pdf")[:5]
+    >>> from autosched.graph.graph import Graph
+    >>> from autosched.viz import graph_svg
+    >>> picture(graph_svg(Graph()), "pdf")[:5]
     b'%PDF-'
     """
     if kind not in ("png", "pdf"):

@@ -18,7 +18,6 @@ from autosched.viz.dag import graph_svg
 from autosched.viz.dot import graph_dot
 from autosched.viz.format import summary
 from autosched.viz.gantt import gantt_svg
-from autosched.viz.mermaid import graph_mermaid
 from autosched.viz.svg import escape
 from autosched.viz.terminal import gantt_text
 
@@ -33,9 +32,9 @@ def draw_graph(
     group: str,
     depth: int | None,
 ) -> None:
-    """Write a graph as .svg, .png, .pdf, .dot or .mmd."""
+    """Write a graph as .svg, .png, .pdf or .dot."""
     options: dict[str, Any] = {"critical": list(critical), "group": group, "depth": depth}
-    writers = {".svg": graph_svg, ".dot": graph_dot, ".mmd": graph_mermaid}
+    writers = {".svg": graph_svg, ".dot": graph_dot}
     _draw(path, {kind: partial(draw, graph, device, **options) for kind, draw in writers.items()})
 
 

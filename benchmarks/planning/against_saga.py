@@ -24,7 +24,7 @@ from _ours import TINY, planned
 from _report import picture, table
 from _shapes import SHAPES
 
-from autosched.viz import Line, lines_svg
+from autosched.viz import charts
 
 INSTALL = """\
 SAGA is not installed here. Into a folder of its own, without the packages that only its drawings and its exact
@@ -92,7 +92,7 @@ def instances(quick: bool) -> list[Instance]:
 def _makespans(chosen: argparse.Namespace) -> Iterator[str]:
     some = instances(chosen.quick)
     best = [best_of_saga(one) for one in some]
-    rows, curves = [], []
+    rows, curves = [], {}
     policies = [("heft", None), ("auto", None), ("auto", 1.0)] + (
         [] if chosen.quick else [("search", 5.0)]
     )
@@ -102,9 +102,8 @@ def _makespans(chosen: argparse.Namespace) -> Iterator[str]:
             outcome.makespan / theirs for outcome, (theirs, _) in zip(ours, best, strict=True)
         ]
         name = policy if seconds is None else f"{policy}, {seconds:g} s"
-        curves.append(
-            Line(name, [(100 * i / (len(ratios) - 1), r) for i, r in enumerate(sorted(ratios))])
-        )
+        shares = [100 * i / (len(ratios) - 1) for i in range(len(ratios))]
+        curves[name] = list(zip(shares, sorted(ratios), strict=True))
         rows.append((name, *_figures(ratios), f"{max(outcome.seconds for outcome in ours):.2f}"))
     target = "Target for `auto`: better on at least 80%, never worse by more than 0.1%."
     winners = ", ".join(
@@ -112,9 +111,8 @@ def _makespans(chosen: argparse.Namespace) -> Iterator[str]:
     )
     yield f"## The best of SAGA, graph by graph\n\n{table(HEAD, rows)}\n\n{target}"
     yield f"Best of SAGA: {winners}. {LEFT_OUT}"
-    svg = lines_svg(
-        curves, title="Makespan over the best of SAGA", x="graphs, by ratio", y="ratio", x_unit="%"
-    )
+    axes = {"x": "graphs, by ratio (%)", "y": "ratio"}
+    svg = charts.lines(curves, title="Makespan over the best of SAGA", **axes)
     yield from picture(
         "planning_saga", "makespan over the best of SAGA, graph by graph", svg, chosen
     )

@@ -15,7 +15,7 @@ from _instances import Instance
 from _ours import Gaps, exact_is_there, gaps, planned, spread
 from _report import picture, table
 
-from autosched.viz import Bar, bars_svg
+from autosched.viz import charts
 
 HEAD = ("", "graphs", "gap, mean", "worst", "optimal", "seconds, most", "target")
 
@@ -46,15 +46,11 @@ def report(chosen: argparse.Namespace) -> Iterator[str]:
             yield f"## {title}\n\n{table(HEAD, [line.cells() for line in found])}"
             family = title.partition(",")[0]
             bars += [
-                Bar(f"{family} {line.graphs}".strip(), 100 * line.found.mean, series=line.policy)
+                (f"{family} {line.graphs}".strip(), line.policy, 100 * line.found.mean)
                 for line in found
             ]
-    drawn = bars_svg(bars, title="Gap to the optimum, mean", x="gap", unit="%")
+    drawn = charts.bars(bars, title="Gap to the optimum, mean", x="gap", unit="%")
     yield from picture("planning_quality", "mean gaps by family and policy", drawn, chosen)
-
-
-def _bar(name: str, line: Line) -> Bar:
-    return Bar(name, 100 * line.found.mean, series=line.policy)
 
 
 def _lines(

@@ -24,7 +24,7 @@ import autosched as asc
 from autosched.lowering import lower
 from autosched.policies import heft
 from autosched.simulation.simulate import simulate
-from autosched.viz import Line, lines_svg
+from autosched.viz import charts
 
 PLACING = {1_000: 0.010, 10_000: 0.1, 100_000: 1.0}  # the targets, in seconds
 SCHEDULE, MILLION, MEMORY = 6.0, 40.0, 8.0  # seconds, seconds, GiB
@@ -47,15 +47,16 @@ def report(chosen: argparse.Namespace) -> Iterator[str]:
     yield f"The first call of all, of 3,000 tasks, took {warm:.2f} s."
     yield f'## schedule(policy="heft"): place, lower, prove\n\n{_whole(whole)}'
     yield f"## Very many tasks on 64 devices, by HEFT\n\n{_many(20_000 if chosen.quick else 1_000_000)}"
-    lines = [
-        Line(name, [(n, seconds / n) for n, seconds in found.items()])
+    lines = {
+        name: [(n, seconds / n) for n, seconds in found.items()]
         for name, found in (
             ("HEFT, copies occupy nothing", free),
             ("HEFT", aware),
             ("schedule()", whole),
         )
-    ]
-    svg = lines_svg(lines, title="Planning", x="tasks", y="time per task", y_unit="s", log_x=True)
+    }
+    axes = {"x": "tasks", "y": "time per task", "unit": "s", "log_x": True}
+    svg = charts.lines(lines, title="Planning", **axes)
     yield from picture("planning_speed", "time per task by number of tasks", svg, chosen)
 
 

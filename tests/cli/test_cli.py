@@ -499,7 +499,6 @@ def test_a_schedule_is_shown_as_svg_in_a_file_or_on_stdout(what, plan, tmp_path,
         ("memory.svg", "<svg"),
         ("links.svg", "<svg"),
         ("graph.dot", 'digraph "two layers"'),
-        ("graph.mmd", "flowchart"),
         ("trace.json", '{"displayTimeUnit"'),
         ("page.html", "<!doctype html>"),
     ],
@@ -539,7 +538,7 @@ def test_a_profile_that_no_format_has_is_refused_before_anything_runs(builder, c
         (["-o", "picture.bmp"], "picture.bmp: no format has this suffix; known are "),
         (
             ["--what", "graph", "--format", "code"],
-            "--what graph cannot be shown as code; it can as text, svg, png, pdf, dot, mermaid",
+            "--what graph cannot be shown as code; it can as text, svg, png, pdf, dot",
         ),
     ],
 )

@@ -12,17 +12,12 @@ from hypothesis import strategies as st
 import autosched as asc
 from autosched.errors import ChartError
 from autosched.viz import (
-    Bar,
-    Line,
-    bars_svg,
+    charts,
     gantt_svg,
     graph_svg,
-    lines_svg,
-    links_svg,
-    memory_svg,
     picture,
 )
-from tests.viz.test_over_time import HELD
+from tests.viz.test_charts import HELD
 from tests.viz.test_viz import SMALL, elements, texts, training_step
 
 
@@ -45,10 +40,10 @@ def test_every_drawing_has_a_png_and_a_pdf():
     drawings = [
         gantt_svg(SMALL, title="$x^2$ <&>", measured=SMALL),
         graph_svg(training_step(), title="step", critical=["h0", "g0"]),
-        memory_svg(HELD, limits={"cuda:0": 4e9}),
-        links_svg(SMALL),
-        lines_svg([Line("a", [(1, 2, 1, 3), (2, 3, 2, 4)]), Line("b", [(1, 2)], "points")]),
-        bars_svg([Bar("a", 1.0, 0.9, 1.1), Bar("矩阵", 2.0)], title="bars"),
+        charts.memory(HELD, title="bytes", limits={"cuda:0": 4e9}),
+        charts.links(SMALL, title="links"),
+        charts.lines({"a": [(1, 2), (2, 3)], "b": [(1, 2)]}, title="lines", x="x", y="y"),
+        charts.bars([("a", "one", 1.0), ("矩阵", "one", 2.0)], title="bars", x="x"),
     ]
     for svg in drawings:
         found = pixels(picture(svg))
@@ -78,13 +73,13 @@ def test_a_picture_has_the_colours_of_its_drawing_at_their_places():
 
 def test_text_is_visible():
     """Text that finds no font would be left out."""
-    with_title, without = (picture(bars_svg([], title=title)) for title in ("title", " "))
+    with_title, without = (picture(charts.bars([], title=title, x="")) for title in ("title", " "))
     assert (pixels(with_title)[:60, :, :3] < 0.3).any()
     assert not (pixels(without)[:60, :, :3] < 0.3).any()
 
 
 def test_one_drawing_gives_the_same_bytes_each_time():
-    svg = bars_svg([Bar("a", 1.0)])
+    svg = gantt_svg(SMALL)
     assert picture(svg) == picture(svg)
     assert b"CreationDate" not in picture(svg, "pdf")
 
@@ -99,7 +94,7 @@ def test_without_a_converter_the_error_names_what_to_install(kind, module, monke
 
 def test_a_picture_of_another_kind_is_refused():
     with pytest.raises(ChartError, match="'png' or 'pdf', got 'gif'"):
-        picture(bars_svg([]), "gif")
+        picture(gantt_svg(SMALL), "gif")
 
 
 # ---- in files
@@ -163,10 +158,10 @@ def test_the_memory_of_a_schedule_is_that_of_its_prediction_or_of_a_run():
     predicted = plan.memory()
     assert predicted == plan.memory(plan.simulate())
     assert set(predicted) == set(plan.machine.names)
-    assert "peak" in " ".join(texts(memory_svg(predicted)))
+    assert "peak" in " ".join(texts(charts.memory(predicted, title="", limits={})))
 
 
 @settings(max_examples=5)
 @given(st.sampled_from(["png", "pdf"]), st.text(max_size=8))
 def test_any_name_can_be_in_a_picture(kind, name):
-    assert picture(bars_svg([Bar(name, 1.0)]), kind)
+    assert picture(gantt_svg(SMALL, title=name), kind)

@@ -7,14 +7,14 @@ from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 import autosched as asc
 from autosched.errors import ChartError
 from autosched.graph.graph import Graph
 from autosched.graph.task import Origin
-from autosched.viz import graph_dot, graph_mermaid, graph_svg
+from autosched.viz import graph_dot, graph_svg
 from autosched.viz.clusters import clustered
 from autosched.viz.dag import BOX, PITCH
 from autosched.viz.diagram import diagram
@@ -154,11 +154,7 @@ def test_folded_boxes_say_how_many_tasks_they_are():
     assert block.facts.splitlines()[:3] == ["block1", "8 tasks", "block1.0.mm"]
     assert sum(len(box.names) for box in folded.boxes) == len(graph.tasks) + len(graph.sources)
     assert folded.note == "48 tasks and 13 inputs in 12 boxes"
-    for drawn in (
-        graph_svg(graph, depth=1),
-        graph_dot(graph, depth=1),
-        graph_mermaid(graph, depth=1),
-    ):
+    for drawn in (graph_svg(graph, depth=1), graph_dot(graph, depth=1)):
         assert "8 tasks" in drawn
 
 
@@ -260,7 +256,6 @@ def test_the_critical_path_is_marked():
         "c",
     }
     assert graph_dot(graph, critical=path).count("penwidth=4.5") == 2
-    assert "linkStyle" in graph_mermaid(graph, critical=path)
 
 
 def test_a_copy_marks_who_made_its_value():
@@ -286,7 +281,7 @@ def test_what_cannot_be_drawn_is_named():
     graph = network()
     with pytest.raises(ChartError, match="critical names 'nobody'"):
         graph_svg(graph, critical=["nobody"])
-    for drawing in (graph_svg, graph_dot, graph_mermaid):
+    for drawing in (graph_svg, graph_dot):
         with pytest.raises(ChartError, match="'device' or 'module', got 'shape'"):
             drawing(graph, group="shape")
         with pytest.raises(ChartError, match=r"depth .* got -1"):
@@ -356,31 +351,6 @@ def test_dot_has_a_cluster_for_each_device_and_a_style_for_each_dependency():
     assert "style" not in arrows["n0 -> n2"]
 
 
-def test_mermaid_has_a_subgraph_for_each_device_and_a_line_for_each_dependency():
-    graph = Graph("step")
-    x = graph.input("x")
-    a = graph.add(first, x, name="a", on="cuda:0")
-    graph.add(first, x, writes=[x], name="b", on="cpu")
-    graph.add(first, name="c", after=a, on="cuda:0")
-    lines = [line.strip() for line in graph_mermaid(graph, title="one step").splitlines()]
-    assert lines[:4] == ["---", 'title: "one step"', "---", "flowchart TD"]
-    assert [line for line in lines if line.startswith("subgraph")] == [
-        'subgraph g0 ["cpu"]',
-        'subgraph g1 ["cuda#58;0"]',
-    ]
-    assert lines[-4:] == [
-        "n0 ==> n1",
-        "n0 --> n2",
-        "n1 -.->|write after read| n2",
-        "n1 -.->|order only| n3",
-    ]
-
-
-def test_mermaid_folds_at_forty_boxes():
-    graph = network()
-    assert 10 < len(re.findall(r"^ +n\d+[\[(]", graph_mermaid(graph), re.M)) <= 40
-
-
 QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
@@ -416,23 +386,6 @@ def named(*names):
     for name in names:
         graph.add(first, 1, name=name)
     return graph
-
-
-@example(named("#35;", '"];', "1.", "-", "`x`", "style:#a;", "<b>", "&lt;"), "")
-@given(graphs(), st.text())
-def test_any_name_can_be_written_for_mermaid(graph, title):
-    text = graph_mermaid(graph, title=title)
-    text.encode()
-    body = text.partition("flowchart TD\n")[2]
-    labels = re.findall(r'n\d+(?:\(\[|\[)"([^"]*)"', body)
-    assert all(re.fullmatch(r"(?:#\d+;|[\w ._])*", label) for label in labels)
-    shown = [re.sub(r"#(\d+);", lambda m: chr(int(m[1])), label) for label in labels]
-    assert sorted(shown) == sorted(legible(node.name) for node in [*graph.sources, *graph.tasks])
-    for line in body.splitlines():
-        assert line.count('"') in (0, 2)
-    assert not re.search(
-        r"style.*:\S*#.*;", body
-    )  # Mermaid takes the semicolon off the end of such lines
 
 
 @given(graphs(), st.integers(1, 12), st.sampled_from(["device", "module"]))
