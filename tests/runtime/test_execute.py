@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import signal
-import subprocess
 import sys
 import threading
-import time
 import weakref
-from textwrap import dedent
 
 import pytest
 import torch
 
 import autosched as asc
-from autosched.runtime.backends import make
 from autosched.runtime.compiler import Compiler
-from autosched.runtime.execute import Executor
-from tests.serial import some
 
 GENEROUS = 30  # seconds until a test that hangs fails
 TWO_GPUS = asc.Machine.emulated(gpus=2)
@@ -93,12 +85,6 @@ def test_emulated_devices_run_at_once():
             schedule()
 
 
-def test_streams_of_one_emulated_device_run_at_once():
-    machine = asc.Machine([asc.Device("cuda:0", streams=2)])
-    with placed(two_at_once(), machine, a="cuda:0", b="cuda:0") as schedule:
-        schedule()
-
-
 def test_copies_run_while_tasks_and_other_copies_do():
     """A task on the CPU, and a copy to each GPU of what meets the task when it is copied."""
     meet = Rendezvous(3)
@@ -113,36 +99,6 @@ def test_copies_run_while_tasks_and_other_copies_do():
     graph.output(graph.add(plus, x, name="a"), graph.add(plus, y, name="b"))
     with placed(graph, a="cuda:0", b="cuda:1") as schedule:
         assert schedule(x=Met(), y=Met()) == {"a": 1, "b": 1}
-
-
-def test_a_cpu_task_does_not_hold_up_gpus_nor_they_it():
-    """
-    cpu     |late ...           |  ends when `quick`, issued behind it, has run on the GPU
-    cuda:0  |quick|early ...|      `early` ends when `last`, issued behind it, has run on the CPU
-    """
-    quick_ran, last_ran = threading.Event(), threading.Event()
-
-    def wait_for(event):
-        def wait():
-            assert event.wait(GENEROUS)
-            return torch.ones(1)
-
-        return wait
-
-    def setter(event):
-        def set_it(*_):
-            event.set()
-            return torch.ones(1)
-
-        return set_it
-
-    graph = asc.Graph()
-    graph.add(wait_for(quick_ran), name="late", on="cpu")
-    graph.add(setter(quick_ran), name="quick", on="cuda:0")
-    graph.add(wait_for(last_ran), name="early", on="cuda:0")
-    graph.add(setter(last_ran), name="last", on="cpu")
-    with placed(graph, late="cpu", quick="cuda:0", early="cuda:0", last="cpu") as schedule:
-        schedule()
 
 
 def test_a_stream_that_waits_for_the_host_does_not_hold_up_the_others():
@@ -196,24 +152,6 @@ def test_a_run_leaves_nothing_of_it_behind():
         assert [ref() for ref in gone] == [None, None]
 
 
-def test_two_threads_may_call_one_schedule():
-    wrong = []
-
-    def call(schedule, number):
-        for i in range(30):
-            out = schedule(x=torch.tensor(float(number * 100 + i)))["y"]
-            if out != 2 * (number * 100 + i) + 1:
-                wrong.append((number, i, out))
-
-    with placed(chain(lambda x: x * 2, lambda x: x + 1), lambda_1="cuda:0") as schedule:
-        callers = [threading.Thread(target=call, args=(schedule, number)) for number in range(3)]
-        for caller in callers:
-            caller.start()
-        for caller in callers:
-            caller.join()
-    assert not wrong
-
-
 def test_outputs_are_the_same_whichever_thread_makes_them_and_none_records_autograd():
     weight = torch.ones(2, requires_grad=True)
     for backend in ("host", "emulated", "virtual"):
@@ -262,46 +200,6 @@ def test_letting_go_of_a_schedule_ends_its_threads(fails):
     del schedule
     gc.collect()
     assert not our_threads()
-
-
-class Held:
-    """A task that says that it has begun, and ends when it is told to."""
-
-    def __init__(self):
-        self.begun, self.go_on = threading.Event(), threading.Event()
-
-    def __call__(self, x):
-        self.begun.set()
-        assert self.go_on.wait(GENEROUS)
-        return x
-
-
-def test_closing_while_it_runs_ends_the_run_with_an_error_and_refuses_who_waits_for_a_turn():
-    """Both callers once got something else: outputs that were None, and no answer for ever."""
-    held, said = Held(), []
-
-    def call():
-        try:
-            said.append(schedule(x=1))
-        except asc.ScheduleError as error:
-            said.append(str(error))
-
-    schedule = placed(chain(held, plus))
-    callers = [threading.Thread(target=call, daemon=True) for _ in range(2)]
-    for caller in callers:
-        caller.start()
-    assert held.begun.wait(GENEROUS)
-    closing = threading.Thread(target=schedule.close)
-    closing.start()
-    while schedule._executor.close.alive:
-        pass
-    held.go_on.set()
-    for thread in (closing, *callers):
-        thread.join(GENEROUS)
-    assert sorted(said) == [
-        "the schedule is closed; make a new one",
-        "the schedule was closed while it ran",
-    ]
 
 
 # ---- errors
@@ -400,116 +298,6 @@ def test_tasks_without_functions_can_be_planned_but_not_run():
     ):
         schedule()
     assert not our_threads()
-
-
-def test_what_failed_elsewhere_at_the_same_time_does_not_hide_the_first_error():
-    meet = Rendezvous()
-
-    def fail_together():
-        meet()
-        raise ValueError("planted")
-
-    graph = asc.Graph()
-    graph.add(fail_together, name="a")
-    graph.add(fail_together, name="b")
-    with placed(graph, a="cuda:0", b="cuda:1") as schedule:
-        for _ in range(20):
-            with pytest.raises(
-                asc.TaskError, match=r"task '[ab]' on cuda:[01] failed: ValueError: planted"
-            ):
-                schedule()
-
-
-@pytest.mark.parametrize("backend", ["host", "emulated", "virtual"])
-def test_two_hundred_failing_calls_leak_no_thread_and_no_tensor(backend):
-    alive = []
-
-    def fail_late(x):
-        alive.append(weakref.ref(made := x + 1))
-        raise ValueError(made)
-
-    with placed(
-        chain(torch.clone, fail_late), backend=backend, clone="cuda:0", fail_late="cuda:1"
-    ) as schedule:
-        with pytest.raises(asc.TaskError):
-            schedule(x=torch.ones(1))
-        threads = our_threads()
-        for _ in range(200):
-            x = torch.ones(1)
-            alive.append(weakref.ref(x))
-            with pytest.raises(asc.TaskError):
-                schedule(x=x)
-        del x
-        gc.collect()
-        assert not [ref for ref in alive if ref() is not None]
-        assert our_threads() == threads
-
-
-def test_an_interrupt_in_a_task_passes_as_it_is_and_the_schedule_works_on():
-    interrupting = [True]
-
-    def interrupt(x):
-        if interrupting:
-            raise KeyboardInterrupt
-        return x
-
-    for backend in ("host", "emulated", "virtual"):
-        interrupting[:] = [True]
-        with placed(chain(plus, interrupt), backend=backend) as schedule:
-            with pytest.raises(KeyboardInterrupt):
-                schedule(x=1)
-            interrupting.clear()
-            assert schedule(x=1) == {"y": 1}
-
-
-def test_waits_hold_again_in_the_run_after_one_that_failed():
-    """A failing run lets everyone who waits go; the next one once found the doors still open."""
-    moods = []
-
-    def moody(x):
-        if moods.pop() == "fails":
-            raise ValueError("planted")
-        time.sleep(0.02)  # so that whoever does not wait reads too early
-        return x + 1
-
-    with placed(chain(moody, torch.clone), clone="cuda:0") as schedule:
-        for mood in ("fine", "fails", "fine", "fails", "fine"):
-            moods.append(mood)
-            if mood == "fails":
-                with pytest.raises(
-                    asc.TaskError, match="task 'moody' on cpu failed: ValueError: planted"
-                ):
-                    schedule(x=torch.ones(1))
-            else:
-                assert schedule(x=torch.ones(1)) == {"y": 2}
-
-
-@pytest.mark.usefixtures("interruptible")
-def test_control_c_while_threads_work_waits_for_them_and_leaves_the_schedule_usable():
-    """The signal comes while the main thread waits, 25 times, at moments as they fall."""
-    tasks, main = [True], threading.main_thread()
-    at_work = [0]
-
-    def interrupted(x):
-        at_work[0] += 1
-        if tasks:
-            signal.pthread_kill(main.ident, signal.SIGINT)
-            for _ in range(
-                len(tasks) * 200
-            ):  # some work, so that the signal falls on different moments
-                pass
-            tasks.append(True)
-        at_work[0] -= 1
-        return x
-
-    with placed(chain(interrupted, plus), interrupted="cuda:0") as schedule:
-        for _ in range(25):
-            with pytest.raises(KeyboardInterrupt):  # noqa: PT012, it may come a moment after the call
-                schedule(x=1)
-                assert threading.Event().wait(GENEROUS)
-            assert at_work == [0]
-        tasks.clear()
-        assert schedule(x=1) == {"y": 1}
 
 
 # ---- hazards
@@ -628,109 +416,10 @@ def test_results_may_be_pieces_of_one_memory():
                 }
 
 
-def test_declared_writes_and_aliases_are_fine():
-    graph = asc.Graph()
-    x = graph.input("x")
-    graph.add(torch.Tensor.add_, x, 1, writes=[x], outputs=())
-    graph.output(y=graph.add(torch.Tensor.view, x, -1, aliases=x))
-    with placed(graph, check=True) as schedule:
-        assert schedule(x=torch.ones(1)) == {"y": 2}
-
-
 # ---- that waits and frees matter: what verify refuses, run all the same
 
 
-@contextlib.contextmanager
-def unverified(text, graph):
-    """Compile a program that verify refuses, to be run unwatched."""
-    program = asc.Program.parse(dedent(text))
-    with pytest.raises(asc.ProgramError):
-        asc.verify(program, graph)
-    executor = Executor(program, graph, TWO_GPUS, make("emulated"), [0.0] * len(program))
-    executor.checked = True
-    yield executor
-    executor.close()
-
-
-def steps(begun, done):
-    """Return two functions: the first begins and ends after the second, which begins after the first has begun."""
-
-    def outer(x):
-        begun.set()
-        assert done.wait(GENEROUS)
-        return x + 1
-
-    def inner(*args):
-        assert begun.wait(GENEROUS)
-        for arg in args:
-            arg.add_(10)
-
-    return outer, inner
-
-
-def test_emulated_memory_is_overwritten_as_soon_as_it_is_freed():
-    """The free does not wait for `late`, which looks at h when the free has been."""
-    begun, done = threading.Event(), threading.Event()
-    outer, inner = steps(begun, done)
-    graph = asc.Graph()
-    with graph.on("cuda:0"):
-        h = graph.add(torch.clone, graph.input("x"), name="h")
-    graph.output(y=graph.add(outer, h, name="late"))
-    graph.add(inner, name="hold", outputs=())
-    graph.add(done.set, name="behind", outputs=())
-    text = """
-        input x on cuda:0
-        cuda:0/compute  run h
-        cuda:0/compute  record e0
-        cuda:0/other    wait e0
-        cuda:0/other    run late
-        cuda:0/compute  run hold
-        cuda:0/compute  free h
-        cuda:0/compute  run behind
-        output y on cuda:0
-    """
-    with unverified(text, graph) as executor:
-        assert executor({"x": torch.ones(2)})["y"].isnan().all()
-
-
-def test_a_write_that_does_not_wait_for_a_reader_is_seen_by_it():
-    begun, done = threading.Event(), threading.Event()
-    outer, inner = steps(begun, done)
-    graph = asc.Graph()
-    with graph.on("cuda:0"):
-        w = graph.input("w")
-    graph.output(y=graph.add(outer, w, name="read"))
-    graph.add(inner, w, name="write", writes=[w], outputs=())
-    graph.add(done.set, name="behind", outputs=())
-    text = """
-        input w on cuda:0
-        cuda:0/compute   run read
-        cuda:0/compute1  run write
-        cuda:0/compute1  run behind
-        output y on cuda:0
-    """
-    with unverified(text, graph) as executor:
-        assert executor({"w": torch.ones(2)})["y"].tolist() == [12, 12]
-
-
 # ---- profile
-
-
-def test_a_profile_has_a_span_for_each_run_and_copy_and_the_arrows_of_the_program():
-    with placed(
-        chain(plus, torch.clone), costs=asc.Costs(default_seconds=0.01), clone="cuda:0"
-    ) as schedule:
-        for timeline in (schedule.profile(x=torch.ones(1)), schedule.profile(x=torch.ones(1))):
-            spans = [(span.kind, span.name, *map(str, span.streams)) for span in timeline.spans]
-            assert spans == [
-                ("run", "plus", "cpu/compute"),
-                ("copy", "plus", "cuda:0/copy-in"),
-                ("run", "clone", "cuda:0/compute"),
-            ]
-            assert timeline.arrows == ((0, 1), (1, 2))
-            ends = [moment for span in timeline.spans for moment in (span.start, span.end)]
-            assert ends == sorted(ends)
-            assert ends[0] >= 0
 
 
 @pytest.mark.parametrize("backend", ["host", "emulated", "virtual"])
@@ -744,95 +433,6 @@ def test_a_profile_runs_the_tasks_once_and_names_the_one_that_fails(backend):
 
 
 # ---- the interpreter's exit
-
-PRELUDE = """
-import gc, os, signal, sys, threading, time
-import torch
-import autosched as asc
-
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
-
-def work(*args):
-    return (torch.ones(200, 200) @ torch.ones(200, 200)).sum()
-
-def fail(*args):
-    raise ValueError("planted")
-
-def schedule(last=work, nap=0.0):
-    graph = asc.Graph()
-    first = [graph.add(work, name=f"work{i}", on=f"cuda:{i}", seconds=nap) for i in range(2)]
-    graph.output(graph.add(last, *first, name="last", on="cpu"))
-    return asc.schedule(graph, asc.Machine.emulated(gpus=2))
-"""
-
-EXITS = {
-    "closed": "made = schedule(); made(); made.close()",
-    "not closed": "made = schedule(); made(); made()",
-    "raised": """
-        made = schedule(fail)
-        try:
-            made()
-        except asc.TaskError as error:
-            kept = error
-    """,
-    "interrupted": """
-        made = schedule(nap=30)
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-        try:
-            made()
-        except KeyboardInterrupt:
-            pass
-        else:
-            sys.exit("not interrupted")
-    """,
-    "in flight": """
-        made = schedule(nap=0.001)
-        def again():
-            try:
-                while True:
-                    made()
-            except asc.ScheduleError:  # closed
-                pass
-        made()
-        for _ in range(2):
-            threading.Thread(target=again, daemon=True).start()
-        time.sleep(0.1)
-    """,
-}
-
-
-# Importing torch takes seconds, so one process imports it, and forks those that are to exit. What
-# they have in common is no garbage of theirs: to look for it takes most of an exit.
-FIVE_TIMES = """
-gc.freeze()
-for _ in range(5):
-    if not (child := os.fork()):
-        break
-    if status := os.waitpid(child, 0)[1]:
-        sys.exit(f"exit code {os.waitstatus_to_exitcode(status)}")
-else:
-    os._exit(0)
-"""
-
-
-@pytest.mark.parametrize("exit", some(EXITS, "in flight"))
-def test_the_interpreter_exits_with_code_0(exit):
-    """A thread inside a torch operation when the interpreter ends aborts the process: a race, so try a few times."""
-    program = PRELUDE + FIVE_TIMES + dedent(EXITS[exit])
-    run = subprocess.run(
-        [
-            sys.executable,
-            "-W",
-            "ignore::RuntimeWarning",
-            "-c",
-            program,
-        ],  # of a CPU that is too slow
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert (run.returncode, run.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("backend", ["host", "threads"])
@@ -849,24 +449,6 @@ def test_a_task_that_fails_in_a_later_run_is_named_though_it_is_one_of_a_stretch
         with pytest.raises(asc.TaskError, match="task 'b' on cpu failed"):
             schedule(x=row, y=row)
         assert torch.equal(schedule(x=square, y=square)["c"], 3 * square)
-
-
-def test_what_a_run_frees_goes_with_it_in_every_run():
-    seen = []
-
-    def first(x, y):
-        result = x + y
-        seen.append(weakref.ref(result))
-        return result
-
-    graph = asc.Graph()
-    x, y = graph.inputs("x", "y")
-    a = graph.add(first, x, y)
-    b = graph.add(torch.mul, a, y)
-    graph.output(b, alive=graph.add(lambda b, y: seen[-1]() is not None, b, y))
-    with asc.schedule(graph, asc.Machine.local(gpus=0), backend="host") as schedule:
-        for _ in range(3):
-            assert schedule(x=torch.ones(2), y=torch.ones(2))["alive"] is False
 
 
 @pytest.mark.parametrize("backend", ["host", "virtual"])

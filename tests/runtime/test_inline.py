@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import threading
 import weakref
 
 import pytest
@@ -71,23 +69,6 @@ def failing() -> asc.Graph:
     return graph
 
 
-def test_a_failed_run_lets_go_of_its_inputs_at_once() -> None:
-    graph = asc.Graph()
-    graph.output(y=graph.add(fails, graph.input("x") * 2, 1.0))
-    with asc.schedule(graph, CPU) as schedule:
-        schedule(x=torch.ones(2))
-        x = torch.full((2,), 9.0)
-        seen = weakref.ref(x)
-        gc.disable()
-        try:
-            with contextlib.suppress(TaskError):
-                schedule(x=x)
-            del x
-            assert seen() is None
-        finally:
-            gc.enable()
-
-
 def test_a_failing_task_is_named_in_the_same_words() -> None:
     with asc.schedule(failing(), CPU) as schedule:
         told = []
@@ -123,62 +104,6 @@ def test_an_error_keeps_no_tensor_of_the_run_alive() -> None:
         del error, trace, frames
         gc.collect()
         assert seen() is None
-
-
-def test_an_interrupt_passes_as_it_is() -> None:
-    stops: list[bool] = []
-
-    def stop(x: torch.Tensor) -> torch.Tensor:
-        if stops:
-            raise KeyboardInterrupt
-        return x + 1
-
-    graph = asc.Graph()
-    graph.output(y=graph.add(stop, graph.input("x")))
-    with asc.schedule(graph, CPU) as schedule:
-        schedule(x=torch.ones(1))
-        stops.append(True)
-        with pytest.raises(KeyboardInterrupt):
-            schedule(x=torch.ones(1))
-        stops.clear()
-        assert schedule(x=torch.ones(1))["y"].item() == 2.0
-
-
-def test_a_schedule_that_is_closed_while_its_code_runs_says_so() -> None:
-    inside, go_on = threading.Event(), threading.Event()
-    waits: list[bool] = []
-
-    def wait(x: torch.Tensor) -> torch.Tensor:
-        if waits:
-            inside.set()
-            assert go_on.wait(10)
-        return x + 1
-
-    graph = asc.Graph()
-    graph.output(y=graph.add(wait, graph.input("x")))
-    schedule = asc.schedule(graph, CPU)
-    schedule(x=torch.ones(1))
-    waits.append(True)
-    errors: list[Exception] = []
-
-    def call() -> None:
-        try:
-            schedule(x=torch.ones(1))
-        except ScheduleError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=call)
-    thread.start()
-    assert inside.wait(10)
-    closing = threading.Thread(target=schedule.close)
-    closing.start()
-    while not schedule._state.closed:
-        assert closing.is_alive()
-    go_on.set()
-    thread.join()
-    closing.join()
-    assert len(errors) == 1
-    assert "closed" in str(errors[0])
 
 
 def test_a_task_that_calls_its_schedule_is_told() -> None:

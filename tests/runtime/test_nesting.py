@@ -115,21 +115,3 @@ def test_a_schedule_may_call_others_and_one_of_them_twice():
     outer = calling("outer", lambda x: middle(x=inner(x=x)["y"])["y"])
     for _ in range(3):
         assert ended(lambda: outer(x=torch.zeros(1))["y"].item()) == 3
-
-
-def test_threads_may_call_schedules_that_call_one_schedule():
-    inner = calling("inner", lambda x: x + 1)
-    outers = [calling(f"outer{i}", lambda x: inner(x=x)["y"]) for i in range(3)]
-    results = []
-
-    def run(outer, number):
-        results.extend(outer(x=torch.full((1,), float(number)))["y"].item() for _ in range(20))
-
-    threads = [
-        threading.Thread(target=run, args=(outer, i), daemon=True) for i, outer in enumerate(outers)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(GENEROUS)
-    assert sorted(results) == [1.0] * 20 + [2.0] * 20 + [3.0] * 20

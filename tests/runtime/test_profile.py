@@ -151,21 +151,6 @@ def test_on_one_clock_nothing_begins_before_what_it_waited_for(backend):
         assert all(line.spans[a].end <= line.spans[b].start for a, b in line.arrows)
 
 
-def test_threads_share_a_clock():
-    graph = asc.Graph()
-    x = graph.input("x")
-    graph.output(z=x * 2 + x * 3)
-    machine = asc.Machine([Device("cpu", streams=2)])
-    costs = asc.Costs(default_seconds=1)
-    with asc.schedule(graph, machine, policy="heft", costs=costs, backend="threads") as schedule:
-        timeline = schedule.profile(repeat=3, x=torch.ones(8))
-    assert len(timeline.streams) == 2
-    assert timeline.arrows
-    assert all(
-        run.spans[a].end <= run.spans[b].start for run in timeline.runs for a, b in run.arrows
-    )
-
-
 class Played:
     """A host's clock that a test moves, and a device's beside it: 1000 s ahead, of a rate of its own, seen late."""
 
@@ -499,24 +484,6 @@ def test_what_is_behind_a_host_read_is_learnt():
         costs = first.profile(x=torch.ones(8)).costs()
     assert first.makespan < 1e-3
     assert asc.schedule(graph, first.machine, costs=costs).makespan > 0.02
-
-
-def test_an_emulated_profile_teaches_the_next_schedule():
-    def slow(x):
-        time.sleep(0.03)
-        return x + 1
-
-    graph = asc.Graph()
-    x = graph.input("x")
-    ends = [graph.add(slow, graph.add(slow, x, name=f"a{i}"), name=f"b{i}") for i in range(2)]
-    graph.output(y=ends[0] + ends[1])
-    with asc.schedule(graph, TWO_GPUS, costs=asc.Costs(default_seconds=1e-3)) as first:
-        measured = first.profile(repeat=3, x=torch.ones(2))
-    costs = measured.costs()
-    assert all(costs.seconds[name] >= 0.03 for name in ("a0", "b0", "a1", "b1"))
-    with asc.schedule(graph, TWO_GPUS, costs=costs) as second:
-        assert 0.06 < second.makespan < 0.5
-        assert 0.5 < second.profile(repeat=3, x=torch.ones(2)).makespan / second.makespan < 2
 
 
 def test_costs_of_a_profile_can_be_saved_with_the_schedule_that_they_make(tmp_path):

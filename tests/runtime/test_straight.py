@@ -7,8 +7,7 @@ import pytest
 
 from autosched.runtime.threads import straight_line
 from autosched.runtime.threads.straight_line import Straight
-from autosched.runtime.threads.tapes import Stretch, Tape
-from autosched.runtime.threads.thread_team import ThreadTeam
+from autosched.runtime.threads.tapes import Stretch
 
 
 def steps_on(data):
@@ -53,33 +52,3 @@ def test_the_step_that_raised_is_known_by_its_position(failing, lines, monkeypat
         made()
     assert made.position(caught.value) == 10 + failing
     assert made.position(ValueError("of no step")) == -1
-
-
-def test_of_equal_steps_the_one_that_raised_is_known(monkeypatch):
-    monkeypatch.setattr(straight_line, "_LINES", 1)
-    pop = [None].pop
-    made = Straight([(position, pop) for position in range(3)])
-    with pytest.raises(IndexError) as caught:
-        made()
-    assert made.position(caught.value) == 1
-
-
-def test_only_the_calling_threads_steps_of_a_tape_that_runs_again_are_lines(monkeypatch):
-    made = []
-    monkeypatch.setattr(
-        "autosched.runtime.threads.draining.Straight",
-        lambda steps: made.append(steps) or Straight(steps),
-    )
-    said = []
-    tapes = {kind: Tape(quick=kind != "slow") for kind in ("quick", "slow", "threads")}
-    for kind, tape in tapes.items():
-        tape.add(None, 0, partial(said.append, kind))
-    tapes["threads"].add("a", 1, partial(said.append, "other"))
-    for tape in tapes.values():
-        team = ThreadTeam([name for name in tape.steps if name], prepare=lambda: None)
-        for _ in range(3):
-            assert team.run(tape) is None
-            team.afterwards(lambda: None)
-        team.close()
-    assert made == [tapes["quick"].steps[None]]
-    assert sorted(said) == ["other"] * 3 + ["quick"] * 3 + ["slow"] * 3 + ["threads"] * 3

@@ -309,13 +309,6 @@ def test_one_stream_runs_in_the_calling_thread_with_all_intra_op_threads():
         assert schedule() == dict.fromkeys(["t0", "t1"], (4, threading.get_ident()))
 
 
-def test_a_stream_keeps_its_thread_from_run_to_run():
-    with asc.schedule(fork(threading.get_ident), CPUS, backend="threads") as schedule:
-        first = schedule()
-        assert first["t0"] != first["t1"]
-        assert schedule() == first
-
-
 # ---- emulated and virtual
 
 
@@ -326,17 +319,6 @@ def test_freed_memory_is_all_nan(dtype):
     base = torch.ones(4, dtype=dtype)
     Emulated().free(Stream("cuda:0", "compute"))({"part": [base[::2]], "number": 3})
     assert base.isnan().tolist() == [True, False, True, False]
-
-
-def test_what_is_not_freed_is_not_overwritten():
-    def keep(x):
-        return x * 2
-
-    with asc.schedule(chain(keep, keep, keep), TWO_GPUS, policy="round_robin") as schedule:
-        x = torch.ones(2)
-        kept = schedule(x=x)["y"]
-        schedule(x=torch.full((2,), 5.0))
-    assert (x.tolist(), kept.tolist()) == ([1, 1], [8, 8])
 
 
 def test_one_thing_at_a_time_takes_the_calling_thread_alone():
@@ -407,33 +389,6 @@ def test_a_stream_is_free_when_what_took_it_has_failed():
     with pytest.raises(ZeroDivisionError):
         backend.launch([stream], 1000.0, lambda: 1 / 0)()
     assert backend.queues.take([stream], 0.0, 0.0) < time.perf_counter() + 500
-
-
-def test_schedules_that_run_at_once_on_one_emulated_machine_do_not_exceed_it():
-    """Each keeps cuda:0 busy; what both do of it cannot overlap."""
-    costs = asc.Costs(default_seconds=0.01)
-
-    def scheduled():
-        graph = asc.Graph()
-        value = graph.input("x")
-        for _ in range(5):
-            value = graph.add(torch.neg, value, on="cuda:0")
-        graph.output(y=value)
-        return asc.schedule(graph, TWO_GPUS, costs=costs)
-
-    with scheduled() as one, scheduled() as two:
-        for schedule in (one, two):
-            schedule(x=torch.ones(1))
-        start = time.perf_counter()
-        threads = [
-            threading.Thread(target=schedule, kwargs={"x": torch.ones(1)})
-            for schedule in (one, two)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert time.perf_counter() - start >= 10 * 0.01  # no less than the modelled work of both
 
 
 # ---- accelerator, without one

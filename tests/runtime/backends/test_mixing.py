@@ -238,17 +238,6 @@ def test_other_threads_do_not_notice():
         caller.join()
 
 
-def test_training_in_a_task_is_as_it_was():
-    def step(x):
-        with torch.enable_grad():
-            w = torch.ones(4, device=x.device, requires_grad=True)
-            (w * x).pow(2).sum().backward()
-            loss = torch.autograd.grad((w * x).exp().sum(), w)[0]
-        return w.grad + loss
-
-    assert torch.equal(result(step), step(X))
-
-
 def test_what_a_step_that_was_captured_makes_is_where_its_tasks_are():
     def step(x):
         mask = torch.tril(torch.ones(4, 4))

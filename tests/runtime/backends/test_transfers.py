@@ -8,7 +8,6 @@ import torch
 
 import autosched as asc
 from autosched.errors import MemoryLimitError
-from autosched.program.program import Stream
 from autosched.runtime.backends import accelerator, pinned, transfers
 from autosched.runtime.backends.accelerator import Accelerator
 from autosched.runtime.backends.pinned import Pinned
@@ -515,16 +514,6 @@ def test_what_does_not_fit_a_gpu_is_refused_with_what_takes_the_memory():
 
 
 # ---- streams
-
-
-def test_streams_that_others_took_between_are_no_reason_for_two_names_of_one():
-    with playing():
-        made = []
-        for i in range(8):
-            made.append(accelerator.pooled(ONE, Stream("cuda:0", f"s{i}")))
-            for _ in range(31):
-                torch.Stream(ONE)
-        assert len(set(made)) == 8
 
 
 def test_who_waits_for_a_copy_of_what_has_gaps_may_wait_on_either_stream():

@@ -7,7 +7,6 @@ import concurrent.futures
 import gc
 import os
 import random
-import resource
 import signal
 import subprocess
 import sys
@@ -100,15 +99,6 @@ def test_a_run_is_a_future():
         assert not run.cancelled()
         assert concurrent.futures.wait([run], GENEROUS).done == {run}
         assert called.wait(GENEROUS)
-
-
-def test_a_run_has_the_fields_of_a_future_and_creates_its_condition_when_it_is_needed():
-    run = RunFuture(1, dict)
-    expected = vars(concurrent.futures.Future())
-    assert "condition" not in vars(run)
-    assert all(type(getattr(run, name)) is type(item) for name, item in expected.items())
-    assert run._condition is run._condition
-    assert run.running()
 
 
 def test_whoever_waits_for_runs_under_way_is_told():
@@ -247,27 +237,6 @@ def test_memory_that_comes_under_another_name_is_waited_for(backend):
             ys = [item if isinstance(item, dict) else item.result() for item in runs]
             left.append([one, two, three, *(y["y"] for y in ys)])
         assert all(map(torch.equal, *left))
-
-
-def test_a_captured_step_finds_the_state_of_the_run_before():
-    """Gradients are new tensors, which the step puts into the module when it ends."""
-
-    def accumulate(model, x):
-        model(x).sum().backward()
-        return model.weight.grad.sum()
-
-    torch.manual_seed(1)
-    x = torch.randn(4, 3)
-    model, other = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
-    for each in (model, other):
-        each(x).sum().backward()
-    graph = asc.capture(lambda x: accumulate(model, x), x)
-    graph_result = [float(accumulate(other, x)) for _ in range(4)]
-    with asc.schedule(graph, GPUS, costs=COSTS, in_flight=3) as schedule:
-        runs = [schedule.submit(x) for _ in range(4)]
-        sums = [float(next(iter(run.result().values())).sum()) for run in runs]
-    assert len(sums) == len(graph_result)
-    assert torch.equal(model.weight.grad, other.weight.grad)
 
 
 def test_a_gradient_that_would_be_lost_is_an_error():
@@ -492,29 +461,6 @@ def test_a_task_that_submits_to_its_own_schedule_is_refused(backend, in_flight):
             schedule(x=number(1))
 
 
-@pytest.mark.parametrize("in_flight", [1, 2])
-def test_schedules_whose_tasks_wait_for_each_other_are_refused(in_flight):
-    """A task of one calls the other, whose task calls the one: both would wait for ever."""
-    schedules = []
-
-    def calling(other):
-        def call(x):
-            return schedules[other](x=x)["y"] if x[0] > 0 else x + 0
-
-        return call
-
-    with (
-        scheduled(two_stages(calling(1), torch.neg), in_flight) as one,
-        scheduled(two_stages(calling(0), torch.neg), in_flight) as two,
-    ):
-        schedules += [one, two]
-        one(x=number(0))
-        two(x=number(0))
-        with pytest.raises(asc.ScheduleError, match="each would wait for the other"):
-            one.submit(x=number(1)).result(GENEROUS)
-        assert one(x=number(-1))["y"][0] == 1
-
-
 def test_an_emulation_that_cannot_keep_up_says_so():
     def slow(x):
         time.sleep(0.01)
@@ -619,20 +565,6 @@ def test_the_future_of_a_virtual_run_suffices_to_execute_it():
     del schedule
     gc.collect()
     assert torch.equal(run.result()["y"], number(1))
-
-
-@pytest.mark.slow
-def test_ten_thousand_runs_take_no_more_memory():
-    with scheduled(two_stages(torch.neg, torch.exp), 3) as schedule:
-        x = number(1)
-        for _ in range(2000):
-            schedule.submit(x=x)
-        schedule.wait()
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        for _ in range(10_000):
-            schedule.submit(x=x)
-        schedule.wait()
-        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 4096  # KiB
 
 
 def test_leftover_memory_is_overwritten_when_a_run_has_ended():
