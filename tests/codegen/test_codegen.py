@@ -21,7 +21,6 @@ from autosched.codegen.pieces import WIDTH, Piece, bracketed, laid_out
 from autosched.program.program import Program, Record, Wait
 from autosched.testing import graphs, inputs_for, machines
 from autosched.testing.comparing import difference
-from tests.sample_policies import policies, under_every_policy
 
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 ONE_GPU, TWO_GPUS = asc.Machine.emulated(gpus=1), asc.Machine.emulated(gpus=2)
@@ -446,19 +445,6 @@ def test_partial_functions_are_calls_with_more_arguments():
 
 
 # ---- running
-
-
-@under_every_policy
-@given(policy=policies, graph=graphs(), machine=machines())
-def test_the_code_does_what_the_serial_run_does(policy, graph, machine):
-    machine = asc.Machine(machine.devices, machine.links, imagined=True)
-    expected_inputs, inputs = inputs_for(graph), inputs_for(graph)
-    torch.manual_seed(3)
-    expected = graph.run_serial(**expected_inputs)
-    schedule = asc.schedule(graph, machine, policy=policy, costs=COSTS)
-    torch.manual_seed(3)
-    assert difference((expected, expected_inputs), (run(schedule, inputs), inputs)) is None
-    assert schedule.code.given == {}
 
 
 @given(graph=graphs(), machine=machines())

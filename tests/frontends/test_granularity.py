@@ -17,12 +17,10 @@ from torch import Tensor, nn, optim
 import autosched as asc
 from autosched.coarsening.grouping import STEP
 from autosched.costs.estimate import estimate
-from autosched.runtime.backends.virtual import Virtual
-from autosched.testing import graphs, inputs_for, machines
-from tests.codegen.test_codegen import body, run
-from tests.frontends.test_capture import OPTIMIZERS, assert_same, assert_trains_as_eager, stepper
+from autosched.testing import graphs, inputs_for
+from tests.codegen.test_codegen import body
+from tests.frontends.test_capture import OPTIMIZERS, assert_trains_as_eager, stepper
 from tests.models import DISTINCT, KINDS, mlp, vectors
-from tests.sample_policies import policies, under_every_policy
 from tests.serial import some
 
 GPU = asc.Device("cuda:0")
@@ -62,51 +60,6 @@ def named(graph: asc.Graph) -> list[str]:
 
 
 # ---- the laws
-
-
-@given(graph=graphs(most=20), drawn=drawn_groups)
-def test_a_merged_graph_does_what_the_graph_does(graph: asc.Graph, drawn: list[str | None]) -> None:
-    merged = asc.merge(graph, grouped(graph, drawn))
-    assert list(merged.outputs) == list(graph.outputs)
-    assert merged.input_names == graph.input_names
-    assert_same(outcome(merged.run_serial, graph), outcome(graph.run_serial, graph), "serial")
-
-
-@under_every_policy
-@given(policy=policies, graph=graphs(), machine=machines(), drawn=drawn_groups, data=st.data())
-def test_a_merged_graph_does_so_under_every_policy_in_every_interleaving(
-    policy: str,
-    graph: asc.Graph,
-    machine: asc.Machine,
-    drawn: list[str | None],
-    data: st.DataObject,
-) -> None:
-    merged = asc.merge(graph, grouped(graph, drawn) if any(drawn[:3]) else "auto")
-    backend = Virtual(choose=lambda ready: data.draw(st.sampled_from(ready)))
-    with asc.schedule(merged, machine, policy=policy, backend=backend, check="bytes") as schedule:
-        assert_same(outcome(schedule, graph), outcome(graph.run_serial, graph), policy)
-
-
-@given(graph=graphs(), machine=machines(), drawn=drawn_groups)
-def test_the_code_of_a_merged_graph_does_so_too(
-    graph: asc.Graph, machine: asc.Machine, drawn: list[str | None]
-) -> None:
-    schedule = asc.schedule(asc.merge(graph, grouped(graph, drawn)), machine, policy="round_robin")
-    if machine.contention:
-        expected = outcome(graph.run_serial, graph)
-        assert_same(outcome(lambda **inputs: run(schedule, inputs), graph), expected, "code")
-
-
-@given(graph=graphs(), once=drawn_groups, again=drawn_groups)
-def test_what_was_merged_can_be_merged_again(
-    graph: asc.Graph, once: list[str | None], again: list[str | None]
-) -> None:
-    merged = asc.merge(graph, grouped(graph, once))
-    twice = asc.merge(merged, grouped(merged, again))
-    expected = outcome(graph.run_serial, graph)
-    assert_same(outcome(twice.run_serial, graph), expected, "serial")
-    schedule = asc.schedule(twice, asc.Machine.emulated(gpus=3), policy="heft")
-    assert_same(outcome(lambda **inputs: run(schedule, inputs), graph), expected, "code")
 
 
 @given(

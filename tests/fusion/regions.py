@@ -10,8 +10,11 @@ from unittest import mock
 
 import pytest
 import torch
+from hypothesis import strategies as st
 
 import autosched as asc
+from autosched.coarsening.merging import merged
+from autosched.fusion.candidates import is_repeatable, unfusable
 from autosched.fusion.inductor import unavailable
 from autosched.fusion.region import Region
 from autosched.graph.composite import Composite
@@ -60,6 +63,32 @@ def region_of(graph: asc.Graph, made: Sequence[asc.Value], threads: int = 1) -> 
     """Return a region of all tasks of a graph."""
     sources = [value.index for value in graph.sources]
     return Region(Composite(graph.tasks, sources, [value.index for value in made]), threads)
+
+
+drawn_groups = st.lists(st.sampled_from("aaabc"), min_size=60, max_size=60)
+
+
+def fused(graph: asc.Graph, drawn: Sequence[str]) -> asc.Graph:
+    """Return the graph with these groups of tasks as regions, as far as they can be fused.
+
+    Tasks of group ``c`` are repeated, where that is possible, by the regions that need them.
+    """
+
+    reasons = unfusable(graph, {})
+
+    def make(composite: Composite) -> tuple[Callable[..., Any], None]:
+        if any(task.name in reasons for task in composite.tasks):
+            return composite, None  # a task with the views that it reads
+        return Region(composite, 1), None
+
+    tasks = [task for task in graph.tasks if not task.view and task.name not in reasons]
+    groups = {task.name: group for task, group in zip(tasks, drawn, strict=False)}
+    repeated: set[int] = set()
+    for task in tasks:
+        if groups.get(task.name) == "c" and is_repeatable(graph, task, repeated):
+            repeated.add(task.index)
+            del groups[task.name]
+    return merged(graph, groups, make, repeated=[graph.tasks[i].name for i in repeated])
 
 
 def call(fn: Callable[..., Any], *args: Any) -> Any:

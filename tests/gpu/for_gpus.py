@@ -10,7 +10,7 @@ import torch
 
 import autosched as asc
 from autosched.placement import home
-from autosched.testing.strategies import noisy
+from autosched.testing.strategies import inputs_for, noisy
 
 
 def noisy_there(a: torch.Tensor) -> torch.Tensor:
@@ -40,6 +40,36 @@ def loaded(schedule: asc.Schedule) -> Callable[..., dict[str, torch.Tensor]]:
     names: dict[str, Any] = {}
     exec(schedule.code, names)
     return lambda **inputs: names["step"](**inputs, **schedule.code.given)
+
+
+def physical(machine: asc.Machine, gpus: int) -> asc.Machine:
+    """Return the machine with its devices on so many played GPUs."""
+    devices = [
+        replace(device, physical=f"cuda:{int(device.name[5:]) % gpus}", imagined=False)
+        if device.kind == "cuda"
+        else replace(device, imagined=False)
+        for device in machine.devices
+    ]
+    return asc.Machine(devices, machine.links)
+
+
+Left = dict[str, torch.Tensor]
+
+
+def left(run: Callable[..., Left], machine: asc.Machine, graph: asc.Graph) -> Left:
+    """Run once; return on the host what is output, and what became of the inputs."""
+    torch.manual_seed(3)
+    inputs = there(machine, graph, inputs_for(graph))
+    outputs = run(**inputs)
+    return {
+        f"{kind} {name}": item.cpu()
+        for kind, d in (("in", inputs), ("out", outputs))
+        for name, item in d.items()
+    }
+
+
+def same(a: Left, b: Left) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def chain(*fns: Callable[..., Any], on: str = "") -> asc.Graph:

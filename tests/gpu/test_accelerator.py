@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import autosched as asc
 from autosched.program.program import Program, Wait
@@ -23,73 +22,10 @@ from autosched.verification.verify import verify
 from tests.gpu.fake_gpu import Hardware, playing
 from tests.gpu.fake_gpu.streams import Stream
 from tests.gpu.fake_gpu.tensors import Played
-from tests.gpu.for_gpus import chain, loaded, on_gpus, there
-from tests.sample_policies import policies
+from tests.gpu.for_gpus import Left, chain, left, loaded, on_gpus, physical, same
 
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 SEEDS = range(20)
-
-
-def physical(machine: asc.Machine, gpus: int) -> asc.Machine:
-    """Return the machine with its devices on so many played GPUs."""
-    devices = [
-        replace(device, physical=f"cuda:{int(device.name[5:]) % gpus}", imagined=False)
-        if device.kind == "cuda"
-        else replace(device, imagined=False)
-        for device in machine.devices
-    ]
-    return asc.Machine(devices, machine.links)
-
-
-Left = dict[str, torch.Tensor]
-
-
-def left(run: Callable[..., Left], machine: asc.Machine, graph: asc.Graph) -> Left:
-    """Run once; return on the host what is output, and what became of the inputs."""
-    torch.manual_seed(3)
-    inputs = there(machine, graph, inputs_for(graph))
-    outputs = run(**inputs)
-    return {
-        f"{kind} {name}": item.cpu()
-        for kind, d in (("in", inputs), ("out", outputs))
-        for name, item in d.items()
-    }
-
-
-def same(a: Left, b: Left) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-# ---- the law
-
-
-@settings(max_examples=settings().max_examples * 3 // 5)
-@given(
-    policy=policies,
-    machine=machines(),
-    gpus=st.integers(1, 3),
-    seed=st.integers(0, 10**6),
-    data=st.data(),
-)
-def test_a_scheduled_run_equals_the_serial_run_on_played_gpus(
-    policy: str, machine: asc.Machine, gpus: int, seed: int, data: st.DataObject
-) -> None:
-    machine = physical(machine, gpus)
-    graph = on_gpus(data.draw(graphs(machine.names)))
-    wanted = {
-        label: data.draw(st.sampled_from(machine.names))
-        for label in graph.outputs
-        if data.draw(st.booleans())
-    }
-    with (
-        playing(gpus, seed),
-        asc.schedule(graph, machine, policy=policy, costs=COSTS, outputs=wanted) as schedule,
-    ):
-        expected = left(schedule.run_serial, machine, schedule.graph)
-        assert same(left(schedule.run_serial, machine, schedule.graph), expected)
-        for _ in range(2):
-            assert same(left(schedule, machine, schedule.graph), expected)
-        assert same(left(loaded(schedule), machine, schedule.graph), expected)
 
 
 def test_numbers_are_those_of_the_cpu() -> None:

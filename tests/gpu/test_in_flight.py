@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 import autosched as asc
 from autosched.testing import graphs, inputs_for, machines
 from tests.gpu.fake_gpu import playing
-from tests.gpu.for_gpus import on_gpus, there
-from tests.gpu.test_accelerator import physical
+from tests.gpu.for_gpus import on_gpus, physical, there
 from tests.sample_policies import policies
 
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)

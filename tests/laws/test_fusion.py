@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
 from hypothesis import Phase, given, settings
@@ -12,45 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import autosched as asc
-from autosched.coarsening.merging import merged
-from autosched.fusion import tracing
-from autosched.fusion.candidates import is_repeatable, unfusable
 from autosched.fusion.region import Region
-from autosched.graph.composite import Composite
-from autosched.runtime.backends.virtual import Virtual
-from autosched.testing import graphs, inputs_for, machines
-from tests.codegen.test_codegen import run
-from tests.fusion.regions import call, compiled_by, needs_compiler, region
-from tests.gpu.fake_gpu import playing
-from tests.gpu.for_gpus import on_gpus
-from tests.gpu.test_accelerator import left, physical, same
-from tests.sample_policies import policies
+from autosched.testing import graphs, inputs_for
+from tests.fusion.regions import call, compiled_by, drawn_groups, fused, needs_compiler, region
 
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
-drawn_groups = st.lists(st.sampled_from("aaabc"), min_size=60, max_size=60)
-
-
-def fused(graph: asc.Graph, drawn: Sequence[str]) -> asc.Graph:
-    """Return the graph with these groups of tasks as regions, as far as they can be fused.
-
-    Tasks of group ``c`` are repeated, where that is possible, by the regions that need them.
-    """
-
-    reasons = unfusable(graph, {})
-
-    def make(composite: Composite) -> tuple[Callable[..., Any], None]:
-        if any(task.name in reasons for task in composite.tasks):
-            return composite, None  # a task with the views that it reads
-        return Region(composite, 1), None
-
-    tasks = [task for task in graph.tasks if not task.view and task.name not in reasons]
-    groups = {task.name: group for task, group in zip(tasks, drawn, strict=False)}
-    repeated: set[int] = set()
-    for task in tasks:
-        if groups.get(task.name) == "c" and is_repeatable(graph, task, repeated):
-            repeated.add(task.index)
-            del groups[task.name]
-    return merged(graph, groups, make, repeated=[graph.tasks[i].name for i in repeated])
 
 
 def outcome(run: Callable[..., Mapping[str, Any]], graph: asc.Graph) -> dict[str, Tensor]:
@@ -76,86 +41,9 @@ def test_a_fused_graph_does_what_the_graph_does(graph: asc.Graph, drawn: Sequenc
     assert [region.failure for region in regions if region.failure] == []
 
 
-@settings(max_examples=settings().max_examples * 2)
-@given(policy=policies, graph=graphs(), machine=machines(), drawn=drawn_groups, data=st.data())
-def test_it_does_so_under_every_policy_in_every_interleaving(
-    policy: str,
-    graph: asc.Graph,
-    machine: asc.Machine,
-    drawn: Sequence[str],
-    data: st.DataObject,
-) -> None:
-    backend = Virtual(choose=lambda ready: data.draw(st.sampled_from(ready)))
-    options = {"policy": policy, "costs": COSTS}
-    with compiled_by():
-        found = fused(graph, drawn)
-        if drawn[0] == "b":
-            found = asc.fuse(graph, machine, **options)
-        with asc.schedule(found, machine, backend=backend, check="bytes", **options) as schedule:
-            schedule.verify()
-            expected = outcome(graph.run_serial, graph)
-            assert_equal(outcome(found.run_serial, graph), expected)
-            for _ in range(2):
-                assert_equal(outcome(schedule, graph), expected)
-
-
-@given(policy=policies, graph=graphs(), machine=machines(), drawn=drawn_groups)
-def test_its_generated_code_does_so_too(
-    policy: str, graph: asc.Graph, machine: asc.Machine, drawn: Sequence[str]
-) -> None:
-    schedule = asc.schedule(fused(graph, drawn), machine, policy=policy, costs=COSTS)
-    if machine.contention:
-        with torch.compiler.set_stance("force_eager"):
-            found = outcome(lambda **inputs: run(schedule, inputs), graph)
-        assert_equal(found, outcome(graph.run_serial, graph))
-
-
-def _trace_memory(fn: Callable[..., Any], args: Sequence[Any], written: Sequence[int]) -> Any:
-    """Trace for the memory that played tensors wrap: tensors of the CPU."""
-    return tracing.trace(fn, [getattr(arg, "memory", arg) for arg in args], written)
-
-
-@settings(max_examples=settings().max_examples * 3 // 5)
-@given(
-    policy=policies,
-    machine=machines(),
-    gpus=st.integers(1, 3),
-    seed=st.integers(0, 10**6),
-    drawn=drawn_groups,
-    data=st.data(),
-)
-def test_it_does_so_on_played_gpus(
-    policy: str,
-    machine: asc.Machine,
-    gpus: int,
-    seed: int,
-    drawn: Sequence[str],
-    data: st.DataObject,
-) -> None:
-    machine = physical(machine, gpus)
-    graph = on_gpus(data.draw(graphs(machine.names)))
-    with (
-        compiled_by() as compiled,
-        mock.patch("autosched.fusion.region.trace", _trace_memory),
-        mock.patch("autosched.fusion.region.unsuitable", return_value=None),
-        playing(gpus, seed),
-    ):
-        found = fused(graph, drawn)
-        with (
-            asc.schedule(graph, machine, policy=policy, costs=COSTS) as plain,
-            asc.schedule(found, machine, policy=policy, costs=COSTS) as schedule,
-        ):
-            expected = left(plain.run_serial, machine, plain.graph)
-            assert same(left(schedule.run_serial, machine, schedule.graph), expected)
-            for _ in range(2):
-                assert same(left(schedule, machine, schedule.graph), expected)
-            assert not schedule.not_fused, (schedule.not_fused, compiled)
-
-
 # ---- kernels
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.complex64]
-aten = torch.ops.aten
 COUNT = 4  # tensors that a program has; each has 2 x 2 elements
 
 # What a step does to tensors a, b and c, with a constant k and a number n that is read from one.

@@ -7,33 +7,40 @@ import io
 import os
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autosched as asc
+from autosched.fusion import tracing
 from autosched.policies import POLICIES
 from autosched.program.program import Copy, Free, Program, Record, Run, Stream, Wait
 from autosched.runtime.backends import Step
 from autosched.runtime.backends.host import Host
 from autosched.runtime.backends.virtual import Virtual
+from autosched.runtime.inline import Inline
 from autosched.runtime.threads.interleaver import Interleaver
 from autosched.runtime.threads.tapes import Fault, Late, Tape, Team
 from autosched.testing import DEVICES, graphs, inputs_for, machines
 from autosched.verification.verify import verify
+from tests.codegen.test_codegen import run as run_code
+from tests.fusion.regions import compiled_by, drawn_groups, fused
+from tests.gpu.fake_gpu import playing
+from tests.gpu.for_gpus import left, loaded, on_gpus, physical, same
 from tests.sample_policies import policies, under_every_policy
 
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 CPUS, GPUS = ("cpu", "cpu:1"), ("cuda:0", "cuda:1", "cuda:2")
-
-
-def equal(a: object, b: object) -> bool:
-    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b  # type: ignore[arg-type]
+Call = Callable[..., Mapping[str, Any]]
 
 
 def serial(graph: asc.Graph) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -43,7 +50,7 @@ def serial(graph: asc.Graph) -> tuple[dict[str, torch.Tensor], dict[str, torch.T
     return graph.run_serial(**inputs), inputs
 
 
-def assert_equals_serial(schedule: asc.Schedule, graph: asc.Graph, runs: int = 3) -> None:
+def assert_equals_serial(schedule: Call, graph: asc.Graph, runs: int = 3) -> None:
     expected, expected_inputs = serial(graph)
     for _ in range(
         runs
@@ -56,41 +63,185 @@ def assert_equals_serial(schedule: asc.Schedule, graph: asc.Graph, runs: int = 3
         assert all(torch.equal(inputs[name], expected_inputs[name]) for name in inputs)
 
 
-@under_every_policy
-@given(policy=policies, graph=graphs(), machine=machines())
-def test_law_1_a_scheduled_run_equals_the_serial_run_at_once(
-    policy: str, graph: asc.Graph, machine: asc.Machine
+# ---- law 1: a scheduled run equals the serial run, however it is run, and of whatever the graph was made
+
+
+@contextlib.contextmanager
+def on(backend: Any, graph: asc.Graph, machine: asc.Machine, policy: str) -> Iterator[asc.Schedule]:
+    options: dict[str, Any] = {"policy": policy, "costs": COSTS, "backend": backend}
+    with asc.schedule(graph, machine, **options) as schedule:
+        yield schedule
+
+
+@contextlib.contextmanager
+def interleaved(
+    graph: asc.Graph, machine: asc.Machine, policy: str, data: st.DataObject
+) -> Iterator[Call]:
+    with on(
+        Virtual(choose=lambda ready: data.draw(st.sampled_from(ready))), graph, machine, policy
+    ) as run:
+        yield run
+
+
+@contextlib.contextmanager
+def as_code(
+    graph: asc.Graph, machine: asc.Machine, policy: str, data: st.DataObject
+) -> Iterator[Call]:
+    """By the generated code, in which all devices are the CPU."""
+    machine = asc.Machine(machine.devices, machine.links, imagined=True)
+    schedule = asc.schedule(graph, machine, policy=policy, costs=COSTS)
+    assert schedule.code.given == {}
+    with torch.compiler.set_stance("force_eager"):
+        yield lambda **inputs: run_code(schedule, inputs)
+
+
+@contextlib.contextmanager
+def inline(
+    graph: asc.Graph, machine: asc.Machine, policy: str, data: st.DataObject
+) -> Iterator[Call]:
+    """By the generated code that a schedule on one CPU calls itself."""
+    with on("host", graph, machine, policy) as schedule:
+        schedule(**inputs_for(graph))  # is watched
+        reads = any(task.reads_file for task in graph.tasks)
+        assert isinstance(schedule._executor.inline, Inline) is not reads
+        yield schedule
+
+
+WAYS: dict[str, Callable[..., Any]] = {
+    "host": lambda *given: on("host", *given[:3]),
+    "emulated": lambda *given: on("emulated", *given[:3]),
+    "interleaved": interleaved,
+    "threads": lambda *given: on("threads", *given[:3]),
+    "code": as_code,
+    "inline": inline,
+}
+PLACES = {"threads": CPUS, "inline": CPUS[:1]}  # of other ways: all devices
+ONE_CPU = asc.Machine([asc.Device("cpu")])
+
+FOLDER = tempfile.TemporaryDirectory()
+
+
+def reading(graph: asc.Graph, first: int) -> asc.Graph:
+    """Return a graph that reads its inputs from this one on from files, with what ``inputs_for`` gives."""
+    made = asc.Graph("reading")
+    given = {}
+    for i, (name, tensor) in enumerate(inputs_for(graph).items()):
+        path = Path(FOLDER.name, f"{name}.bin")
+        if i >= first or len(graph.input_names) == 1:
+            if not path.exists():
+                tensor.numpy().tofile(path)
+            given[name] = made.read(path, dtype=torch.float64, shape=tensor.shape)
+        else:  # earlier ones keep the shape of their place
+            with made.on(graph.value(name).home or asc.Machine.emulated().host):
+                given[name] = made.input(name)
+    made.output(**made.include(graph, given))
+    return made
+
+
+groups = st.lists(st.sampled_from(["a", "b", "c", None]), min_size=60, max_size=60)
+
+
+def merged(graph: asc.Graph, data: st.DataObject) -> asc.Graph:
+    """Merge tasks by cost, or twice by what is drawn."""
+    if data.draw(st.booleans()):
+        return asc.merge(graph, "auto")
+    for _ in range(2):
+        drawn = zip(graph.tasks, data.draw(groups), strict=False)
+        graph = asc.merge(graph, {task.name: group for task, group in drawn if group})
+    return graph
+
+
+CHANGES: dict[str, Callable[[asc.Graph, st.DataObject], asc.Graph]] = {
+    "merged": merged,
+    "fused": lambda graph, data: fused(graph, data.draw(drawn_groups)),
+    "reading": lambda graph, data: reading(graph, data.draw(st.integers(0, 2))),
+}
+
+
+def assert_law_1(
+    way: str, policy: str, data: st.DataObject, change: Callable[..., asc.Graph] | None = None
 ) -> None:
-    with asc.schedule(graph, machine, policy=policy, costs=COSTS, backend="host") as schedule:
-        assert_equals_serial(schedule, graph)
+    places = PLACES.get(way, DEVICES)
+    graph = data.draw(graphs(places))
+    machine = ONE_CPU if way == "inline" else data.draw(machines(places))
+    with compiled_by():
+        made = change(graph, data) if change else graph
+        if made.input_names != graph.input_names:  # it reads the others from files
+            graph = made
+            if data.draw(st.booleans()):
+                machine = machine.with_storage(data.draw(st.sampled_from([1e7, 1e9])), 1e-6)
+        with WAYS[way](made, machine, policy, data) as run:
+            assert_equals_serial(run, graph, runs=1 if way == "code" else 2)
 
 
+@pytest.mark.parametrize("way", WAYS)
 @under_every_policy
-@given(policy=policies, graph=graphs(), machine=machines())
-def test_law_1_a_scheduled_run_equals_the_serial_run_emulated(
-    policy: str, graph: asc.Graph, machine: asc.Machine
+@given(policy=policies, data=st.data())
+def test_law_1_a_scheduled_run_equals_the_serial_run(
+    way: str, policy: str, data: st.DataObject
 ) -> None:
-    with asc.schedule(graph, machine, policy=policy, costs=COSTS, backend="emulated") as schedule:
-        assert_equals_serial(schedule, graph)
+    assert_law_1(way, policy, data)
 
 
-@under_every_policy
-@given(policy=policies, graph=graphs(), machine=machines(), data=st.data())
-def test_law_1_a_scheduled_run_equals_the_serial_run_in_every_legal_interleaving(
-    policy: str, graph: asc.Graph, machine: asc.Machine, data: st.DataObject
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("change", CHANGES)
+@given(policy=policies, data=st.data())
+def test_law_1_so_does_that_of_a_graph_that_was_made_of_another(
+    change: str, way: str, policy: str, data: st.DataObject
 ) -> None:
-    backend = Virtual(choose=lambda ready: data.draw(st.sampled_from(ready)))
-    with asc.schedule(graph, machine, policy=policy, costs=COSTS, backend=backend) as schedule:
-        assert_equals_serial(schedule, graph, runs=2)
+    assert_law_1(way, policy, data, CHANGES[change])
 
 
-@under_every_policy
-@given(policy=policies, graph=graphs(CPUS), machine=machines(CPUS))
-def test_law_1_a_scheduled_run_equals_the_serial_run_on_threads(
-    policy: str, graph: asc.Graph, machine: asc.Machine
+def _trace_memory(fn: Callable[..., Any], args: Sequence[Any], written: Sequence[int]) -> Any:
+    """Trace for the memory that played tensors wrap: tensors of the CPU."""
+    return tracing.trace(fn, [getattr(arg, "memory", arg) for arg in args], written)
+
+
+@pytest.mark.parametrize("change", [None, "fused", "reading"])
+@settings(max_examples=settings().max_examples * 3 // 5)
+@given(
+    policy=policies,
+    machine=machines(),
+    gpus=st.integers(1, 3),
+    seed=st.integers(0, 10**6),
+    data=st.data(),
+)
+def test_law_1_so_does_one_on_played_gpus_and_its_code(
+    change: str | None,
+    policy: str,
+    machine: asc.Machine,
+    gpus: int,
+    seed: int,
+    data: st.DataObject,
 ) -> None:
-    with asc.schedule(graph, machine, policy=policy, costs=COSTS, backend="threads") as schedule:
-        assert_equals_serial(schedule, graph)
+    if change == "reading":
+        machine = machine.with_storage(data.draw(st.sampled_from([1e7, 1e9])), 1e-6)
+    machine = physical(machine, gpus)
+    graph = on_gpus(data.draw(graphs(machine.computing)))
+    wanted = {
+        label: data.draw(st.sampled_from(machine.computing))
+        for label in graph.outputs
+        if data.draw(st.booleans())
+    }
+    options: dict[str, Any] = {"policy": policy, "costs": COSTS, "outputs": wanted}
+    with (
+        compiled_by(),
+        mock.patch("autosched.fusion.region.trace", _trace_memory),
+        mock.patch("autosched.fusion.region.unsuitable", return_value=None),
+        playing(gpus, seed),
+    ):
+        made = CHANGES[change](graph, data) if change else graph
+        with (
+            asc.schedule(made if change == "reading" else graph, machine, **options) as plain,
+            asc.schedule(made, machine, **options) as schedule,
+        ):
+            expected = left(plain.run_serial, machine, plain.graph)
+            ways = [schedule.run_serial, schedule, schedule]
+            if change != "fused":  # whose code calls torch.compile
+                ways.append(loaded(schedule))
+            for run in ways:
+                assert same(left(run, machine, schedule.graph), expected)
+            assert not schedule.not_fused
 
 
 @given(graph=graphs(), machine=machines(), data=st.data())

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autosched as asc
-from autosched.program.program import Copy, Free, Instruction, Program, Record, Run, Wait, occupied
+from autosched.program.program import Instruction, Program, occupied
 from autosched.testing.strategies import graphs, machines
 from autosched.verification.verify import verify
 from tests.reference import Reference, RefusedError
@@ -91,36 +91,6 @@ def test_verify_refuses_exactly_what_the_reference_refuses(
     program = asc.schedule(graph, machine, policy=policy, costs=COSTS).program
     assert agree(program, graph, "as lowered")
     counts(graph, program, seed)
-
-
-@given(graph=graphs(most=10), machine=machines())
-def test_no_wait_copy_record_or_free_can_be_left_out(
-    graph: asc.Graph, machine: asc.Machine
-) -> None:
-    """So lowering makes none too many, and the proof sees each that is missing."""
-    program = asc.schedule(graph, machine, policy="round_robin", costs=COSTS).program
-    for i, line in enumerate(program.instructions):
-        assert isinstance(line, (Run, Copy, Record, Wait, Free))
-        left = program.instructions[:i] + program.instructions[i + 1 :]
-        assert not agree(replace(program, instructions=left), graph, f"without line {i}: {line}")
-
-
-@given(graph=graphs(most=10), machine=machines())
-def test_a_free_before_the_wait_in_front_of_it_is_refused_or_does_not_need_it(
-    graph: asc.Graph, machine: asc.Machine
-) -> None:
-    program = asc.schedule(graph, machine, policy="heft", costs=COSTS).program
-    lines = program.instructions
-    for i in range(1, len(lines)):
-        if (
-            isinstance(lines[i], Free)
-            and isinstance(lines[i - 1], Wait)
-            and lines[i].stream == lines[i - 1].stream
-        ):
-            swapped = replace(
-                program, instructions=(*lines[: i - 1], lines[i], lines[i - 1], *lines[i + 1 :])
-            )
-            agree(swapped, graph, f"line {i} before its wait")
 
 
 def test_the_mutants_are_of_both_kinds() -> None:

@@ -906,9 +906,7 @@ class Odd(BaseException):
 
 
 @every_backend
-@pytest.mark.parametrize(
-    "kind", [SystemExit, GeneratorExit, KeyboardInterrupt, Odd, StopIteration]
-)
+@pytest.mark.parametrize("kind", [SystemExit, GeneratorExit, KeyboardInterrupt, Odd, StopIteration])
 def test_what_is_no_exception_comes_to_the_caller_as_from_a_serial_run(backend, kind):
     """So a task may end the program; a StopIteration is an exception like any other."""
     planted = [kind(7)]

@@ -7,13 +7,10 @@ import weakref
 
 import pytest
 import torch
-from hypothesis import given, settings
 
 import autosched as asc
 from autosched.errors import ScheduleError, TaskError
 from autosched.runtime.inline import Inline
-from autosched.testing import graphs, inputs_for
-from autosched.testing.comparing import difference
 from tests.codegen.test_codegen import made_here
 
 CPU = asc.Machine([asc.Device("cpu")])
@@ -21,20 +18,6 @@ CPU = asc.Machine([asc.Device("cpu")])
 
 def is_inline(schedule: asc.Schedule) -> bool:
     return isinstance(schedule._executor.inline, Inline)
-
-
-@settings(deadline=None)
-@given(graph=graphs(devices=["cpu"]))
-def test_a_second_run_is_of_the_code_and_does_what_the_serial_run_does(graph: asc.Graph) -> None:
-    with asc.schedule(graph, CPU) as schedule:
-        schedule(**inputs_for(graph))
-        assert is_inline(schedule)
-        serial, scheduled = inputs_for(graph), inputs_for(graph)
-        torch.manual_seed(0)
-        expected = graph.run_serial(**serial)
-        torch.manual_seed(0)
-        found = schedule(**scheduled)
-        assert difference(expected | serial, found | scheduled) is None
 
 
 def test_only_what_one_thread_does_at_once_is_run_as_code() -> None:
