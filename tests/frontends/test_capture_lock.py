@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import Any
 
@@ -83,17 +84,36 @@ def test_what_other_threads_draw_meanwhile_is_theirs() -> None:
     assert torch.equal(torch.cat(found), torch.rand(4))
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_an_error_or_interrupt_leaves_all_as_it_was(error: type[BaseException]) -> None:
-    model = mlp()
-    model(vectors := torch.ones(2, next(model.parameters()).shape[1])).sum().backward()
-    grads = [parameter.grad for parameter in model.parameters()]
-    shared = (
+def of_all_threads() -> list[Any]:
+    """Return what a capture replaces in Python and torch, for as long as it lasts."""
+    radam = sys.modules[optim.RAdam.__module__]
+    return [
         print,
         torch.random.default_generator,
         torch._subclasses.FakeTensor,
+        torch.overrides.has_torch_function,
+        torch.autograd._engine_run_backward,
+        torch.autograd.graph._engine_run_backward,
+        [*torch.fx.proxy._COPY_META_FIELDS],
+        torch.Generator in torch.fx.proxy._create_arg_bypass,
         nn.Module.__call__,
-    )
+        nn.TransformerEncoder.forward,
+        radam._single_tensor_radam,
+        radam._multi_tensor_radam,
+    ]
+
+
+@pytest.mark.parametrize("older", [False, True])
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_error_or_interrupt_leaves_all_as_it_was(
+    error: type[BaseException], older: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if older:  # a version of torch without this
+        monkeypatch.delattr(torch.compiler, "_patch_engine_backward", raising=False)
+    model = mlp()
+    model(vectors := torch.ones(2, next(model.parameters()).shape[1])).sum().backward()
+    grads = [parameter.grad for parameter in model.parameters()]
+    shared = of_all_threads()
 
     def step(x: Tensor) -> None:
         model(x).sum().backward()
@@ -102,12 +122,7 @@ def test_an_error_or_interrupt_leaves_all_as_it_was(error: type[BaseException]) 
     state = torch.get_rng_state()
     with pytest.raises(asc.CaptureError if error is ValueError else error):
         asc.capture(step, vectors)
-    assert shared == (
-        print,
-        torch.random.default_generator,
-        torch._subclasses.FakeTensor,
-        nn.Module.__call__,
-    )
+    assert of_all_threads() == shared
     assert torch.equal(torch.get_rng_state(), state)
     assert all(
         parameter.grad is grad for parameter, grad in zip(model.parameters(), grads, strict=True)

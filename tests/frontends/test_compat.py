@@ -44,20 +44,6 @@ def test_tasks_come_from_the_same_module_phase_and_line(
     ]
 
 
-def test_nothing_of_it_is_left_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, fields = torch.autograd._engine_run_backward, list(torch.fx.proxy._COPY_META_FIELDS)
-    monkeypatch.delattr(torch.compiler, "_patch_engine_backward", raising=False)
-    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
-    asc.capture(lambda x: model(x).sum().backward(), torch.ones(3, 2))
-    with pytest.raises(asc.CaptureError):
-        asc.capture(lambda x: float(x.sum()), torch.ones(2))
-    assert (
-        torch.autograd._engine_run_backward is torch.autograd.graph._engine_run_backward is engine
-    )
-    assert fields == torch.fx.proxy._COPY_META_FIELDS
-    assert torch.Generator not in torch.fx.proxy._create_arg_bypass
-
-
 def test_a_generator_that_is_drawn_from_twice_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def noisy(x: Tensor, generator: torch.Generator) -> Tensor:
         return x + torch.randn(2, generator=generator) * torch.rand(2, generator=generator)

@@ -20,7 +20,7 @@ import autosched as asc
 from autosched import TorchBackend
 from autosched.frontends.dynamo import default
 from autosched.testing import scattered
-from tests.models import KINDS, Tied
+from tests.models import KINDS
 from tests.serial import some
 
 Compile = Callable[..., Any]  # torch.compile with a backend
@@ -242,17 +242,6 @@ def returns_views_that_autograd_follows(compile: Compile) -> Any:
 
 
 @program
-def returns_views_of_one_memory(compile: Compile) -> Any:
-    def f(x: Tensor) -> Any:
-        y = x.sin()
-        return y, y.view(-1), y.split(2)
-
-    found = compile(f)(torch.randn(4, 4))
-    found[2][0].zero_()
-    return found
-
-
-@program
 def draws_random_numbers(compile: Compile) -> Any:
     def f(x: Tensor) -> Any:
         return (
@@ -270,16 +259,6 @@ def draws_random_numbers(compile: Compile) -> Any:
 
 
 @program
-def ties_weights(compile: Compile) -> Any:
-    model = Tied()
-    loss = functional.cross_entropy(
-        compile(model)(torch.tensor([1, 2, 3])), torch.tensor([2, 3, 1])
-    )
-    loss.backward()
-    return loss, model.words.weight.grad
-
-
-@program
 def adds_up_gradients(compile: Compile) -> Any:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
     compiled = compile(model)
@@ -289,31 +268,12 @@ def adds_up_gradients(compile: Compile) -> Any:
 
 
 @program
-def has_hooks(compile: Compile) -> Any:
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
-    model[0].register_forward_hook(lambda module, given, out: out * 2)
-    model[2].weight.register_hook(lambda grad: grad * 3)
-    loss = compile(model)(torch.randn(3, 4)).sum()
-    loss.backward()
-    return loss, [parameter.grad for parameter in model.parameters()]
-
-
-@program
 def goes_back_twice(compile: Compile) -> Any:
     x = torch.randn(3, requires_grad=True)
     y = compile(lambda x: (x.sin() ** 3).sum())(x)
     y.backward(retain_graph=True)
     y.backward()
     return x.grad
-
-
-@program
-def differentiates_twice(compile: Compile) -> Any:
-    x = torch.randn(3, requires_grad=True)
-    (grad,) = torch.autograd.grad(compile(lambda x: (x**3).sum())(x), x, create_graph=True)
-    with pytest.raises(RuntimeError) as error:
-        grad.sum().backward()
-    return str(error.value)
 
 
 @program
@@ -382,14 +342,6 @@ def takes_whole_steps(compile: Compile) -> Any:
 
     compiled = compile(step)
     return [compiled(torch.randn(2, 4)) for _ in range(3)], model.state_dict()
-
-
-@program
-def attends(compile: Compile) -> Any:
-    model = nn.MultiheadAttention(8, 2, batch_first=True)
-    loss = compile(lambda x: model(x, x, x)[0].sum())(torch.randn(2, 5, 8))
-    loss.backward()
-    return loss, [parameter.grad for parameter in model.parameters()]
 
 
 @program

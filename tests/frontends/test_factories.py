@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import autosched as asc
-from autosched.frontends.operators import _same
 from autosched.graph.task import Here
 from autosched.policies import single_on
 from autosched.program.program import Copy
 from autosched.runtime.backends import Transfer
 from autosched.runtime.backends.host import Host
-from tests.frontends.test_capture import OPTIMIZERS, assert_same, held, stepper
 
 GPU = torch.device("meta")  # which every computer has, and which runs everything
 
@@ -170,52 +167,4 @@ def test_a_number_on_the_cpu_makes_no_second_device() -> None:
     assert [task.kwargs["device"] for task in graph.tasks if "zeros" in task.name] == [Here(GPU)]
 
 
-def test_a_device_without_a_number_is_the_usual_one_of_its_kind() -> None:
-    usual = torch.device("cuda", 1)
-    assert [_same(torch.device(name), usual) for name in ("cuda", "cuda:1", "cuda:0", "cpu")] == [
-        True,
-        True,
-        False,
-        False,
-    ]
-
-
 # ---- a step
-
-
-class Reader(nn.Module):
-    """A small language model with all that such models make on the way."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.places = nn.Embedding(11, 8), nn.Embedding(5, 8)
-        self.keys, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        at = torch.arange(x.shape[1], device=x.device)
-        h = self.words(x) + self.places(at) + torch.zeros(8, device=x.device)
-        mask = torch.triu(
-            torch.full((len(at), len(at)), -float("inf"), device=x.device), diagonal=1
-        )
-        scale = torch.tensor([0.5] * 8)
-        weights = torch.softmax(self.keys(h) @ h.transpose(1, 2) + mask, -1)
-        return self.head((weights @ h * scale).mean(1) + torch.randn(8) * 0.1)
-
-
-@pytest.mark.parametrize("gpus", [1, 3])
-def test_a_step_with_positions_masks_and_constants_trains_as_the_eager_one_does(gpus: int) -> None:
-    torch.manual_seed(0)
-    eager = Reader()
-    twin = copy.deepcopy(eager)
-    optimizers = [OPTIMIZERS["adam"](model.parameters()) for model in (eager, twin)]
-    step, machine = stepper(eager, optimizers[0]), asc.Machine.emulated(gpus=gpus)
-    with asc.compile(
-        stepper(twin, optimizers[1]), machine, policy="round_robin", backend="virtual"
-    ) as run:
-        for number in range(3):
-            x, y = torch.randint(0, 11, (3, 5)), torch.randint(0, 4, (3,))
-            torch.manual_seed(number)
-            expected = step(x, y)
-            torch.manual_seed(number)
-            assert torch.equal(run(x, y), expected)
-            assert_same(held(twin, optimizers[1]), held(eager, optimizers[0]), number)

@@ -19,7 +19,7 @@ from autosched.coarsening.grouping import STEP
 from autosched.costs.estimate import estimate
 from autosched.testing import graphs, inputs_for
 from tests.codegen.test_codegen import body
-from tests.frontends.test_capture import OPTIMIZERS, assert_trains_as_eager, stepper
+from tests.frontends.test_capture import OPTIMIZERS, stepper
 from tests.models import DISTINCT, KINDS, mlp, vectors
 from tests.serial import some
 
@@ -90,20 +90,6 @@ def test_a_merged_task_costs_its_parts(graph: asc.Graph, drawn: list[str | None]
             assert costs.task_seconds(task, GPU) == pytest.approx(count * LONG)
 
 
-@pytest.mark.slow
-def test_ten_thousand_tasks_are_merged() -> None:
-    graph = asc.Graph()
-    values = list(graph.inputs("x", "y"))
-    for i in range(10_000):
-        values.append(
-            graph.add(max, values[-1 - i % 2], values[i // 2], seconds=TINY if i % 3 else LONG)
-        )
-    graph.output(values[-1])
-    merged = asc.merge(graph, costs=asc.Costs(), device=GPU)
-    assert len(merged) < len(graph)
-    assert merged.run_serial(x=1, y=2) == graph.run_serial(x=1, y=2)
-
-
 # ---- what is merged, by hand
 
 
@@ -153,14 +139,6 @@ def test_what_is_made_between_is_let_go_of_when_it_is_used_last() -> None:
     merged = asc.merge(graph, dict.fromkeys(named(graph), "all"))
     assert len(merged) == 1
     assert merged.run_serial(x=torch.ones(1))["y"].tolist() == [12]
-
-
-def test_a_group_that_would_wait_for_itself_is_split() -> None:
-    graph = asc.Graph()
-    x = graph.input("x")
-    a = x + 1
-    graph.output(y=(a * 2) + a)
-    assert named(asc.merge(graph, {"add": "g", "add_1": "g"})) == ["g", "mul", "g_1"]
 
 
 def test_only_what_lies_in_a_circle_is_split() -> None:
@@ -399,18 +377,6 @@ def test_compiled_steps_are_merged_where_that_is_predicted_to_be_no_slower(kind:
 # ---- granularities of captures
 
 
-@pytest.mark.parametrize("granularity", ["module", "auto"])
-@pytest.mark.parametrize("kind", some(KINDS, "mlp", "lenet", "recurrent", "wired0"))
-def test_a_captured_step_trains_as_the_eager_one_does(kind: str, granularity: str) -> None:
-    number = list(KINDS).index(kind)
-    policy = ["auto", "single", "round_robin", "heft"][number % 4]
-    options = {"policy": policy, "machine": asc.Machine.emulated(gpus=1 + number % 3)}
-    optimizer = list(OPTIMIZERS)[number % len(OPTIMIZERS)]
-    assert_trains_as_eager(
-        kind, optimizer, steps=3, backend="virtual", granularity=granularity, **options
-    )
-
-
 def two_layers() -> nn.Sequential:
     model = nn.Sequential()
     model.add_module("fc1", nn.Linear(8, 6))
@@ -494,19 +460,6 @@ def test_merged_tasks_run_where_their_modules_are_placed(granularity: str) -> No
         assert compiled(x, y).ndim == 0
 
 
-def test_a_schedule_does_not_keep_the_batch_that_was_captured() -> None:
-    model, (x, y) = two_layers(), vectors(8)()
-    step = stepper(model, optim.SGD(model.parameters(), lr=0.1))
-    with asc.compile(
-        step, asc.Machine.emulated(gpus=1), granularity="auto", backend="virtual"
-    ) as compiled:
-        compiled(x, y)
-        batch = weakref.ref(x)
-        del x
-        gc.collect()
-        assert batch() is None
-
-
 def test_parameters_of_the_name_that_capture_takes_are_named() -> None:
     def fn(x: Tensor, granularity: int = 2) -> Tensor:
         return x * granularity
@@ -571,12 +524,6 @@ def test_a_marked_function_adds_itself_to_a_graph() -> None:
     assert graph.task("noisy").random
     assert [graph.values[use.value].name for use in graph.task("descend").writes] == ["w"]
     assert graph.task("gelu").source.startswith(__file__)
-
-
-def test_a_marked_function_runs_on_tensors() -> None:
-    x = torch.arange(3.0)
-    assert torch.allclose(gelu(x), nn.functional.gelu(x, approximate="tanh"))
-    assert [item.item() for item in extremes(x)] == [0, 2]
 
 
 def test_what_is_no_plain_function_can_be_marked() -> None:

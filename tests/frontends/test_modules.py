@@ -92,23 +92,6 @@ def test_gradients_are_those_of_the_eager_module(options: dict[str, Any]) -> Non
         assert run.cache_info().misses == 0
 
 
-@pytest.mark.slow
-def test_it_trains_as_the_eager_module() -> None:
-    eager, model = net(), net()
-    run = compiled(model)
-    optimizers = [optim.AdamW(one.parameters(), lr=0.1) for one in (eager, run)]
-    for number, size in enumerate((3, 3, 5, 4)):
-        x = torch.randn(size, 4)
-        for one, optimizer in zip((eager, run), optimizers, strict=True):
-            torch.manual_seed(number)
-            one(x).square().mean().backward()
-            nn.utils.clip_grad_norm_(one.parameters(), 0.1)
-            optimizer.step()
-            optimizer.zero_grad()
-        assert_same(model.state_dict(), eager.state_dict(), number)
-    run.close()
-
-
 def test_without_gradients_it_is_a_captured_graph() -> None:
     model = net().eval()
     x = torch.randn(3, 4)
@@ -162,18 +145,6 @@ def test_its_state_is_that_of_the_module() -> None:
     assert "doubled" in dir(run)
 
 
-def test_changed_attributes_count() -> None:
-    run = compiled(net().eval())
-    x = torch.randn(3, 4)
-    for factor in (1.0, 3.0):
-        run.factor = factor
-        expected = run.fn(x).detach()
-        assert torch.equal(run(x), expected)
-        with torch.no_grad():
-            assert torch.equal(run(x), expected)
-    run.close()
-
-
 @pytest.mark.parametrize(
     "duplicate",
     [
@@ -210,15 +181,6 @@ def test_a_shallow_copy_has_the_same_parameters_and_schedules_of_its_own() -> No
         other(torch.ones(2, 4))
     assert other.cache_info().hits == 1
     other.close()
-
-
-def test_the_third_capture_warns_at_the_line_of_the_call() -> None:
-    with compiled(net().eval()) as run, torch.no_grad():
-        for size in (2, 3):
-            run(torch.ones(size, 4))
-        with pytest.warns(RuntimeWarning, match="captured for the 3rd time") as caught:
-            run(torch.ones(4, 4))
-    assert caught[0].filename == __file__
 
 
 def doubled(grads: Any) -> Any:
@@ -263,20 +225,6 @@ def test_hooks_that_come_and_go_run(by: Callable[[nn.Module], Any], of: str) -> 
         for handle in handles:
             handle.remove()
             check(f"fewer of {name}")
-
-
-def test_hooks_run() -> None:
-    eager, model = net().eval(), net().eval()
-    run = compiled(model)
-    for one in (eager, run):
-        one.register_forward_pre_hook(lambda _, args: tuple([2 * item for item in args]))
-        one.register_forward_hook(lambda _, args, out: out + 1)
-        one.head.weight.register_hook(lambda gradient: 3 * gradient)
-    x = torch.randn(3, 4)
-    assert_same(gradients(run, x), gradients(eager, x), "hooks")
-    with torch.no_grad():
-        assert torch.equal(run(x), eager(x))
-    run.close()
 
 
 def test_it_can_be_part_of_other_modules() -> None:
@@ -351,15 +299,6 @@ def test_torch_compile_may_call_it() -> None:
     x = torch.randn(3, 4)
     outer = torch.compile(lambda x: run(x) + 1, backend="eager")
     assert torch.equal(outer(x), run.fn(x) + 1)
-    run.close()
-
-
-def test_a_second_derivative_is_an_error() -> None:
-    run = compiled(nn.Sequential(nn.Linear(3, 3), nn.Tanh()))
-    x = torch.randn(2, 3, requires_grad=True)
-    (gradient,) = torch.autograd.grad(run(x).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="does not currently support double backward"):
-        gradient.sum().backward()
     run.close()
 
 

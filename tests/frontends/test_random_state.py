@@ -119,22 +119,6 @@ def test_a_checkpoint_that_draws_nothing_has_no_tasks_for_states() -> None:
     assert not [name for name in names if "rng_state" in name]
 
 
-def test_attention_without_dropout_can_be_under_a_checkpoint() -> None:
-    layer = nn.Linear(4, 12)
-
-    def attend(x: Tensor) -> Tensor:
-        return nn.functional.scaled_dot_product_attention(*layer(x).chunk(3, -1))
-
-    def step(x: Tensor) -> Tensor:
-        layer.zero_grad()
-        checkpoint(attend, x, use_reentrant=False).pow(2).mean().backward()
-        return layer.weight.grad.clone()
-
-    x = torch.randn(2, 1, 5, 4)
-    with asc.compile(step, asc.Machine.emulated(gpus=1), backend="host") as run:
-        assert torch.equal(run(x), step(x))
-
-
 @pytest.mark.parametrize(
     ("step", "said"),
     [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -56,12 +55,3 @@ def test_one_capture_makes_the_steps_of_eager_mode(
         assert run.cache_info().misses == 2  # the first step creates state
     states = [list(each.state_dict()["state"].values()) for each in optimizers]
     torch.testing.assert_close(*states, rtol=0, atol=0)
-
-
-def test_outside_of_captures_nothing_is_replaced() -> None:
-    module = sys.modules[optim.RAdam.__module__]
-    names = "_single_tensor_radam", "_multi_tensor_radam"
-    before = [getattr(module, name) for name in names]
-    model = nn.Linear(2, 2)
-    asc.capture(stepping(model, optim.RAdam(model.parameters())), torch.ones(1, 2))
-    assert [getattr(module, name) for name in names] == before

@@ -460,25 +460,6 @@ def test_what_optimizers_would_look_at_or_change_is_named(
     assert said in str(error.value)
 
 
-def test_a_scheduler_is_left_as_it_was() -> None:
-    model = mlp()
-    optimizer = optim.SGD(model.parameters(), lr=0.1)
-    scheduler = optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-
-    def step(x: Tensor) -> None:
-        model(x).sum().backward()
-        optimizer.step()
-        scheduler.step()
-
-    with pytest.raises(asc.CaptureError):
-        asc.capture(step, X)
-    assert (scheduler.last_epoch, scheduler.get_last_lr(), optimizer.param_groups[0]["lr"]) == (
-        0,
-        [0.1],
-        0.1,
-    )
-
-
 @pytest.mark.parametrize("several", [False, True])
 def test_a_hook_for_when_gradients_are_there_is_refused(several: bool) -> None:
     model = mlp()

@@ -7,7 +7,6 @@ import re
 import sys
 from collections import namedtuple
 
-import numpy
 import pytest
 import torch
 from hypothesis import given
@@ -16,8 +15,8 @@ from torch import nn
 
 import autosched as asc
 from autosched._lib.tree import flatten, match, transform
-from autosched.errors import GradientError, GraphError
-from autosched.graph.graph import Dependency, Graph, Use
+from autosched.errors import GraphError
+from autosched.graph.graph import Graph, Use
 from autosched.graph.value import Value
 
 
@@ -86,14 +85,6 @@ def test_an_input_has_the_bytes_that_are_given():
         graph.input("z", nbytes=-1)
 
 
-def test_results_are_named_after_their_task():
-    graph = Graph()
-    assert [v.name for v in graph.add(identity, graph.input("x"), name="pair", outputs=2)] == [
-        "pair.0",
-        "pair.1",
-    ]
-
-
 def test_a_task_is_found_by_its_name_also_where_its_results_have_others():
     graph = Graph()
     (result,) = graph.add(identity, graph.input("x"), name="t", outputs=("y",))
@@ -137,13 +128,6 @@ def test_versions_and_dependencies_of_every_kind():
     ]
     assert graph.users == [[1, 2, 4], [2, 3, 4], [3, 4], [], []]
     assert graph.last_version(w.index) == 2
-
-
-def test_an_order_edge_adds_nothing_to_a_data_dependency():
-    graph = Graph()
-    h = graph.input("x") + 1
-    graph.add(identity, h, name="t", after=h)
-    assert graph.task("t").dependencies == (Dependency(0, "data"),)
 
 
 def test_after_takes_tasks_values_and_names():
@@ -289,12 +273,6 @@ def test_a_schedules_own_copy_of_a_graph_does_not_grow():
     assert len(pinned) == 1
 
 
-def test_a_view_of_a_view_shares_the_first_base():
-    graph = Graph()
-    x = graph.input("x")
-    assert x.T[0].view(-1).root == x.index
-
-
 def test_a_view_of_a_plain_tensor_shares_the_versions_of_its_constant():
     graph = Graph()
     tensor, index = torch.ones(2, 2), graph.input("index")
@@ -361,17 +339,6 @@ def test_binary_operators_run_as_in_torch(name):
     assert len(graph) == 3
     for result in graph.run_serial(x=a, y=b).values():
         assert torch.equal(result, fn(a, b))
-
-
-@pytest.mark.parametrize("name", [name for name in BINARY if name != "matmul"])
-def test_numbers_may_stand_on_the_left(name):
-    fn = getattr(operator, name)
-    a, _ = operands(name)
-    graph = Graph()
-    x = graph.input("x")
-    graph.output(y=fn(2, x), z=fn(numpy.int64(2), x))
-    for result in graph.run_serial(x=a).values():
-        assert torch.equal(result, fn(2, a))
 
 
 @pytest.mark.parametrize("name", UNARY)
@@ -615,23 +582,6 @@ def test_an_error_in_a_serial_run_names_the_task_and_its_line():
     assert caught.value.__notes__ == [f"in task 'divide', added at {source_of(add)}"]
 
 
-def test_a_serial_run_with_a_result_of_another_shape_names_the_task():
-    graph = Graph()
-    graph.add(identity, graph.input("x"), name="t", outputs=2)
-    with pytest.raises(ValueError, match=r"3 results where outputs= says 2") as caught:
-        graph.run_serial(x=(1, 2, 3))
-    assert caught.value.__notes__[0].startswith("in task 't', added at ")
-
-
-def test_a_serial_run_records_no_gradients():
-    """Nor does it lose any: the output requires grad, as in torch, and raises when a gradient reaches it."""
-    graph = Graph()
-    graph.output(y=graph.input("x") * 2)
-    y = graph.run_serial(x=torch.ones(2, requires_grad=True))["y"]
-    with pytest.raises(GradientError, match="a gradient would be lost"):
-        y.sum().backward()
-
-
 # ---- errors: what Python cannot do with a value
 
 
@@ -813,19 +763,6 @@ def test_pinning_what_is_no_input(graph):
             graph.pinned(inputs={name: "cpu"})
 
 
-def test_inputs_that_are_missing_or_unknown(graph):
-    with refused("graph 'g' misses input 'y'; its inputs are 'x', 'y'"):
-        graph.run_serial(x=1)
-    with refused("graph 'g' was given 'z', which is no input; its inputs are 'x', 'y'"):
-        graph.run_serial(x=1, y=2, z=3)
-
-
-def test_a_task_without_a_function_cannot_run(graph):
-    graph.builder.add_task(None, (), {}, name="t")
-    with refused("task 't' has no function: it can be planned, not run"):
-        graph.run_serial(x=1, y=2)
-
-
 def test_a_long_list_of_names_is_cut():
     graph = Graph("g")
     graph.inputs(*(f"x{i}" for i in range(20)))
@@ -883,20 +820,6 @@ def test_transform_keeps_the_shape_and_the_order_of_leaves(tree):
 @given(TREES)
 def test_match_finds_each_leaf_where_the_shape_has_one(tree):
     assert list(match(transform(str, tree), tree)) == list(flatten(tree))
-
-
-@pytest.mark.parametrize(
-    ("shape", "tree", "message"),
-    [
-        (("a", "b"), (1, 2, 3), "3 results where outputs= says 2"),
-        (("a",), 1, "one int where outputs= says 1"),
-        ({"a": "a"}, {"b": 1, "a": 2}, "['a', 'b'] where outputs= says a dict of ['a']"),
-        ({"a": "a"}, 3, "one int where outputs= says a dict of ['a']"),
-    ],
-)
-def test_match_says_what_differs(shape, tree, message):
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        list(match(shape, tree))
 
 
 def test_an_index_by_a_mask_makes_a_copy_and_one_by_a_slice_a_view():
@@ -1021,14 +944,6 @@ def test_methods_take_keywords_of_any_name(word):
                 assert schedule(**given)["y"].tolist() == [0, 1]
 
 
-def test_methods_in_place_take_keywords_of_any_name():
-    graph = Graph()
-    x = graph.input("x")
-    x.addcmul_(x, x, value=2.0)
-    graph.output(x=x)
-    assert graph.run_serial(x=torch.ones(2))["x"].tolist() == [3, 3]
-
-
 @pytest.mark.parametrize("outputs", [0, (), {}, []])
 @pytest.mark.parametrize("policy", ["auto", "round_robin", "heft"])
 def test_a_view_without_results_is_no_view(outputs, policy):
@@ -1066,12 +981,6 @@ def test_a_method_that_tensors_do_not_have_is_refused_at_once(name, hint):
     ):
         getattr(x, name)
     assert not hasattr(x, name)
-
-
-@pytest.mark.parametrize("name", ["is_sparse", "is_quantized", "output_nr"])
-def test_what_tensors_know_of_themselves_is_no_method(name):
-    with pytest.raises(GraphError, match=f"value 'x' has no {name} before it runs"):
-        getattr(Graph().input("x"), name)
 
 
 def test_without_torch_a_method_may_have_any_name(monkeypatch):

@@ -370,35 +370,12 @@ def test_an_output_is_copied_to_where_it_is_wanted_and_freed_where_it_was_made()
     )
 
 
-def test_the_order_of_the_placement_is_the_order_of_issue():
-    graph = asc.Graph()
-    for name in "abc":
-        graph.output(graph.add(fn, name=name))
-    program = lowered(graph, order="cab")
-    assert [run.task for run in program if isinstance(run, Run)] == ["c", "a", "b"]
-
-
-def test_one_value_may_be_shown_as_two_outputs_on_one_device():
-    graph = asc.Graph()
-    y = graph.add(fn, name="y")
-    graph.output(a=y, b=y)
-    program = lowered(graph, y="cuda:0")
-    assert program.outputs == (("a", "cuda:0"), ("b", "cuda:0"))
-
-
 def test_one_value_may_be_wanted_on_two_devices():
     graph = asc.Graph()
     y = graph.add(fn, name="y")
     graph.output(a=y, b=y, c=y)
     program = lowered(graph, outputs={"a": "cpu", "b": "cuda:1"}, y="cuda:0")
     assert program.outputs == (("a", "cpu"), ("b", "cuda:1"), ("c", "cuda:0"))
-
-
-def test_an_unknown_output_is_refused():
-    with pytest.raises(
-        asc.ScheduleError, match=r"outputs= names 'z', which is no output; outputs are \['y'\]"
-    ):
-        lowered(figure(), outputs={"z": "cpu"})
 
 
 def test_a_device_that_no_link_leads_to_is_refused():

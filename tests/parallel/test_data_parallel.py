@@ -8,7 +8,6 @@ import functools
 import re
 from collections import UserDict
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -61,18 +60,6 @@ def test_data_parallel_equals_serial_training(kind: str) -> None:
     assert_trains_as_serially(
         data_parallel(buckets=(100, 300)), among(2), model, given, loss_fn=loss_fn
     )
-
-
-@pytest.mark.parametrize("backend", ["host", "emulated"])
-def test_data_parallel_equals_serial_training_on_threads(backend: str) -> None:
-    make = data_parallel(backend=backend, buckets=(1,))
-    assert_trains_as_serially(make, among(2), mlp(), batches("mlp"))
-
-
-@pytest.mark.parametrize("reduction", some(STRATEGIES, "sum", "cpu"))
-def test_two_devices_have_the_same_bits_with_every_strategy(reduction: str) -> None:
-    make = data_parallel(reduction=reduction, exact=False, buckets=(100, 300))
-    assert_trains_as_serially(make, among(2), small(), vectors(6, 7, 6))
 
 
 @pytest.mark.parametrize("reduction", ["sum", "cpu"])
@@ -213,16 +200,6 @@ def test_replicas_have_the_alignment_of_the_model() -> None:
     assert replica.data_ptr() != model.weight.data_ptr()
     assert replica.stride() == model.weight.stride()
     assert torch.equal(replica, model.weight)
-
-
-def test_a_step_equals_serial_training_for_any_alignment_of_shares() -> None:
-    model = Addresses()
-    with data_parallel()(model, functional.cross_entropy, momentum(model.parameters())) as step:
-        batch = next(vectors(10, width=7))
-        schedule, feed = step.schedule(*batch), step.inputs(*batch)
-        ours, serial = ({name: tensor.clone() for name, tensor in feed.items()} for _ in range(2))
-        assert_equal(schedule(**ours), schedule.run_serial(**serial), "outputs")
-        assert_equal(ours, serial, "inputs")
 
 
 # ---- what models and losses are like
@@ -677,39 +654,6 @@ def test_what_needs_the_number_of_a_rate_is_planned_again_and_says_so() -> None:
             step(*batch)
 
 
-def test_issuing_each_operator_of_a_micro_batch_takes_time() -> None:
-    """So where that dominates, more micro-batches are slower."""
-    base = asc.Machine.emulated(gpus=1)
-    devices = [replace(d, issue_seconds=1e-3 * d.is_accelerator) for d in base.devices]
-    machine = asc.Machine(devices, base.links, imagined=True)
-    seconds = []
-    for chunks in (1, 4):
-        model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
-        trained = model, functional.cross_entropy, optim.SGD(model.parameters(), 0.1)
-        with asc.parallel.data_parallel(*trained, machine, accumulate=chunks) as step:
-            seconds.append(step.schedule(*next(vectors(8))).makespan)
-    assert seconds[0] > 6e-3 * 3  # forward and backward of six layers, of more operators each
-    assert seconds[1] > 3 * seconds[0]
-
-
-def test_submitted_steps_have_the_rates_of_their_calls() -> None:
-    model, twin = small(), small()
-    optimizers = [optim.SGD(m.parameters(), lr=0.1) for m in (model, twin)]
-    rates = [optim.lr_scheduler.ExponentialLR(each, 0.5) for each in optimizers]
-    loss_fn = functional.cross_entropy
-    with (
-        data_parallel(in_flight=3)(model, loss_fn, optimizers[0]) as several,
-        data_parallel()(twin, loss_fn, optimizers[1]) as single,
-    ):
-        for batch in vectors(*[6] * 5):
-            several.submit(*batch)
-            single(*batch)
-            for each in rates:
-                each.step()
-        several.wait()
-    assert all(map(torch.equal, model.parameters(), twin.parameters()))
-
-
 # ---- in time
 
 
@@ -877,53 +821,6 @@ def test_compression_errors_are_kept_as_residuals(name: str) -> None:
     missing = torch.cat([(found[name] - expected[name]).flatten() for name in order])
     torch.testing.assert_close(missing, rate * kept, rtol=1e-9, atol=1e-12)
     assert 0 < missing.abs().max() < 0.5
-
-
-@pytest.mark.parametrize("name", some(COMPRESSED, "int8", "top k"))
-def test_compressed_gradients_train(name: str) -> None:
-    torch.manual_seed(0)
-    x = torch.randn(64, 8)
-    y, model = x[:, :4].argmax(1), small()
-    optimizer = optim.SGD(model.parameters(), 0.5)
-    with data_parallel(compression=COMPRESSED[name])(
-        model, functional.cross_entropy, optimizer
-    ) as step:
-        losses = [step(x, y).item() for _ in range(80)]
-    assert losses[-1] < 0.3 * losses[0]
-
-
-def test_residuals_are_saved_and_restored_with_the_state() -> None:
-    model, twin = small(), small()
-    steps = [
-        data_parallel(compression=asc.parallel.TopK(0.1))(
-            m, functional.cross_entropy, momentum(m.parameters())
-        )
-        for m in (model, twin)
-    ]
-    for batch in vectors(6, 6):
-        steps[0](*batch)
-    steps[1].load_state_dict(copy.deepcopy(steps[0].state_dict()))
-    for batch in vectors(7, 7):
-        assert_equal(steps[1](*batch), steps[0](*batch), "loss")
-    assert_equal(dict(twin.state_dict()), dict(model.state_dict()), "model")
-    assert_equal(
-        steps[1].state_dict()["residuals"], steps[0].state_dict()["residuals"], "residuals"
-    )
-    assert all(kept.abs().max() > 0 for kept in steps[1].state_dict()["residuals"].values())
-    for step in steps:
-        step.close()
-
-
-def test_a_closed_step_can_be_called_again() -> None:
-    model, plain = small(), small()
-    step = data_parallel(backend="host")(
-        model, functional.cross_entropy, momentum(model.parameters())
-    )
-    other = data_parallel()(plain, functional.cross_entropy, momentum(plain.parameters()))
-    for batch in vectors(6, 6, 6):
-        assert_equal(step(*batch), other(*batch), "loss")
-        step.close()
-    other.close()
 
 
 def test_devices_do_not_wait_for_each_others_dropout() -> None:

@@ -16,7 +16,6 @@ from torch.utils.checkpoint import checkpoint
 
 import autosched as asc
 from autosched.parallel import training
-from autosched.parallel.all_reduce import LIBRARY, STRATEGIES
 from autosched.parallel.pipeline_schedules import ORDERS
 from autosched.parallel.stages import balanced, blocks_of
 from autosched.parallel.template import pass_of
@@ -93,26 +92,12 @@ def test_models_of_all_kinds_are_cut(kind: str, order: str) -> None:
     assert_trains_as_serially(make, among(1, 2), model, [batch, batch], loss_fn=loss_fn)
 
 
-def test_split_gradients_of_convolutions_have_the_same_bits() -> None:
-    torch.manual_seed(0)
-    model = KINDS["lenet"].make()
-    batches = [KINDS["lenet"].batch() for _ in range(2)]
-    assert_trains_as_serially(
-        pipeline(2, schedule="zero-bubble", chunks=3), among(1, 3), model, batches
-    )
-
-
 @pytest.mark.parametrize(
     "optimizer", some(OPTIMIZERS, "adamw, fused", "momentum, its rate a tensor")
 )
 def test_optimizers_step_stage_by_stage(optimizer: str) -> None:
     make = pipeline(2, schedule="1f1b", chunks=2)
     assert_trains_as_serially(make, among(1, 2), chain(4), vectors(6, 6), OPTIMIZERS[optimizer])
-
-
-def test_on_threads_too() -> None:
-    make = pipeline(2, schedule="1f1b", chunks=2, backend="emulated")
-    assert_trains_as_serially(make, among(1, 2), deep(2), vectors(8, 8))
 
 
 @pytest.mark.parametrize(
@@ -717,23 +702,3 @@ def test_an_optimizer_is_captured_once_unless_it_mixes_stages(
     with asc.parallel.pipeline(model, functional.cross_entropy, optimizer, machine, **how) as step:
         step.schedule(*next(vectors(6)))
     assert updates == ([6, 2, 4] if foreach else [6])  # of parameters; one stage has none
-
-
-@pytest.mark.slow
-def test_reductions_rank_the_same_after_one_micro_batch_as_after_all() -> None:
-    model = chain()
-    machine = asc.Machine.emulated(gpus=8, link="nvlink4")
-
-    def planned(reduction: str) -> asc.parallel.step.Step:
-        return asc.parallel.pipeline(
-            model, functional.cross_entropy, optim.SGD(model.parameters(), 0.1), machine, replicas=4, chunks=3,
-            schedule="1f1b", reduction=reduction,
-        )  # fmt: skip
-
-    batch = next(vectors(24))
-    best = planned("auto").schedule(*batch).makespan
-    assert best == min(
-        planned(name).schedule(*batch).makespan
-        for name in STRATEGIES
-        if name not in ("gather", LIBRARY)
-    )

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from autosched.frontends.state import State
-from autosched.parallel.plans import Key
 from autosched.parallel.shared_state import parameters_of, state_tensors
 from tests.serial import data_parallel, pipeline
 
@@ -46,11 +45,6 @@ def test_tensors_are_found_in_their_places():
     }  # fmt: skip
     assert found.keys() == places.keys()
     assert all(found[name] is tensor for name, tensor in state.tensors().items())
-
-
-def test_keys_are_equal_by_their_parts():
-    assert Key((1, "a")) == Key((1, "a")) != Key((1, "b"))
-    assert {Key((1, "a")): "found"}[Key((1, "a"))] == "found"
 
 
 def double(tensor):

@@ -143,16 +143,6 @@ def test_steps_go_on_after_one_that_raised():
         assert step(words, target) < before
 
 
-def test_the_caller_of_map_may_stop_early():
-    def use(step):
-        for _ in step.map(given):
-            break
-        step.wait()
-
-    given = batches(9)
-    trained("data", "sgd", use, backend="emulated", in_flight=2)
-
-
 def test_a_step_that_was_closed_or_dropped_leaves_nothing_behind():
     model = small()
     optimizer = OPTIMIZERS["sgd"](model.parameters())
@@ -252,11 +242,6 @@ def test_a_call_that_was_interrupted_is_waited_for(monkeypatch):
 
     (batch,) = batches(1)
     trained("data", "sgd", use, backend="emulated", in_flight=2)
-
-
-def test_a_number_of_runs_is_checked():
-    with pytest.raises(asc.ScheduleError, match="in_flight"):
-        trained("data", "sgd", lambda step: step(*batches(2)[0]), backend="host", in_flight=0)
 
 
 def test_calls_of_a_model_on_several_devices_may_be_in_flight():

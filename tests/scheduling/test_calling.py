@@ -152,19 +152,6 @@ def test_new_state_is_put_back_and_a_capture_without_it_is_refused_then(
         again(u, i)
 
 
-def test_gradients_that_a_step_leaves_are_in_the_module(u: Tensor, i: Tensor) -> None:
-    model = Item()
-
-    def backward(u: Tensor, i: Tensor) -> None:
-        model(u, i).sum().backward()
-
-    asc.schedule(asc.capture(backward, u, i), HERE)(u, i)
-    expected = torch.autograd.grad(model(u, i).sum(), list(model.parameters()))
-    for parameter, gradient in zip(model.parameters(), expected, strict=True):
-        assert parameter.grad is not None
-        assert torch.equal(parameter.grad, gradient)
-
-
 def test_nested_arguments_are_given_as_they_are(u: Tensor, i: Tensor) -> None:
     def total(batch: dict[str, Any], extra: tuple[Tensor, ...]) -> Tensor:
         return batch["u"].sum() + batch["more"][0].sum() + extra[0].sum()
