@@ -111,7 +111,8 @@ def compare(
         except AutoschedError as error:
             refusals.append(Refusal(name, label, str(error).partition("\n")[0]))
     guess = next(iter(priced.values())).guess(graph)
-    return Comparison(graph.name, tuple(rows), tuple(refusals), objective, guess)
+    devices = "GPUs" if all(map(_has_gpus, named.values())) else "processors"
+    return Comparison(graph.name, tuple(rows), tuple(refusals), objective, guess, devices)
 
 
 def _row(
@@ -212,8 +213,7 @@ def _facts(machine: Machine) -> tuple[str, ...]:
     gpus = len(machine.accelerators)
     cpus = len(machine.devices) - gpus
     streams = machine.device(machine.host).streams
-    kinds = {name.partition(":")[0] for name in machine.accelerators}
-    other = "GPU" if kinds <= _GPUS else "processor"
+    other = "GPU" if _has_gpus(machine) else "processor"
     devices = [count(number, kind) for number, kind in ((cpus, "CPU"), (gpus, other)) if number]
     speed = ""
     if gpus:
@@ -227,6 +227,11 @@ def _facts(machine: Machine) -> tuple[str, ...]:
         count(streams, "CPU stream"),
         "with contention" if machine.contention else "no contention",
     )
+
+
+def _has_gpus(machine: Machine) -> bool:
+    """Whether all devices but CPUs are GPUs, and no abstract processors."""
+    return {name.partition(":")[0] for name in machine.accelerators} <= _GPUS
 
 
 def _link(machine: Machine) -> str:

@@ -56,7 +56,7 @@ class Comparison:
     """Rows by machine and policy, and refusals. ``print`` it, or see ``svg()``.
 
     Each machine's best row has a star. With ``objective="period"`` it is that of least period.
-    ``guess`` says what is assumed for lack of costs.
+    ``guess`` says what is assumed for lack of costs, ``devices`` how devices but CPUs are called.
 
     >>> row = Row("2 GPUs", 2, "pcie4", "heft", 0.002, 1.9, 0.0019, 0.05, None, 0.99, 4e6)
     >>> print(Comparison("two layers", (row,)))
@@ -70,6 +70,7 @@ class Comparison:
     refusals: tuple[Refusal, ...] = ()
     objective: Objective = "makespan"
     guess: str = ""
+    devices: str = "GPUs"
 
     @property
     def best(self) -> tuple[Row, ...]:
@@ -106,10 +107,8 @@ class Comparison:
         title = self._title
         points = {(row.gpus, row.link, row.policy) for row in self.rows}
         if len({row.gpus for row in self.rows}) > 1 and len(points) == len(self.rows):
-            abstract = any("processor" in row.machine for row in self.rows)
-            x = "processors" if abstract else "GPUs"
             lines = dict(self._lines())
-            return charts.lines(lines, title=title, x=x, y=self.objective, unit="s")
+            return charts.lines(lines, title=title, x=self.devices, y=self.objective, unit="s")
         bars = [(row.machine, row.policy, self._seconds(row)) for row in self.rows]
         return charts.bars(bars, title=title, x=self.objective, unit="s")
 

@@ -22,6 +22,7 @@ __all__ = ["report_text"]
 _INDENT = 15  # of the facts, after their headings
 _MOST_STEPS = 8
 _MOST_CAUSES = 4
+_MOST_DEVICES = 8  # whose idle time has all its causes
 _MOST_IN_CYCLE = 6  # tasks of a cycle
 
 _BOUNDS = {
@@ -95,7 +96,8 @@ def _facts(found: Explanation) -> Iterator[str]:
             moved = f"{amount(found.copied_bytes, 'B')} in {moved}"
         hidden = percent(found.copies_hidden)
         yield f"{'Copies':<{_INDENT}}{moved}, {hidden} of their time hidden behind compute"
-    idle = ((device.device, _idle(device, found.makespan)) for device in found.idle)
+    words = _idle if len(found.idle) <= _MOST_DEVICES else _mostly_idle
+    idle = ((device.device, words(device, found.makespan)) for device in found.idle)
     for heading, text in ranges(idle):
         yield from _fact(heading, text)
     if found.twice_as_fast:
@@ -133,6 +135,15 @@ def _idle(found: Idle, makespan: float) -> str:
     if found.seconds > 1e-9 * makespan:
         return f"idle {percent(found.seconds / makespan)}: {', '.join(parts)}"
     return "never idle"
+
+
+def _mostly_idle(found: Idle, makespan: float) -> str:
+    """Write the same in so few words that many devices share them."""
+    if found.causes.keys() <= {"end"} or found.seconds <= 1e-9 * makespan:
+        return _idle(found, makespan)
+    cause, _ = _longest_first(found.causes)[0]
+    why = _WAITS.get(cause, "for another device")
+    return f"idle {percent(found.seconds / makespan)}, mostly {why}"
 
 
 def _saved(name: str, part: float) -> str:

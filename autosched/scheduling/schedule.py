@@ -437,13 +437,25 @@ class Schedule(Periodic, Running):
         parts = self.program, self.graph, self.machine, self.costs
         return memory_over_time(*parts, self._shown() if measured is None else measured)
 
-    def draw(self, path: str | os.PathLike[str], measured: Timeline | None = None) -> None:
+    def draw(
+        self,
+        path: str | os.PathLike[str],
+        measured: Timeline | None = None,
+        *,
+        copies: bool = True,
+        width: float = 1000,
+        title: str | None = None,
+        font_size: float = 12,
+    ) -> None:
         """Draw a Gantt chart into a file, by suffix: .svg, .png or .pdf (extra ``viz``).
 
-        ``measured``, a result of ``profile``, is drawn below the prediction. Raises ChartError for
-        other suffixes, and OSError.
+        ``measured``, a result of ``profile``, is drawn below the prediction. Without ``copies``,
+        streams of copies are left out. ``width`` and ``font_size`` are in pixels; the title is that
+        of the graph unless given. Raises ChartError for other suffixes and sizes, and OSError.
         """
-        draw_timeline(self._shown(measured), path, self.graph.name, measured, self.graph)
+        name = self.graph.name if title is None else title
+        look = {"copies": copies, "width": width, "font_size": font_size}
+        draw_timeline(self._shown(measured), path, name, measured, self.graph, **look)
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         return show_timeline(self._shown(), self.graph.name, repr(self), self.graph)

@@ -12,8 +12,7 @@ the format of times from ``format``, and export the function here.
 =========  =============================================  =============
 module     draws                                         as
 =========  =============================================  =============
-gantt      what ran when, on which stream, and why then  SVG
-terminal   the same                                      text
+gantt      what ran when, on which stream, and why then  SVG, text
 dag        what depends on what, and on which device     SVG
 dot        the same                                      Graphviz DOT
 charts     numbers, memory and links over time           SVG
@@ -27,10 +26,9 @@ from autosched.viz import drawing as drawing  # registers how graphs and timelin
 from autosched.viz.convert import picture
 from autosched.viz.dag import graph_svg
 from autosched.viz.dot import graph_dot
-from autosched.viz.gantt import gantt_svg
+from autosched.viz.gantt import gantt_svg, gantt_text
 from autosched.viz.page import page_html
 from autosched.viz.perfetto import perfetto_json
-from autosched.viz.terminal import gantt_text
 
 __all__ = [
     "gantt_svg",

@@ -17,9 +17,8 @@ from autosched.viz.convert import picture
 from autosched.viz.dag import graph_svg
 from autosched.viz.dot import graph_dot
 from autosched.viz.format import summary
-from autosched.viz.gantt import gantt_svg
+from autosched.viz.gantt import gantt_svg, gantt_text
 from autosched.viz.svg import escape
-from autosched.viz.terminal import gantt_text
 
 __all__ = ["draw_graph", "draw_timeline", "phases", "show_graph", "show_timeline"]
 
@@ -44,9 +43,12 @@ def draw_timeline(
     title: str = "",
     measured: Timeline | None = None,
     graph: Graph | None = None,
+    **options: Any,
 ) -> None:
-    """Write a timeline as .svg, .png or .pdf."""
-    draw = partial(gantt_svg, timeline, title=title, measured=measured, phases=phases(graph))
+    """Write a timeline as .svg, .png or .pdf; the options are those of ``gantt_svg``."""
+    draw = partial(
+        gantt_svg, timeline, title=title, measured=measured, phases=phases(graph), **options
+    )
     _draw(path, {".svg": draw})
 
 

@@ -14,7 +14,6 @@ from autosched.timeline.timeline import Timeline
 __all__ = [
     "Steps",
     "columns",
-    "idle_shares",
     "legal",
     "natural",
     "shorten",
@@ -73,25 +72,29 @@ def text_width(text: str, size: float = FONT_SIZE) -> float:
 def shorten(text: str, width: float, size: float = FONT_SIZE) -> str:
     """Cut a text to ``width`` pixels, with an ellipsis; return "" where too little would remain.
 
-    >>> shorten("logits", 60), shorten("gradient_of_w1", 60), shorten("logits", 20)
-    ('logits', 'gradien…', '')
+    A short last part of a name remains, such as a number, since it often makes the difference.
+
+    >>> shorten("logits", 60), shorten("gradient", 52), shorten("getitem_12", 60), shorten("w", 2)
+    ('logits', 'gradie…', 'geti…_12', '')
     """
     limit = int(width / (EM * size))
     if columns(text) <= limit:
         return text
     if limit < 6:
         return ""
-    start = text[: limit - 1]
-    while columns(start) >= limit:
+    last = re.search(r"[._][A-Za-z0-9]{1,3}$", text)
+    end = last[0] if last else ""
+    start = text[: limit - 1 - len(end)]
+    while columns(start) + len(end) >= limit:
         start = start[:-1]
-    return start + "…"
+    return f"{start}…{end}"
 
 
 def shorten_path(text: str, width: float, size: float = FONT_SIZE) -> str:
     """Cut a text as ``shorten`` does, but cut the beginning of a dotted path, not its end.
 
     >>> shorten_path("encoder.layers.0.attention", 110), shorten_path("gradient_of_w1", 60)
-    ('…0.attention', 'gradien…')
+    ('…0.attention', 'grad…_w1')
     """
     limit = int(width / (EM * size))
     if columns(text) <= limit:
@@ -115,23 +118,6 @@ def ticks(end: float, most: int) -> list[tuple[float, str]]:
     scale, unit = time_unit(end)
     times = (float(f"{i * step:.12g}") for i in range(math.floor(end / step + 1e-9) + 1))
     return [(time, f"{time / scale:g} {unit}" if time else "0") for time in times]
-
-
-def idle_shares(timeline: Timeline) -> dict[Stream, float]:
-    """Return the share of the makespan in which each stream is idle.
-
-    >>> from autosched.timeline.timeline import Span
-    >>> cpu, gpu = Stream("cpu", "compute"), Stream("cuda:0", "compute")
-    >>> spans = Span("run", "a", (cpu,), 0, 3, 0), Span("run", "b", (gpu,), 3, 4, 1)
-    >>> idle_shares(Timeline(spans))
-    {Stream(device='cpu', name='compute'): 0.25, Stream(device='cuda:0', name='compute'): 0.75}
-    """
-    busy = dict.fromkeys(timeline.streams, 0.0)
-    for span in timeline.spans:
-        for stream in span.streams:
-            busy[stream] += span.seconds
-    whole = timeline.makespan or 1.0
-    return {stream: max(1 - seconds / whole, 0.0) for stream, seconds in busy.items()}
 
 
 def summary(timeline: Timeline) -> str:

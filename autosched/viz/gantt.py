@@ -1,20 +1,22 @@
-"""Draw a predicted or measured timeline as an SVG Gantt chart.
+"""Draw a predicted or measured timeline as a Gantt chart: as SVG, and as text for a terminal.
 
 Knows spans and streams, no graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from autosched._lib.text import duration
+from autosched.errors import ChartError, shown
 from autosched.program.program import Stream
 from autosched.timeline.timeline import Span, Timeline
 from autosched.viz.format import (
-    idle_shares,
+    FONT_SIZE,
+    columns,
     shorten,
     sorted_streams,
     summary,
@@ -34,44 +36,104 @@ from autosched.viz.svg import (
     text,
 )
 
-__all__ = ["gantt_svg"]
+__all__ = ["gantt_rows", "gantt_svg", "gantt_text"]
 
 WIDTH = 1000.0
+LEAST_WIDTH = 300.0
 MARGIN = 20.0
 IDLE = 50.0  # to the right of rows, for the share of idle time
 BOX = 22.0  # the height of a box, if no label in its row is vertical
 TALL = 64.0  # the greatest height of a box
-GAP = 9.0  # between streams, and twice as much between devices
-HOST = 24.0  # above the first stream of a host, for its name
+GAP = 9.0  # between rows, and twice as much between devices
+HOST = 24.0  # above the first row of a host, for its name
+HIGH = 1200.0  # of all rows of a chart; more rows than fit are lower, down to
+LOW = 5.0  # pixels from one to the next
+NAMED = 13.0  # pixels from one row to the next: lower rows have no names
 TICKS = 8  # the most steps of the time axis
 CLOSE = 0.4  # pixels: a box that adds less than this to its row is left out
 THIN = 4.0  # pixels: narrower boxes have no edge
 NARROW = 12.0  # pixels: narrower boxes have no vertical label
 
 Phases = Mapping[str, str]
+Key = tuple[int, int]  # of a span: its run and its instruction
 
 
-@dataclass(frozen=True)
-class _Axis:
-    """A map from seconds to pixels."""
+class Row(NamedTuple):
+    """A row of a chart: its device, its name, the host of the device, and its spans.
 
-    left: float
-    end: float
-    right: ClassVar[float] = WIDTH - MARGIN - IDLE
+    The spans are by timeline, and in the order of time.
+    """
 
-    def x(self, seconds: float) -> float:
-        return self.left + (self.right - self.left) * (seconds / self.end if self.end else 0.0)
+    device: str
+    name: str
+    host: str
+    spans: Sequence[Sequence[Span]]
 
 
-class _Row(NamedTuple):
-    """The upper edge and the height of a stream's boxes."""
+def gantt_rows(*timelines: Timeline, copies: bool = True) -> list[Row]:
+    """Return the rows of a chart of timelines of one program, by host and device.
 
-    y: float
-    height: float
+    A stream has a row. Streams for one copy each, as without contention, share as few rows as their
+    copies overlap. Without ``copies``, streams of copies have none.
+    """
+    hosts = {name: host for timeline in timelines for name, host in timeline.hosts.items()}
+    whole = Timeline(tuple(span for timeline in timelines for span in timeline.spans), hosts=hosts)
+    lanes = _lanes(timelines)
+    rows: dict[tuple[str, str, int], list[list[Span]]] = {}
+    streams = sorted_streams(whole)
+    for stream in streams:
+        if not _is_single(stream) and (copies or not stream.name.startswith("copy")):
+            rows[*stream, 0] = [[] for _ in timelines]
+    for at, timeline in enumerate(timelines):
+        for span in sorted(timeline.spans, key=lambda span: span.start):
+            for stream in span.streams:
+                lane = lanes.get((_key(span), stream))
+                row = (*stream, 0) if lane is None else (stream.device, "copies", lane)
+                if row not in rows and copies:
+                    rows[row] = [[] for _ in timelines]
+                if row in rows:
+                    rows[row][at].append(span)
+    devices = list(dict.fromkeys(stream.device for stream in streams))
+    ordered = sorted(rows, key=lambda row: devices.index(row[0]))
+    return [
+        Row(device, "" if lane else name, hosts.get(device, ""), rows[device, name, lane])
+        for device, name, lane in ordered
+    ]
 
-    @property
-    def middle(self) -> float:
-        return self.y + self.height / 2
+
+def _lanes(timelines: Sequence[Timeline]) -> dict[tuple[Key, Stream], int]:
+    """Return which row of its device a copy is in, of those that streams for one copy share."""
+    copies: dict[tuple[Key, Stream], list[tuple[int, Span]]] = {}
+    for at, timeline in enumerate(timelines):
+        for span in sorted(timeline.spans, key=lambda span: span.start):
+            for stream in filter(_is_single, span.streams):
+                copies.setdefault((_key(span), stream), []).append((at, span))
+    lanes = {}
+    ends: dict[tuple[str, int, int], float] = {}  # by device, row and timeline
+    for (key, stream), mine in copies.items():
+        lane = 0
+        while any(ends.get((stream.device, lane, at), 0.0) > span.start for at, span in mine):
+            lane += 1
+        lanes[key, stream] = lane
+        ends |= {(stream.device, lane, at): span.end for at, span in mine}
+    return lanes
+
+
+def _is_single(stream: Stream) -> bool:
+    """Whether a stream is for one copy, as lowering makes them where there is no contention."""
+    return re.fullmatch(r"copy-\d+", stream.name) is not None
+
+
+def _key(span: Span) -> Key:
+    return span.run, span.instruction
+
+
+def _idle(timeline: Timeline, spans: Sequence[Span]) -> float:
+    """Return the share of the makespan in which a row is idle."""
+    return max(1 - sum(span.seconds for span in spans) / (timeline.makespan or 1.0), 0.0)
+
+
+# ---- SVG
 
 
 class _Label(NamedTuple):
@@ -81,8 +143,15 @@ class _Label(NamedTuple):
     place: Literal["inside", "vertical", "right"]
 
 
-Rows = Mapping[Stream, _Row]
-Labels = Mapping[Stream, Mapping[int, _Label]]
+class _Place(NamedTuple):
+    """The upper edge and the height of a row's boxes."""
+
+    y: float
+    height: float
+
+    @property
+    def middle(self) -> float:
+        return self.y + self.height / 2
 
 
 def gantt_svg(
@@ -91,68 +160,71 @@ def gantt_svg(
     title: str = "",
     measured: Timeline | None = None,
     phases: Phases | None = None,
+    copies: bool = True,
+    width: float = WIDTH,
+    font_size: float = FONT_SIZE,
 ) -> str:
     """Draw a timeline as SVG: a row per stream, copies hatched, waits as arrows.
 
     The critical path is outlined. The end of each row shows the share of the makespan in which it
     is idle. Pauses of the garbage collector are bands over all rows. Of several runs, every second
     one is paler, and the last period is marked. With ``measured``, its rows are below those of
-    ``timeline``, on the same time axis. ``phases`` has the phases of tasks by
-    name: ``"backward"`` and ``"optimizer"`` have colours of their own.
+    ``timeline``, on the same time axis. ``phases`` has the phases of tasks by name: ``"backward"``
+    and ``"optimizer"`` have colours of their own. Without ``copies``, only rows of tasks are drawn.
+    ``width`` and ``font_size`` are in pixels. Raises ChartError for those that are too small.
 
     >>> timeline = Timeline((Span("run", "h", (Stream("cuda:0", "compute"),), 0.0, 0.002, 0),))
     >>> svg = gantt_svg(timeline, title="one task")
     >>> svg.startswith("<svg"), "makespan 2 ms" in svg
     (True, True)
     """
+    if not font_size > 0 or not width * FONT_SIZE / font_size >= LEAST_WIDTH:
+        least = f"{LEAST_WIDTH / FONT_SIZE:g} times font_size"
+        got = f"width={shown(width)} and font_size={shown(font_size)}"
+        raise ChartError(f"a chart must be at least {least} wide, got {got}")
     charts = {"": timeline} if measured is None else {"predicted": timeline, "measured": measured}
-    spans = [span for chart in charts.values() for span in chart.spans]
-    hosts = {name: host for chart in charts.values() for name, host in chart.hosts.items()}
-    streams = sorted_streams(Timeline(tuple(spans), hosts=hosts))
-    widths = _widest(s.device for s in streams), _widest(s.name for s in streams)
-    axis = _Axis(MARGIN + sum(widths), max(chart.makespan for chart in charts.values()))
-    labels = {name: _labels(chart, axis) for name, chart in charts.items()}
+    rows = gantt_rows(*charts.values(), copies=copies)
+    zoom = font_size / FONT_SIZE
+    end = max(chart.makespan for chart in charts.values())
+    drawings = [
+        _Chart(chart, name, rows, at, phases or {}, width / zoom, end)
+        for at, (name, chart) in enumerate(charts.items())
+    ]
     body = []
     y = MARGIN
     if title:
         y += 28
-        body.append(text("ink title", MARGIN, y - 12, shorten(title, WIDTH - 2 * MARGIN, TITLE)))
-    for name, chart in charts.items():
-        body.append(_heading(name, chart, y))
-        rows = _rows(streams, list(labels.values()), y + 24, hosts)
-        bottom = max((row.y + row.height for row in rows.values()), default=y + BOX) + GAP
-        body += [*_names(rows, widths[0], axis), *_idle(chart, rows), *_grid(axis, y + 20, bottom)]
-        body += _period(chart, y + 17, axis)
-        body += _hosts(rows, hosts, axis)
-        body += _arrows(chart, rows, axis)
-        body += _boxes(chart, rows, axis, labels[name], phases or {})
-        body += _pauses(chart, y + 20, bottom, axis)
+        room = width / zoom - 2 * MARGIN
+        body.append(text("ink title", MARGIN, y - 12, shorten(title, room, TITLE)))
+    for drawing in drawings:
+        bottom = drawing.arrange(y)
+        body += drawing.svg(y, bottom)
         y = bottom + 20
-    seen = {_phase(span, phases or {}) for span in spans if span.kind == "run"}
-    paused = any(chart.pauses for chart in charts.values())
-    for time, label in ticks(axis.end, TICKS):
-        body.append(text("muted middle", axis.x(time), bottom + 14, label))
-    several = any(chart.run_count > 1 for chart in charts.values())
-    entries = [*_task_entries(seen), *_ODD * several, *_ENTRIES, *_PAUSE * paused]
-    body += legend(MARGIN, bottom + 44, entries)
-    return document(WIDTH, bottom + 44 + MARGIN, title or "schedule", body)
+    for time, label in ticks(end, TICKS):
+        body.append(text("muted middle", drawings[0].x(time), bottom + 14, label))
+    body += legend(MARGIN, bottom + 44, _entries(list(charts.values()), phases or {}, copies))
+    return document(width / zoom, bottom + 44 + MARGIN, title or "schedule", body, zoom)
 
 
-_ENTRIES = (
-    ("box", "copy", "copy"),
-    ("line", "line wait", "waits for"),
-    ("box", "track critical", "critical path"),
-    ("box", "track", "idle"),
-)
-_PAUSE = (("band", "pause", "garbage collection"),)
-_ODD = (("box", "task odd", "every second run"),)
-
-
-def _task_entries(seen: set[str]) -> list[tuple[str, str, str]]:
-    if not seen & {*PHASES}:
-        return [("box", "task", "task")]
-    entries = (("", "task", "forward"), *((phase, f"task {phase}", phase) for phase in PHASES))
-    return [("box", cls, name) for phase, cls, name in entries if phase in seen]
+def _entries(
+    charts: Sequence[Timeline], phases: Phases, copies: bool
+) -> Iterator[tuple[str, str, str]]:
+    """Yield the legend of what occurs in charts."""
+    seen = {_phase(span, phases) for chart in charts for span in chart.spans if span.kind == "run"}
+    if seen & {*PHASES}:
+        named = {"": ("task", "forward"), **{phase: (f"task {phase}", phase) for phase in PHASES}}
+        yield from (("box", *look) for phase, look in named.items() if phase in seen)
+    else:
+        yield "box", "task", "task"
+    if any(chart.run_count > 1 for chart in charts):
+        yield "box", "task odd", "every second run"
+    if copies:
+        yield "box", "copy", "copy"
+    yield "line", "line wait", "waits for"
+    yield "box", "track critical", "critical path"
+    yield "box", "track", "idle"
+    if any(chart.pauses for chart in charts):
+        yield "band", "pause", "garbage collection"
 
 
 def _phase(span: Span, phases: Phases) -> str:
@@ -161,182 +233,291 @@ def _phase(span: Span, phases: Phases) -> str:
     return phase if phase in PHASES else ""
 
 
-def _heading(name: str, chart: Timeline, y: float) -> str:
-    strong = f'<tspan class="ink strong">{name}: </tspan>' if name else ""
-    place = f'x="{number(MARGIN)}" y="{number(y + 8)}"'
-    return f'<text class="muted" {place}>{strong}{escape(summary(chart))}</text>'
+@dataclass
+class _Chart:
+    """The timeline ``at`` of several, drawn in rows, on an axis that ends at ``end`` seconds."""
 
+    timeline: Timeline
+    name: str
+    rows: Sequence[Row]
+    at: int
+    phases: Phases
+    width: float
+    end: float
 
-def _period(chart: Timeline, y: float, axis: _Axis) -> Iterator[str]:
-    if chart.period is not None and chart.run_count > 1:
-        right = axis.x(chart.makespan)
-        left = axis.x(max(chart.makespan - chart.period, 0.0))
-        yield path("period", "M", left, y + 6, "V", y, "H", right, "V", y + 6)
-        yield text("ink end label", left - 5, y + 4, "period")
+    def __post_init__(self) -> None:
+        self.indent, more = (
+            min(max(map(text_width, names), default=0.0), 140.0) + 14
+            for names in ([row.device for row in self.rows], [row.name for row in self.rows])
+        )
+        self.left = MARGIN + self.indent + more
+        self.right = self.width - MARGIN - IDLE
+        self.spans = [row.spans[self.at] for row in self.rows]
+        self.critical = {_key(span) for span in self.timeline.critical_path()}
+        # Many rows are lower, so that a chart of a hundred devices is still of one page.
+        self.scale = max(min(HIGH / (len(self.rows) * (BOX + GAP) or 1), 1.0), LOW / (BOX + GAP))
+        self.labels = [self._labels(spans) for spans in self.spans]
 
+    def x(self, seconds: float) -> float:
+        """Return the place of a time."""
+        return self.left + (self.right - self.left) * (seconds / self.end if self.end else 0.0)
 
-# ---- rows
+    def arrange(self, y: float) -> float:
+        """Place the rows, which are as high as their vertical labels are long; return the bottom."""
+        self.places: list[_Place] = []
+        y += 24
+        last = None
+        for row, labels in zip(self.rows, self.labels, strict=True):
+            y += GAP * self.scale if last is not None and row.device != last.device else 0
+            y += HOST if row.host != (last.host if last else "") else 0
+            vertical = (one.text for one in labels.values() if one.place == "vertical")
+            longest = max((text_width(one, LABEL) + 8 for one in vertical), default=0.0)
+            height = max(BOX * self.scale, min(longest, TALL))
+            self.places.append(_Place(y, height))
+            y += height + GAP * self.scale
+            last = row
+        return (y if self.rows else y + BOX) + GAP * (1 - self.scale)
 
+    def svg(self, y: float, bottom: float) -> Iterator[str]:
+        """Yield the drawing, whose rows have been arranged from y to the bottom."""
+        strong = f'<tspan class="ink strong">{self.name}: </tspan>' if self.name else ""
+        place = f'x="{number(MARGIN)}" y="{number(y + 8)}"'
+        yield f'<text class="muted" {place}>{strong}{escape(summary(self.timeline))}</text>'
+        yield from self._names(y)
+        for time, _ in ticks(self.end, TICKS):
+            yield path("grid", "M", self.x(time), y + 20, "V", bottom)
+        yield from self._period(y + 17)
+        yield from self._arrows()
+        yield from self._boxes()
+        for start, end in self.timeline.pauses:
+            left, right = (self.x(min(max(time, 0.0), self.end)) for time in (start, end))
+            facts = f"garbage collection\nstart {duration(start)}, takes {duration(end - start)}"
+            yield rect("pause", left, y + 20, max(right - left, 1), bottom - y - 20, tooltip=facts)
 
-def _widest(names: Iterator[str]) -> float:
-    return min(max(map(text_width, names), default=0.0), 140.0) + 14
+    def _names(self, y: float) -> Iterator[str]:
+        """Draw hosts, each device once, and the name, background and idle time of each row."""
+        device = host = ""
+        if self.rows:
+            yield text("muted end", self.width - MARGIN, y + 8, "idle")
+        for row, place, spans in zip(self.rows, self.places, self.spans, strict=True):
+            if row.host != host:
+                host = row.host
+                name = shorten(host, self.left - MARGIN)
+                yield text("ink strong", MARGIN, place.y - 8, name)
+                yield path("grid", "M", MARGIN, place.y - HOST, "H", self.right)
+            is_first = row.device != device
+            device = row.device
+            if is_first:
+                yield text("ink strong", MARGIN, place.middle + 4, shorten(device, self.indent))
+            if is_first or place.height + GAP * self.scale >= NAMED:
+                name = shorten(row.name, self.left - MARGIN - self.indent)
+                yield text("muted", MARGIN + self.indent, place.middle + 4, name)
+                share = f"{_idle(self.timeline, spans):.0%}"
+                yield text("muted end", self.width - MARGIN, place.middle + 4, share)
+            yield rect("track", self.left, place.y, self.right - self.left, place.height, 2)
 
+    def _period(self, y: float) -> Iterator[str]:
+        chart = self.timeline
+        if chart.period is not None and chart.run_count > 1:
+            right = self.x(chart.makespan)
+            left = self.x(max(chart.makespan - chart.period, 0.0))
+            yield path("period", "M", left, y + 6, "V", y, "H", right, "V", y + 6)
+            yield text("ink end label", left - 5, y + 4, "period")
 
-def _rows(
-    streams: Sequence[Stream], labels: Sequence[Labels], y: float, hosts: Mapping[str, str]
-) -> Rows:
-    """Return the rows of streams, which are as high as their vertical labels are long."""
-    rows = {}
-    host = ""
-    for i, stream in enumerate(streams):
-        y += GAP if i and stream.device != streams[i - 1].device else 0
-        if hosts.get(stream.device, "") != host:
-            host = hosts[stream.device]
-            y += HOST
-        mine = [label for chart in labels for label in chart.get(stream, {}).values()]
-        lengths = [text_width(one.text, LABEL) + 8 for one in mine if one.place == "vertical"]
-        rows[stream] = _Row(y, max(BOX, min(max(lengths, default=0.0), TALL)))
-        y += rows[stream].height + GAP
-    return rows
+    def _labels(self, spans: Sequence[Span]) -> dict[Key, _Label]:
+        """Return the labels of the boxes of a row.
 
+        1. A name that fits into its box is there; a long one is shortened.
+        2. Else it is to the right of the box, if nothing else is there until its end.
+        3. Else it is vertical in the box, if the box is wide enough for that.
+        """
+        if self.scale < 0.6:
+            return {}
+        labels = {}
+        limits = [*(self.x(span.start) for span in spans[1:]), self.right]
+        for span, limit in zip(spans, limits, strict=False):
+            key, name = _key(span), span.name
+            right = self.x(span.end)
+            width = right - self.x(span.start)
+            if short := shorten(name, width - 3, LABEL):
+                labels[key] = _Label(short, "inside")
+            elif width >= THIN and right + text_width(name, LABEL) + 8 <= limit:
+                labels[key] = _Label(name, "right")
+            elif width >= NARROW and self.scale == 1 and (short := shorten(name, TALL - 4, LABEL)):
+                labels[key] = _Label(short, "vertical")
+        return labels
 
-def _names(rows: Rows, indent: float, axis: _Axis) -> Iterator[str]:
-    """Draw the name of each device once, and the name and the background of each stream."""
-    for device, streams in groupby(rows, key=lambda stream: stream.device):
-        for i, stream in enumerate(streams):
-            row = rows[stream]
-            if i == 0:
-                yield text("ink strong", MARGIN, row.middle + 4, shorten(device, indent))
-            name = shorten(stream.name, axis.left - MARGIN - indent)
-            yield text("muted", MARGIN + indent, row.middle + 4, name)
-            yield rect("track", axis.left, row.y, axis.right - axis.left, row.height, 2)
+    def _boxes(self) -> Iterator[str]:
+        """Draw each span in its rows, over the arrows, the critical path last."""
+        outlined = []
+        for spans, place, labels in zip(self.spans, self.places, self.labels, strict=True):
+            filled = -1.0  # the right end of the filled part of the row
+            for span in spans:
+                if self.x(span.end) - filled < CLOSE:
+                    continue
+                filled = self.x(span.end)
+                box = self._box(span, place, labels.get(_key(span)))
+                if _key(span) in self.critical:
+                    outlined.append(box)
+                else:
+                    yield box
+        yield from outlined
 
+    def _box(self, span: Span, row: _Place, label: _Label | None) -> str:
+        left = self.x(span.start)
+        width = self.x(span.end) - left
+        kind = "task" if span.kind == "run" else "copy"
+        cls = " ".join(filter(None, (kind, _phase(span, self.phases), "odd" * (span.run % 2))))
+        cls += " critical" * (_key(span) in self.critical) + " thin" * (width < THIN)
+        streams = " and ".join(map(str, span.streams))
+        times = f"start {duration(span.start)}, takes {duration(span.seconds)}"
+        of_run = f" of run {span.run}" if span.run else ""
+        tooltip = f"{kind} {span.name}{of_run}\n{streams}\n{times}"
+        rx = 2 if width >= THIN else 0
+        box = rect(cls, left, row.y, max(width, CLOSE), row.height, rx, tooltip)
+        if label is None:
+            return box
+        middle = left + width / 2
+        ink = f"on-{kind}" if span.run % 2 == 0 else "ink"
+        match label.place:
+            case "inside":
+                return box + text(f"{ink} middle label", middle, row.middle + 4, label.text)
+            case "vertical":
+                place = middle + 3.6, row.middle
+                return box + text(f"{ink} middle label", *place, label.text, rotated=True)
+            case "right":
+                return box + text("ink halo label", left + width + 4, row.middle + 4, label.text)
 
-def _hosts(rows: Rows, hosts: Mapping[str, str], axis: _Axis) -> Iterator[str]:
-    """Draw the name of each host above its rows, and a line."""
-    for host, streams in groupby(rows, key=lambda stream: hosts.get(stream.device, "")):
-        if host:
-            top = rows[next(streams)].y
-            yield text("ink strong", MARGIN, top - 8, shorten(host, axis.left - MARGIN))
-            yield path("grid", "M", MARGIN, top - HOST, "H", axis.right)
-
-
-def _idle(chart: Timeline, rows: Rows) -> Iterator[str]:
-    """Draw the share of the makespan in which each stream is idle."""
-    shares = idle_shares(chart)
-    top = min((row.y for row in rows.values()), default=0.0)
-    if rows:
-        yield text("muted end", WIDTH - MARGIN, top - 16, "idle")
-    for stream, row in rows.items():
-        share = f"{shares.get(stream, 1.0):.0%}"
-        yield text("muted end", WIDTH - MARGIN, row.middle + 4, share)
-
-
-def _grid(axis: _Axis, top: float, bottom: float) -> Iterator[str]:
-    for time, _ in ticks(axis.end, TICKS):
-        yield path("grid", "M", axis.x(time), top, "V", bottom)
-
-
-def _pauses(chart: Timeline, top: float, bottom: float, axis: _Axis) -> Iterator[str]:
-    """Draw a band over all rows for each pause of the garbage collector."""
-    for start, end in chart.pauses:
-        left, right = (axis.x(min(max(time, 0.0), axis.end)) for time in (start, end))
-        tooltip = f"garbage collection\nstart {duration(start)}, takes {duration(end - start)}"
-        yield rect("pause", left, top, max(right - left, 1), bottom - top, tooltip=tooltip)
-
-
-# ---- boxes
-
-
-def _labels(chart: Timeline, axis: _Axis) -> Labels:
-    """Return the labels of boxes by stream and by position of the span.
-
-    1. A name that fits into its box is there; a long one is shortened.
-    2. Else it is to the right of the box, if nothing else is there until its end.
-    3. Else it is vertical in the box, if the box is wide enough for that.
-    """
-    by_stream: dict[Stream, list[tuple[int, Span]]] = {}
-    for i, span in enumerate(chart.spans):
-        for stream in span.streams:
-            by_stream.setdefault(stream, []).append((i, span))
-    labels: dict[Stream, dict[int, _Label]] = {}
-    for stream, spans in by_stream.items():
-        spans.sort(key=lambda item: item[1].start)
-        mine = labels.setdefault(stream, {})
-        limits = [*(axis.x(span.start) for _, span in spans[1:]), axis.right]
-        for (i, span), limit in zip(spans, limits, strict=True):
-            right = axis.x(span.end)
-            width = right - axis.x(span.start)
-            if name := shorten(span.name, width - 3, LABEL):
-                mine[i] = _Label(name, "inside")
-            elif width >= THIN and right + text_width(span.name, LABEL) + 8 <= limit:
-                mine[i] = _Label(span.name, "right")
-            elif width >= NARROW and (name := shorten(span.name, TALL - 4, LABEL)):
-                mine[i] = _Label(name, "vertical")
-    return labels
-
-
-def _boxes(
-    chart: Timeline, rows: Rows, axis: _Axis, labels: Labels, phases: Phases
-) -> Iterator[str]:
-    """Draw each span in the rows of its streams, over the arrows, the critical path last."""
-    critical = {(span.run, span.instruction) for span in chart.critical_path()}
-    filled = dict.fromkeys(rows, -1.0)  # the right end of the filled part of each row
-    outlined = []
-    for i, span in enumerate(chart.spans):
-        left = axis.x(span.start)
-        right = axis.x(span.end)
-        look = (f" {phase}" if (phase := _phase(span, phases)) else "") + " odd" * (span.run % 2)
-        for stream in span.streams:
-            if right - filled[stream] < CLOSE:
+    def _arrows(self) -> Iterator[str]:
+        """Draw each wait from the end of one span to the start of another, by nearest rows."""
+        chart = self.timeline
+        places: dict[Key, list[_Place]] = {}
+        for spans, place in zip(self.spans, self.places, strict=True):
+            for span in spans:
+                places.setdefault(_key(span), []).append(place)
+        yield f'<g opacity="{number(min(max(100 / max(len(chart.arrows), 1), 0.25), 0.7))}">'
+        for a, b in chart.arrows:
+            before, after = chart.spans[a], chart.spans[b]
+            ends = [
+                (p, q) for p in places.get(_key(before), ()) for q in places.get(_key(after), ())
+            ]
+            if not ends:
                 continue
-            filled[stream] = right
-            label = labels[stream].get(i)
-            if (span.run, span.instruction) in critical:
-                box = _box(span, left, right, rows[stream], f"{look} critical", label)
-                outlined.append(box)
-            else:
-                yield _box(span, left, right, rows[stream], look, label)
-    yield from outlined
+            first, second = min(ends, key=lambda pair: abs(pair[0].y - pair[1].y))
+            x1 = self.x(before.end)
+            x2 = self.x(after.start)
+            down = (second.y > first.y) - (second.y < first.y)
+            y1 = first.middle + down * first.height / 2
+            y2 = second.middle - down * second.height / 2
+            bend = max(abs(y2 - y1) / 2, 6) * down
+            yield path("line wait", "M", x1, y1, "C", x1, y1 + bend, x2, y2 - bend, x2, y2)
+        yield "</g>"
 
 
-def _box(span: Span, left: float, right: float, row: _Row, look: str, label: _Label | None) -> str:
-    kind = "task" if span.kind == "run" else "copy"
-    width = right - left
-    cls = kind + look + " thin" * (width < THIN)
-    streams = " and ".join(map(str, span.streams))
-    times = f"start {duration(span.start)}, takes {duration(span.seconds)}"
-    of_run = f" of run {span.run}" if span.run else ""
-    tooltip = f"{kind} {span.name}{of_run}\n{streams}\n{times}"
-    on_box = f"on-{kind}" if span.run % 2 == 0 else "ink"
-    rx = 2 if width >= THIN else 0
-    box = rect(cls, left, row.y, max(width, CLOSE), row.height, rx, tooltip)
-    if label is None:
-        return box
-    middle = left + width / 2
-    match label.place:
-        case "inside":
-            return box + text(f"{on_box} middle label", middle, row.middle + 4, label.text)
-        case "vertical":
-            place = middle + 3.6, row.middle
-            return box + text(f"{on_box} middle label", *place, label.text, rotated=True)
-        case "right":
-            return box + text("ink halo label", right + 4, row.middle + 4, label.text)
+# ---- text
+
+LEAST = 16  # columns of the chart itself, however narrow the terminal
+TICK = 10  # columns of one step of the time axis, at least
+SHARE = 6  # columns at the right, for the share of time in which a row is idle
+COLOURS = {"run": "34", "copy": "33"}  # blue and yellow, as terminals number them
+BLOCKS = {"run": ("█", "▌"), "copy": ("░", "▏")}  # the fill of a box, and its right edge
+ODD = {"run": ("▓", "▌"), "copy": ("▒", "▏")}  # the same of every second run
 
 
-def _arrows(chart: Timeline, rows: Rows, axis: _Axis) -> Iterator[str]:
-    """Draw each wait from the end of one span to the start of another, by nearest rows."""
-    yield f'<g opacity="{number(min(max(100 / max(len(chart.arrows), 1), 0.25), 0.7))}">'
-    for a, b in chart.arrows:
-        before = chart.spans[a]
-        after = chart.spans[b]
-        pairs = ((rows[s], rows[t]) for s in before.streams for t in after.streams)
-        first, second = min(pairs, key=lambda pair: abs(pair[0].y - pair[1].y))
-        x1 = axis.x(before.end)
-        x2 = axis.x(after.start)
-        down = (second.y > first.y) - (second.y < first.y)
-        y1 = first.middle + down * first.height / 2
-        y2 = second.middle - down * second.height / 2
-        bend = max(abs(y2 - y1) / 2, 6) * down
-        yield path("line wait", "M", x1, y1, "C", x1, y1 + bend, x2, y2 - bend, x2, y2)
-    yield "</g>"
+def gantt_text(
+    timeline: Timeline, width: int = 80, *, colour: bool = False, copies: bool = True
+) -> str:
+    """Draw a timeline as text of ``width`` columns.
+
+    A box begins with its name, where that fits, and ends in an edge. The last column is the share
+    of the makespan in which a row is idle. With ``colour`` the text is for a colour terminal:
+    tasks are blue, copies yellow, and the critical path is bold. Every second run is shaded, and
+    the last period is marked under the axis. Without ``copies``, only rows of tasks are drawn.
+
+    >>> span = Span("run", "mm", (Stream("cpu", "compute"),), 0.0, 0.002, 0)
+    >>> print(gantt_text(Timeline((span,)), width=40))
+    cpu  compute  mm█████████████████▌    0%
+                  │0        │1 ms       idle
+    makespan 2 ms
+    """
+    rows = gantt_rows(timeline, copies=copies)
+    names = [(_printable(row.device), _printable(row.name)) for row in rows]
+    widths = [max(map(columns, column)) for column in zip(*names, strict=True)]
+    indent = sum(wide + 2 for wide in widths)
+    cells = max(width - indent - SHARE, LEAST)
+    end = timeline.makespan
+    path = timeline.critical_path() if colour else ()
+    bold = {_key(span) for span in path} if colour else None
+    lines = []
+    last = None
+    for row, name in zip(rows, names, strict=True):
+        if row.host != (last.host if last else ""):
+            lines.append(_printable(row.host))
+        is_first = last is None or row.device != last.device
+        cell = zip((name[0] if is_first else "", name[1]), widths, strict=True)
+        label = "".join(part + " " * (wide + 2 - columns(part)) for part, wide in cell)
+        boxes = _text_row(row.spans[0], end, cells, bold)
+        lines.append(f"{label}{boxes}{_idle(timeline, row.spans[0]):>{SHARE}.0%}")
+        last = row
+    axis = " " * indent + _text_axis(end, cells).ljust(cells)
+    lines.append(axis + f"{'idle':>{SHARE}}" * bool(rows))
+    if timeline.run_count > 1:
+        lines.append(" " * indent + _text_period(timeline, cells))
+    return "\n".join([*(line.rstrip() for line in lines), summary(timeline)])
+
+
+def _text_period(timeline: Timeline, cells: int) -> str:
+    """Return the legend of runs, and a line under the last period, if there is room."""
+    legend = f"runs: {BLOCKS['run'][0]} {ODD['run'][0]} in turn"
+    if timeline.period is None:
+        return legend
+    left = _column(max(timeline.makespan - timeline.period, 0.0), timeline.makespan, cells)
+    mark = f"└{'period':─^{max(cells - left - 2, 0)}}┘"
+    return legend.ljust(left) + mark if len(legend) < left and cells - left >= 8 else legend
+
+
+def _text_row(spans: Sequence[Span], end: float, cells: int, bold: Collection[Key] | None) -> str:
+    """Draw the boxes of one row, each at least one column wide, unless its columns are full.
+
+    In colour, unless ``bold`` is None; otherwise it has the bold ones.
+    """
+    row = ""
+    filled = 0
+    for span in spans:
+        left = _column(span.start, end, cells)
+        right = min(max(_column(span.end, end, cells), left + 1), cells)
+        left = max(left, filled)
+        if left < right:
+            box = _text_box(span, right - left)
+            if bold is not None:
+                weight = "1;" * (_key(span) in bold)
+                box = f"\x1b[{weight}{COLOURS[span.kind]}m{box}\x1b[0m"
+            row += " " * (left - filled) + box
+            filled = right
+    return row + " " * (cells - filled)
+
+
+def _text_box(span: Span, width: int) -> str:
+    fill, edge = (ODD if span.run % 2 else BLOCKS)[span.kind]
+    name = _printable(span.name)
+    if columns(name) >= width:
+        name = ""
+    return name + fill * (width - 1 - columns(name)) + edge
+
+
+def _text_axis(end: float, cells: int) -> str:
+    line = ""
+    for time, label in ticks(end, cells // TICK):
+        at = _column(time, end, cells)
+        if at + 1 + len(label) <= cells:
+            line += " " * (at - len(line)) + "│" + label
+    return line
+
+
+def _column(time: float, end: float, cells: int) -> int:
+    return round(time / end * cells) if end else 0
+
+
+def _printable(name: str) -> str:
+    """Return a name without line breaks and control characters, so that its width is known."""
+    return "".join(c if c.isprintable() else "?" for c in name)

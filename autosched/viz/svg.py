@@ -135,12 +135,14 @@ patternTransform="rotate(45)">\
 </defs>"""
 
 
-def document(width: float, height: float, label: str, body: Iterable[str]) -> str:
+def document(
+    width: float, height: float, label: str, body: Iterable[str], zoom: float = 1.0
+) -> str:
     """Return an SVG document with the styles of the classes in ``body``.
 
     ``label`` is for screen readers.
     """
-    size = f'width="{number(width)}" height="{number(height)}"'
+    size = f'width="{number(zoom * width)}" height="{number(zoom * height)}"'
     opening = (
         '<svg xmlns="http://www.w3.org/2000/svg" class="autosched" role="img" '
         f'aria-label="{escape(label)}" viewBox="0 0 {number(width)} {number(height)}" {size}>'

@@ -117,6 +117,16 @@ def test_a_schedule_is_drawn_as_its_files_name_says(suffix, tmp_path):
     assert (tmp_path / f"schedule.{suffix}").read_bytes().startswith(HEADS[suffix])
 
 
+def test_a_schedule_is_drawn_as_wide_and_as_large_as_wanted(tmp_path):
+    made = schedule()
+    look = {"copies": False, "width": 500, "title": "small", "font_size": 9}
+    made.draw(tmp_path / "small.svg", **look)
+    svg = (tmp_path / "small.svg").read_text()
+    assert "small" in texts(svg)
+    assert "copy" not in texts(svg)
+    assert ElementTree.fromstring(svg).get("width") == "500"
+
+
 def test_other_suffixes_are_refused_and_nothing_is_written(tmp_path):
     with pytest.raises(ChartError, match=r"\.svg, \.png, \.pdf, \.dot, got '.*graph\.jpg'"):
         training_step().draw(tmp_path / "graph.jpg")

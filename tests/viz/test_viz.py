@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autosched._lib.text import duration
+from autosched.errors import ChartError
 from autosched.graph.graph import Graph
 from autosched.program.program import Stream
 from autosched.timeline.timeline import Span, Timeline
 from autosched.viz import gantt_svg, gantt_text, graph_svg
 from autosched.viz.format import text_width, ticks
+from autosched.viz.gantt import gantt_rows
 from autosched.viz.layered_layout import GAP, layout
 from autosched.viz.svg import LABEL
 
@@ -310,6 +312,72 @@ def test_boxes_closer_than_the_eye_can_tell_are_left_out():
         Span("run", f"t{i}", (COMPUTE,), i * 1e-6, (i + 1) * 1e-6, i) for i in range(20_000)
     )
     assert 1_000 < len(titled(gantt_svg(Timeline(spans)), "task")) < 2_500
+
+
+def free_copies():
+    """Five copies on streams of their own; two at a time overlap."""
+    spans = [Span("run", "a", (HOST,), 0.0, 1.0, 0)]
+    for i in range(5):
+        stream = Stream("cpu", f"copy-{i}")
+        spans.append(Span("copy", f"x{i}", (stream,), 1.0 + i, 2.5 + i, i + 1))
+    return Timeline.of(spans, [(0, i) for i in range(1, 6)])
+
+
+def test_streams_of_one_copy_each_share_as_few_rows_as_overlap():
+    rows = gantt_rows(free_copies())
+    assert [(row.name, len(row.spans[0])) for row in rows] == [
+        ("compute", 1),
+        ("copies", 3),
+        ("", 2),
+    ]
+    boxes = titled(gantt_svg(free_copies()), "copy")
+    assert len({y for _, _, y, *_ in boxes}) == 2
+    for i, (_, x, y, _width, _, _) in enumerate(boxes):
+        assert all(y != box[2] or box[1] + box[3] <= x + 0.02 for box in boxes[:i])
+    chart = gantt_text(free_copies(), 60).splitlines()
+    assert [line[:13].split() for line in chart[:3]] == [["cpu", "compute"], ["copies"], []]
+
+
+def test_copies_share_a_row_only_if_they_overlap_in_no_timeline():
+    early = free_copies()
+    together = [
+        Span(s.kind, s.name, s.streams, min(s.start, 1.0), 9.0, s.instruction) for s in early.spans
+    ]
+    assert len(gantt_rows(early, Timeline(tuple(together)))) == 1 + 5
+
+
+def test_a_chart_without_copies_has_rows_of_tasks_alone():
+    svg = gantt_svg(SMALL, copies=False)
+    assert not titled(svg, "copy")
+    assert [name for name, *_ in titled(svg, "task")] == ["task cut", "task h", "task y"]
+    assert "copy" not in texts(svg)
+    assert len(gantt_text(SMALL, copies=False).splitlines()) == 2 + 2
+
+
+def test_a_chart_is_as_wide_and_its_text_as_large_as_wanted():
+    svg = ElementTree.fromstring(gantt_svg(SMALL, width=600, font_size=6))
+    assert (svg.get("width"), svg.get("viewBox").split()[2]) == ("600", "1200")
+    for options in ({"width": 100}, {"font_size": 0}, {"font_size": 99}, {"width": float("nan")}):
+        with pytest.raises(ChartError, match="a chart must be at least 25 times font_size wide"):
+            gantt_svg(SMALL, **options)
+
+
+def test_a_chart_of_many_devices_is_of_one_page():
+    spans = [
+        Span("run", f"t{i}", (Stream(f"cuda:{i // 3}", f"compute-{i % 3}"),), 0.0, 1.0, i)
+        for i in range(192)
+    ]
+    svg = gantt_svg(Timeline(tuple(spans)))
+    assert float(ElementTree.fromstring(svg).get("height")) < 1600
+    shown = texts(svg)
+    assert {f"cuda:{i}" for i in range(64)} <= set(shown)
+
+
+def test_labels_of_numbered_tasks_keep_their_numbers():
+    spans = [Span("run", f"getitem_{i}", (HOST,), i * 1.0, i + 1.0, i) for i in range(10, 60)]
+    svg = gantt_svg(Timeline(tuple(spans)))
+    labels = ["".join(t.itertext()) for t in elements(svg, "text") if "label" in classes(t)]
+    assert len(labels) == len(set(labels)) == 50
 
 
 def test_an_empty_timeline_is_drawn():
