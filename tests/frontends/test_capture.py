@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from torch.nn import functional
 import autosched as asc
 from autosched.frontends.capture import Captured
 from autosched.testing import scattered
-from tests.codegen.test_codegen import fresh, on_cpu
+from tests.codegen.test_codegen import on_cpu
 from tests.models import DEEP, DISTINCT, KINDS, mlp, vectors
 from tests.serial import some
 
@@ -368,28 +367,22 @@ def test_a_wrong_call_is_named() -> None:
 # ---- as code
 
 
-def test_a_fresh_process_without_autosched_takes_a_captured_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", some(["mlp", "resnet", "recurrent"], "mlp"))
+def test_the_code_of_a_captured_step_leaves_what_the_step_leaves(kind: str) -> None:
     torch.manual_seed(0)
-    model = KINDS["mlp"].make()
+    model = KINDS[kind].make()
     graph = asc.capture(
-        stepper(model, OPTIMIZERS["momentum"](model.parameters())), *KINDS["mlp"].batch()
+        stepper(model, OPTIMIZERS["adamw, fused"](model.parameters())), *KINDS[kind].batch()
     )
     schedule = asc.schedule(
         graph, asc.Machine.emulated(gpus=2), policy="round_robin", backend="virtual"
     )
+    names: dict[str, Any] = {}
+    exec(on_cpu(schedule.code), names)
     ours, theirs = (
         {name: item.detach().clone() for name, item in graph.examples.items()} for _ in range(2)
     )
-    torch.save([*ours.values()], tmp_path / "given.pt")
-    assert schedule.code.given == {}
-    last = f"""
-        torch.manual_seed(1)
-        torch.set_num_threads({torch.get_num_threads()})
-        given = torch.load({str(tmp_path / "given.pt")!r})
-        torch.save((step(*given), given), {str(tmp_path / "left.pt")!r})
-    """
-    fresh(on_cpu(schedule.code), last)
-    outputs, left = torch.load(tmp_path / "left.pt")
     torch.manual_seed(1)
-    expected = schedule.run_serial(**theirs)
-    assert_same(outputs | dict(zip(ours, left, strict=True)), expected | theirs, "the only")
+    found = names["step"](*ours.values(), **schedule.code.given)
+    torch.manual_seed(1)
+    assert_same(found | ours, schedule.run_serial(**theirs) | theirs, "the only")

@@ -109,10 +109,10 @@ def check(given: list[Sample]) -> None:
 
 
 def test_operators_are_traced_as_they_are() -> None:
-    """Every third operator; all of them, in every dtype, take longer."""
-    given = samples(operators()[::3], in_turn)
+    """Every ninth operator; all of them, in every dtype, take longer."""
+    given = samples(operators()[::9], in_turn)
     check([sample for sample in given if sample.name not in REASONS])
-    assert len(given) > 230
+    assert len(given) > 70
 
 
 @pytest.mark.slow

@@ -115,7 +115,7 @@ def tensors_of(dtype: torch.dtype) -> list[Tensor]:
 
 
 @needs_compiler
-@settings(max_examples=max(4, settings().max_examples // 25), phases=[Phase.generate])
+@settings(max_examples=max(2, settings().max_examples // 25), phases=[Phase.generate])
 @given(drawn=st.lists(st.tuples(programs, st.sampled_from(DTYPES)), min_size=6, max_size=6))
 def test_kernels_compute_what_operators_do(drawn: list[tuple[Program, torch.dtype]]) -> None:
     """Several programs are one region, since a compilation takes seconds."""
