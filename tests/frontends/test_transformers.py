@@ -165,21 +165,6 @@ def test_their_results_stay_of_their_kinds(network: str) -> None:
             assert torch.equal(found["logits"], expected.logits)
 
 
-@pytest.mark.slow
-def test_what_they_cache_does_not_keep_what_a_capture_made() -> None:
-    config = transformers.BeitConfig(
-        image_size=8, patch_size=4, use_relative_position_bias=True, **SMALL
-    )
-    model, inputs = (
-        transformers.BeitForImageClassification(config).eval(),
-        {"pixel_values": torch.randn(1, 3, 8, 8)},
-    )
-    with torch.no_grad(), asc.compile(model, MACHINE, policy="single", backend="host") as run:
-        expected = model(**inputs).logits
-        assert torch.equal(run(**inputs).logits, expected)
-        assert torch.equal(model(**inputs).logits, expected)
-
-
 def llama() -> nn.Module:
     config = transformers.LlamaConfig(
         vocab_size=31, num_key_value_heads=2, max_position_embeddings=64, **SMALL
@@ -210,17 +195,3 @@ def test_a_step_without_a_mask_has_all_gradients_of_the_eager_one() -> None:
         run()
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter.grad, expected[name]), name
-
-
-@pytest.mark.slow
-def test_a_mask_that_is_looked_at_eagerly_is_told_of() -> None:
-    model, words = llama(), torch.randint(0, 31, (2, 7))
-    with pytest.warns(
-        RuntimeWarning,
-        match=r"checks whether a tensor is a fake one.*leave out a mask.*\n.*masking_utils",
-    ):
-        asc.capture(
-            lambda words, mask: model(words, attention_mask=mask).logits,
-            words,
-            torch.ones_like(words),
-        )

@@ -17,7 +17,7 @@ import autosched as asc
 from autosched.program.program import Program, Wait
 from autosched.runtime.backends.accelerator import Accelerator, check_features
 from autosched.runtime.execute import Executor
-from autosched.testing import graphs, inputs_for, machines
+from autosched.testing import graphs, machines
 from autosched.verification.verify import verify
 from tests.gpu.fake_gpu import Hardware, playing
 from tests.gpu.fake_gpu.streams import Stream
@@ -26,20 +26,6 @@ from tests.gpu.for_gpus import Left, chain, left, loaded, on_gpus, physical, sam
 
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 SEEDS = range(20)
-
-
-def test_numbers_are_those_of_the_cpu() -> None:
-    machine = asc.Machine(
-        [asc.Device("cpu"), asc.Device("cuda:0")], [asc.Link("cpu", "cuda:0", 1e9)]
-    )
-    graph = asc.Graph()
-    x, y = graph.inputs("x", "y")
-    with graph.on("cuda:0"):
-        graph.output(z=torch.tanh(x @ y.t()).sum())
-    with playing(), asc.schedule(graph, machine, policy="heft") as schedule:
-        assert torch.equal(
-            schedule(**inputs_for(graph))["z"].cpu(), graph.run_serial(**inputs_for(graph))["z"]
-        )
 
 
 # ---- every wait is needed
@@ -136,26 +122,6 @@ def without(method: str, number: int) -> Iterator[list[int]]:
         yield count
 
 
-def called_from_a_stream(seed: int, left_out: int = -1, gpu: str = "cuda:1") -> tuple[object, int]:
-    """Run with an input made, and the output used, on a stream of the caller's; return a number, and the waits."""
-    with playing(2, seed) as played, plus_one(gpu, gpu) as schedule, torch.Stream(gpu):
-        x = slow(torch.zeros(3, device=gpu))
-        with without("wait_event", left_out) as count:
-            y = schedule(x=x)["y"]
-        result = (y * 2).tolist()
-        if played.faults:
-            result = None
-            played.faults.clear()
-    return result, count[0]
-
-
-def test_inputs_come_from_the_callers_stream_and_outputs_go_to_it() -> None:
-    for seed in SEEDS:
-        assert called_from_a_stream(seed) == ([4, 4, 4], 2)
-    for left_out in range(2):
-        assert any(called_from_a_stream(seed, left_out)[0] != [4, 4, 4] for seed in SEEDS)
-
-
 def test_an_output_may_be_let_go_of_while_the_callers_stream_has_yet_to_read_it() -> None:
     for seed in SEEDS:
         with playing(1, seed), plus_one() as schedule, torch.Stream("cuda:0"):
@@ -221,16 +187,6 @@ def test_generated_code_leaves_each_thread_its_current_stream(gpus: Hardware) ->
     assert found == [(torch.cuda.default_stream("cuda:0"), [1, 1, 1])] * 2
 
 
-@pytest.mark.parametrize("waits", [True, False])
-def test_what_goes_to_the_host_is_there_when_the_call_returns(waits: bool) -> None:
-    def right(seed: int) -> bool:
-        impatient = contextlib.nullcontext() if waits else without("synchronize", 0)
-        with playing(1, seed), plus_one(output="cpu") as schedule, impatient:
-            return bool((schedule(x=torch.zeros(3, device="cuda:0"))["y"] == 1).all())
-
-    assert all(map(right, SEEDS)) == waits
-
-
 # ---- faults
 
 
@@ -240,23 +196,6 @@ def gpus() -> Iterator[Hardware]:
     with playing(2, seed=1) as played:
         played.eagerness = 0.0
         yield played
-
-
-def test_a_failing_task_is_named_and_the_next_run_is_right(gpus: Hardware) -> None:
-    def square(x: torch.Tensor) -> torch.Tensor:
-        return x @ x if x[0, 0] else x * 1
-
-    machine = asc.Machine.local()
-    with asc.schedule(
-        chain(slow, square), machine, policy="round_robin", outputs={"y": "cpu"}
-    ) as schedule:
-        for _ in range(3):
-            with pytest.raises(
-                asc.TaskError, match=r"task 'square' on cuda:\d failed: RuntimeError: a and b must"
-            ):
-                schedule(x=torch.ones(2, 3))
-            assert schedule(x=-torch.ones(2, 3))["y"].tolist() == [[0, 0, 0]] * 2
-    assert torch.cuda.memory_allocated() == 0
 
 
 MISSING = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -64,14 +63,6 @@ def test_random_tasks_kept_no_order_where_the_second_also_wrote_what_the_first_r
         assert torch.equal(
             run(graph, backend, placed(drawn="cuda:0"), x=torch.zeros(2))["drawn"], expected
         )
-
-
-def test_after_had_no_effect_where_the_later_task_also_wrote_what_the_earlier_read() -> None:
-    graph = asc.Graph()
-    x = graph.input("x")
-    graph.add(print, x, name="first", outputs=0)
-    graph.add(add_one, x, writes=[x], after="first", name="second", outputs=0)
-    assert [tuple(d) for d in graph.task("second").dependencies] == [(0, "order")]
 
 
 def test_two_constants_that_share_memory_were_written_and_read_in_no_order() -> None:
@@ -151,28 +142,6 @@ def test_a_parameter_asked_for_no_gradient_where_it_was_copied_to() -> None:
     assert run(graph, policy=placed(gradient="cuda:0"))["y"].tolist() == [2.0, 2.0]
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda x: torch.nn.functional.dropout(x, 0.5, False),
-        lambda x: torch.nn.functional.dropout(x, p=0.0),
-        lambda x: x.graph.add(torch.nn.Dropout().eval(), x),
-        lambda x: x.graph.add(torch.nn.Identity(), x),
-        lambda x: x.graph.add(torch.nn.Flatten(0), x),
-        lambda x: x.graph.add(torch.reshape, input=x, shape=(2, 3)),
-        lambda x: x.sum_to_size(6),
-        lambda x: x.unsafe_chunk(2)[1] + x.unsafe_split(3)[0] + 1,
-        lambda x: x.graph.add(torch.Tensor.byte, x.byte()),
-    ],
-)
-def test_functions_of_torch_that_may_return_their_argument_were_refused(
-    build: Callable[[Any], Any],
-) -> None:
-    graph = asc.Graph()
-    graph.output(y=build(graph.input("x")) + 1)
-    assert run(graph, x=torch.arange(6.0))["y"].sum() == 21
-
-
 def test_a_dropout_that_drops_was_taken_for_a_view_which_kept_what_was_written_behind_it_at_home() -> (
     None
 ):
@@ -187,21 +156,6 @@ def test_an_array_that_shares_memory_with_a_tensor_was_read_after_that_was_freed
     doubled = graph.add(lambda x: x * 2, graph.input("x"), name="doubled")
     graph.output(y=graph.add(lambda a: a + 1, doubled.numpy()))
     assert run(graph, x=torch.ones(2))["y"].tolist() == [3.0, 3.0]
-
-
-def test_an_in_place_function_called_by_keyword_was_refused() -> None:
-    graph = asc.Graph()
-    x = graph.input("x")
-    graph.add(torch.neg_, input=x)
-    graph.output(y=x)
-    assert run(graph, x=torch.ones(2))["y"].tolist() == [-1.0, -1.0]
-
-
-def test_in_place_functions_of_many_tensors_were_refused() -> None:
-    graph = asc.Graph()
-    x, y = graph.inputs("x", "y")
-    assert torch._foreach_add_([x, y], 1.0) == (x, y)
-    assert [use.value for use in graph.tasks[0].writes] == [x.index, y.index]
 
 
 def test_the_weights_of_a_bare_batch_norm_were_taken_for_its_statistics() -> None:
@@ -257,27 +211,6 @@ def test_an_input_named_self_could_not_be_given() -> None:
     graph = asc.Graph()
     graph.output(y=graph.input("self") + 1)
     assert run(graph, **{"self": 2}) == graph.run_serial(**{"self": 2}) == {"y": 3}
-
-
-@pytest.mark.parametrize("backend", ["host", "emulated"])
-def test_a_task_that_called_its_own_schedule_hung(backend: str) -> None:
-    graph = asc.Graph()
-    graph.output(y=graph.add(lambda x: schedule(x=x), graph.input("x")))
-    told: list[BaseException] = []
-
-    def call() -> None:
-        try:
-            schedule(x=1)
-        except asc.AutoschedError as error:
-            told.append(error)
-
-    schedule = asc.schedule(graph, MACHINE, policy="single", backend=backend)
-    caller = threading.Thread(target=call, daemon=True)
-    caller.start()
-    caller.join(10)
-    assert not caller.is_alive()
-    assert "calls the schedule that it is part of" in str(told[0])
-    schedule.close()
 
 
 def test_copies_without_copy_streams_were_not_waited_for_on_real_devices() -> None:
@@ -606,35 +539,7 @@ def test_an_index_with_a_tuple_in_a_tuple_was_refused() -> None:
     assert run(graph, x=torch.arange(9.0).reshape(3, 3))["y"].tolist() == [3.0, 5.0]
 
 
-def test_pieces_split_at_indices_that_fall_overlap() -> None:
-    graph = asc.Graph()
-    pieces = graph.input("x").tensor_split([3, 1])
-    pieces[0].add_(1)
-    pieces[2].mul_(2)
-    assert graph.task("add").index in [d.task for d in graph.task("mul").dependencies]
-    asc.testing.check(graph, examples={"x": torch.arange(5.0)})
-
-
-def test_as_strided_sees_more_than_the_view_it_is_called_on() -> None:
-    graph = asc.Graph()
-    x = graph.input("x")
-    row = x[1]
-    graph.output(total=x[0].as_strided((4,), (1,), 0).sum())
-    row.add_(1)
-    assert (graph.task("sum").index, "anti") in graph.task("add").dependencies
-    asc.testing.check(graph, examples={"x": torch.arange(4.0).reshape(2, 2)})
-
-
 MODEL = torch.nn.Linear(3, 3)
-MODELS = {"only": [MODEL]}
-
-
-def call_model(x: Any) -> Any:
-    return MODEL(x)
-
-
-def call_caller(x: Any) -> Any:
-    return call_model(x)
 
 
 class Trainer:
@@ -643,29 +548,6 @@ class Trainer:
 
     def __call__(self, x: Any) -> Any:
         return self.models["only"](x)
-
-
-@pytest.mark.parametrize(
-    "fn",
-    [
-        lambda x, model=MODEL: model(x),
-        lambda x: [MODEL(row) for row in x],
-        lambda x: MODELS["only"][0](x),
-        call_caller,
-        Trainer(),
-        Trainer().__call__,
-        torch.optim.SGD(MODEL.parameters()).step,
-        torch.optim.lr_scheduler.ConstantLR(torch.optim.SGD(MODEL.parameters())).step,
-        torch.optim.Adam(list(MODEL.parameters())[:1]).zero_grad,
-    ],
-)
-def test_a_module_that_was_reached_in_a_roundabout_way_kept_no_order(
-    fn: Callable[..., Any],
-) -> None:
-    graph = asc.Graph()
-    graph.add(MODEL, graph.input("x"))
-    graph.add(fn, graph.input("y"))
-    assert [tuple(d) for d in graph.tasks[1].dependencies] == [(0, "order")]
 
 
 def test_a_function_that_calls_itself_was_looked_through_for_ever() -> None:

@@ -77,14 +77,6 @@ def test_a_count_that_is_none_is_refused(word, count):
         schedule.profile(x=1, **{word: count})
 
 
-def test_no_run_at_all_is_refused():
-    with (
-        one_task(abs) as schedule,
-        pytest.raises(asc.ScheduleError, match="repeat must be a whole number, 1 or more"),
-    ):
-        schedule.profile(repeat=0, x=1)
-
-
 def test_every_run_has_the_time_that_a_run_may_take():
     with one_task(lambda x: time.sleep(x)) as schedule:
         assert len(schedule.profile(repeat=3, timeout=30, x=0.001).runs) == 3
@@ -404,12 +396,6 @@ def test_devices_are_equal_if_all_but_their_names_is():
     links = [Link(a.name, b.name, 1e9) for a in devices for b in devices if a.name < b.name]
     machine = asc.Machine(devices, links)
     assert learnt({"cuda:0": 1, "cuda:1": 3, "cuda:2": 3}, 2.0, A, machine) == [2, 2, 6]
-
-
-def test_of_several_runs_the_median_of_durations_counts():
-    runs = [Timeline((run("t", start, end),)) for start, end in [(0, 5), (3, 4), (1, 9)]]
-    graph = plan().graph
-    assert learn(Timeline.median(runs), graph, TWO_GPUS, asc.Costs()).seconds == {"t": 5}
 
 
 def test_views_stay_free_and_merged_tasks_are_learnt_by_their_own_name():
