@@ -649,76 +649,73 @@ def test_a_name_that_cannot_be(graph, name):
         graph.input(name)
 
 
-def test_a_name_that_is_taken(graph):
-    message = "name 'x' is already taken in graph 'g'; choose another, or leave it out"
-    for add in (
-        graph.input,
-        lambda name: graph.add(identity, name=name),
-        lambda name: graph.constant(torch.ones(1), name),
-    ):
-        with refused(message):
-            add("x")
-
-
-def test_a_call_where_a_function_belongs(graph):
-    x = graph.value("x")
-    with refused("graph.add needs a function first, got 3"):
-        graph.add(3)
-    with refused(
-        "graph.add needs a function first, got Value('relu'); write graph.add(f, x), not graph.add(f(x))"
-    ):
-        graph.add(x.relu())
-
-
-@pytest.mark.parametrize("which", ["writes", "aliases"])
-def test_a_write_or_alias_that_is_no_argument(graph, which):
-    message = "task 'identity' declares Value('y') as written or aliased, which is not among its arguments 'x'"
-    with refused(message):
-        graph.add(identity, graph.value("x"), **{which: graph.value("y")})
-
-
-def test_an_in_place_write_to_what_is_no_tensor(graph):
-    with refused("cannot write 3 in place: it is no tensor"):
-        graph.record(operator.iadd, (3, graph.value("x")), {})
-
-
-@pytest.mark.parametrize("use", ["argument", "operator", "output", "after"])
-def test_a_value_of_another_graph(graph, use):
-    other = Graph("other")
-    z = other.input("x") + 1
-    uses = {
-        "argument": lambda: graph.add(identity, [z]),
-        "operator": lambda: graph.value("x") @ z,
-        "output": lambda: graph.output(z),
-        "after": lambda: graph.add(identity, after=z),
-    }
-    with refused(
-        "value 'add' belongs to graph 'other', not to 'g'; make it an input of this graph"
-    ):
-        uses[use]()
-
-
-@pytest.mark.parametrize("after", [3, None, "input", "other task"])
-def test_after_what_is_no_task(graph, after):
-    graph.add(identity)
-    other = Graph()
-    other.add(identity)
-    item = {"input": graph.value("x"), "other task": other.tasks[0]}.get(after, after)
-    with refused(f"after= needs tasks, or values that tasks of this graph made, got {item!r}"):
-        graph.add(identity, after=[item])
+TAKEN = "name 'x' is already taken in graph 'g'; choose another, or leave it out"
+FIRST = "graph.add needs a function first, got"
+ELSEWHERE = "value 'add' belongs to graph 'other', not to 'g'; make it an input of this graph"
+NO_ARGUMENT = "task 'identity' declares Value('y') as written or aliased, which is not among its arguments 'x'"
+AFTER = "after= needs tasks, or values that tasks of this graph made, got"
+TREE = "outputs= of task 't' must be a number or a tree of names, got"
 
 
 @pytest.mark.parametrize(
-    ("outputs", "bad"), [(True, True), (-1, -1), (("a", 3), 3), ({"a": None}, None), (2.0, 2.0)]
+    ("act", "message"),
+    [
+        (lambda g, x, y, z: g.input("x"), TAKEN),
+        (lambda g, x, y, z: g.add(identity, name="x"), TAKEN),
+        (lambda g, x, y, z: g.constant(torch.ones(1), "x"), TAKEN),
+        (lambda g, x, y, z: g.add(3), f"{FIRST} 3"),
+        (
+            lambda g, x, y, z: g.add(x.relu()),
+            f"{FIRST} Value('relu'); write graph.add(f, x), not graph.add(f(x))",
+        ),
+        (lambda g, x, y, z: g.add(identity, x, writes=y), NO_ARGUMENT),
+        (lambda g, x, y, z: g.add(identity, x, aliases=y), NO_ARGUMENT),
+        (
+            lambda g, x, y, z: g.record(operator.iadd, (3, x), {}),
+            "cannot write 3 in place: it is no tensor",
+        ),
+        (lambda g, x, y, z: g.add(identity, [z]), ELSEWHERE),
+        (lambda g, x, y, z: x @ z, ELSEWHERE),
+        (lambda g, x, y, z: g.output(z), ELSEWHERE),
+        (lambda g, x, y, z: g.add(identity, after=z), ELSEWHERE),
+        (lambda g, x, y, z: g.add(identity, after=[3]), f"{AFTER} 3"),
+        (lambda g, x, y, z: g.add(identity, after=[None]), f"{AFTER} None"),
+        (lambda g, x, y, z: g.add(identity, after=[x]), f"{AFTER} Value('x')"),
+        (lambda g, x, y, z: g.add(identity, name="t", outputs=True), f"{TREE} True in it"),
+        (lambda g, x, y, z: g.add(identity, name="t", outputs=-1), f"{TREE} -1 in it"),
+        (lambda g, x, y, z: g.add(identity, name="t", outputs=("a", 3)), f"{TREE} 3 in it"),
+        (lambda g, x, y, z: g.add(identity, name="t", outputs={"a": None}), f"{TREE} None in it"),
+        (lambda g, x, y, z: g.add(identity, name="t", outputs=2.0), f"{TREE} 2.0 in it"),
+        (
+            lambda g, x, y, z: g.add(identity, name="t", outputs=("a", "a")),
+            "outputs= of task 't' has the name 'a' twice; names are unique",
+        ),
+        (lambda g, x, y, z: g.output(y=3), "an output must be a Value of graph 'g', got 3"),
+        (
+            lambda g, x, y, z: (g.output(x), g.output(x=y)),
+            "output 'x' is declared twice; outputs so far: 'x'",
+        ),
+        (
+            lambda g, x, y, z: g.output(y, y),
+            "output 'y' is declared twice; outputs so far: 'y'",
+        ),
+        (lambda g, x, y, z: (x + y, g.task("x")), "graph 'g' has no task 'x'; tasks are 'add'"),
+        (lambda g, x, y, z: g.value("t"), "graph 'g' has no value 't'; values are 'x', 'y'"),
+        (lambda g, x, y, z: g.task("y"), "graph 'g' has no task 'y'; tasks are none"),
+        (
+            lambda g, x, y, z: (g.inputs(*(f"x{i}" for i in range(9))), g.value("z")),
+            "graph 'g' has no value 'z'; values are 'x', 'y', 'x0', 'x1', 'x2', 'x3', 'x4', 'x5' and 3 more",
+        ),
+        (
+            lambda g, x, y, z: (x + 1, g.pinned(inputs={"add": "cpu"})),
+            "inputs= names 'add', which is no input; inputs are 'x', 'y'",
+        ),
+    ],
 )
-def test_outputs_that_are_no_names(graph, outputs, bad):
-    with refused(f"outputs= of task 't' must be a number or a tree of names, got {bad!r} in it"):
-        graph.add(identity, name="t", outputs=outputs)
-
-
-def test_outputs_with_one_name_twice(graph):
-    with refused("outputs= of task 't' has the name 'a' twice; names are unique"):
-        graph.add(identity, name="t", outputs=("a", "a"))
+def test_what_a_graph_refuses(graph, act, message):
+    other = Graph("other")
+    with refused(message):
+        act(graph, graph.value("x"), graph.value("y"), other.input("x") + 1)
 
 
 @pytest.mark.parametrize("device", ["", "cuda 0", "cuda/0", "a@b", -1, None])
@@ -731,50 +728,6 @@ def test_a_device_that_is_no_name(graph, device):
     if device is not None:
         with refused(message):
             graph.add(identity, on=device)
-
-
-def test_an_output_that_is_no_value(graph):
-    with refused("an output must be a Value of graph 'g', got 3"):
-        graph.output(y=3)
-
-
-def test_an_output_declared_twice(graph):
-    graph.output(graph.value("x"))
-    with refused("output 'x' is declared twice; outputs so far: 'x'"):
-        graph.output(x=graph.value("y"))
-    with refused("output 'y' is declared twice; outputs so far: 'x', 'y'"):
-        graph.output(graph.value("y"), graph.value("y"))
-
-
-def test_a_task_or_value_that_is_not_there(graph):
-    graph.add(identity, name="t", outputs=("a",))
-    with refused("graph 'g' has no task 'a'; tasks are 't'"):
-        graph.task("a")
-    with refused("graph 'g' has no task 'x'; tasks are 't'"):
-        graph.task("x")
-    with refused("graph 'g' has no value 't'; values are 'x', 'y', 'a'"):
-        graph.value("t")
-
-
-def test_pinning_what_is_no_input(graph):
-    graph.value("x") + 1
-    for name in ("add", "nothing"):
-        with refused(f"inputs= names {name!r}, which is no input; inputs are 'x', 'y'"):
-            graph.pinned(inputs={name: "cpu"})
-
-
-def test_a_long_list_of_names_is_cut():
-    graph = Graph("g")
-    graph.inputs(*(f"x{i}" for i in range(20)))
-    with refused(
-        "graph 'g' has no value 'y'; values are 'x0', 'x1', 'x2', 'x3', 'x4', 'x5', 'x6', 'x7' and 12 more"
-    ):
-        graph.value("y")
-
-
-def test_a_graph_without_values_says_so():
-    with refused("graph 'g' has no task 'y'; tasks are none"):
-        Graph("g").task("y")
 
 
 @pytest.mark.parametrize(
