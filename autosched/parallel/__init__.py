@@ -16,6 +16,7 @@ read.
 
     data, model, pipelined       the public functions; what they return: step
     arguments, batches, plans    checks of arguments; rows of batches; cached plans of calls
+    division                     rows by the speed and memory of devices
     steps_in_flight              steps that begin before the one before them has ended
     planned                      the plan of a step, and what it says of this process
     training                     captures micro-batches and updates, and schedules the step

@@ -6,9 +6,10 @@ one bucket of gradients is summed while backward computes the next.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+import contextlib
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from typing import Any, Literal
 
@@ -19,6 +20,16 @@ from autosched.parallel.arguments import check_strategy
 from autosched.parallel.batches import batch_homes, check_count, shares
 from autosched.parallel.buckets import SIZES, buckets, check_sizes
 from autosched.parallel.compression import Compression
+from autosched.parallel.costs import tabulated
+from autosched.parallel.division import (
+    ALIKE,
+    Shares,
+    Speed,
+    balanced,
+    check_shares,
+    divided,
+    slowest_last,
+)
 from autosched.parallel.micro_batch import MicroBatch, micro_batch_of
 from autosched.parallel.planned import Planned
 from autosched.parallel.ranks import ranks_of
@@ -32,6 +43,7 @@ __all__ = ["data_parallel"]
 
 _BATCH_NORMS = ("replica", "synchronised")
 _Names = tuple[tuple[str, ...], ...]  # of the gradients in each bucket
+_Division = tuple[int | None, ...]
 
 
 def data_parallel(
@@ -46,6 +58,7 @@ def data_parallel(
     buckets: Sequence[float] | Literal["auto"] = SIZES,
     compression: Compression | None = None,
     accumulate: int = 1,
+    shares: Shares = "auto",
     batch_norm: Literal["replica", "synchronised"] = "replica",
     clip_grad_norm: float | None = None,
     before_step: BeforeStep | None = None,
@@ -78,6 +91,10 @@ def data_parallel(
     * ``compression``: ``Half()``, ``Int8()`` or ``TopK(share)``: send fewer bytes, and add what was
       not sent in later steps.
     * ``accumulate``: how many micro-batches each device computes, one after another, for one sum.
+    * ``shares``: numbers, one for each device, in whose proportion rows are divided; a device with
+      0 takes no part, and the first other one has the user's model. ``"auto"``: equal shares of
+      devices that are equally fast; otherwise, or where those do not fit, the division that is
+      predicted to be fastest, also without the slowest. ``notes`` has it.
     * ``clip_grad_norm``: clip gradients, all together, by that norm as torch does;
       ``step.grad_norm`` is the norm before.
     * ``before_step``: a function of the model that changes gradients in another way, before the
@@ -114,9 +131,10 @@ def data_parallel(
     training = Training.of(
         "data_parallel", trained, machine, devices, options, averages, clip_grad_norm, before_step
     )
-    synchronised = batch_norm == "synchronised" and len(training.devices) > 1
+    check_shares(shares, [training.machine.device(name).rank for name in training.devices])
     how = Reduction(check_strategy(reduction, exact), (), exact)
-    system = _DataParallel(training, how, buckets, compression, accumulate, synchronised)
+    synchronised = batch_norm == "synchronised"
+    system = _DataParallel(training, how, buckets, compression, accumulate, shares, synchronised)
     return Step(training, system.plan)
 
 
@@ -127,23 +145,166 @@ class _DataParallel:
     sizes: Sequence[float] | Literal["auto"]
     compression: Compression | None
     accumulate: int
+    shares: Shares
     synchronised: bool
 
     def plan(self, batch: Sequence[Any], counts: Sequence[int]) -> Planned:
-        """Return the plan that is predicted to be fastest, of all reductions and buckets.
+        """Return the plan that is predicted to be fastest, of all divisions of the rows.
 
         ``counts`` are the rows that each rank passes.
         """
-        training = self.training
-        count = len(training.devices)
-        rows = sum(counts)
-        # 1. Divide the rows among replicas, and each share into micro-batches.
-        cuts = tuple(shares(share, self.accumulate) for share in self._shares(counts))
-        if self.synchronised and any(sum(sizes) == 1 for sizes in zip_longest(*cuts, fillvalue=0)):
-            training.passes(batch, [1], rows)  # torch refuses batch norms of one row
+        return _Study(self, batch, counts).best()
+
+
+class _Study:
+    """The captures and plans for one kind of batch."""
+
+    def __init__(self, system: _DataParallel, batch: Sequence[Any], counts: Sequence[int]):
+        self.system = system
+        self.training = system.training
+        self.machine = system.training.machine
+        self.devices = system.training.devices
+        self.batch = batch
+        self.counts = counts
+        self.captured: dict[tuple[int, bool], Template] = {}
+
+    def best(self) -> Planned:
+        """Return the fastest plan of all divisions of the rows."""
+        shares = self.system.shares
+        weights = [1.0] * len(self.devices) if shares == "auto" else shares
+        first = self._by_weights(weights)
+        found = list[Planned]()
+        errors = list[ScheduleError]()
+        try:
+            found.append(self.planned(first))
+        except ScheduleError as error:  # too little memory, perhaps not with other shares
+            errors.append(error)
+        speeds = self._speeds([rows or 0 for rows in first]) if shares == "auto" else None
+        for division in [] if speeds is None else self._divisions(speeds):
+            with contextlib.suppress(ScheduleError):
+                found.append(self.planned(division))
+        if not found:
+            raise errors[0]
+        return min(found, key=lambda plan: plan.schedule.makespan)
+
+    # ---- divisions: the rows of each device, None for those that take no part
+
+    def _groups(self) -> list[tuple[int, list[int]]]:
+        """Return rows, and the devices (indices) among which they are divided."""
+        devices = range(len(self.devices))
+        ranks = ranks_of(self.machine, self.devices)
+        own = [[i for i in devices if self._rank(i) == rank] for rank in ranks]
+        if len(self.counts) == 1:  # one process passes all rows
+            own = [[*chain(*own)]]
+        return list(zip(self.counts, own, strict=True))
+
+    def _rank(self, device: int) -> int | None:
+        return self.machine.device(self.devices[device]).rank
+
+    def _by_weights(self, weights: Sequence[float]) -> _Division:
+        found: list[int | None] = [None] * len(self.devices)
+        for rows, own in self._groups():
+            if any(chosen := [weights[i] for i in own]):
+                for i, share in zip(own, divided(rows, chosen), strict=True):
+                    found[i] = share if weights[i] else None
+        return self._with_all_ranks(found)
+
+    def _with_all_ranks(self, rows: Sequence[int | None]) -> _Division:
+        """Return a division in which each rank takes part, if without rows."""
+        ranks = {self._rank(i) for i, own in enumerate(rows) if own is not None}
+        return tuple(own if self._rank(i) in ranks else 0 for i, own in enumerate(rows))
+
+    def _divisions(self, speeds: Sequence[Speed]) -> Iterator[_Division]:
+        """Yield equal shares and those by speed, of all devices and without the slowest.
+
+        The memory that they need is estimated, so there are divisions that leave some of it free.
+        """
+        tried = set[_Division]()
+        for kept in slowest_last(speeds):
+            equal = self._by_weights([i in kept for i in range(len(speeds))])
+            balanced = (self._balanced(speeds, kept, free) for free in (0.0, 0.2, 0.4))
+            for division in (equal, *balanced):
+                if division is not None and division not in tried:
+                    tried.add(division)
+                    yield division
+
+    def _balanced(
+        self, speeds: Sequence[Speed], kept: Collection[int], free: float
+    ) -> _Division | None:
+        found: list[int | None] = [None] * len(speeds)
+        least = 2 * self.system.accumulate  # batch norms refuse one row
+        for rows, group in self._groups():
+            own = [i for i in group if i in kept] or group
+            shares = balanced(rows, [speeds[i].with_free(free) for i in own], least)
+            if shares is None:
+                return None
+            for i, share in zip(own, shares, strict=True):
+                found[i] = share or None
+        return self._with_all_ranks(found)
+
+    def _speeds(self, even: Sequence[int]) -> list[Speed] | None:
+        """Return what devices can do; None if equal shares suit them."""
+        devices = [self.machine.device(name) for name in self.devices]
+        limits = [device.nbytes for device in devices]
+        rates = {(d.flops_per_second, d.bytes_per_second, d.launch_seconds) for d in devices}
+        if len(rates) == len({*limits}) == 1:
+            return None
+        # 1. Seconds and bytes for micro-batches of two sizes.
+        parts = self.system.accumulate
+        large = -(-max(self.counts) // parts)
+        sizes = (large // 2, large) if large > 3 else (large, 2 * large)
+        templates = self._passes(sizes, False)
+        (low, high) = (self._seconds(templates[size]) for size in sizes)
+        peaks = [0.0, 0.0]
+        if min(limits) < math.inf:
+            peaks = [self._peak(size) for size in sizes]
+        # 2. Those for any number of rows.
+        grown = sizes[1] - sizes[0]
+        nbytes = (peaks[1] - peaks[0]) / grown
+        found = []
+        for own, other, limit in zip(low, high, limits, strict=True):
+            row = max(0.0, other - own) / grown
+            most = (limit - peaks[0]) / nbytes + sizes[0] if nbytes > 0 else math.inf
+            found.append(Speed(parts * max(0.0, own - row * sizes[0]), row, parts * most))
+        ends = [speed.fixed + rows * speed.row for speed, rows in zip(found, even, strict=True)]
+        fits = all(rows <= speed.most for speed, rows in zip(found, even, strict=True))
+        return None if fits and max(ends) <= ALIKE * min(ends) else found
+
+    def _seconds(self, one: Template) -> list[float]:
+        """Return the seconds of a micro-batch on each device."""
+        costs = Costs.estimate(one.graph, one.examples)
+        table, _ = tabulated(one.graph, costs, self.machine)
+        return [sum(seconds[name] for seconds in table.values()) for name in self.devices]
+
+    def _peak(self, size: int) -> float:
+        """Return the bytes that a replica needs for micro-batches, with what it sends and adds."""
+        machine = self.machine
+        free = tuple(replace(device, nbytes=math.inf) for device in machine.devices)
+        training = replace(
+            self.training, machine=replace(machine, devices=free), devices=self.devices[:1]
+        )
+        rows = size * self.system.accumulate
+        study = _Study(replace(self.system, training=training.alone), self.batch, [rows])
+        plan = study.planned((rows,))
+        gradients = (plan.template.examples[name].nbytes for name in plan.template.gradients)
+        return plan.schedule.peak_bytes[self.devices[0]] + 2 * sum(gradients)
+
+    # ---- plans
+
+    def planned(self, division: _Division) -> Planned:
+        """Return the fastest plan of a division, of all reductions and buckets."""
+        training, system = self.training, self.system
+        devices = [
+            name for name, own in zip(self.devices, division, strict=True) if own is not None
+        ]
+        # 1. Divide each share into micro-batches.
+        cuts = tuple(shares(own, system.accumulate) for own in division if own is not None)
+        synchronised = system.synchronised and len(devices) > 1
+        if synchronised and any(sum(sizes) == 1 for sizes in zip_longest(*cuts, fillvalue=0)):
+            self._passes([1], False)  # torch refuses batch norms of one row
         # 2. Capture each size, as the first micro-batch and as a further one.
-        first = training.passes(batch, chain(*cuts), rows, self.synchronised)
-        more = {size: accumulating(t) for size, t in first.items() if self.accumulate > 1}
+        first = self._passes(chain(*cuts), synchronised)
+        more = {size: accumulating(t) for size, t in first.items() if system.accumulate > 1}
         one = next(iter(first.values()))
         costs = [
             {size: Costs.estimate(t.graph, t.examples) for size, t in templates.items()}
@@ -152,71 +313,65 @@ class _DataParallel:
         # 3. Schedule the step with each reduction and all buckets.
         tried: dict[tuple[str, _Names], float] = {}
         best: Planned | None = None
-        for names in self._groups({name: one.examples[name] for name in one.gradients}):
+        tensors = {name: one.examples[name] for name in one.gradients}
+        for names in self._buckets(tensors, len(devices)):
             made = tuple(Bucket(0, {n: one.examples[n] for n in group}) for group in names)
             spec = StepSpec(
-                "data parallel", training.machine, tuple((device,) for device in training.devices),
+                "data parallel", training.machine, tuple((device,) for device in devices),
                 cuts, self._micro_batches(first, costs[0], names),
                 self._micro_batches(more, costs[1], names), made,
-                training.updates(made, count > 1), homes=batch_homes(one, batch),
-                counts=self._counts(cuts), compression=self.compression,
+                training.updates(made, len(devices) > 1), homes=batch_homes(one, self.batch),
+                counts=self._counts(devices, cuts), compression=system.compression,
             )  # fmt: skip
-            reduced = training.reduced(spec, self.reduction)
+            reduced = training.reduced(spec, system.reduction)
             for name, (schedule, built) in reduced.items():
                 tried[name, names] = schedule.makespan
                 if best is None or schedule.makespan < best.schedule.makespan:
                     notes = {"reduction": name, "buckets": names, "tried": tried}
+                    notes["shares"] = dict(zip(devices, map(sum, cuts), strict=True))
                     settings = tuple(update.settings for update in spec.updates)
                     best = Planned(schedule, built, one, spec.updates[0].state, notes, settings)
         assert best is not None
         return best
 
-    @cached_property
-    def _replicas(self) -> dict[int | None, list[int]]:
-        machine, devices = self.training.machine, self.training.devices
-        found: dict[int | None, list[int]] = {rank: [] for rank in ranks_of(machine, devices)}
-        for replica, device in enumerate(devices):
-            found[machine.device(device).rank].append(replica)
-        return found
+    def _passes(self, sizes: Iterable[int], synchronised: bool) -> dict[int, Template]:
+        """Capture micro-batches of each size, unless that was done."""
+        wanted = [size for size in dict.fromkeys(sizes) if size]
+        new = [size for size in wanted if (size, synchronised) not in self.captured]
+        made = self.training.passes(self.batch, new, sum(self.counts), synchronised)
+        self.captured.update(((size, synchronised), one) for size, one in made.items())
+        return {size: self.captured[size, synchronised] for size in wanted}
 
-    def _shares(self, counts: Sequence[int]) -> list[int]:
-        """Return the rows of each replica; the replicas of a rank divide what it passes."""
-        own = [*self._replicas.values()]
-        if len(counts) == 1:  # one process passes all rows
-            own = [[replica for replicas in own for replica in replicas]]
-        found = [0] * len(self.training.devices)
-        for rows, replicas in zip(counts, own, strict=True):
-            divided = shares(rows, len(replicas))
-            for replica, share in zip(replicas, divided, strict=False):
-                found[replica] = share
-        return found
-
-    def _counts(self, cuts: Sequence[Sequence[int]]) -> dict[int | None, int] | None:
+    def _counts(
+        self, devices: Sequence[str], cuts: Sequence[Sequence[int]]
+    ) -> dict[int | None, int] | None:
         """Return the rows of each rank; None without ranks."""
-        if [*self._replicas] == [None]:
+        ranks = [self.machine.device(name).rank for name in devices]
+        if {*ranks} == {None}:
             return None
-        return {
-            rank: sum(sum(cuts[replica]) for replica in replicas)
-            for rank, replicas in self._replicas.items()
-        }
+        found = dict.fromkeys(ranks_of(self.machine, devices), 0)
+        for rank, sizes in zip(ranks, cuts, strict=True):
+            found[rank] += sum(sizes)
+        return found
 
     def _micro_batches(
         self, templates: Mapping[int, Template], costs: Mapping[int, Costs], buckets: _Names
     ) -> dict[int, MicroBatch]:
-        machine = self.training.machine
         found = {}
         for size, template in templates.items():
             stage = {task.name: 0 for task in template.graph.tasks}
-            found[size] = micro_batch_of(template, stage, costs[size], machine, buckets=buckets)
+            found[size] = micro_batch_of(
+                template, stage, costs[size], self.machine, buckets=buckets
+            )
         return found
 
-    def _groups(self, tensors: Mapping[str, torch.Tensor]) -> list[_Names]:
+    def _buckets(self, tensors: Mapping[str, torch.Tensor], count: int) -> list[_Names]:
         """Return buckets to try, for gradients in the order in which they are computed."""
-        if len(self.training.devices) == 1:
+        if count == 1:
             return [(tuple(tensors),)]
         total = sum(tensor.nbytes for tensor in tensors.values())
         sizes: list[Sequence[float]] = [SIZES, *((total / parts,) for parts in (1, 2, 4, 8, 16))]
-        if self.sizes != "auto":
-            sizes = [self.sizes]
+        if self.system.sizes != "auto":
+            sizes = [self.system.sizes]
         ready = [(name, tensor.nbytes, tensor.dtype) for name, tensor in tensors.items()]
         return list(dict.fromkeys(buckets(ready, size) for size in sizes))

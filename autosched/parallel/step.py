@@ -88,7 +88,7 @@ class Step(Plans[Planned]):
         self._last_key = self._planned_for = Key(())
         self._planned_anew = 0  # calls in turn
         self._has_warned = False
-        self._copies: dict[tuple[int, str], _Copy] = {}
+        self._copies: dict[tuple[str | None, str], _Copy] = {}  # by device and name
         self._residuals: dict[str, torch.Tensor] = {}
         self._under_way = UnderWay()
 
@@ -374,9 +374,11 @@ class Step(Plans[Planned]):
             )
         for name, (device, numel, dtype) in planned.residuals_here.items():
             residual = self._residuals.get(name)
+            place = torch_device(self.machine, device)
             if residual is None or (residual.numel(), residual.dtype) != (numel, dtype):
-                place = torch_device(self.machine, device)
                 self._residuals[name] = torch.zeros(numel, dtype=dtype, device=place)
+            elif place is not None:  # another device may have had this share
+                self._residuals[name] = residual.to(place)
             inputs[name] = self._residuals[name]
         return {**inputs, **(planned.numbers() or {})}
 
@@ -403,15 +405,15 @@ class Step(Plans[Planned]):
 
     def _copy(self, planned: Planned, label: str, held: Held, source: torch.Tensor) -> torch.Tensor:
         """Return a replica's tensor; a new copy if the model's was changed since."""
-        replica, name, _ = held
-        found = self._copies.get((replica, name))
+        key = planned.schedule.graph.value(label).home, held.name
+        found = self._copies.get(key)
         if found is None or not found.is_current(source):
-            home = planned.schedule.graph.value(label).home
+            home, _ = key
             place = torch_device(self.machine, home) if home is not None else None
             own = source.detach()
             with torch.no_grad():
                 tensor = clone(own) if place is None else own.clone().to(place)
-            found = self._copies[replica, name] = _Copy(tensor, source, own, source._version)
+            found = self._copies[key] = _Copy(tensor, source, own, source._version)
         return found.tensor
 
     def _ended(self, planned: Planned, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -446,13 +448,16 @@ class Step(Plans[Planned]):
         self._last = None
 
     def _activate(self, planned: Planned) -> None:
-        """Move the model to the devices of this plan, and drop the replicas' buffers."""
+        """Move the model to the devices of this plan; drop copies of buffers, and unused ones."""
         homes = {}
+        copied = set()
         for label, held in planned.state_here.items():
             home = planned.schedule.graph.value(label).home
-            if self._is_own(held) and home is not None:
+            if not self._is_own(held):
+                copied.add((home, held.name))
+            elif home is not None:
                 homes[held.name] = home
         move_state(self.machine, planned.state, homes)
         for key, copy in list(self._copies.items()):
-            if not isinstance(copy.source, torch.nn.Parameter):
+            if key not in copied or not isinstance(copy.source, torch.nn.Parameter):
                 del self._copies[key]

@@ -1,0 +1,142 @@
+"""How data parallelism divides the rows of a batch among devices of different speed and memory."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+from torch.nn import functional
+
+import autosched as asc
+from tests.serial import Rows, assert_trains_as_serially, data_parallel, momentum
+
+
+def unequal(*speeds: float, nbytes: Any = None) -> asc.Machine:
+    """Return GPUs of such speeds, and bytes of memory."""
+    machine = asc.Machine.emulated(gpus=len(speeds))
+    cpu, *gpus = machine.devices
+    gpus = [gpu.slower(1 / speed) for gpu, speed in zip(gpus, speeds, strict=True)]
+    if nbytes is not None:
+        gpus = [replace(gpu, nbytes=limit) for gpu, limit in zip(gpus, nbytes, strict=True)]
+    return replace(machine, devices=(cpu, *gpus))
+
+
+def vectors(*sizes: int) -> Iterator[tuple[Tensor, Tensor]]:
+    torch.manual_seed(0)
+    return iter([(torch.randn(size, 8), torch.randint(0, 4, (size,))) for size in sizes])
+
+
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4))
+
+
+def planned(machine: asc.Machine, rows: int = 4096, **options: Any) -> tuple[asc.Schedule, Any]:
+    """Return the schedule of a step with a wide network, and the rows of each device."""
+    model, x = (
+        nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256)),
+        torch.zeros(rows, 256),
+    )
+    trained = model, functional.mse_loss, optim.SGD(model.parameters(), 0.1), machine
+    with asc.parallel.data_parallel(*trained, **options) as step:
+        return step.schedule(x, x), step.notes(x, x)["shares"]
+
+
+@pytest.mark.parametrize(
+    ("shares", "accumulate", "rows"),
+    [
+        ((3, 1), 1, {8: [[6], [2]], 1: [[1], []]}),
+        ((1, 3), 2, {8: [[1, 1], [3, 3]], 1: [[], [1]]}),
+        ((0, 2.5), 1, {8: [[8]], 1: [[1]]}),
+        ((1, 0, 1), 1, {8: [[4], [4]], 1: [[1], []]}),
+    ],
+)
+def test_rows_are_divided_as_asked_for(shares: Any, accumulate: int, rows: Any) -> None:
+    make = data_parallel(len(shares), shares=shares, accumulate=accumulate)
+    assert_trains_as_serially(make, rows.__getitem__, small(), vectors(8, 1, 8))
+
+
+@pytest.mark.parametrize(
+    "shares", ["even", (1,), (1, 2, 3), (0, 0), (1, -1), (1, "a"), 2, (1, None)]
+)
+def test_invalid_shares_are_rejected(shares: Any) -> None:
+    model, machine = small(), asc.Machine.emulated(gpus=2)
+    trained = model, functional.mse_loss, momentum(model.parameters()), machine
+    with pytest.raises(asc.ScheduleError, match="shares must be 'auto' or a sequence of 2 numbers"):
+        asc.parallel.data_parallel(*trained, shares=shares)
+
+
+def test_each_rank_has_a_share() -> None:
+    model, machine = small(), asc.Machine.emulated(gpus=2, hosts=2)
+    trained = model, functional.mse_loss, momentum(model.parameters()), machine
+    with pytest.raises(asc.ScheduleError, match="while others of its rank do"):
+        asc.parallel.data_parallel(*trained, shares=(1, 1, 0, 0))
+    with asc.parallel.data_parallel(*trained, shares=(1, 3, 0, 1)) as step:
+        found = step.notes(torch.zeros(10, 8), torch.zeros(10, 4))["shares"]
+    assert found == {"cuda:0": 2, "cuda:1": 6, "cuda:3": 2}
+
+
+@pytest.mark.parametrize("speeds", [(1, 0.25), (0.25, 1), (1, 0.01), (0.5, 0.02, 1)])
+def test_slow_devices_make_no_step_slower(speeds: tuple[float, ...]) -> None:
+    machine = unequal(*speeds)
+    made, shares = planned(machine)
+    names = sorted(
+        (f"cuda:{i}" for i in range(len(speeds))), key=lambda name: -speeds[int(name[-1])]
+    )
+    for count in range(1, len(names) + 1):
+        kept = sorted(names[:count])
+        other, _ = planned(machine, devices=kept)
+        assert made.makespan <= other.makespan * (1 + 1e-9), kept
+    assert sum(shares.values()) == 4096
+    assert [shares[name] for name in names if name in shares] == sorted(shares.values())[::-1]
+
+
+@pytest.mark.parametrize("machine", [unequal(1, 0.95), unequal(1, 1, nbytes=(1e9, 2e9))])
+def test_equal_devices_have_equal_shares(machine: asc.Machine) -> None:
+    assert planned(machine)[1] == {"cuda:0": 2048, "cuda:1": 2048}
+
+
+def test_a_device_with_little_memory_has_a_smaller_share() -> None:
+    alone, _ = planned(unequal(1))
+    limit = 0.45 * alone.peak_bytes["cuda:0"]
+    made, shares = planned(unequal(1, 1, nbytes=(1e12, limit)))
+    assert made.peak_bytes["cuda:1"] <= limit
+    assert 0 < shares["cuda:1"] < shares["cuda:0"]
+    assert made.makespan < alone.makespan
+    # The parameters do not fit there.
+    assert planned(unequal(1, 1, nbytes=(1e12, 1e5)))[1] == {"cuda:0": 4096}
+
+
+def test_what_fits_nowhere_is_refused() -> None:
+    with pytest.raises(asc.ScheduleError, match="device 'cuda:0' has 100,000 B"):
+        planned(unequal(1, 1, nbytes=(1e5, 2e5)))
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_unequal_devices_train_as_serially(norm: bool) -> None:
+    """Large batches are divided; small ones are for the fast device, whose replica the model then is."""
+    cpu, first, second = (replace(d, flops_per_second=1e8) for d in unequal(1, 1).devices)
+    machine = replace(unequal(1, 1), devices=(cpu, replace(first, flops_per_second=4e7), second))
+    torch.manual_seed(0)
+    norms = [nn.BatchNorm1d(64)] if norm else []
+    model = nn.Sequential(nn.Linear(8, 64), *norms, nn.Linear(64, 4))
+    divisions = {}
+
+    def rows(count: int) -> Rows:
+        return divisions[count]
+
+    other = copy.deepcopy(model)
+    with data_parallel(machine=machine)(
+        other, functional.cross_entropy, momentum(other.parameters())
+    ) as step:
+        for x, y in vectors(64, 4, 65):
+            shares = step.notes(x, y)["shares"]
+            divisions[len(x)] = [[share] for share in shares.values()]
+    assert {len(division) for division in divisions.values()} == {1, 2}
+    batches = vectors(64, 4, 4, 64, 65, 4, 64)
+    assert_trains_as_serially(data_parallel(machine=machine), rows, model, batches)
