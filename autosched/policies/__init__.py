@@ -35,6 +35,7 @@ from collections.abc import Callable, Mapping
 
 from autosched.policies.candidates import candidates
 from autosched.policies.in_order import in_order
+from autosched.policies.least_memory import least_memory
 from autosched.policies.literature.baechi import m_etf, m_sct
 from autosched.policies.literature.cpop import cpop
 from autosched.policies.literature.heft import heft
@@ -57,6 +58,7 @@ __all__ = [
     "exact",
     "heft",
     "in_order",
+    "least_memory",
     "lookahead",
     "m_etf",
     "m_sct",

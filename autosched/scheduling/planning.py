@@ -43,6 +43,7 @@ from autosched.policies import (
     Policy,
     Progress,
     candidates,
+    least_memory,
     m_etf,
     m_sct,
     search,
@@ -434,7 +435,9 @@ def _best(problem: Problem, policies: Iterable[Policy]) -> Plan:
     """
     graph = problem.graph
     machine = problem.machine
-    frugal = (single, m_etf, m_sct) if is_limited(graph, machine, problem.costs) else ()
+    frugal = (
+        (single, m_etf, m_sct, least_memory) if is_limited(graph, machine, problem.costs) else ()
+    )
     limits = stream_limits(machine, problem.costs)
     tried: list[Placement] = []
     plan = best_plan(problem, (*policies, *frugal), limits, tried)
