@@ -14,7 +14,8 @@ parameters is a function that returns a policy, such as ``single_on(device)``,
 ``in_order(sequences)``. Any function with this signature works as ``policy=``, also if it is not in
 the table.
 
-``single`` and ``round_robin`` are the simplest policies; those of ``literature`` follow papers, and
+``single`` and ``round_robin`` are the simplest policies, ``least_memory`` searches an order for little
+memory; those of ``literature`` follow papers, and
 those of ``local_search`` and ``constraint_programming`` search. ``candidates`` lists what
 ``policy="auto"`` tries.
 
