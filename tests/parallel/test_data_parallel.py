@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn, optim
 from torch.nn import functional
 
@@ -217,13 +219,6 @@ def test_frozen_parameters_and_those_without_gradient_stay() -> None:
         name for name, tensor in model.state_dict().items() if not torch.equal(tensor, kept[name])
     ]
     assert changed == ["2.weight", "2.bias"]
-
-
-def test_parameters_may_be_frozen_between_steps() -> None:
-    def freeze(model: nn.Module, optimizer: optim.Optimizer) -> None:
-        model[0].requires_grad_(False)
-
-    assert_trains_as_serially(data_parallel(), among(2), small(), vectors(6, 6), between=freeze)
 
 
 def norm(model: nn.Module, limit: float = 0.05) -> Tensor:
@@ -460,54 +455,71 @@ def test_a_model_may_be_in_eval_mode() -> None:
 # ---- between steps
 
 
-def test_replicas_follow_what_is_changed_by_hand() -> None:
-    def change(model: nn.Module, optimizer: optim.Optimizer) -> None:
-        with torch.no_grad():
-            model[0].weight.mul_(0.5)
-            optimizer.state[model[0].weight]["momentum_buffer"].zero_()
+def halved(model: nn.Module, optimizer: optim.Optimizer) -> None:
+    with torch.no_grad():
+        model[0].weight.mul_(0.5)
+    for moments in optimizer.state.get(model[0].weight, {}).values():
+        moments.zero_()
 
+
+def other_data(model: nn.Module, optimizer: optim.Optimizer) -> None:
+    model[0].weight.data = model[0].weight.data * 0.5
+
+
+def another_parameter(model: nn.Module, optimizer: optim.Optimizer) -> None:
+    old, model[0].bias = model[0].bias, nn.Parameter(model[0].bias.detach() + 1)
+    parameters = optimizer.param_groups[0]["params"]
+    parameters[:] = [model[0].bias if item is old else item for item in parameters]
+    if old in optimizer.state:
+        optimizer.state[model[0].bias] = optimizer.state.pop(old)
+
+
+def looked(model: nn.Module, optimizer: optim.Optimizer) -> None:
+    torch.manual_seed(7)
+    model(torch.randn(5, 8))  # batch norm counts this
+
+
+def other_mode(model: nn.Module, optimizer: optim.Optimizer) -> None:
+    model.train(not model.training)
+
+
+def dropping_less(model: nn.Module, optimizer: optim.Optimizer) -> None:
+    model[3].p *= 0.5
+
+
+def frozen(model: nn.Module, optimizer: optim.Optimizer) -> None:
+    model[0].requires_grad_(not model[0].weight.requires_grad)
+
+
+def loaded(model: nn.Module, optimizer: optim.Optimizer) -> None:
+    state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    model.load_state_dict({name: item * 0.5 for name, item in state[0].items()})
+    optimizer.load_state_dict(state[1])
+
+
+CHANGES = [
+    *(halved, other_data, another_parameter, looked),
+    *(other_mode, dropping_less, frozen, loaded),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_replicas_follow_what_is_changed_between_steps(change: Any) -> None:
     assert_trains_as_serially(
-        data_parallel(), among(2), small(), vectors(6, 6, 6, 6), between=change
+        data_parallel(), among(2), mlp(), vectors(6, 6, 6, 6), OPTIMIZERS["adam"], between=change
     )
 
 
-def test_replicas_follow_a_state_that_is_loaded() -> None:
-    kept: dict[int, Any] = {}
+@settings(max_examples=max(2, settings().max_examples // 8))
+@given(drawn=st.lists(st.sampled_from(CHANGES), min_size=4, max_size=4))
+def test_replicas_follow_any_sequence_of_changes(drawn: list[Any]) -> None:
+    following = {}
 
-    def back_to_the_first(model: nn.Module, optimizer: optim.Optimizer) -> None:
-        state = model.state_dict(), optimizer.state_dict()
-        first = kept.setdefault(id(model), copy.deepcopy(state))
-        model.load_state_dict(first[0])
-        optimizer.load_state_dict(copy.deepcopy(first[1]))
+    def next_one(model: nn.Module, optimizer: optim.Optimizer) -> None:
+        following.setdefault(id(model), iter(drawn)).__next__()(model, optimizer)
 
-    given = vectors(6, 6, 6, 6)
-    assert_trains_as_serially(
-        data_parallel(), among(2), mlp(), given, OPTIMIZERS["adam"], between=back_to_the_first
-    )
-
-
-def test_replicas_follow_data_that_is_replaced() -> None:
-    def change(model: nn.Module, optimizer: optim.Optimizer) -> None:
-        model[0].weight.data = model[0].weight.data * 0.5
-
-    assert_trains_as_serially(
-        data_parallel(), among(2), small(), vectors(6, 6, 6, 6), between=change
-    )
-
-
-def test_replicas_follow_buffers_that_a_call_of_the_model_changes() -> None:
-    def look(model: nn.Module, optimizer: optim.Optimizer) -> None:
-        torch.manual_seed(7)
-        model(torch.randn(5, 8))  # batch norm counts this
-
-    assert_trains_as_serially(data_parallel(), among(2), mlp(), vectors(6, 6, 6), between=look)
-
-
-def test_modes_change_between_steps() -> None:
-    def change(model: nn.Module, optimizer: optim.Optimizer) -> None:
-        model.train(not model.training)
-
-    assert_trains_as_serially(data_parallel(), among(2), mlp(), vectors(6, 6, 6, 6), between=change)
+    batches = vectors(6, 6, 6, 6)
+    assert_trains_as_serially(data_parallel(), among(2), mlp(), batches, between=next_one)
 
 
 class Steps(nn.Module):
@@ -549,24 +561,6 @@ def test_gradients_that_the_model_had_are_not_counted_and_stay() -> None:
     assert_trains_as_serially(data_parallel(), among(2), model, vectors(6, 6))
     plain[0].weight.grad = None
     assert_trains_as_serially(data_parallel(), among(2), plain, vectors(6, 6))
-
-
-def test_a_parameter_that_is_replaced_is_trained() -> None:
-    def change(model: nn.Module, optimizer: optim.Optimizer) -> None:
-        old, model[2].bias = model[2].bias, nn.Parameter(model[2].bias.detach() + 1)
-        optimizer.param_groups[0]["params"][3] = model[2].bias
-        optimizer.state[model[2].bias] = optimizer.state.pop(old)
-
-    assert_trains_as_serially(
-        data_parallel(), among(2), small(), vectors(6, 6, 6, 6), between=change
-    )
-
-
-def test_numbers_in_modules_may_change_between_steps() -> None:
-    def drop_less(model: nn.Module, optimizer: optim.Optimizer) -> None:
-        model[3].p *= 0.5
-
-    assert_trains_as_serially(data_parallel(), among(2), mlp(), vectors(6, 6, 6), between=drop_less)
 
 
 class Mean(nn.Module):
