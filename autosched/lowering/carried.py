@@ -22,11 +22,13 @@ every wait is for an event of its own rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
+from itertools import chain
 
+from autosched._lib.jit import Mode
 from autosched.graph.graph import Graph
 from autosched.graph.regions import Accesses, Region
-from autosched.program.bit_clocks import BitClocks
+from autosched.program.clocks import Clocks, Stamp, advance, includes, numbered, wait_for
 from autosched.program.parts import divided, whole_of
 from autosched.program.program import (
     Copy,
@@ -166,23 +168,79 @@ def _conflicts(accesses: Sequence[tuple[int, Region, bool]]) -> Iterator[tuple[i
 
 def _needed(instructions: Sequence[Instruction], hazards: _Predecessors) -> dict[int, list[int]]:
     """Return the predecessors for which to wait: those that do not happen before already."""
-    producers = sorted({k for found in hazards.values() for k in found})
-    mark = {k: 1 << number for number, k in enumerate(producers)}
-    clocks = BitClocks()
-    done: dict[int, int] = {}  # by producer, the marks that happen before its end, and its own
-    for at, instruction in enumerate(instructions if producers else ()):
-        marks = clocks.issue(instruction, mark.get(at, 0))
-        if at in mark:
-            done[at] = marks
+    producers = {k for found in hazards.values() for k in found}
+    if not producers:
+        return {}
+    clocks = _TwoRuns(instructions, {instructions[k].stream for k in producers})
+    done: dict[int, Stamp] = {}  # by producer, its stamp
+    for at, instruction in enumerate(instructions):
+        clocks.issue(instruction)
+        if at in producers:
+            done[at] = clocks.stamp(instruction.stream)
     clocks.begin_run()
     waits: dict[int, list[int]] = {}
-    for at, instruction in enumerate(instructions if producers else ()):
+    for at, instruction in enumerate(instructions):
         for producer in hazards.get(at, ()):
-            if not clocks.before(instruction) & mark[producer]:
-                clocks.follow(instruction.stream, done[producer])
+            if not clocks.follows(instruction, done[producer]):
+                clocks.wait_for(instruction.stream, done[producer])
                 waits.setdefault(at, []).append(producer)
         clocks.issue(instruction)
     return waits
+
+
+class _TwoRuns:
+    """Vector clocks of two runs, with entries for the streams of which somebody asks.
+
+    A wait for an earlier run has an effect in the second run if it is for the first.
+    """
+
+    def __init__(self, instructions: Sequence[Instruction], asked: Set[Stream]):
+        streams = dict.fromkeys(chain.from_iterable(map(occupied, instructions)))
+        self.index, self.width = numbered(streams, streams.keys() - asked)
+        self.clocks = Clocks.of(Mode(False), len(self.index), self.width, 0, self.width)
+        self.events: dict[int, Stamp] = {}
+        self.before: dict[int, Stamp] = {}  # the events of the run before
+        self.sent: Stamp | None = None  # of the last send, which the next receive follows
+
+    def begin_run(self) -> None:
+        """Begin the second run."""
+        self.before, self.events = self.events, {}
+
+    def stamp(self, stream: Stream) -> Stamp:
+        """Return the stamp of everything issued on a stream so far."""
+        own = self.index[stream]
+        clock = self.clocks.clocks[own * self.width : (own + 1) * self.width]
+        return own, self.clocks.count[own], clock
+
+    def wait_for(self, stream: Stream, stamp: Stamp) -> None:
+        """Order the next instructions of a stream after a stamp."""
+        wait_for(self.clocks, self.index[stream], *stamp, 0)
+
+    def follows(self, instruction: Instruction, stamp: Stamp) -> bool:
+        """Whether an instruction, which is to be issued next, happens after a stamp."""
+        other, position, _ = stamp
+        rows = [self.stamp(stream) for stream in occupied(instruction)]
+        if isinstance(instruction, Receive) and self.sent is not None:
+            rows.append(self.sent)
+        return any(
+            own == other or includes(self.clocks, clock, 0, other, position)
+            for own, _, clock in rows
+        )
+
+    def issue(self, instruction: Instruction) -> None:
+        """Issue an instruction."""
+        if isinstance(instruction, (Run, Copy, Send, Receive)):
+            own, also, *_ = (*map(self.index.__getitem__, occupied(instruction)), -1)
+            advance(self.clocks, own, also)
+            if isinstance(instruction, Receive) and self.sent is not None:
+                self.wait_for(instruction.stream, self.sent)
+            self.sent = self.stamp(instruction.stream) if isinstance(instruction, Send) else None
+        elif isinstance(instruction, Record):
+            self.events[instruction.event] = self.stamp(instruction.stream)
+        elif isinstance(instruction, Wait) and instruction.ago < 2:
+            events = self.before if instruction.ago else self.events
+            if instruction.event in events:
+                self.wait_for(instruction.stream, events[instruction.event])
 
 
 def _events(instructions: Sequence[Instruction]) -> dict[int, int]:

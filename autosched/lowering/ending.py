@@ -8,8 +8,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import numpy as np
+
+from autosched.program.clocks import Clocks, Stamp, includes, wait_for
 from autosched.program.program import Instruction, Record, Stream, Wait
-from autosched.program.vector_clocks import Clocks, Stamp, maximum
 
 __all__ = ["Ending"]
 
@@ -18,12 +20,17 @@ class Ending:
     """Inserts the final records and waits. Events are numbered in the order of their records."""
 
     def __init__(
-        self, clocks: Clocks, events: Sequence[tuple[int, int, int]], stamp: Callable[[int], Stamp]
+        self,
+        clocks: Clocks,
+        streams: Sequence[Stream],
+        events: Sequence[tuple[int, int, int]],
+        stamp: Callable[[int], Stamp],
     ):
         """``events`` are (stream, position, run or copy before); ``stamp`` gives stamps of uses."""
-        self.clocks = clocks
+        tables = (np.asarray(table).tolist() for table in clocks[2:])
+        self.clocks = Clocks(clocks.width, clocks.tracked, *tables)
         self.stamp = stamp
-        self.streams: list[Stream] = list(clocks.index)
+        self.streams = streams
         # By event, the run or copy before it, or its stamp.
         self.producers: list[int | Stamp] = [producer for *_, producer in events]
         self.records: dict[int, list[tuple[int, int]]] = {}  # by stream, (position, event)
@@ -36,12 +43,12 @@ class Ending:
         for user, known in self._needed(own, uses):
             event = len(self.producers) if known is None else known
             if known is None:
-                stamp = self.clocks.stamp(user)
+                stamp = user, self.clocks.count[user], self._clock(user)
                 lines.append(Record(self.streams[user], event))
                 self.records.setdefault(user, []).append((stamp[1], event))
                 self.producers.append(stamp)
             lines.append(Wait(self.streams[own], event))
-            self.clocks.wait_for(own, self._event_stamp(event))
+            wait_for(self.clocks, own, *self._event_stamp(event), 0)
         return lines
 
     def _event_stamp(self, event: int) -> Stamp:
@@ -63,13 +70,13 @@ class Ending:
         #    instruction.
         last: dict[int, int] = {}
         for use in uses:
-            user, position, _ = stamp = self.stamp(use)
-            if not self.clocks.happens_before(stamp, own):
+            user, position, _ = self.stamp(use)
+            if user != own and not self._includes(self._clock(own), user, position):
                 last[user] = max(last.get(user, 0), position)
         # 2. The event to wait for on each of these streams, and the clock that a wait would bring.
         event = {user: self._event(user, position) for user, position in last.items()}
         clocks = {
-            u: self.clocks.clock[u] if found is None else self._event_stamp(found)[2]
+            u: self._clock(u) if found is None else self._event_stamp(found)[2]
             for u, found in event.items()
         }
         # 3. Drop streams that single-copy streams imply, then streams that other streams imply.
@@ -81,12 +88,12 @@ class Ending:
                 del implied[user]
         # 4. Drop single-copy streams that the remaining streams imply.
         for user in single.copy():
-            if any(self.clocks.includes(clocks[u], user, last[user]) for u in implied):
+            if any(self._includes(clocks[u], user, last[user]) for u in implied):
                 single.remove(user)
         return [(user, event[user]) for user in sorted([*implied, *single])]
 
     def _latest(
-        self, last: Mapping[int, int], clocks: Mapping[int, tuple[int, ...]]
+        self, last: Mapping[int, int], clocks: Mapping[int, Sequence[int]]
     ) -> tuple[list[int], list[int]]:
         """Return the single-copy streams, among the last uses, that no other of them implies.
 
@@ -95,7 +102,15 @@ class Ending:
         single: list[int] = []
         top = [0] * self.clocks.width
         for user in sorted(last, reverse=True):  # later ones imply more
-            if user >= len(top) and not self.clocks.includes(top, user, last[user]):
+            if user >= len(top) and not self._includes(top, user, last[user]):
                 single.append(user)
-                top = maximum(top, clocks[user])
+                top = list(map(max, top, clocks[user]))
         return single, top
+
+    def _clock(self, stream: int) -> list[int]:
+        width = self.clocks.width
+        clock: list[int] = self.clocks.clocks[stream * width : (stream + 1) * width]
+        return clock
+
+    def _includes(self, clock: Sequence[int], other: int, position: int) -> bool:
+        return includes(self.clocks, clock, 0, other, position)

@@ -8,7 +8,7 @@ NeurIPS 2020). ``frees`` is informed of the progress of each stream during the w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -29,9 +29,8 @@ from autosched.lowering.frees import (
     free_waited,
 )
 from autosched.lowering.hazards import Hazards, Line
-from autosched.program.clock_kernels import ClockState, advance, includes, wait_for
+from autosched.program.clocks import Clocks, Stamp, advance, includes, numbered, wait_for
 from autosched.program.program import Copy, Free, Instruction, Record, Stream, Wait, occupied
-from autosched.program.vector_clocks import Clocks, Stamp
 
 __all__ = ["insert_events"]
 
@@ -55,23 +54,22 @@ def insert_events(
     instruction others that have ended when it ends, for reasons of its own, as a ragged table.
     """
     streams = chain.from_iterable(map(occupied, instructions))
-    clocks = Clocks(chain(streams, hazards.owners), single)  # owners may have no other instruction
-    width = clocks.width
-    how = mode(len(instructions) * (5 + width / 4), walk)
-    o = how.of(_work(instructions, hazards, clocks, known_ended))
-    c = ClockState.of(how, len(clocks.index), width, len(o.after) + len(o.uses))
-    h = Frees.of(how, o, len(clocks.index), width)
+    # Owners may have no other instruction.
+    index, width = numbered(chain(streams, hazards.owners), single)
+    how = mode(len(instructions) * (8 + width / 3), walk)
+    o = how.of(_work(instructions, hazards, index, known_ended))
+    c = Clocks.of(how, len(index), width, len(o.after) + len(o.uses))
+    h = Frees.of(how, o, len(index), width)
     how(walk)(o, h, c)
-    return _Issued(instructions, hazards, clocks, o, h, c).program(ends)
+    return _Issued(instructions, hazards, list(index), o, h, c).program(ends)
 
 
 def _work(
     instructions: Sequence[Line],
     hazards: Hazards,
-    clocks: Clocks,
+    index: Mapping[Stream, int],
     known_ended: tuple[Ints, Ints] | None,
 ) -> Work:
-    index = clocks.index
     nothing = np.zeros(len(instructions) + 1, np.int64), np.zeros(0, np.int64)
     also = [i.also if type(i) is Copy else None for i in instructions]
     return Work(
@@ -88,7 +86,7 @@ def _work(
 
 
 @kernel
-def walk(o: Work, h: Frees, c: ClockState) -> None:
+def walk(o: Work, h: Frees, c: Clocks) -> None:
     """Issue each instruction after waits for its predecessors, with frees where possible."""
     for i in range(len(o.own)):
         own = o.own[i]
@@ -131,15 +129,14 @@ class _Issued:
         self,
         instructions: Sequence[Any],
         hazards: Hazards,
-        clocks: Clocks,
+        streams: Sequence[Stream],
         o: Work,
         h: Frees,
-        c: ClockState,
+        c: Clocks,
     ):
         self.instructions = instructions
         self.hazards = hazards
-        self.clocks = clocks
-        self.streams = list(clocks.index)
+        self.streams = streams
         self.own = np.asarray(o.own, np.int64)
         self.o = o
         self.h = h
@@ -179,12 +176,11 @@ class _Issued:
 
     def _ending(self, left: Sequence[int]) -> list[Instruction]:
         """Return waits for the uses of the remaining blocks, and the frees of these."""
-        self.clocks.resume(self.c)
         producers = self.producers.tolist()
         own = self.own[producers].tolist()
         position = np.asarray(self.h.position)[producers].tolist()
         events = list(zip(own, position, producers, strict=True))
-        ending = Ending(self.clocks, events, self._stamp)
+        ending = Ending(self.c, self.streams, events, self._stamp)
         found: list[Instruction] = []
         for owner in sorted({self.o.owner[block] for block in left}):
             blocks = [block for block in left if self.o.owner[block] == owner]
@@ -199,5 +195,5 @@ class _Issued:
 
     def _stamp(self, at: int) -> Stamp:
         width = self.c.width
-        clock = tuple(map(int, self.h.clocks[at * width : (at + 1) * width]))
+        clock = list(map(int, self.h.clocks[at * width : (at + 1) * width]))
         return int(self.own[at]), int(self.h.position[at]), clock

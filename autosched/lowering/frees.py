@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from autosched._lib.jit import Mode, kernel
-from autosched.program.clock_kernels import ClockState, includes
+from autosched.program.clocks import Clocks, includes
 
 __all__ = [
     "FREE",
@@ -106,14 +106,14 @@ def emit(h: Frees, kind: int, item: int, at: int) -> None:
 
 
 @kernel
-def free_unused(o: Work, h: Frees, c: ClockState, at: int) -> None:
+def free_unused(o: Work, h: Frees, c: Clocks, at: int) -> None:
     """Free, if possible, the blocks that the current instruction uses last."""
     for k in range(o.ending_at[at], o.ending_at[at + 1]):
         try_free(o, h, c, o.ending[k], at)
 
 
 @kernel
-def free_waited(o: Work, h: Frees, c: ClockState, own: int, user: int, at: int) -> None:
+def free_waited(o: Work, h: Frees, c: Clocks, own: int, user: int, at: int) -> None:
     """Free blocks of a stream after it has waited for another.
 
     If the other is a single-copy stream, its blocks can also be freed after this wait.
@@ -129,7 +129,7 @@ def free_waited(o: Work, h: Frees, c: ClockState, own: int, user: int, at: int) 
 
 
 @kernel
-def try_free(o: Work, h: Frees, c: ClockState, block: int, at: int) -> None:
+def try_free(o: Work, h: Frees, c: Clocks, block: int, at: int) -> None:
     """Free a block, or postpone it until its owner happens after the first remaining use.
 
     1. Find the first use that does not happen before the owner's next instruction.
@@ -163,7 +163,7 @@ def try_free(o: Work, h: Frees, c: ClockState, block: int, at: int) -> None:
 
 
 @kernel
-def postpone(o: Work, h: Frees, c: ClockState, block: int, user: int, position: int) -> None:
+def postpone(o: Work, h: Frees, c: Clocks, block: int, user: int, position: int) -> None:
     """Try a block again when its owner happens after a position of a stream."""
     e = h.entries[0]
     h.due_at[e] = position
@@ -198,7 +198,7 @@ def melded(h: Frees, a: int, b: int) -> int:
 
 
 @kernel
-def free_due(o: Work, h: Frees, c: ClockState, own: int, at: int) -> None:
+def free_due(o: Work, h: Frees, c: Clocks, own: int, at: int) -> None:
     """Free blocks of a stream whose clock has advanced, ordered by stream, use and block."""
     count = 0
     base = own * c.width

@@ -89,7 +89,7 @@ def ragged(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
 
 
 def single_copy_streams(instructions: Sequence[Line], hazards: Hazards) -> frozenset[Stream]:
-    """Return the single-copy streams that wait for no other of them, as ``vector_clocks`` needs.
+    """Return the single-copy streams that wait for no other of them, as ``clocks`` needs.
 
     Streams that own memory are excluded, since they wait for all users of it.
     """

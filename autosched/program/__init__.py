@@ -5,8 +5,6 @@ parts          the parts of ranks, with sends and receives for copies between th
 host_streams   which streams wait for a CPU
 units          which instructions can be issued as a whole
 arrays         a program as arrays, for kernels
-vector_clocks  which instruction happens before which
-bit_clocks     the same for a few marked instructions, over several runs
-clock_kernels  the same arithmetic for kernels
+clocks         which instruction happens before which
 residency      which version of a value is on which device during a walk
 """

@@ -46,6 +46,8 @@ class Columns:
     # Number of the record, also for its waits (of any run); -1 for other instructions and unknown
     # events.
     event: Ints
+    ago: Ints  # how many runs ago the event of a wait is
+    apart: Ints  # 1 for a copy between ranks
     records: int
     runs: list[Run]
     copies: list[Copy]
@@ -70,7 +72,7 @@ def columns_of(program: Program) -> Columns:
     instructions = program.instructions
     number = {stream: i for i, stream in enumerate(program.streams)}
     kind = _numbers(map(type, instructions), _KIND.__getitem__, len(instructions))
-    carried = [k for k, i in enumerate(instructions) if type(i) is Wait and i.ago]
+    carried = [(k, i.ago) for k, i in enumerate(instructions) if type(i) is Wait and i.ago]
     copies = [i for i in instructions if type(i) is Copy]
     events = [i.event for i in instructions if type(i) is Record]
     first: dict[int, int] = {}
@@ -82,12 +84,20 @@ def columns_of(program: Program) -> Columns:
     event[kind == RECORD] = _numbers(events, first.__getitem__, len(events))
     waits = [first.get(i.event, -1) for i in instructions if type(i) is Wait]
     event[kind == WAIT] = np.array(waits, np.int64)
-    kind[carried] = CARRIED
+    ago = np.zeros_like(kind)
+    for k, runs in carried:
+        kind[k] = CARRIED
+        ago[k] = runs
+    apart = np.zeros_like(kind)
+    if rank := dict(program.ranks):
+        apart[kind == COPY] = [rank.get(i.source) != rank.get(i.destination) for i in copies]
     return Columns(
         kind=kind,
         stream=_numbers([i.stream for i in instructions], number.__getitem__, len(instructions)),
         also=also,
         event=event,
+        ago=ago,
+        apart=apart,
         records=len(events),
         runs=[i for i in instructions if type(i) is Run],
         copies=copies,

@@ -21,7 +21,7 @@ Two runs suffice for any number of runs:
 A copy between ranks is a send and a receive, which follows the send, while nothing follows the
 receive on the sender's side. Events are of one rank.
 
-The requirements come from the graph and the accesses that ``verify`` found; only ``BitClocks`` is
+The requirements come from the graph and the accesses that ``verify`` found; only the clocks are
 shared with lowering.
 """
 
@@ -31,12 +31,13 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
+import numpy as np
+
 from autosched._lib.allowed import is_whole
 from autosched.errors import ProgramError
 from autosched.graph.graph import Graph
 from autosched.graph.regions import Accesses, Region
-from autosched.program.bit_clocks import BitClocks
-from autosched.program.parts import divided
+from autosched.program.clocks import ordered
 from autosched.program.program import Copy, Program, Record, Run, Wait, excerpt
 
 __all__ = ["Access", "check_runs", "check_waits", "in_words"]
@@ -51,26 +52,13 @@ class Access(NamedTuple):
 
 
 class _Need(NamedTuple):
-    """A line that must follow one of the run before."""
+    """An instruction that must follow one of the run before: the halves that read or write."""
 
     at: int
     before: int
     shared: str
-
-
-class _Lines:
-    """The instructions of a program by number; copies between ranks are a send and a receive."""
-
-    def __init__(self, program: Program):
-        found = list(divided(program.instructions, dict(program.ranks)))
-        self.all = [line for _, line in found]
-        self.position = [at for at, _ in found]  # in the program
-        self._last = {at: number for number, at in enumerate(self.position)}
-        self._first = {at: number for number, at in reversed([*enumerate(self.position)])}
-
-    def of(self, at: int, writes: bool = False) -> int:
-        """Return the number of the line that reads, or writes, for the instruction at a position."""
-        return self._last[at] if writes else self._first[at]
+    writes: bool = False
+    wrote: bool = False
 
 
 def check_waits(program: Program) -> None:
@@ -103,24 +91,27 @@ def check_runs(program: Program, graph: Graph, memory: Mapping[str, Sequence[Acc
 
     ``memory`` has the accesses of one run to each input and constant, in issue order.
     """
-    needs: dict[int, list[_Need]] = {}
-    lines = _Lines(program)
-    for need in (*_in_memory(memory, lines), *_in_state(program, graph, lines)):
-        needs.setdefault(need.at, []).append(need)
-    before = sorted({need.before for found in needs.values() for need in found})
-    mark = {at: 1 << number for number, at in enumerate(before)}
-    clocks = BitClocks()
-    for at, line in enumerate(lines.all if needs else ()):
-        clocks.issue(line, mark.get(at, 0))
-    clocks.begin_run()
-    for at, line in enumerate(lines.all if needs else ()):
-        for need in needs.get(at, ()):
-            if not clocks.before(line) & mark[need.before]:
-                _fail(program, lines.position[at], lines.position[need.before], need.shared)
-        clocks.issue(line)
+    needs = [*_in_memory(memory), *_in_state(program, graph)]
+    if not needs:
+        return
+    count = len(program)
+    apart = program.columns.apart
+    # Within a run, what a copy between ranks writes follows what it reads.
+    needs.sort(key=lambda need: (need.at, need.writes and apart[need.at]))
+    before, at = (
+        np.array([of + (2 * count if writes and apart[of] else 0) for of, writes in found])
+        for found in (
+            [(need.before, need.wrote) for need in needs],
+            [(need.at, need.writes) for need in needs],
+        )
+    )
+    found = ordered(program, before, at + count, runs=2)
+    if not found.all():
+        need = needs[int(found.argmin())]
+        _fail(program, need.at, need.before, need.shared)
 
 
-def _in_memory(memory: Mapping[str, Sequence[Access]], lines: _Lines) -> Iterator[_Need]:
+def _in_memory(memory: Mapping[str, Sequence[Access]]) -> Iterator[_Need]:
     """Yield the accesses that conflict with some of the run before, which they must follow."""
     for name, accesses in memory.items():
         if not any(access.writes for access in accesses):
@@ -132,8 +123,8 @@ def _in_memory(memory: Mapping[str, Sequence[Access]], lines: _Lines) -> Iterato
                 conflicts = _added(unrolled, access, who)
                 earlier = [accesses[k] for k in conflicts if k < len(accesses)]
                 for before in earlier if repetition else ():
-                    pair = lines.of(access.at, access.writes), lines.of(before.at, before.writes)
-                    yield _Need(*pair, f"the memory of {name!r}")
+                    shared = f"the memory of {name!r}"
+                    yield _Need(access.at, before.at, shared, access.writes, before.writes)
 
 
 def _added(unrolled: Accesses, access: Access, who: int) -> Iterable[int]:
@@ -144,12 +135,12 @@ def _added(unrolled: Accesses, access: Access, who: int) -> Iterable[int]:
     return [*writers, *readers]
 
 
-def _in_state(program: Program, graph: Graph, lines: _Lines) -> Iterator[_Need]:
+def _in_state(program: Program, graph: Graph) -> Iterator[_Need]:
     """Yield the first task of a run that uses each item of shared state, and the last one."""
     ran = {run.task: at for at, run in enumerate(program) if isinstance(run, Run)}
     span: dict[int, tuple[int, int, str]] = {}
     for task in graph.tasks:
-        at = lines.of(ran[task.name])
+        at = ran[task.name]
         for item in task.shared:
             first, last, _ = span.get(id(item), (at, at, ""))
             kind = type(item).__name__.lstrip("_")

@@ -1,14 +1,23 @@
-"""Check the laws of a program, in one walk with vector clocks: see ``verify``."""
+"""Check the laws of a program: see ``verify``.
+
+A walk over the program derives from the graph what must be ordered, and checks all else. What must
+be ordered is a list of pairs of lines, in the order in which they are found, and vector clocks tell
+which of them are not. So the first law that is broken is found: a pair that stands before what the
+walk refuses is asked about before. To name a pair in words, the walk is repeated up to it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NoReturn
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
 
 from autosched.errors import GraphError, ProgramError
 from autosched.graph.graph import Graph, Task, Use, Value
 from autosched.graph.regions import Accesses, Region
+from autosched.program.clocks import ordered
 from autosched.program.program import (
     Copy,
     Free,
@@ -19,82 +28,166 @@ from autosched.program.program import (
     Wait,
     excerpt,
 )
-from autosched.program.residency import Residency
-from autosched.program.vector_clocks import Clocks, Stamp, single_copy_streams
 from autosched.verification.loops import Access, in_words
 from autosched.verification.ranks import RankLaws
 
-__all__ = ["Verifier"]
+__all__ = ["check_run"]
 
 
-_Place = tuple[str, int, str]  # a version of a value on a device
+_Place = tuple[int, int, str]  # a version of a value on a device
 _GIVEN = -1  # the maker of inputs and constants
 
+# What is said of pairs that are not ordered.
+_NOT_AFTER = "{about} is not waited for"
+_NOT_MADE = "{about} is made by {other}, which is not waited for"
+_OVERWRITES = "{writing} memory that {other} wrote, which is not waited for"
+_READ = "{writing} memory that {other} reads, which is not waited for"
+_IN_USE = "{about} is freed while {other} may still use it"
 
-@dataclass(eq=False, slots=True)
+
 class _Memory:
-    """A block: who accessed it, and who may free it. Accesses are positions in the program."""
+    """A block: who accessed it, and who may free it. Accesses are lines."""
 
-    owners: tuple[Stream, ...]  # empty if any stream of the device may free it
-    accesses: Accesses = field(default_factory=Accesses)
-    uses: dict[int, int] = field(default_factory=dict)  # by stream, its last use
-    freed: bool = False
-    kept: bool = False  # inputs, constants and outputs are not freed
+    __slots__ = ("accesses", "freed", "kept", "owner", "place", "uses")
+
+    def __init__(self, place: _Place, owner: Stream | None, accesses: Accesses | None, line: int):
+        self.place = place  # for which it was made
+        self.owner = owner  # None if any stream of the device may free it
+        self.accesses = accesses  # None if nothing writes it after it is made
+        self.uses = [line]
+        self.freed = False
+        self.kept = False  # inputs, constants and outputs are not freed
 
 
 # A value on a device: its memory and its maker. The maker of a view did not write the memory.
 _Held = tuple[_Memory, int]
 
 
-class Verifier:
-    """One walk over a program; ``at`` has the devices of tasks on the host and on storage."""
+class _Table:
+    """The versions of values on devices, where lowering has ``program.residency``."""
 
-    def __init__(self, program: Program, graph: Graph, at: Mapping[str, str | None]):
+    def __init__(self) -> None:
+        self.held: dict[_Place, _Held] = {}
+        # The version that came last to a device, if it is not 0, and those written before their turn.
+        self.last: dict[tuple[int, str], int] = {}
+        self.early: dict[tuple[int, str], set[int]] = {}
+
+    def put(self, place: _Place, held: _Held) -> None:
+        """Note that a version is on a device."""
+        self.held[place] = held
+        value, version, device = place
+        if version or self.last:
+            self.last[value, device] = version
+            self.early.pop((value, device), None)
+
+    def get(self, place: _Place) -> _Held | None:
+        """Return what a device has of a version, all parts of which are there."""
+        if self.early and (place[0], place[2]) in self.early:
+            return None
+        return self.held.get(place)
+
+    def latest(self, value: int, device: str) -> int | None:
+        """Return the version of a value that a device has."""
+        version = self.last.get((value, device), 0)
+        return version if (value, version, device) in self.held else None
+
+    def change(self, place: _Place) -> None:
+        """Apply a write, which leaves the next version, unless others have still to come."""
+        value, version, device = place
+        held = self.held.pop(place, None)
+        early = self.early.setdefault((value, device), set())
+        if held is None:
+            early.add(version)
+            return
+        version += 1
+        while version in early:
+            early.remove(version)
+            version += 1
+        if not early:
+            del self.early[value, device]
+        self.held[value, version, device] = held
+        self.last[value, device] = version
+
+
+def check_run(
+    program: Program, graph: Graph, at: Mapping[str, str | None]
+) -> dict[str, list[Access]]:
+    """Check all laws of one run; return the accesses to memory that runs of a loop share.
+
+    That is the memory of inputs and constants, by name. ``at`` has the devices of tasks on the host
+    and on storage.
+    """
+    walk = _Walk(program, graph, at)
+    refusal = None
+    try:
+        walk.run()
+    except ProgramError as error:
+        refusal = error
+    before, line = (np.frombuffer(pairs, np.int64) for pairs in (walk.before, walk.line))
+    found = ordered(program, before, line)
+    if not found.all():
+        _Walk(program, graph, at, int(found.argmin())).run()
+    if refusal is not None:
+        raise refusal
+    return {name: walk.shared[block] for name, block in walk.home.items()}
+
+
+class _Walk:
+    """One walk over a program; it refuses the pair with the number ``refused``, if there is one.
+
+    The line of an instruction is its position. A copy between ranks has a second line, for its
+    receive, which is the number of instructions more.
+    """
+
+    def __init__(
+        self, program: Program, graph: Graph, at: Mapping[str, str | None], refused: int = -1
+    ):
         self.program = program
         self.graph = graph
         self.places = at  # of tasks constrained to the host or to storage
+        self.refused = refused
         # By set of values kept together, the first run that made or wrote one.
         self.bound: dict[tuple[int, ...], Run] = {}
-        self.clocks = Clocks(program.streams, single_copy_streams(program.instructions))
-        self.index = self.clocks.index
-        self.streams = list(self.index)
         self.laws = RankLaws(program, self._fail)
-        # By position, the stamp of the receive of a copy between ranks.
-        self.received: dict[int, Stamp] = {}
-        self.own = 0  # the stream of the current instruction
-        self.clock: tuple[int, ...] = ()  # the clock of the current instruction
-        self.events: dict[int, Stamp] = {}
+        self.before = array("q")  # the pairs of lines that must be ordered
+        self.line = array("q")
+        self.at = -1  # the current instruction,
+        self.own = -1  # and its current line
+        columns = program.columns
+        self.streams: list[int] = columns.stream.tolist()  # of each line
+        if columns.apart.any():
+            self.streams += columns.also.tolist()
+        self.events: set[int] = set()
         self.names = [value.name for value in graph.values]
+        self.index = {value.name: value.index for value in graph.values}
+        self.tasks = {task.name: task for task in graph.tasks}
         self.inputs = dict(program.inputs)
         self.outputs = dict(program.outputs)
-        self.at = -1
-        self.table: Residency[str, _Held] = Residency()
+        self.table = _Table()
+        # The roots that tasks write in place.
+        self.rewritten = {graph.values[u.value].root for task in graph.tasks for u in task.writes}
         # By root of a storage written by regions, the one block that is written.
         self.written: dict[int, _Memory] = {}
-        self.blocks: dict[_Memory, _Place] = {}  # with the place for which each was made
+        self.blocks: list[_Memory] = []
         self.home: dict[str, _Memory] = {}
         self.shared: dict[_Memory, list[Access]] = {}  # accesses to memory that runs share
         self.ran: dict[int, int] = {}  # by task, its position in the program
-        self.stamps: dict[int, Stamp] = {}  # of runs and copies, by position
 
-    def run(self) -> dict[str, list[Access]]:
-        """Check all laws of one run; return the accesses to memory of inputs and constants."""
+    def run(self) -> None:
+        """Check all laws but the order of pairs, which are collected."""
         self.laws.check_devices()
         self._inputs()
+        checks: dict[type, Callable[[Any], None]] = {
+            Run: self._run,
+            Copy: self._copy,
+            Free: self._free,
+            Record: self._record,
+            Wait: self._wait,
+        }
         for at, instruction in enumerate(self.program.instructions):
-            self.at = at
-            if isinstance(instruction, Run):
-                self._run(instruction)
-            elif isinstance(instruction, Copy):
-                self._copy(instruction)
-            elif isinstance(instruction, Free):
-                self._free(instruction)
-            elif isinstance(instruction, Record):
-                self._record(instruction)
-            elif isinstance(instruction, Wait):
-                self._wait(instruction)
+            self.at = self.own = at
+            checks[type(instruction)](instruction)
         self._end()
-        return {name: self.shared[block] for name, block in self.home.items()}
 
     def _inputs(self) -> None:
         found = sorted(name for name, _ in self.program.inputs)
@@ -102,14 +195,15 @@ class Verifier:
         if found != names:
             self._fail("result", f"the program's inputs are {found}, the graph's {names}")
         for name, device in self.program.inputs:
-            self.home[name] = block = self._new((name, 0, device), ())
+            place = self.index[name], 0, device
+            self.home[name] = block = self._new(place, None, Accesses())
             block.kept = True
             self.shared[block] = []
 
     def _record(self, record: Record) -> None:
         if record.event in self.events:
             self._fail("events", f"event e{record.event} is recorded twice")
-        self.events[record.event] = self.clocks.stamp(self.index[record.stream])
+        self.events.add(record.event)
         self.laws.record(record)
 
     def _wait(self, wait: Wait) -> None:
@@ -118,31 +212,24 @@ class Verifier:
         if wait.event not in self.events:
             self._fail("events", f"event e{wait.event} is waited for but not recorded before")
         self.laws.wait(wait)
-        self.clocks.wait_for(self.index[wait.stream], self.events[wait.event])
-
-    def _advance(self, stream: Stream, also: Stream | None = None) -> None:
-        """Advance the clocks by a run or copy, which becomes the current instruction."""
-        self.own = self.index[stream]
-        stamp = self.clocks.advance(self.own, None if also is None else self.index[also])
-        self.stamps[self.at] = stamp
-        self.clock = stamp[2]
 
     def _run(self, run: Run) -> None:
-        task = self._task(run)
+        task = self.tasks.get(run.task) or self._unknown(run)
         device = run.stream.device
         if task.index in self.ran:
             self._fail("single", f"task {task.name!r} runs twice")
         self._place(run, task)
-        self._advance(run.stream)
-        for dependency in task.dependencies:
-            if dependency.kind == "order":
-                self._follow(task, self.graph.tasks[dependency.task])
-        used = {
-            use.value: self._access(device, task, use, use in task.writes) for use in task.reads
-        }
-        written = [used[use.value] for use in task.writes]
-        for value, version in task.changes:
-            self._change((self.names[value], version, device), task, written)
+        for other, kind in task.dependencies:
+            if kind == "order":
+                self._follow(task, self.graph.tasks[other])
+        writes = task.writes
+        used: dict[int, _Memory] = {}
+        for use in task.reads:
+            used[use[0]] = self._access(device, task, use, bool(writes) and use in writes)
+        if writes:
+            written = [used[use.value] for use in writes]
+            for value, version in task.changes:
+                self._change((value, version, device), task, written)
         for use in task.outputs:
             if self.graph.is_used(use.value):
                 self._make(run, use, used)
@@ -163,32 +250,32 @@ class Verifier:
 
     def _change(self, place: _Place, task: Task, written: Sequence[_Memory]) -> None:
         """Apply a write: what a device has of a value is in the memory that is written."""
-        held = self.table.at(*place)
+        held = self.table.held.get(place)
         if held is not None and held[0] not in written and not held[0].freed:
             self._fail(
                 "presence",
-                f"task {task.name!r} changes {_named(place)}, which is there in memory of its own",
+                f"task {task.name!r} changes {self._named(place)}, which is there in memory of its own",
             )
-        self.table.change(*place)
+        self.table.change(place)
 
     def _follow(self, task: Task, before: Task) -> None:
         what = f"task {before.name!r}, after which {task.name!r} must run,"
         if before.index not in self.ran:
             self._fail("order", f"{what} has not run")
-        if not self._is_earlier(self.ran[before.index]):
-            self._fail("order", f"{what} is not waited for", self.ran[before.index])
+        self._order(self.ran[before.index], "order", _NOT_AFTER, what)
 
     def _access(self, device: str, task: Task, use: Use, writes: bool) -> _Memory:
         """Check one argument of a task."""
-        value = self.graph.values[use.value]
-        region = None if task.region is None else self.graph.touched(task, use.value)
+        index, version = use
+        value = self.graph.values[index]
+        region = None if task.region is None else self.graph.touched(task, index)
         if region is None:
-            place = value.name, use.version, device
-            block = self._use(place, self.table.get(*place), value.region, writes)
+            place = index, version, device
+            block = self._use(place, self.table.get(place), value.region, writes)
         else:  # the versions of other regions are irrelevant
-            present = self.table.latest(value.name, device)
-            place = value.name, use.version if present is None else present, device
-            block = self._use(place, self.table.held(value.name, device), region, writes)
+            present = self.table.latest(index, device)
+            place = index, version if present is None else present, device
+            block = self._use(place, self.table.held.get(place), region, writes)
             self._check_region(task, value, block, region)
         if (
             writes
@@ -216,8 +303,8 @@ class Verifier:
                     "presence",
                     f"task {task.name!r} needs what task {before.name!r} does, which has not run",
                 )
-        for other in block.accesses.writers(region):
-            late = self.program.instructions[other]
+        for other in () if block.accesses is None else block.accesses.writers(region):
+            late = self.program.instructions[other % len(self.program)]
             if isinstance(late, Run) and self.graph.task(late.task).index > task.index:
                 self._fail(
                     "presence", f"{value.name!r} was overwritten by task {late.task!r}", other
@@ -225,17 +312,23 @@ class Verifier:
 
     def _make(self, run: Run, use: Use, used: Mapping[int, _Memory]) -> None:
         """Put a result into a new block, or into that of its base if it is a view."""
-        root = self.graph.values[use.value].root
-        place = (self.names[use.value], use.version, run.stream.device)
-        if root == use.value:
-            block = self._new(place, (run.stream,))
-            block.uses[self.own] = self.at
-            block.accesses.write(self.graph.values[root].region, self.at)
+        made = self.graph.values[use.value]
+        place = use.value, use.version, run.stream.device
+        if made.root == use.value:
+            self._new(place, run.stream, self._accesses(made))
         else:
             base = next(
-                block for value, block in used.items() if self.graph.values[value].root == root
+                block for value, block in used.items() if self.graph.values[value].root == made.root
             )
-            self.table.put(*place, (base, self.at))
+            self.table.put(place, (base, self.own))
+
+    def _accesses(self, made: Value) -> Accesses | None:
+        """Return the accesses of a new block; None if nothing writes it after it is made."""
+        if made.root not in self.rewritten:
+            return None
+        accesses = Accesses()
+        accesses.write(made.region, self.own)
+        return accesses
 
     def _copy(self, copy: Copy) -> None:
         """Check a copy: a read of the source, then a write of the destination.
@@ -250,87 +343,69 @@ class Verifier:
                 "presence",
                 f"a copy from {copy.source} to {copy.destination} is on a stream of one of the two",
             )
-        source = (copy.value, copy.version, copy.source)
-        region = self._region(copy.value)
-        if not self.laws.crosses(copy):
-            self._advance(copy.stream, copy.also)
-            self._use(source, self.table.get(*source), region, writes=False)
-            self._fill(copy, region)
-            return
-        assert copy.also is not None
-        sender, receiver = self.index[copy.stream], self.index[copy.also]
-        before = self.clocks.clock[receiver]
-        self.own = sender
-        self.stamps[self.at], self.received[self.at] = self.clocks.exchange(sender, receiver)
-        self.clock = self.clocks.clock[sender]
-        self._use(source, self.table.get(*source), region, writes=False)
-        self.own = receiver
-        self.clock = before
-        self._fill(copy, region)
+        value = self._value(copy.value)
+        source = value.index, copy.version, copy.source
+        crosses = self.laws.crosses(copy)
+        self._use(source, self.table.get(source), value.region, writes=False)
+        if crosses:
+            assert copy.also is not None
+            self.own = len(self.program) + self.at
+        self._fill(copy, value)
 
-    def _fill(self, copy: Copy, region: Region) -> None:
+    def _fill(self, copy: Copy, value: Value) -> None:
         """Check that a copy may write its destination."""
-        target = (copy.value, copy.version, copy.destination)
-        if (there := self.table.get(*target)) is not None and not there[0].freed:
-            self._fail("single", f"{_named(target)} is there already")
+        target = value.index, copy.version, copy.destination
+        if (there := self.table.get(target)) is not None and not there[0].freed:
+            self._fail("single", f"{self._named(target)} is there already")
         if copy.overwrite:
             block = self.home.get(copy.value)
             if block is None or self.inputs[copy.value] != copy.destination:
                 self._fail(
                     "presence", f"{copy.value!r} is no input that lives on {copy.destination}"
                 )
-            self._touch(block, region, writes=True)
+            self._touch(block, value.region, writes=True)
             self._empty(block, copy)
-            self.table.put(*target, (block, self.at))
+            self.table.put(target, (block, self.own))
         else:
-            streams = (copy.stream,) if copy.also is None else (copy.stream, copy.also)
-            block = self._new(
-                target, tuple([s for s in streams if s.device == copy.destination][:1])
-            )
-            block.accesses.write(region, self.at)
-        block.uses[self.own] = self.at
+            streams = (copy.stream, copy.also)
+            owner = next((s for s in streams if s and s.device == copy.destination), None)
+            self._new(target, owner, self._accesses(value))
 
     def _empty(self, block: _Memory, copy: Copy) -> None:
         """Note that a copy replaces all that a block held: a value, and views of it."""
-        for index in self.graph.members(self.graph.value(copy.value).index):
+        for index in self.graph.members(self.index[copy.value]):
             for version in range(self.graph.last_version(index) + 1):
-                place = self.names[index], version, copy.destination
-                held = self.table.at(*place)
+                place = index, version, copy.destination
+                held = self.table.held.get(place)
                 if held is not None and held[0] is block:
-                    self.table.drop(*place)
+                    del self.table.held[place]
 
-    def _region(self, name: str) -> Region:
+    def _value(self, name: str) -> Value:
         try:
-            return self.graph.value(name).region
+            return self.graph.value(name)
         except GraphError as error:
             self._fail("presence", str(error))
 
     def _free(self, free: Free) -> None:
-        place = (free.value, free.version, free.stream.device)
-        held = self.table.get(*place)
+        place = self.index.get(free.value, -1), free.version, free.stream.device
+        held = self.table.get(place)
         if held is None:
-            self._fail("free", f"{_named(place)} is not there to be freed")
+            named = _named(free.value, free.version, free.stream.device)
+            self._fail("free", f"{named} is not there to be freed")
         block = held[0]
         if block.freed:
-            self._fail("free", f"{_named(place)} is freed twice")
+            self._fail("free", f"{self._named(place)} is freed twice")
         if block.kept:
-            self._fail("free", f"{_named(place)} belongs to the caller and is not to be freed")
-        if block.owners and free.stream not in block.owners:
-            self._fail(
-                "free",
-                f"{_named(place)} was allocated on {block.owners[0]}, and only that stream may "
-                "free it",
-            )
-        self.own = self.index[free.stream]
-        self.clock = self.clocks.clock[self.own]
-        for use in block.uses.values():
-            if not self._is_earlier(use):
-                self._fail(
-                    "free",
-                    f"{_named(place)} is freed while {in_words(self.program, use)} may still use it",
-                    use,
-                )
+            what = "belongs to the caller and is not to be freed"
+            self._fail("free", f"{self._named(place)} {what}")
+        if block.owner is not None and free.stream != block.owner:
+            what = f"was allocated on {block.owner}, and only that stream may free it"
+            self._fail("free", f"{self._named(place)} {what}")
+        last = {self.streams[use]: use for use in block.uses}
+        for use in last.values():
+            self._order(use, "free", _IN_USE, place)
         block.freed = True
+        block.uses = []
 
     def _end(self) -> None:
         self.at = len(self.program)
@@ -342,74 +417,88 @@ class Verifier:
         if found != labels:
             self._fail("result", f"the program's outputs are {found}, the graph's {labels}")
         for label, index in self.graph.outputs.items():
-            place = (self.names[index], self.graph.last_version(index), self.outputs[label])
+            place = index, self.graph.last_version(index), self.outputs[label]
             self._final(place, f"output {label!r}").kept = True
         for value in self.graph.sources:
-            place = (value.name, self.graph.last_version(value.index), self.inputs[value.name])
+            place = value.index, self.graph.last_version(value.index), self.inputs[value.name]
             if self._final(place, f"input {value.name!r}") is not self.home[value.name]:
-                self._fail("result", f"{_named(place)} is not in the caller's memory at the end")
-        for block, place in self.blocks.items() if self.program.in_flight == 1 else ():
+                self._fail(
+                    "result", f"{self._named(place)} is not in the caller's memory at the end"
+                )
+        for block in self.blocks if self.program.in_flight == 1 else ():
             if not block.freed and not block.kept:
-                self._fail("free", f"{_named(place)} is never freed")
+                self._fail("free", f"{self._named(block.place)} is never freed")
 
     def _final(self, place: _Place, what: str) -> _Memory:
-        held = self.table.get(*place)
+        held = self.table.get(place)
         if held is None:
-            self._fail("result", f"{what}, {_named(place)}, is not there at the end")
+            self._fail("result", f"{what}, {self._named(place)}, is not there at the end")
         if held[0].freed:
-            self._fail("result", f"{what}, {_named(place)}, is freed")
+            self._fail("result", f"{what}, {self._named(place)}, is freed")
         return held[0]
 
-    def _new(self, place: _Place, owners: tuple[Stream, ...]) -> _Memory:
-        self.blocks[block := _Memory(owners)] = place
-        self.table.put(*place, (block, self.at))
+    def _new(self, place: _Place, owner: Stream | None, accesses: Accesses | None) -> _Memory:
+        block = _Memory(place, owner, accesses, self.own)
+        self.blocks.append(block)
+        self.table.put(place, (block, self.own))
         return block
 
     def _use(self, place: _Place, held: _Held | None, region: Region, writes: bool) -> _Memory:
         """Check a read: present, not freed, and after its writer and its maker."""
         if held is None:
-            self._fail("presence", f"{_named(place)} is read but {self._missing(place)}")
+            self._fail("presence", f"{self._named(place)} is read but {self._missing(place)}")
         block, maker = held
         if block.freed:
-            self._fail("presence", f"{_named(place)} is read after it was freed")
-        if not self._is_earlier(maker):
-            self._fail(
-                "order",
-                f"{_named(place)} is made by {in_words(self.program, maker)}, which is not waited for",
-                maker,
-            )
+            self._fail("presence", f"{self._named(place)} is read after it was freed")
+        self._order(maker, "order", _NOT_MADE, place)
         self._touch(block, region, writes, place)
         return block
 
     def _touch(
         self, block: _Memory, region: Region, writes: bool, place: _Place | None = None
     ) -> None:
-        """Check that an access happens after all accesses with which it conflicts."""
+        """Require that an access happens after all accesses with which it conflicts.
+
+        Those that only read memory which nothing writes conflict with its maker alone, which was
+        required already.
+        """
+        block.uses.append(self.own)
+        if block.accesses is None:
+            return
         if block in self.shared:
             self.shared[block].append(Access(self.at, region, writes))
         readers: Sequence[int] = ()
         if writes:
-            writers, readers = block.accesses.write(region, self.at)
+            writers, readers = block.accesses.write(region, self.own)
         else:
-            writers = block.accesses.read(region, self.at)
+            writers = block.accesses.read(region, self.own)
         for before in writers:
-            if not self._is_earlier(before):
-                what = f"{self._writing()} memory that {in_words(self.program, before)} wrote"
-                if place is not None:
-                    what = f"{_named(place)} is made by {in_words(self.program, before)}"
-                self._fail("order", f"{what}, which is not waited for", before)
+            self._order(before, "order", _OVERWRITES if place is None else _NOT_MADE, place)
         for before in readers:
-            if not self._is_earlier(before):
-                what = f"{self._writing()} memory that {in_words(self.program, before)} reads"
-                self._fail("order", f"{what}, which is not waited for", before)
-        block.uses[self.own] = self.at
+            self._order(before, "order", _READ, place)
+
+    def _order(self, before: int, law: str, words: str, about: _Place | str | None) -> None:
+        """Require that an earlier line has ended when the current one begins."""
+        if before == _GIVEN:
+            return
+        if len(self.line) == self.refused:
+            other = before % len(self.program)
+            named = self._named(about) if isinstance(about, tuple) else about
+            what = words.format(
+                about=named,
+                other=in_words(self.program, other),
+                writing=self._writing(),
+            )
+            self._fail(law, what, other)
+        self.before.append(before)
+        self.line.append(self.own)
 
     def _missing(self, place: _Place) -> str:
         value, version, device = place
         present = self.table.latest(value, device)
         if present is not None and present > version:
             return f"was overwritten by version {present}"
-        elsewhere = [other for other in self.table.devices(value, version) if other != device]
+        elsewhere = [p[2] for p in self.table.held if p[:2] == (value, version) and p[2] != device]
         if present is not None and present == version:
             return "a part of it was overwritten by what comes later"
         where = (
@@ -417,24 +506,12 @@ class Verifier:
         )
         return f"not there; {where}"
 
-    def _is_earlier(self, before: int) -> bool:
-        """Whether an earlier access happens before the current one, which the clocks contain."""
-        if before == _GIVEN:
-            return True
-        stamp = self.received.get(before)  # accesses to one memory are of one rank
-        if stamp is None or self._rank(stamp[0]) != self._rank(self.own):
-            stamp = self.stamps[before]
-        stream, position, _ = stamp
-        return stream == self.own or self.clocks.includes(self.clock, stream, position)
-
-    def _rank(self, stream: int) -> int | None:
-        return self.laws.rank.get(self.streams[stream].device)
-
-    def _task(self, run: Run) -> Task:
+    def _unknown(self, run: Run) -> NoReturn:
         try:
-            return self.graph.task(run.task)
+            self.graph.task(run.task)
         except GraphError as error:
             self._fail("single", str(error))
+        raise AssertionError(run)
 
     def _writing(self) -> str:
         instruction = self.program.instructions[self.at]
@@ -444,10 +521,13 @@ class Verifier:
             else "the copy overwrites"
         )
 
+    def _named(self, place: _Place) -> str:
+        value, version, device = place
+        return _named(self.names[value], version, device)
+
     def _fail(self, law: str, what: str, other: int | None = None) -> NoReturn:
         raise ProgramError(excerpt(self.program, self.at, law, what, other))
 
 
-def _named(place: _Place) -> str:
-    value, version, device = place
+def _named(value: str, version: int, device: str) -> str:
     return f"{value!r}{f' (version {version})' if version else ''} on {device}"

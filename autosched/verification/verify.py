@@ -21,24 +21,23 @@ The program is walked once with vector clocks and checked against these laws:
 ``ranks`` has the laws of programs that span several ranks.
 
 The proof derives from the graph what must be ordered. It shares only the clock arithmetic with
-lowering. It is one pass; its time grows with instructions times streams. Of a loop, this pass
+lowering. It is one walk; its time grows with instructions times streams. Of a loop, this pass
 proves each run by itself, since waits for earlier runs have no effect in the first run; that the
 runs do not race with each other is proved by unrolling the loop (``loops``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from autosched.errors import ProgramError
 from autosched.graph.graph import HOST, STORAGE, Graph
 from autosched.machine.machine import Machine
 from autosched.program.program import Program, Receive, Send
-from autosched.verification.functional import proves
-from autosched.verification.loops import Access, check_runs, check_waits
+from autosched.verification.loops import check_runs, check_waits
 from autosched.verification.machines import check_machine, check_storage
 from autosched.verification.parts import joined
-from autosched.verification.verifier import Verifier
+from autosched.verification.verifier import check_run
 
 __all__ = ["verify"]
 
@@ -75,8 +74,6 @@ def verify(
     at: dict[str, str | None] = {HOST: None, STORAGE: None}
     if machine is not None:
         at = {HOST: machine.host, STORAGE: (*machine.storage, machine.host)[0]}
-    memory: Mapping[str, Sequence[Access]] = {}
-    if not proves(program, graph, at[HOST], storage=at[STORAGE]):
-        memory = Verifier(program, graph, at).run()
+    memory = check_run(program, graph, at)
     if program.in_flight > 1:
         check_runs(program, graph, memory)

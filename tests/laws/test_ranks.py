@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import autosched as asc
-from autosched._lib.jit import Mode
 from autosched._lib.tree import flatten
 from autosched.lowering import lower
 from autosched.machine.machine import Machine
-from autosched.program.program import Copy, Program, Record, Run, Wait, occupied
-from autosched.program.vector_clocks import Clocks, Stamp
+from autosched.program.clocks import ordered
+from autosched.program.program import Copy, Program, Record, Run, Stream, Wait, occupied
 from autosched.testing import (
     contrary,
     graphs,
@@ -28,14 +28,12 @@ from autosched.testing import (
     uniform,
 )
 from autosched.testing.wire import MODES
-from autosched.verification.functional import proves
 from autosched.verification.parts import joined
 from autosched.verification.verify import verify
 from tests.clusters import clusters, parts_of, pinned
 from tests.laws.test_loops import check_interleaving
-from tests.laws.test_necessary import mutants, refusal
+from tests.laws.test_necessary import refusal
 from tests.sample_policies import policies
-from tests.verification.test_functional import plain
 
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 SELDOM = settings(max_examples=max(6, settings.default.max_examples // 2))
@@ -137,20 +135,6 @@ def test_nothing_can_be_left_out_and_texts_read_back(drawn: tuple[asc.Graph, Mac
         assert refusal(left, graph), f"without line {i}: {lines[i]}\n{program}"
 
 
-@SELDOM
-@given(data=st.data(), machine=clusters(3), seed=st.integers(0, 999))
-def test_what_is_proved_at_once_is_what_is_proved_step_by_step(
-    data: st.DataObject, machine: Machine, seed: int
-) -> None:
-    graph = data.draw(plain(devices=machine.names))
-    program = scheduled(graph, machine).program
-    assert proves(program, graph, machine.host, Mode(False))
-    source = random.Random(seed)
-    for what, mutant in mutants(program, source):
-        expected = refusal(mutant, graph) is None
-        assert proves(mutant, graph, None, Mode(False)) == expected, f"{what}\n{mutant}"
-
-
 @given(drawn=on_ranks(3), seed=st.integers(0, 999))
 def test_two_neighbours_exchanged_on_one_rank_are_refused_or_harmless(
     drawn: tuple[asc.Graph, Machine], seed: int
@@ -238,43 +222,44 @@ def test_clocks_know_exactly_what_happens_before_what(drawn: tuple[asc.Graph, Ma
     graph, machine = drawn
     program = scheduled(graph, machine).program
     rank = dict(program.ranks)
-    clocks = Clocks(program.streams)
-    stamps: dict[int, Stamp] = {}
-    events: dict[int, Stamp] = {}
-    before: dict[int, set[int]] = {}  # by stamped event, those before it
-    known: dict[int, set[int]] = {clocks.index[stream]: set() for stream in program.streams}
+    known: dict[Stream, set[int]] = {stream: set() for stream in program.streams}
     recorded: dict[int, set[int]] = {}
+    work: list[int] = []  # lines of runs, copies, sends and receives
+    pairs: dict[tuple[int, int], bool] = {}
 
-    def stamped(stream: int, stamp: Stamp) -> int:
-        number = len(stamps)
-        stamps[number] = stamp
-        before[number] = set(known[stream])
-        known[stream].add(number)
-        return number
+    def ask(at: int, *streams: Stream) -> None:
+        pairs.update(((k, at), any(k in known[own] for own in streams)) for k in work)
 
-    for instruction in program:
-        streams = [clocks.index[stream] for stream in occupied(instruction)]
+    def add(at: int, *streams: Stream) -> None:
+        work.append(at)
         for own in streams:
-            found = {k for k, stamp in stamps.items() if clocks.happens_before(stamp, own)}
-            assert found == known[own]
+            known[own].add(at)
+
+    for i, instruction in enumerate(program):
+        streams = occupied(instruction)
         own = streams[0]
         match instruction:
             case Copy() as copy if rank[copy.source] != rank[copy.destination]:
-                sent, received = clocks.exchange(*streams)
-                stamped(own, sent)
+                ask(i, own)
+                add(i, own)
+                ask(len(program) + i, streams[1])
                 known[streams[1]] |= known[own]
-                stamped(streams[1], received)
+                add(len(program) + i, streams[1])
             case Run() | Copy():
+                ask(i, *streams)
                 for other in streams:
                     known[other] = set.union(*(known[each] for each in streams))
-                number = stamped(own, clocks.advance(*streams))
-                known[streams[-1]].add(number)
+                add(i, *streams)
             case Record(_, event):
-                events[event] = clocks.stamp(own)
+                ask(i, own)
                 recorded[event] = set(known[own])
             case Wait(_, event):
-                clocks.wait_for(own, events[event])
                 known[own] |= recorded[event]
+                ask(i, own)
+            case _:
+                ask(i, own)
+    before, at = np.array([*pairs], np.int64).reshape(-1, 2).T
+    assert ordered(program, before, at).tolist() == [*pairs.values()]
 
 
 # ---- frees

@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 import autosched as asc
 from autosched._lib.tree import transform
 from autosched.graph.graph import Task, Value
+from autosched.program.clocks import ordered, single_copy_streams
 from autosched.program.program import (
     Copy,
     Free,
@@ -31,7 +33,6 @@ from autosched.program.program import (
     Wait,
     occupied,
 )
-from autosched.program.vector_clocks import Clocks, Stamp, single_copy_streams
 from autosched.testing import contrary, explore, graphs, inputs_for, machines, races
 from autosched.testing.comparing import bits
 from autosched.testing.exploring import attempt
@@ -108,28 +109,20 @@ def test_clocks_know_who_waited_before_a_copy_alone_and_who_waited_behind_it() -
         cuda:0/c    run behind_both
         """
     )
-    assert single_copy_streams(program.instructions) == {Stream("cpu", "copy-0")}
+    single = single_copy_streams(program.columns, len(program.streams))
+    assert program.streams[single.argmax()] == Stream("cpu", "copy-0")
+    assert single.sum() == 1
     assert_clocks_know(program)
 
 
 def assert_clocks_know(program: Program) -> None:
     expected = happens_before(program)
-    clocks, stamps = Clocks(program.streams, single_copy_streams(program.instructions)), {}
-    events: dict[int, Stamp] = {}
-    for b, instruction in enumerate(program.instructions):
-        streams = [clocks.index[stream] for stream in occupied(instruction)]
-        if isinstance(instruction, Wait):
-            clocks.wait_for(streams[0], events[instruction.event])
-        known = {
-            a
-            for a, stamp in stamps.items()
-            if any(clocks.happens_before(stamp, stream) for stream in streams)
-        }
-        assert known == {a for a in stamps if (a, b) in expected}
-        if isinstance(instruction, (Run, Copy)):
-            stamps[b] = clocks.advance(*streams)
-        elif isinstance(instruction, Record):
-            events[instruction.event] = clocks.stamp(streams[0])
+    lines = program.instructions
+    work = [a for a, line in enumerate(lines) if isinstance(line, (Run, Copy))]
+    pairs = [(a, b) for b in range(len(lines)) for a in work if a < b]
+    before, at = np.array(pairs, np.int64).reshape(-1, 2).T
+    found = ordered(program, before, at).tolist()
+    assert found == [pair in expected for pair in pairs]
 
 
 def corpus(n: int, views: bool):
