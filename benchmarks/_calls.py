@@ -26,8 +26,8 @@ import autosched as asc
 
 INPUTS = (2, 567, 1321)  # few; as Inception-v3 has; as a NASNet has
 LAYERS = 12  # of the MLP: 24 modules
-GUARD = 25  # us, at most
-REPLAY = 50  # us, at most, for 567 inputs
+GUARD = 60  # us, at most
+REPLAY = 250  # us, at most, for 567 inputs
 SLOWER = 400  # times, so that a CPU can keep up with an emulated GPU
 STATE = {
     "stays on the device": None,

@@ -104,17 +104,6 @@ def two_gpus(request):
     yield from _gpus(request, 2)
 
 
-@pytest.fixture(params=["compiled", "torch"])
-def recognizing(request, monkeypatch):
-    """How tensors are compared with earlier ones: by compiled code of ours, or by guards of torch."""
-    from autosched._lib import native_check, tensor_guards
-
-    if request.param == "torch":
-        monkeypatch.setattr(tensor_guards, "native_recognizer", lambda *given: None)
-    elif native_check._module() is None:
-        pytest.skip("there is no compiler")
-
-
 @pytest.fixture(scope="module")
 def interruptible():
     """Raise KeyboardInterrupt for SIGINT, which a process that a shell starts in its background ignores."""

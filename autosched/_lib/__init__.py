@@ -18,7 +18,6 @@ jit           compiling loops with numba where it pays off
 json_reader   JSON checked against a shape
 logs          the logger ``autosched``
 meeting       several processes that agree on a text
-native_check  comparing tensors by ``tensor_check.cpp``
 quiet         silencing torch's logs of failed fake tensor operations
 replacing     replacing attributes for a while
 tensor_guards comparing properties of tensors in compiled code

@@ -1,9 +1,8 @@
 """Recognize tensors that are like earlier ones, in one pass of compiled code.
 
-Where the code of ``native_check`` cannot be used, the pass is one of the guards of
-``torch.compile``, and Python compares the rest. Python imports these guards together with
-``torch._dynamo``, which takes seconds. So they are used only where something else, such as a
-capture, has imported them. This module does not import torch.
+The pass is one of the guards of ``torch.compile``, and Python compares the rest. Python imports
+these guards together with ``torch._dynamo``, which takes seconds. So they are used only where
+something else, such as a capture, has imported them. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
-
-from autosched._lib.native_check import native_recognizer
 
 __all__ = ["have_hooks", "recognizer"]
 
@@ -31,32 +28,25 @@ def recognizer(
     which tell layouts, conjugated tensors and inference tensors apart; not elements. Those that are
     ``fixed`` must be at the same addresses, and those ``without_grad`` must have no gradient. If
     they must be ``bare``, none may have hooks. A dict that contains one tensor twice is compared
-    like any other. Keeps no tensor alive. None where tensors cannot be compared in compiled code.
+    like any other. Keeps no tensor alive. None where torch's guards are not imported, or cannot
+    compare these.
 
     >>> import torch, torch._dynamo
     >>> is_alike = recognizer({"x": torch.zeros(2, 3)})
     >>> is_alike({"x": torch.ones(2, 3)}), is_alike({"x": torch.ones(3, 2).t()})
     (True, False)
     """
-    native = native_recognizer(tensors, fixed, without_grad, bare)
-    return native or _by_torch(tensors, fixed, without_grad, bare)
-
-
-def have_hooks(tensors: Iterable[Any]) -> bool:
-    """Whether a tensor has hooks for its gradient."""
-    hooks = [item._backward_hooks or item._post_accumulate_grad_hooks for item in tensors]
-    return any(hooks)
-
-
-def _by_torch(
-    tensors: Mapping[str, Any], fixed: Collection[str], without_grad: Collection[str], bare: bool
-) -> Recognizer | None:
-    """Return the recognizer that uses torch's guards; None where they are not imported."""
     if "torch._dynamo.guards" not in sys.modules:
         return None
     torch = sys.modules["torch"]
+    classes = [*map(type, tensors.values())]
+    if not all(torch.Tensor in kind.__mro__ for kind in classes):
+        return None  # reading a proxy, whose ``__class__`` is a tensor's, may crash the process
     root = torch._C._dynamo.guards.RootGuardManager()
+    without_functions = torch._C.DisableTorchFunction
+    address = torch.Tensor.data_ptr
     names = list(tensors)
+    placed = [name for name in names if name in fixed]
     try:
         for number, (name, tensor) in enumerate(tensors.items()):
             facts = list(tensor.shape), list(tensor.stride())
@@ -66,21 +56,29 @@ def _by_torch(
             if name in without_grad:
                 grad = manager.grad_manager(f"[{number}].grad", None, None)
                 grad.add_none_match_guard([""], None)
-        addresses = [(name, tensors[name].data_ptr()) for name in names if name in fixed]
+        with without_functions():
+            addresses = [address(tensors[name]) for name in placed]
     except Exception:  # no tensor, or one without shape, strides or memory
         return None
 
-    def check(found: Mapping[str, Any]) -> bool:
+    def check(found: Mapping[str, Any], _kept: object = classes) -> bool:
+        # Classes are kept, or another one might come to the address of one of them.
         # A guard that raises leaves functions of tensors disabled: restore what they were.
-        with torch._C.DisableTorchFunction():
+        with without_functions():
             try:
                 return (
                     list(found) == names
                     and bool(root.check(list(found.values())))
-                    and all(found[name].data_ptr() == at for name, at in addresses)
+                    and list(map(address, map(found.__getitem__, placed))) == addresses
                     and not (bare and have_hooks(found.values()))
                 )
             except Exception:
                 return False
 
     return check
+
+
+def have_hooks(tensors: Iterable[Any]) -> bool:
+    """Whether a tensor has hooks for its gradient."""
+    hooks = [item._backward_hooks or item._post_accumulate_grad_hooks for item in tensors]
+    return any(hooks)

@@ -15,7 +15,6 @@ import autosched as asc
 from autosched._lib.tensor_guards import recognizer
 
 HERE = asc.Machine([asc.Device("cpu")])
-pytestmark = pytest.mark.usefixtures("recognizing")
 
 
 class Layer(nn.Module):

@@ -19,7 +19,6 @@ from tests.gpu.fake_gpu.tensors import Played
 
 MANY = 20
 HERE = asc.Machine([asc.Device("cpu")])
-pytestmark = pytest.mark.usefixtures("recognizing")
 Inputs = dict[str, Tensor]
 
 
