@@ -4,11 +4,9 @@ Each bound holds for all policies. Knows no placement and no program. Bounds hol
 of floating point sums.
 
 relaxation  the problem as bounds see it: edges, fastest routes, arrival of inputs
-load        total work of devices and of copy streams
-intervals   the work that must be done within an interval of time
-traffic     copies that no placement avoids
-memory      values that devices cannot hold at once
-host        the time that threads need to issue all tasks
+chains      paths through the graph
+load        total work: of devices, within intervals of time, of copy streams, of issuing threads
+traffic     copies that no placement avoids, because of constraints or of memory
 periods     the same for the period of a loop
 
 Bounds assume that each task runs on one device; if it runs again, it runs there. If tasks could be
@@ -25,12 +23,9 @@ import numpy as np
 
 from autosched._lib.gc_pause import without_collecting
 from autosched.bounds.chains import heads, tails, through
-from autosched.bounds.host import host
-from autosched.bounds.intervals import interval
-from autosched.bounds.load import gathered, shared
-from autosched.bounds.memory import fitting, traffic
+from autosched.bounds.load import gathered, host, interval, shared
 from autosched.bounds.relaxation import Relaxation
-from autosched.bounds.traffic import copies
+from autosched.bounds.traffic import copies, fitting, traffic
 from autosched.costs.costs import Costs
 from autosched.errors import ScheduleError, shown
 from autosched.graph.graph import Graph

@@ -1,7 +1,7 @@
-"""Lower bounds from the total work of devices or copy streams.
+"""Lower bounds from the total work of devices, of copy streams and of threads that issue tasks.
 
 Each piece of work may be done by one of several devices or streams. Knows pieces, durations and
-streams; no order, and no edge between pieces.
+streams, and the earliest starts and latest ends that ``chains`` derives; no edge between pieces.
 
 The bounds use prices of devices, which are the dual variables of distributing the work. They are
 found without an LP solver. Any prices give a valid bound, so approximate prices are still correct.
@@ -10,14 +10,19 @@ found without an LP solver. Any prices give a valid bound, so approximate prices
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autosched.bounds.relaxation import Array
+from autosched.bounds.chains import through
+from autosched.bounds.relaxation import Array, Relaxation
+from autosched.costs.costs import Costs
+from autosched.machine.machine import Machine
 
-__all__ = ["gathered", "prices", "shared"]
+__all__ = ["gathered", "host", "interval", "prices", "shared"]
+
 
 _ENOUGH = 1e-6  # relative tolerance
 _ROUNDS = 40  # for each device, at most
@@ -105,3 +110,110 @@ def _simplex(seconds: Array, streams: NDArray[Any]) -> Array:
         duals = np.maximum(worth @ inverse, 0.0)
         price = np.maximum(duals / (duals.sum() * streams), _NOTHING)
     return best
+
+
+# ---- issuing: one thread issues all streams that do not wait for a CPU. If no task can run on a CPU,
+# it issues every task. Otherwise each stream may have a thread of its own.
+
+
+def host(relaxed: Relaxation, machine: Machine, costs: Costs) -> float:
+    """Return the time that threads need at least to issue all tasks; 0 if issuing is free."""
+    if not len(relaxed.seconds) or not costs.has_issuing(machine.devices):
+        return 0.0
+    begin = 0.0 if costs.replay is None else costs.replay.call
+    on_cpu = np.array([not device.is_accelerator for device in machine.devices])
+    possible = np.isfinite(relaxed.seconds)
+    issue = relaxed.problem.by_task(relaxed.problem.tables.issue)
+    cpus = on_cpu.sum() - len(machine.storage)
+    if cpus <= 1 and not possible[:, on_cpu].any():  # two CPUs may copy to each other
+        each = np.where(possible, issue, math.inf).min(axis=1, initial=math.inf)
+        graph = 0.0 if costs.replay is None or not each.any() else costs.replay.graph
+        return float(begin + graph + each.sum())
+    if costs.replay is not None:  # one thread may issue what runs on several streams
+        return begin
+    # A thread of a CPU or of storage is busy with the tasks, others with issuing them.
+    busy = np.where(on_cpu, relaxed.seconds, np.where(possible, issue, math.inf))
+    return shared(gathered(busy, relaxed.group), relaxed.streams)
+
+
+# ---- intervals that contain more work than streams can do
+
+
+_MOST = 100_000  # pairs of a task and a begin of a window that are processed together
+_STEPS = 12
+_NARROW = 1e-6  # relative tolerance
+
+
+class _Case(NamedTuple):
+    """Consequences of a makespan, by [task, device]; durations are infinite where impossible."""
+
+    seconds: Array
+    early: Array  # the earliest start
+    late: Array  # the latest
+    price: Array  # by device, of a second of one stream
+
+
+def interval(relaxed: Relaxation, head: Array, tail: Array, least: float) -> float:
+    """Raise a lower bound until no window [a, b] must contain more work than fits into it.
+
+    If the makespan were T, a task on a device would start between its earliest start and T minus
+    the time that must follow it, and would not run on devices where that is impossible. The work of
+    each task that therefore must be in a window, on the device where it is cheapest at prices that
+    sum to 1 over all streams, is at most the length of the window. If the sum is larger, T grows by
+    the difference. For up to 300 tasks all windows are considered that begin or end at a limit of
+    some task; for more tasks, only some. Source: Fernandez, Bussell, IEEE Trans. Computers C-22(8),
+    1973, there for identical devices.
+    """
+    rounds = _STEPS if len(head) ** 2 <= _MOST else max(1, _STEPS * 100 // len(head))
+    for _ in range(rounds if 0 < least < math.inf else 0):
+        found, until = _raised(relaxed, head, tail, least)
+        if found <= least * (1 + _NARROW):
+            break
+        least = min(found, until)
+    return least
+
+
+def _raised(relaxed: Relaxation, head: Array, tail: Array, end: float) -> tuple[float, float]:
+    """Return the makespan implied by a bound, and up to which bound that holds.
+
+    Beyond it, tasks may run on other devices.
+    """
+    needed = through(head, tail, relaxed.seconds)
+    barred = needed > end * (1 + 1e-9)
+    until = float(np.min(needed[barred], initial=math.inf))
+    seconds = np.where(barred, math.inf, relaxed.seconds)
+    price = prices(gathered(seconds, relaxed.group), relaxed.streams)
+    excess = 0.0
+    for one, other in ((head, tail), (tail, head)):
+        early = np.where(barred, math.inf, one - np.where(barred, 0.0, seconds))
+        late = np.where(barred, -math.inf, end - np.where(barred, 0.0, other))
+        excess = max(excess, _excess(_Case(seconds, early, late, price)))
+    return end + excess, until
+
+
+def _excess(case: _Case) -> float:
+    """Return by how much the work that must be in a window exceeds its length."""
+    latest = case.late.max(axis=1)
+    slope = np.min(np.where(np.isinf(case.seconds), math.inf, case.price), axis=1)
+    most = 0.0
+    for begins in _begins(case):
+        left = np.clip((case.early + case.seconds) - begins[:, None, None], 0.0, case.seconds)
+        height = np.min(left * case.price, axis=2)
+        since = np.maximum(latest, begins[:, None])
+        points = np.concatenate([since, since + height / slope], axis=1)
+        order = points.argsort(axis=1)
+        points = np.take_along_axis(points, order, axis=1)
+        steep = np.concatenate([slope, -slope])[order].cumsum(axis=1)
+        work = (steep[:, :-1] * np.diff(points, axis=1)).cumsum(axis=1)
+        most = max(most, float(np.max(work - (points[:, 1:] - begins[:, None]), initial=0.0)))
+    return most
+
+
+def _begins(case: _Case) -> Iterator[Array]:
+    """Yield the begins of windows in batches."""
+    tasks = len(case.early)
+    found = np.unique(case.early.min(axis=1))
+    most = max(_MOST // tasks, 4)
+    if tasks * len(found) > _MOST:
+        found = found[np.unique(np.linspace(0, len(found) - 1, most).astype(int))]
+    yield from np.array_split(found, math.ceil(len(found) / most))

@@ -1,13 +1,13 @@
-"""Lower bounds from unavoidable copies and the copy streams that carry them.
+"""Lower bounds from copies that constraints, or devices that cannot hold all values, force.
 
-Knows where tasks may run and what they read; no order. Copy streams are one per device and
+Knows where tasks may run and what they read; no order but that of edges. Copy streams are one per device and
 direction, not one per pair of devices, because all copies out of a device share its port.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -15,10 +15,13 @@ import numpy as np
 
 from autosched.bounds.load import shared
 from autosched.bounds.relaxation import Array, Relaxation, links, readers
+from autosched.costs.costs import Costs
+from autosched.graph.graph import Graph, Task
 from autosched.machine.machine import Machine
+from autosched.placement import home
 from autosched.problem import Problem
 
-__all__ = ["copies", "places"]
+__all__ = ["copies", "fitting", "places", "traffic"]
 
 
 class _Copy(NamedTuple):
@@ -124,3 +127,190 @@ def _load(problem: Problem, copies: Sequence[_Copy], into: bool) -> float:
 
     rows = [each[0] + copy.nbytes * each[1] for copy in copies for each in (rate(*copy[1:]),)]
     return shared(np.array(rows), np.ones(len(devices))) if rows else 0.0
+
+
+# ---- memory: a value is held on the device of its producer, and on each device that it was copied
+# to, until its last use there. A value that is on a device from the beginning is always held. Views
+# and unused values take no memory.
+
+
+_TRIED = 8  # points in time examined on each device
+_WEIGHTS = np.linspace(0.0, 1.0, 65)[:, None]  # compute streams against copy stream
+
+
+def fitting(graph: Graph, machine: Machine, costs: Costs, seconds: Array) -> Array:
+    """Return the durations of tasks, infinite where a task does not fit into a device's memory."""
+    if not _short(graph, machine, costs):
+        return seconds
+    limits = np.array([device.nbytes for device in machine.devices], float)
+    held = _resident(graph, machine, costs)
+    homes = {
+        value.index: machine.names.index(home(graph, machine, value)) for value in graph.sources
+    }
+    seconds = seconds.copy()
+    for task in graph.tasks:
+        needed = held.copy()
+        for root, nbytes in _working(graph, costs, task).items():
+            needed += nbytes
+            if root in homes:
+                needed[homes[root]] -= nbytes
+        seconds[task.index, needed > limits * (1 + 1e-9)] = math.inf
+    return seconds
+
+
+def _short(graph: Graph, machine: Machine, costs: Costs) -> bool:
+    """Whether some device might not hold all values, each counted twice."""
+    least = min(device.nbytes for device in machine.devices)
+    return not math.isinf(least) and 2 * sum(map(costs.value_nbytes, graph.values)) > least
+
+
+def _resident(graph: Graph, machine: Machine, costs: Costs) -> Array:
+    """Return by device the bytes that are there from the beginning."""
+    held = np.zeros(len(machine.devices))
+    for value in graph.sources:
+        held[machine.names.index(home(graph, machine, value))] += costs.value_nbytes(value)
+    return held
+
+
+def _working(graph: Graph, costs: Costs, task: Task) -> dict[int, float]:
+    """Return the memory, by root, that a task needs while it runs."""
+    found: dict[int, float] = {}
+    for use in (*task.reads, *task.outputs):
+        value = graph.values[use.value]
+        if graph.is_used(use.value):
+            nbytes = min(costs.value_nbytes(value), costs.value_nbytes(graph.values[value.root]))
+            found[value.root] = max(found.get(value.root, 0.0), nbytes)
+    return found
+
+
+class _Retained(NamedTuple):
+    """A result that is produced and read on one device, without views and later writes."""
+
+    nbytes: float
+    maker: int
+    readers: Sequence[int]
+
+
+def traffic(graph: Graph, machine: Machine, costs: Costs, relaxed: Relaxation) -> float:
+    """Return the time that is lost because memory is short while a task runs on its only device.
+
+    Values that are produced on the device before the task and read there after it must be in memory
+    meanwhile. The excess must be copied back over the copy stream or recomputed on compute streams,
+    whichever is better. The copies occupy nothing without contention.
+    """
+    if not _short(graph, machine, costs):
+        return 0.0
+    possible = places(relaxed)
+    living = _resident(graph, machine, costs)
+    before, after = _neighbours(relaxed)
+    found = 0.0
+    for p, device in enumerate(machine.devices):
+        bound = {task: None for task, devices in enumerate(possible) if devices == 1 << p}
+        retained = _retained(graph, costs, bound)
+        room = device.nbytes - living[p]
+        seconds = relaxed.seconds[:, p] / device.streams
+        work = float(seconds[list(bound)].sum())
+        fetching = _fetching(relaxed.problem, p) if machine.contention else 0.0
+        for task in _peaks(bound, retained):
+            ancestors = _reachable(task, before)
+            descendants = _reachable(task, after)
+            working = _working(graph, costs, graph.tasks[task])
+            needed = sum(
+                nbytes for root, nbytes in working.items() if not _is_home(graph, machine, root, p)
+            )
+            through = [
+                retained[root]
+                for root in retained
+                if root not in working
+                and retained[root].maker in ancestors
+                and not descendants.isdisjoint(retained[root].readers)
+            ]
+            excess = needed + sum(item.nbytes for item in through) - room
+            if excess > 0 and through:
+                found = max(found, _spent(work, excess, through, seconds, fetching))
+    return found
+
+
+def _spent(
+    work: float, excess: float, through: Sequence[_Retained], seconds: Array, fetching: float
+) -> float:
+    """Return the time of the busier of compute streams and copy stream at the best split."""
+    nbytes = np.array([item.nbytes for item in through], float)
+    recompute = np.array([seconds[item.maker] for item in through], float) / nbytes
+    each = _WEIGHTS * recompute  # per byte
+    if fetching < math.inf:
+        each = np.minimum(each, (1 - _WEIGHTS) * fetching)
+    order = each.argsort(axis=1)
+    until = np.minimum(nbytes[order].cumsum(axis=1), excess)
+    taken = np.diff(until, axis=1, prepend=0.0)
+    return float(
+        np.max(
+            _WEIGHTS[:, 0] * work + (taken * np.take_along_axis(each, order, axis=1)).sum(axis=1)
+        )
+    )
+
+
+def _fetching(problem: Problem, p: int) -> float:
+    """Return the least time per byte that a copy to a device occupies its copy-in stream."""
+    devices = len(problem.devices)
+    holds = problem.tables.holds_in[p : devices * devices : devices]
+    rates = links(problem)[1][:, p]
+    others = (q for q in range(devices) if q != p and math.isfinite(rates[q]))
+    return min((float(rates[q]) if holds[q] else 0.0 for q in others), default=math.inf)
+
+
+def _is_home(graph: Graph, machine: Machine, root: int, p: int) -> bool:
+    value = graph.values[root]
+    return value.producer is None and home(graph, machine, value) == machine.names[p]
+
+
+def _retained(graph: Graph, costs: Costs, bound: Mapping[int, None]) -> dict[int, _Retained]:
+    """Return by value what tasks bound to a device keep there for other tasks bound to it."""
+    readers: dict[int, list[int]] = {}
+    for task in bound:
+        for use in graph.tasks[task].reads:
+            readers.setdefault(use.value, []).append(task)
+    found = {}
+    for index, tasks in readers.items():
+        value = graph.values[index]
+        nbytes = costs.value_nbytes(value)
+        alone = len(graph.members(index)) == 1 and not graph.last_version(index)
+        if value.producer is not None and value.producer in bound and alone and nbytes > 0:
+            found[index] = _Retained(nbytes, value.producer, tasks)
+    return found
+
+
+def _peaks(bound: Iterable[int], retained: Mapping[int, _Retained]) -> list[int]:
+    """Return the tasks during which most is retained if all run in insertion order."""
+    change: dict[int, float] = {}
+    for item in retained.values():
+        change[item.maker + 1] = change.get(item.maker + 1, 0.0) + item.nbytes
+        change[item.readers[-1]] = change.get(item.readers[-1], 0.0) - item.nbytes
+    held = 0.0
+    course = {}
+    steps = sorted(change)
+    for task in bound:
+        while steps and steps[0] <= task:
+            held += change[steps.pop(0)]
+        course[task] = held
+    return sorted(course, key=lambda task: -course[task])[:_TRIED]
+
+
+def _neighbours(relaxed: Relaxation) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+    before: dict[int, list[int]] = {}
+    after: dict[int, list[int]] = {}
+    for task, other in zip(relaxed.edges.task.tolist(), relaxed.edges.other.tolist(), strict=True):
+        before.setdefault(task, []).append(other)
+        after.setdefault(other, []).append(task)
+    return before, after
+
+
+def _reachable(task: int, neighbours: Mapping[int, Sequence[int]]) -> set[int]:
+    found = set[int]()
+    pending = [task]
+    while pending:
+        for other in neighbours.get(pending.pop(), ()):
+            if other not in found:
+                found.add(other)
+                pending.append(other)
+    return found
