@@ -25,7 +25,7 @@ from autosched.policies import POLICIES
 from autosched.program.program import Copy, Free, Program, Record, Run, Wait
 from autosched.testing import contrary, graphs, inputs_for, machines, scattered, uniform
 from autosched.testing.comparing import bits
-from autosched.testing.exploring import attempt
+from autosched.testing.interleavings import attempt
 from autosched.testing.reference import Reference, Setting
 
 sys.path.insert(0, str(Path(__file__).parent.parent))

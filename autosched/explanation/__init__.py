@@ -10,17 +10,13 @@ idle, may be listed first.
 
 ===============  ===========================================================================
 case             a schedule and its prediction, with variants for what-if questions
-causes           what each task and each copy waited for, and why
-facts            the critical path, idle times by cause, slack
+facts            what each task and copy waited for, and why; the critical path, idle times by cause, slack
 advice           a remedy and its predicted makespan
-copies           advice: page-locked memory, streams for copies; values that are spilled
-resident_inputs  advice: inputs that could stay on accelerators
-launches         advice: tasks too small for their launch
-host_reads       advice: reads on the host that delay accelerators
+remedies         advice: page-locked memory, streams for copies, values that are spilled, inputs
+                 that could stay on accelerators, launches, reads on the host
 placements       advice: other placements, more devices, fewer
-periods          the period of a loop, and what would shorten it
-report           the explanation of a whole schedule, as ``explain`` returns it
-report_text      its text
+report           the explanation of a whole schedule, as ``explain`` returns it, and its text;
+                 the period of a loop
 task_report      why a task runs where and when it does
 ===============  ===========================================================================
 

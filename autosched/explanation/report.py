@@ -1,33 +1,231 @@
-"""Assemble the explanation of a whole schedule."""
+"""Assemble the explanation of a whole schedule, and write it for a terminal of about 100 columns.
+
+The text formats facts and remedies, and computes none.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Literal
 
 from autosched._lib.gc_pause import without_collecting
-from autosched._lib.text import count
+from autosched._lib.text import amount, count, duration, percent, ranges, shortened, wrapped
 from autosched.bounds import bounds
+from autosched.bounds.periods import period_bounds
 from autosched.errors import ScheduleError
 from autosched.explanation.advice import Advice, Remedy, worthwhile
-from autosched.explanation.case import Case
-from autosched.explanation.causes import Predecessor, binding_predecessors, predecessors
-from autosched.explanation.copies import add_copy_streams, pageable_note, pin_memory, spill_note
-from autosched.explanation.facts import Idle, Step, critical_path, idle, idle_by_span, path_seconds
-from autosched.explanation.host_reads import avoid_host_reads, host_read_note
-from autosched.explanation.launches import fuse_launches, host_note, is_issued_late, replay_launches
-from autosched.explanation.periods import PeriodFacts, in_flight_note, period_facts
+from autosched.explanation.case import SMALL, Case
+from autosched.explanation.facts import (
+    Idle,
+    Predecessor,
+    Step,
+    binding_predecessors,
+    critical_path,
+    idle,
+    idle_by_span,
+    path_seconds,
+    predecessors,
+)
 from autosched.explanation.placements import Plans, change_placement, device_count_note
-from autosched.explanation.report_text import report_text
-from autosched.explanation.resident_inputs import keep_inputs
+from autosched.explanation.remedies import (
+    add_copy_streams,
+    avoid_host_reads,
+    fuse_launches,
+    host_note,
+    host_read_note,
+    is_issued_late,
+    keep_inputs,
+    pageable_note,
+    pin_memory,
+    replay_launches,
+    spill_note,
+)
+from autosched.lowering import lower
 from autosched.lowering.resident_state import without_resident_state
+from autosched.machine.machine import Machine
+from autosched.placement import Placement
+from autosched.policies import Policy
+from autosched.policies.candidates import splits
 from autosched.program.parts import crosses
-from autosched.program.program import Copy, Run
+from autosched.program.program import Copy, Program, Run, Stream, occupied
+from autosched.simulation.footprint import needs_of_runs
+from autosched.simulation.issuing import issuing
+from autosched.simulation.periods import Period, fewest_in_flight, period
+from autosched.simulation.simulate import durations
 from autosched.timeline.timeline import Timeline, what
 
-__all__ = ["Efficiency", "Explanation", "Late", "explain"]
+__all__ = ["Efficiency", "Explanation", "Late", "PeriodFacts", "explain"]
+
+# ---- the period of a loop
+
+Limit = Literal["device", "copies", "carried", "order", "in_flight", "host"]
+
+_LEAST = 0.02  # of the period; changes that gain less are not listed
+_NOTED = 0.1  # of the makespan, from which a shorter period is mentioned
+_MOST = 64  # runs in flight that are tried
+
+
+@dataclass(frozen=True)
+class Better:
+    """A change in words, and the period with it, in seconds."""
+
+    words: str
+    period: float
+
+
+@dataclass(frozen=True)
+class PeriodFacts:
+    """The period of a loop, in seconds, and what bounds it.
+
+    ``limit`` is the reason: a ``device`` that computes, or a stream that ``copies``, without a
+    pause; a cycle of ``carried`` dependencies; the ``order`` of streams, if a device waits within a
+    run for work that depends on its own; ``in_flight``, if a run must end before another begins; or
+    the ``host``, which issues work. ``cycle`` has the tasks and copied values of the cycle that
+    takes so long, ``stream`` the stream if it is a single one. ``busy`` has the seconds per run of
+    each stream. ``enough`` is the fewest runs in flight with nearly this period. ``memory`` is the
+    device whose memory has no room for another run, if any.
+    """
+
+    seconds: float
+    bound: float
+    bound_name: str
+    in_flight: int
+    limit: Limit
+    cycle: tuple[str, ...]
+    stream: str
+    busy: Mapping[str, float]
+    enough: int
+    memory: str
+    better: tuple[Better, ...]
+
+
+def period_facts(case: Case) -> PeriodFacts | None:
+    """Return what bounds the period of a loop; None for a program of one run at a time."""
+    program = case.program
+    if program.in_flight == 1:
+        return None
+    found = period(program, case.seconds, case.issuing)
+    bounds = period_bounds(case.graph, case.machine, case.costs, program.in_flight)
+    name = max(bounds, key=lambda each: bounds[each])
+    limit, stream = _limit(program, found)
+    return PeriodFacts(
+        seconds=found.seconds,
+        bound=bounds[name],
+        bound_name=name,
+        in_flight=program.in_flight,
+        limit=limit,
+        cycle=tuple(dict.fromkeys(_name(program, at) for at, _ in found.cycle)),
+        stream="" if stream is None else str(stream),
+        busy={str(stream): seconds for stream, seconds in _busy(case).items()},
+        enough=fewest_in_flight(program, case.seconds, case.issuing, program.in_flight),
+        memory=_full(case),
+        better=tuple(sorted(_better(case, found, limit), key=lambda each: each.period)),
+    )
+
+
+def in_flight_note(case: Case) -> tuple[str, ...]:
+    """Note the period of a loop with two runs in flight, if it is well below the makespan."""
+    if case.program.in_flight > 1 or case.machine.ranks or len(case.graph) > SMALL:
+        return ()
+    two = replace(case, program=replace(case.program, in_flight=2))
+    then = _period_of(two, case.placement, case.machine)
+    if then > (1 - _NOTED) * case.makespan:
+        return ()
+    took = f"{duration(then)} per run instead of {duration(case.makespan)}"
+    return (f"in a loop, in_flight=2 takes {took}, since runs overlap",)
+
+
+def _limit(program: Program, found: Period) -> tuple[Limit, Stream | None]:
+    """Return the reason for a period, and the stream of its cycle if it is a single one."""
+    if found.gated:
+        return "in_flight", None
+    if found.issued:
+        return "host", None
+    steps = [(occupied(program.instructions[at]), apart) for at, apart in found.cycle]
+    common = [s for s in steps[0][0] if all(s in streams for streams, _ in steps)] if steps else []
+    if common:
+        return ("device" if common[0].name.startswith("compute") else "copies"), common[0]
+    following = [*steps[1:], *steps[:1]]
+    over_runs = [
+        (streams, after)
+        for (streams, apart), (after, _) in zip(steps, following, strict=True)
+        if apart
+    ]
+    in_order = all({*streams} & {*after} for streams, after in over_runs)
+    return ("order" if in_order else "carried"), None
+
+
+def _name(program: Program, at: int) -> str:
+    instruction = program.instructions[at]
+    return str(getattr(instruction, "task", None) or getattr(instruction, "value", ""))
+
+
+def _busy(case: Case) -> dict[Stream, float]:
+    """Return the seconds per run of each stream, the busiest first."""
+    found = dict.fromkeys(case.program.streams, 0.0)
+    for instruction, seconds in zip(case.program, case.seconds, strict=True):
+        for stream in occupied(instruction):
+            found[stream] += seconds
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def _full(case: Case) -> str:
+    needs = needs_of_runs(case.program, case.graph, case.machine, case.costs)
+    name = min(needs, key=lambda device: needs[device].most)
+    return name if needs[name].most <= case.program.in_flight else ""
+
+
+def _better(case: Case, found: Period, limit: Limit) -> Iterator[Better]:
+    program = case.program
+    least = (1 - _LEAST) * found.seconds
+    if limit == "in_flight":
+        needs = needs_of_runs(program, case.graph, case.machine, case.costs)
+        most = int(min([_MOST, *(need.most for need in needs.values())]))
+        count = fewest_in_flight(program, case.seconds, case.issuing, max(most, program.in_flight))
+        then = period(replace(program, in_flight=count), case.seconds, case.issuing).seconds
+        if count > program.in_flight and then < least:
+            yield Better(f"in_flight={count} instead of {program.in_flight}", then)
+    if limit == "order":
+        for name in dict.fromkeys(program.instructions[at].stream.device for at, _ in found.cycle):
+            more = case.machine.device(name).streams + 1
+            then = _period_of(case, case.placement, _with_streams(case.machine, name, more))
+            if then < least:
+                yield Better(f"{more} compute streams on {name}", then)
+    if len(case.graph) <= SMALL:
+        policies = splits(case.machine, program.in_flight)
+        then = min(_periods_of(case, policies), default=found.seconds)
+        if then < least:
+            yield Better('plan with objective="period"', then)
+
+
+def _with_streams(machine: Machine, name: str, streams: int) -> Machine:
+    """Return a machine of which one device has so many compute streams."""
+    devices = [replace(d, streams=streams) if d.name == name else d for d in machine.devices]
+    return Machine(devices, machine.links, contention=machine.contention, imagined=machine.imagined)
+
+
+def _periods_of(case: Case, policies: Iterable[Policy]) -> Iterator[float]:
+    """Yield the periods of placements by policies, as far as there are any."""
+    for policy in policies:
+        with suppress(ScheduleError):
+            yield _period_of(case, policy(case.graph, case.machine, case.costs), case.machine)
+
+
+def _period_of(case: Case, placement: Placement, machine: Machine) -> float:
+    """Return the period of a placement; infinity if so many runs in flight do not fit."""
+    count = case.program.in_flight
+    loop = lower(case.graph, machine, placement, case.outputs, in_flight=count)
+    parts = loop, case.graph, machine, case.costs
+    if min(need.most for need in needs_of_runs(*parts).values()) < count:
+        return math.inf
+    return period(loop, durations(*parts), issuing(*parts)).seconds
+
 
 _MOST_LATE = 3
 
@@ -237,3 +435,240 @@ def _late(case: Case, timeline: Timeline, path: Sequence[Step]) -> tuple[Late, .
     late = [item for item in found if item.measured - item.predicted > least]
     late.sort(key=lambda item: item.predicted - item.measured)
     return tuple(late[:_MOST_LATE])
+
+
+# ---- its text
+
+
+_INDENT = 15  # of the facts, after their headings
+_MOST_STEPS = 8
+_MOST_CAUSES = 4
+_MOST_DEVICES = 8  # whose idle time has all its causes
+_MOST_IN_CYCLE = 6  # tasks of a cycle
+
+_BOUNDS = {
+    "critical_path": "the longest chain of tasks and copies takes that long",
+    "work": "the devices need that long for all tasks together",
+    "interval": "there is a span of time in which devices must do that much",
+    "copies": "copy streams need that long for what must go through them",
+    "memory": "what does not fit in memory must be fetched, or made, again",
+    "host": "threads of the host need that long to issue all tasks",
+}
+_PATH = {
+    "compute": "computing",
+    "copy": "copies",
+    "device": "devices busy with other tasks",
+    "link": "copies in line behind others",
+    "order": "waiting for memory or order",
+    "gap": "nothing (gaps)",
+    "host": "waiting for the host to issue work",
+}
+_WAITS = {
+    "copy": "for copies",
+    "link": "for copies in line",
+    "gap": "in gaps",
+    "end": "with nothing left to do",
+}
+_PERIODS = {
+    "device": "{stream} is never idle",
+    "copies": "{stream} copies without a pause",
+    "carried": "each run needs what the run before leaves, in a cycle of {cycle}",
+    "order": "streams are in order, and one waits within a run for work that depends on its own: "
+    "{cycle}",
+    "in_flight": "no run begins before one of those in flight has ended",
+    "host": "threads of the host need that long to issue {cycle}",
+}
+_ORDER = {"device": "device busy with", "link": "in line behind", "order": "after"}
+
+
+def report_text(found: Explanation) -> str:
+    """Return an explanation as text."""
+    how = "measured" if found.measured else "predicted"
+    also = f" ({duration(found.predicted)} predicted)" if found.measured else ""
+    devices = ", ".join(name for name, _ in ranges((name, "") for name in found.devices))
+    tasks = count(found.tasks, "task")
+    head = wrapped(
+        f"{found.name}: {duration(found.makespan)} {how}{also}, {tasks} on {devices or 'no device'}"
+    )
+    if not found.makespan:
+        return "\n".join([*head, "", "It takes no time, so there is nothing to explain."])
+    return "\n".join([*head, "", *_advice(found), "", *_facts(found)])
+
+
+def _advice(found: Explanation) -> Iterator[str]:
+    if found.advice:
+        yield "What would help, each alone, as simulated"
+    else:
+        yield "Nothing that was tried would make it faster."
+    for number, advice in enumerate(found.advice, 1):
+        head = f"{number:>3}. -{percent(advice.share)}  "
+        yield from wrapped(f"{advice.words} -> {duration(advice.makespan)}", head, len(head))
+    for note in found.notes:
+        begins_with_name = ":" in note.split()[0]
+        yield from wrapped(f"{note if begins_with_name else note[0].upper() + note[1:]}.")
+
+
+def _facts(found: Explanation) -> Iterator[str]:
+    if found.efficiency.seconds:
+        yield from _fact("Efficiency", _efficiency_lines(found))
+    if found.copies:
+        moved = f"{found.copies:,}"
+        if found.copied_bytes:
+            moved = f"{amount(found.copied_bytes, 'B')} in {moved}"
+        hidden = percent(found.copies_hidden)
+        yield f"{'Copies':<{_INDENT}}{moved}, {hidden} of their time hidden behind compute"
+    words = _idle if len(found.idle) <= _MOST_DEVICES else _mostly_idle
+    idle = ((device.device, words(device, found.makespan)) for device in found.idle)
+    for heading, text in ranges(idle):
+        yield from _fact(heading, text)
+    if found.twice_as_fast:
+        saved = (_saved(name, part) for name, part in found.twice_as_fast.items())
+        yield f"{'Twice as fast':<{_INDENT}}{', '.join(saved)}"
+    if found.late:
+        yield from _fact("Late", "; ".join(map(_late_lines, found.late)))
+    if found.period is not None:
+        lines = _period_lines(found.period)
+        yield from _fact("Period", next(lines))
+        for line in lines:
+            yield from _fact("", line)
+    if found.makespan:
+        yield from _critical_path(found)
+
+
+def _efficiency_lines(found: Explanation) -> str:
+    best = found.efficiency
+    bound = f", {count(found.bound, 'task')} bound as they are," if found.bound > 1 else ""
+    bound = ", 1 task bound as it is," if found.bound == 1 else bound
+    least = f"no schedule{bound} takes less than {duration(best.seconds)}"
+    return f"{percent(best.share)}: {least}: {_BOUNDS[best.bound]}"
+
+
+def _idle(found: Idle, makespan: float) -> str:
+    if found.causes.keys() == {"end"} and found.seconds >= makespan:
+        return "not used"
+    causes = _longest_first(found.causes)
+    parts = [
+        f"{duration(seconds)} {_WAITS.get(cause, f'for {cause}')}"
+        for cause, seconds in causes[:_MOST_CAUSES]
+    ]
+    if rest := sum(seconds for _, seconds in causes[_MOST_CAUSES:]):
+        parts.append(f"{duration(rest)} else")
+    if found.seconds > 1e-9 * makespan:
+        return f"idle {percent(found.seconds / makespan)}: {', '.join(parts)}"
+    return "never idle"
+
+
+def _mostly_idle(found: Idle, makespan: float) -> str:
+    """Write the same in so few words that many devices share them."""
+    if found.causes.keys() <= {"end"} or found.seconds <= 1e-9 * makespan:
+        return _idle(found, makespan)
+    cause, _ = _longest_first(found.causes)[0]
+    why = _WAITS.get(cause, "for another device")
+    return f"idle {percent(found.seconds / makespan)}, mostly {why}"
+
+
+def _saved(name: str, part: float) -> str:
+    return f"{name} {'nothing' if part < 0.005 else f'-{part:.0%}'}"
+
+
+def _late_lines(late: Late) -> str:
+    more = duration(late.measured - late.predicted)
+    if late.kind == "gaps":
+        return f"{more} of gaps in which nothing held anything up"
+    if late.kind == "pauses":
+        return f"{more} of garbage collection"
+    kind = "task" if late.kind == "run" else "copy of"
+    return f"{kind} {late.name!r} {duration(late.measured)} instead of {duration(late.predicted)}"
+
+
+def _critical_path(found: Explanation) -> Iterator[str]:
+    """Yield the longest steps of the critical path, in order."""
+    parts = [
+        f"{percent(seconds / found.makespan)} {_PATH[cause]}"
+        for cause, seconds in _longest_first(found.path_seconds)
+    ]
+    yield from _fact("Critical path", ", ".join(parts))
+    steps = list(_lasting(found.critical_path))
+    shown = _shown(steps)
+    width = max((len(_step(steps[i])) for i in shown), default=0)
+    skipped = list[Step]()
+    for i, step in enumerate(steps):
+        if i not in shown:
+            skipped.append(step)
+            continue
+        yield from _skipped(skipped)
+        skipped = []
+        times = f"{duration(step.start):>11}  {duration(step.end - step.start):>8}"
+        yield f"{times}  {_step(step):<{width}}  {_why(step)}".rstrip()
+    yield from _skipped(skipped)
+
+
+def _shown(steps: Sequence[Step]) -> set[int]:
+    """Return the positions of the longest steps, and of single steps between."""
+    everything = range(len(steps))
+    if len(steps) <= _MOST_STEPS:
+        return set(everything)
+    longest = sorted(everything, key=lambda i: -float(f"{steps[i].end - steps[i].start:.3g}"))
+    shown = set(longest[:_MOST_STEPS])
+    # A single step is as short as "... 1 step".
+    return shown | {i for i in everything if {i - 1, i + 1} <= shown | {-1, len(steps)}}
+
+
+def _lasting(steps: Sequence[Step]) -> Iterator[Step]:
+    """Yield the steps of nonzero duration.
+
+    Waits for steps of duration 0, such as views, are omitted.
+    """
+    for before, step in pairwise((None, *steps)):
+        if step is not None and step.end > step.start:
+            after_zero = before is not None and before.end <= before.start
+            yield replace(step, cause="data") if after_zero else step
+
+
+def _skipped(steps: Sequence[Step]) -> Iterator[str]:
+    if steps:
+        seconds = sum(step.end - step.start for step in steps)
+        yield f"{'':11}  {duration(seconds):>8}  ... {count(len(steps), 'step')}"
+
+
+def _step(step: Step) -> str:
+    return f"{'copy ' if step.kind == 'copy' else ''}{shortened(step.name)}, {step.where}"
+
+
+def _why(step: Step) -> str:
+    """Write what a step waited for, unless it is the previous result."""
+    parts = []
+    if step.cause in _ORDER:
+        parts.append(f"{_ORDER[step.cause]} {shortened(step.behind)!r}")
+    if step.gap > 0.05 * (step.end - step.start) and step.gap > 0:
+        parts.append(f"{duration(step.gap)} late")
+    return ", ".join(parts)
+
+
+def _period_lines(found: PeriodFacts) -> Iterator[str]:
+    """Yield sentences about a period, without indentation."""
+    names = [repr(name) for name in found.cycle[:_MOST_IN_CYCLE]]
+    names += ["..."] * (len(found.cycle) > _MOST_IN_CYCLE)
+    reason = _PERIODS[found.limit].format(stream=found.stream, cycle=", ".join(names))
+    yield f"{duration(found.seconds)} per run, with {found.in_flight} in flight: {reason}"
+    if found.bound:
+        share = percent(found.bound / found.seconds) if found.seconds else "100%"
+        yield f"no schedule with as many in flight takes less than {duration(found.bound)} ({share})"
+    stream, seconds = next(iter(found.busy.items()), ("", 0.0))
+    if found.limit not in ("device", "copies") and seconds:
+        yield f"the busiest stream, {stream}, works {percent(seconds / found.seconds)} of it"
+    for better in found.better:
+        gain = percent(1 - better.period / found.seconds)
+        yield f"-{gain}: {better.words} -> {duration(better.period)}"
+    if found.memory and found.limit == "in_flight":
+        yield f"the memory of {found.memory} has no room for another run"
+    elif found.enough < found.in_flight:
+        yield f"in_flight={found.enough} would suffice"
+
+
+def _longest_first(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(seconds.items(), key=lambda item: -item[1])
+
+
+def _fact(heading: str, text: str) -> list[str]:
+    return wrapped(text, f"{heading:<{_INDENT}}", _INDENT)

@@ -15,8 +15,7 @@ from autosched._lib.gc_pause import without_collecting
 from autosched._lib.text import duration, file_name, name_list, ranges, wrapped
 from autosched.errors import ScheduleError
 from autosched.explanation.case import SMALL, Case
-from autosched.explanation.causes import Predecessor, binding_predecessors, predecessors
-from autosched.explanation.facts import slack
+from autosched.explanation.facts import Predecessor, binding_predecessors, predecessors, slack
 from autosched.graph.task import Task
 from autosched.placement import Choices, Placement, choices, constraint
 from autosched.program.program import Copy

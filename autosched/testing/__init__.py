@@ -10,8 +10,8 @@
     scattered                       a policy for tests: random devices and order
     graphs, machines, inputs_for    Hypothesis strategies, and inputs for sampled graphs
 
-These are in ``checking``, ``exploring`` and ``scattering``. ``reference`` runs a graph serially,
-``comparing`` compares results bit for bit, and ``faults`` makes tasks fail.
+These are in ``checking``, ``interleavings``, ``wire`` and ``strategies``. ``reference`` runs a graph
+serially, and ``comparing`` compares results bit for bit.
 
 Hypothesis is imported only where a strategy is requested.
 """
@@ -21,18 +21,18 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from autosched.testing.checking import Checked, check, machines_for
-from autosched.testing.exploring import Explored, explore
+from autosched.testing.checking import Checked, check, machines_for, scattered
 from autosched.testing.interleavings import (
+    Explored,
     Footprint,
     contrary,
+    explore,
     following,
     footprints,
     interleavings,
     races,
     uniform,
 )
-from autosched.testing.scattering import scattered
 from autosched.testing.wire import run_parts, run_parts_in_flight
 
 if TYPE_CHECKING:

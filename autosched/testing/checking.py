@@ -6,28 +6,31 @@ of the accesses that tasks declare; undeclared accesses show only when tasks run
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from types import NoneType
 from typing import Any, NamedTuple
 
+from autosched.costs.costs import Costs
 from autosched.errors import AutoschedError, InterleavingError, ScheduleError, shown
 from autosched.graph.graph import HOST, STORAGE, Graph, Task
 from autosched.machine.machine import LINKS, Device, Link, Machine
+from autosched.placement import Placement
 from autosched.policies import Policy
+from autosched.policies.base.possible import Possible
+from autosched.problem import Problem
 from autosched.program.program import Program
 from autosched.runtime.threads.interleaver import Choose
 from autosched.scheduling.planning import schedule
 from autosched.scheduling.schedule import Schedule
 from autosched.simulation.simulate import durations
 from autosched.testing.comparing import difference
-from autosched.testing.exploring import attempt
-from autosched.testing.interleavings import contrary, uniform
+from autosched.testing.interleavings import attempt, contrary, uniform
 from autosched.testing.reference import Reference, Setting, traced
-from autosched.testing.scattering import scattered
 
-__all__ = ["Checked", "check", "machines_for"]
+__all__ = ["Checked", "check", "machines_for", "scattered"]
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,41 @@ def _check_arguments(
         if not fits:
             raise ScheduleError(f"{name} must be {what}, got {shown(item)}")
     graph.bind(examples)
+
+
+@dataclass(frozen=True)
+class scattered:  # noqa: N801  # policies are functions, and its repr is how users write it
+    """Place tasks on random devices in random order, by a seed.
+
+    >>> graph = Graph()
+    >>> tasks = [graph.add(int, name=name) for name in "abc"]
+    >>> machine, costs = Machine.emulated(gpus=0), Costs()
+    >>> {scattered(seed)(graph, machine, costs).order[0] for seed in range(9)} == set("abc")
+    True
+    """
+
+    seed: int
+
+    def __call__(self, graph: Graph, machine: Machine, costs: Costs) -> Placement:
+        """Return a placement; raise ScheduleError if tasks cannot all be placed."""
+        source = random.Random(self.seed)
+        problem = Problem.of(graph, machine, costs)
+        possible = Possible(problem)
+        missing = [len(before) for before in problem.before]
+        ready = [task for task, count in enumerate(missing) if not count]
+        placed = [0] * len(missing)
+        order = list[int]()
+        while ready:
+            task = ready.pop(source.randrange(len(ready)))
+            devices = list(possible.devices(task))
+            source.shuffle(devices)
+            placed[task] = possible.settle(task, devices)
+            order.append(task)
+            for user in graph.users[task]:
+                missing[user] -= 1
+                if not missing[user]:
+                    ready.append(user)
+        return problem.placement(placed, order)
 
 
 def machines_for(graph: Graph) -> list[Machine]:

@@ -12,17 +12,33 @@ visited exactly once. A program without races has one class.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, cycle
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from autosched.errors import AutoschedError
 from autosched.graph.graph import Graph
 from autosched.graph.regions import Region
+from autosched.machine.machine import Machine
 from autosched.program.program import Copy, Program, Record, Run, Stream, Wait, occupied
+from autosched.runtime.backends.virtual import Virtual
+from autosched.runtime.execute import Executor
 from autosched.runtime.memory import Memory
 from autosched.runtime.threads.interleaver import Choose
+from autosched.testing.reference import Setting
 
-__all__ = ["Footprint", "contrary", "following", "footprints", "interleavings", "races", "uniform"]
+__all__ = [
+    "Explored",
+    "Footprint",
+    "attempt",
+    "contrary",
+    "explore",
+    "following",
+    "footprints",
+    "interleavings",
+    "races",
+    "uniform",
+]
 
 _Resource = tuple[str, object]  # a slot, state that tasks share, or an order by ``after=``
 
@@ -171,3 +187,53 @@ def _steps(program: Program, at: int) -> list[str]:
     """Return the streams of an instruction; a copy on two first synchronizes with the second."""
     own, *others = [str(stream) for stream in occupied(program.instructions[at])]
     return [*others, own, *others]
+
+
+class Explored(NamedTuple):
+    """An interleaving and its result.
+
+    ``choices`` are the names of the streams that continued, one after another; ``left`` is the
+    resulting state (outputs, inputs, state of tasks), and ``error`` the error if a step raised.
+    """
+
+    choices: tuple[str, ...]
+    left: Mapping[str, Any]
+    error: AutoschedError | None
+
+
+def explore(
+    program: Program, graph: Graph, machine: Machine, *, examples: Mapping[str, Any], seed: int = 0
+) -> Iterator[Explored]:
+    r"""Yield the result of each of the ``interleavings`` of a program.
+
+    Freed memory is overwritten with NaN.
+
+    >>> import torch
+    >>> graph = Graph()
+    >>> _ = graph.input("x").add_(1).mul_(10)
+    >>> program = Program.parse("input x on cpu\n cpu/a run add\n cpu/b run mul")  # no wait between
+    >>> runs = explore(program, graph, Machine.emulated(gpus=0), examples={"x": torch.ones(1)})
+    >>> [run.left["input 'x'"].item() for run in runs]
+    [20.0, 11.0]
+    """
+    setting = Setting(graph, examples, seed)
+    for choices in interleavings(program, graph):
+        yield Explored(choices, *attempt(setting, program, graph, machine, following(choices)))
+
+
+def attempt(
+    setting: Setting,
+    program: Program,
+    graph: Graph,
+    machine: Machine,
+    choose: Choose | None,
+    seconds: Sequence[float] | None = None,
+) -> tuple[dict[str, Any], AutoschedError | None]:
+    """Run a program once; return its result, or the error that it raises."""
+    executor = Executor(program, graph, machine, Virtual(choose), seconds or [0.0] * len(program))
+    try:
+        return setting.run(executor), None
+    except AutoschedError as error:
+        return {}, error
+    finally:
+        executor.close()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import autosched as asc
 from autosched.explanation import Explanation
-from autosched.explanation.causes import Cause
+from autosched.explanation.facts import Cause
 from autosched.explanation.report import Late
 from autosched.policies import single_on
 from autosched.testing import DEVICES, graphs, machines

@@ -16,8 +16,8 @@ import torch
 
 import autosched as asc
 from autosched._lib.tree import flatten, transform
+from autosched.testing.checking import scattered
 from autosched.testing.comparing import difference
-from autosched.testing.scattering import scattered
 
 FORMS = ("function", "in place", "backward")
 

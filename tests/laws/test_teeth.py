@@ -35,7 +35,7 @@ from autosched.program.program import (
 )
 from autosched.testing import contrary, explore, graphs, inputs_for, machines, races
 from autosched.testing.comparing import bits
-from autosched.testing.exploring import attempt
+from autosched.testing.interleavings import attempt
 from autosched.testing.reference import Setting
 from autosched.verification.verify import verify
 

@@ -23,7 +23,7 @@ from autosched.policies import Policy, m_etf, m_sct
 from autosched.program.program import Copy, Record, Stream, Wait, occupied
 from autosched.simulation.footprint import footprint
 from autosched.testing import graphs, inputs_for, machines
-from autosched.testing.scattering import scattered
+from autosched.testing.checking import scattered
 
 
 def limited(machine: Machine, nbytes: Mapping[str, float]) -> Machine:

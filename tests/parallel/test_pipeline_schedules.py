@@ -21,7 +21,7 @@ from autosched.parallel.pipeline_schedules import (
     stage_devices,
     zero_bubble,
 )
-from autosched.testing.scattering import scattered
+from autosched.testing.checking import scattered
 
 SECONDS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
 CASES = [(p, m) for p in range(1, 9) for m in (*range(1, 18), 24, 31, 32)]

@@ -32,7 +32,7 @@ from autosched.runtime.execute import Executor
 from autosched.runtime.threads import thread_team
 from autosched.runtime.threads.tapes import Fault, Tape
 from autosched.runtime.threads.thread_team import ThreadTeam
-from autosched.testing.faults import FAULTS, inject
+from tests.faults import FAULTS, inject
 from tests.serial import some
 
 GENEROUS = 30  # seconds until a test that hangs fails

@@ -16,7 +16,7 @@ from autosched.runtime.backends import Step
 from autosched.runtime.backends.host import Host
 from autosched.simulation.footprint import footprint, memory_over_time
 from autosched.testing import graphs, inputs_for, machines
-from autosched.testing.scattering import scattered
+from autosched.testing.checking import scattered
 from autosched.timeline.timeline import Span, Timeline, what
 
 

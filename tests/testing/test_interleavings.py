@@ -19,7 +19,7 @@ import autosched as asc
 from autosched.program.program import Instruction, Program, Record, Run, Stream, Wait
 from autosched.testing import explore, following, graphs, inputs_for, interleavings, machines, races
 from autosched.testing.comparing import bits
-from autosched.testing.exploring import attempt
+from autosched.testing.interleavings import attempt
 from autosched.testing.reference import Reference, Setting
 
 TWO = ("cpu", "cuda:0")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import autosched as asc
 from autosched.placement import home
 from autosched.runtime.replay.cuda_graphs import Replay
-from autosched.testing.scattering import scattered
+from autosched.testing.checking import scattered
 from autosched.testing.strategies import graphs, inputs_for, mix, noisy
 from tests.gpu.fake_gpu import playing
 

@@ -1,0 +1,620 @@
+"""Suggest remedies that leave devices and order as they are.
+
+Each function yields remedies, with the predicted makespan, or notes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from autosched._lib.text import amount, count, device_list, duration, file_name, name_list, percent
+from autosched.costs.costs import Costs, Replay
+from autosched.errors import AutoschedError, ScheduleError
+from autosched.explanation.advice import LEAST, Remedy, fewest
+from autosched.explanation.case import SMALL, Case
+from autosched.explanation.facts import Predecessor
+from autosched.explanation.placements import promised
+from autosched.graph.graph import Task, Value
+from autosched.machine.machine import Device, Link, Machine
+from autosched.placement import Placement, choices, home
+from autosched.policies import single_on
+from autosched.program.program import Copy, Program, Run, Stream, Wait
+from autosched.simulation.simulate import is_pageable, makespan
+
+__all__ = [
+    "add_copy_streams",
+    "avoid_host_reads",
+    "fuse_launches",
+    "host_note",
+    "host_read_note",
+    "is_issued_late",
+    "keep_inputs",
+    "pageable_note",
+    "pin_memory",
+    "reloads",
+    "replay_launches",
+    "spill_note",
+]
+
+_PAGEABLE = 0.1  # of the makespan, from which pageable memory is mentioned
+_MOST = 4_000  # copies, each with a stream of its own at first: lowering takes long for more
+
+
+# ---- page-locked memory
+#
+# A caller's host memory may be pageable. Host memory that the runtime allocates is not, since
+# ``to("cpu", non_blocking=True)`` returns page-locked memory. So a copy is slow because of the
+# caller's tensor that it reads or overwrites.
+
+
+def _pageable_copies(case: Case, costs: Costs) -> dict[str, Copy]:
+    """Return the first copy of each input and constant that is in pageable memory."""
+    found: dict[str, Copy] = {}
+    for copy in case.program:
+        if isinstance(copy, Copy) and is_pageable(copy, case.graph, case.machine, costs):
+            root = case.graph.value(copy.value).root
+            found.setdefault(case.graph.values[root].name, copy)
+    return found
+
+
+def pin_memory(case: Case) -> Iterator[Remedy]:
+    """Suggest inputs and constants to put into page-locked memory."""
+    slow = _pageable_copies(case, case.costs)
+    if not slow:
+        return
+    nbytes = {name: case.costs.value_nbytes(case.graph.value(name)) for name in slow}
+    largest = sorted(slow, key=lambda name: -nbytes[name])
+
+    def with_pinned(pinned: Sequence[str]) -> Case:
+        pageable = case.costs.pageable.difference(pinned)
+        return case.with_costs(replace(case.costs, pageable=pageable))
+
+    pinned, makespan = fewest(largest, case.makespan, lambda some: with_pinned(some).makespan)
+    if makespan < (1 - LEAST) * case.makespan:
+        makespan = promised(with_pinned(pinned))
+    size = amount(sum(nbytes[name] for name in pinned), "B")
+    copy = slow[pinned[0]]
+    rates = _rates(case.machine.link(copy.source, copy.destination))
+    lies, is_ = ("it lies", "is") if len(pinned) == 1 else ("they lie", "are")
+    where = f"{lies} in pageable host memory and {is_} copied {rates}"
+    words = f"pin {name_list(pinned)} ({size}), by .pin_memory(): {where}"
+    yield Remedy("pin", words, (), tuple(pinned), makespan)
+
+
+def pageable_note(case: Case) -> tuple[str, ...]:
+    """Note the cost of pageable memory on an emulated machine."""
+    if not case.machine.imagined or case.costs.pageable:
+        return ()
+    sources = {value.name: case.costs.value_nbytes(value) for value in case.graph.sources}
+    slower = case.with_costs(replace(case.costs, pageable=frozenset(sources)))
+    copied = _pageable_copies(case, slower.costs)
+    if slower.makespan <= (1 + _PAGEABLE) * case.makespan:
+        return ()
+    largest = sorted((name for name in sources if name in copied), key=lambda name: -sources[name])
+    return (
+        f"host memory is taken to be page-locked; if {name_list(largest)} were not, the run would "
+        f"take {duration(slower.makespan)}: costs.override(pageable=[...]) tells of it",
+    )
+
+
+def _rates(link: Link | None) -> str:
+    """Write the rate of a link for pageable memory, and its full rate."""
+    if link is None or link.pageable_bytes_per_second is None:
+        return "as fast as any other"
+    slow = amount(link.pageable_bytes_per_second, "B/s")
+    return f"at {slow} instead of {amount(link.bytes_per_second, 'B/s')}"
+
+
+# ---- copy streams
+
+
+def add_copy_streams(case: Case, before: Sequence[Sequence[Predecessor]]) -> Iterator[Remedy]:
+    """Suggest a copy stream for each link, if copies are queued.
+
+    Copies over the same link share its rate, so a stream for each copy is never suggested.
+    """
+    queues = _queued_copies(case, before)
+    copies = sum(isinstance(i, Copy) for i in case.program)
+    if not queues or not case.machine.contention or copies > _MOST or case.machine.ranks:
+        return
+    stream, waits = max(queues.items(), key=lambda item: sum(item[1].values()))
+    values = tuple(sorted(waits, key=lambda name: -waits[name]))
+    imagined = case.machine.imagined
+    free = Machine(
+        case.machine.devices,
+        case.machine.links,
+        contention=False,
+        imagined=imagined,
+        network=case.machine.network,
+    )
+    apart = case.placed(case.placement, free)
+    words = (
+        f"{count(len(values), 'copy')} {'stands' if len(values) == 1 else 'stand'} in line on "
+        f"{stream}, for up to {duration(waits[values[0]])} ({name_list(values)}): a copy stream "
+        "for each link lets copies by different links go at once, where these are independent "
+        "(by hand, in schedule.code)"
+    )
+    by_link = replace(apart, program=_with_streams_by_link(apart.program)).makespan
+    yield Remedy("copy streams", words, (), values, by_link)
+
+
+def _queued_copies(
+    case: Case, before: Sequence[Sequence[Predecessor]]
+) -> dict[Stream, dict[str, float]]:
+    """Return for each copy stream the copies that were queued there, and how long."""
+    spans = case.predicted.spans
+    ended = {span.name: span.end for span in spans if span.kind == "run"}
+    waits: dict[Stream, dict[str, float]] = {}
+    for span, some in zip(spans, before, strict=True):
+        copy = case.program.instructions[span.instruction]
+        if not isinstance(copy, Copy):
+            continue
+        # An earlier copy may have waited for the producer already; then no arrow leads to this one.
+        made = ended.get(case.maker(copy) or "", 0.0)
+        ready = max([made, *(spans[b.span].end for b in some if b.needed)])
+        ahead = [b.span for b in some if _is_queued_after(case, copy, b)]
+        last = max(ahead, key=lambda other: (spans[other].end, other), default=None)
+        if last is not None and spans[last].end > ready:
+            stream = next(s for s in span.streams if s in spans[last].streams)
+            queue = waits.setdefault(stream, {})
+            queue[span.name] = max(queue.get(span.name, 0.0), spans[last].end - ready)
+    return waits
+
+
+def _is_queued_after(case: Case, copy: Copy, before: Predecessor) -> bool:
+    """Whether a copy waits for one on another link."""
+    if before.cause != "batch":
+        return before.cause == "link"
+    other = case.program.instructions[case.predicted.spans[before.span].instruction]
+    return not (isinstance(other, Copy) and other.source == copy.source)
+
+
+def _with_streams_by_link(program: Program) -> Program:
+    """Return a program with one copy stream for each pair of source and destination."""
+    streams = {
+        copy.stream: Stream(copy.stream.device, f"copies {copy.source} to {copy.destination}")
+        for copy in program
+        if isinstance(copy, Copy)
+    }
+    moved = [replace(i, stream=streams.get(i.stream, i.stream)) for i in program]
+    return replace(program, instructions=tuple(moved))
+
+
+# ---- spilled values
+
+
+def reloads(case: Case) -> Iterator[Copy]:
+    """Yield the copies that reload a value to a device where it was before."""
+    seen: set[tuple[str, int, str]] = set()
+    for copy in case.program:
+        if isinstance(copy, Copy) and not copy.overwrite:
+            arrival = copy.value, copy.version, copy.destination
+            maker = case.maker(copy)
+            made = None if maker is None else case.placement.device[maker]
+            if arrival in seen or made == copy.destination:
+                yield copy
+            seen.add(arrival)
+
+
+def spill_note(case: Case) -> tuple[str, ...]:
+    """Describe what had to be spilled and reloaded because memory is limited."""
+    found = list(reloads(case))
+    if not found:
+        return ()
+    size = sum(case.costs.value_nbytes(case.graph.value(copy.value)) for copy in found)
+    devices = device_list(list(dict.fromkeys(copy.destination for copy in found)))
+    values = name_list(list(dict.fromkeys(copy.value for copy in found)))
+    brings = "brings" if len(found) == 1 else "bring"
+    again = f"{count(len(found), 'copy')} {brings} back {values} ({amount(size, 'B')})"
+    return (f"the memory of {devices} does not hold all at once: {again}",)
+
+
+# ---- inputs that stay on accelerators
+#
+# Inputs that tasks write, and constants, are the same tensors in each run. Only the user knows
+# whether other inputs are too: they may be weights or a new batch. Advice about them states that
+# condition.
+
+
+_FEW = 4  # devices, up to which the inputs to keep on each are listed
+_SHOWN = 3  # inputs that are named
+
+_Homes = Mapping[str, str]
+
+
+def keep_inputs(case: Case) -> Iterator[Remedy]:
+    """Suggest inputs and constants to keep on accelerators.
+
+    Each variant is planned and simulated.
+    """
+    certain, possible = _constant_sources(case)
+    best = case.makespan
+    both = [*possible, *certain] if possible else []
+    for kind, values in (("keep", certain), ("keep inputs", both)):
+        remedies = _kept_remedies(case, kind, values)
+        remedy = min(remedies, key=lambda remedy: remedy.makespan, default=None)
+        if remedy is not None and best - remedy.makespan > LEAST * case.makespan:
+            best = remedy.makespan
+            yield remedy
+
+
+def _constant_sources(case: Case) -> tuple[list[Value], list[Value]]:
+    """Return the host sources that stay the same in each run, or may.
+
+    Not all of the latter can be, or each run would compute the same: the smallest is left out.
+    """
+    certain = list[Value]()
+    possible = list[Value]()
+    for value in case.graph.sources:
+        if case.machine.device(home(case.graph, case.machine, value)).kind == "cpu":
+            stays = case.graph.last_version(value.index) > 0 or value.tensor is not None
+            (certain if stays else possible).append(value)
+    return certain, _largest(case, possible)[:-1]
+
+
+def _largest(case: Case, values: Sequence[Value]) -> list[Value]:
+    """Return the largest values first; of ties the first input, often the batch, is last."""
+    return sorted(values, key=lambda value: (-case.costs.value_nbytes(value), -value.index))
+
+
+def _kept_remedies(case: Case, kind: str, values: Sequence[Value]) -> Iterator[Remedy]:
+    """Yield remedies that keep inputs, placed as before or on one accelerator."""
+    names = [value.name for value in _largest(case, values)]
+    used = _destinations(case, names)
+    if used:
+        yield _kept_remedy(case, kind, [name for name in names if name in used], used, None)
+    for device in _accelerator_kinds(case) if names and len(case.graph) <= SMALL else ():
+        yield _kept_remedy(case, kind, names, dict.fromkeys(names, device), device)
+
+
+def _accelerator_kinds(case: Case) -> list[str]:
+    """Return an accelerator of each kind, in the machine's order."""
+    first: dict[Device, str] = {}
+    bound = {task.device for task in case.bound}
+    for name in case.machine.accelerators:
+        device = case.machine.device(name)
+        anonymous = replace(device, name=device.kind, physical=None)
+        first.setdefault(device if name in bound else anonymous, name)
+    return list(first.values())
+
+
+def _destinations(case: Case, names: Sequence[str]) -> dict[str, str]:
+    """Return the first accelerator to which each input is copied from its home."""
+    found: dict[str, str] = {}
+    for copy in case.program:
+        if isinstance(copy, Copy) and copy.value in names and not copy.overwrite:
+            value = case.graph.value(copy.value)
+            goes = case.machine.device(copy.destination).kind != "cpu"
+            if goes and copy.source == home(case.graph, case.machine, value):
+                found.setdefault(copy.value, copy.destination)
+    return found
+
+
+def _kept_remedy(
+    case: Case, kind: str, names: Sequence[str], homes: _Homes, device: str | None
+) -> Remedy:
+    """Return the effect of keeping the first few of these inputs on accelerators.
+
+    If ``device`` is given, all tasks are placed there.
+    """
+
+    def kept(moved: Sequence[str]) -> Case:
+        graph = case.graph.pinned({name: homes[name] for name in moved})
+        placement = case.placement
+        if device is not None:
+            placement = single_on(device)(graph, case.machine, case.costs)
+        return replace(case, graph=graph).placed(placement)
+
+    def makespan_with(moved: Sequence[str]) -> float:
+        try:
+            return kept(moved).makespan
+        except AutoschedError:  # it does not fit there, or there is no link
+            return math.inf
+
+    inputs, makespan = fewest(names, case.makespan, makespan_with, case.tries)
+    if device is None and makespan < (1 - LEAST) * case.makespan:
+        makespan = promised(kept(inputs))
+    return Remedy(kind, _kept_words(case, kind, inputs, homes), (), tuple(inputs), makespan)
+
+
+def _kept_words(case: Case, kind: str, inputs: Sequence[str], homes: _Homes) -> str:
+    devices = list(dict.fromkeys(homes[name] for name in inputs))
+    if len(devices) < _FEW:
+        groups = ([name for name in inputs if homes[name] == device] for device in devices)
+        pairs = zip(groups, devices, strict=True)
+        what = " and ".join(f"{name_list(group)} on {device}" for group, device in pairs)
+    else:
+        what = f"{name_list(inputs)} where they are used"
+    size = amount(sum(case.costs.value_nbytes(case.graph.value(name)) for name in inputs), "B")
+    shown = ", ".join(f"{name!r}: {homes[name]!r}" for name in inputs[:_SHOWN])
+    more = ", ..." if len(inputs) > _SHOWN else ""
+    one = len(inputs) == 1
+    if _destinations(case, inputs):
+        why = f"{'it travels' if one else 'they travel'} from the host in each run"
+    else:
+        it = "it" if one else "they"
+        why = f"elsewhere than on the host {it} would have to travel in each run"
+    same = "it is the same tensor" if one else "they are the same tensors"
+    condition = f", if {same} in each run, as weights are" if kind == "keep inputs" else ""
+    return f"keep {what} ({size}), by inputs={{{shown}{more}}}{condition}: {why}"
+
+
+# ---- tasks that take less time than their launch, and busy threads
+#
+# Merging saves no launches, because a merged task calls its operators one by one. So the advice is
+# to fuse kernels or to replay a CUDA graph, for merged tasks too.
+
+
+def fuse_launches(case: Case) -> Iterator[Remedy]:
+    """Suggest fusing tasks that take longer to launch than to run.
+
+    Consecutive tasks that are launched as one would pay for one launch. ``asc.merge`` alone does
+    not achieve that: the operators of a merged task are launched one by one, and count here like
+    consecutive tasks.
+    """
+    rows = _launch_bound_rows(case)
+    saved = {i: launch for row in rows for i, launch in row.items()}
+    heads = set(map(min, rows))
+    for first in heads:
+        saved[first] -= min(saved[first], _device(case, first).launch_seconds)
+    if not any(saved.values()):
+        return
+    faster = [seconds - saved.get(i, 0.0) for i, seconds in enumerate(case.seconds)]
+    tiny = [i for row in rows for i in row]
+    tasks = [_task(case, i) for i in tiny]
+    names = tuple(task.name for task in tasks)
+    launch = sum(sum(row.values()) for row in rows)
+    whole = sum(case.seconds[i] for i in tiny)
+    words = (
+        f"{count(len(tasks), 'task')} of about {duration(whole / len(tasks))} "
+        f"({name_list(names)}, {file_name(tasks[0].source)}) "
+        f"{'costs' if len(tasks) == 1 else 'cost'} more to launch ({duration(launch)}) than to run "
+        f"({duration(whole - launch)}): merge kernels into one (torch.compile), "
+        "or replay all as a CUDA graph, by asc.schedule(..., replay=True)"
+    )
+    yield Remedy("launch", words, names, (), case.timed(faster, saved.keys() - heads))
+
+
+def replay_launches(case: Case) -> Iterator[Remedy]:
+    """Suggest replaying CUDA graphs if threads of the host are busy issuing work."""
+    if is_issued_late(case) and case.costs.replay is None:
+        replayed = case.with_costs(replace(case.costs, replay=Replay()))
+        words = f"{_busy(case)}: replay CUDA graphs, by asc.schedule(..., replay=True)"
+        yield Remedy("launch", words, (), (), promised(replayed))
+
+
+def host_note(case: Case) -> tuple[str, ...]:
+    """Note that the host bounds the makespan, if it would be shorter with work issued in no time."""
+    if not is_issued_late(case):
+        return ()
+    free = duration(makespan(case.program, case.seconds))
+    return (f"the host bounds the run: {_busy(case)}; issued in no time, it would take {free}",)
+
+
+def is_issued_late(case: Case) -> bool:
+    """Return whether issuing work prolongs the run."""
+    least = 0.0 if case.issuing is None else makespan(case.program, case.seconds)
+    return case.issuing is not None and case.makespan - least > LEAST * case.makespan
+
+
+def _busy(case: Case) -> str:
+    assert case.issuing is not None
+    thread = dict(zip(case.program.streams, case.issuing.thread.tolist(), strict=True))
+    busy: dict[int, float] = {}
+    for instruction, seconds in zip(case.program, case.issuing.seconds.tolist(), strict=True):
+        number = thread[instruction.stream]
+        busy[number] = busy.get(number, float(case.issuing.begin[0])) + seconds
+    return f"one thread is busy for {duration(max(busy.values()))} with issuing work"
+
+
+def _launch_bound_rows(case: Case) -> list[dict[int, float]]:
+    """Return rows of consecutive tiny tasks on a stream: their launch seconds by instruction."""
+    rows: list[dict[int, float]] = []
+    open_rows: dict[Stream, dict[int, float]] = {}
+    for i, instruction in enumerate(case.program):
+        if isinstance(instruction, Wait):
+            open_rows.pop(instruction.stream, None)
+        elif isinstance(instruction, Run) and case.seconds[i]:
+            device = _device(case, i)
+            launch = min(_launch_seconds(case, _task(case, i), device), case.seconds[i])
+            if not device.is_accelerator or launch <= case.seconds[i] / 2:
+                open_rows.pop(instruction.stream, None)
+                continue
+            if instruction.stream not in open_rows:
+                rows.append(open_rows.setdefault(instruction.stream, {}))
+            open_rows[instruction.stream][i] = launch
+    return [
+        row
+        for row in rows
+        if len(row) > 1 or any(row[i] > _device(case, i).launch_seconds for i in row)
+    ]
+
+
+def _launch_seconds(case: Case, task: Task, device: Device) -> float:
+    """Return the launch time of a task, which is part of its duration."""
+    return device.launch_seconds * case.costs.launches(task)
+
+
+def _device(case: Case, instruction: int) -> Device:
+    return case.machine.device(case.program.instructions[instruction].stream.device)
+
+
+def _task(case: Case, instruction: int) -> Task:
+    run = case.program.instructions[instruction]
+    assert isinstance(run, Run)
+    return case.graph.task(run.task)
+
+
+# ---- reads on the host
+
+
+# Called by .item(), float() and similar functions.
+_READS = ("_local_scalar_dense", "item", "tolist", "numpy", "cpu")
+
+
+def avoid_host_reads(case: Case, idle_by_span: Mapping[int, float]) -> Iterator[Remedy]:
+    """Suggest removing host tasks that read results of accelerators and delay accelerators.
+
+    ``idle_by_span`` is how long accelerators waited for each span. Tasks that a policy put on the
+    host are not included.
+    """
+    waited = _waited_for_readers(case, idle_by_span)
+    needed, last = _delaying_readers(case, waited)
+    if needed:
+        tasks, makespan = fewest(needed, case.makespan, lambda some: _makespan_without(case, some))
+        what, how = _alternative(tasks)
+        yield _read_remedy(case, tasks, waited, f"{what} ({how})", makespan)
+    if sum(waited[task.name] for task in last) > LEAST * case.makespan:
+        tasks, makespan = fewest(
+            last, case.makespan, lambda some: _makespan_if_last(case, some), case.tries
+        )
+        yield _read_remedy(case, tasks, waited, "read it after all else", makespan)
+
+
+def host_read_note(case: Case, idle_by_span: Mapping[int, float]) -> tuple[str, ...]:
+    """List host tasks that accelerators wait for, if the predicted cost is small.
+
+    The real cost may be larger.
+    """
+    waited = _waited_for_readers(case, idle_by_span)
+    needed, _ = _delaying_readers(case, waited)
+    saved = case.makespan - _makespan_without(case, needed) if needed else 0.0
+    if not 0 < saved <= LEAST * case.makespan:
+        return ()
+    what, _ = _alternative(needed)
+    cure = f"to {what} would save {percent(saved / case.makespan)}, as predicted"
+    return (_read_remedy(case, needed, waited, cure, case.makespan).words,)
+
+
+def _alternative(tasks: Sequence[Task]) -> tuple[str, str]:
+    """Return what to do instead of host tasks, and how.
+
+    For example, a number that torch reads can stay a tensor.
+    """
+    functions = [str(getattr(task.fn, "__name__", "")).partition(".")[0] for task in tasks]
+    if all(name in _READS for name in functions):
+        return "keep it on the device", "no .item(), float() or .cpu()"
+    them = "it" if len(tasks) == 1 else "them"
+    how = "leave out what needs the result, or let it take that of an earlier run"
+    return f"do without {them}", how
+
+
+def _read_remedy(
+    case: Case, tasks: Sequence[Task], waited: Mapping[str, float], cure: str, makespan: float
+) -> Remedy:
+    values = tuple(dict.fromkeys(name for task in tasks for name in _read_results(case, task)))
+    names = tuple(task.name for task in tasks)
+    one_task = len(names) == 1
+    one_device = len(case.used) == 1
+    words = (
+        f"{name_list(names)} ({file_name(tasks[0].source)}) {'reads' if one_task else 'read'} "
+        f"{name_list(values)} on the host, and {device_list(case.used)} "
+        f"{'waits' if one_device else 'wait'} {duration(sum(map(waited.__getitem__, names)))} "
+        f"for that: {cure}"
+    )
+    return Remedy("host read", words, names, values, makespan)
+
+
+# ---- tasks that read on the host
+
+
+def _delaying_readers(case: Case, waited: Mapping[str, float]) -> tuple[list[Task], list[Task]]:
+    """Return the host tasks for which accelerators wait, the longest wait first.
+
+    They are those whose results accelerators need, and others, separately.
+    """
+    allowed = choices(case.graph, case.machine).devices
+    readers = [
+        task
+        for task in case.graph.tasks
+        if waited.get(task.name) and len(allowed[task.index]) == 1 and _read_results(case, task)
+    ]
+    readers.sort(key=lambda task: -float(f"{waited[task.name]:.3g}"))
+    back = _leading_to_accelerators(case)
+    needed = [task for task in readers if task.index in back]
+    return needed, [task for task in readers if task.index not in back]
+
+
+def _read_results(case: Case, task: Task) -> list[str]:
+    """Return the results of accelerators that a host task reads."""
+    if _is_accelerated(case, task):
+        return []
+    made = ((use, case.graph.maker(use)) for use in case.graph.needs(task))
+    return [
+        case.graph.values[use.value].name
+        for use, maker in made
+        if maker is not None and _is_accelerated(case, case.graph.tasks[maker])
+    ]
+
+
+def _is_accelerated(case: Case, task: Task) -> bool:
+    return case.machine.device(case.placement.device[task.name]).is_accelerator
+
+
+def _waited_for_readers(case: Case, idle_by_span: Mapping[int, float]) -> dict[str, float]:
+    """Return by task how long accelerators waited for it and its inputs."""
+    readers: dict[tuple[str, str], str] = {}
+    for task in case.graph.tasks:
+        for value in _read_results(case, task):
+            readers.setdefault((value, case.placement.device[task.name]), task.name)
+    waited: dict[str, float] = {}
+    for span, seconds in idle_by_span.items():
+        instruction = case.program.instructions[case.predicted.spans[span].instruction]
+        name = None
+        if isinstance(instruction, Run):
+            name = instruction.task
+        elif isinstance(instruction, Copy):
+            name = readers.get((instruction.value, instruction.destination))
+        if name is not None:
+            waited[name] = waited.get(name, 0.0) + seconds
+    return waited
+
+
+def _leading_to_accelerators(case: Case) -> set[int]:
+    """Return the tasks on accelerators, and those with successors there."""
+    found: set[int] = set()
+    for task in reversed(case.graph.tasks):
+        if _is_accelerated(case, task) or not found.isdisjoint(case.graph.users[task.index]):
+            found.add(task.index)
+    return found
+
+
+# ---- what-if predictions
+
+
+def _makespan_without(case: Case, tasks: Sequence[Task]) -> float:
+    """Return the makespan if tasks and their copies took no time."""
+    names = {task.name for task in tasks}
+    host = {case.placement.device[task.name] for task in tasks}
+    values = case.graph.values
+    read = {values[use.value].name for task in tasks for use in case.graph.needs(task)}
+    made = {values[use.value].name for t in tasks for use in (*t.outputs, *t.changes)}
+    seconds = list(case.seconds)
+    for i, instruction in enumerate(case.program):
+        match instruction:
+            case Run(_, name) if name in names:
+                seconds[i] = 0.0
+            case Copy(value=value) if value in read and instruction.destination in host:
+                seconds[i] = 0.0
+            case Copy(value=value) if value in made and instruction.source in host:
+                seconds[i] = 0.0
+    return case.timed(seconds)
+
+
+def _makespan_if_last(case: Case, tasks: Iterable[Task]) -> float:
+    """Return the makespan if tasks and their successors ran last; infinity if impossible."""
+    late: set[int] = set()
+    pending = [task.index for task in tasks]
+    while pending:
+        index = pending.pop()
+        if index not in late:
+            late.add(index)
+            pending += case.graph.users[index]
+    names = {case.graph.tasks[index].name for index in late}
+    order = sorted(case.placement.order, key=names.__contains__)  # stable: false comes first
+    try:
+        return case.placed(Placement(case.placement.device, tuple(order))).makespan
+    except ScheduleError:
+        return math.inf
