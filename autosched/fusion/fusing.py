@@ -11,12 +11,14 @@
 from __future__ import annotations
 
 import contextlib
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, overload
 
 import torch
 
+from autosched._lib.tree import flatten, transform
 from autosched.coarsening.merging import carried, merged
 from autosched.costs.costs import Costs
 from autosched.costs.estimate import Estimate, estimate
@@ -30,17 +32,18 @@ from autosched.fusion.candidates import (
     seconds_with_waits,
     unfusable,
 )
-from autosched.fusion.estimate import region_seconds
 from autosched.fusion.inductor import unavailable
 from autosched.fusion.region import Region
-from autosched.fusion.timing import copied, run_times
 from autosched.graph.composite import Composite
 from autosched.graph.graph import HOST, Graph
 from autosched.graph.task import Seconds, Task
 from autosched.graph.value import Value
 from autosched.machine.cluster import joined
-from autosched.machine.machine import Machine
+from autosched.machine.machine import Device, Machine
 from autosched.measurement import measure_costs
+from autosched.measurement.hardware import torch_device
+from autosched.measurement.sanity import work_of
+from autosched.measurement.stopwatch import synchronize
 from autosched.measurement.tasks import preserved_random_state, run_on_models
 from autosched.placement import Placement
 from autosched.policies import Policy
@@ -454,3 +457,121 @@ def _intra_op_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+# ---- seconds of a region before it is compiled
+#
+# Inductor calls the library's kernel for a matrix product, a convolution or attention, as eager mode
+# does, and fuses the other operators around it. So the estimate keeps the time of operators that
+# compute more than they move. The others save the bytes that stay inside the region, and all launches
+# but one for each kernel of a library.
+
+
+def region_seconds(
+    composite: Composite, values: Sequence[Value], costs: Costs, device: Device
+) -> float:
+    """Return the seconds of a region on a device; ``values`` are those of its tasks' graph."""
+    tasks = [task for task in composite.tasks if not task.view]
+    work = {task.index: work_of(task, costs) for task in tasks}
+    # Elementwise operators compute at most one operation per byte.
+    heavy = [t for t in tasks if (found := work[t.index]) and found.flops > found.nbytes]
+    light = [task for task in tasks if task not in heavy]
+    launched = sum(max(1, len(task.operators)) for task in light)
+    before = sum(costs.task_seconds(task, device) for task in light)
+    busy = max(0.0, before - device.launch_seconds * launched)
+    launches = device.launch_seconds * min(launched, len(heavy) + 1)
+    moved = [0.0 if (found := work[task.index]) is None else found.nbytes for task in light]
+    part = 1.0
+    if all(moved) and moved:
+        part = min(1.0, _outside(composite, light, values, costs) / sum(moved))
+    rest = sum(costs.task_seconds(task, device) for task in heavy)
+    return rest + min(before, launches + busy * part)
+
+
+def _outside(
+    composite: Composite, light: Sequence[Task], values: Sequence[Value], costs: Costs
+) -> float:
+    """Return the bytes that these tasks of a region read from others, or make for others."""
+    own = {task.index for task in light}
+    made = {use.value for task in light for use in task.outputs}
+    read = {use.value for task in light for use in task.reads} - made
+    others = (task for task in composite.tasks if task.index not in own)
+    needed = {use.value for task in others for use in task.reads} | set(composite.gives)
+    written = {use.value for task in light for use in task.writes}
+    moved = [*read, *(made & needed), *written]
+    return sum(costs.nbytes.get(values[value].name, 0.0) for value in moved)
+
+
+# ---- schedules compared by running them
+
+_TURNS = 3
+_RUNS = 9  # in a turn
+_LONGEST = 0.3  # seconds of timed runs in a turn; at least one is timed
+# Seconds of runs before those of a turn are timed. Threads of OpenMP that the schedule before used
+# wait actively for milliseconds; 17 after a turn of theirs, each of two streams has a core again.
+_SETTLING = 0.03
+
+
+def run_times(schedules: Sequence[Schedule], inputs: Mapping[str, Any]) -> list[float]:
+    """Return the least seconds of a run of each schedule; ``inputs`` stay as they are.
+
+    The schedules are of graphs with the same inputs, for one real machine. They take turns, so that
+    a change of the machine's speed affects all of them; runs of a turn are timed when caches and
+    threads are as they are in a loop. Each run begins with the same inputs: a counter of positions,
+    for example, would leave its cache.
+    """
+    machine = schedules[0].machine
+    devices = list(dict.fromkeys(map(torch_device, machine.devices)))
+    copies = [copied(made, inputs) for made in schedules]
+    times: list[list[float]] = [[] for _ in schedules]
+
+    def run(made: Schedule, given: Mapping[str, Any]) -> float:
+        _restore(given, inputs)
+        synchronize(*devices)
+        start = time.perf_counter()
+        made(**given)
+        synchronize(*devices)
+        return time.perf_counter() - start
+
+    with preserved_random_state(machine):
+        for _ in range(_TURNS):
+            for made, given, found in zip(schedules, copies, times, strict=True):
+                begun = time.perf_counter()
+                run(made, given)
+                while time.perf_counter() - begun < _SETTLING:
+                    run(made, given)
+                begun = time.perf_counter()
+                for _ in range(_RUNS):
+                    found.append(run(made, given))
+                    if time.perf_counter() - begun > _LONGEST:
+                        break
+    return [min(found) for found in times]  # what disturbs a run makes it longer
+
+
+def copied(made: Schedule, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs of a run, with copies of what tasks write."""
+    graph = made.graph
+    written = {
+        value.name
+        for value in graph.sources
+        if any(graph.last_version(member) for member in graph.members(value.index))
+    }
+    return {
+        name: transform(_copy, item) if name in written else item for name, item in inputs.items()
+    }
+
+
+def _copy(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    # Regions are compiled for arguments that require gradients, or do not.
+    return leaf.detach().clone().requires_grad_(leaf.requires_grad and leaf.is_leaf)
+
+
+def _restore(copies: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+    """Give copies the values of the inputs again."""
+    with torch.no_grad():
+        for name, item in copies.items():
+            for leaf, before in zip(flatten(item), flatten(inputs[name]), strict=True):
+                if leaf is not before:
+                    leaf.copy_(before)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import autosched as asc
 from autosched.errors import InterleavingError
-from autosched.fusion.comparison import Results, find_mismatch, references
+from autosched.fusion.region import Results, find_mismatch, references
 from tests.fusion.regions import call, compiled_by, region, region_of
 
 aten = torch.ops.aten

@@ -9,7 +9,7 @@ import torch
 
 import autosched as asc
 from autosched.costs.estimate import estimate
-from autosched.fusion.estimate import region_seconds
+from autosched.fusion.fusing import region_seconds
 from autosched.graph.composite import Composite
 from autosched.measurement.sanity import least_work, work_of
 from tests.fusion.regions import compiled_by

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import autosched as asc
-from autosched.fusion.timing import run_times
+from autosched.fusion.fusing import run_times
 
 
 def test_inputs_and_random_numbers_stay_as_they_are() -> None:
