@@ -16,7 +16,6 @@ compiled          functions that are captured and scheduled when they are called
 modules           compiled modules, which autograd records
 guards            whether a call can use an earlier capture
 reachability      the non-tensor objects that a function can read
-texts             which lists of strings a function reads
 recaptures        why a call cannot use an earlier capture
 every_rank        functions that all ranks of a machine call together
 

@@ -127,7 +127,6 @@ class _Builder:
         self.graph = graph
         self.traced = traced
         graph.returned = traced.returned
-        graph.reads = traced.read
         graph.gone = traced.gone
         graph.switched = traced.switched
         graph.made = {name: place for name, place in traced.outputs.items() if place}

@@ -72,7 +72,6 @@ class Captured(Graph):
         # The function's result, with an ``Output`` for each tensor.
         self.returned: Any = None
         self.settings = Settings()  # of optimizers, as inputs
-        self.reads: list[bool] = []  # whether it read each list of strings among its arguments
         # Outputs that are new state, and their places; places that are empty afterwards.
         self.made: dict[str, Place] = {}
         self.gone: tuple[Place, ...] = ()

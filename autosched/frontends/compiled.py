@@ -276,7 +276,6 @@ class Compiled:
                 self._varying.keep(constant)
                 rest = state.items_of(graph.settings.wanted)
                 reach = Reach([self.fn, *arguments.others], varying=rest)
-        arguments.forget(graph.reads)
         key = capture_key(state, reach, arguments, given)
         guard = Guard(state, reach, arguments, given)
         entry = _Entry(key, graph, made, ends, guard, graph.settings.reader(state))

@@ -30,7 +30,6 @@ from autosched._lib.containers import parts_of
 from autosched._lib.tensor_guards import have_hooks, recognizer
 from autosched.frontends.reachability import Reach, is_value, value_key
 from autosched.frontends.state import State, hooks_of
-from autosched.frontends.texts import ANY, is_texts
 
 __all__ = ["Arguments", "Guard", "Watch", "capture_key"]
 
@@ -38,25 +37,17 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Arguments:
-    """The arguments of a call: tensors, lists of strings, other objects, and a key."""
+    """The arguments of a call: tensors, other objects, and a key."""
 
     def __init__(self, args: Any, kwargs: Mapping[str, Any]):
         self.tensors: list[torch.Tensor] = []
-        self.texts: list[Any] = []
         self.others: list[Any] = []
         self.key = tuple([self._of(item) for item in (*args, kwargs)])
-
-    def forget(self, read: list[bool]) -> None:
-        """Let all texts take the place of those that a capture did not read."""
-        self.texts = [text if known else ANY for text, known in zip(self.texts, read, strict=True)]
 
     def _of(self, tree: Any) -> Any:
         if isinstance(tree, torch.Tensor):
             self.tensors.append(tree)
             return _properties(tree)
-        if is_texts(tree):
-            self.texts.append(tuple(tree))
-            return type(tree), len(tree)
         if isinstance(tree, (tuple, list)):
             return type(tree), tuple([self._of(item) for item in tree])
         if isinstance(tree, dict):
@@ -78,7 +69,6 @@ class Guard:
         self._settings = _settings()
         self._key = arguments.key
         self._others = arguments.others
-        self._texts = arguments.texts
         self._names = [
             name for tensor in arguments.tensors for name, item in given.items() if item is tensor
         ]
@@ -94,7 +84,6 @@ class Guard:
         if (
             len(self._names) != len(arguments.tensors)  # one came twice, and would have to again
             or arguments.key != self._key
-            or self._texts != arguments.texts
             or not all(map(is_, arguments.others, self._others))
             or _settings() != self._settings
             or not self._unchanged()
@@ -120,8 +109,7 @@ def capture_key(state: State, reach: Reach, arguments: Arguments, given: Tensors
         (name, first.setdefault(id(tensor), name), _properties(tensor))
         for name, tensor in {**state.tensors(), **given}.items()
     )
-    values = (arguments.key, *arguments.texts)
-    return tensors, values, tuple(reach.key), repr(state.numbers()), _settings()
+    return tensors, arguments.key, tuple(reach.key), repr(state.numbers()), _settings()
 
 
 def _settings() -> Hashable:

@@ -60,7 +60,7 @@ def remedy(found: Sequence[tuple[str, str]], settings: frozenset[str]) -> str:
             "into a part of one that has its largest shape"
         )
     elif any(how.startswith(("'", '"')) for _, how in found):
-        advice = "leave a text that no operator reads out of the arguments, or put it into a list"
+        advice = "leave a text that no operator reads out of the arguments"
     else:
         advice = (
             "pass what changes as a tensor, or do not change it; if it is a length, pad to one of "

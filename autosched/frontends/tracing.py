@@ -40,7 +40,6 @@ from autosched.frontends.rectified import selecting_updates
 from autosched.frontends.settings import Number, Settings, values_of, without_reads, without_repeats
 from autosched.frontends.side_effects import SideEffects, TensorProperties
 from autosched.frontends.state import Place, State, hooks_of
-from autosched.frontends.texts import tracked
 from autosched.frontends.unsupported import definition_of, failure_message, refusal
 
 __all__ = ["Trace", "generator_id", "trace"]
@@ -66,7 +65,6 @@ class Trace:
     generators: set[int] = field(default_factory=set)  # ids of those that existed before
     calls: list[Call] = field(default_factory=list)  # of the host, which a graph does not repeat
     settings: Settings = field(default_factory=Settings)  # of optimizers, that are inputs
-    read: list[bool] = field(default_factory=list)  # whether the step reads each list of strings
 
 
 def generator_id(generator: Any) -> int:
@@ -144,7 +142,6 @@ class _Tracer:
         self.found = Trace()
         self.effects: SideEffects | None = None  # while the function runs
         self.outside: torch.Tensor | None = None  # the last tensor with data
-        self.tracks = True  # whether the step reads lists of strings
 
     def trace(self) -> Trace:
         """Trace the function, again if the reason of failure is removed.
@@ -160,9 +157,6 @@ class _Tracer:
                 self._attempt(checks)
             except Exception as error:
                 if self.outside is not None and clear_caches_of(self.outside):
-                    continue
-                if self.tracks and self.found.read:
-                    self.tracks = False
                     continue
                 if self.varying:
                     self.varying = frozenset()
@@ -213,9 +207,7 @@ class _Tracer:
         numbers = self._numbers(floats)
         twins = dict(zip(map(id, self.examples.values()), fakes, strict=True))
         given = with_leaves(lambda leaf: twins.get(id(leaf), leaf), self.arguments)
-        (*args, kwargs), self.found.read = tracked((*given[0], given[1]))
-        if not self.tracks:
-            (args, kwargs), self.found.read = given, [True] * len(self.found.read)
+        args, kwargs = given
         before = dict(zip(self.examples, fakes, strict=True))
         for item, twin in zip(self.examples.values(), fakes, strict=True):
             for hook in hooks_of(item)[0]:
