@@ -6,24 +6,26 @@ A call uses an earlier capture if capturing it again would give the same graph: 
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import chain
-from typing import Any, NamedTuple, cast, overload
+from itertools import chain, zip_longest
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 
 import torch
 
+from autosched._lib.containers import leaves
 from autosched._lib.forks import rlock
 from autosched._lib.logs import LOG
 from autosched.coarsening.grouping import Granularity, check_granularity
 from autosched.costs.costs import Costs
-from autosched.errors import ScheduleError
+from autosched.errors import ScheduleError, shown
 from autosched.frontends.capture import captured
-from autosched.frontends.capture_lock import check_not_capturing
+from autosched.frontends.capture_lock import check_not_capturing, is_capturing
 from autosched.frontends.captured import Captured, arguments_of
 from autosched.frontends.every_rank import (
     CallAgreement,
@@ -34,9 +36,7 @@ from autosched.frontends.every_rank import (
 )
 from autosched.frontends.granularity import coarse
 from autosched.frontends.guards import Arguments, Guard, capture_key
-from autosched.frontends.modules import CompiledModule
 from autosched.frontends.reachability import Reach
-from autosched.frontends.recaptures import changes, remedy
 from autosched.frontends.settings import Varying
 from autosched.frontends.state import State
 from autosched.frontends.unsupported import check_function
@@ -48,8 +48,10 @@ from autosched.runtime.in_flight.future import RunFuture
 from autosched.scheduling.planning import schedule
 from autosched.scheduling.schedule import Schedule
 
-__all__ = ["CacheInfo", "Compiled", "compile"]
+if TYPE_CHECKING:
+    from autosched.frontends.dynamo import TorchBackend
 
+__all__ = ["CacheInfo", "Compiled", "compile"]
 
 # The recapture that warns: a step has one when its optimizer has state.
 _WARNED = 2
@@ -439,3 +441,322 @@ def _ordinal(number: int) -> str:
     """
     ending = "th" if 10 < number % 100 < 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{ending}"
+
+
+# ---- modules: trained as by torch.compile, in eval as captured graphs
+#
+# A call that autograd does not record runs by the schedule of a capture. Where autograd records,
+# ``torch.compile`` divides the call into forward and backward, which have schedules of their own. A
+# module whose code calls ``backward()`` is a training step, and always captured.
+
+
+class CompiledModule(torch.nn.Module):
+    """A module that runs by schedules. Made by ``compile``.
+
+    All else is that of the module ``fn``: parameters, buffers, hooks, attributes and methods. So
+    ``state_dict()`` has the same keys, and ``to()`` and ``train()`` change ``fn``. Only calls run by
+    schedules: another method, such as ``generate``, runs eagerly with all that it calls. To compile
+    it, ``compile`` a function that calls it once, such as one step of a generation. Where autograd
+    records, the module has a schedule for forward and one for backward; a second derivative raises
+    RuntimeError. A copy, and a module that is unpickled, has no schedules yet.
+
+    >>> import autosched as asc
+    >>> model = torch.nn.Linear(3, 2)
+    >>> run = asc.compile(model, asc.Machine.emulated(gpus=1), backend="host")
+    >>> list(run.state_dict()), run.weight is model.weight
+    (['weight', 'bias'], True)
+    >>> run(torch.ones(4, 3)).sum().backward()
+    >>> model.weight.grad.shape
+    torch.Size([2, 3])
+    """
+
+    fn: torch.nn.Module
+
+    def __init__(self, compiled: Compiled):
+        # Not that of torch.nn.Module: all state is that of ``fn``.
+        own = copy.copy(compiled)  # with a cache of its own, in copies of this module, too
+        own.stacklevel += 1
+        vars(self).update(fn=own.fn, _compiled=own, _autograd=_Autograd(own))
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Run the module by a schedule, and let autograd record it where it is enabled."""
+        if is_capturing() or torch.compiler.is_compiling():
+            return self.fn(*args, **kwargs)
+        if torch.is_grad_enabled() and self._requires_grad(args, kwargs):
+            run = self._autograd.run
+            if run is not None:
+                return run(*args, **kwargs)
+        return self._compiled(*args, **kwargs)
+
+    def _requires_grad(self, *arguments: Any) -> bool:
+        """Whether an argument, a parameter or a buffer requires grad."""
+        given = (item for _, item in leaves(arguments))
+        tensors = chain(self.fn.parameters(), given, self.fn.buffers())
+        return any(isinstance(item, torch.Tensor) and item.requires_grad for item in tensors)
+
+    @property
+    def forward(self) -> Callable[..., Any]:  # type: ignore[override]
+        """The forward of the module, which is not compiled."""
+        return self.fn.forward
+
+    def schedule(self, /, *args: Any, **kwargs: Any) -> Schedule:
+        """Return the schedule of calls like this one that autograd does not record."""
+        return self._compiled.schedule(*args, **kwargs)
+
+    def submit(self, /, *args: Any, **kwargs: Any) -> RunFuture:
+        """Start a call that autograd does not record; return the future of its result."""
+        return self._compiled.submit(*args, **kwargs)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until all submitted calls have ended."""
+        self._compiled.wait(timeout)
+
+    def map(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield the result of a call on each item of an iterable: see ``Schedule.map``."""
+        return self._compiled.map(batches)
+
+    def schedules(self) -> tuple[Schedule, ...]:
+        """Return the schedules of forward and backward that are in use."""
+        return self._autograd.schedules()
+
+    @property
+    def maxsize(self) -> int:
+        """The number of captures that are cached."""
+        return self._compiled.maxsize
+
+    def cache_info(self) -> CacheInfo:
+        """Return the numbers of cache hits and misses of calls that autograd does not record."""
+        return self._compiled.cache_info()
+
+    def close(self) -> None:
+        """Close all schedules, and drop them."""
+        self._compiled.close()
+        self._autograd.close()
+
+    def __enter__(self) -> CompiledModule:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- all else is that of ``fn``
+
+    _compiled: Compiled
+    _autograd: _Autograd
+
+    def __getattr__(self, name: str) -> Any:
+        if "fn" not in vars(self):  # while it is made
+            raise AttributeError(name)
+        return getattr(self.fn, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.fn, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.fn, name)
+
+    def __dir__(self) -> Iterator[str]:
+        return iter({*dir(type(self)), *dir(self.fn)})
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.fn!r})"
+
+    def __reduce__(self) -> Any:
+        return type(self), (self._compiled,)
+
+
+def _delegated(name: str) -> Callable[..., Any]:
+    """Return a method that calls that of ``fn``, and returns this module instead of ``fn``."""
+
+    @functools.wraps(getattr(torch.nn.Module, name))
+    def method(self: CompiledModule, *args: Any, **kwargs: Any) -> Any:
+        result = getattr(self.fn, name)(*args, **kwargs)
+        return self if result is self.fn else result
+
+    return method
+
+
+for _name, _item in vars(torch.nn.Module).items():
+    if callable(_item) and not _name.startswith("__") and _name != "forward":
+        setattr(CompiledModule, _name, _delegated(_name))
+
+
+class _Autograd:
+    """A module compiled by ``torch.compile``, when it is needed."""
+
+    def __init__(self, compiled: Compiled):
+        self.compiled = compiled
+        self.backend: TorchBackend | None = None
+
+    @functools.cached_property
+    def run(self) -> Callable[..., Any] | None:
+        """The compiled module; None if options, or its code, are none for ``torch.compile``.
+
+        Nor is a machine of several ranks: what forward saves for backward is on one of them.
+        """
+        options = self.compiled.options
+        backend = options.get("backend")
+        others = options.keys() - {"machine", "policy", "backend", "check"}
+        is_made = backend is not None and not isinstance(backend, str)
+        is_cluster = options["machine"] is not None and options["machine"].ranks
+        if others or is_made or is_cluster or "backward" in Reach([self.compiled.fn]).mentioned:
+            return None
+        from autosched.frontends.dynamo import TorchBackend
+
+        self.backend = TorchBackend(costs=self.compiled.costs, fuse=self.compiled.fuse, **options)
+        # Its ``forward``: calling torch's wrapper would run hooks of all modules once more.
+        wrapper: Any = torch.compile(self.compiled.fn, backend=self.backend)
+        run: Callable[..., Any] = wrapper.forward
+        return run
+
+    def schedules(self) -> tuple[Schedule, ...]:
+        return () if self.backend is None else self.backend.schedules()
+
+    def close(self) -> None:
+        """Close all schedules; later calls make new ones."""
+        if self.backend is not None:
+            self.backend.reset()
+
+
+# ---- why a call needs a new capture
+#
+# Compares the keys that ``guards.capture_key`` returned for two calls.
+
+_PROPERTIES = ("type", "shape", "strides", "dtype", "device", "requires_grad")
+_MOST = 3  # changes that are named
+
+
+def changes(before: Any, after: Any) -> list[tuple[str, str]]:
+    """Return the first few differences between two keys; at least one.
+
+    >>> tensors = (("x", "x", None),)
+    >>> keys = [(tensors, (), ("lr", (float, rate)), "{}", ()) for rate in ("0.1", "0.2")]
+    >>> changes(*keys)
+    [('lr', '0.1 -> 0.2')]
+    """
+    found = [*_of_tensors(before[0], after[0]), *_of_values(before[2], after[2])]
+    if not found:
+        for name, old, new in (
+            ("an argument", before[1], after[1]),
+            ("the state of an optimizer", before[3], after[3]),
+            ("a setting of torch, such as no_grad or autocast", before[4:], after[4:]),
+        ):
+            found = found or [(name, f"{one} -> {other}") for one, other in _leaves(old, new)]
+    found = list(dict.fromkeys(found)) or [("an object", "it was replaced")]
+    more = len(found) - _MOST
+    return found[:_MOST] + ([("", f"and {more} more")] if more > 0 else [])
+
+
+def remedy(found: Sequence[tuple[str, str]], settings: frozenset[str]) -> str:
+    """Return how to avoid recaptures for these changes.
+
+    ``settings`` are the names of settings of optimizers' groups.
+
+    >>> remedy([("lr", "0.1 -> 0.2")], frozenset(["lr"]))
+    'a rate that is a tensor, lr=torch.tensor(...), may change without a recapture'
+    """
+    rates = [name for name, _ in found if name in settings]
+    if rates:
+        advice = "a rate that is a tensor, lr=torch.tensor(...), may change without a recapture"
+        others = " and ".join(name for name in rates if name != "lr")
+        if others:
+            advice += f"; do not change {others} (cycle_momentum=False of a scheduler)"
+        return advice
+    if any(how.startswith("shape") for _, how in found):
+        advice = (
+            "pad to one of few shapes, with a mask; instead of growing a cache, write in place "
+            "into a part of one that has its largest shape"
+        )
+    elif any(how.startswith(("'", '"')) for _, how in found):
+        advice = "leave a text that no operator reads out of the arguments"
+    else:
+        advice = (
+            "pass what changes as a tensor, or do not change it; if it is a length, pad to one of "
+            "few lengths"
+        )
+    return f"{advice}; maxsize= is the number of cached captures"
+
+
+def _of_tensors(before: Sequence[Any], after: Sequence[Any]) -> Iterator[tuple[str, str]]:
+    olds, news = ({name: item for name, *item in some} for some in (before, after))
+    for name in dict.fromkeys((*olds, *news)):
+        if name not in news or name not in olds:
+            yield name, "it no longer exists" if name in olds else "it did not exist"
+            continue
+        (first, old), (other, new) = olds[name], news[name]
+        if first != other:
+            is_first = other == name
+            now = (
+                f"no longer the same tensor as {first!r}"
+                if is_first
+                else f"the same tensor as {other!r}"
+            )
+            yield name, now
+        elif old != new:
+            yield name, "; ".join(_of_properties(old, new))
+
+
+def _of_properties(old: Any, new: Any) -> list[str]:
+    if not all(isinstance(item, tuple) and isinstance(item[0], tuple) for item in (old, new)):
+        return ["it is of another kind"]
+    pairs = [
+        f"{what} {_short(one)} -> {_short(other)}"
+        for what, one, other in zip(_PROPERTIES, old[0], new[0], strict=False)
+        if one != other
+    ]
+    return pairs[:1] if pairs and pairs[0].startswith("shape") else pairs or ["other hooks"]
+
+
+def _of_values(before: Sequence[Hashable], after: Sequence[Hashable]) -> Iterator[tuple[str, str]]:
+    """Yield the changes of values; names precede them in the keys."""
+    name = ""
+    for old, new in zip_longest(before, after):
+        if old != new:
+            known = name or "an object"
+            if not _is_value(old) or not _is_value(new):
+                yield known, "it was replaced"
+                return  # all later positions differ
+            if None not in (_name_in(old), _name_in(new)):
+                yield "a dict or object", f"it has {_name_in(new)!r} where it had {_name_in(old)!r}"
+                return
+            yield known, f"{_value(old)} -> {_value(new)}"
+        elif (found := _name_in(new)) is not None:
+            name = found
+
+
+def _name_in(item: Any) -> str | None:
+    """Return a name, which ``Reach`` marks by a subclass, or None."""
+    if isinstance(item, str):
+        return item
+    is_marked = _is_value(item) and issubclass(item[0], str) and item[0] is not str
+    return str(item[1]) if is_marked else None
+
+
+def _is_value(item: Any) -> bool:
+    """Whether this is a key that ``value_key`` returned."""
+    is_pair = isinstance(item, tuple) and len(item) == 2
+    return is_pair and isinstance(item[0], type) and not isinstance(item[1], tuple)
+
+
+def _value(item: Any) -> str:
+    kind, value = item
+    return str(value) if kind in (float, complex) else _short(value)
+
+
+def _leaves(before: Any, after: Any) -> Iterator[tuple[str, str]]:
+    if before == after:
+        return
+    if _is_value(before) and _is_value(after):
+        yield _value(before), _value(after)
+    elif isinstance(before, tuple) and isinstance(after, tuple) and len(before) == len(after):
+        for old, new in zip(before, after, strict=True):
+            yield from _leaves(old, new)
+    else:
+        yield _short(before), _short(after)
+
+
+def _short(item: Any) -> str:
+    if isinstance(item, Mapping):
+        item = dict(item)
+    text = str(tuple(item)) if type(item).__name__ == "Size" else shown(item)
+    return text if len(text) <= 60 else f"{text[:57]}..."

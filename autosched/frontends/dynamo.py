@@ -12,24 +12,41 @@ it, with one warning.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
 import inspect
 import itertools
+import operator
+import re
+import threading
 import warnings
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.backends.debugging import boxed_nop
+from torch._dynamo.guards import GuardBuilder
+from torch._dynamo.source import AttrSource
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from autosched._lib.allowed import WORDS
 from autosched._lib.forks import rlock
+from autosched._lib.tree import flatten
 from autosched.costs.costs import Costs
 from autosched.costs.estimate import estimate
-from autosched.errors import AutoschedError, ScheduleError, TaskError, listed, shown
-from autosched.frontends.aot import AotGraph, convert, run_unscheduled, split
+from autosched.errors import AutoschedError, CaptureError, ScheduleError, TaskError, listed, shown
+from autosched.frontends.operators import Operators, common_device, storages
+from autosched.frontends.unsupported import reason_of
 from autosched.fusion import fuse
-from autosched.graph.graph import Graph
+from autosched.graph.graph import Graph, Value
+from autosched.graph.task import Origin
 from autosched.machine.machine import Machine
 from autosched.policies import Policy
 from autosched.scheduling.planning import schedule
@@ -37,7 +54,7 @@ from autosched.scheduling.schedule import Schedule
 
 __all__ = ["TorchBackend", "default"]
 
-Planned = tuple[AotGraph, Schedule]
+Planned: TypeAlias = "tuple[AotGraph, Schedule]"
 
 _MOST_CACHED = 8  # schedules of one graph, for as many shapes
 
@@ -235,3 +252,409 @@ def _properties(argument: Any) -> Hashable:
 
 
 default = TorchBackend()  # for the name "autosched"
+
+
+# ---- graphs of AOTAutograd
+#
+# AOTAutograd splits what Dynamo traced into forward and backward. Everything that depends on
+# properties of these two that torch does not guarantee is below. Knows no machine and no
+# schedule.
+#
+# The graphs are those of torch's backend ``aot_eager``, which calls the same kernels on the same
+# shapes, so the results are equal by construction. Shapes are computed for the arguments of each
+# call, on fake tensors. So graphs with and without symbolic shapes take the same path, and memory is
+# shared between values exactly where it is shared in that call.
+
+Boxed = Callable[[list[Any]], Sequence[Any]]
+# Compiles a module, given its phase and the names of the inputs.
+Compile = Callable[[torch.fx.GraphModule, str, Sequence[str]], Boxed]
+
+_GLOBAL_HOOKS = frozenset(
+    name
+    for name, item in vars(torch.nn.modules.module).items()
+    if name.startswith("_global_") and isinstance(item, dict)
+)
+_MOST_VIEWS = 8  # between an output and the tensor that a graph computed
+
+
+def split(
+    module: torch.fx.GraphModule, inputs: Sequence[Any], compile: Compile
+) -> Callable[..., Any]:
+    """Return a function that runs what Dynamo traced.
+
+    ``compile`` is given the graphs that AOTAutograd makes of it. They are those of
+    ``backend="aot_eager"``, so that results can be equal to the last bit.
+    """
+    _guard_hooks()
+    names = [_variable(node) for node in module.graph.nodes if node.op == "placeholder"]
+    unused = _UnusedOutputs()
+
+    def compiler(phase: str) -> Callable[..., Boxed]:
+        def compiled(part: torch.fx.GraphModule, _: Sequence[Any]) -> Boxed:
+            run = compile(part, phase, names)
+
+            def boxed(arguments: list[Any]) -> Sequence[Any]:
+                if phase != "backward":
+                    return run(arguments)
+                has_gradient = unused.take()
+                return _gradients(part, run(arguments), has_gradient)
+
+            boxed._boxed_call = True  # type: ignore[attr-defined]
+            return boxed
+
+        return compiled
+
+    run: Callable[..., Any] = aot_autograd(
+        fw_compiler=compiler("forward"),
+        bw_compiler=compiler("backward"),
+        inference_compiler=compiler("inference"),
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+    )(module, inputs)
+
+    def noting(*arguments: Any) -> Any:
+        results = run(*arguments)
+        unused.note(results)
+        return results
+
+    return noting
+
+
+class _UnusedOutputs(threading.local):
+    """The outputs of a forward that have no gradient in a backward pass.
+
+    AOTAutograd gives their gradients as zeros, and would return zeros where eager code leaves no
+    gradient: for parameters on which only these outputs depend.
+    """
+
+    def __init__(self) -> None:
+        self.has_gradient: list[bool] = []  # of each differentiable output
+
+    def note(self, results: Any) -> None:
+        """Let the backward of these outputs note which have a gradient, before it begins."""
+        sources = [_source(item) for item in results if isinstance(item, torch.Tensor)]
+        found = {(node, slot) for node, slot in sources if _is_compiled(node)}
+        nodes = {node for node, _ in found}
+        if len(found) < 2 or len(nodes) > 1:  # some are views of other results
+            return
+        slots = sorted(slot for _, slot in found)
+
+        def before(gradients: Sequence[Any]) -> None:
+            self.has_gradient = [gradients[slot] is not None for slot in slots]
+
+        nodes.pop().register_prehook(before)
+
+    def take(self) -> list[bool]:
+        """Return, once, which outputs have a gradient; nothing if that is not known."""
+        found, self.has_gradient = self.has_gradient, []
+        return found
+
+
+def _source(tensor: torch.Tensor) -> tuple[Any, int]:
+    """Return the node of autograd that computes an output, or what it is a view of."""
+    node, slot = tensor.grad_fn, tensor.output_nr
+    for _ in range(_MOST_VIEWS):
+        if node is None or len(node.next_functions) != 1 or _is_compiled(node):
+            break
+        node, slot = node.next_functions[0]
+    return node, slot
+
+
+def _is_compiled(node: Any) -> bool:
+    return type(node).__name__ == "CompiledFunctionBackward"
+
+
+def _gradients(
+    part: torch.fx.GraphModule, results: Sequence[Any], has_gradient: Sequence[bool]
+) -> Sequence[Any]:
+    """Return the results of a backward, None for those that eager code does not compute."""
+    tangents = [node for node in part.graph.nodes if node.name.startswith("tangents_")]
+    if all(has_gradient) or len(tangents) != len(has_gradient):
+        return results
+    given = dict(zip(tangents, has_gradient, strict=True))
+    used = _users(node for node in tangents if given[node])
+    idle = _users(node for node in tangents if not given[node]) - used
+    nodes: Any = next(iter(reversed(part.graph.nodes))).args[0]
+    pairs = zip(nodes, results, strict=True)
+    return [None if node in idle else result for node, result in pairs]
+
+
+def _users(nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
+    """Return nodes, and those that need them."""
+    found = set(nodes)
+    pending = [*found]
+    while pending:
+        new = pending.pop().users.keys() - found
+        found |= new
+        pending += new
+    return found
+
+
+def _guard_hooks() -> None:
+    """Have Dynamo guard the numbers of modules' hooks, which it supposes not to change."""
+    context = TracingContext.try_get()
+    if context is None:
+        return
+    guards = context.guards_context.dynamo_guards
+    for guard in list(guards):
+        source = guard.originating_source
+        of_module = guard.create_fn is GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT
+        if of_module or (isinstance(source, AttrSource) and source.member in _GLOBAL_HOOKS):
+            guards.add(source.make_guard(GuardBuilder.SEQUENCE_LENGTH))
+
+
+def run_unscheduled(module: torch.fx.GraphModule, arguments: list[Any]) -> Sequence[Any]:
+    """Run a graph as ``backend="aot_eager"`` does."""
+    run: Boxed = boxed_nop(module, [])
+    return run(arguments)
+
+
+class AotGraph(Graph):
+    """A forward or backward graph, called with a list for a list."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.given: dict[str, int] = {}  # inputs, by the position of their argument
+        self.homes: dict[str, str] = {}  # the devices of outputs
+        # An output's name; or "", and a result that is not a tensor.
+        self.returned: list[tuple[str, Any]] = []
+
+    def feed(self, arguments: Sequence[Any]) -> dict[str, Any]:
+        """Return the inputs of a run."""
+        return {name: arguments[position] for name, position in self.given.items()}
+
+    def finish(self, outputs: Mapping[str, Any]) -> list[Any]:
+        """Return what the graph returns."""
+        return [outputs[name] if name else item for name, item in self.returned]
+
+
+def convert(
+    module: torch.fx.GraphModule,
+    arguments: Sequence[Any],
+    phase: str,
+    names: Sequence[str],
+    host: str,
+) -> AotGraph:
+    """Convert a graph of AOTAutograd, for arguments of these shapes.
+
+    Numbers among them become constants. ``names`` are those of what Dynamo traced; ``host`` is the
+    device of tensors on the CPU. Raises CaptureError, with the user's line, for what a graph cannot
+    express.
+    """
+    graph = AotGraph(phase)
+    _Builder(graph, module, names, host).build(arguments)
+    for name, position in graph.given.items():
+        if arguments[position].is_inference() and graph.last_version(graph.value(name).index):
+            raise CaptureError(
+                f"{name!r} is a tensor of inference mode and written, which other threads cannot "
+                "do; use torch.no_grad() instead"
+            )
+    return graph
+
+
+class _Builder:
+    """Converts nodes to inputs, tasks and outputs."""
+
+    def __init__(
+        self, graph: AotGraph, module: torch.fx.GraphModule, names: Sequence[str], host: str
+    ):
+        self.graph = graph
+        self.module = module
+        self.names = names
+        self.host = host
+
+    def build(self, arguments: Sequence[Any]) -> None:
+        nodes = _with_shapes(self.module, arguments)
+        origins = {node: _origin(node, self.graph.name) for node in nodes}
+        device = common_device(filter(torch.is_tensor, arguments))
+        operators = Operators(self.graph, origins, device)
+        together = _returned_together(nodes[-1])
+        positions = itertools.count()
+        for node in nodes:
+            if node.op == "placeholder":
+                position = next(positions)
+                operators.values[node] = self._input(node, position, arguments[position])
+            elif node.op == "get_attr":
+                held = operator.attrgetter(str(node.target))(self.module)
+                is_tensor = isinstance(held, torch.Tensor)
+                operators.values[node] = self.graph.constant(held) if is_tensor else held
+            elif node.op == "call_function":
+                with _naming(node), self._on(node, not together.isdisjoint(storages(node))):
+                    _add(operators, node)
+        self._return(nodes[-1], operators.values)
+
+    def _input(self, node: torch.fx.Node, position: int, argument: Any) -> Any:
+        """Add an input on the device of the tensor.
+
+        An argument that is not a tensor remains as it is.
+        """
+        if not isinstance(node.meta["val"], torch.Tensor):
+            return node.meta["val"]
+        name = _described(node.meta.get("desc"), self.names) or node.name
+        name = self.graph.fresh(f"{name}_" if name in WORDS else name)
+        self.graph.given[name] = position
+        # Dynamo marks parameters and buffers of modules.
+        if getattr(argument, "_dynamo_static_input_type", None) is not None:
+            self.graph.lasting |= {name}
+        with self._on(node, node.meta["val"].device.type != "cpu"):
+            return self.graph.input(name)
+
+    def _return(self, node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]) -> None:
+        """Declare the outputs, each under one name."""
+        labels: dict[str, str] = {}
+        for item, description in _results(node):
+            value = values[item] if isinstance(item, torch.fx.Node) else item
+            if not isinstance(value, Value):
+                self.graph.returned.append(("", value))
+                continue
+            if value.name not in labels:
+                labels[value.name] = label = _described(description, self.names) or value.name
+                self.graph.output(**{label: value})
+                self.graph.homes[label] = self._home(item)
+            self.graph.returned.append((labels[value.name], None))
+
+    def _home(self, node: torch.fx.Node) -> str:
+        """Return the device on which torch has a node's result."""
+        tensors = (item for item in flatten(node.meta["val"]) if isinstance(item, torch.Tensor))
+        device = next(tensors).device
+        return self.host if device.type == "cpu" else str(device)
+
+    def _on(self, node: torch.fx.Node, bound: bool) -> contextlib.AbstractContextManager[None]:
+        """Place tasks on a node's device, if ``bound``."""
+        return self.graph.on(self._home(node)) if bound else contextlib.nullcontext()
+
+
+# Higher-order operators that do not change their arguments, and return new memory.
+_FUNCTIONAL = frozenset(
+    (
+        *("auto_functionalized", "auto_functionalized_v2", "cond"),
+        *("run_and_save_rng_state", "run_with_rng_state"),
+    )
+)
+
+
+def _add(operators: Operators, node: torch.fx.Node) -> None:
+    """Add the task of a node, unless its result is a number."""
+    if isinstance(node.meta["val"], (bool, int, float)):
+        operators.values[node] = node.meta["val"]
+    elif isinstance(node.target, HigherOrderOperator):
+        operators.add(node, random=True)  # its inner functions may draw
+    elif isinstance(node.target, OpOverload) or node.target is operator.getitem:
+        operators.add(node)
+    else:
+        raise CaptureError("is not an operator")
+
+
+def _results(output: torch.fx.Node) -> list[tuple[Any, Any]]:
+    """Return what a graph returns, each with AOTAutograd's description."""
+    items = output.args[0] if isinstance(output.args[0], (tuple, list)) else [output.args[0]]
+    return list(zip(items, output.meta.get("desc") or [None] * len(items), strict=True))
+
+
+def _returned_together(output: torch.fx.Node) -> set[int]:
+    """Return the memory that several results share.
+
+    Only results that the user sees count: copies would not share it.
+    """
+    nodes = {
+        item: None
+        for item, description in _results(output)
+        if not type(description).__name__.startswith("SavedForBackwards")
+        and isinstance(item, torch.fx.Node)
+    }
+    counts = Counter(storage for node in nodes for storage in storages(node))
+    return {storage for storage, count in counts.items() if count > 1}
+
+
+# ---- shapes
+
+
+def _with_shapes(module: torch.fx.GraphModule, arguments: Sequence[Any]) -> list[torch.fx.Node]:
+    """Return copies of a graph's nodes with fake tensors as ``val``.
+
+    Results that share memory share it there too.
+    """
+    shapes = _Shapes(module, garbage_collect_values=False, graph=copy.deepcopy(module.graph))
+    shapes.extra_traceback = False
+    fakes = FakeTensorMode(allow_non_fake_inputs=True)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), fakes:
+        twins = [
+            fakes.from_tensor(item) if isinstance(item, torch.Tensor) else item
+            for item in arguments
+        ]
+        shapes.run(*twins, enable_io_processing=False)
+    return list(shapes.graph.nodes)
+
+
+class _Shapes(torch.fx.Interpreter):
+    def run_node(self, n: torch.fx.Node) -> Any:
+        with _naming(n):
+            if isinstance(n.target, HigherOrderOperator) and str(n.target) not in _FUNCTIONAL:
+                raise CaptureError("is not known to return new tensors and have no other effect")
+            n.meta["val"] = found = super().run_node(n)
+        return found
+
+
+@contextlib.contextmanager
+def _naming(node: torch.fx.Node) -> Iterator[None]:
+    """Add to an error the node and the user's line."""
+    try:
+        yield
+    except Exception as error:
+        file, line = _line(node)
+        where = f"\n    at {file}:{line}" if line else ""
+        raise CaptureError(f"{node.target} {reason_of(error)}{where}") from error
+
+
+# ---- names and source lines
+
+
+def _variable(node: torch.fx.Node) -> str:
+    """Return the parameter's path or variable of a placeholder of Dynamo."""
+    source = getattr(node, "_dynamo_source", None)
+    name = getattr(source, "name", "")
+    return _path(str(name() if callable(name) else name)) or node.name
+
+
+def _described(description: Any, names: Sequence[str]) -> str:
+    """Return the name that a description of AOTAutograd refers to, or "".
+
+    That is the name of an input, or of its gradient.
+    """
+    if (source := getattr(description, "grad_of", None)) is not None:
+        name = _described(source, names)
+        return f"{name}.grad" if name else ""
+    if type(description).__name__ == "PlainAOTInput" and description.idx < len(names):
+        return names[int(description.idx)]
+    return str(getattr(description, "target", ""))
+
+
+def _origin(node: torch.fx.Node, phase: str) -> Origin:
+    """Return the user's line, the module and the phase.
+
+    The line and module of a backward node are those of its forward node.
+    """
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    module = _path([path for path, _ in stack.values()][-1]) if stack else ""
+    return Origin(_line(node), module, "backward" if phase == "backward" else "forward")
+
+
+def _line(node: torch.fx.Node) -> tuple[str, int]:
+    """Return the innermost user's line that was traced."""
+    lines = re.findall(r'File "(.+?)", line (\d+)', node.meta.get("stack_trace") or "")
+    return (lines[-1][0], int(lines[-1][1])) if lines else ("<unknown>", 0)
+
+
+def _path(source: str) -> str:
+    """Return the path in an expression of Dynamo.
+
+    There ``fn`` is the name of a module of torch's own.
+
+    >>> _path("L['self']._modules['fc1']._parameters['weight']"), _path("L['x']")
+    ('fc1.weight', 'x')
+    """
+    internal = ("_modules", "_parameters", "_buffers")
+    words = [word for word in re.findall(r"\w+", source) if word not in internal]
+    for root in (("L", "G"), ("self", "fn")):
+        words = words[1:] if words and words[0] in root else words
+    return ".".join(words)

@@ -8,20 +8,44 @@ choose as they do eagerly, or, where they read elements to choose, an error is r
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
+from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.fx.experimental.proxy_tensor import (
+    disable_proxy_modes_tracing,
+    get_proxy_mode,
+    track_tensor_tree,
+)
+from torch.nn.modules import activation
+from torch.optim import radam
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from autosched._lib.replacing import replaced
 from autosched._lib.tree import flatten
 from autosched.errors import CaptureError
+from autosched.frontends.capture_lock import is_capturing
 from autosched.frontends.settings import Number, call_with_floats
 from autosched.graph.effects import function_name
 
-__all__ = ["EagerOperators"]
+__all__ = [
+    "EagerOperators",
+    "FakeChecks",
+    "fast_paths",
+    "is_captured",
+    "observing_fake_checks",
+    "selecting_updates",
+    "warn_of_fake_check",
+]
 
 # These return singular values or eigenvalues only. Vectors, which backward needs, are also computed
 # where autograd records, in transforms of torch.func, and whenever a mode is active.
@@ -103,3 +127,323 @@ def _refuse_backward(name: str, result: Any) -> None:
     for leaf in flatten(result):
         if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
             leaf.grad_fn.register_prehook(refuse)
+
+
+# ---- fused attention kernels
+#
+# ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` call one fused operator where autograd
+# does not record. They do not use it while ``make_fx`` traces, or while a TorchFunctionMode is
+# active, as one is in each capture. Its results differ from those of the other path in the last bits.
+# ``nn.TransformerEncoder`` reads the elements of a padding mask to decide whether it continues with
+# nested tensors, whose padding is then zero; there its whole call is one node.
+
+# Modules of the modes that captures enter.
+_OF_CAPTURES = ("autosched.", "torch.fx.experimental.proxy_tensor")
+_NOT_OVERRIDDEN = (
+    Tensor.__torch_function__.__func__,  # type: ignore[attr-defined]
+    torch._C._disabled_torch_function_impl,
+)
+
+
+@contextlib.contextmanager
+def fast_paths() -> Iterator[None]:
+    """Let modules choose the same path in captures as outside. Other threads are not affected."""
+    encode = nn.TransformerEncoder.forward
+    has_override = torch.overrides.has_torch_function
+    is_traced = activation._is_make_fx_tracing
+
+    def forward(self: nn.TransformerEncoder, *args: Any, **kwargs: Any) -> Tensor:
+        if is_captured():
+            return _encoded(encode, self, *args, **kwargs)
+        return encode(self, *args, **kwargs)
+
+    def has_torch_function(arguments: Any) -> bool:
+        return _is_overridden(arguments) if is_captured() else has_override(arguments)
+
+    def is_make_fx_tracing() -> bool:
+        return not is_captured() and bool(is_traced())  # type: ignore[no-untyped-call]
+
+    with replaced(
+        (nn.TransformerEncoder, "forward", forward),
+        (torch.overrides, "has_torch_function", has_torch_function),
+        (activation, "_is_make_fx_tracing", is_make_fx_tracing),
+    ):
+        yield
+
+
+def is_captured() -> bool:
+    """Whether this thread captures: each has its own stack of modes."""
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return any(type(mode).__module__.startswith("autosched.") for mode in modes)
+
+
+def _is_overridden(arguments: Any) -> bool:
+    """Whether something other than a capture overrides torch functions for these arguments."""
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    if any(not type(mode).__module__.startswith(_OF_CAPTURES) for mode in modes):
+        return True
+    own = [type(item).__torch_function__ for item in arguments if isinstance(item, Tensor)]
+    return any(getattr(method, "__func__", method) not in _NOT_OVERRIDDEN for method in own)
+
+
+def _encoded(
+    encode: Callable[..., Tensor],
+    encoder: nn.TransformerEncoder,
+    src: Tensor,
+    mask: Tensor | None = None,
+    src_key_padding_mask: Tensor | None = None,
+    is_causal: bool | None = None,
+) -> Tensor:
+    """Run an encoder, as one node where it uses nested tensors."""
+    padding = src_key_padding_mask
+    nested = getattr(encoder, "use_nested_tensor", False)
+    first = encoder.layers[0]
+    if (
+        torch.backends.mha.get_fastpath_enabled()
+        and nested
+        and not first.training
+        and src.dim() == 3
+        and padding is not None
+    ):
+        if mask is None and not torch.is_autocast_enabled() and not _is_recorded(first, src):
+            return _whole(encoder, src, padding, is_causal)
+        encoder.use_nested_tensor = False  # or it would read the padding mask
+    try:
+        return encode(encoder, src, mask, padding, is_causal)
+    finally:
+        encoder.use_nested_tensor = nested
+
+
+def _is_recorded(module: nn.Module, src: Tensor) -> bool:
+    """Whether autograd records the operators of a module."""
+    tensors = [src, *module.parameters()]
+    recorded = torch.is_grad_enabled() and any(item.requires_grad for item in tensors)
+    return recorded or _is_overridden(tensors)
+
+
+def _whole(
+    encoder: nn.TransformerEncoder, src: Tensor, padding: Tensor, is_causal: bool | None
+) -> Tensor:
+    """Add a node that calls an encoder unchanged."""
+    if _is_recorded(encoder, src):
+        raise CaptureError(
+            "TransformerEncoder uses nested tensors if parameters of its first layer require no "
+            "gradients, also where others do, which a graph cannot express; create it with "
+            "enable_nested_tensor=False"
+        )
+    tensors = {**dict(encoder.named_parameters()), **dict(encoder.named_buffers())}
+    names = tuple(tensors)
+    twin = _copy_without_data(encoder)
+
+    def transformer_encoder(src: Tensor, padding: Tensor, *held: Tensor) -> Tensor:
+        if isinstance(src, FakeTensor):
+            return src.new_empty(src.shape)
+        named = dict(zip(names, held, strict=True))
+        given = {"src_key_padding_mask": padding, "is_causal": is_causal}
+        with torch.no_grad():
+            result: Tensor = torch.func.functional_call(twin, named, (src,), given)
+            return result.contiguous()
+
+    mode = get_proxy_mode()
+    assert mode is not None
+    tracer: Any = mode.tracer
+    arguments = tuple(tracer.unwrap_proxy(item) for item in (src, padding, *tensors.values()))
+    node = tracer.create_proxy("call_function", transformer_encoder, arguments, {})
+    with disable_proxy_modes_tracing():
+        result = src.new_empty(src.shape)
+    return track_tensor_tree(result, node, constant=None, tracer=tracer)
+
+
+def _copy_without_data(encoder: nn.TransformerEncoder) -> nn.TransformerEncoder:
+    try:
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            empty: dict[int, Any] = {id(item): torch.empty(0) for item in encoder.buffers()}
+            for item in encoder.parameters():
+                empty[id(item)] = nn.Parameter(torch.empty(0), False)
+            return copy.deepcopy(encoder, empty)
+    except Exception as error:
+        raise CaptureError(
+            "TransformerEncoder reads its padding mask, so its whole call must be one task, but "
+            f"the module cannot be copied ({type(error).__name__}: {error}); create it with "
+            "enable_nested_tensor=False"
+        ) from error
+
+
+# ---- RAdam decides by its step counter which of two updates it makes
+#
+# In captures, both are computed, and the counter chooses in each run. All other arithmetic is
+# torch's, so results are those of eager steps bit for bit.
+
+_LEAST = 5.0  # the length of the average from which RAdam rectifies
+
+Tensors = Sequence[Tensor]
+
+
+@contextlib.contextmanager
+def selecting_updates() -> Iterator[None]:
+    """Let RAdam compute both updates in captures. Other threads are not affected."""
+    names = {"_single_tensor_radam": _one_by_one, "_multi_tensor_radam": _together}
+    with replaced(*((radam, name, _chosen(getattr(radam, name), names[name])) for name in names)):
+        yield
+
+
+def _chosen(original: Callable[..., None], own: Callable[..., None]) -> Callable[..., None]:
+    def update(*tensors: Any, **options: Any) -> None:
+        by_number = not options["capturable"] and not options["differentiable"]
+        (own if by_number and is_captured() else original)(*tensors, **options)
+
+    return update
+
+
+class _Rectification:
+    """What a step counter and betas determine, by functions of numbers that have no branches.
+
+    ``is_due`` is 1.0 or 0.0. The length of the average grows from 1 at the first step to ``most``.
+    """
+
+    def __init__(self, counter: Tensor, beta1: Any, beta2: Any):
+        step = counter.item()
+        most = 2 / (1 - beta2) - 1
+        self.correction1 = 1 - beta1**step
+        self.correction2 = 1 - beta2**step
+        self.is_due: Any = 0.0
+        self.factor: Any = 1.0
+        if most > _LEAST:
+            length = most - 2 * step * (beta2**step) / self.correction2
+            more = length - _LEAST
+            self.is_due = (more + abs(more)) / (2 * abs(more) + sys.float_info.min)
+            quotient = (length - 4) * (length - 2) * most / ((most - 4) * (most - 2) * length)
+            self.factor = abs(quotient) ** 0.5  # negative only if it is not used
+
+    def chosen(self, rectified: Tensor, other: Tensor) -> Tensor:
+        """Return the update that the step makes."""
+        is_due = torch.scalar_tensor(self.is_due, dtype=torch.float64, device=other.device)
+        return torch.where(is_due > 0, rectified, other)
+
+
+def _one_by_one(
+    params: Tensors, grads: Tensors, exp_avgs: Tensors, exp_avg_sqs: Tensors, steps: Tensors, *,
+    beta1: Any, beta2: Any, lr: Any, weight_decay: Any, eps: float, decoupled_weight_decay: bool,
+    maximize: bool, **_: Any,
+) -> None:  # fmt: skip
+    """Do what ``_single_tensor_radam`` does."""
+    lr = _number(lr)
+    for *given, counter in zip(params, grads, exp_avgs, exp_avg_sqs, steps, strict=True):
+        param, grad, exp_avg, exp_avg_sq = map(_real, given)
+        grad = -grad if maximize else grad
+        counter.add_(1)
+        if weight_decay != 0:
+            if decoupled_weight_decay:
+                param.mul_(1 - lr * weight_decay)
+            else:
+                grad = grad.add(param, alpha=weight_decay)
+        exp_avg.lerp_(grad, 1 - beta1)
+        exp_avg_sq.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        found = _Rectification(counter, beta1, beta2)
+        plain = exp_avg / found.correction1 * lr
+        adaptive = (found.correction2**0.5) / exp_avg_sq.sqrt().add_(eps)
+        param.add_(found.chosen(plain * adaptive * found.factor, plain), alpha=-1.0)
+
+
+def _together(
+    params: Tensors, grads: Tensors, exp_avgs: Tensors, exp_avg_sqs: Tensors, steps: Tensors, *,
+    beta1: Any, beta2: Any, lr: Any, weight_decay: Any, eps: float, decoupled_weight_decay: bool,
+    maximize: bool, **_: Any,
+) -> None:  # fmt: skip
+    """Do what ``_multi_tensor_radam`` does."""
+    lr = _number(lr)
+    group = torch.optim.Optimizer._group_tensors_by_device_and_dtype
+    lists: Any = [[*params], [*grads], [*exp_avgs], [*exp_avg_sqs], [*steps]]
+    tensors: Any
+    for tensors, _indices in group(lists).values():
+        *given, counters = tensors
+        params, grads, exp_avgs, exp_avg_sqs = ([*map(_real, each)] for each in given)
+        if counters[0].is_cpu:
+            torch._foreach_add_(counters, torch.tensor(1.0), alpha=1.0)
+        else:
+            torch._foreach_add_(counters, 1)
+        if maximize:
+            grads = torch._foreach_neg(grads)
+        found = [_Rectification(counter, beta1, beta2) for counter in counters]
+        if weight_decay != 0:
+            if decoupled_weight_decay:
+                torch._foreach_mul_(params, 1 - lr * weight_decay)
+            else:
+                grads = torch._foreach_add(grads, params, alpha=weight_decay)
+        torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
+        torch._foreach_mul_(exp_avg_sqs, beta2)
+        torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
+        plain = [(lr * (1.0 - each.is_due) / each.correction1) * -1 for each in found]
+        adaptive = [
+            (each.correction2**0.5) * (lr * (each.factor * each.is_due) / each.correction1) * -1
+            for each in found
+        ]
+        buffer = torch._foreach_sqrt(exp_avg_sqs)
+        torch._foreach_add_(buffer, eps)
+        torch._foreach_div_(buffer, adaptive)
+        torch._foreach_reciprocal_(buffer)
+        torch._foreach_add_(buffer, plain)
+        torch._foreach_addcmul_(params, exp_avgs, buffer)
+
+
+def _number(rate: Any) -> Any:
+    return rate.item() if isinstance(rate, Tensor) else rate
+
+
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+# ---- code that tests for fake tensors
+#
+# Libraries test whether a tensor is a fake one in order not to read its elements (for example to
+# build masks, in the transformers library). Their results may then differ from those of an eager
+# call.
+
+_WARNED: dict[Any, Any] = {}  # so that Python's filter "default" shows it once for each step
+
+
+class FakeChecks:
+    """The lines that tested for fake tensors in a capture.
+
+    The test is False, as it would be in an eager call, unless ``truthful``.
+    """
+
+    def __init__(self) -> None:
+        self.truthful = False
+        self.lines: list[tuple[str, int]] = []
+
+    def answer(self) -> bool:
+        """Store the caller's line, and return the result of the test."""
+        frame = sys._getframe(2)
+        if frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "autosched"):
+            return True
+        self.lines.append((frame.f_code.co_filename, frame.f_lineno))
+        return self.truthful
+
+
+@contextlib.contextmanager
+def observing_fake_checks(checks: FakeChecks) -> Iterator[None]:
+    """Let ``checks`` answer ``isinstance(tensor, torch._subclasses.FakeTensor)`` in a capture."""
+
+    class Kind(type(FakeTensor)):  # type: ignore[misc]
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, FakeTensor) and (not is_capturing() or checks.answer())
+
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return issubclass(subclass, FakeTensor)
+
+    with replaced((torch._subclasses, "FakeTensor", Kind("FakeTensor", (FakeTensor,), {}))):
+        yield
+
+
+def warn_of_fake_check(check: tuple[str, int], why: str, step: tuple[str, int]) -> None:
+    """Warn that a step was captured differently from an eager call. ``why`` is the reason."""
+    warnings.warn_explicit(
+        f"{check[0]}:{check[1]} checks whether a tensor is a fake one, and then runs other code "
+        "than in an eager call: results may differ in the last bits (leave out a mask that masks "
+        f"nothing). The code of the eager call {why}",
+        RuntimeWarning,
+        *step,
+        registry=_WARNED,
+    )

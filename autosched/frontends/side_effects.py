@@ -8,19 +8,37 @@ afterwards. Knows no graph.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import contextlib
+import functools
+import gc
+import io
+import pickle
+import queue
+import random
+import weakref
+import zlib
+from array import array
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from itertools import chain
 from operator import is_
-from types import FunctionType, NoneType
+from types import FrameType, FunctionType, GeneratorType, ModuleType, NoneType
 from typing import Any, NamedTuple
 
+import numpy
 import torch
+from numpy.random import BitGenerator, RandomState
+from numpy.random import Generator as NumpyGenerator
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._python_dispatch import _disable_current_modes
 
+from autosched._lib.tree import flatten
 from autosched.errors import CaptureError
 from autosched.frontends.reachability import Reach
 
-__all__ = ["SideEffects", "TensorProperties"]
+__all__ = ["HiddenStates", "MadeTensors", "SideEffects", "TensorProperties", "clear_caches_of"]
 
 _VALUES = (bool, int, float, complex, str, bytes, tuple)
 # Change with each step, except for the attributes that code mentions.
@@ -249,3 +267,296 @@ def _properties(tensor: torch.Tensor) -> _Properties:
     grad = tensor.grad if tensor.is_leaf else None
     seen = None if grad is None else (id(grad), grad._version)
     return _Properties(tensor.untyped_storage()._cdata, tensor.requires_grad, seen)
+
+
+# ---- objects that return something else in the next call: files, generators, iterators
+#
+# Also detects changes of objects whose contents are not
+# attributes: NumPy arrays and context variables.
+
+_STATEFUL = (
+    *(torch.Generator, random.Random, RandomState, NumpyGenerator, BitGenerator),
+    *(queue.Queue, queue.SimpleQueue, io.IOBase, GeneratorType),
+    *(ContextVar, array, numpy.ndarray),
+)
+_GLOBAL = {
+    "Python's random": random._inst,
+    "NumPy's random": numpy.random.mtrand._rand,
+}
+_DEPTH = 6  # of iterators over iterators
+# A seed that no step sets: setting the present one could not be detected.
+_UNLIKELY_SEED = 0x5EED_0F_A_C0DE
+
+
+class HiddenStates:
+    """The states of ``items`` and of the global random number generators.
+
+    >>> numbers = iter([1, 2])
+    >>> states = HiddenStates([numbers, "else"])
+    >>> states.changed() is None, next(numbers), states.changed() is numbers
+    (True, 1, True)
+    """
+
+    def __init__(self, items: Iterable[Any]):
+        found = [item for item in (*items, *_GLOBAL.values()) if _is_stateful(item)]
+        self._restore = [restore for item in found for restore in _prepared(item)]
+        self._before = [(item, _state(item)) for item in found]
+
+    def changed(self) -> Any:
+        """Return the first item with another state now, or None."""
+        return next((item for item, before in self._before if _state(item) != before), None)
+
+    def name_of(self, item: Any) -> str | None:
+        """Return the name of a global random number generator, or None."""
+        return next((name for name, known in _GLOBAL.items() if known is item), None)
+
+    def restore(self) -> None:
+        """Restore the random number generators."""
+        with _on_real_tensors():
+            for restore in self._restore:
+                restore()
+
+
+@contextlib.contextmanager
+def _on_real_tensors() -> Iterator[None]:
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
+
+
+def _prepared(item: Any) -> Iterator[Callable[[], Any]]:
+    """Yield the function that restores a random number generator.
+
+    Seed a generator of torch, so that setting its present seed can be detected.
+    """
+    if isinstance(item, NumpyGenerator):
+        item = item.bit_generator
+    match item:
+        case torch.Generator():
+            with _on_real_tensors():
+                state = item.get_state()
+            yield functools.partial(item.set_state, state)
+            item.manual_seed(_UNLIKELY_SEED)
+        case random.Random():
+            yield functools.partial(item.setstate, item.getstate())
+        case RandomState():
+            yield functools.partial(item.set_state, item.get_state())
+        case BitGenerator():
+            yield functools.partial(setattr, item, "state", item.state)
+
+
+def _is_stateful(item: Any) -> bool:
+    """Whether an object has hidden state, and may return different things."""
+    if isinstance(item, _STATEFUL):
+        return not isinstance(item, random.SystemRandom)
+    kind = type(item)
+    return hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools")
+
+
+def _state(item: Any, depth: int = 0) -> Hashable:
+    """Return a value that is equal until an object is consumed."""
+    match item:
+        case torch.Generator():
+            with _on_real_tensors():  # its state is a tensor with data
+                return bytes(item.get_state().numpy())
+        case random.Random():
+            return item.getstate()
+        case RandomState():
+            return pickle.dumps(item.get_state(legacy=False))
+        case NumpyGenerator():
+            return pickle.dumps(item.bit_generator.state)
+        case BitGenerator():
+            return pickle.dumps(item.state)
+        case numpy.ndarray() | array():
+            return zlib.crc32(item.tobytes())
+        case queue.Queue() | queue.SimpleQueue():
+            return item.qsize()
+        case io.IOBase():
+            with contextlib.suppress(OSError, ValueError):  # closed, or being read line by line
+                return item.tell()
+            return -1
+        case ContextVar():
+            return id(item.get(None))
+        case GeneratorType():
+            return _of_generator(item, depth)
+    return type(item), _part(_reduced(item), depth) if depth < _DEPTH else None
+
+
+def _of_generator(item: GeneratorType[Any, Any, Any], depth: int) -> Hashable:
+    frame = item.gi_frame
+    if frame is None or depth >= _DEPTH:
+        return frame is None
+    held = [*frame.f_locals.values(), item.gi_yieldfrom]
+    comparable = (bool, int, float, str, bytes)
+    return frame.f_lasti, tuple(
+        _part(part, depth + 1) if isinstance(part, comparable) or _is_stateful(part) else id(part)
+        for part in held
+    )
+
+
+def _reduced(item: Any) -> Any:
+    """Return the arguments from which an iterator could be constructed again."""
+    try:
+        return item.__reduce__()
+    except TypeError:  # not supported for itertools in Python 3.14
+        return repr(item), *gc.get_referents(item)
+
+
+def _part(part: Any, depth: int) -> Hashable:
+    """Return a value for a part of an iterator; the size of one that may be recreated."""
+    match part:
+        case tuple():
+            return tuple(_part(item, depth + 1) for item in part) if depth < _DEPTH else len(part)
+        case bool() | int() | float() | str() | bytes() | range():
+            return part
+        case list() | dict() | set():
+            return len(part)
+    return _state(part, depth + 1) if _is_stateful(part) else str(type(part))
+
+
+# ---- tensors left in caches
+#
+# ``functools.lru_cache``, ``cache`` and ``cached_property`` retain what a capture computes, which has
+# no data, and return to a capture what was computed before it. They may be cleared, because what they
+# contained is then computed again.
+
+_LRU = type(functools.lru_cache(lambda: None))
+_DEEPEST = 4  # of lists, dicts and objects in a cache
+_MOST = 50  # objects whose referrers are searched: each is compared with all objects
+
+
+class MadeTensors:
+    """The fake tensors that torch made in a capture."""
+
+    def __init__(self) -> None:
+        self._refs: list[weakref.ref[Any]] = []
+
+    def add(self, result: Any) -> None:
+        """Store the fake tensors in a result of torch."""
+        fakes = [leaf for leaf in flatten(result) if isinstance(leaf, FakeTensor)]
+        self._refs += map(weakref.ref, fakes)
+
+    def remove(self, retained: Iterable[Any] = ()) -> list[str]:
+        """Remove the tensors from caches and other containers.
+
+        Return the names of the others. Tensors in ``retained`` may remain where they are. Searching
+        referrers visits all objects, so steps that often suffice come first.
+
+        1. Collect young garbage. Collection is paused during a capture, so its garbage is young.
+        2. If no container holds a tensor, stop: torch holds some in C++, where no call finds them.
+        3. Clear the caches that hold tensors.
+        4. Collect all garbage, and clear caches again.
+        5. Remove what remains from lists and dicts.
+        """
+        known = {id(item) for item in retained}
+        self._refs = [ref for ref in self._refs if id(ref()) not in known]
+        if self._alive():
+            gc.collect(1)
+        alive = self._alive()
+        if not _holders(alive):
+            self._refs = []
+            return []
+        if len(alive) <= _MOST and clear_caches_of(*alive):
+            alive = self._alive()
+        if alive:
+            del alive
+            gc.collect()
+            alive = self._alive()
+            if alive and clear_caches_of(*alive):
+                del alive
+                alive = self._alive()
+        names = list(_removed(alive))
+        self._refs = []
+        return names
+
+    def _alive(self) -> list[torch.Tensor]:
+        return [tensor for ref in self._refs if (tensor := ref()) is not None]
+
+
+def clear_caches_of(*tensors: torch.Tensor) -> bool:
+    """Clear the caches that hold these tensors; return whether any did."""
+    found = list(_caches(tensors))
+    for clear in found:
+        clear()
+    return bool(found)
+
+
+def _caches(tensors: Sequence[torch.Tensor]) -> Iterator[Callable[[], Any]]:
+    """Yield functions that clear caches that hold tensors, also within objects."""
+    seen: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
+    held: list[Any] = list(tensors)
+    own = {id(tensors), id(seen), id(held)}
+    for _ in range(_DEEPEST):
+        if not 0 < len(held) <= _MOST:
+            return
+        # Without our own containers, which would be in a reference cycle.
+        known = own | seen.keys()
+        found = [item for item in gc.get_referrers(*held) if id(item) not in known]
+        held.clear()
+        for item in found:
+            if isinstance(item, _LRU):
+                yield item.cache_clear
+            elif not _is_namespace(item):
+                yield from _properties_of_class(item, seen)
+                held.append(item)
+        del found
+        seen |= {id(item): item for item in held}
+
+
+def _properties_of_class(item: Any, seen: dict[int, Any]) -> Iterator[Callable[[], Any]]:
+    """Yield functions that delete cached properties whose values were seen."""
+    for name, value in list(getattr(item, "__dict__", {}).items()):
+        kind = getattr(type(item), name, None)
+        if id(value) in seen and isinstance(kind, functools.cached_property):
+            yield functools.partial(item.__dict__.pop, name, None)
+
+
+def _is_namespace(item: Any) -> bool:
+    """Whether an object holds the variables of code."""
+    return isinstance(item, (FrameType, GeneratorType, ModuleType, type)) or _is_globals(item)
+
+
+def _is_globals(item: Any) -> bool:
+    return isinstance(item, dict) and "__name__" in item and "__spec__" in item
+
+
+def _holders(alive: list[torch.Tensor]) -> list[Any]:
+    if not alive:
+        return []
+    found = gc.get_referrers(*alive)
+    return [item for item in found if item is not alive and not isinstance(item, FrameType)]
+
+
+def _removed(alive: list[torch.Tensor]) -> Iterator[str]:
+    """Remove tensors from lists and dicts; yield the names of these."""
+    known = {id(tensor) for tensor in alive}
+    for holder in _holders(alive):
+        if type(holder) in (dict, OrderedDict, defaultdict):
+            for key in [key for key, item in holder.items() if id(item) in known]:
+                if owner := _owner(holder):
+                    holder[key] = None  # code may expect the attribute
+                    yield f"{key!r} of {owner}"
+                else:
+                    del holder[key]
+                    yield f"{_variable(holder)}[{key!r}]"
+        elif type(holder) is list:
+            holder[:] = [item for item in holder if id(item) not in known]
+            yield _variable(holder)
+
+
+def _owner(attributes: dict[Any, Any]) -> str:
+    """Return the name of the object with these attributes, or ""."""
+    if _is_globals(attributes):
+        return f"module {attributes['__name__']!r}"
+    for owner in gc.get_referrers(attributes):
+        if not isinstance(owner, FrameType) and getattr(owner, "__dict__", None) is attributes:
+            return f"a {type(owner).__name__}"
+    return ""
+
+
+def _variable(holder: Any) -> str:
+    """Return the name of a list or dict in its module."""
+    for owner in gc.get_referrers(holder):
+        if _is_globals(owner):
+            name = next((key for key, item in owner.items() if item is holder), "?")
+            return f"{owner['__name__']}.{name}"
+    return f"a {type(holder).__name__}"

@@ -25,20 +25,28 @@ from autosched._lib.quiet import quiet
 from autosched._lib.replacing import replaced
 from autosched._lib.tree import flatten
 from autosched.errors import CaptureError
-from autosched.frontends.attention import fast_paths
-from autosched.frontends.caches import MadeTensors, clear_caches_of
 from autosched.frontends.captured import Captured, Output
 from autosched.frontends.collectives import check_collectives
-from autosched.frontends.eager_operators import EagerOperators
-from autosched.frontends.fake_checks import FakeChecks, observing_fake_checks, warn_of_fake_check
-from autosched.frontends.hidden_state import HiddenStates
+from autosched.frontends.eager_operators import (
+    EagerOperators,
+    FakeChecks,
+    fast_paths,
+    observing_fake_checks,
+    selecting_updates,
+    warn_of_fake_check,
+)
 from autosched.frontends.host_calls import Call, observing_calls
 from autosched.frontends.origins import annotating_origins
 from autosched.frontends.random_state import tracing_random_state
 from autosched.frontends.reachability import is_trainable, is_value
-from autosched.frontends.rectified import selecting_updates
 from autosched.frontends.settings import Number, Settings, values_of, without_reads, without_repeats
-from autosched.frontends.side_effects import SideEffects, TensorProperties
+from autosched.frontends.side_effects import (
+    HiddenStates,
+    MadeTensors,
+    SideEffects,
+    TensorProperties,
+    clear_caches_of,
+)
 from autosched.frontends.state import Place, State, hooks_of
 from autosched.frontends.unsupported import definition_of, failure_message, refusal
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import autosched as asc
-from autosched.frontends.hidden_state import HiddenStates
+from autosched.frontends.side_effects import HiddenStates
 
 NUMBERS = [1.0, 2.0, 3.0]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import autosched as asc
-from autosched.frontends.public_functions import public_function
+from autosched.frontends.operators import public_function
 from tests.frontends.test_capture import OPTIMIZERS, stepper
 from tests.models import KINDS
 
