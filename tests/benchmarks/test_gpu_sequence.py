@@ -198,32 +198,6 @@ def test_clocks_are_warm_when_two_readings_agree():
 # ---- what may spoil other results
 
 
-class Workspaces:
-    """A network whose product takes a cuBLAS workspace for each stream, as torch does."""
-
-    def __init__(self):
-        self.of = {}  # the stream: whether the workspace is of a graph's pool
-        self.captured = []
-
-    def __call__(self, x):
-        capturing = torch.cuda.is_current_stream_capturing()
-        pooled = self.of.setdefault(torch.cuda.current_stream(), capturing)
-        if capturing:
-            self.captured.append(pooled)
-        return x + 1
-
-
-def test_the_rival_s_graph_keeps_no_workspace_of_the_ordinary_pool(bench, monkeypatch):
-    with playing(gpus=1, seed=1):
-        model = Workspaces()
-        monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", model.of.clear)
-        rig = bench.rig(rehearse=True)
-        entry = bench.contestants.cuda_graph(rig, model, torch.ones(2, device=rig.device))
-        assert model.captured == [True]
-        assert not model.of
-        assert entry.call().tolist() == [2.0, 2.0]
-
-
 def test_who_fails_has_a_traceback(bench, capsys):
     def fails():
         raise ValueError("out of luck")
