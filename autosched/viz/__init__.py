@@ -2,8 +2,8 @@
 
 Drawings are pure functions: they write no file and decide nothing.
 
-``diagram`` chooses the boxes and arrows of a graph; ``partition`` and ``clusters`` group nodes, and
-``layered_layout`` places them. ``page_data`` has the data of a page.
+``diagram`` chooses the boxes and arrows of a graph, and folds large ones; ``layered_layout`` places
+them. The page shows the drawings of ``dag``.
 
 To add a drawing, write a module with one pure function ``(data, *, options) -> str``, whose data is
 a ``Timeline``, a ``Graph``, a ``Program`` or plain numbers. Take styles and elements from ``svg``,

@@ -5,15 +5,27 @@ Time runs downwards, but the drawing knows no times.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from autosched.graph.graph import Graph
-from autosched.viz.clusters import Cluster, clustered
-from autosched.viz.diagram import KINDS, NOWHERE, Box, Diagram, diagram, is_host
+from autosched.viz.diagram import (
+    KINDS,
+    NOWHERE,
+    Box,
+    Diagram,
+    Frame,
+    diagram,
+    framed,
+    is_host,
+    parts,
+)
 from autosched.viz.format import natural, shorten, shorten_path, text_width
 from autosched.viz.layered_layout import Layout, Route, layout
 from autosched.viz.svg import (
+    LABEL,
     PHASES,
     TITLE,
     document,
@@ -25,7 +37,7 @@ from autosched.viz.svg import (
     text,
 )
 
-__all__ = ["graph_svg"]
+__all__ = ["graph_parts", "graph_svg"]
 
 BOX = 28.0  # the height of a node
 PITCH = 62.0  # from one rank to the next
@@ -44,7 +56,7 @@ def graph_svg(
     graph: Graph,
     device: Mapping[str, str] | None = None,
     *,
-    title: str = "",
+    title: str | None = None,
     group: str = "device",
     depth: int | None = None,
     most: float | None = None,
@@ -53,11 +65,13 @@ def graph_svg(
     """Draw a graph as SVG: a column per device with the host in the middle, copies thick.
 
     ``device`` has the device of each task, by name, as ``Placement.device`` does; without it the
-    constraints count. With ``group="module"``, the boxes of a module have a frame around them. In a
-    graph of more than ``most`` inputs and tasks, a module is one box, at the deepest level that
-    gives no more boxes; with ``depth``, at that level. Without both, at most 200 boxes are drawn,
-    and fewer if the picture were higher than 2,500 pixels otherwise. Tasks of a backward pass and
-    of optimizers have colours of their own.
+    constraints count. The title is the name of the graph unless given. With ``group="module"``, the
+    boxes of a module have a frame around them. In a graph of more than ``most`` inputs and tasks, a
+    module is one box, at the deepest level that gives no more boxes; with ``depth``, at that level.
+    Where modules do not tell tasks apart, those of a device at about the same depth of the graph
+    are one. Without both, at most 200 boxes are drawn, and fewer if the picture were higher than
+    2,500 pixels otherwise. What makes an output has its name after an arrow. Tasks of a backward
+    pass and of optimizers have colours of their own.
 
     ``critical`` are the names of tasks or copies along a path, to be marked. Order and
     anti-dependencies are dashed and dotted; those that other dependencies imply are left out.
@@ -74,22 +88,44 @@ def graph_svg(
     limit = MOST if most is None else most
     while True:
         found = diagram(graph, device, depth=depth, most=limit, critical=critical)
-        found, clusters = clustered(found, group)
-        clusters = clusters if group == "module" else []
-        places = _layout(found, clusters)
+        found, frames = framed(found, group)
+        frames = frames if group == "module" and found.rank is None else []
+        places = _layout(found, frames)
         pitch = min(TALL / (max(places.rank, default=0) + 1), PITCH) if is_bounded else PITCH
-        if pitch >= (BOX + sum(FRAME) + 2 if clusters else DENSE) or limit <= 1:
-            return _Drawing(found, clusters, places, pitch).svg(title, graph.name)
+        if pitch >= (BOX + sum(FRAME) + 2 if frames else DENSE) or limit <= 1:
+            drawing = _Drawing(found, frames, places, pitch)
+            name = graph.name if title is None else title
+            body, width, height = drawing.svg(name, found.note)
+            return document(width, height, name or f"graph {graph.name}", body)
         limit = min(limit, len(found.boxes)) * 3 // 4
 
 
-def _layout(found: Diagram, clusters: Sequence[Cluster]) -> Layout:
+def graph_parts(graph: Graph, device: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Yield the drawings of a graph in a page: the whole, and each box of several tasks opened.
+
+    Each has its name, which box of which drawing it opens, the positions of the tasks in each box,
+    the ends of its arrows in the order in which they are drawn, and the size and text of its SVG.
+    """
+    for part in parts(graph, device):
+        drawing = _Drawing(part.diagram, [], _layout(part.diagram, []), DENSE + 8)
+        body, width, height = drawing.svg("", "")
+        yield {
+            "name": part.name,
+            "opens": part.opens,
+            "members": part.members,
+            "arrows": [edge for _, edge, _ in drawing.arrows()],
+            "size": [round(width), round(height)],
+            "svg": re.sub("<title>.*?</title>", "", "".join(body), flags=re.DOTALL),
+        }
+
+
+def _layout(found: Diagram, frames: Sequence[Frame]) -> Layout:
     devices = _devices(found)
     floating = {i for i, box in enumerate(found.boxes) if box.kind != "task"}
-    bands = [band for band, cluster in enumerate(clusters) for _ in cluster.boxes]
+    bands = [band for band, frame in enumerate(frames) for _ in frame.boxes]
     column = [devices.index(box.place) for box in found.boxes]
     widths = [_width(box) for box in found.boxes]
-    return layout(column, widths, list(found.arrows), floating, bands)
+    return layout(column, widths, list(found.arrows), floating, bands, found.rank)
 
 
 def _devices(found: Diagram) -> list[str]:
@@ -107,7 +143,7 @@ class _Drawing:
     """A diagram, its layout, and the pixels from one rank to the next."""
 
     diagram: Diagram
-    clusters: Sequence[Cluster]
+    frames: Sequence[Frame]
     layout: Layout
     pitch: float
 
@@ -118,9 +154,8 @@ class _Drawing:
         self.phases = {phase if phase in PHASES else "" for phase in phases}
         self.top = MARGIN  # of the drawing; later the middle of the first rank
 
-    def svg(self, title: str, name: str) -> str:
-        """Return the drawing with its title, columns and legend."""
-        note = self.diagram.note
+    def svg(self, title: str, note: str) -> tuple[list[str], float, float]:
+        """Return the elements of the drawing with its title, columns and legend, and its size."""
         layout = self.layout
         entries = list(self._entries())
         named = min(max(text_width(title, TITLE), text_width(note)), TITLED) + 1
@@ -134,13 +169,14 @@ class _Drawing:
             body.append(text("muted", MARGIN, self.top + 10, note))
             self.top += 24
         start = self.top + 4
-        self.top += HEADER * self.has_columns + FRAME[0] * bool(self.clusters) + BOX / 2
+        self.top += HEADER * self.has_columns + FRAME[0] * bool(self.frames) + BOX / 2
         bottom = self._y(max(layout.rank, default=0)) + BOX / 2 + 16
         body.append(f'<g transform="translate({number((width - layout.width) / 2)} 0)">')
-        body += [*self._columns(start, bottom), *self._frames(), *self._arrows()]
+        body += [*self._columns(start, bottom), *self._frames()]
+        body += [line for *_, line in self.arrows()]
         body += map(self._node, range(len(self.diagram.boxes)))
         body += ["</g>", *legend(MARGIN, bottom + 24, entries)]
-        return document(width, bottom + 24 + MARGIN, title or f"graph {name}", body)
+        return body, width, bottom + 24 + MARGIN
 
     def _y(self, rank: int) -> float:
         return self.top + rank * self.pitch
@@ -156,17 +192,17 @@ class _Drawing:
     def _frames(self) -> Iterator[str]:
         """Draw a frame around the boxes of each module, with its name in a corner."""
         boxes, layout = self.diagram.boxes, self.layout
-        for cluster in self.clusters:
-            if not cluster.name:
+        for frame in self.frames:
+            if not frame.name:
                 continue
-            ranks = [layout.rank[i] for i in cluster.boxes]
-            left = min(layout.x[i] - _width(boxes[i]) / 2 for i in cluster.boxes) - 9
-            right = max(layout.x[i] + _width(boxes[i]) / 2 for i in cluster.boxes) + 9
-            right = max(right, left + min(text_width(cluster.name) + 16, 180))
+            ranks = [layout.rank[i] for i in frame.boxes]
+            left = min(layout.x[i] - _width(boxes[i]) / 2 for i in frame.boxes) - 9
+            right = max(layout.x[i] + _width(boxes[i]) / 2 for i in frame.boxes) + 9
+            right = max(right, left + min(text_width(frame.name) + 16, 180))
             y = self._y(min(ranks)) - BOX / 2 - FRAME[0]
             height = (max(ranks) - min(ranks)) * self.pitch + BOX + sum(FRAME)
             yield rect("frame", left, y, right - left, height, 5)
-            name = shorten(cluster.name, right - left - 12)
+            name = shorten(frame.name, right - left - 12)
             yield text("muted halo", left + 8, y + 14, name)
 
     def _node(self, i: int) -> str:
@@ -180,24 +216,34 @@ class _Drawing:
         cls += " critical" * box.critical
         drawn += rect(cls, left, y - BOX / 2, width, BOX, rx, box.facts)
         ink = "on-task" if box.kind == "task" else "ink"
-        return drawn + text(f"{ink} middle", self.layout.x[i], y + 4, _text(box, width - 12))
+        x = self.layout.x[i]
+        if not box.amount:
+            return drawn + text(f"{ink} middle", x, y + 4, _text(box, width - 12))
+        drawn += text(f"{ink} middle", x, y - 2, _text(box, width - 12))
+        return drawn + text(
+            f"{ink} middle label", x, y + 10, shorten(_below(box), width - 12, LABEL)
+        )
 
     def _class(self, box: Box) -> str:
         """Return the class of a box: its kind, and its phase if tasks have several."""
         has_phase = len(self.phases) > 1 and box.kind == "task" and box.phase in PHASES
         return f"task {box.phase}" if has_phase else box.kind
 
-    def _arrows(self) -> Iterator[str]:
-        """Draw all arrows, the most important ones last."""
-        drawn: list[tuple[tuple[bool, bool, int], str]] = []
+    def arrows(self) -> list[tuple[tuple[bool, bool, int], tuple[int, int], str]]:
+        """Draw all arrows, the most important ones last, each after its weight and its ends."""
+        drawn = []
         arrows = self.diagram.arrows.items()
         for ((a, b), arrow), route in zip(arrows, self.layout.routes, strict=True):
             y1 = self._y(self.layout.rank[a]) + BOX / 2
             y2 = self._y(self.layout.rank[b]) - BOX / 2
+            gap = self.pitch - BOX
+            if self.layout.rank[a] == self.layout.rank[b]:
+                y1 = y2 = y1 if route.leaves < route.enters else y2
+                gap = gap if route.leaves < route.enters else -gap
             cls = f"line {arrow.kind}" + " faint" * arrow.faint + " along" * arrow.critical
             weight = arrow.critical, not arrow.faint, -KINDS.index(arrow.kind)
-            drawn.append((weight, path(cls, *_curve(route, y1, y2, self.pitch - BOX))))
-        return (line for _, line in sorted(drawn, key=lambda item: item[0]))
+            drawn.append((weight, (a, b), path(cls, *_curve(route, y1, y2, gap))))
+        return sorted(drawn, key=lambda item: item[0])
 
     def _entries(self) -> Iterator[tuple[str, str, str]]:
         """Return the legend of what occurs in the picture."""
@@ -223,29 +269,45 @@ class _Drawing:
 
 
 def _width(box: Box) -> float:
-    return min(max(text_width(_text(box)) + 22, NODE[0]), WIDER if box.amount else NODE[1])
+    wide = max(text_width(_text(box)), text_width(_below(box), LABEL)) + 22
+    return min(max(wide, NODE[0]), WIDER if box.amount or box.result else NODE[1])
+
+
+def _below(box: Box) -> str:
+    """Return the second line of the text of a box of several: their number, and their outputs."""
+    return " → ".join(filter(None, (box.amount, shorten(box.result, 80)))) if box.amount else ""
 
 
 def _text(box: Box, width: float = 1e6) -> str:
-    """Return the text of a box: its name, shortened if necessary, and the number of its members."""
-    amount = f" · {box.amount}" if box.amount else ""
-    width -= text_width(amount)
+    """Return the text of a box: its name, shortened if necessary, and its output."""
+    result = f" → {shorten(box.result, 80)}" if box.result and not box.amount else ""
+    width -= text_width(result)
     if " … " not in box.label:
-        return shorten_path(box.label, width) + amount
+        return shorten_path(box.label, width) + result
     first, last = box.label.split(" … ", 1)
     half = (width - text_width(" … ")) / 2
     most = width - text_width(" … ") - min(text_width(last), half)
     first = shorten_path(first, most)
-    return f"{first} … {shorten_path(last, width - text_width(first) - text_width(' … '))}{amount}"
+    return f"{first} … {shorten_path(last, width - text_width(first) - text_width(' … '))}{result}"
 
 
 def _curve(route: Route, y1: float, y2: float, gap: float) -> Iterator[str | float]:
     """Return the curve from (leaves, y1) to (enters, y2), which bends only between ranks.
 
-    There are no nodes between ranks.
+    There are no nodes between ranks. An edge within a rank bends below it, or above it.
     """
     yield from ("M", route.leaves, y1)
-    if route.passes is None:
+    if y1 == y2:
+        yield from (
+            "C",
+            route.leaves,
+            y1 + 0.7 * gap,
+            route.enters,
+            y2 + 0.7 * gap,
+            route.enters,
+            y2,
+        )
+    elif route.passes is None:
         yield from _turn(route.leaves, y1, route.enters, y2)
     else:
         yield from _turn(route.leaves, y1, route.passes, y1 + gap)

@@ -1,30 +1,56 @@
-"""Choose the boxes and arrows that represent a graph in a picture.
+"""Choose the boxes and arrows that represent a graph, or a part of it, in a picture.
 
-A graph of few nodes is shown whole. In a large one, the tasks of each module are one box, at the
-deepest level of modules that gives few enough boxes; then chains of tasks are merged; then
-neighbours. The boxes still form a DAG: see ``partition``. All drawings of graphs use the same
-diagrams. Knows no coordinates and no times.
+A graph of few nodes is shown whole. A large one is folded, by one rule for all pictures:
+
+1. The tasks of a module, a device and a phase are one box, at the deepest level of modules that
+   gives few enough boxes; without modules, a chain of tasks is one.
+2. Where that gives too many, the tasks of a device in a band of successive levels are one box.
+
+In the first case the boxes form a DAG: where sharing a box would create a cycle, the later task
+begins another. In the second, boxes of one band may depend on each other both ways. Knows no
+coordinates and no times.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Literal
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+from typing import Literal, NamedTuple
 
 from autosched.errors import ChartError, shown
 from autosched.graph.graph import Graph, Task, Value
-from autosched.viz.partition import members, partition
 
-__all__ = ["KINDS", "NOWHERE", "Arrow", "Box", "Diagram", "common", "diagram", "is_host"]
+__all__ = [
+    "KINDS",
+    "NOWHERE",
+    "Arrow",
+    "Box",
+    "Diagram",
+    "Frame",
+    "Part",
+    "diagram",
+    "fold",
+    "framed",
+    "is_host",
+    "parts",
+]
 
 NOWHERE = ""  # the device of unplaced tasks
 MOST_NAMES = 12  # in the tooltip of a box
+MOST_BANDS = 24
+MOST_PLACES = 12  # devices that a graph is folded by
+AVERAGE = 3  # boxes in a frame: modules are distinguished at the deepest level that gives this many
+WHOLE = 90  # tasks of a graph that is not folded in a page
+OPENED = 250  # the same for a part of it
+PARTS = (70, 100)  # of a page's graph: at most the first, or the second if they are large
+MOST_OUTER = 60  # arrows to and from boxes around a part; of more, the first and last are shown
+BUDGET = 30_000  # boxes in all parts of a page
 
 Node = Value | Task
 Edge = tuple[int, int]
+Keys = Sequence[Hashable]
 Kind = Literal["move", "data", "anti", "order"]
 # Of several dependencies between two boxes, the first of these counts.
 KINDS: Sequence[Kind] = ("move", "data", "anti", "order")
@@ -34,7 +60,8 @@ KINDS: Sequence[Kind] = ("move", "data", "anti", "order")
 class Box:
     """A source or a task, or several on one device, with their label and ``names``.
 
-    ``path`` is their common module, ``phase`` their common phase if that is not the forward pass.
+    ``path`` is their common module, ``phase`` their common phase if that is not the forward pass;
+    ``outputs`` are the outputs of the graph that they are or make.
     """
 
     kind: Literal["input", "task", "view"]
@@ -43,6 +70,7 @@ class Box:
     names: tuple[str, ...]
     path: tuple[str, ...] = ()
     phase: str = ""
+    outputs: tuple[str, ...] = ()
     critical: bool = False
 
     @property
@@ -51,14 +79,23 @@ class Box:
         return f"{len(self.names):,} {self.kind}s" if len(self.names) > 1 else ""
 
     @property
+    def result(self) -> str:
+        """Its outputs, in words."""
+        if len(self.outputs) > 1:
+            return f"{len(self.outputs):,} outputs"
+        return self.outputs[0] if self.outputs else ""
+
+    @property
     def facts(self) -> str:
         """The text of its tooltip, in some lines."""
         where = f" on {self.place}" if self.place else ""
+        outputs = [f"output {', '.join(self.outputs[:MOST_NAMES])}"] * bool(self.outputs)
         if not self.amount:
-            return f"{self.label}\n{self.kind}{where}"
+            return "\n".join([self.label, f"{self.kind}{where}", *outputs])
         rest = len(self.names) - MOST_NAMES
         more = [f"and {rest:,} more"] * (rest > 0)
-        return "\n".join([self.label, f"{self.amount}{where}", *self.names[:MOST_NAMES], *more])
+        names = self.names[:MOST_NAMES]
+        return "\n".join([self.label, f"{self.amount}{where}", *names, *more, *outputs])
 
 
 @dataclass(frozen=True)
@@ -76,11 +113,36 @@ class Arrow:
 
 @dataclass(frozen=True)
 class Diagram:
-    """Boxes in topological order, and arrows by positions; a note on its extent if simplified."""
+    """Boxes in topological order, and arrows by positions; a note on its extent if simplified.
+
+    With ``rank``, boxes are in bands, and arrows may lead from one to another of the same band.
+    """
 
     boxes: Sequence[Box]
     arrows: Mapping[Edge, Arrow]
     note: str = ""
+    rank: Sequence[int] | None = None
+
+
+class Frame(NamedTuple):
+    """Boxes (positions) on one device, and their common device or module, or ""."""
+
+    name: str
+    place: str
+    boxes: Sequence[int]
+
+
+class Part(NamedTuple):
+    """A part of a graph: its name, the part and the box that it opens, and its diagram.
+
+    ``members`` are the tasks of each box, by position in the graph. Boxes outside of the part, with
+    predecessors and successors, are among them.
+    """
+
+    name: str
+    opens: tuple[int, int]
+    diagram: Diagram
+    members: Sequence[Sequence[int]]
 
 
 def diagram(
@@ -95,21 +157,62 @@ def diagram(
     if depth is not None and not (isinstance(depth, int) and depth >= 0):
         expected = "a number of levels of modules, 0 or more, or None"
         raise ChartError(f"depth must be {expected}, got {shown(depth)}")
-    nodes: list[Node] = [*graph.sources, *graph.tasks]
-    places = _places(graph, device or {})
-    predecessors = _predecessors(graph, places)
-    paths = [_path(node) for node in nodes]
-    sources = len(graph.sources)
-    keys = list(zip(places, map(_phase, nodes), strict=True))
-    part = partition([list(mine) for mine in predecessors], keys, paths, sources, depth, most)
-    inside = members(part)
-    boxes = [_box([nodes[i] for i in mine], places[mine[0]]) for mine in inside]
-    boxes = _distinguished(boxes, [[paths[i] for i in mine] for mine in inside])
-    arrows = _arrows(predecessors, part, sources)
+    nodes = _Nodes(graph, device or {})
+    sources, count = len(graph.sources), len(nodes.nodes)
+    groups = [[i] for i in range(count)]
+    rank = None
+    if depth is not None or count > most:
+        groups, rank = _with_sources(nodes, sources, depth, most)
+        if depth is None and len(groups) > most:  # sources have boxes, too
+            groups, rank = _with_sources(nodes, sources, depth, max(2 * most - len(groups), 1))
+    found = nodes.diagram(groups, rank)
     inputs = f"{sources:,} input{'s' * (sources != 1)}"
-    note = f"{len(graph.tasks):,} tasks and {inputs} in {len(boxes):,} boxes"
-    found = Diagram(boxes, arrows, note if len(boxes) < len(nodes) else "")
+    note = f"{len(graph.tasks):,} tasks and {inputs} in {len(groups):,} boxes"
+    found = replace(found, note=note if len(groups) < count else "")
     return _with_critical_path(found, graph, critical)
+
+
+def parts(graph: Graph, device: Mapping[str, str]) -> Iterator[Part]:
+    """Yield the tasks of a graph as a whole, folded if need be, and then each part of it, opened.
+
+    A part is shown with the boxes around it. Sources are left out.
+    """
+    nodes = _Nodes(graph, device)
+    first = len(graph.sources)
+    names = [task.name for task in graph.tasks]
+    users: dict[int, list[int]] = {}
+    for i, others in enumerate(nodes.predecessors):
+        for other in others:
+            users.setdefault(other, []).append(i)
+    waiting: list[tuple[str, tuple[int, int], list[int], list[list[int]]]] = [
+        (graph.name, (-1, -1), list(range(first, first + len(names))), [])
+    ]
+    drawn = 0
+    for number, (name, opens, within, around) in enumerate(waiting):
+        groups: list[list[int]] = [[i] for i in within]
+        rank = None
+        if len(within) > (OPENED if number else WHOLE):
+            most = min(max(PARTS[0], len(within) // 200), PARTS[1])
+            groups, rank = nodes.folded(within, None, most)
+        inside = set(within)
+        before = {i for node in within for i in nodes.predecessors[node]} - inside
+        after = {i for node in within for i in users.get(node, ())} - inside
+        above = [group for group in around if not before.isdisjoint(group)]
+        below = [group for group in around if not after.isdisjoint(group)]
+        if rank is not None:
+            last = max(rank) + 2
+            rank = [0] * len(above) + [r + 1 for r in rank] + [last] * len(below)
+        found = nodes.diagram([*above, *groups, *below], rank, len(above), len(above) + len(groups))
+        members = [[i - first for i in group] for group in (*above, *groups, *below)]
+        yield Part(name, opens, found, members)
+        drawn += len(members)
+        for at, group in enumerate(groups):
+            if len(group) > 1 and drawn + len(group) < BUDGET:
+                drawn += len(group)
+                beside = [other for other in (*around, *groups) if other is not group]
+                label = found.boxes[len(above) + at]
+                where = f" on {label.place}" if label.place else ""
+                waiting.append((f"{label.label}{where}", (number, len(above) + at), group, beside))
 
 
 def is_host(place: str) -> bool:
@@ -117,16 +220,143 @@ def is_host(place: str) -> bool:
     return place.partition(":")[0] == "cpu"
 
 
-def common(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the common prefix.
+# ---- nodes
 
-    >>> common([("layer1", "0", "conv"), ("layer1", "1")])
-    ('layer1',)
-    """
-    low = min(paths)
-    high = max(paths)
-    same = [a == b for a, b in zip(low, high, strict=False)]
-    return low[: [*same, False].index(False)]
+
+@dataclass
+class _Nodes:
+    """The sources and tasks of a graph: their devices, modules, predecessors and outputs."""
+
+    graph: Graph
+    device: Mapping[str, str]
+    predecessors: list[dict[int, Kind]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        graph = self.graph
+        self.nodes: list[Node] = [*graph.sources, *graph.tasks]
+        self.places = _places(graph, self.device)
+        self.paths = [_path(node) for node in self.nodes]
+        self.predecessors = _predecessors(graph, self.places)
+        first = len(graph.sources)
+        makers = {value.index: i for i, value in enumerate(graph.sources)}
+        for task in graph.tasks:
+            written = [use.value for use in (*task.outputs, *task.changes)]
+            makers |= dict.fromkeys(written, first + task.index)
+        self.outputs: dict[int, list[str]] = {}
+        for label, value in graph.outputs.items():
+            self.outputs.setdefault(makers[value], []).append(label)
+
+    def folded(
+        self, within: Sequence[int], depth: int | None, most: float
+    ) -> tuple[list[list[int]], list[int] | None]:
+        """Return groups of these nodes, in topological order, and their bands if there are any."""
+        number = {node: i for i, node in enumerate(within)}
+        before = [[number[i] for i in self.predecessors[node] if i in number] for node in within]
+        several = len({self.places[node] for node in within}) > MOST_PLACES
+        keys = [("" if several else self.places[i], _phase(self.nodes[i])) for i in within]
+        part, rank = fold(before, keys, [self.paths[i] for i in within], depth, most)
+        groups: list[list[int]] = [[] for _ in range(max(part, default=-1) + 1)]
+        for i, box in enumerate(part):
+            groups[box].append(within[i])
+        return groups, rank
+
+    def diagram(
+        self,
+        groups: Sequence[Sequence[int]],
+        rank: Sequence[int] | None = None,
+        first: int = 0,
+        last: int | None = None,
+    ) -> Diagram:
+        """Return the diagram of groups; those before ``first`` only come before the others.
+
+        Those from ``last`` on only come after them, and may be the same.
+        """
+        last = len(groups) if last is None else last
+        source = {node: i for i, group in enumerate(groups[:last]) for node in group}
+        target = {node: i for i, group in enumerate(groups) if i >= first for node in group}
+        boxes = _distinguished([self._box(group) for group in groups])
+        is_simplified = any(len(group) > 1 for group in groups)
+        arrows = self._arrows(source, target, is_simplified, rank)
+        outer = sorted((a, b) for a, b in arrows if a < first or b >= last)
+        most = {b: a for a, b in outer}
+        least = dict(reversed(outer))
+        for a, b in outer:
+            is_end = least.get(a) == b or most.get(b) == a
+            if (a < first and b >= last) or (len(outer) > MOST_OUTER and not is_end):
+                del arrows[a, b]
+        return Diagram(boxes, arrows, rank=rank)
+
+    def _box(self, group: Sequence[int]) -> tuple[Box, Sequence[tuple[str, ...]]]:
+        """Return a box for sources or for tasks, labelled by their common module and phase."""
+        nodes = [self.nodes[i] for i in group]
+        paths = [self.paths[i] for i in group]
+        names = tuple(node.name for node in nodes)
+        phases = set(map(_phase, nodes))
+        phase = phases.pop() if len(phases) == 1 else ""
+        path = module = _common(paths)
+        kinds = {_kind(node) for node in nodes}
+        if kinds == {"input"}:  # parameters are named by their modules
+            module = _common([tuple(name.split(".")[:-1]) for name in names])
+        title = " ".join(filter(None, (".".join(module), phase)))
+        label = names[0] if len(names) == 1 else title or f"{names[0]} … {names[-1]}"
+        places = {self.places[i] for i in group}
+        place = self.places[group[0]] if len(places) == 1 else f"{len(places)} devices"
+        outputs = tuple(label for i in group for label in self.outputs.get(i, ()))
+        kind = kinds.pop() if len(kinds) == 1 else "task"
+        return Box(kind, label, place, names, path, phase, outputs), paths
+
+    def _arrows(
+        self,
+        source: Mapping[int, int],
+        target: Mapping[int, int],
+        is_simplified: bool,
+        rank: Sequence[int] | None,
+    ) -> dict[Edge, Arrow]:
+        """Return the arrows between boxes, those of order alone only if no others imply them.
+
+        In a simplified graph, sources have arrows to their first readers only, since parameters are
+        read almost everywhere.
+        """
+        found: dict[Edge, Kind] = {}
+        reader: dict[int, int] = {}  # by source, the box of its first reader
+        sources = len(self.graph.sources)
+        for node, box in sorted(target.items()):
+            for other, kind in self.predecessors[node].items():
+                if other not in source or source[other] == box:
+                    continue
+                if other < sources and is_simplified and reader.setdefault(other, box) != box:
+                    continue
+                edge = source[other], box
+                found[edge] = min(kind, found.get(edge, kind), key=KINDS.index)
+        implied = _implied(found)
+        if rank is not None:  # where bands hide which data goes where, those nearby are enough
+            near = (edge for edge in found if rank[edge[1]] - rank[edge[0]] < 2)
+            shown = {edge for edge in found if edge not in implied}.union(near)
+            return {edge: Arrow(kind) for edge, kind in found.items() if edge in shown}
+        return {
+            edge: Arrow(kind, is_simplified and kind == "data" and edge in implied)
+            for edge, kind in found.items()
+            if kind in ("move", "data") or edge not in implied
+        }
+
+
+def _with_sources(
+    nodes: _Nodes, sources: int, depth: int | None, most: float
+) -> tuple[list[list[int]], list[int] | None]:
+    """Fold tasks, and sources by their devices and the box of their first reader."""
+    groups, rank = nodes.folded(range(sources, len(nodes.nodes)), depth, most)
+    box = {node: i for i, group in enumerate(groups) for node in group}
+    reader: dict[int, int] = {}
+    for node in range(sources, len(nodes.nodes)):
+        for other in nodes.predecessors[node]:
+            reader.setdefault(other, box[node])
+    found: dict[tuple[str, int | None], list[int]] = {}
+    for i in range(sources):
+        found.setdefault((nodes.places[i], reader.get(i)), []).append(i)
+    if rank is not None:
+        above = [rank[at] - 1 if at is not None else -1 for _, at in found]
+        rank = [r - min([0, *above]) for r in (*above, *rank)]
+    return [*found.values(), *groups], rank
 
 
 def _path(node: Node) -> tuple[str, ...]:
@@ -137,6 +367,36 @@ def _path(node: Node) -> tuple[str, ...]:
 def _phase(node: Node) -> str:
     phase = "" if isinstance(node, Value) else node.origin.phase
     return "" if phase == "forward" else phase
+
+
+def _kind(node: Node) -> Literal["input", "task", "view"]:
+    return "input" if isinstance(node, Value) else "view" if node.view else "task"
+
+
+def _common(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the common prefix.
+
+    >>> _common([("layer1", "0", "conv"), ("layer1", "1")])
+    ('layer1',)
+    """
+    low = min(paths)
+    high = max(paths)
+    same = [a == b for a, b in zip(low, high, strict=False)]
+    return low[: [*same, False].index(False)]
+
+
+def _distinguished(boxes: Sequence[tuple[Box, Sequence[tuple[str, ...]]]]) -> list[Box]:
+    """Relabel boxes of equal labels by their first and last module, if that distinguishes them."""
+    counts = Counter((box.kind, box.label) for box, _ in boxes)
+    relabelled = []
+    for box, paths in boxes:
+        level = len(box.path) + 1
+        first, last = (".".join(path[:level]) for path in (paths[0], paths[-1]))
+        is_ambiguous = counts[box.kind, box.label] > 1 or " … " in box.label
+        label = " ".join(filter(None, (f"{first} … {last}", box.phase)))
+        changes = is_ambiguous and first and last and first != last
+        relabelled.append(replace(box, label=label) if changes else box)
+    return relabelled
 
 
 def _places(graph: Graph, device: Mapping[str, str]) -> list[str]:
@@ -171,77 +431,8 @@ def _predecessors(graph: Graph, places: Sequence[str]) -> list[dict[int, Kind]]:
     return predecessors
 
 
-# ---- boxes
-
-
-def _box(nodes: Sequence[Node], place: str) -> Box:
-    """Return a box for sources or for tasks, labelled by their common module and phase."""
-    names = tuple(node.name for node in nodes)
-    phases = set(map(_phase, nodes))
-    phase = phases.pop() if len(phases) == 1 else ""
-    path = common([_path(node) for node in nodes])
-    kinds = {_kind(node) for node in nodes}
-    module = path
-    if kinds == {"input"}:  # parameters are named by their modules
-        module = common([tuple(name.split(".")[:-1]) for name in names])
-    title = " ".join(filter(None, (".".join(module), phase)))
-    label = names[0] if len(names) == 1 else title or f"{names[0]} … {names[-1]}"
-    return Box(kinds.pop() if len(kinds) == 1 else "task", label, place, names, path, phase)
-
-
-def _distinguished(boxes: Sequence[Box], paths: Sequence[Sequence[tuple[str, ...]]]) -> list[Box]:
-    """Relabel boxes of equal labels by their first and last module, if that distinguishes them.
-
-    ``paths`` are by box.
-    """
-    counts = Counter((box.kind, box.label) for box in boxes)
-    relabelled = []
-    for box, mine in zip(boxes, paths, strict=True):
-        level = len(box.path) + 1
-        first, last = (".".join(path[:level]) for path in (mine[0], mine[-1]))
-        is_ambiguous = counts[box.kind, box.label] > 1 or " … " in box.label
-        label = " ".join(filter(None, (f"{first} … {last}", box.phase)))
-        changes = is_ambiguous and first and last and first != last
-        relabelled.append(replace(box, label=label) if changes else box)
-    return relabelled
-
-
-def _kind(node: Node) -> Literal["input", "task", "view"]:
-    return "input" if isinstance(node, Value) else "view" if node.view else "task"
-
-
-# ---- arrows
-
-
-def _arrows(
-    predecessors: Sequence[Mapping[int, Kind]], part: Sequence[int], sources: int
-) -> dict[Edge, Arrow]:
-    """Return the arrows between boxes, those of order alone only if no others imply them.
-
-    In a simplified graph, sources have arrows to their first readers only, since parameters are
-    read almost everywhere.
-    """
-    is_simplified = max(part, default=-1) + 1 < len(part)
-    found: dict[Edge, Kind] = {}
-    reader: dict[int, int] = {}  # by source, the box of its first reader
-    for node, others in enumerate(predecessors):
-        box = part[node]
-        for other, kind in others.items():
-            if other < sources and is_simplified and reader.setdefault(other, box) != box:
-                continue
-            if part[other] != box:
-                edge = part[other], box
-                found[edge] = min(kind, found.get(edge, kind), key=KINDS.index)
-    implied = _implied(found)
-    return {
-        edge: Arrow(kind, is_simplified and kind == "data" and edge in implied)
-        for edge, kind in found.items()
-        if kind in ("move", "data") or edge not in implied
-    }
-
-
 def _implied(edges: Iterable[Edge]) -> set[Edge]:
-    """Return the edges that paths of other edges imply. Edges lead to higher numbers."""
+    """Return the edges that paths of other edges to higher numbers imply."""
     direct: dict[int, list[int]] = {}
     for a, b in edges:
         direct.setdefault(b, []).append(a)
@@ -291,3 +482,178 @@ def _producer(graph: Graph, name: str, previous: str) -> str | None:
     if index is not None and any(use.value == value.index for use in graph.tasks[index].changes):
         return previous
     return graph.tasks[value.producer].name if value.producer is not None else None
+
+
+# ---- folding
+
+
+def fold(
+    predecessors: Sequence[Sequence[int]],
+    keys: Keys,
+    paths: Sequence[tuple[str, ...]],
+    depth: int | None,
+    most: float,
+) -> tuple[list[int], list[int] | None]:
+    """Return the box of each node, and the band of each box if boxes are of bands.
+
+    Nodes of a box have one key. ``predecessors`` of each node come before it. ``depth`` is the
+    number of parts of a path that are distinguished; if None, as many as give at most ``most``
+    boxes; if no number does, boxes are of bands.
+    """
+    if depth is not None:
+        by_path = [(key, path[:depth]) for key, path in zip(keys, paths, strict=True)]
+        return acyclic_partition(by_path, predecessors), None
+    levels = max(map(len, paths), default=0)
+    candidates: Iterator[Keys] = (
+        [(key, path[:level]) for key, path in zip(keys, paths, strict=True)]
+        for level in range(levels, 0, -1)
+    )
+    for candidate in candidates if levels else [_chains(keys, predecessors)]:
+        if len(set(candidate)) <= most:
+            part = acyclic_partition(candidate, predecessors, most)
+            if max(part, default=0) < most:
+                return part, None
+    return _bands(predecessors, keys, most)
+
+
+def _chains(keys: Keys, predecessors: Sequence[Sequence[int]]) -> Keys:
+    """Return keys shared by nodes of a chain, which others enter and leave only at its ends."""
+    successors = Counter(node for nodes in predecessors for node in nodes)
+    chain: list[int] = []
+    for i, nodes in enumerate(predecessors):
+        joins = len(nodes) == 1 and successors[nodes[0]] == 1 and keys[nodes[0]] == keys[i]
+        chain.append(chain[nodes[0]] if joins else i)
+    return chain
+
+
+def _bands(
+    predecessors: Sequence[Sequence[int]], keys: Keys, most: float
+) -> tuple[list[int], list[int]]:
+    """Return boxes of nodes of one key in bands of successive levels with about as many nodes."""
+    level: list[int] = []
+    for nodes in predecessors:
+        level.append(max((level[node] for node in nodes), default=-1) + 1)
+    count = Counter(level)
+    above = [0, *accumulate(count[i] for i in range(len(count)))]
+    bands = min(max(int(most) // len(set(keys)), 1), MOST_BANDS)
+    bands = -(-len(count) // -(-len(count) // bands))  # bands of as many levels look alike
+    found = [(above[i] * bands // len(level), keys[node]) for node, i in enumerate(level)]
+    boxes = {
+        box: i for i, box in enumerate(sorted(set(found), key=lambda box: (box[0], str(box[1]))))
+    }
+    rank = {band: i for i, band in enumerate(sorted({band for band, _ in boxes}))}
+    return [boxes[box] for box in found], [rank[band] for band, _ in boxes]
+
+
+def acyclic_partition(
+    keys: Keys, predecessors: Sequence[Sequence[int]], most: float = float("inf")
+) -> list[int]:
+    """Return the box of each node 0, 1, ..., whose predecessors have lower numbers.
+
+    Boxes are numbered in topological order. If they become more than ``most``, the result is not
+    complete.
+
+    >>> acyclic_partition("aba", [[], [], [0]]), acyclic_partition("aba", [[], [0], [1]])
+    ([0, 1, 0], [0, 1, 2])
+    """
+    latest: dict[Hashable, int] = {}  # the last box of each key
+    ancestors: list[int] = []  # of each box, as a bit set
+    found: list[int] = []
+    for key, nodes in zip(keys, predecessors, strict=True):
+        others = dict.fromkeys(found[node] for node in nodes)
+        box = latest.get(key, -1)
+        mine = _ancestors(others, ancestors, box)
+        if box < 0 or mine >> box & 1:
+            box = latest[key] = len(ancestors)
+            ancestors.append(_ancestors(others, ancestors, box))
+        elif mine & ~ancestors[box]:
+            for other, known in enumerate(ancestors):
+                if other == box or known >> box & 1:
+                    ancestors[other] |= mine
+        found.append(box)
+        if len(ancestors) > most:
+            return found
+    # An ancestor of a box has fewer ancestors than the box, so that their number is a topological
+    # order.
+    order = sorted(range(len(ancestors)), key=lambda box: ancestors[box].bit_count())
+    number = {box: i for i, box in enumerate(order)}
+    return [number[box] for box in found]
+
+
+def _ancestors(others: Iterable[int], ancestors: Sequence[int], box: int) -> int:
+    found = 0
+    for other in others:
+        if other != box:
+            found |= ancestors[other] | 1 << other
+    return found
+
+
+# ---- frames
+
+
+def framed(found: Diagram, group: str) -> tuple[Diagram, list[Frame]]:
+    """Return frames around boxes of one device or module, and the boxes in order of frames.
+
+    The order changes only for modules; boxes in bands have no frames of modules. Raises ChartError
+    for other groups than ``"device"`` and ``"module"``.
+    """
+    if group not in ("device", "module"):
+        raise ChartError(f"group must be 'device' or 'module', got {shown(group)}")
+    if group == "module" and found.rank is None:
+        return _by_module(found)
+    places: dict[str, list[int]] = {}
+    for i, box in enumerate(found.boxes):
+        places.setdefault(box.place, []).append(i)
+    return found, [Frame(place, place, boxes) for place, boxes in places.items()]
+
+
+def _by_module(found: Diagram) -> tuple[Diagram, list[Frame]]:
+    """Order boxes topologically, those of a cluster together; sources join their readers."""
+    boxes = found.boxes
+    tasks = [i for i, box in enumerate(boxes) if box.kind != "input"]
+    cluster = dict(zip(tasks, _modules(found, tasks), strict=True))
+    place = {number: boxes[i].place for i, number in reversed(cluster.items())}
+    reader: dict[int, int] = {}  # by source, the cluster of its first reader
+    for a, b in found.arrows:
+        if boxes[a].kind == "input":
+            reader[a] = min(reader.get(a, cluster[b]), cluster[b])
+    # A source on another device is a cluster directly before that of its first reader.
+    groups: dict[tuple[int, bool, str], list[int]] = {}
+    for i, box in enumerate(boxes):
+        number = cluster.get(i, reader.get(i, 0))
+        is_inside = i in cluster or box.place == place.get(number)
+        groups.setdefault((number, is_inside, "" if is_inside else box.place), []).append(i)
+    ordered = [groups[key] for key in sorted(groups)]
+    position = {box: i for i, box in enumerate(i for mine in ordered for i in mine)}
+    arrows = {(position[a], position[b]): arrow for (a, b), arrow in found.arrows.items()}
+    clusters = []
+    for mine in ordered:
+        name = _name([boxes[i] for i in mine if boxes[i].kind != "input"])
+        clusters.append(Frame(name, boxes[mine[0]].place, [position[i] for i in mine]))
+    return replace(found, boxes=[boxes[i] for i in position], arrows=arrows), clusters
+
+
+def _modules(found: Diagram, tasks: Sequence[int]) -> list[int]:
+    """Return the frame of each box of tasks, by modules at a suitable depth."""
+    position = {box: i for i, box in enumerate(tasks)}
+    predecessors: list[list[int]] = [[] for _ in tasks]
+    for a, b in found.arrows:
+        if a in position:
+            predecessors[position[b]].append(position[a])
+    boxes = [found.boxes[i] for i in tasks]
+    deepest = max((len(box.path) for box in boxes), default=0)
+    part: list[int] = []
+    for level in range(max(deepest, 1), 0, -1):
+        keys = [(box.place, box.phase, box.path[:level]) for box in boxes]
+        part = acyclic_partition(keys, predecessors)
+        if AVERAGE * (max(part, default=0) + 1) <= len(part):
+            break
+    return part
+
+
+def _name(tasks: Sequence[Box]) -> str:
+    """Return the common module of several boxes, with the phase."""
+    if len(tasks) < 2:
+        return ""
+    path = _common([box.path for box in tasks])
+    return " ".join(filter(None, (".".join(path), tasks[0].phase))) if path else ""

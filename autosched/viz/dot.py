@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from autosched.graph.graph import Graph
-from autosched.viz.clusters import Cluster, clustered
-from autosched.viz.diagram import Arrow, Box, diagram
+from autosched.viz.diagram import Arrow, Box, Frame, diagram, framed
 from autosched.viz.format import legal
 
 __all__ = ["graph_dot"]
@@ -31,7 +30,7 @@ def graph_dot(
     graph: Graph,
     device: Mapping[str, str] | None = None,
     *,
-    title: str = "",
+    title: str | None = None,
     group: str = "device",
     depth: int | None = None,
     most: float = 200,
@@ -46,33 +45,34 @@ def graph_dot(
       n1 -> n2 [color="#59636e"];
     """
     found = diagram(graph, device, depth=depth, most=most, critical=critical)
-    found, clusters = clustered(found, group)
+    found, frames = framed(found, group)
     lines = [
         f"digraph {_quoted(graph.name)} {{",
-        f"  label={_quoted(title or found.note)};",
+        f"  label={_quoted((graph.name if title is None else title) or found.note)};",
         "  labelloc=t;",
     ]
     lines += ['  node [shape=box, fontname="Helvetica,Arial,sans-serif", fontsize=12];']
     lines += ['  graph [fontname="Helvetica,Arial,sans-serif", fontsize=12, color="#d9dee4"];']
-    for cluster in clusters:
-        lines += _subgraph(cluster, found.boxes)
+    for frame in frames:
+        lines += _subgraph(frame, found.boxes)
     lines += [f"  n{a} -> n{b} [{_arrow(arrow)}];" for (a, b), arrow in found.arrows.items()]
     return "\n".join([*lines, "}"]) + "\n"
 
 
-def _subgraph(cluster: Cluster, boxes: Sequence[Box]) -> Iterator[str]:
-    inner = [f"  n{i} [{_box(boxes[i])}];" for i in cluster.boxes]
-    if not cluster.name:
+def _subgraph(frame: Frame, boxes: Sequence[Box]) -> Iterator[str]:
+    inner = [f"  n{i} [{_box(boxes[i])}];" for i in frame.boxes]
+    if not frame.name:
         yield from inner
         return
-    yield f"  subgraph cluster{cluster.boxes[0]} {{"
-    yield f"    label={_quoted(cluster.title)};"
+    where = "" if frame.place in ("", frame.name) else f" on {frame.place}"
+    yield f"  subgraph cluster{frame.boxes[0]} {{"
+    yield f"    label={_quoted(frame.name + where)};"
     yield from ("  " + line for line in inner)
     yield "  }"
 
 
 def _box(box: Box) -> str:
-    label = f"{box.label}\n{box.amount}" if box.amount else box.label
+    label = "\n".join(filter(None, (box.label, box.amount, box.result and f"→ {box.result}")))
     more = ", peripheries=2" * bool(box.amount) + ', penwidth=3, color="#1f2328"' * box.critical
     return f"label={_quoted(label)}, tooltip={_quoted(box.facts)}, {_BOXES[box.kind]}{more}"
 

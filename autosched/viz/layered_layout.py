@@ -1,7 +1,7 @@
 """Compute a layered layout of a DAG in columns (Sugiyama's method).
 
 1. Rank: a node is below all its predecessors (longest path); one that floats is directly above its
-   first successor.
+   first successor. Or ranks are given, and edges may join nodes of one rank.
 2. Order: a few sweeps move the nodes that share a rank and a column to the mean of their neighbours
    (barycentres).
 3. Route: an edge over several ranks runs straight down where no node is in the way, else in the
@@ -20,7 +20,8 @@ from dataclasses import dataclass
 __all__ = ["Layout", "Route", "layout"]
 
 GAP = 18.0  # between nodes side by side
-GUTTER = 56.0  # between columns
+GUTTER = 56.0  # the most between columns; less if few edges run there
+LANE = 8.0  # between edges in a gutter
 LEAST = 90.0  # the least width of a column
 CLEAR = 7.0  # between a node and an edge that passes it
 ROOM = 830.0  # the greatest width of a rank, over all columns
@@ -30,12 +31,15 @@ SWEEPS = 6
 
 Edge = tuple[int, int]
 Neighbours = Sequence[Sequence[int]]
-Trunk = tuple[float, int]  # a gutter, and the source of the edges that run in it
+Trunk = tuple[int, int]  # a gutter, and the source of the edges that run in it
 
 
 @dataclass(frozen=True)
 class Route:
-    """The x where an edge leaves, where it passes ranks in between or None, and where it enters."""
+    """The x where an edge leaves, where it passes ranks in between or None, and where it enters.
+
+    An edge within a rank leaves and enters below the nodes if it leads to the right, else above.
+    """
 
     leaves: float
     passes: float | None
@@ -50,11 +54,7 @@ class Layout:
     rank: Sequence[int]
     columns: Sequence[tuple[float, float]]
     routes: Sequence[Route]
-
-    @property
-    def width(self) -> float:
-        """The total width of all columns, with the space around them."""
-        return self.columns[-1][1] + GUTTER if self.columns else GUTTER
+    width: float
 
 
 def layout(
@@ -63,28 +63,36 @@ def layout(
     edges: Sequence[Edge],
     floating: Collection[int] = (),
     band: Sequence[int] = (),
+    rank: Sequence[int] | None = None,
 ) -> Layout:
     """Lay out nodes 0, 1, ..., in topological order, by their column and width.
 
     ``edges`` are distinct. Nodes of one ``band`` are consecutive and share a column, in which no
-    other node has a rank between theirs.
+    other node has a rank between theirs. ``rank`` is that of each node, if it is given.
 
     >>> found = layout([0, 0, 1], [50.0, 50.0, 50.0], [(0, 1), (0, 2), (1, 2)])
     >>> found.rank, found.columns
-    ([0, 1, 2], [(56.0, 146.0), (202.0, 292.0)])
+    ([0, 1, 2], [(22.0, 112.0), (134.0, 224.0)])
     """
     predecessors: list[list[int]] = [[] for _ in column]
     successors: list[list[int]] = [[] for _ in column]
     for a, b in edges:
         predecessors[b].append(a)
         successors[a].append(b)
-    rank = _ranks(column, width, predecessors, successors, floating, band)
+    if rank is None:
+        rank = _ranks(column, width, predecessors, successors, floating, band)
     cells: dict[tuple[int, int], list[int]] = {}
     for node in sorted(range(len(column)), key=lambda node: rank[node]):
         cells.setdefault((rank[node], column[node]), []).append(node)
-    columns = _columns(max(column, default=-1) + 1, cells, width)
-    x = _positions(cells, columns, width, predecessors, successors)
-    return Layout(x, rank, columns, _routes(edges, x, rank, column, columns, width))
+    gutters = [GUTTER] * (max(column, default=-1) + 2)
+    for _ in range(2):  # again with gutters as wide as their edges need
+        columns = _columns(gutters, cells, width)
+        x = _positions(cells, columns, width, predecessors, successors)
+        routes, lanes = _routes(edges, x, rank, column, columns, gutters, width)
+        total = (columns[-1][1] if columns else 0.0) + gutters[-1]
+        wanted = (2 * CLEAR + LANE * max(lanes.get(i, 0), 1) for i in range(len(gutters)))
+        gutters = [min(gutter, GUTTER) for gutter in wanted]
+    return Layout(x, rank, columns, routes, total)
 
 
 def _ranks(
@@ -133,17 +141,18 @@ def _ranks(
 
 
 def _columns(
-    count: int, cells: dict[tuple[int, int], list[int]], width: Sequence[float]
+    gutters: Sequence[float], cells: dict[tuple[int, int], list[int]], width: Sequence[float]
 ) -> list[tuple[float, float]]:
     """Return the left and right side of each column, which is as wide as its widest rank."""
-    widths = [LEAST] * count
+    widths = [LEAST] * (len(gutters) - 1)
     for (_, column), nodes in cells.items():
         widths[column] = max(widths[column], sum(width[node] + GAP for node in nodes) + GAP)
     sides = []
-    left = GUTTER
-    for wide in widths:
+    left = 0.0
+    for gutter, wide in zip(gutters, widths, strict=False):
+        left += gutter
         sides.append((left, left + wide))
-        left += wide + GUTTER
+        left += wide
     return sides
 
 
@@ -187,8 +196,10 @@ def _routes(
     rank: Sequence[int],
     column: Sequence[int],
     columns: Sequence[tuple[float, float]],
+    gutters: Sequence[float],
     width: Sequence[float],
-) -> list[Route]:
+) -> tuple[list[Route], dict[int, int]]:
+    """Return the route of each edge, and the number of lanes in each gutter that has any."""
     taken: list[list[tuple[float, float]]] = [[] for _ in range(max(rank, default=-1) + 1)]
     for node in sorted(range(len(x)), key=lambda node: x[node]):
         half = width[node] / 2 + CLEAR
@@ -203,7 +214,8 @@ def _routes(
 
     passes: list[float | None] = [None] * len(edges)
     trunks: dict[Trunk, list[int]] = {}
-    gutters = [GUTTER / 2] + [right + GUTTER / 2 for _, right in columns]
+    sides = [0.0, *(right for _, right in columns)]
+    middles = [side + gutter / 2 for side, gutter in zip(sides, gutters, strict=True)]
     for i, (a, b) in enumerate(edges):
         between = range(rank[a] + 1, rank[b])
         if not between:
@@ -211,33 +223,41 @@ def _routes(
         straight = (at for at in (x[a], x[b]) if len(between) < DISTANT and is_free(at, between))
         passes[i] = next(straight, None)
         if passes[i] is None:
-            near = [gutters[column[end] + side] for end in (a, b) for side in (0, 1)]
-            nearest = min(near, key=lambda at: abs(x[a] - at) + abs(x[b] - at))
+            near = [column[end] + side for end in (a, b) for side in (0, 1)]
+            nearest = min(near, key=lambda i: abs(x[a] - middles[i]) + abs(x[b] - middles[i]))
             trunks.setdefault((nearest, a), []).append(i)
-    for trunk, at in _lanes(trunks, edges, rank).items():
-        for i in trunks[trunk]:
-            passes[i] = at
+    lane = _lanes(trunks, edges, rank)
+    lanes: dict[int, int] = {}
+    for (gutter, _), number in lane.items():
+        lanes[gutter] = max(lanes.get(gutter, 0), number + 1)
+    for (gutter, source), number in lane.items():
+        # Lanes fill a gutter from its middle: 0, 1, -1, 2, -2, ...
+        offset = (number + 1) // 2 * (1 if number % 2 else -1)
+        spacing = min(LANE, (gutters[gutter] - 2 * CLEAR) / lanes[gutter])
+        for i in trunks[gutter, source]:
+            passes[i] = middles[gutter] + offset * spacing
     leaves = _ports(edges, 0, x, width, passes)
     enters = _ports(edges, 1, x, width, passes)
-    return [Route(*ends) for ends in zip(leaves, passes, enters, strict=True)]
+    for i, (a, b) in enumerate(edges):
+        if rank[a] == rank[b]:
+            side = 0.25 if x[a] < x[b] else -0.25
+            leaves[i], enters[i] = x[a] + side * width[a], x[b] - side * width[b]
+    return [Route(*ends) for ends in zip(leaves, passes, enters, strict=True)], lanes
 
 
 def _lanes(
     trunks: dict[Trunk, list[int]], edges: Sequence[Edge], rank: Sequence[int]
-) -> dict[Trunk, float]:
-    """Give the edges of one source that share a gutter one x there, without overlapping others."""
+) -> dict[Trunk, int]:
+    """Give the edges of one source that share a gutter one lane, without overlapping others."""
     lane: dict[Trunk, int] = {}
-    ended: dict[float, list[tuple[int, int]]] = {}  # gutter -> (last rank, lane)
+    ended: dict[int, list[tuple[int, int]]] = {}  # gutter -> (last rank, lane)
     for trunk in sorted(trunks, key=lambda trunk: (rank[trunk[1]], trunk)):
         gutter, source = trunk
         heap = ended.setdefault(gutter, [])
         is_reused = heap and heap[0][0] <= rank[source]
         lane[trunk] = heapq.heappop(heap)[1] if is_reused else len(heap)
         heapq.heappush(heap, (max(rank[edges[i][1]] for i in trunks[trunk]), lane[trunk]))
-    spacing = {gutter: min(8.0, (GUTTER - 2 * CLEAR) / len(heap)) for gutter, heap in ended.items()}
-    # Lanes fill a gutter from its middle: 0, 1, -1, 2, -2, ...
-    offset = {trunk: (i + 1) // 2 * (1 if i % 2 else -1) for trunk, i in lane.items()}
-    return {trunk: trunk[0] + offset[trunk] * spacing[trunk[0]] for trunk in lane}
+    return lane
 
 
 def _ports(

@@ -4,31 +4,43 @@ The page has a chart, the graph and texts that are linked with each other, and o
 system in any browser. Its template, style sheet and scripts are in ``web/`` and are embedded whole.
 The page loads nothing from elsewhere; its content security policy forbids that.
 
-The page holds columns of numbers instead of objects, compressed (see ``page_data``). Its scripts
-compute nothing that Python knows, such as the critical path or the dependencies of a task. They do
-draw and lay out the graph, since that depends on the selection.
+The page holds columns of numbers instead of objects, delta-encoded and compressed. An *item* is a
+run or a copy of the program. Everything refers to it by its index in issue order. Of several runs
+of a loop, each has items of its own, behind those of the runs before. The scripts compute nothing
+that Python knows, such as the critical path, the dependencies of a task, or where a box is in a
+drawing of the graph: the drawings, of the whole and of each part, are those of ``dag``.
 """
 
 from __future__ import annotations
 
 import base64
+import itertools
 import json
+import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from pathlib import PurePath
 from string import Template
+from typing import Any
 
 from autosched.graph.graph import Graph
-from autosched.program.program import Program
-from autosched.timeline.timeline import Timeline
-from autosched.viz.format import Steps, summary
-from autosched.viz.page_data import page_data
-from autosched.viz.svg import escape
+from autosched.graph.task import Origin, Task
+from autosched.program.program import Copy, Program, Run
+from autosched.timeline.timeline import Span, Timeline
+from autosched.viz.dag import graph_parts
+from autosched.viz.format import Steps, natural, summary, thinned
+from autosched.viz.gantt import gantt_rows
+from autosched.viz.svg import PREAMBLE, escape
 
-__all__ = ["page_html"]
+__all__ = ["page_data", "page_html"]
 
 LINES = 6000  # of each text
-SCRIPTS = ("model.js", "gantt.js", "layers.js", "graph.js", "panel.js", "main.js")
+STEPS = 600  # of a device's memory over time, at most: more than a row has pixels
+DIGITS = 8  # of the longest time, so that a tick is far below a pixel at any useful zoom
+SCRIPTS = ("model.js", "gantt.js", "graph.js", "panel.js", "main.js")
+
+Item = Run | Copy
 
 
 def page_html(
@@ -69,6 +81,7 @@ def page_html(
         "style": (folder / "page.css").read_text(encoding="utf-8"),
         "script": "\n".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS),
         "data": _packed(data),
+        "preamble": PREAMBLE,
     }
     return Template((folder / "page.html").read_text(encoding="utf-8")).substitute(parts)
 
@@ -86,3 +99,202 @@ def _packed(data: object) -> str:
     """Return compressed JSON in characters that end no element; browsers can decompress it."""
     text = json.dumps(data, separators=(",", ":"))
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+
+
+# ---- data
+
+
+def page_data(
+    graph: Graph,
+    program: Program,
+    timelines: Mapping[str, Timeline],
+    memory: Mapping[str, Steps],
+    limits: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
+    """Return the data of the page as a JSON object; times are whole ticks of ``click`` seconds.
+
+    ``needs`` are the items that an item takes data from, ``after`` those that it only has to
+    follow. Like ``waits``, they are stored as distances between items: small numbers compress well.
+
+    >>> from autosched.program.program import Stream
+    >>> graph, program = Graph(), Program.parse("cpu/compute run add")
+    >>> y = graph.input("x") + 1
+    >>> timeline = Timeline((Span("run", "add", (Stream("cpu", "compute"),), 0.0, 2.0, 0),))
+    >>> found = page_data(graph, program, {"predicted": timeline}, {})
+    >>> found["name"], found["streams"], found["timelines"]["predicted"]["seconds"], found["click"]
+    (['add'], [['cpu', 'compute']], [20000000], 1e-07)
+    """
+    runs = max((timeline.run_count for timeline in timelines.values()), default=1)
+    positions = [i for i, instruction in enumerate(program) if isinstance(instruction, Item)]
+    each = len(positions)
+    items = [item for item in program if isinstance(item, Item)]
+    needs, after = _links(graph, items)
+    # 1. Repeat the items for each run: those of run r begin at r * each.
+    item_at = {
+        (run, position): run * each + item
+        for run in range(runs)
+        for item, position in enumerate(positions)
+    }
+    positions *= runs
+    items *= runs
+    needs *= runs
+    after *= runs
+    # 2. Describe them.
+    rows = gantt_rows(*timelines.values())
+    rank = dict(program.ranks)
+    rows.sort(key=lambda row: (rank.get(row.device, 0), natural(row.device)))
+    where = {
+        (_key(span), row.device): number
+        for number, row in enumerate(rows)
+        for spans in row.spans
+        for span in spans
+    }
+    of_device = {row.device: number for number, row in reversed([*enumerate(rows)])}
+    on = [[of_device.get(item.stream.device, 0)] for item in items]  # also of what did not run
+    for timeline in timelines.values():
+        for span in timeline.spans:
+            if _key(span) in item_at:
+                on[item_at[_key(span)]] = [where[_key(span), s.device] for s in span.streams]
+    device = {item.task: item.stream.device for item in items if isinstance(item, Run)}
+    first = {item.task: i for i, item in reversed([*enumerate(items)]) if isinstance(item, Run)}
+    graph_views = []
+    for part in graph_parts(graph, device):
+        names = ([graph.tasks[i].name for i in mine] for mine in part["members"])
+        members = [[first[name] for name in mine if name in first] for mine in names]
+        graph_views.append({**part, "members": members})
+    tick = _tick(max((timeline.makespan for timeline in timelines.values()), default=0.0))
+    tasks = [graph.task(item.task) if isinstance(item, Run) else None for item in items]
+    finite = {name: round(limit) for name, limit in (limits or {}).items() if limit < math.inf}
+    used = {name: steps for name, steps in memory.items() if any(n for _, n in steps)}
+    return {
+        "click": tick,
+        "each": each,
+        "streams": [[row.device, row.name] for row in rows],
+        "hosts": [row.host for row in rows],
+        "name": [item.task if isinstance(item, Run) else item.value for item in items],
+        "on": on,
+        **_words("way", [_way(item) for item in items]),
+        "free": [i for i, task in enumerate(tasks) if task is not None and task.view],
+        "line": [b - a for a, b in itertools.pairwise([-len(program.inputs), *positions])],
+        "needs": needs,
+        "after": after,
+        **_origins(tasks),
+        **_words("call", [", ".join(task.operators) if task else "" for task in tasks]),
+        "timelines": {name: _times(line, item_at, on, tick) for name, line in timelines.items()},
+        "limits": finite,
+        "memory": {name: _memory(steps, tick) for name, steps in used.items()},
+        "views": graph_views,
+    }
+
+
+def _way(item: Item) -> str:
+    return f"{item.source} → {item.destination}" if isinstance(item, Copy) else ""
+
+
+def _tick(makespan: float) -> float:
+    """Return the power of ten in seconds that gives the makespan about ``DIGITS`` digits."""
+    power = math.floor(math.log10(makespan)) - DIGITS + 1 if makespan else -9
+    return float(f"1e{max(power, -300)}")  # smaller ones are hardly distinguishable from 0
+
+
+def _links(graph: Graph, items: Sequence[Item]) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the distances to the items that each item takes data from, and only has to follow.
+
+    Data that was copied is taken from the copy, and not from the task that produced it.
+    """
+    run_of = {item.task: i for i, item in enumerate(items) if isinstance(item, Run)}
+    producer: dict[tuple[int, int], int] = {}
+    for task in graph.tasks:
+        if task.name in run_of:
+            written = [(value, version + 1) for value, version in task.changes]
+            producer |= dict.fromkeys([*task.outputs, *written], run_of[task.name])
+    copied: dict[tuple[int, int, str], int] = {}
+    needs: list[list[int]] = []
+    after: list[list[int]] = []
+    for i, item in enumerate(items):
+        order: list[int] = []
+        if isinstance(item, Run):
+            task = graph.task(item.task)
+            device = item.stream.device
+            data = [copied[*use, device] for use in task.reads if (*use, device) in copied]
+            copied_from = {copy - distance for copy in data for distance in needs[copy]}
+            for dependency in task.dependencies:
+                other = run_of.get(graph.tasks[dependency.task].name)
+                is_data = dependency.kind == "data"
+                if other is not None and not (is_data and other in copied_from):
+                    (data if is_data else order).append(other)
+        else:
+            use = graph.value(item.value).index, item.version
+            source = copied.get((*use, item.source), producer.get(use))
+            data = [source] if source is not None else []
+            copied[*use, item.destination] = i
+        needs.append([i - other for other in dict.fromkeys(data)])
+        after.append([i - other for other in dict.fromkeys(order) if other not in data])
+    return needs, after
+
+
+def _origins(tasks: Sequence[Task | None]) -> dict[str, Any]:
+    """Return source locations of tasks. Paths are cut to two parts, for privacy."""
+    origins = [task.origin if task is not None else Origin(("", 0)) for task in tasks]
+    files = {origin.where[0] for origin in origins}
+    short = {file: "/".join(PurePath(file).parts[-2:]) for file in files}
+    return {
+        "row": [origin.where[1] for origin in origins],
+        **_words("file", [short[origin.where[0]] for origin in origins]),
+        **_words("module", [origin.module for origin in origins]),
+        **_words("phase", [origin.phase for origin in origins]),
+    }
+
+
+def _words(name: str, words: Sequence[str]) -> dict[str, Any]:
+    """Return a table of distinct words, the empty one first, and the index of each item's word."""
+    table = list(dict.fromkeys(["", *words]))
+    number = {word: i for i, word in enumerate(table)}
+    return {name: [number[word] for word in words], f"{name}s": table}
+
+
+def _times(
+    timeline: Timeline,
+    item_at: Mapping[tuple[int, int], int],
+    on: Sequence[Sequence[int]],
+    tick: float,
+) -> dict[str, Any]:
+    """Return the duration of items, and ``idle``, the gap since the previous item on the stream.
+
+    The stream is the first one of the item. ``idle`` is None for items that did not run.
+    """
+    at = {(span.run, span.instruction): span for span in timeline.spans}
+    spans = {key: span for key, span in at.items() if key in item_at}
+    idle: list[int | None] = [None] * len(on)
+    seconds = [0] * len(on)
+    ended: dict[int, int] = {}  # by stream
+    for position, item in item_at.items():
+        if span := spans.get(position):
+            start = round(span.start / tick)
+            end = round(span.end / tick)
+            idle[item] = start - ended.get(on[item][0], 0)
+            seconds[item] = end - start
+            ended |= dict.fromkeys(on[item], end)
+    waits: list[list[int]] = [[] for _ in on]
+    for a, b in timeline.arrows:
+        before, item = (item_at[_key(timeline.spans[end])] for end in (a, b))
+        waits[item].append(item - before)
+    critical = sorted(item_at[_key(span)] for span in timeline.critical_path())
+    pauses = [[round(start / tick), round((end - start) / tick)] for start, end in timeline.pauses]
+    return {
+        "idle": idle,
+        "seconds": seconds,
+        "waits": waits,
+        "critical": critical,
+        "pauses": pauses,
+        "period": 0 if timeline.period is None else round(timeline.period / tick),
+    }
+
+
+def _key(span: Span) -> tuple[int, int]:
+    return span.run, span.instruction
+
+
+def _memory(steps: Steps, tick: float) -> dict[str, list[int]]:
+    few = thinned(steps, STEPS)
+    return {"start": [round(time / tick) for time, _ in few], "nbytes": [round(n) for _, n in few]}

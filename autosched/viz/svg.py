@@ -16,6 +16,7 @@ from autosched.viz.format import FONT_SIZE, legal, text_width
 __all__ = [
     "LABEL",
     "PHASES",
+    "PREAMBLE",
     "SERIES",
     "TITLE",
     "color",
@@ -117,7 +118,7 @@ def _arrow_head(name: str, cls: str, size: int) -> str:
     )
 
 
-_PREAMBLE = f"""<style>
+PREAMBLE = f"""<style>
 .autosched{{max-width:100%;height:auto}}
 .autosched text{{font:{_FONT};pointer-events:none}}
 {_rules(1)}
@@ -148,7 +149,7 @@ def document(
         f'aria-label="{escape(label)}" viewBox="0 0 {number(width)} {number(height)}" {size}>'
     )
     paper = rect("paper", 0, 0, width, height, 6)
-    return "\n".join([opening, _PREAMBLE, paper, *body, "</svg>"]) + "\n"
+    return "\n".join([opening, PREAMBLE, paper, *body, "</svg>"]) + "\n"
 
 
 # ---- elements

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import autosched as asc
 from autosched.fusion.region import Region
-from autosched.viz.page_data import page_data
+from autosched.viz.page import page_data
 from autosched.viz.perfetto import perfetto_json
 from tests.codegen.test_codegen import fresh, run
 from tests.fusion.regions import compiled_by, needs_compiler

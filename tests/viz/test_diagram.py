@@ -15,11 +15,9 @@ from autosched.errors import ChartError
 from autosched.graph.graph import Graph
 from autosched.graph.task import Origin
 from autosched.viz import graph_dot, graph_svg
-from autosched.viz.clusters import clustered
 from autosched.viz.dag import BOX, PITCH
-from autosched.viz.diagram import diagram
-from autosched.viz.partition import acyclic_partition, members, partition
-from tests.viz.test_viz import classes, elements, first, graphs, texts, titled
+from autosched.viz.diagram import acyclic_partition, diagram, fold, framed, parts
+from tests.viz.test_viz import classes, edges, elements, first, graphs, texts, titled
 
 
 def add(graph, name, *args, module="", phase="forward", **facts):
@@ -79,6 +77,13 @@ def circle_in(edges):
     return bool(after)
 
 
+def downward(found):
+    """The arrows of a diagram without those within a band; all lead down."""
+    rank = found.rank or range(len(found.boxes))
+    assert all(rank[a] <= rank[b] for a, b in found.arrows)
+    return [(a, b) for a, b in found.arrows if rank[a] < rank[b]]
+
+
 # ---- folding
 
 
@@ -99,19 +104,90 @@ def test_what_is_folded_is_a_dag_whose_numbers_follow_its_arrows(dag):
     assert sorted(set(box)) == list(range(max(box) + 1))
     edges = {(box[a], box[b]) for b, nodes in enumerate(before) for a in nodes if box[a] != box[b]}
     assert all(a < b for a, b in edges)
-    assert all(len({keys[i] for i in mine}) == 1 for mine in members(box))
+    assert all(len(mine) == 1 for mine in shared(box, keys))
 
 
 @given(dags(), st.integers(1, 20), st.one_of(st.none(), st.integers(0, 3)))
-def test_nodes_share_a_box_only_with_their_own_kind_and_sources_with_sources(dag, most, depth):
+def test_nodes_share_a_box_only_with_their_own_kind(dag, most, depth):
     keys, before = dag
     paths = [tuple("ab" * (key % 3)) for key in keys]
-    sources = next((i for i, nodes in enumerate(before) if nodes), len(before))
-    part = partition(before, keys, paths, sources, depth, most)
-    for mine in members(part):
-        assert len({keys[i] for i in mine}) == 1
-        assert len({i < sources for i in mine}) == 1
-    assert all(part[a] <= part[b] for b, nodes in enumerate(before) for a in nodes)
+    part, rank = fold(before, keys, paths, depth, most)
+    assert all(len(mine) == 1 for mine in shared(part, keys))
+    assert sorted(set(part)) == list(range(max(part) + 1))
+    if depth is None:
+        assert max(part) < max(most, len(set(keys)))
+    for b, nodes in enumerate(before):
+        for a in nodes:
+            if rank is None:
+                assert part[a] <= part[b]
+            else:
+                assert rank[part[a]] <= rank[part[b]]
+
+
+def exchange(devices, steps):
+    """Each device needs in each step what its neighbours made in the step before."""
+    graph = Graph("exchange")
+    values = list(graph.inputs(*[f"u{i}" for i in range(devices)]))
+    for step in range(steps):
+        values = [
+            graph.add(first, value, values[i - 1], name=f"s{step}.{i}", on=f"cuda:{i}")
+            for i, value in enumerate(values)
+        ]
+    graph.output(**{f"out{i}": value for i, value in enumerate(values)})
+    return graph
+
+
+def test_an_exchange_between_devices_is_seen_however_much_is_folded():
+    found = diagram(exchange(2, 60), most=40)
+    assert len(found.boxes) <= 40 + 2
+    moves = {edge for edge, arrow in found.arrows.items() if arrow.kind == "move"}
+    inside = {(a, b) for a, b in moves if found.rank[a] == found.rank[b]}
+    assert inside
+    assert inside == {(b, a) for a, b in inside}
+    svg = graph_svg(exchange(2, 60), most=40)
+    assert edges(svg)["move"] == len(moves)
+
+
+def test_a_graph_of_very_many_devices_is_not_folded_by_device():
+    boxes = diagram(exchange(20, 60), most=40).boxes
+    assert {box.place for box in boxes if box.kind == "task"} == {"20 devices"}
+
+
+def shared(part, keys):
+    """The keys of the nodes in each box."""
+    found = {}
+    for box, key in zip(part, keys, strict=True):
+        found.setdefault(box, set()).add(key)
+    return found.values()
+
+
+def test_what_makes_an_output_says_so():
+    graph = exchange(2, 2)
+    assert "s1.0 → out0" in texts(graph_svg(graph))
+    assert "→ out1" in graph_dot(graph)
+    folded = graph_svg(graph, dict.fromkeys([task.name for task in graph.tasks], "cpu"), depth=0)
+    assert "4 tasks → 2 outputs" in texts(folded)
+
+
+def test_a_picture_has_the_name_of_its_graph_as_title_unless_another_is_given():
+    graph = exchange(2, 1)
+    assert "exchange" in texts(graph_svg(graph))
+    assert "exchange" not in texts(graph_svg(graph, title="other"))
+    assert "exchange" not in texts(graph_svg(graph, title=""))
+
+
+def test_parts_of_a_graph_open_each_other_and_show_what_is_around_them():
+    graph = exchange(2, 200)
+    found = list(parts(graph, {}))
+    assert sorted(i for group in found[0].members for i in group) == list(range(len(graph)))
+    assert len(found) > 20
+    for part in found[1:]:
+        view, box = part.opens
+        inside = set(found[view].members[box])
+        shown = [group for group in part.members if set(group) <= inside]
+        assert sorted(i for group in shown for i in group) == sorted(inside)
+        around = {i for group in part.members for i in group} - inside
+        assert {d.task for i in inside for d in graph.tasks[i].dependencies} - inside <= around
 
 
 def test_nodes_of_one_key_are_in_one_box_unless_another_stands_between_them():
@@ -182,7 +258,7 @@ def test_a_graph_without_modules_or_chains_is_folded_all_the_same(most):
         values.append(graph.add(first, *values[-2:], name=f"t{i}"))
     folded = diagram(graph, most=most)
     assert len(folded.boxes) <= max(most, 2)  # an input is never in a box with tasks
-    assert not circle_in(folded.arrows)
+    assert not circle_in(downward(folded))
 
 
 def test_tasks_of_two_devices_share_no_box():
@@ -295,7 +371,7 @@ def test_what_cannot_be_drawn_is_named():
 def test_frames_of_modules_follow_each_other(graph):
     for i, task in enumerate(graph.tasks):
         object.__setattr__(task, "origin", task.origin._replace(module=f"m{i % 3}.{i % 2}"))
-    drawn, frames = clustered(diagram(graph), "module")
+    drawn, frames = framed(diagram(graph), "module")
     assert [i for frame in frames for i in frame.boxes] == list(range(len(drawn.boxes)))
     assert all(a < b for a, b in drawn.arrows)
     assert all(drawn.boxes[i].place == frame.place for frame in frames for i in frame.boxes)
@@ -396,7 +472,7 @@ def test_any_graph_can_be_folded_and_grouped_and_drawn(graph, most, group):
         )
     ElementTree.fromstring(graph_svg(graph, most=most, group=group))
     folded = diagram(graph, most=most)
-    assert not circle_in(folded.arrows)
+    assert not circle_in(downward(folded))
     names = [name for box in folded.boxes for name in box.names]
     assert sorted(names) == sorted(node.name for node in [*graph.sources, *graph.tasks])
 

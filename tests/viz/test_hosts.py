@@ -51,7 +51,7 @@ def test_a_machine_of_one_process_has_no_headings():
 
 
 def test_the_page_lists_streams_by_rank(schedule):
-    from autosched.viz.page_data import page_data
+    from autosched.viz.page import page_data
 
     found = page_data(schedule.graph, schedule.program, {"predicted": schedule.simulate()}, {})
     devices = list(dict.fromkeys(device for device, _ in found["streams"]))

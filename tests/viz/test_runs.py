@@ -10,7 +10,7 @@ import pytest
 import autosched as asc
 from autosched.timeline.timeline import Timeline
 from autosched.viz import gantt_svg, gantt_text, perfetto_json
-from autosched.viz.page_data import page_data
+from autosched.viz.page import page_data
 
 
 @pytest.fixture(scope="module")

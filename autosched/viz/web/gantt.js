@@ -1,7 +1,7 @@
 // The chart: a row per stream, one canvas, redrawn whenever something changes. Only what can be seen is drawn.
 
 const NEAR = 3;  // a limit of memory is drawn as a line if it is at most so many times what is held
-const GAP = 10, AXIS = 26, CLOSE = 0.4, NARROW = 36;
+const GAP = 10, HOST = 22, AXIS = 26, CLOSE = 0.4, NARROW = 36;
 const FONT = "12px system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif";
 const SMALL = FONT.replace("12px", "10.5px");
 
@@ -61,17 +61,20 @@ const clicks = at => view.start + ((at - view.gutter) / (view.wide - view.gutter
 const rows = [];
 data.streams.forEach(([name], row) => {
   const last = row + 1 === data.streams.length || data.streams[row + 1][0] !== name;
-  rows.push({ stream: row, device: name, first: row === 0 || data.streams[row - 1][0] !== name });
+  const host = data.hosts[row] !== (data.hosts[row - 1] ?? "") ? data.hosts[row] : "";
+  rows.push({ stream: row, device: name, first: row === 0 || data.streams[row - 1][0] !== name, host });
   if (last && data.memory[name]) rows.push({ memory: data.memory[name], device: name });
 });
 // As high as there is room for, within reason.
 function arrange() {
   const devices = new Set(rows.map(row => row.device)).size, both = state.mode === "both";
-  const room = ((printing ? 600 : view.high) - AXIS - 22 - devices * GAP) / rows.length;
+  const hosts = rows.filter(row => row.host).length;
+  const room = ((printing ? 600 : view.high) - AXIS - 22 - devices * GAP - hosts * HOST) / rows.length;
   const pitch = Math.floor(Math.min(Math.max(room, both ? 34 : 20), both ? 56 : 40));
   let y = AXIS + 14;
   rows.forEach((row, i) => {
     if (i && row.device !== rows[i - 1].device) y += GAP;
+    if (row.host) y += HOST;
     row.y = y;
     row.high = pitch - 6;
     y += pitch;
@@ -196,6 +199,14 @@ function drawTracks(ink, seen) {
   ink.textBaseline = "middle";
   for (const row of seen) {
     const middle = row.y + row.high / 2 + 0.5;
+    if (row.host) {
+      ink.font = `600 ${FONT}`;
+      ink.fillStyle = palette.muted;
+      ink.fillText(row.host, 18, row.y - 11);
+      ink.fillStyle = palette.grid;
+      ink.fillRect(18, row.y - HOST, view.wide - 32, 1);
+      ink.font = FONT;
+    }
     if (row.first) {
       ink.font = `600 ${FONT}`;
       ink.fillStyle = palette.ink;
@@ -268,7 +279,7 @@ function drawBoxes(ink, seen) {
         if (left > view.wide) break;
         view.boxes++;
         const right = x(t.end(item)), important = faded && inMark(item), pale = faded && !important;
-        const hollow = lane.hollow || views.has(item), narrow = right - left < 1.5;
+        const hollow = lane.hollow || free.has(item), narrow = right - left < 1.5;
         const critical = state.critical && t.critical.has(item), odd = runOf(item) % 2;
         const name = `${kind(item)}${hollow}${pale}${odd}`;
         if (!styles.has(name)) styles.set(name, { kind: kind(item), hollow, pale, odd, boxes: [] });

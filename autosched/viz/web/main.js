@@ -4,19 +4,15 @@ const byId = id => document.getElementById(id);
 
 listeners.push(what => {
   if (what === "selection") {
-    if (one() >= 0 && many && drawing.how === "whole" && !drawing.ofItem.has(one())) drawing.opened = [];
-    if (one() >= 0 && many) drawing.how = "around";
-    if (many && (drawing.how === "around" || !drawing.found)) rebuild(); else say();
-    const node = one() >= 0 ? nodeOf(one()) : undefined;
-    if (node !== undefined) { const box = canvas.getBoundingClientRect(); centre(node, box.width, box.height); }
+    follow();
     byId("spoken").textContent = one() >= 0 ? `${label(one())}, ${describeShort(one())}` : state.group;
     if (tab === "facts" || tab === "program") showPanel();
   }
   if (what === "mode") { columnsOfGutter = null; showPanel(); showModes(); }
   byId("towards").disabled = !state.chosen.length;
   byId("found").textContent = byId("search").value ? found() : "";
+  if (what === "search") mark();
   redraw();
-  drawGraph();
 });
 const found = () => (state.hits.length ? `${state.hit < 0 ? "" : `${state.hit + 1} of `}${state.hits.length.toLocaleString("en")}` : "none");
 
@@ -43,14 +39,10 @@ function neighbour(by) {
 }
 function clear() {
   if (byId("search").value) { byId("search").value = ""; search(""); }
-  drawing.how = "whole";
   measure(null);
   select([]);
-  if (many) { rebuild(); drawGraph(); }
 }
 function setMode(mode) { state.mode = mode; changed("mode"); }
-function setAround(how) { drawing.how = how; rebuild(); drawGraph(); }
-function setLevels(by) { drawing.levels = Math.min(Math.max(drawing.levels + by, 1), 12); setAround("around"); }
 
 const ARROWS = { ArrowLeft: "←", ArrowRight: "→", ArrowUp: "↑", ArrowDown: "↓", Escape: "Esc" };
 const KEYS = [
@@ -69,8 +61,8 @@ const KEYS = [
   [["p"], "task before on the same stream", () => neighbour(-1)],
   [["["], "what the selection waited for", back],
   [["]"], "the first that needs the selection", onward],
-  [["w"], "the whole graph", () => setAround("whole")],
-  [["a"], "the graph around the selection", () => setAround("around")],
+  [["w"], "the whole graph", () => showView(0)],
+  [["b"], "the graph around what is shown of it", up],
   [["c"], "outline the critical path, or do not", () => byId("critical").click()],
   [["Escape"], "clear selection and search", clear],
   [["?"], "this list", () => byId("help").showModal()],
@@ -101,7 +93,7 @@ byId("search").addEventListener("input", event => search(event.target.value));
 byId("critical").addEventListener("change", event => { state.critical = event.target.checked; redraw(); });
 for (const [id, press] of Object.entries({
   closer: () => zoom(0.6), further: () => zoom(1 / 0.6), fit, towards: () => reveal(state.chosen, true), ask: () => byId("help").showModal(),
-  whole: () => setAround("whole"), around: () => setAround("around"), fewer: () => setLevels(-1), more: () => setLevels(1),
+  whole: () => showView(0),
 })) byId(id).addEventListener("click", press);
 
 function showModes() {
@@ -193,26 +185,24 @@ function centreOn(px) {
 }
 dragged(strip, (dx, dy, event) => centreOn(event.clientX - strip.getBoundingClientRect().left), centreOn);
 
-dragged(canvas, (dx, dy) => {
-  Object.assign(drawing, { left: drawing.left + dx, top: drawing.top + dy, moved: true });
-  drawGraph();
-}, (px, py) => {
-  const node = nodeUnder(px, py);
-  if (node < 0) return select([]);
-  choose(node);
+dragged(graph, (dx, dy) => graph.scrollBy(-dx, -dy));
+graph.addEventListener("click", event => {
+  const box = nodeAt(event.target);
+  if (box < 0) return select([]);
+  choose(box);
   reveal(state.chosen);
 });
-hovered(canvas, (px, py) => {
-  const items = drawing.nodes[nodeUnder(px, py)]?.items ?? [];
-  return items.length === 1 ? items[0] : -1;
+graph.addEventListener("pointermove", event => {
+  const items = data.views[drawing.view].members[nodeAt(event.target)] ?? [];
+  showTip(event.buttons || items.length !== 1 ? -1 : items[0], event);
 });
-canvas.addEventListener("dblclick", event => {
-  const node = nodeUnder(event.offsetX, event.offsetY);
-  if (node >= 0) open(node);
-});
-canvas.addEventListener("wheel", event => {
+graph.addEventListener("pointerleave", event => showTip(-1, event));
+graph.addEventListener("dblclick", event => open(nodeAt(event.target)));
+graph.addEventListener("wheel", event => {
+  if (!event.ctrlKey) return;
   event.preventDefault();
-  zoomGraph(Math.exp(-Math.max(-60, Math.min(60, event.deltaY)) * 0.004), event.offsetX, event.offsetY);
+  const { left, top } = graph.getBoundingClientRect(), by = Math.exp(-Math.max(-60, Math.min(60, event.deltaY)) * 0.004);
+  zoomGraph(Math.min(Math.max(drawing.scale * by, 0.05), 2.5), event.clientX - left, event.clientY - top);
 }, { passive: false });
 dragged(byId("upright"), (dx, dy, event) => {
   const wide = Math.max(window.innerWidth - event.clientX, 120);
@@ -221,41 +211,30 @@ dragged(byId("upright"), (dx, dy, event) => {
 
 // ---- light and dark, sizes, paper
 
-function repaint() { readPalette(); draw(); drawGraph(); }
+function repaint() { readPalette(); draw(); }
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
-new ResizeObserver(() => { drawing.moved = drawing.moved && !printing; draw(); drawGraph(); }).observe(document.querySelector("main"));
+new ResizeObserver(() => { draw(); fitGraph(); }).observe(document.querySelector("main"));
 
-let kept = null;
-window.addEventListener("beforeprint", () => {
-  kept = { start: view.start, end: view.end, top: view.top, moved: drawing.moved };
-  printing = true;
-  document.documentElement.classList.add("light");
-  arrange();
-  Object.assign(view, { start: 0, end: makespan * 1.005, top: 0 });
-  gantt.style.cssText = `flex: none; width: 1000px; height: ${view.full + 4}px`;
-  canvas.style.cssText = `flex: none; width: 1000px; height: ${Math.min(Math.max(drawing.found.ranks * RANK + 30, 200), 620)}px`;
-  drawing.moved = false;
+function print(begins) {
+  printing = begins;
+  document.documentElement.classList.toggle("light", begins);
+  if (begins) fit();
+  gantt.style.cssText = begins ? `flex: none; width: 1000px; height: ${view.full + 4}px` : "";
+  fitGraph();
   repaint();
-});
-window.addEventListener("afterprint", () => {
-  printing = false;
-  document.documentElement.classList.remove("light");
-  gantt.style.cssText = canvas.style.cssText = "";
-  Object.assign(view, { start: kept.start, end: kept.end, top: kept.top });
-  drawing.moved = false;
-  repaint();
-});
+}
+window.addEventListener("beforeprint", () => print(true));
+window.addEventListener("afterprint", () => print(false));
 
 // For tests and benchmarks.
 Object.assign(window.autosched, {
-  count, data, state, view, drawing, select, search, zoom, fit, reveal, measure, rows, x, setMode, setAround, label,
+  count, data, state, view, drawing, select, search, zoom, fit, reveal, measure, rows, x, setMode, showView, label,
   drawNow() { draw(); gantt.getContext("2d").getImageData(0, 0, 1, 1); return view.redrawMs; },
 });
 
 showModes();
 readPalette();
-rebuild();
+showView(0);
 showPanel();
 draw();
-drawGraph();
 window.autosched.readyMs = performance.now();

@@ -5,7 +5,7 @@ const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream
 const data = JSON.parse(await new Response(unpacked).text());
 
 const count = data.name.length;
-const views = new Set(data.views);
+const free = new Set(data.free);
 const isCopy = item => data.way[item] > 0;
 const device = item => data.streams[data.on[item][0]][0];
 const absolute = links => links.map((back, item) => back.map(far => item - far));
