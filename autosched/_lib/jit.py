@@ -168,4 +168,4 @@ _IN_USE: set[Callable[..., Any]] = set()  # compiled or loaded by this process
 _UNCOMPILED: dict[Callable[..., Any], float] = {}
 _WORTH_CALLING = 5e3  # steps
 _WORTH_IMPORTING = 3e4  # importing takes half a second
-_WORTH_COMPILING = 5e6  # compiling takes about five seconds
+_WORTH_COMPILING = 3e6  # compiling takes about three seconds

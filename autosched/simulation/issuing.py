@@ -12,7 +12,6 @@ first instruction. Its records and waits are part of the graph.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import NamedTuple
 
 import numpy as np
@@ -22,10 +21,10 @@ from autosched.costs.costs import Costs, Replay
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.program.host_streams import waiting_for_host
-from autosched.program.program import Copy, Free, Instruction, Program, Record, Run, Stream, Wait
+from autosched.program.program import Copy, Free, Instruction, Program, Record, Run, Wait
 from autosched.program.units import predecessors, units, where_is
 
-__all__ = ["Issuing", "Threads", "deepest", "issuing"]
+__all__ = ["Issuing", "issuing"]
 
 
 class Issuing(NamedTuple):
@@ -58,51 +57,6 @@ class Issuing(NamedTuple):
             np.array(blocks, bool),
             np.array([begin], float),
         )
-
-
-class Threads:
-    """The time until which each thread is busy, while runs of a program are walked in issue order."""
-
-    def __init__(self, program: Program, issuing: Issuing):
-        self.seconds: list[float] = issuing.seconds.tolist()
-        self.thread = dict(zip(program.streams, issuing.thread.tolist(), strict=True))
-        self.blocks = dict(zip(program.streams, issuing.blocks.tolist(), strict=True))
-        self.clock = [0.0] * (len(program.streams) + 1)
-        self.call = float(issuing.begin[0])
-        # By runs ago and event, when its record was issued.
-        self.issued: deque[dict[int, float]] = deque(maxlen=deepest(program) + 1)
-
-    def begin(self, start: float) -> None:
-        """Begin a run that cannot begin before ``start``."""
-        self.clock = [max(clock, start) + self.call for clock in self.clock]
-        self.issued.appendleft({})
-
-    def issue(self, i: int, instruction: Instruction) -> float:
-        """Issue an instruction, and return when that has been done."""
-        thread = self.thread[instruction.stream]
-        clock: float = self.clock[thread]
-        if isinstance(instruction, Wait) and instruction.ago < len(self.issued):
-            clock = max(clock, self.issued[instruction.ago].get(instruction.event, 0.0))
-        clock += self.seconds[i]
-        if isinstance(instruction, Record):
-            self.issued[0][instruction.event] = clock
-        self.clock[thread] = clock
-        return clock
-
-    def finish(self, stream: Stream, end: float) -> None:
-        """Let the thread of a CPU stream be busy until its work has ended."""
-        if self.blocks[stream]:
-            thread = self.thread[stream]
-            self.clock[thread] = max(self.clock[thread], end)
-
-
-def deepest(program: Program) -> int:
-    """Return how many runs ago the event of a wait is, at most.
-
-    >>> deepest(Program.parse("cpu/compute  wait e0 of 2 runs ago"))
-    2
-    """
-    return max((i.ago for i in program.instructions if type(i) is Wait), default=0)
 
 
 def issuing(program: Program, graph: Graph, machine: Machine, costs: Costs) -> Issuing | None:

@@ -15,25 +15,25 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from autosched._lib.jit import kernel, mode
+from autosched._lib.jit import Mode, kernel, mode
 from autosched.costs.costs import Costs
 from autosched.errors import ProgramError, ScheduleError
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.placement import home
-from autosched.program.arrays import COPY, RECORD, RUN, WAIT
-from autosched.program.program import Copy, Program, Record, Run, Stream, Wait, occupied
-from autosched.simulation.issuing import Issuing, Threads, deepest, issuing
+from autosched.program.arrays import CARRIED, COPY, RECORD, RUN, WAIT
+from autosched.program.program import Copy, Instruction, Program, Run, Wait, occupied
+from autosched.simulation.issuing import Issuing, issuing
 from autosched.timeline.timeline import Span, Timeline, what
 
-__all__ = ["durations", "is_pageable", "makespan", "simulate"]
+__all__ = ["durations", "is_pageable", "makespan", "simulate", "times"]
 
 
 def simulate(
@@ -53,13 +53,17 @@ def simulate(
     """
     spans: list[Span] = []
     parts = program, graph, machine, costs
-    for run, i, instruction, start, end in _times(
-        program, durations(*parts), issuing(*parts), runs
-    ):
-        nbytes = 0.0
-        if isinstance(instruction, Copy):
-            nbytes = costs.value_nbytes(graph.value(instruction.value))
-        spans.append(Span(*what(instruction), occupied(instruction), start, end, i, nbytes, run))
+    starts, ends = times(program, durations(*parts), issuing(*parts), runs)
+    for run in range(runs):
+        start, end = starts[run].tolist(), ends[run].tolist()
+        for i, instruction in enumerate(program.instructions):
+            if isinstance(instruction, (Run, Copy)):
+                nbytes = 0.0
+                if isinstance(instruction, Copy):
+                    nbytes = costs.value_nbytes(graph.value(instruction.value))
+                names = what(instruction)
+                streams = occupied(instruction)
+                spans.append(Span(*names, streams, start[i], end[i], i, nbytes, run))
     made = Timeline.of(spans, program.arrows, program.carried_arrows)
     arrows = *made.arrows, *_gates(made.spans, program.in_flight)
     learn = functools.partial(_known, costs)
@@ -83,118 +87,133 @@ def makespan(program: Program, seconds: Sequence[float], issued: Issuing | None 
 
     Raises ScheduleError as ``simulate`` does.
     """
-    how = mode(len(program), last_end)
-    if how.fast and program.columns.is_clean:
-        known = issued or Issuing.free(program)
-        found: float = how(last_end)(np.array(seconds, float), *known, *_numbered(program))
-        if found < math.inf:
-            return found
-    return max((end for *_, end in _times(program, seconds, issued)), default=0.0)
+    return float(times(program, seconds, issued)[1].max(initial=0.0))
 
 
-def _numbered(program: Program) -> tuple[Any, ...]:
-    known = program.columns
-    free = np.zeros(len(program.streams))
-    events = np.zeros(known.records)
-    clock = np.zeros(len(program.streams) + 1)  # of threads
-    issued = np.zeros(known.records)
-    return known.kind, known.stream, known.also, known.event, free, events, clock, issued
+def times(
+    program: Program,
+    seconds: Sequence[float],
+    issued: Issuing | None = None,
+    runs: int = 1,
+    how: Mode | None = None,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return when each instruction of each run starts and ends, by [run, instruction].
+
+    Both are 0 but for runs and copies. Raises ScheduleError for an end that is infinite, and
+    ProgramError for an event that is not recorded.
+    """
+    p = program.columns
+    count = len(program)
+    streams = len(program.streams)
+    how = how or mode(1.5 * runs * count, advance)
+    issued = issued or Issuing.free(program)
+    begin = how.floats(issued.begin)
+    tables = how.of(_Lines(p.kind, p.stream, p.also, p.event, p.ago))
+    threads = how.floats(issued.seconds), how.whole(issued.thread), how.whole(issued.blocks)
+    clocks = _Clocks(
+        how.numbers(streams), how.numbers(runs * p.records, -1.0), how.numbers(streams + 1),
+        how.numbers(runs * p.records, -1.0), how.numbers(runs + program.in_flight),
+    )  # fmt: skip
+    starts, ends = how.numbers(runs * count), how.numbers(runs * count)
+    stopped = how(advance)(
+        tables, how.floats(seconds), *threads, begin, program.in_flight, clocks, starts, ends
+    )
+    if stopped >= 0:
+        raise _refusal(program.instructions[stopped])
+    return tuple(np.array(found, float).reshape(runs, count) for found in (starts, ends))  # type: ignore[return-value]
+
+
+class _Lines(NamedTuple):
+    """The instructions of a program: see ``Columns``."""
+
+    kind: Any
+    stream: Any
+    also: Any
+    event: Any
+    ago: Any
+
+
+class _Clocks(NamedTuple):
+    """The times until which streams and threads are busy, and the events and runs so far."""
+
+    free: Any  # [stream]
+    events: Any  # [event of a run], when its stream reaches the record, -1 until then
+    threads: Any  # [thread]
+    issued: Any  # [event of a run], when its record has been issued
+    last: Any  # [run], when it ends; the first ``in_flight`` are those before all runs
 
 
 @kernel
-def last_end(
+def advance(
+    p: _Lines,
     seconds: Any,
     issue: Any,
     thread: Any,
     blocks: Any,
-    begin: Any,
-    kind: Any,
-    stream: Any,
-    also: Any,
-    event: Any,
-    free: Any,
-    events: Any,
-    clock: Any,
-    issued: Any,
-) -> float:
-    """Return when the last instruction ends; those from ``free`` on are scratch arrays.
+    call: Any,
+    in_flight: int,
+    c: _Clocks,
+    starts: Any,
+    ends: Any,
+) -> int:
+    """Fill the times of all runs; return the instruction that cannot be executed, or -1.
 
-    ``issue``, ``thread``, ``blocks`` and ``begin`` are those of ``Issuing``; ``free`` and ``clock``
-    are the times until which streams and threads are busy.
+    ``issue``, ``thread``, ``blocks`` and ``call`` are those of ``Issuing``.
     """
-    last = 0.0
-    for own in range(len(clock)):
-        clock[own] = begin[0]
-    for i in range(len(kind)):
-        own = stream[i]
-        second = also[i]
-        who = thread[own]
-        if kind[i] == WAIT:
-            clock[who] = max(clock[who], issued[event[i]])
-        clock[who] += issue[i]
-        if kind[i] in (RUN, COPY):
-            end = free[own] if second < 0 else max(free[own], free[second])
-            end = max(end, clock[who]) + seconds[i]
-            free[own] = end
-            if second >= 0:
-                free[second] = end
-            last = max(last, end)
-        elif kind[i] == RECORD:
-            events[event[i]] = max(free[own], clock[who])
-            issued[event[i]] = clock[who]
-        elif kind[i] == WAIT:
-            free[own] = max(free[own], events[event[i]])
-        if blocks[own]:
-            clock[who] = max(clock[who], free[own])
-    return last
-
-
-def _times(
-    program: Program, seconds: Sequence[float], issued: Issuing | None, runs: int = 1
-) -> Iterator[tuple[int, int, Run | Copy, float, float]]:
-    """Yield (run, position, run or copy, start, end)."""
-    free: dict[Stream, float] = dict.fromkeys(program.streams, 0.0)
-    events: deque[dict[int, float]] = deque(maxlen=deepest(program) + 1)  # by runs ago
-    ends: deque[float] = deque([0.0] * program.in_flight, maxlen=program.in_flight)
-    threads = None if issued is None else Threads(program, issued)
+    count = len(p.kind)
+    runs = len(c.last) - in_flight
+    events = len(c.events) // max(runs, 1)
     for run in range(runs):
-        begin = ends[0]
+        begin = c.last[run]
         last = begin
-        free = {stream: max(time, begin) for stream, time in free.items()}
-        events.appendleft({})
-        if threads is not None:
-            threads.begin(begin)
-        for i, instruction in enumerate(program.instructions):
-            stream = instruction.stream
-            ready = 0.0 if threads is None else threads.issue(i, instruction)
-            if isinstance(instruction, (Run, Copy)):
-                streams = occupied(instruction)
-                start = max(ready, *(free[stream] for stream in streams))
+        for own in range(len(c.free)):
+            c.free[own] = max(c.free[own], begin)
+        for who in range(len(c.threads)):
+            c.threads[who] = max(c.threads[who], begin) + call[0]
+        for i in range(count):
+            own = p.stream[i]
+            who = thread[own]
+            kind = p.kind[i]
+            clock = c.threads[who]
+            event = run * events + p.event[i]
+            if kind in (WAIT, CARRIED) and p.ago[i] <= run:
+                event -= p.ago[i] * events
+                if p.event[i] < 0 or c.events[event] < 0:
+                    return i
+                clock = max(clock, c.issued[event])
+                c.free[own] = max(c.free[own], c.events[event])
+            clock += issue[i]
+            if kind in (RUN, COPY):
+                also = p.also[i]
+                start = max(c.free[own], clock)
+                if also >= 0:
+                    start = max(start, c.free[also])
+                    c.free[also] = start + seconds[i]
                 end = start + seconds[i]
                 if end == math.inf:
-                    raise ScheduleError(
-                        f"{instruction} on {stream} would end later than a float can say"
-                    )
-                free |= dict.fromkeys(streams, end)
+                    return i
+                c.free[own] = end
+                starts[run * count + i] = start
+                ends[run * count + i] = end
                 last = max(last, end)
-                yield run, i, instruction, start, end
-            elif isinstance(instruction, Record):
-                events[0][instruction.event] = max(free[stream], ready)
-            elif isinstance(instruction, Wait):
-                free[stream] = max(free[stream], _awaited(instruction, events))
-            if threads is not None:
-                threads.finish(stream, free[stream])
-        ends.append(last)
+            elif kind == RECORD:
+                c.events[event] = max(c.free[own], clock)
+                c.issued[event] = clock
+            if blocks[own]:
+                clock = max(clock, c.free[own])
+            c.threads[who] = clock
+        c.last[run + in_flight] = last
+    return -1
 
 
-def _awaited(wait: Wait, events: Sequence[Mapping[int, float]]) -> float:
-    """Return when an event was recorded, given those of each run, this one first."""
-    if wait.ago >= len(events):  # there was no such run
-        return 0.0
-    if wait.event not in events[wait.ago]:
-        what = "not recorded" if wait.ago else "not recorded before"
-        raise ProgramError(f"{wait.stream} waits for e{wait.event}, which is {what}")
-    return events[wait.ago][wait.event]
+def _refusal(instruction: Instruction) -> Exception:
+    """Return the error for an instruction that cannot be executed."""
+    if isinstance(instruction, Wait):
+        what = "not recorded" if instruction.ago else "not recorded before"
+        return ProgramError(f"{instruction.stream} waits for e{instruction.event}, which is {what}")
+    return ScheduleError(
+        f"{instruction} on {instruction.stream} would end later than a float can say"
+    )
 
 
 def durations(program: Program, graph: Graph, machine: Machine, costs: Costs) -> tuple[float, ...]:

@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import autosched as asc
+from autosched._lib.jit import Mode
 from autosched.bounds import bounds
 from autosched.policies import POLICIES
 from autosched.simulation.issuing import Issuing, issuing
-from autosched.simulation.simulate import _numbered, durations, last_end, makespan, simulate
+from autosched.simulation.simulate import durations, makespan, simulate
+from autosched.simulation.simulate import times as predicted
 from autosched.testing import graphs, machines
 from tests.simulation.test_simulate import LINKS
 
@@ -162,14 +164,15 @@ def test_threads_that_issue_in_no_time_change_nothing(graph, machine):
 
 
 @given(graph=graphs(), machine=machines(), replay=st.sampled_from([None, asc.Replay()]))
-def test_the_kernel_and_the_timeline_agree_to_the_bit(graph, machine, replay):
+def test_times_are_the_same_to_the_bit_where_they_are_compiled(graph, machine, replay):
     machine = slow_to_issue(machine, ISSUE, ISSUE / 5)
     costs = dataclasses.replace(COSTS, replay=replay)
     program, *rest = parts(graph, machine, costs=costs)
     seconds = durations(program, *rest)
     threads = issuing(program, *rest)
-    end = last_end(np.array(seconds), *threads, *_numbered(program))
-    assert end == makespan(program, seconds, threads) == simulate(program, *rest).makespan
+    slow, fast = (predicted(program, seconds, threads, 2, Mode(how)) for how in (False, True))
+    assert np.array_equal(slow, fast)
+    assert makespan(program, seconds, threads) == simulate(program, *rest).makespan
 
 
 @given(graph=graphs(), machine=machines(), data=st.data())

@@ -16,7 +16,7 @@ from autosched.bounds.periods import period_bounds
 from autosched.program.program import Copy, Program, Record, Run, Stream, Wait, occupied
 from autosched.simulation.issuing import Issuing
 from autosched.simulation.periods import period
-from autosched.simulation.simulate import _times, simulate
+from autosched.simulation.simulate import simulate, times
 
 NEVER = -np.inf
 
@@ -103,10 +103,8 @@ def loops(draw) -> tuple[Program, list[float]]:
 
 
 def ends(program: Program, seconds: list[float], runs: int, issued=None) -> list[float]:
-    found = [0.0] * runs
-    for run, *_, end in _times(program, seconds, issued, runs):
-        found[run] = max(found[run], end)
-    return list(itertools.accumulate(found, max))
+    _, found = times(program, seconds, issued, runs)
+    return list(itertools.accumulate(found.max(axis=1).tolist(), max))
 
 
 @given(loops())
