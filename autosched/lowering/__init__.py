@@ -9,8 +9,8 @@ Lowering is a chain of passes, each from instructions to instructions:
     or functional  copies and hazards in one pass over arrays, for
                    graphs without in-place writes
     events         insert as few records and waits as enforce every
-                   hazard; and, in the same walk,
-    frees          free memory where that costs no wait                -> + records, waits and frees
+                   hazard; in the same walk, free memory where that
+                   costs no wait                                       -> + records, waits and frees
     carried        in a loop: waits for the run before; memory that
                    would be freed at the end is released when the run
                    has ended                                           -> + records and waits
@@ -18,8 +18,7 @@ Lowering is a chain of passes, each from instructions to instructions:
                    machine spans several
 
 Before these, ``resident_state`` chooses devices for state that stays there between runs; ``fitting``
-lowers again with a limit where values do not fit. ``future`` predicts reads for ``spill``, and
-``ending`` frees for ``frees`` what remains at the end.
+lowers again with a limit where values do not fit.
 
 Lowering knows no times and no costs: the placement has decided devices and order.
 """

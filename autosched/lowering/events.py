@@ -1,40 +1,230 @@
-"""Insert the records and waits that enforce all hazards.
+"""Insert the records and waits that enforce all hazards, and the frees.
 
 Each hazard between two streams gets a record and a wait, unless earlier ones imply it. Vector
 clocks answer what is implied; asking for the latest producer first leaves out the most. With the
 assignment of ``streams`` this reaches the minimum number of waits (Nimble's theorem; Kwon et al.,
-NeurIPS 2020). ``frees`` is informed of the progress of each stream during the walk.
+NeurIPS 2020).
+
+Memory is freed in the same walk. A block is freed on the stream that allocated it, when all its
+uses happen before. A free never adds a wait while the program has work to do: it is placed at the
+first point where existing waits order it after every use. Blocks that remain are freed at the end:
+the owner of a block waits for the other streams that use it, with as few waits as suffice. This
+trades some memory for time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autosched._lib.jit import kernel, mode
-from autosched.lowering.ending import Ending
-from autosched.lowering.frees import (
-    FREE,
-    ISSUE,
-    WAIT,
-    Frees,
-    Work,
-    emit,
-    free_due,
-    free_unused,
-    free_waited,
-)
+from autosched._lib.jit import Mode, kernel, mode
 from autosched.lowering.hazards import Hazards, Line
 from autosched.program.clocks import Clocks, Stamp, advance, includes, numbered, wait_for
 from autosched.program.program import Copy, Free, Instruction, Record, Stream, Wait, occupied
 
 __all__ = ["insert_events"]
 
-_RECORD = 3  # a kind of issued item, in addition to those of ``frees``
+ISSUE, WAIT, FREE, _RECORD = range(4)  # kinds of issued items
+
+
+class Work(NamedTuple):
+    """The instructions to be ordered and the blocks to be freed. Streams are numbers.
+
+    Instructions are runs and copies (and frees that make room). Ragged tables are pairs (CSR): row
+    offsets, and the entries of all rows.
+    """
+
+    own: Any  # [instruction], its stream
+    also: Any  # and its second, -1 if it has none
+    after_at: Any
+    after: Any  # [instruction], its predecessors
+    owner: Any  # [block], the stream that frees it
+    uses_at: Any
+    uses: Any  # [block], the last instruction of each stream that uses it
+    ending_at: Any
+    ending: Any  # [instruction], blocks that it uses last
+    known_ended_at: Any
+    known_ended: Any  # [instruction], others that have ended when it ends
+
+
+class Frees(NamedTuple):
+    """The instructions issued so far, and the blocks that wait to be freed."""
+
+    position: Any  # [instruction], its position on its stream
+    clocks: Any  # [instruction, entry], its clock
+    kind: Any  # [issued item], ISSUE, WAIT, FREE or a record
+    item: Any  # [issued item], the instruction, block, or instruction waited for
+    at: Any  # [issued item], the instruction with which it is issued
+    issued: Any  # number of issued items
+    # [block], the first use that does not happen before its owner's next instruction; -1 if there
+    # is none, -2 before the first check
+    pending: Any
+    # For each owner and stream, a skew heap of (position, use, block), to be tried when the
+    # owner's clock reaches that position.
+    root: Any  # [owner, stream]
+    due_at: Any  # [heap entry]
+    use: Any
+    block: Any
+    left: Any
+    right: Any
+    entries: Any  # how many there are
+    due: Any  # scratch space to sort entries
+    watched: Any  # [stream], of single-copy streams, the last watch of a block that it uses
+    earlier: Any  # [watch], the watch before
+    watching: Any  # [watch], its block
+    watches: Any  # how many there are
+
+    @classmethod
+    def of(cls, how: Mode, o: Work, streams: int, width: int) -> Frees:
+        """Return the initial state."""
+        count = len(o.own)
+        blocks = len(o.owner)
+        uses = len(o.uses)
+        issued = count + len(o.after) + blocks
+        # Waits for single-copy streams add entries; a copy uses at most two blocks.
+        entries = uses + 2 * len(o.after) if width < streams else uses
+        return cls(
+            how.counts(count), how.small(count * width),
+            how.counts(issued), how.counts(issued), how.counts(issued), how.counts(1),
+            how.counts(blocks, -2), how.counts(width * width, -1),
+            how.counts(entries), how.counts(entries), how.counts(entries), how.counts(entries),
+            how.counts(entries), how.counts(1), how.counts(entries),
+            how.counts(streams, -1), how.counts(uses), how.counts(uses), how.counts(1),
+        )  # fmt: skip
+
+
+@kernel
+def emit(h: Frees, kind: int, item: int, at: int) -> None:
+    """Issue one instruction, wait or free."""
+    k = h.issued[0]
+    h.kind[k] = kind
+    h.item[k] = item
+    h.at[k] = at
+    h.issued[0] = k + 1
+
+
+@kernel
+def free_unused(o: Work, h: Frees, c: Clocks, at: int) -> None:
+    """Free, if possible, the blocks that the current instruction uses last."""
+    for k in range(o.ending_at[at], o.ending_at[at + 1]):
+        try_free(o, h, c, o.ending[k], at)
+
+
+@kernel
+def free_waited(o: Work, h: Frees, c: Clocks, own: int, user: int, at: int) -> None:
+    """Free blocks of a stream after it has waited for another.
+
+    If the other is a single-copy stream, its blocks can also be freed after this wait.
+    """
+    if user >= c.width and c.last[user] >= 0:
+        w = h.watched[user]
+        while w >= 0:
+            block = h.watching[w]
+            if h.pending[block] >= 0 and o.own[h.pending[block]] == user:
+                postpone(o, h, c, block, c.waiter[c.last[user]], c.since[c.last[user]])
+            w = h.earlier[w]
+    free_due(o, h, c, own, at)
+
+
+@kernel
+def try_free(o: Work, h: Frees, c: Clocks, block: int, at: int) -> None:
+    """Free a block, or postpone it until its owner happens after the first remaining use.
+
+    1. Find the first use that does not happen before the owner's next instruction.
+    2. If its stream has an entry in clocks, try again when the owner's clock includes it.
+    3. If it is on a single-copy stream, try again when the owner's clock includes any of the
+       instructions that waited for that stream, or will wait for it.
+    4. If there is none, free the block.
+    """
+    own = o.owner[block]
+    for k in range(o.uses_at[block], o.uses_at[block + 1]):
+        use = o.uses[k]
+        user = o.own[use]
+        if user == own or includes(c, c.clocks, own * c.width, user, h.position[use]):
+            continue
+        h.pending[block] = use
+        if user < c.width:
+            postpone(o, h, c, block, user, h.position[use])
+            return
+        w = h.watches[0]
+        h.watching[w] = block
+        h.earlier[w] = h.watched[user]
+        h.watched[user] = w
+        h.watches[0] = w + 1
+        w = c.last[user]
+        while w >= 0:
+            postpone(o, h, c, block, c.waiter[w], c.since[w])
+            w = c.previous[w]
+        return
+    h.pending[block] = -1
+    emit(h, FREE, block, at)
+
+
+@kernel
+def postpone(o: Work, h: Frees, c: Clocks, block: int, user: int, position: int) -> None:
+    """Try a block again when its owner happens after a position of a stream."""
+    e = h.entries[0]
+    h.due_at[e] = position
+    h.use[e] = h.pending[block]
+    h.block[e] = block
+    h.left[e] = -1
+    h.right[e] = -1
+    h.entries[0] = e + 1
+    heap = o.owner[block] * c.width + user
+    h.root[heap] = melded(h, h.root[heap], e)
+
+
+@kernel
+def melded(h: Frees, a: int, b: int) -> int:
+    """Return the union of two skew heaps (Sleator, Tarjan, SIAM J. Computing 15(1), 1986)."""
+    root = parent = -1
+    while a >= 0 and b >= 0:
+        if (h.due_at[b], h.use[b], h.block[b]) < (h.due_at[a], h.use[a], h.block[a]):
+            a, b = b, a
+        if parent < 0:
+            root = a
+        else:
+            h.left[parent] = a
+        parent = a
+        a = h.right[a]
+        h.right[parent] = h.left[parent]
+    rest = max(a, b)
+    if parent < 0:
+        return rest
+    h.left[parent] = rest
+    return root
+
+
+@kernel
+def free_due(o: Work, h: Frees, c: Clocks, own: int, at: int) -> None:
+    """Free blocks of a stream whose clock has advanced, ordered by stream, use and block."""
+    count = 0
+    base = own * c.width
+    for user in range(c.width if own < c.width else 0):
+        entry = h.root[base + user]
+        while entry >= 0 and h.due_at[entry] <= c.clocks[base + user]:
+            key = o.own[h.use[entry]], h.use[entry], h.block[entry]
+            k = count
+            while (
+                k > 0
+                and (o.own[h.use[h.due[k - 1]]], h.use[h.due[k - 1]], h.block[h.due[k - 1]]) > key
+            ):
+                h.due[k] = h.due[k - 1]
+                k -= 1
+            h.due[k] = entry
+            count += 1
+            entry = melded(h, h.left[entry], h.right[entry])
+        h.root[base + user] = entry
+    for k in range(count):
+        entry = h.due[k]
+        if h.pending[h.block[entry]] == h.use[entry]:
+            try_free(o, h, c, h.block[entry], at)
+
 
 Ints = NDArray[np.int64]
 
@@ -197,3 +387,103 @@ class _Issued:
         width = self.c.width
         clock = list(map(int, self.h.clocks[at * width : (at + 1) * width]))
         return int(self.own[at]), int(self.h.position[at]), clock
+
+
+class Ending:
+    """Inserts the final records and waits. Events are numbered in the order of their records."""
+
+    def __init__(
+        self,
+        clocks: Clocks,
+        streams: Sequence[Stream],
+        events: Sequence[tuple[int, int, int]],
+        stamp: Callable[[int], Stamp],
+    ):
+        """``events`` are (stream, position, run or copy before); ``stamp`` gives stamps of uses."""
+        tables = (np.asarray(table).tolist() for table in clocks[2:])
+        self.clocks = Clocks(clocks.width, clocks.tracked, *tables)
+        self.stamp = stamp
+        self.streams = streams
+        # By event, the run or copy before it, or its stamp.
+        self.producers: list[int | Stamp] = [producer for *_, producer in events]
+        self.records: dict[int, list[tuple[int, int]]] = {}  # by stream, (position, event)
+        for event, (user, position, _) in enumerate(events):
+            self.records.setdefault(user, []).append((position, event))
+
+    def waits(self, own: int, uses: Iterable[int]) -> list[Instruction]:
+        """Make a stream wait for uses (runs and copies); return the waits and new records."""
+        lines: list[Instruction] = []
+        for user, known in self._needed(own, uses):
+            event = len(self.producers) if known is None else known
+            if known is None:
+                stamp = user, self.clocks.count[user], self._clock(user)
+                lines.append(Record(self.streams[user], event))
+                self.records.setdefault(user, []).append((stamp[1], event))
+                self.producers.append(stamp)
+            lines.append(Wait(self.streams[own], event))
+            wait_for(self.clocks, own, *self._event_stamp(event), 0)
+        return lines
+
+    def _event_stamp(self, event: int) -> Stamp:
+        producer = self.producers[event]
+        return self.stamp(producer) if isinstance(producer, int) else producer
+
+    def _event(self, user: int, position: int) -> int | None:
+        """Return the first event of a stream at or after a position, if there is one."""
+        records = self.records.get(user, [])
+        found = bisect_left(records, (position,))
+        return records[found][1] if found < len(records) else None
+
+    def _needed(self, own: int, uses: Iterable[int]) -> list[tuple[int, int | None]]:
+        """Return the streams to wait for, with their events, without those that others imply.
+
+        An event of None has still to be recorded.
+        """
+        # 1. The last use on each stream that does not yet happen before the owner's next
+        #    instruction.
+        last: dict[int, int] = {}
+        for use in uses:
+            user, position, _ = self.stamp(use)
+            if user != own and not self._includes(self._clock(own), user, position):
+                last[user] = max(last.get(user, 0), position)
+        # 2. The event to wait for on each of these streams, and the clock that a wait would bring.
+        event = {user: self._event(user, position) for user, position in last.items()}
+        clocks = {
+            u: self._clock(u) if found is None else self._event_stamp(found)[2]
+            for u, found in event.items()
+        }
+        # 3. Drop streams that single-copy streams imply, then streams that other streams imply.
+        single, top = self._latest(last, clocks)
+        rest = [user for user in last if user < len(top) and top[user] < last[user]]
+        implied = {u: {user for user in rest if clocks[u][user] >= last[user]} | {u} for u in rest}
+        for user in sorted(rest):  # drop a wait if another implies all that it does
+            if any(implied[other] >= implied[user] for other in implied if other != user):
+                del implied[user]
+        # 4. Drop single-copy streams that the remaining streams imply.
+        for user in single.copy():
+            if any(self._includes(clocks[u], user, last[user]) for u in implied):
+                single.remove(user)
+        return [(user, event[user]) for user in sorted([*implied, *single])]
+
+    def _latest(
+        self, last: Mapping[int, int], clocks: Mapping[int, Sequence[int]]
+    ) -> tuple[list[int], list[int]]:
+        """Return the single-copy streams, among the last uses, that no other of them implies.
+
+        Also return the elementwise maximum of the clocks of these streams.
+        """
+        single: list[int] = []
+        top = [0] * self.clocks.width
+        for user in sorted(last, reverse=True):  # later ones imply more
+            if user >= len(top) and not self._includes(top, user, last[user]):
+                single.append(user)
+                top = list(map(max, top, clocks[user]))
+        return single, top
+
+    def _clock(self, stream: int) -> list[int]:
+        width = self.clocks.width
+        clock: list[int] = self.clocks.clocks[stream * width : (stream + 1) * width]
+        return clock
+
+    def _includes(self, clock: Sequence[int], other: int, position: int) -> bool:
+        return includes(self.clocks, clock, 0, other, position)

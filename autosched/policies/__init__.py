@@ -9,7 +9,7 @@ To add a policy, write such a function in a module of its own, cite its paper in
 add it to ``POLICIES``; the tests run over that table. ``Problem`` of ``autosched.problem`` has
 graph, machine and costs as arrays. The modules of ``base`` provide the other parts: ``Possible``
 tracks the devices that are left for each task, ``Room`` the bytes on each device, ``ranks`` computes
-priorities, ``Plan`` times tasks and copies, and ``turns`` places tasks one by one. A policy with
+priorities, ``Plan`` times tasks and copies, and ``by_priority`` places tasks one by one. A policy with
 parameters is a function that returns a policy, such as ``single_on(device)``,
 ``in_order(sequences)``. Any function with this signature works as ``policy=``, also if it is not in
 the table.

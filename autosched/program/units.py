@@ -1,4 +1,4 @@
-"""Find the parts of a program that can be issued as a whole, such as a CUDA graph.
+"""Find what is issued as a whole, such as a CUDA graph, and what by a thread of its own.
 
 Two instructions on one physical device share a unit if they have the same predecessors and the same
 successors among the instructions that are not on their device. So beginning a unit as a whole and
@@ -8,15 +8,28 @@ than it needs. Where copies are many, units are small.
 Units never wait for each other in a cycle. (Suppose that a unit A had to wait for an instruction B
 of another device, which has to wait for A. Then B would be a successor of some instructions of A
 and a predecessor of others, so these would not be in one unit.)
+
+Each stream that waits for a CPU is issued by a thread of its own, so that it does not delay other
+streams. All others are issued by the calling thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Set
+from itertools import product
 
-from autosched.program.program import Copy, Instruction, Program, Record, Stream, Wait, occupied
+from autosched.program.program import (
+    Copy,
+    Instruction,
+    Program,
+    Record,
+    Run,
+    Stream,
+    Wait,
+    occupied,
+)
 
-__all__ = ["Before", "predecessors", "units", "where_is"]
+__all__ = ["Before", "predecessors", "units", "waiting_for_host", "where_is"]
 
 Before = dict[int, list[int]]
 """The direct predecessors of each run, copy and free, by position."""
@@ -80,3 +93,22 @@ def _clocks(before: Before, own: Mapping[int, int], width: int) -> dict[int, lis
         clock[own[i]] = so_far[own[i]]
         clocks[i] = clock
     return clocks
+
+
+def waiting_for_host(program: Program, gpu: Set[Stream]) -> set[Stream]:
+    """Return the CPU streams, and all streams that wait, directly or not, for one of them.
+
+    A wait for an earlier run also delays what is issued after it.
+    """
+    recorder = {i.event: i.stream for i in program if isinstance(i, Record)}
+    pairs = [
+        (i.stream, recorder[i.event])
+        for i in program
+        if isinstance(i, Wait) and i.event in recorder
+    ]
+    for streams in [occupied(i) for i in program if isinstance(i, (Run, Copy))]:
+        pairs += product(streams, streams)
+    waiting = {stream for stream in program.streams if stream not in gpu}
+    while found := {stream for stream, other in pairs if other in waiting} - waiting:
+        waiting |= found
+    return waiting

@@ -3,7 +3,7 @@
 A thread issues one instruction after another, in the order of the program. Work for an accelerator
 starts when it has been issued at the earliest, and a thread does not wait for it. Streams that wait
 for a CPU are issued by threads of their own, all others by the calling thread (see
-``program.host_streams``). The thread of a CPU stream does its work itself. A thread can issue a
+``program.units``). The thread of a CPU stream does its work itself. A thread can issue a
 wait only after another has issued the record.
 
 In a replayed run, each unit of a program (see ``program.units``) is issued as one graph, with its
@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from autosched.costs.costs import Costs, Replay
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
-from autosched.program.host_streams import waiting_for_host
 from autosched.program.program import Copy, Free, Instruction, Program, Record, Run, Wait
-from autosched.program.units import predecessors, units, where_is
+from autosched.program.units import predecessors, units, waiting_for_host, where_is
 
 __all__ = ["Issuing", "issuing"]
 

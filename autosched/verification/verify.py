@@ -1,6 +1,6 @@
 """Prove that a program cannot race.
 
-The program is walked once with vector clocks and checked against these laws:
+The laws:
 
     order       accesses to the same memory, and tasks with ``after=``, are ordered by streams and
                 events
@@ -21,23 +21,43 @@ The program is walked once with vector clocks and checked against these laws:
 ``ranks`` has the laws of programs that span several ranks.
 
 The proof derives from the graph what must be ordered. It shares only the clock arithmetic with
-lowering. It is one walk; its time grows with instructions times streams. Of a loop, this pass
-proves each run by itself, since waits for earlier runs have no effect in the first run; that the
-runs do not race with each other is proved by unrolling the loop (``loops``).
+lowering. A walk over the program checks all laws but order, and lists the pairs of lines that must
+be ordered, as it finds them. Vector clocks tell which of them are not. So the first law that is
+broken is found: a pair that stands before what the walk refuses is asked about before. To name a
+pair in words, the walk is repeated up to it. The time grows with instructions times streams. Of a
+loop, this proves each run by itself, since waits for earlier runs have no effect in the first run;
+that the runs do not race with each other is proved by unrolling the loop (``loops``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
-from autosched.errors import ProgramError
-from autosched.graph.graph import HOST, STORAGE, Graph
+import numpy as np
+
+from autosched._lib.allowed import is_storage
+from autosched.errors import GraphError, ProgramError
+from autosched.graph.graph import HOST, STORAGE, Graph, Task, Use, Value
+from autosched.graph.regions import Accesses, Region
 from autosched.machine.machine import Machine
-from autosched.program.program import Program, Receive, Send
-from autosched.verification.loops import check_runs, check_waits
-from autosched.verification.machines import check_machine, check_storage
+from autosched.program.clocks import ordered
+from autosched.program.program import (
+    Copy,
+    Free,
+    Program,
+    Receive,
+    Record,
+    Run,
+    Send,
+    Stream,
+    Wait,
+    excerpt,
+)
+from autosched.verification.loops import Access, check_runs, check_waits, in_words
 from autosched.verification.parts import joined
-from autosched.verification.verifier import check_run
+from autosched.verification.ranks import RankLaws
 
 __all__ = ["verify"]
 
@@ -77,3 +97,545 @@ def verify(
     memory = check_run(program, graph, at)
     if program.in_flight > 1:
         check_runs(program, graph, memory)
+
+
+def check_machine(program: Program, machine: Machine) -> None:
+    """Check a program against the devices, compute streams and links of a machine."""
+    if dict(program.ranks) != machine.ranks:
+        raise ProgramError(
+            "the devices of the program are of other ranks than those of the machine (law: rank)"
+        )
+    computing: dict[str, int] = {}
+    for stream in program.streams:
+        if stream.device not in machine.names:
+            raise ProgramError(
+                f"stream {stream} is on no device of the machine: {', '.join(machine.names)} (law: "
+                "place)"
+            )
+        if not stream.name.startswith("copy-"):
+            computing[stream.device] = computing.get(stream.device, 0) + 1
+            most = machine.device(stream.device).streams
+            if computing[stream.device] > most:
+                raise ProgramError(
+                    f"{stream} is one compute stream too many: the device has {most} (law: place)"
+                )
+    ends = dict.fromkeys(
+        [(i.source, i.destination) for i in program.instructions if type(i) is Copy]
+    )
+    apart = [pair for pair in ends if machine.link(*pair) is None]
+    for at, copy in enumerate(program.instructions if apart else ()):
+        if isinstance(copy, Copy) and (copy.source, copy.destination) in apart:
+            what = f"no link joins {copy.source} and {copy.destination}"
+            raise ProgramError(excerpt(program, at, "place", what, None))
+
+
+def check_storage(program: Program, graph: Graph) -> None:
+    """Check that nothing but reads runs on storage, and that nothing is copied to it."""
+    for at, each in enumerate(program.instructions):
+        if isinstance(each, Copy) and is_storage(each.destination):
+            what = f"{each.value!r} is copied to {each.destination}, which is only read"
+            raise ProgramError(excerpt(program, at, "place", what, None))
+        if isinstance(each, Run) and is_storage(each.stream.device):
+            task = graph.names.get(each.task)
+            if isinstance(task, (Task, Value)) and not graph.task(each.task).reads_file:
+                what = f"task {each.task!r} cannot run on {each.stream.device}, which is storage"
+                raise ProgramError(excerpt(program, at, "place", what, None))
+
+
+_Place = tuple[int, int, str]  # a version of a value on a device
+_GIVEN = -1  # the maker of inputs and constants
+
+# What is said of pairs that are not ordered.
+_NOT_AFTER = "{about} is not waited for"
+_NOT_MADE = "{about} is made by {other}, which is not waited for"
+_OVERWRITES = "{writing} memory that {other} wrote, which is not waited for"
+_READ = "{writing} memory that {other} reads, which is not waited for"
+_IN_USE = "{about} is freed while {other} may still use it"
+
+
+class _Memory:
+    """A block: who accessed it, and who may free it. Accesses are lines."""
+
+    __slots__ = ("accesses", "freed", "kept", "owner", "place", "uses")
+
+    def __init__(self, place: _Place, owner: Stream | None, accesses: Accesses | None, line: int):
+        self.place = place  # for which it was made
+        self.owner = owner  # None if any stream of the device may free it
+        self.accesses = accesses  # None if nothing writes it after it is made
+        self.uses = [line]
+        self.freed = False
+        self.kept = False  # inputs, constants and outputs are not freed
+
+
+# A value on a device: its memory and its maker. The maker of a view did not write the memory.
+_Held = tuple[_Memory, int]
+
+
+class _Table:
+    """The versions of values on devices, where lowering has ``program.residency``."""
+
+    def __init__(self) -> None:
+        self.held: dict[_Place, _Held] = {}
+        # The version that came last to a device, if it is not 0, and those written before their turn.
+        self.last: dict[tuple[int, str], int] = {}
+        self.early: dict[tuple[int, str], set[int]] = {}
+
+    def put(self, place: _Place, held: _Held) -> None:
+        """Note that a version is on a device."""
+        self.held[place] = held
+        value, version, device = place
+        if version or self.last:
+            self.last[value, device] = version
+            self.early.pop((value, device), None)
+
+    def get(self, place: _Place) -> _Held | None:
+        """Return what a device has of a version, all parts of which are there."""
+        if self.early and (place[0], place[2]) in self.early:
+            return None
+        return self.held.get(place)
+
+    def latest(self, value: int, device: str) -> int | None:
+        """Return the version of a value that a device has."""
+        version = self.last.get((value, device), 0)
+        return version if (value, version, device) in self.held else None
+
+    def change(self, place: _Place) -> None:
+        """Apply a write, which leaves the next version, unless others have still to come."""
+        value, version, device = place
+        held = self.held.pop(place, None)
+        early = self.early.setdefault((value, device), set())
+        if held is None:
+            early.add(version)
+            return
+        version += 1
+        while version in early:
+            early.remove(version)
+            version += 1
+        if not early:
+            del self.early[value, device]
+        self.held[value, version, device] = held
+        self.last[value, device] = version
+
+
+def check_run(
+    program: Program, graph: Graph, at: Mapping[str, str | None]
+) -> dict[str, list[Access]]:
+    """Check all laws of one run; return the accesses to memory that runs of a loop share.
+
+    That is the memory of inputs and constants, by name. ``at`` has the devices of tasks on the host
+    and on storage.
+    """
+    walk = _Walk(program, graph, at)
+    refusal = None
+    try:
+        walk.run()
+    except ProgramError as error:
+        refusal = error
+    before, line = (np.frombuffer(pairs, np.int64) for pairs in (walk.before, walk.line))
+    found = ordered(program, before, line)
+    if not found.all():
+        _Walk(program, graph, at, int(found.argmin())).run()
+    if refusal is not None:
+        raise refusal
+    return {name: walk.shared[block] for name, block in walk.home.items()}
+
+
+class _Walk:
+    """One walk over a program; it refuses the pair with the number ``refused``, if there is one.
+
+    The line of an instruction is its position. A copy between ranks has a second line, for its
+    receive, which is the number of instructions more.
+    """
+
+    def __init__(
+        self, program: Program, graph: Graph, at: Mapping[str, str | None], refused: int = -1
+    ):
+        self.program = program
+        self.graph = graph
+        self.places = at  # of tasks constrained to the host or to storage
+        self.refused = refused
+        # By set of values kept together, the first run that made or wrote one.
+        self.bound: dict[tuple[int, ...], Run] = {}
+        self.laws = RankLaws(program, self._fail)
+        self.before = array("q")  # the pairs of lines that must be ordered
+        self.line = array("q")
+        self.at = -1  # the current instruction,
+        self.own = -1  # and its current line
+        columns = program.columns
+        self.streams: list[int] = columns.stream.tolist()  # of each line
+        if columns.apart.any():
+            self.streams += columns.also.tolist()
+        self.events: set[int] = set()
+        self.names = [value.name for value in graph.values]
+        self.index = {value.name: value.index for value in graph.values}
+        self.tasks = {task.name: task for task in graph.tasks}
+        self.inputs = dict(program.inputs)
+        self.outputs = dict(program.outputs)
+        self.table = _Table()
+        # The roots that tasks write in place.
+        self.rewritten = {graph.values[u.value].root for task in graph.tasks for u in task.writes}
+        # By root of a storage written by regions, the one block that is written.
+        self.written: dict[int, _Memory] = {}
+        self.blocks: list[_Memory] = []
+        self.home: dict[str, _Memory] = {}
+        self.shared: dict[_Memory, list[Access]] = {}  # accesses to memory that runs share
+        self.ran: dict[int, int] = {}  # by task, its position in the program
+
+    def run(self) -> None:
+        """Check all laws but the order of pairs, which are collected."""
+        self.laws.check_devices()
+        self._inputs()
+        checks: dict[type, Callable[[Any], None]] = {
+            Run: self._run,
+            Copy: self._copy,
+            Free: self._free,
+            Record: self._record,
+            Wait: self._wait,
+        }
+        for at, instruction in enumerate(self.program.instructions):
+            self.at = self.own = at
+            checks[type(instruction)](instruction)
+        self._end()
+
+    def _inputs(self) -> None:
+        found = sorted(name for name, _ in self.program.inputs)
+        names = sorted(v.name for v in self.graph.sources)
+        if found != names:
+            self._fail("result", f"the program's inputs are {found}, the graph's {names}")
+        for name, device in self.program.inputs:
+            place = self.index[name], 0, device
+            self.home[name] = block = self._new(place, None, Accesses())
+            block.kept = True
+            self.shared[block] = []
+
+    def _record(self, record: Record) -> None:
+        if record.event in self.events:
+            self._fail("events", f"event e{record.event} is recorded twice")
+        self.events.add(record.event)
+        self.laws.record(record)
+
+    def _wait(self, wait: Wait) -> None:
+        if wait.ago:
+            return
+        if wait.event not in self.events:
+            self._fail("events", f"event e{wait.event} is waited for but not recorded before")
+        self.laws.wait(wait)
+
+    def _run(self, run: Run) -> None:
+        task = self.tasks.get(run.task) or self._unknown(run)
+        device = run.stream.device
+        if task.index in self.ran:
+            self._fail("single", f"task {task.name!r} runs twice")
+        self._place(run, task)
+        for other, kind in task.dependencies:
+            if kind == "order":
+                self._follow(task, self.graph.tasks[other])
+        writes = task.writes
+        used: dict[int, _Memory] = {}
+        for use in task.reads:
+            used[use[0]] = self._access(device, task, use, bool(writes) and use in writes)
+        if writes:
+            written = [used[use.value] for use in writes]
+            for value, version in task.changes:
+                self._change((value, version, device), task, written)
+        for use in task.outputs:
+            if self.graph.is_used(use.value):
+                self._make(run, use, used)
+        self.ran[task.index] = self.at
+
+    def _place(self, run: Run, task: Task) -> None:
+        must = None if task.device is None else self.places.get(task.device, task.device)
+        if must not in (None, run.stream.device):
+            self._fail("place", f"task {task.name!r} must run on {must}")
+        for values in self.graph.bonds(task) if self.graph.kept_together else ():
+            first = self.bound.setdefault(values, run)
+            if first.stream.device != run.stream.device:
+                self._fail(
+                    "place",
+                    f"task {task.name!r} must run with {first.task!r} on {first.stream.device}",
+                )
+        self.laws.share(task, run)
+
+    def _change(self, place: _Place, task: Task, written: Sequence[_Memory]) -> None:
+        """Apply a write: what a device has of a value is in the memory that is written."""
+        held = self.table.held.get(place)
+        if held is not None and held[0] not in written and not held[0].freed:
+            self._fail(
+                "presence",
+                f"task {task.name!r} changes {self._named(place)}, which is there in memory of its own",
+            )
+        self.table.change(place)
+
+    def _follow(self, task: Task, before: Task) -> None:
+        what = f"task {before.name!r}, after which {task.name!r} must run,"
+        if before.index not in self.ran:
+            self._fail("order", f"{what} has not run")
+        self._order(self.ran[before.index], "order", _NOT_AFTER, what)
+
+    def _access(self, device: str, task: Task, use: Use, writes: bool) -> _Memory:
+        """Check one argument of a task."""
+        index, version = use
+        value = self.graph.values[index]
+        region = None if task.region is None else self.graph.touched(task, index)
+        if region is None:
+            place = index, version, device
+            block = self._use(place, self.table.get(place), value.region, writes)
+        else:  # the versions of other regions are irrelevant
+            present = self.table.latest(index, device)
+            place = index, version if present is None else present, device
+            block = self._use(place, self.table.held.get(place), region, writes)
+            self._check_region(task, value, block, region)
+        if (
+            writes
+            and self.graph.in_parts(value.index)
+            and self.written.setdefault(value.root, block) is not block
+        ):
+            self._fail(
+                "presence",
+                f"task {task.name!r} writes a part of {value.name!r}, others of which are "
+                "elsewhere",
+            )
+        return block
+
+    def _check_region(self, task: Task, value: Value, block: _Memory, region: Region) -> None:
+        """Check that a task sees exactly the writes of a region that were added before it."""
+        if self.written.get(value.root, block) is not block:
+            self._fail(
+                "presence",
+                f"task {task.name!r} touches a part of {value.name!r}, which is written elsewhere",
+            )
+        for dependency in task.dependencies:
+            before = self.graph.tasks[dependency.task]
+            if dependency.kind == "data" and before.index not in self.ran:
+                self._fail(
+                    "presence",
+                    f"task {task.name!r} needs what task {before.name!r} does, which has not run",
+                )
+        for other in () if block.accesses is None else block.accesses.writers(region):
+            late = self.program.instructions[other % len(self.program)]
+            if isinstance(late, Run) and self.graph.task(late.task).index > task.index:
+                self._fail(
+                    "presence", f"{value.name!r} was overwritten by task {late.task!r}", other
+                )
+
+    def _make(self, run: Run, use: Use, used: Mapping[int, _Memory]) -> None:
+        """Put a result into a new block, or into that of its base if it is a view."""
+        made = self.graph.values[use.value]
+        place = use.value, use.version, run.stream.device
+        if made.root == use.value:
+            self._new(place, run.stream, self._accesses(made))
+        else:
+            base = next(
+                block for value, block in used.items() if self.graph.values[value].root == made.root
+            )
+            self.table.put(place, (base, self.own))
+
+    def _accesses(self, made: Value) -> Accesses | None:
+        """Return the accesses of a new block; None if nothing writes it after it is made."""
+        if made.root not in self.rewritten:
+            return None
+        accesses = Accesses()
+        accesses.write(made.region, self.own)
+        return accesses
+
+    def _copy(self, copy: Copy) -> None:
+        """Check a copy: a read of the source, then a write of the destination.
+
+        Between ranks, these two are on different streams.
+        """
+        if copy.source == copy.destination or copy.stream.device not in (
+            copy.source,
+            copy.destination,
+        ):
+            self._fail(
+                "presence",
+                f"a copy from {copy.source} to {copy.destination} is on a stream of one of the two",
+            )
+        value = self._value(copy.value)
+        source = value.index, copy.version, copy.source
+        crosses = self.laws.crosses(copy)
+        self._use(source, self.table.get(source), value.region, writes=False)
+        if crosses:
+            assert copy.also is not None
+            self.own = len(self.program) + self.at
+        self._fill(copy, value)
+
+    def _fill(self, copy: Copy, value: Value) -> None:
+        """Check that a copy may write its destination."""
+        target = value.index, copy.version, copy.destination
+        if (there := self.table.get(target)) is not None and not there[0].freed:
+            self._fail("single", f"{self._named(target)} is there already")
+        if copy.overwrite:
+            block = self.home.get(copy.value)
+            if block is None or self.inputs[copy.value] != copy.destination:
+                self._fail(
+                    "presence", f"{copy.value!r} is no input that lives on {copy.destination}"
+                )
+            self._touch(block, value.region, writes=True)
+            self._empty(block, copy)
+            self.table.put(target, (block, self.own))
+        else:
+            streams = (copy.stream, copy.also)
+            owner = next((s for s in streams if s and s.device == copy.destination), None)
+            self._new(target, owner, self._accesses(value))
+
+    def _empty(self, block: _Memory, copy: Copy) -> None:
+        """Note that a copy replaces all that a block held: a value, and views of it."""
+        for index in self.graph.members(self.index[copy.value]):
+            for version in range(self.graph.last_version(index) + 1):
+                place = index, version, copy.destination
+                held = self.table.held.get(place)
+                if held is not None and held[0] is block:
+                    del self.table.held[place]
+
+    def _value(self, name: str) -> Value:
+        try:
+            return self.graph.value(name)
+        except GraphError as error:
+            self._fail("presence", str(error))
+
+    def _free(self, free: Free) -> None:
+        place = self.index.get(free.value, -1), free.version, free.stream.device
+        held = self.table.get(place)
+        if held is None:
+            named = _named(free.value, free.version, free.stream.device)
+            self._fail("free", f"{named} is not there to be freed")
+        block = held[0]
+        if block.freed:
+            self._fail("free", f"{self._named(place)} is freed twice")
+        if block.kept:
+            what = "belongs to the caller and is not to be freed"
+            self._fail("free", f"{self._named(place)} {what}")
+        if block.owner is not None and free.stream != block.owner:
+            what = f"was allocated on {block.owner}, and only that stream may free it"
+            self._fail("free", f"{self._named(place)} {what}")
+        last = {self.streams[use]: use for use in block.uses}
+        for use in last.values():
+            self._order(use, "free", _IN_USE, place)
+        block.freed = True
+        block.uses = []
+
+    def _end(self) -> None:
+        self.at = len(self.program)
+        for task in self.graph.tasks:
+            if task.index not in self.ran:
+                self._fail("single", f"task {task.name!r} never runs")
+        found = sorted(label for label, _ in self.program.outputs)
+        labels = sorted(self.graph.outputs)
+        if found != labels:
+            self._fail("result", f"the program's outputs are {found}, the graph's {labels}")
+        for label, index in self.graph.outputs.items():
+            place = index, self.graph.last_version(index), self.outputs[label]
+            self._final(place, f"output {label!r}").kept = True
+        for value in self.graph.sources:
+            place = value.index, self.graph.last_version(value.index), self.inputs[value.name]
+            if self._final(place, f"input {value.name!r}") is not self.home[value.name]:
+                self._fail(
+                    "result", f"{self._named(place)} is not in the caller's memory at the end"
+                )
+        for block in self.blocks if self.program.in_flight == 1 else ():
+            if not block.freed and not block.kept:
+                self._fail("free", f"{self._named(block.place)} is never freed")
+
+    def _final(self, place: _Place, what: str) -> _Memory:
+        held = self.table.get(place)
+        if held is None:
+            self._fail("result", f"{what}, {self._named(place)}, is not there at the end")
+        if held[0].freed:
+            self._fail("result", f"{what}, {self._named(place)}, is freed")
+        return held[0]
+
+    def _new(self, place: _Place, owner: Stream | None, accesses: Accesses | None) -> _Memory:
+        block = _Memory(place, owner, accesses, self.own)
+        self.blocks.append(block)
+        self.table.put(place, (block, self.own))
+        return block
+
+    def _use(self, place: _Place, held: _Held | None, region: Region, writes: bool) -> _Memory:
+        """Check a read: present, not freed, and after its writer and its maker."""
+        if held is None:
+            self._fail("presence", f"{self._named(place)} is read but {self._missing(place)}")
+        block, maker = held
+        if block.freed:
+            self._fail("presence", f"{self._named(place)} is read after it was freed")
+        self._order(maker, "order", _NOT_MADE, place)
+        self._touch(block, region, writes, place)
+        return block
+
+    def _touch(
+        self, block: _Memory, region: Region, writes: bool, place: _Place | None = None
+    ) -> None:
+        """Require that an access happens after all accesses with which it conflicts.
+
+        Those that only read memory which nothing writes conflict with its maker alone, which was
+        required already.
+        """
+        block.uses.append(self.own)
+        if block.accesses is None:
+            return
+        if block in self.shared:
+            self.shared[block].append(Access(self.at, region, writes))
+        readers: Sequence[int] = ()
+        if writes:
+            writers, readers = block.accesses.write(region, self.own)
+        else:
+            writers = block.accesses.read(region, self.own)
+        for before in writers:
+            self._order(before, "order", _OVERWRITES if place is None else _NOT_MADE, place)
+        for before in readers:
+            self._order(before, "order", _READ, place)
+
+    def _order(self, before: int, law: str, words: str, about: _Place | str | None) -> None:
+        """Require that an earlier line has ended when the current one begins."""
+        if before == _GIVEN:
+            return
+        if len(self.line) == self.refused:
+            other = before % len(self.program)
+            named = self._named(about) if isinstance(about, tuple) else about
+            what = words.format(
+                about=named,
+                other=in_words(self.program, other),
+                writing=self._writing(),
+            )
+            self._fail(law, what, other)
+        self.before.append(before)
+        self.line.append(self.own)
+
+    def _missing(self, place: _Place) -> str:
+        value, version, device = place
+        present = self.table.latest(value, device)
+        if present is not None and present > version:
+            return f"was overwritten by version {present}"
+        elsewhere = [p[2] for p in self.table.held if p[:2] == (value, version) and p[2] != device]
+        if present is not None and present == version:
+            return "a part of it was overwritten by what comes later"
+        where = (
+            f"it is on {elsewhere[0]}: a copy is missing" if elsewhere else "nothing made it before"
+        )
+        return f"not there; {where}"
+
+    def _unknown(self, run: Run) -> NoReturn:
+        try:
+            self.graph.task(run.task)
+        except GraphError as error:
+            self._fail("single", str(error))
+        raise AssertionError(run)
+
+    def _writing(self) -> str:
+        instruction = self.program.instructions[self.at]
+        return (
+            f"task {instruction.task!r} writes"
+            if isinstance(instruction, Run)
+            else "the copy overwrites"
+        )
+
+    def _named(self, place: _Place) -> str:
+        value, version, device = place
+        return _named(self.names[value], version, device)
+
+    def _fail(self, law: str, what: str, other: int | None = None) -> NoReturn:
+        raise ProgramError(excerpt(self.program, self.at, law, what, other))
+
+
+def _named(value: str, version: int, device: str) -> str:
+    return f"{value!r}{f' (version {version})' if version else ''} on {device}"

@@ -2,7 +2,7 @@
 
 ui.perfetto.dev and chrome://tracing open such traces. They have a process for each device, a thread
 for each stream, arrows for waits, and counters for bytes. The module follows the rules of
-Perfetto's importer, which silently drops what violates them. ``autosched.timeline.traces`` reads
+Perfetto's importer, which silently drops what violates them. ``autosched.timeline.timeline`` reads
 the text back.
 
 Times are whole nanoseconds, since Perfetto drops slices that overlap by a rounding error. Slices of

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from autosched.errors import ProgramError
 from autosched.program.arrays import CARRIED, RECORD, RUN
-from autosched.program.host_streams import waiting_for_host
 from autosched.program.program import Copy, Free, Program, Record, Run, Stream, Wait, occupied
-from autosched.program.units import predecessors
+from autosched.program.units import predecessors, waiting_for_host
 
 A, B = Stream("cuda:0", "compute"), Stream("cuda:1", "compute")
 OUT, IN = Stream("cuda:0", "copy-out"), Stream("cuda:1", "copy-in")

@@ -2,9 +2,8 @@
 
 possible   devices that a task may still be placed on
 kernels    start times of tasks and copies, list scheduling; compiled where that pays off
-plan       a schedule under construction, task by task
+plan       a schedule under construction, task by task, by priority
 listing    whole lists of tasks, scheduled in one call
-ranks      upward rank and other priorities; in ``rank_kernels`` as compiled loops
-turns      list scheduling: which ready task is placed next
+ranks      upward rank and other priorities
 room       free memory per device during placement
 """

@@ -21,8 +21,7 @@ from autosched._lib.jit import Mode
 from autosched.errors import ScheduleError
 from autosched.placement import Placement, Send
 from autosched.policies.base import kernels
-from autosched.policies.base.rank_kernels import optimistic
-from autosched.policies.base.ranks import MeanLinks, mean_seconds, ranks
+from autosched.policies.base.ranks import MeanLinks, mean_seconds, optimistic, ranks
 from autosched.problem import Problem, Tables
 
 __all__ = ["Listed", "Listing", "timed"]

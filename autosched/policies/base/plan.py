@@ -1,23 +1,27 @@
-"""Maintain a partial schedule: streams, start times and copies.
+"""Maintain a partial schedule, and place tasks by priority.
 
 Answers the question of list scheduling: where would this task finish first, given everything that
 is already placed? Tasks are inserted into gaps that are long enough. Copies are appended to the
-copy streams that they occupy. The order of tasks is chosen by the caller. The arithmetic is that of
+copy streams that they occupy. ``by_priority`` places the ready task of highest priority, repeatedly;
+priorities and the choice of a device are supplied by the policy. The arithmetic is that of
 ``kernels``, uncompiled.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from autosched._lib.jit import Mode
 from autosched.errors import ScheduleError
+from autosched.placement import Placement
 from autosched.policies.base.kernels import Planning, arrive, earliest_gap, issue, sources, take
+from autosched.policies.base.possible import Possible
 from autosched.problem import Problem
 
-__all__ = ["Plan", "Slot"]
+__all__ = ["Plan", "Slot", "by_priority"]
 
 _NOWHERE = math.inf, -1, -1
 
@@ -173,3 +177,46 @@ class Plan:
         if s.issues:
             ready = issue(self._tables, self._where(task, device), ready, s, False)
         return earliest_gap(s, device, ready, self._seconds[task][device], limit)
+
+
+Pick = Callable[[Plan, int, Sequence[int]], Slot]
+
+
+def by_priority(
+    problem: Problem, possible: Possible, priority: Sequence[float], pick: Pick
+) -> Placement:
+    """Place ready tasks by priority, each in the slot ``pick(plan, task, devices)`` returns.
+
+    Ties go to the task added earlier. O(m + n log n) for m dependencies, plus one call of ``pick``
+    per task.
+    """
+    plan = Plan(problem)
+    placed = list[int]()
+    waits = [len(before) for before in problem.before]
+    ready = [(-priority[task], task) for task, count in enumerate(waits) if not count]
+    heapq.heapify(ready)
+    while ready:
+        _, task = heapq.heappop(ready)
+        slot = pick(plan, task, possible.devices(task))
+        while not possible.choose(task, slot.device):
+            slot = pick(plan, task, possible.devices(task))
+        plan.commit(task, slot)
+        placed.append(task)
+        for other in _released(problem.after[task], waits):
+            heapq.heappush(ready, (-priority[other], other))
+    return _placement(plan, placed)
+
+
+def _released(after: Iterable[int], waits: list[int]) -> list[int]:
+    """Decrement the counts of unplaced predecessors, and return the tasks that became ready."""
+    found = []
+    for other in after:
+        waits[other] -= 1
+        if not waits[other]:
+            found.append(other)
+    return found
+
+
+def _placement(plan: Plan, placed: Sequence[int]) -> Placement:
+    """Return a plan's placement: tasks by start, ties in the order in which they were placed."""
+    return plan.problem.placement(plan.device, sorted(placed, key=plan.start.__getitem__))

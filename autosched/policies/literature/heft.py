@@ -19,11 +19,9 @@ from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies.base.kernels import list_schedule
 from autosched.policies.base.listing import Listing
-from autosched.policies.base.plan import Plan
+from autosched.policies.base.plan import Plan, by_priority
 from autosched.policies.base.possible import Possible
-from autosched.policies.base.rank_kernels import longest
-from autosched.policies.base.ranks import upward_ranks
-from autosched.policies.base.turns import by_priority
+from autosched.policies.base.ranks import longest, upward_ranks
 from autosched.problem import Problem
 
 __all__ = ["heft"]

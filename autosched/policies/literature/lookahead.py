@@ -17,10 +17,9 @@ from autosched.costs.costs import Costs
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
-from autosched.policies.base.plan import Plan, Slot
+from autosched.policies.base.plan import Plan, Slot, by_priority
 from autosched.policies.base.possible import Possible
 from autosched.policies.base.ranks import upward_ranks
-from autosched.policies.base.turns import by_priority
 from autosched.problem import Problem
 
 __all__ = ["lookahead"]

@@ -29,7 +29,7 @@ from autosched.placement import Placement
 from autosched.policies.base.kernels import decode, list_schedule
 from autosched.policies.base.listing import Listed, Listing
 from autosched.policies.base.possible import Possible
-from autosched.policies.base.rank_kernels import longest, optimistic
+from autosched.policies.base.ranks import longest, optimistic
 from autosched.policies.literature.heft import heft
 from autosched.problem import Problem
 

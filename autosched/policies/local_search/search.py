@@ -27,7 +27,7 @@ from autosched.placement import Placement
 from autosched.policies.base.kernels import decode
 from autosched.policies.base.listing import Listing
 from autosched.policies.base.possible import Possible
-from autosched.policies.base.rank_kernels import optimistic
+from autosched.policies.base.ranks import optimistic
 from autosched.policies.constraint_programming.proof import can_solve, is_soon_solved, solved
 from autosched.policies.literature.heft import heft
 from autosched.policies.local_search.annealer import Annealer, cool, cool_until

@@ -52,8 +52,8 @@ from autosched._lib.allowed import is_storage
 from autosched._lib.tree import flatten
 from autosched.errors import MachineError
 from autosched.machine.machine import Machine
-from autosched.program.host_streams import waiting_for_host
 from autosched.program.program import Copy, Program, Record, Stream, occupied
+from autosched.program.units import waiting_for_host
 from autosched.runtime.backends import Backend, Step, Transfer
 from autosched.runtime.backends.clock import DeviceClock
 from autosched.runtime.backends.host import Host, copy_in_host_memory, read_file

@@ -12,8 +12,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import autosched as asc
-from autosched.program.host_streams import waiting_for_host
 from autosched.program.program import Copy, Program, Stream
+from autosched.program.units import waiting_for_host
 from autosched.runtime.backends import (
     BACKENDS,
     Backend,
