@@ -1,20 +1,15 @@
-"""Measured costs of tasks, rates of links, and numbers of streams.
+"""Measured costs of tasks, and rates of links.
 
-    hardware        torch devices and their models
-    stopwatch       seconds that a call takes on a device, and in the thread that launches it
-    signatures      which calls do the same work, so that only one of them is measured
-    serial_run      a serial run on one device, in which the caller calls the tasks
-    bench           timed calls in serial runs on one device of several equal ones
-    tasks           costs of a graph from the measurements of each bench
-    links           rate and latency of links, from copies of many sizes
-    issuing         for how long a thread is busy issuing work
-    stream_sharing  whether streams of a device run concurrently
-    storage         rate and latency of a storage device, from reads of a file
-    machines        a machine with measured links, streams and issuing
-    ranks           the network and the devices of all ranks of a cluster
-    sanity          readings that are impossible
-    cache           a file of earlier measurements
-    slowdown        how much slower an emulated machine must be for this CPU
+    hardware    torch devices and their models
+    stopwatch   seconds that a call takes on a device, and in the thread that launches it
+    signatures  which calls do the same work, so that only one of them is measured
+    tasks       costs of a graph, from timed calls in serial runs on one device of each model
+    links       rate and latency of links, from copies of many sizes
+    machines    a machine with measured links, storage and times of issuing
+    ranks       the network and the devices of all ranks of a cluster
+    sanity      readings that are impossible
+    cache       a file of earlier measurements
+    slowdown    how much slower an emulated machine must be for this CPU
 
 Nothing is modelled here, and no policy is used: what was not measured remains unchanged.
 """
@@ -22,9 +17,8 @@ Nothing is modelled here, and no policy is used: what was not measured remains u
 from __future__ import annotations
 
 from autosched.measurement.links import measured_links
-from autosched.measurement.machines import measure_machine
+from autosched.measurement.machines import measure_machine, measure_storage
 from autosched.measurement.slowdown import emulation_slowdown
-from autosched.measurement.storage import measure_storage
 from autosched.measurement.tasks import measure_costs
 
 __all__ = [

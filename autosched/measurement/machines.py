@@ -1,23 +1,26 @@
-"""Describe the local machine with measured links, streams and times of issuing."""
+"""Describe the local machine with measured links, storage and times of issuing."""
 
 from __future__ import annotations
 
 import os
+import statistics
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
 
 from autosched.errors import MachineError
+from autosched.graph.files import StoredTensor
 from autosched.machine.machine import Device, Machine
 from autosched.measurement.cache import MeasurementCache
-from autosched.measurement.hardware import torch_device
-from autosched.measurement.issuing import issuing_seconds
-from autosched.measurement.links import Track, measured_links
-from autosched.measurement.stream_sharing import COUNTS, sharing, worthwhile_streams
+from autosched.measurement.hardware import model_name, torch_device
+from autosched.measurement.links import SIZES, Track, fitted, measured_links
+from autosched.measurement.stopwatch import Call, EventWatch, synchronize
 from autosched.scheduling.arguments import checked_count
 
-__all__ = ["measure_machine"]
+__all__ = ["measure_machine", "measure_storage"]
 
 
 def measure_machine(
@@ -27,12 +30,11 @@ def measure_machine(
     cache: bool | str | os.PathLike[str] | None = None,
     track: Track = iter,
 ) -> Machine:
-    """Return ``machine`` with links, streams and times of issuing as measured.
+    """Return ``machine`` with links and times of issuing as measured.
 
     The default is ``Machine.local()``. A link has the rate and latency of the line through copies
-    of 1 KiB to 64 MiB, in its slower direction. An accelerator has as many streams as are faster
-    than fewer for kernels too small to fill it; larger kernels run one after another anyway. Its
-    ``issue_seconds`` and ``event_seconds`` are those of calls of torch.
+    of 1 KiB to 64 MiB, in its slower direction. ``issue_seconds`` and ``event_seconds`` of an
+    accelerator are those of calls of torch.
     ``cache`` and ``track`` as for ``measure_costs``. Raises MachineError for an emulated machine.
 
     Of ``Machine.cluster()`` all ranks call this, and get the same machine: each measures its own
@@ -59,22 +61,112 @@ def _measured_machine(
     """Return the machine of one process as measured."""
     cached = MeasurementCache(cache)
     made = measured_links(machine, repeat=repeat, cached=cached, track=track)
-    physical = list(map(torch_device, made.devices))
-    devices = [
-        _measured(device, where, physical.count(where), cached)
-        for device, where in zip(made.devices, physical, strict=True)
-    ]
+    devices = [_measured(device, cached) for device in made.devices]
     cached.save()
     return Machine(devices, made.links, contention=made.contention, network=made.network)
 
 
-def _measured(
-    device: Device, where: torch.device, sharers: int, cached: MeasurementCache
-) -> Device:
-    """Return an accelerator with its share of worthwhile streams, and issuing; a CPU unchanged."""
+def _measured(device: Device, cached: MeasurementCache) -> Device:
+    """Return an accelerator with its times of issuing; a CPU unchanged."""
+    where = torch_device(device)
     if where.type == "cpu":
         return device
-    readings = [(count, sharing(where, count, cached=cached)) for count in COUNTS]
-    issue, event = issuing_seconds(where, cached=cached)
-    streams = max(1, worthwhile_streams(readings) // sharers)
-    return replace(device, streams=streams, issue_seconds=issue, event_seconds=event)
+    issue, event = issuing_seconds(where, cached)
+    return replace(device, issue_seconds=issue, event_seconds=event)
+
+
+_CALLS = 64  # in a row: fewer than an accelerator's queue holds, so that the thread never waits
+_REPEAT = 9
+
+
+# ---- issuing
+
+
+def issuing_seconds(device: torch.device, cached: MeasurementCache) -> tuple[float, float]:
+    """Return the seconds to issue an operator, and to issue a record or a wait.
+
+    Measured are the calls of torch alone: what a run adds to each instruction is far less. Tasks
+    differ in the number of operators and in what these check, so ``measure_costs`` measures each of
+    them, too.
+    """
+    name = "issuing", model_name(device)
+    found = cached.get(*name) or _issuing(device)
+    cached.put(found, *name)
+    return found
+
+
+def _issuing(device: torch.device) -> tuple[float, float]:
+    watch = EventWatch(device)
+    x = torch.zeros(1, device=device)
+    event = torch.Event(device)
+    operator = [partial(torch.neg, x)] * _CALLS
+    both: list[Call] = [
+        partial(event.record, watch.stream),
+        partial(watch.stream.wait_event, event),
+    ]
+    return _least(watch, operator), _least(watch, both * (_CALLS // 2))
+
+
+def _least(watch: EventWatch, calls: Sequence[Call]) -> float:
+    found = []
+    for _ in range(_REPEAT):
+        found.append(watch.time(calls)[0].issued)
+        synchronize(watch.device)
+    return min(found)
+
+
+# ---- storage
+
+
+def measure_storage(
+    path: str | os.PathLike[str],
+    machine: Machine | None = None,
+    *,
+    name: str = "disk:0",
+    repeat: int = 5,
+) -> Machine:
+    """Return ``machine`` with the storage device on which the file ``path`` is, as measured.
+
+    The default is ``Machine.local()``. The device is added, or its link replaced. The file is read
+    in parts of 1 KiB to 64 MiB, as ``Graph.read`` would, and should be larger than those; the rate
+    and the latency are those of the line through the medians. The operating system is asked to
+    drop the file from memory before each read, which not all file systems do. Raises MachineError
+    for an emulated machine and for a file that is too small.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile() as file:
+    ...     _ = file.write(bytes(4 << 20))
+    ...     measure_storage(file.name, Machine.local(gpus=0), repeat=1).storage
+    ('disk:0',)
+    """
+    machine = Machine.local() if machine is None else machine
+    if machine.imagined:
+        raise MachineError("an emulated machine has nothing to measure; measure Machine.local()")
+    checked_count(repeat, "repeat", 1)
+    size = os.stat(path).st_size
+    pinned = bool(machine.accelerators) and torch.accelerator.is_available()
+    where = os.fspath(path)
+    line = fitted(
+        {
+            nbytes: statistics.median(_read(where, nbytes, size, i, pinned) for i in range(repeat))
+            for nbytes in SIZES
+            if nbytes <= size
+        }
+    )
+    if line is None:
+        raise MachineError(f"file {where!r} of {size:,} B is too small to measure its device")
+    others = [device for device in machine.devices if device.name != name]
+    links = [link for link in machine.links if name not in (link.source, link.destination)]
+    return Machine(others, links, contention=machine.contention).with_storage(*line, name=name)
+
+
+def _read(path: str, nbytes: int, size: int, number: int, pinned: bool) -> float:
+    """Return the seconds of one read of so many bytes, from one of several positions."""
+    with open(path, "rb") as file:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    offset = number * nbytes % (size - nbytes + 1)
+    stored = StoredTensor(path, "uint8", (nbytes,), offset, size)
+    begun = time.perf_counter()
+    stored.read(pinned)
+    return time.perf_counter() - begun

@@ -1,8 +1,20 @@
 """Measure the costs of a graph's tasks.
 
-The graph runs serially on one device of each model that the machine has. Tasks that were measured
-on CPUs only get the same costs for all devices: this is what they take on an emulated machine at
-least.
+The graph runs serially on one device of each model that the machine has, which stands for all equal
+ones. Tasks that were measured on CPUs only get the same costs for all devices: this is what they
+take on an emulated machine at least.
+
+A device is measured while it is kept busy: a kernel that sleeps holds it until all of a task is
+launched, so that two events measure the kernels, and the host's clock measures the launches.
+
+Runs are whole, and the first one is a warm-up. So each task finds the caches as the previous task
+left them, as it will in real runs: that task's results are cached, weights used long before may not
+be. A task that is too short for the device's clock is timed many times in a row, with its arguments
+in the cache.
+
+An estimate may be a thousand times too low (an SVD, a task that sleeps), so a reading that is much
+longer than its estimate is accepted if it is repeated. A reading beyond the peak performance of any
+device is rejected, however often it is repeated.
 """
 
 from __future__ import annotations
@@ -10,29 +22,35 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import statistics
 import warnings
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from autosched._lib.tree import flatten, transform
 from autosched.costs.costs import Costs
-from autosched.errors import MachineError
-from autosched.graph.graph import Graph
+from autosched.errors import MachineError, ScheduleError
+from autosched.graph.graph import Graph, Task, Value, called_with
+from autosched.graph.serial import no_grad
 from autosched.machine.machine import Device, Machine
-from autosched.measurement.bench import Bench
 from autosched.measurement.cache import MeasurementCache
 from autosched.measurement.hardware import model_name, torch_device
 from autosched.measurement.links import Track
-from autosched.measurement.serial_run import Call
-from autosched.measurement.stopwatch import Reading
+from autosched.measurement.sanity import SLOW, least_work, objection, work_of
+from autosched.measurement.signatures import Signature, signature_of, signature_text
+from autosched.measurement.stopwatch import Reading, Stopwatch, stopwatch
+from autosched.placement import constraint
+from autosched.runtime.backends.host import as_parameter, copy_in_host_memory
 from autosched.scheduling.arguments import checked_count
 from autosched.scheduling.planning import mark_pageable
 
-__all__ = ["measure_costs", "run_on_models"]
+__all__ = ["measure_costs", "run_on_models", "run_serially"]
 
-Readings = Mapping[tuple[Device, ...], Mapping[str, Reading]]
+_Measured = Mapping[tuple[Device, ...], Mapping[str, Reading]]
 """By equal devices, the reading of each task that was measured there."""
 
 
@@ -105,7 +123,7 @@ def run_on_models(
             Bench(*parts, devices, 1, MeasurementCache(None)).run_by(call)
 
 
-def _seconds(readings: Readings, replay: bool) -> dict[tuple[Device, ...], dict[str, float]]:
+def _seconds(readings: _Measured, replay: bool) -> dict[tuple[Device, ...], dict[str, float]]:
     """Return the seconds of each measured task.
 
     If the machine knows no time of issuing, a task takes as long as it takes to launch, at least.
@@ -121,7 +139,7 @@ def _seconds(readings: Readings, replay: bool) -> dict[tuple[Device, ...], dict[
     }
 
 
-def _issue(readings: Readings) -> dict[str, float]:
+def _issue(readings: _Measured) -> dict[str, float]:
     """Return the seconds to issue each task, where the machine knows times of issuing."""
     return {
         name: reading.issued
@@ -180,3 +198,289 @@ def _tables(
                 name: taken for name, taken in table.items() if every[name] < math.inf
             }
     return found
+
+
+# Seconds that a reading of an accelerator's clock should span, which ticks every half microsecond.
+_SHORT = 2e-5
+_MOST = 64  # calls in a row
+_LONG = 0.02  # longest CPU estimate for a task that is ten times faster on an accelerator
+# Readings in which the device waited for the host, after which it is not kept busy any more.
+_MISSES = 2
+
+
+# ---- timed calls
+
+
+@dataclass
+class Readings:
+    """The measurements of calls of one signature."""
+
+    task: Task  # the first of them
+    issue: float = math.inf  # the least seconds that one took to launch
+    calls: int = 1  # in a row, for one reading
+    missed: int = 0
+    readings: list[Reading] = field(default_factory=list)
+    cached: bool = False  # from a file: slow readings were already repeated
+
+    def is_done(self, repeat: int) -> bool:
+        clean = sum(reading.clean for reading in self.readings)
+        return clean >= repeat or len(self.readings) >= 2 * repeat
+
+    def busy_seconds(self) -> float:
+        """Return how long the device is to be kept busy while calls are launched."""
+        return 2 * self.issue * self.calls if self.missed < _MISSES else 0.0
+
+    def add(self, reading: Reading, short: bool) -> None:
+        """Add a reading, or increase the number of calls that are timed in a row."""
+        self.issue = min(self.issue, reading.issued)
+        self.missed += not reading.clean
+        if short and self.calls == 1 and reading.clean and reading.seconds < _SHORT:
+            calls = math.ceil(_SHORT / max(reading.seconds, _SHORT / _MOST))
+            self.calls = max(2, min(_MOST, calls))
+            reading = reading._replace(clean=False)  # counts if there is no better one
+        self.readings.append(reading)
+
+    def median(self) -> Reading | None:
+        counted = [reading for reading in self.readings if reading.clean] or self.readings
+        if not counted:
+            return None
+        seconds = statistics.median(reading.seconds for reading in counted)
+        return Reading(seconds, statistics.median(reading.issued for reading in counted))
+
+
+@dataclass
+class Bench:
+    """The first of some equal devices, and the measurements on it."""
+
+    graph: Graph
+    machine: Machine
+    inputs: Mapping[str, Any]
+    known: Costs
+    devices: tuple[Device, ...]
+    repeat: int
+    cached: MeasurementCache
+    readings: dict[Signature, Readings] = field(default_factory=dict)
+    signature: dict[str, Signature] = field(default_factory=dict)  # by task
+    nbytes: dict[str, float] = field(default_factory=dict)
+    complaints: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.device = torch_device(self.devices[0])
+        self.model = model_name(self.device)
+        self.watch: Stopwatch = stopwatch(self.device)
+
+    def is_done(self, run: int) -> bool:
+        """Whether nothing remains to be measured in a run after the first one."""
+        return run > 0 and all(each.is_done(self.repeat) for each in self.readings.values())
+
+    def run(self, warm: bool = False) -> None:
+        """Run the graph serially once, and time what is not yet measured.
+
+        To warm up, measure only the launches.
+        """
+        self.run_by(partial(self._call, warm))
+
+    def run_by(self, call: Call) -> None:
+        """Run the graph serially once; tasks are called by ``call``."""
+        self.nbytes = run_serially(self.graph, self.inputs, self.device, self._place, call)
+
+    def _elsewhere(self, task: Task) -> str | None:
+        """Return the device where a task runs unmeasured, if any.
+
+        It must run there, or would take too long on the device that is measured.
+        """
+        if not self.machine.accelerators:
+            return None
+        where = constraint(task, self.machine)
+        if where is None and self.devices[0].kind == "cpu":
+            devices = self.machine.devices
+            seconds = {device.name: self.known.task_seconds(task, device) for device in devices}
+            best = min(self.machine.accelerators, key=seconds.__getitem__)
+            if seconds[self.devices[0].name] > max(_LONG, 10 * seconds[best]):
+                return best
+        return None if where in {device.name for device in self.devices} else where
+
+    def _place(self, task: Task) -> torch.device:
+        where = self._elsewhere(task)
+        return self.device if where is None else torch_device(self.machine.device(where))
+
+    def _call(self, warm: bool, task: Task, args: Any, kwargs: Any, where: torch.device) -> Any:
+        """Call a task's function, and time it if a measurement is missing."""
+        assert task.fn is not None
+        call = partial(task.fn, *args, **kwargs)
+        is_possible = self.known.task_seconds(task, self.devices[0]) < math.inf
+        if task.view or self._elsewhere(task) or not is_possible:
+            return call()
+        signature = signature_of(task.fn, args, kwargs)
+        self.signature[task.name] = signature
+        measured = self.readings.get(signature) or self._new_readings(signature, task)
+        # A task that writes, or keeps a state, may do other work when it is called again.
+        repeatable = not (task.writes or task.shared)
+        if measured.is_done(self.repeat) or (measured.calls > 1 and not repeatable):
+            return call()
+        busy = 0.0 if warm else measured.busy_seconds()
+        reading, returned = self.watch.time([call] * measured.calls, busy)
+        if warm:
+            measured.issue = min(measured.issue, reading.issued)
+        else:
+            measured.add(reading, short=repeatable and self.device.type != "cpu")
+        return returned
+
+    def _new_readings(self, signature: Signature, task: Task) -> Readings:
+        """Return the readings of a signature, from the cache if it has some."""
+        measured = self.readings[signature] = Readings(task)
+        if earlier := self.cached.get(self.model, signature_text(signature)):
+            measured.readings = [Reading(*earlier)] * self.repeat
+            measured.cached = True
+        return measured
+
+    # ---- accepted readings
+
+    def accepted_readings(self) -> dict[str, Reading]:
+        """Return the reading of each measured task.
+
+        An impossible reading is repeated once, and then omitted.
+        """
+        first = {signature: measured.median() for signature, measured in self.readings.items()}
+        odd = [key for key, measured in self.readings.items() if self._objection(measured)]
+        for signature in odd:
+            before = self.readings[signature]
+            self.readings[signature] = Readings(before.task, before.issue)
+        for number in range(self.repeat if odd else 0):
+            if not self.is_done(number + 1):
+                self.run()
+        refused = {key for key in odd if self._is_refused(self.readings[key], first[key])}
+        found = {}
+        for signature, measured in self.readings.items():
+            reading = measured.median()
+            if reading is not None and signature not in refused:
+                found[signature] = reading
+                pair = reading.seconds, reading.issued
+                self.cached.put(pair, self.model, signature_text(signature))
+        tasks = self.signature.items()
+        return {name: found[signature] for name, signature in tasks if signature in found}
+
+    def _objection(self, measured: Readings) -> str | None:
+        """Return why a reading is impossible, or should be repeated."""
+        reading = measured.median()
+        if reading is None:
+            return None
+        known = work_of(measured.task, self.known)
+        device = self.devices[0]
+        expected = 0.0 if known is None or measured.cached else known.seconds(device)
+        if reading.seconds > SLOW * expected > 0:
+            return f"is more than {SLOW} times what its work lets expect"
+        return objection(reading.seconds, least_work(measured.task, self.known), device)
+
+    def _is_refused(self, measured: Readings, before: Reading | None) -> bool:
+        """Report a reading that is odd again; accept one as slow as before."""
+        why = self._objection(measured)
+        reading = measured.median()
+        if why is None or reading is None or before is None:
+            return False
+        device = self.devices[0]
+        possible = objection(reading.seconds, least_work(measured.task, self.known), device) is None
+        slow = possible and before.seconds / 2 <= reading.seconds <= before.seconds * 2
+        result = "it is left as estimated"
+        if slow:
+            result = "it was the same when measured again, and is accepted"
+        took = f"task {measured.task.name!r} took {reading.seconds:.3g} s on {device.name}"
+        self.complaints.append(f"{took}, which {why}; {result}")
+        return not slow
+
+
+Place = Callable[[Task], torch.device]
+Call = Callable[[Task, Any, Any, torch.device], Any]  # task, args, kwargs, device -> result
+
+
+# ---- a serial run on one device
+
+
+def run_serially(
+    graph: Graph, inputs: Mapping[str, Any], device: torch.device, place: Place, call: Call
+) -> dict[str, float]:
+    """Run the tasks one by one, and return the bytes of values.
+
+    Values are on ``device``, and tasks run where ``place`` says: elsewhere on copies, and what they
+    write is copied back. Inputs and constants are copied when they are first needed, so the caller's
+    remain unchanged. Values are dropped after their last use. Raises GraphError for missing or
+    unknown inputs, ScheduleError for a task without a function, and what a task raises, with a note
+    that names it.
+    """
+    data = graph.bind(inputs)
+    given = set(data)
+    last = _last_uses(graph)
+    nbytes: dict[str, float] = {}
+    with no_grad():
+        for task in graph.tasks:
+            for value in _arguments(task):
+                if value in given:
+                    given.remove(value)
+                    data[value] = transform(lambda leaf: _copied(leaf, device), data[value])
+                    _add_nbytes(graph.values[value], data[value], nbytes)
+            results = _run(task, data, device if task.view else place(task), call)
+            data.update(results)
+            for value, made in results.items():
+                _add_nbytes(graph.values[value], made, nbytes)
+            for value in last.get(task.index, ()):
+                data.pop(value, None)
+    return nbytes
+
+
+def _run(task: Task, data: Mapping[int, Any], where: torch.device, call: Call) -> dict[int, Any]:
+    """Run a task; return its results by the index of their value."""
+    if task.fn is None:
+        raise ScheduleError(f"task {task.name!r} has no function: it can be planned, not measured")
+    moved: list[tuple[Any, Any]] = []
+
+    def bring(leaf: Any) -> Any:
+        if task.view or not isinstance(leaf, torch.Tensor) or leaf.device == where:
+            return leaf
+        moved.append((leaf, as_parameter(leaf.detach().to(where), leaf)))
+        return moved[-1][1]
+
+    try:
+        args, kwargs = transform(bring, called_with(task, data, where))
+        returned = call(task, args, kwargs, where)
+        results = dict(task.results(returned))
+    except Exception as error:
+        error.add_note(f"in task {task.name!r}, added at {task.source}")
+        raise
+    for here, there in moved if task.writes else ():
+        here.copy_(there)
+    # A task that returns its argument returns the original.
+    own = {id(there): here for here, there in moved}
+    return {
+        index: transform(lambda leaf: own.get(id(leaf), leaf), result)
+        for index, result in results.items()
+    }
+
+
+def _copied(leaf: Any, device: torch.device) -> Any:
+    if not isinstance(leaf, torch.Tensor) or leaf.device == device == torch.device("cpu"):
+        return copy_in_host_memory(leaf, None)
+    return as_parameter(leaf.detach().to(device, copy=True), leaf)
+
+
+def _arguments(task: Task) -> list[int]:
+    """Return the values with whose data a task is called."""
+    return [leaf.index for leaf in flatten((task.args, task.kwargs)) if isinstance(leaf, Value)]
+
+
+def _last_uses(graph: Graph) -> dict[int, list[int]]:
+    """Return for each task the values that no later task is called with."""
+    last: dict[int, int] = {}
+    for task in graph.tasks:
+        results = (use.value for use in task.outputs)
+        last |= dict.fromkeys((*results, *_arguments(task)), task.index)
+    by_task: dict[int, list[int]] = {}
+    for value, index in last.items():
+        by_task.setdefault(index, []).append(value)
+    return by_task
+
+
+def _add_nbytes(value: Value, made: Any, nbytes: dict[str, float]) -> None:
+    tensors = [leaf for leaf in flatten(made) if isinstance(leaf, torch.Tensor)]
+    strided = [tensor for tensor in tensors if tensor.layout is torch.strided]
+    if strided:
+        nbytes[value.name] = float(sum(tensor.nbytes for tensor in strided))

@@ -25,21 +25,18 @@ import autosched as asc
 from autosched import measurement
 from autosched._lib import files
 from autosched.measurement import (
-    bench,
     cache,
     hardware,
     links,
     machines,
     stopwatch,
-    stream_sharing,
     tasks,
 )
 from autosched.measurement.links import fitted
 from autosched.measurement.sanity import objection
-from autosched.measurement.serial_run import run_serially
 from autosched.measurement.signatures import signature_of, signature_text
 from autosched.measurement.stopwatch import EventWatch, HostWatch, Reading
-from autosched.measurement.stream_sharing import worthwhile_streams
+from autosched.measurement.tasks import run_serially
 from tests.gpu import fake_gpu
 from tests.gpu.fake_gpu import timing as fake_timing
 
@@ -506,10 +503,10 @@ def test_tasks_on_a_gpu_take_what_kernels_take_or_what_launching_them_does(
         x = graph.add(kernel(name, seconds), x, name=name)
     graph.add(lambda x: kernel("write", 3e-6)(x) and None, x, writes=[x], name="write")
     graph.output(y=x)
-    monkeypatch.setattr("autosched.measurement.bench.stopwatch", lambda device: gpu.watch)
+    monkeypatch.setattr("autosched.measurement.tasks.stopwatch", lambda device: gpu.watch)
     monkeypatch.setattr(tasks, "_device_groups", lambda machine: [machine.devices[1:]])
     monkeypatch.setattr(
-        bench.Bench, "device", property(lambda self: CPU, lambda self, _: None), raising=False
+        tasks.Bench, "device", property(lambda self: CPU, lambda self, _: None), raising=False
     )
     devices = [dataclasses.replace(device, issue_seconds=issue) for device in PLAYED.devices]
     machine = asc.Machine(devices, PLAYED.links)
@@ -723,46 +720,22 @@ def test_a_machine_without_links_keeps_none() -> None:
     assert measurement.measured_links(HERE) == asc.measure_machine(HERE) == HERE
 
 
-# ---- streams
+# ---- issuing
 
 
-@pytest.mark.parametrize(
-    ("small", "streams"),
-    [
-        ((1.0, 1.0, 1.0), 8),
-        ((1.0, 2.0, 4.0), 2),
-        ((1.9, 1.0, 1.0), 1),
-        ((0.1, 1.0, 1.0), 1),
-        ((math.nan, 1, 1), 1),
-    ],
-)
-def test_streams_pay_as_long_as_each_step_gains(small: Sequence[float], streams: int) -> None:
-    assert worthwhile_streams([*zip((2, 4, 8), small, strict=True)]) == streams
-
-
-@pytest.mark.parametrize(("gpus", "streams"), [(2, 4), (1, 2)])
-def test_a_device_gets_its_part_of_as_many_streams_as_pay(
-    monkeypatch: pytest.MonkeyPatch, gpus: int, streams: int
+def test_accelerators_have_times_of_issuing_and_keep_their_streams(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def torch_device(device: asc.Device) -> torch.device:
-        return (
-            torch.device("cpu")
-            if device.kind == "cpu"
-            else torch.device("cuda", int(device.name[-1]) % gpus)
-        )
+        return torch.device("cpu" if device.kind == "cpu" else "cuda")
 
     monkeypatch.setattr(machines, "torch_device", torch_device)
-    monkeypatch.setattr(machines, "sharing", lambda device, count, cached: max(1.0, count / 4))
     monkeypatch.setattr(machines, "measured_links", lambda machine, **_: machine)
     monkeypatch.setattr(machines, "issuing_seconds", lambda device, cached: (4e-6, 1e-6))
     made = asc.measure_machine(PLAYED).devices
     assert [device.issue_seconds for device in made] == [0, 4e-6, 4e-6]
     assert [device.event_seconds for device in made] == [0, 1e-6, 1e-6]
-    assert [device.streams for device in made] == [
-        1,
-        streams,
-        streams,
-    ]
+    assert [device.streams for device in made] == [device.streams for device in PLAYED.devices]
 
 
 # ---- where there are GPUs
@@ -774,7 +747,6 @@ def test_on_played_gpus_all_is_measured_and_nothing_is_touched_too_early(
     played = pytest.importorskip("tests.gpu.fake_gpu", reason="needs GPUs that are played")
     monkeypatch.setattr(links, "SIZES", (1 << 10, 1 << 14, 1 << 18))
     monkeypatch.setattr(stopwatch, "_SLEEPS", 2)
-    monkeypatch.setattr(stream_sharing, "_CALLS", 2)
     graph = asc.Graph()
     x, w = graph.inputs("x", "w")
     y = x @ w
