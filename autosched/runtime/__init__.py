@@ -4,7 +4,6 @@ execute      runs the steps of a program
 compiler     compiles instructions to steps
 memory       the tensors of one run, in numbered slots
 known        recognizing inputs that were checked before
-inline       running generated code where one thread suffices
 check        comparing what a task does with what it declared
 profile      measured times of instructions while a program runs
 hang_report  the position of each thread when a run is late

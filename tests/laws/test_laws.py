@@ -27,7 +27,7 @@ from autosched.program.program import Copy, Free, Program, Record, Run, Stream, 
 from autosched.runtime.backends import Step
 from autosched.runtime.backends.host import Host
 from autosched.runtime.backends.virtual import Virtual
-from autosched.runtime.inline import Inline
+from autosched.runtime.execute import Inline
 from autosched.runtime.threads.interleaver import Interleaver
 from autosched.runtime.threads.tapes import Fault, Late, Tape, Team
 from autosched.testing import DEVICES, graphs, inputs_for, machines

@@ -10,7 +10,7 @@ import torch
 
 import autosched as asc
 from autosched.errors import ScheduleError, TaskError
-from autosched.runtime.inline import Inline
+from autosched.runtime.execute import Inline
 from tests.codegen.test_codegen import made_here
 
 CPU = asc.Machine([asc.Device("cpu")])

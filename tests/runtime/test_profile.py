@@ -1,4 +1,4 @@
-"""Profiles: repeated runs and their median, one clock, pauses of the garbage collector, and what is learnt."""
+"""Profiles: repeated runs and their median, one accelerator, pauses of the garbage collector, and what is learnt."""
 
 import gc
 import math
@@ -17,9 +17,8 @@ from autosched.costs.learning import learn
 from autosched.errors import TimelineError
 from autosched.machine.machine import Device, Link
 from autosched.program.program import Stream
-from autosched.runtime.backends import clock
-from autosched.runtime.backends.accelerator import Accelerator
-from autosched.runtime.backends.clock import DeviceClock, drift
+from autosched.runtime.backends import accelerator
+from autosched.runtime.backends.accelerator import Accelerator, DeviceClock, drift
 from autosched.runtime.backends.host import Host
 from autosched.runtime.backends.virtual import Virtual
 from autosched.timeline.timeline import Span, Timeline
@@ -171,7 +170,7 @@ class Played:
                 return (other.at - self.at) * 1e3
 
         self.event = Event
-        monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr(accelerator, "time", SimpleNamespace(perf_counter=lambda: self.now))
         monkeypatch.setattr(torch, "Event", Event)
         monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: None)
 

@@ -5,8 +5,8 @@ from operator import setitem
 
 import pytest
 
-from autosched.runtime.threads import straight_line
-from autosched.runtime.threads.straight_line import Straight
+from autosched.runtime.threads import draining
+from autosched.runtime.threads.draining import Straight
 from autosched.runtime.threads.tapes import Stretch
 
 
@@ -23,7 +23,7 @@ def steps_on(data):
 
 @pytest.mark.parametrize("lines", [1, 2, 100])
 def test_straight_steps_do_what_a_loop_over_them_does(lines, monkeypatch):
-    monkeypatch.setattr(straight_line, "_LINES", lines)
+    monkeypatch.setattr(draining, "_LINES", lines)
     looped, lined = ([None, 2, 5, None, None] for _ in range(2))
     for _, step in steps_on(looped):
         step()
@@ -34,7 +34,7 @@ def test_straight_steps_do_what_a_loop_over_them_does(lines, monkeypatch):
 @pytest.mark.parametrize("lines", [1, 2, 100])
 @pytest.mark.parametrize("failing", range(4))
 def test_the_step_that_raised_is_known_by_its_position(failing, lines, monkeypatch):
-    monkeypatch.setattr(straight_line, "_LINES", lines)
+    monkeypatch.setattr(draining, "_LINES", lines)
     fails, works = partial(int, "no number"), partial(int, "7")
     data = [None, "7", "no number", None]
     chosen = [fails if i == failing else works for i in range(4)]

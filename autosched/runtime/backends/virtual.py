@@ -15,8 +15,7 @@ from autosched.machine.machine import Machine
 from autosched.program.program import Program, Stream
 from autosched.runtime.backends import Backend, Step
 from autosched.runtime.backends.emulated import Emulated
-from autosched.runtime.threads.interleaver import Choose, Interleaver
-from autosched.runtime.threads.loop_interleaver import QueueInterleaver
+from autosched.runtime.threads.interleaver import Choose, Interleaver, QueueInterleaver
 from autosched.runtime.threads.loop_runs import LoopTeam
 from autosched.runtime.threads.tapes import Team
 

@@ -4,7 +4,7 @@ Runs behave as if executed one after another in the order in which they were sub
 program's waits order the runs in flight where they share state; what no program can know is found
 here, and then a run begins only after those before it have ended:
 
-* an input shares memory with another input of an earlier run, which tasks write (``overlaps``);
+* an input shares memory with another input of an earlier run, which tasks write;
 * a captured step puts outputs into modules when it ends, and the next run reads them there;
 * the first run, and each one if ``check`` is set, is checked, and runs alone.
 
@@ -18,17 +18,21 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from autosched._lib.aliasing import Extent, extents, first_meeting
 from autosched._lib.forks import forks
 from autosched.errors import RunTimeoutError, ScheduleError
 from autosched.runtime.execute import Executor
 from autosched.runtime.in_flight.future import RunFuture, UnderWay, Waiting
-from autosched.runtime.in_flight.overlapping_runs import OverlappingRuns
-from autosched.runtime.in_flight.overlaps import Overlaps
-from autosched.runtime.in_flight.single_runs import SingleRuns
+from autosched.runtime.in_flight.overlapping_runs import CLOSED, OverlappingRuns, call_each
+from autosched.runtime.threads.loop_team import at_once
+from autosched.runtime.threads.thread_team import end_threads
 
 __all__ = ["Runs"]
 
@@ -260,3 +264,156 @@ def _patience(deadline: float | None) -> float:
     if deadline is None:
         return -1.0
     return min(max(0.0, deadline - time.perf_counter()), threading.TIMEOUT_MAX)
+
+
+# ---- inputs that share memory with those of earlier runs
+#
+# A program orders the runs' accesses to one input, which is the same memory in each run, or memory of
+# its own. It cannot know that a tensor which one run writes as ``a`` is the next run's ``b``, or
+# another part of the same memory.
+
+_Owned = tuple[bool, str]  # whether it is the earlier run's; the name of an input
+
+
+class Overlaps:
+    """Overlaps of inputs of a program. ``written`` are the inputs that tasks write.
+
+    >>> import torch
+    >>> w, x = torch.zeros(4), torch.zeros(4)
+    >>> overlaps = Overlaps({"w"})
+    >>> overlaps.exist({"w": w, "x": torch.ones(4)}, [{"w": w, "x": x}])
+    False
+    >>> overlaps.exist({"w": w[:2], "x": x}, [{"w": w, "x": x}])
+    True
+    """
+
+    def __init__(self, written: Set[str]):
+        self._written = written
+
+    def exist(self, inputs: Mapping[str, Any], earlier: Iterable[Mapping[str, Any]]) -> bool:
+        """Whether inputs overlap with those of earlier runs so that no program orders them."""
+        return bool(self._written) and any(self._meet(other, inputs) for other in earlier)
+
+    def _meet(self, other: Mapping[str, Any], inputs: Mapping[str, Any]) -> bool:
+        """Whether inputs overlap with those of an earlier run.
+
+        What both runs have under one name was compared with the rest when either was checked. So
+        each pair that is compared here has a tensor that only one of the runs has.
+        """
+        written = self._written
+        changed = {name for name, item in inputs.items() if other.get(name) is not item}
+        if not changed:
+            return False
+        compared = inputs.keys() if changed & written else written | changed
+        owned: list[tuple[_Owned, Extent]] = [
+            ((is_earlier, name), extent)
+            for is_earlier, items in ((True, other), (False, inputs))
+            for name in compared
+            for extent in extents(items[name])
+        ]
+        same = {name for name in compared if _are_same(other[name], inputs[name])}
+
+        def matters(a: _Owned, b: _Owned) -> bool:
+            if a[0] == b[0] or not (a[1] in changed or b[1] in changed):
+                return False
+            if a[1] == b[1] in same:
+                return False
+            return a[1] in written or b[1] in written
+
+        return first_meeting(owned, matters) is not None
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    """Whether two inputs are the same tensors, or different views that are alike."""
+    if one is other:
+        return True
+    a = [_shape(extent) for extent in extents(one)]
+    return bool(a) and a == [_shape(extent) for extent in extents(other)]
+
+
+def _shape(extent: Extent) -> Any:
+    tensor = extent.tensor
+    strides = tensor.stride() if hasattr(tensor, "stride") else tensor.strides
+    return extent.first, tuple(tensor.shape), tuple(strides), tensor.dtype
+
+
+# ---- one run at a time, in a thread of its own
+#
+# For schedules with one run in flight, and for runs that are checked: a check must see one run alone.
+
+_Work = Callable[[], None]
+
+
+@dataclass(eq=False)
+class Queued:
+    """A run that waits for the thread, or is executed by it."""
+
+    future: RunFuture
+    inputs: Mapping[str, Any]
+
+    def stop(self) -> None:
+        """Do nothing: it cannot be aborted separately."""
+
+
+class SingleRuns:
+    """A thread that calls an executor. ``under_way`` are the runs that have not ended."""
+
+    def __init__(self, executor: Executor, under_way: dict[int, UnderWay]):
+        self.executor = executor
+        self.under_way = under_way
+        self._looping = executor.compiler.can.looping
+        self._queue: SimpleQueue[_Work | None] = SimpleQueue()
+        name = "autosched submitted runs"
+        thread = threading.Thread(target=call_each, args=(self._queue,), name=name, daemon=True)
+        thread.start()
+        self.threads = frozenset([thread.ident or 0])
+        parts = self._queue, thread, executor.close, under_way, forks()
+        self.close = weakref.finalize(self, _close, *parts)
+
+    def start(self, future: RunFuture, inputs: Mapping[str, Any], deadline: float | None) -> None:
+        """Start a run, for which there must be room."""
+        adopt = _nothing if self._looping is None else self._looping.adopting()
+        at_once(
+            partial(self.under_way.__setitem__, future.number, Queued(future, inputs)),
+            partial(self._queue.put, partial(self._run, future, inputs, deadline, adopt)),
+        )
+
+    def _run(
+        self,
+        future: RunFuture,
+        inputs: Mapping[str, Any],
+        deadline: float | None,
+        adopt: _Work,
+    ) -> None:
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            adopt()
+            left = None if deadline is None else max(0.0, deadline - time.perf_counter())
+            result = future.finish(self.executor(inputs, left))
+        except BaseException as raised:
+            error = raised
+        del self.under_way[future.number]
+        future.end(result, error)
+
+
+def _close(
+    queue: SimpleQueue[_Work | None],
+    thread: threading.Thread,
+    abort: Callable[[], object],
+    under_way: Mapping[int, UnderWay],
+    process: int,
+) -> None:
+    """Abort the run, and end the thread."""
+    if process != forks():  # it is the parent's
+        return
+    queue.put(None)
+    if under_way:
+        abort()
+    end_threads([thread])
+    for run in list(under_way.values()):
+        run.future.fail(ScheduleError(CLOSED), abandoned=True)
+
+
+def _nothing() -> None:
+    pass

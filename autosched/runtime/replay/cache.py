@@ -3,22 +3,30 @@
 The first run with inputs of a kind is an ordinary one: it warms up what libraries initialise at
 their first use. The second is recorded, and those after it are replayed. Also reports why a run was
 not replayed. A recording that failed for a reason that may pass, such as memory that was short, is
-tried again in the next run. Recordings themselves, and what they must keep, are in ``recording``.
+tried again in the next run.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
-from autosched._lib.tree import flatten
-from autosched.program.program import Copy
-from autosched.runtime.backends import Replayable
-from autosched.runtime.compiler import Compiler
-from autosched.runtime.replay.outputs import is_strided
-from autosched.runtime.replay.recording import Parts, Recording
-from autosched.runtime.replay.segments import Segmented
+from autosched._lib.copying import span
+from autosched._lib.logs import LOG
+from autosched._lib.tree import flatten, transform
+from autosched.errors import ScheduleError
+from autosched.graph.graph import Graph
+from autosched.program.program import Copy, Record, Run, Wait
+from autosched.runtime.backends import Backend, Capabilities, Replayable, Step, TransientError
+from autosched.runtime.compiler import Compiler, Lines
+from autosched.runtime.known import Known
+from autosched.runtime.memory import Memory
+from autosched.runtime.replay.outputs import Outputs, is_strided
+from autosched.runtime.replay.segments import Segment, Segmented
+from autosched.runtime.threads.tapes import Stretch, Tape
 
 __all__ = ["Recordings"]
 
@@ -173,3 +181,448 @@ def _key(item: Any, with_numbers: bool) -> Hashable:
     if item is None or isinstance(item, (bool, int, float, complex, str, bytes)):
         return (kind, item) if with_numbers else kind
     return kind, id(item) if with_numbers else None
+
+
+# ---- recording
+#
+# A recorded segment reads and writes the addresses that it was recorded with. So everything that
+# crosses the border of a segment keeps its address:
+#
+#     inputs on devices    are used where they are, if they come at the same addresses each time;
+#                          weights then need no copies. An input that comes from another address is
+#                          copied, on the caller's stream, into a buffer of the recording, and copied
+#                          back if tasks write it; this costs one more recording
+#     copies to devices    go into the memory that they went into during recording
+#     outputs              are returned as copies, so that the next replay does not change them; those
+#                          that are an input, or a view of one, are returned as that input or its view
+#     constants            are used where they are
+#
+# All memory that a recording allocates, in segments and by copies between them, comes from one pool
+# per device, in which blocks are allocated and freed in the order of their streams, as the program
+# says. Frees are instructions, so a block that is reused within a run is reused in the same order in
+# each replay. So a recording needs no more memory than the program, and no separate memory plan.
+#
+# A capture that fails has had no effect, so its segment and the rest of that run are executed as
+# usual, and allocate nothing from the pool. Knows that the backend can record what steps issue to a
+# device, and replay it, and not how.
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Parts of an executor that recordings share.
+
+    ``physical`` is the physical device of each name; None for the host's.
+    """
+
+    cut: Segmented
+    physical: Mapping[str, str | None]
+    compiler: Compiler
+    backend: Replayable
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of the whole program."""
+        return self.compiler.graph
+
+    @property
+    def memory(self) -> Memory:
+        """The tensors of a run."""
+        return self.compiler.memory
+
+    @cached_property
+    def on_devices(self) -> dict[str, str]:
+        """The inputs that are on accelerators, and their devices."""
+        names = {value.name for value in self.graph.sources if value.tensor is None}
+        homes = self.cut.whole.inputs
+        return {name: home for name, home in homes if name in names and self.physical[home]}
+
+    @cached_property
+    def written(self) -> list[str]:
+        """The inputs on accelerators that tasks write."""
+        return [name for name in self.on_devices if name in self.memory.written]
+
+    @cached_property
+    def works(self) -> dict[int, Segment | int]:
+        """The meaning of each run, copy and free of the segmented program, by its position."""
+        cut = self.cut
+        works = [i for i, each in enumerate(cut.program) if not isinstance(each, (Record, Wait))]
+        return dict(zip(works, cut.parts, strict=True))
+
+    @cached_property
+    def positions(self) -> list[int]:
+        """A position in the whole program for each instruction of the segmented one.
+
+        An event has that of the instruction before it.
+        """
+        found = []
+        last = 0
+        for i in range(len(self.cut.program)):
+            part = self.works.get(i, last)
+            last = part.positions[0] if isinstance(part, Segment) else part
+            found.append(last)
+        return found
+
+
+class Recording:
+    """A run of a segmented program for inputs of one kind.
+
+    The first tape records; later ones replay. ``fixed`` are the inputs on devices that are used
+    where they are, with their addresses.
+    """
+
+    def __init__(self, parts: Parts, inputs: Mapping[str, Any], fixed: Mapping[str, Hashable]):
+        self.parts = parts
+        self.fixed = fixed
+        self.reason: str | None = None  # why it is not replayed
+        self.may_succeed_later = False
+        self._recorder = parts.backend.recorder()
+        self._buffers: dict[str, Any] = {}  # for inputs that are not fixed
+        self._graphs: dict[int, Step] = {}  # by position in the segmented program
+        # By slot, the recording's memory that instructions outside segments access.
+        self._held: dict[int, Any] = {}
+        self._homes = {*parts.memory.homes.values()}
+        self._replayed: Tape | None = None
+        self._outputs: Outputs | None = None
+        moving = [name for name in parts.on_devices if name not in fixed]
+        try:
+            self._buffers = self._recorder.allocating(
+                lambda: {name: transform(_buffer, inputs[name]) for name in moving}
+            )
+        except TransientError as error:
+            self._give_up("allocating buffers for inputs", error)
+        self._known: Known | None = None
+
+    def recognizes(self, inputs: Mapping[str, Any]) -> bool:
+        """Return whether the recording is certainly valid for these inputs."""
+        return self._known is not None and self._known.recognizes(inputs)
+
+    def moved(self, addresses: Mapping[str, Hashable]) -> list[str]:
+        """Return the inputs that are not at the address of the recording."""
+        return [name for name, address in self.fixed.items() if addresses[name] != address]
+
+    def tape(self, inputs: Mapping[str, Any]) -> Tape:
+        """Return the steps of a run, and fill its slots.
+
+        Inputs that must be copied are copied immediately.
+        """
+        memory = self.parts.memory
+        self.parts.backend.settle()
+        for name, buffer in self._buffers.items():
+            _fill(buffer, inputs[name])
+            memory.data[memory.homes[name]] = buffer
+        for slot, item in self._held.items():
+            memory.data[slot] = item
+        return self._replayed or self._recording()
+
+    def outputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the outputs, and leave inputs as tasks left them.
+
+        The caller's streams must wait for the run first.
+        """
+        parts = self.parts
+        outputs = parts.memory.outputs()
+        for name in parts.written:
+            new = flatten(self._buffers.get(name, inputs[name]))
+            for leaf, changed in zip(flatten(inputs[name]), new, strict=True):
+                if leaf is changed:
+                    parts.backend.wrote(leaf)
+                else:
+                    leaf.copy_(changed)
+        if self._outputs is None:
+            on_devices = [label for label, at in parts.cut.whole.outputs if parts.physical[at]]
+            sources = [value for value in parts.graph.sources if value.tensor is not None]
+            self._outputs = Outputs(
+                {label: outputs[label] for label in on_devices},
+                {**inputs, **self._buffers},
+                {value.name: value.tensor for value in sources},
+                self._recorder.borrowed,
+            )
+            outputs.update(self._first_copies(inputs, outputs))
+            self._replayed = None if self.reason else self._replaying()
+            self._known = self._knowing(inputs)
+        else:
+            outputs.update(self._outputs(inputs))
+        parts.backend.settled()
+        return outputs
+
+    def _first_copies(self, inputs: Mapping[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
+        """Return copies of the outputs of the recorded run.
+
+        If there is no room, return the outputs themselves, and no replay will overwrite them.
+        """
+        assert self._outputs is not None
+        copies: dict[str, Any] = outputs
+        try:
+            copies = self._recorder.allocating(partial(self._outputs, inputs))
+        except TransientError as error:
+            self._give_up("copying the outputs", error)
+            if self.parts.compiler.can.hands_out is not None:
+                self.parts.compiler.can.hands_out.hand_out(outputs)
+        return copies
+
+    def _knowing(self, inputs: Mapping[str, Any]) -> Known | None:
+        """Return these inputs, to be recognized; None if some are not tensors with strides."""
+        if not all(map(is_strided, inputs.values())):
+            return None
+        memory = self.parts.memory
+        return Known.of(inputs, self.fixed.keys(), memory.used_constants, memory.kept_apart)
+
+    def close(self) -> None:
+        """Release everything that was recorded."""
+        self._recorder.close()
+
+    # ---- recording
+
+    def _recording(self) -> Tape:
+        """Return steps for the calling thread that record each segment, and replay it immediately.
+
+        If one cannot be recorded, it and all later ones are run as usual.
+        """
+        parts = self.parts
+        backend = parts.backend.alone(recording=False)
+        calls: list[Step | None] = [None] * len(parts.cut.program)
+        for i, part in parts.works.items():
+            calls[i] = _Placeholder(i, part) if isinstance(part, Segment) else self._outside(part)
+        lines = Lines(parts.cut.program, calls, parts.positions, backend)
+        tape = Tape()
+        for position, step in parts.compiler.tape(lines).steps.get(None, ()):
+            if isinstance(step, _Placeholder):
+                for inner in self._recorded(step, backend):
+                    tape.add(None, *inner)
+            else:
+                tape.add(None, position, step)
+        return tape
+
+    def _recorded(self, whole: _Placeholder, backend: Backend) -> Iterator[tuple[int, Step | None]]:
+        """Yield steps that record a segment and replay it, and run it if recording fails."""
+        at, segment = whole.at, whole.segment
+        first = segment.positions[0]
+        yield first, lambda: self._record(at, segment)
+        for position, step in self._inside(segment, backend):
+            yield position, partial(self._run_unless_recorded, at, step)
+        yield first, Capabilities(backend).enter((segment.stream,))
+        yield first, lambda: self._replay(at)
+
+    def _run_unless_recorded(self, at: int, step: Step) -> None:
+        if at not in self._graphs:
+            step()
+
+    def _replay(self, at: int) -> None:
+        if at in self._graphs:
+            self._graphs[at]()
+
+    def _inside(self, segment: Segment, backend: Backend) -> list[tuple[int, Step]]:
+        """Return the steps of a segment, one by one."""
+        compiler = self.parts.compiler
+        rest = iter(segment.positions)
+        own = [None if isinstance(i, (Record, Wait)) else next(rest) for i in segment.program]
+        calls = [None if position is None else compiler.calls[position] for position in own]
+        at = [segment.positions[0] if position is None else position for position in own]
+        found: list[tuple[int, Step]] = []
+        tape = compiler.tape(Lines(segment.program, calls, at, backend))
+        for position, step in tape.steps.get(None, ()):
+            if isinstance(step, Stretch):
+                found += [(call[0], Stretch(step.data, [call])) for call in step.calls]
+            else:
+                found.append((position, step))
+        return found
+
+    def _record(self, at: int, segment: Segment) -> None:
+        """Record a segment, or note why not, and leave its slots unchanged."""
+        if self.reason is not None:
+            return
+        parts = self.parts
+        before = self._slots_before(segment)
+        position = segment.positions[0]
+
+        def issue() -> None:
+            nonlocal position
+            for at_step, step in self._inside(segment, parts.backend.alone(recording=True)):
+                position = at_step
+                step()
+            self._check(segment)
+
+        tasks = [parts.graph.task(run.task) for run in segment.program if isinstance(run, Run)]
+        has_copies = any(isinstance(instruction, Copy) for instruction in segment.program)
+        try:
+            if not has_copies and all(task.view for task in tasks):
+                issue()
+                self._graphs[at] = _nothing
+            else:
+                arguments = [(*task.shared, task.args, dict(task.kwargs)) for task in tasks]
+                self._graphs[at] = self._recorder.record(segment.stream, issue, flatten(arguments))
+        except _RefusalError as refusal:
+            parts.memory.data[:] = before
+            self.reason = str(refusal)
+        except Exception as error:
+            parts.memory.data[:] = before
+            run = parts.cut.whole.instructions[position]
+            self._give_up(f"task {run.task!r}" if isinstance(run, Run) else f"{run}", error)
+
+    def _give_up(self, name: str, error: Exception) -> None:
+        """Note that something could not be recorded."""
+        self.may_succeed_later = isinstance(error, TransientError)
+        cause = error.__cause__ if isinstance(error, TransientError) else error
+        first_line = str(cause).strip().partition("\n")[0]
+        self.reason = f"{name} failed: {type(cause).__name__}: {first_line}"
+        LOG.debug("%s is not recorded", name, exc_info=True)
+
+    def _slots_before(self, segment: Segment) -> list[Any]:
+        """Return all slots, to restore them if recording a segment fails.
+
+        Memory that the segment frees is not kept in use, or the segment could not allocate it again
+        as the program does. If recording fails, nothing else is allocated from the pool.
+        """
+        memory = self.parts.memory
+        before = memory.data.copy()
+        for i in segment.positions:
+            for slot in memory.freed.get(i, ()):
+                before[slot] = transform(self._recorder.borrowed, before[slot])
+        return before
+
+    def _check(self, segment: Segment) -> None:
+        """Raise _RefusalError if a task returned a result that no replay computes again."""
+        parts = self.parts
+        for i in segment.positions:
+            run = parts.cut.whole.instructions[i]
+            if not isinstance(run, Run):
+                continue
+            for leaf in flatten(parts.memory.results(i)):
+                what = None if leaf is None else parts.backend.stays(leaf, run.stream.device)
+                if what:
+                    raise _RefusalError(
+                        f"task {run.task!r} returned {what}, which a replay would not compute again"
+                    )
+
+    def _outside(self, i: int) -> Step | None:
+        """Return an instruction outside segments, which retains the memory it accesses."""
+        parts = self.parts
+        call = parts.compiler.calls[i]
+        copy = parts.cut.whole.instructions[i]
+        if not isinstance(copy, Copy) or call is None:
+            return call
+        arrives = parts.physical[copy.destination] and not copy.overwrite
+        if arrives:
+            call = self._taking(copy, call)
+
+        def step() -> None:
+            if parts.physical[copy.source]:
+                self._hold(parts.memory.reads[i][0])
+            call()
+            if arrives:
+                self._arrived(copy, parts.memory.made[i][0] or 0)
+
+        return step
+
+    def _taking(self, copy: Copy, call: Step) -> Step:
+        """Return a copy that allocates from the pool, unless recording has failed, or fails now."""
+        taking = self._recorder.taking(copy.destination, call)
+
+        def step() -> None:
+            if self.reason is None:
+                try:
+                    taking()
+                except TransientError as error:
+                    self._give_up(f"{copy}", error)
+                    self._recorder.close()  # its memory may be what is missing
+                else:
+                    return
+            call()
+
+        return step
+
+    def _arrived(self, copy: Copy, slot: int) -> None:
+        """Keep what was copied, and refuse what a replay would not copy into the same memory."""
+        parts = self.parts
+        made = parts.graph.value(copy.value).producer is not None
+        for leaf in flatten(parts.memory.data[slot]):
+            what = None if leaf is None else parts.backend.stays(leaf, copy.destination)
+            if what is not None and made and self.reason is None:
+                self.reason = f"{copy.value!r}, which tasks make elsewhere, is {what}"
+        self._hold(slot)
+
+    def _hold(self, slot: int) -> None:
+        if self.reason is None and slot not in self._homes:
+            self._held[slot] = transform(self._recorder.borrowed, self.parts.memory.data[slot])
+
+    # ---- replaying
+
+    def _replaying(self) -> Tape:
+        """Return the steps of a replay, thread by thread."""
+        parts = self.parts
+        calls: list[Step | None] = [None] * len(parts.cut.program)
+        for i, part in parts.works.items():
+            if not isinstance(part, Segment):
+                calls[i] = self._again(part)
+            elif self._graphs[i] is not _nothing:
+                calls[i] = self._graphs[i]
+        compiler = parts.compiler
+        return compiler.tape(Lines(parts.cut.program, calls, parts.positions, compiler.backend))
+
+    def _again(self, i: int) -> Step | None:
+        """Return an instruction outside segments; copies go into the memory of the recording."""
+        parts = self.parts
+        memory = parts.memory
+        copy = parts.cut.whole.instructions[i]
+        if not isinstance(copy, Copy) or not parts.physical[copy.destination] or copy.overwrite:
+            return parts.compiler.calls[i]
+        data = memory.data
+        source = memory.reads[i][0]
+        transfer = parts.compiler.backend.transfer(copy)
+        into = self._held[memory.made[i][0] or 0]
+
+        def step() -> None:
+            _check_alike(data[source], into, copy.value)
+            memory.check_copy(i, copy)
+            transfer(data[source], into)
+
+        return step
+
+
+class _RefusalError(Exception):
+    """The reason why a segment was not recorded, for the user."""
+
+
+@dataclass(frozen=True)
+class _Placeholder:
+    """Takes the place of a segment among steps; ``at`` is its position among the segments."""
+
+    at: int
+    segment: Segment
+
+    def __call__(self) -> None:
+        raise AssertionError("it is replaced by the steps of the segment")
+
+
+def _nothing() -> None:
+    pass
+
+
+def _buffer(leaf: Any) -> Any:
+    """Return uninitialized memory for an input."""
+    if not hasattr(leaf, "data_ptr"):
+        return leaf
+    made = leaf.detach().new_empty_strided(leaf.shape, leaf.stride())
+    return made.requires_grad_() if leaf.requires_grad else made
+
+
+def _fill(buffer: Any, item: Any) -> None:
+    for into, leaf in zip(flatten(buffer), flatten(item), strict=True):
+        if hasattr(leaf, "data_ptr"):
+            _row(into).copy_(_row(leaf))
+
+
+def _row(tensor: Any) -> Any:
+    """Return all memory that a tensor spans, so that one that overlaps itself can be copied."""
+    return tensor.detach().as_strided((span(tensor) if tensor.numel() else 0,), (1,))
+
+
+def _check_alike(new: Any, into: Any, name: str) -> None:
+    """Raise ScheduleError for a tensor of another shape or dtype than the recorded one."""
+    for leaf, old in zip(flatten(new), flatten(into), strict=True):
+        if hasattr(old, "data_ptr") and (leaf.shape, leaf.dtype) != (old.shape, old.dtype):
+            raise ScheduleError(
+                f"{name!r} is {leaf.dtype}{list(leaf.shape)} now, and was recorded as "
+                f"{old.dtype}{list(old.shape)}: what changes its shape from run to run cannot be "
+                "replayed; leave replay=True out"
+            )

@@ -8,10 +8,9 @@ import torch
 
 import autosched as asc
 from autosched.errors import MemoryLimitError
-from autosched.runtime.backends import accelerator, pinned, transfers
-from autosched.runtime.backends.accelerator import Accelerator
+from autosched.runtime.backends import accelerator, pinned
+from autosched.runtime.backends.accelerator import Accelerator, Way
 from autosched.runtime.backends.pinned import Pinned
-from autosched.runtime.backends.transfers import Way
 from autosched.runtime.execute import Executor
 from tests.gpu.fake_gpu import playing
 from tests.gpu.fake_gpu.hardware import Hardware
@@ -42,7 +41,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.bool, torch.int8, 
 def played_anew(monkeypatch):
     """Let streams be those of one played machine, and pieces so small that small tensors need several."""
     monkeypatch.setattr(accelerator, "_streams", {})
-    monkeypatch.setattr(transfers, "PIECE", 64)
+    monkeypatch.setattr(accelerator, "PIECE", 64)
     monkeypatch.setattr(pinned, "_LEAST", 16)
 
 
@@ -180,7 +179,7 @@ def test_who_issues_a_copy_is_not_held(ends, peers, over, monkeypatch):
 @pytest.mark.parametrize("ends", [(CPU, ONE), (ONE, CPU)], ids=["to a GPU", "to the host"])
 def test_on_accelerators_pageable_memory_holds_nobody_who_issues_a_copy(ends, monkeypatch):
     """The stream is still asleep when the call returns."""
-    monkeypatch.setattr(transfers, "PIECE", 2**20)
+    monkeypatch.setattr(accelerator, "PIECE", 2**20)
     stream, pool, n = torch.Stream(ONE), Pinned(), 2**20
     for piece in [pool.take(ONE, 2**20) for _ in range(4)]:
         pool.send(piece, stream)  # made by now, which takes longer than a sleep
@@ -452,7 +451,7 @@ def test_a_gpu_holds_what_is_predicted():
 
 @pytest.mark.cuda
 def test_on_accelerators_a_device_holds_what_is_predicted(monkeypatch):
-    monkeypatch.setattr(transfers, "PIECE", pinned.PIECE)
+    monkeypatch.setattr(accelerator, "PIECE", pinned.PIECE)
     for gpus in (1, 2):
         check_peak(asc.Machine.local(gpus=gpus), 10_000_000)
 
