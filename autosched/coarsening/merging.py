@@ -16,8 +16,7 @@ from autosched._lib.topological import topological_order
 from autosched._lib.tree import flatten, transform
 from autosched.coarsening.folding import Folding
 from autosched.graph.composite import Composite
-from autosched.graph.emptied import emptied
-from autosched.graph.graph import Graph
+from autosched.graph.graph import Graph, emptied
 from autosched.graph.including import repeat
 from autosched.graph.task import Origin, Seconds, Task
 from autosched.graph.value import Value

@@ -23,6 +23,7 @@ networkx only where a graph is converted.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
@@ -48,7 +49,18 @@ if TYPE_CHECKING:
 
     from autosched.graph.flow import Flow
 
-__all__ = ["HOST", "STORAGE", "Dependency", "Graph", "Here", "Task", "Use", "Value", "called_with"]
+__all__ = [
+    "HOST",
+    "STORAGE",
+    "Dependency",
+    "Graph",
+    "Here",
+    "Task",
+    "Use",
+    "Value",
+    "called_with",
+    "emptied",
+]
 
 
 class Graph:
@@ -638,3 +650,11 @@ def _add_node(
         check_costs(f"{node}->{n}", None, piece.nbytes)
     if dag.out_degree(node) == 0:
         graph.output(whole)
+
+
+def emptied(graph: Graph) -> Graph:
+    """Return a graph of the same class without tasks and values, with the same frames."""
+    new = copy.copy(graph)
+    Graph.__init__(new, graph.name, generators=graph.builder.generators)
+    new.builder.storages.frames = graph.builder.storages.frames
+    return new

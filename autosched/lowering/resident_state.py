@@ -20,8 +20,7 @@ from dataclasses import replace
 from autosched._lib.tree import flatten, transform
 from autosched.costs.costs import Costs
 from autosched.graph.effects import counts_in_memory
-from autosched.graph.emptied import emptied
-from autosched.graph.graph import Graph, Task, Value
+from autosched.graph.graph import Graph, Task, Value, emptied
 from autosched.graph.including import repeat
 from autosched.machine.machine import Machine
 from autosched.placement import Placement, home

@@ -23,14 +23,12 @@ read.
     tuning, tuning_curve         stages, schedule and number of micro-batches, by simulation
     pipeline_schedules           GPipe, 1F1B, interleaved 1F1B, zero bubble
     buckets, all_reduce, compression, clip    gradients: bucketing, reduction, clipping
-    sync_batch_norm, collectives, replicas    batch norms with statistics of all replicas
-    branches                     parts of stages that need not wait for others
+    sync_batch_norm              batch norms with statistics of all replicas
     ranks                        replicas on several processes: names, and who leads
     agreement, shared_state      what processes agree on before a step; the state of rank 0
     checkpoints                  the state of a step in a folder
     step_spec, packing           what a step is built from; tensors as few messages
     costs                        costs of memory traffic, and for any number of rows
-    host_scalars                 numbers that the host computes for updates
 """
 
 from autosched.parallel.compression import Half, Int8, TopK

@@ -8,14 +8,12 @@ With several stages, the name of a task has the number of its stage: ``F0``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from autosched import Costs, Graph, Machine, Task, merge
-from autosched.parallel.branches import branches
-from autosched.parallel.collectives import Level, level_of, levels_of
 from autosched.parallel.costs import tabulated
 from autosched.parallel.sync_batch_norm import COLLECTIVES
 from autosched.parallel.template import Template, producer_of
@@ -229,3 +227,103 @@ def _ancestors(graph: Graph, task: int, known: Set[int], among: Set[int]) -> lis
             found[i] = None
             pending += [d.task for d in graph.tasks[i].dependencies if d.task in among]
     return list(found)
+
+
+# ---- stages divided into parts that wait for different stages
+#
+# Of two towers, the forward of the second needs nothing from the stage of the first; only the task
+# that joins them does. Such a stage is cut where both parts are long enough for tasks of their own.
+
+_MIN_SHARE = 0.1  # of a stage's forward or backward, for at least two parts
+
+
+def branches(
+    graph: Graph, stage: Mapping[str, int], backward: Set[int], seconds: Mapping[str, float]
+) -> dict[str, int]:
+    """Return the part, from 0, of its stage's forward or backward for each task, by name.
+
+    Forward tasks are in one part if they wait for the same other stages; backward tasks, if the
+    same stages wait for them. So parts depend on each other in their order, and never in a cycle.
+    """
+    linked = _linked_stages(graph, stage, backward)
+    groups: dict[tuple[int, bool], dict[frozenset[int], list[str]]] = {}
+    for task in graph.tasks:
+        if task.name in stage:
+            group = groups.setdefault((stage[task.name], task.index in backward), {})
+            group.setdefault(linked[task.index], []).append(task.name)
+    found: dict[str, int] = {}
+    for (_, is_backward), parts in groups.items():
+        sizes = sorted(sum(seconds[name] for name in names) for names in parts.values())
+        is_cut = len(sizes) > 1 and sizes[-2] >= _MIN_SHARE * sum(sizes)
+        ordered = sorted(parts, key=len, reverse=is_backward)
+        for number, stages in enumerate(ordered):
+            found.update((name, number if is_cut else 0) for name in parts[stages])
+    return found
+
+
+def _linked_stages(
+    graph: Graph, stage: Mapping[str, int], backward: Set[int]
+) -> list[frozenset[int]]:
+    """Return the other stages that a forward task waits for, or that wait for a backward task."""
+    found: list[set[int]] = [set() for _ in graph.tasks]
+    own = [{stage[task.name]} if task.name in stage else set() for task in graph.tasks]
+    for task in graph.tasks:
+        if task.index not in backward:
+            for dependency in task.dependencies:
+                found[task.index] |= found[dependency.task] | own[dependency.task]
+    for task in reversed(graph.tasks):
+        if task.index in backward:
+            for user in graph.users[task.index]:
+                found[task.index] |= found[user] | own[user]
+    return [frozenset(stages - one) for stages, one in zip(found, own, strict=True)]
+
+
+# ---- levels between collectives
+#
+# A collective of a level needs all those of earlier levels. Backward tasks are delayed to the level
+# that needs their results, which would otherwise be held in memory for all levels between.
+
+Operator = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Level:
+    """The tasks of a level, and the collectives after them.
+
+    ``collectives`` has for each operator the argument of each result, by name.
+    """
+
+    tasks: tuple[str, ...]
+    collectives: Mapping[Operator, Mapping[str, str]]
+
+
+def level_of(graph: Graph, delayed: Set[int] = frozenset()) -> list[int]:
+    """Return, for each task, the number of successive collectives before it.
+
+    Tasks in ``delayed`` (by index) get the level of their first successor.
+    """
+    found: list[int] = []
+    for task in graph.tasks:
+        before = (d.task for d in task.dependencies)
+        levels = (found[i] + (graph.tasks[i].fn in COLLECTIVES) for i in before)
+        found.append(max(levels, default=0))
+    for i in sorted(delayed, reverse=True):
+        if graph.tasks[i].fn not in COLLECTIVES:
+            found[i] = min((found[user] for user in graph.users[i]), default=found[i])
+    return found
+
+
+def levels_of(graph: Graph) -> tuple[Level, ...]:
+    """Return the levels of a graph."""
+    number = level_of(graph)
+    tasks: list[list[str]] = [[] for _ in range(max(number, default=0) + 1)]
+    collectives: list[dict[Operator, dict[str, str]]] = [{} for _ in tasks]
+    for task, level in zip(graph.tasks, number, strict=True):
+        if task.fn is not None and task.fn in COLLECTIVES:
+            ((argument, _),), ((result, _),) = task.reads, task.outputs
+            names = collectives[level].setdefault(task.fn, {})
+            names[graph.values[result].name] = graph.values[argument].name
+        else:
+            tasks[level].append(task.name)
+    ordered = [{fn: dict(sorted(n.items())) for fn, n in of.items()} for of in collectives]
+    return tuple(Level(tuple(names), of) for names, of in zip(tasks, ordered, strict=True))

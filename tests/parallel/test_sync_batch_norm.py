@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import autosched as asc
-from autosched.parallel.collectives import level_of
+from autosched.parallel.micro_batch import level_of
 from autosched.parallel.sync_batch_norm import combined_moments, moments
 from tests.models import ResNet
 from tests.serial import some
