@@ -230,7 +230,10 @@ def region_text(task: Task, name: str, caller: Caller, names: Names) -> str:
     lines = [" " * 4 + laid_out(piece, 4) for piece in pieces if piece.before != "del "]
     returned = Piece("", tuple(Piece(given[index]) for index in whole.gives))
     lines.append("    " + laid_out(returned.prefixed("return "), 4))
-    return "\n".join(["@torch.compile", laid_out(head, 0, 1) + ":", *lines]) + "\n"
+    compiler = getattr(task.fn, "compiler", None)
+    name = getattr(compiler, "__qualname__", type(compiler).__qualname__)
+    how = "@torch.compile" if compiler is None else f"# compiled by {name}"
+    return "\n".join([how, laid_out(head, 0, 1) + ":", *lines]) + "\n"
 
 
 def deletion(names: list[str]) -> Piece:

@@ -46,6 +46,7 @@ from autosched.frontends.unsupported import (
     check_tensors,
     definition_of,
 )
+from autosched.fusion import Compiler, compiler_of
 from autosched.fusion import fuse as fused
 from autosched.graph.effects import effects_of
 from autosched.graph.graph import Value
@@ -59,7 +60,7 @@ def capture(
     /,
     *args: Any,
     granularity: Granularity = "op",
-    fuse: bool = False,
+    fuse: bool | Compiler = False,
     **kwargs: Any,
 ) -> Captured:
     """Return ``fn(*args, **kwargs)`` as a graph, without executing it on data.
@@ -93,7 +94,8 @@ def capture(
             )
     graph = captured(fn, args, kwargs)
     graph = coarse(graph, granularity, graph.examples)
-    return fused(graph) if fuse else graph
+    compiler = compiler_of(fuse)
+    return fused(graph, compiler=compiler) if fuse else graph
 
 
 def captured(

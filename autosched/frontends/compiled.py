@@ -40,6 +40,7 @@ from autosched.frontends.reachability import Reach
 from autosched.frontends.settings import Varying
 from autosched.frontends.state import State
 from autosched.frontends.unsupported import check_function
+from autosched.fusion import Compiler, compiler_of
 from autosched.fusion import fuse as fused
 from autosched.machine.machine import Machine
 from autosched.policies import Policy
@@ -99,7 +100,7 @@ def compile(
     costs: Costs | None = None,
     maxsize: int = 8,
     granularity: Granularity = "op",
-    fuse: bool = False,
+    fuse: bool | Compiler = False,
     **options: Any,
 ) -> Compiled | CompiledModule:
     """Return a function that runs ``fn`` on a machine, by a schedule.
@@ -108,8 +109,9 @@ def compile(
     call captures and schedules, and so does one that needs a recapture; the ``maxsize`` most
     recently used captures are cached. ``costs`` default to an estimate; ``granularity`` is that
     of ``capture``, except that ``"auto"`` merges only where that is predicted to be no slower;
-    with ``fuse``, Inductor compiles regions of tasks, and results differ from eager ones by
-    rounding: see ``fuse``; a first step, which creates an optimizer's state, is not fused.
+    with ``fuse``, Inductor, or a function that is passed, compiles regions of tasks, and results
+    differ from eager ones by rounding: see ``fuse``; a first step, which creates an optimizer's
+    state, is not fused.
     ``options`` are those of ``schedule``. The third capture warns of what changed; the logger
     ``autosched`` reports each recapture.
 
@@ -133,8 +135,7 @@ def compile(
     if not isinstance(maxsize, int) or isinstance(maxsize, bool) or maxsize < 1:
         raise ScheduleError(f"maxsize must be 1 or more, got {maxsize!r}")
     check_granularity(granularity)
-    if not isinstance(fuse, bool):
-        raise ScheduleError(f"fuse must be True or False, got {fuse!r}")
+    compiler_of(fuse)
     options |= {"machine": machine, "policy": policy}
     compiled = Compiled(fn, maxsize, granularity, costs, fuse, options)
     return CompiledModule(compiled) if isinstance(fn, torch.nn.Module) else compiled
@@ -152,7 +153,7 @@ class Compiled:
         maxsize: int,
         granularity: Granularity,
         costs: Costs | None,
-        fuse: bool,
+        fuse: bool | Compiler,
         options: Mapping[str, Any],
     ):
         self.fn = fn
@@ -316,6 +317,7 @@ class Compiled:
             print(f"fusing {operators.name!r} begins at its second call: {why}", file=sys.stderr)
         if fuses and not self._has_ranks:
             options: dict[str, Any] = {**self.options, "costs": self.costs}
+            options["compiler"] = compiler_of(self.fuse)
             graphs = [fused(graphs[0], examples=examples, **options)]
         made = [self._scheduled(graph, costs, fuses) for graph in graphs]
         return min(made, key=lambda found: found[1].makespan)
@@ -332,7 +334,9 @@ class Compiled:
         machine = self.options["machine"]
         twin, devices, ends = on_every_rank(graph, machine, self.options.get("outputs"))
         made = schedule(twin, **{**self.options, "outputs": devices}, **costs)
-        return graph, fused(made) if fuses else made, ends
+        if fuses:
+            made = fused(made, compiler=compiler_of(self.fuse))
+        return graph, made, ends
 
     @property
     def _has_ranks(self) -> bool:

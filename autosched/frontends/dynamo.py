@@ -44,7 +44,7 @@ from autosched.costs.estimate import estimate
 from autosched.errors import AutoschedError, CaptureError, ScheduleError, TaskError, listed, shown
 from autosched.frontends.operators import Operators, common_device, storages
 from autosched.frontends.unsupported import reason_of
-from autosched.fusion import fuse
+from autosched.fusion import Compiler, compiler_of, fuse
 from autosched.graph.graph import Graph, Value
 from autosched.graph.task import Origin
 from autosched.machine.machine import Machine
@@ -65,8 +65,8 @@ class TorchBackend:
     ``costs`` may name tasks of several graphs; default: an estimate. ``backend`` is a name, or a
     function that makes one, since each serves one schedule. ``fuse``: whether Inductor compiles
     regions of operators, see ``autosched.fuse``; the default is to do so on real machines, and not
-    on emulated ones. With ``fuse=False`` results equal those of the backend ``"aot_eager"`` bit for
-    bit. Raises ScheduleError or MachineError for invalid options.
+    on emulated ones; a function takes the place of Inductor. With ``fuse=False`` results equal
+    those of the backend ``"aot_eager"`` bit for bit. Raises ScheduleError or MachineError for invalid options.
 
     >>> backend = TorchBackend(Machine.emulated(gpus=2), backend="virtual")
     >>> model = torch.compile(torch.nn.Linear(3, 2), backend=backend)
@@ -83,7 +83,7 @@ class TorchBackend:
         costs: Costs | None = None,
         backend: str | Callable[[], Any] | None = None,
         check: Any = False,
-        fuse: bool | None = None,
+        fuse: bool | Compiler | None = None,
     ):
         self._machine = machine
         self._fuse = fuse
@@ -170,6 +170,7 @@ class TorchBackend:
         costs = estimate(graph, examples).costs if given is None else given.restricted(graph)
         if not self.machine.imagined if self._fuse is None else self._fuse:
             outputs = {"outputs": graph.homes, **self._options}
+            outputs["compiler"] = None if self._fuse is None else compiler_of(self._fuse)
             graph = fuse(graph, self.machine, costs, examples=examples, **outputs)
             costs = costs.restricted(graph)
         backend = self._backend() if callable(self._backend) else self._backend

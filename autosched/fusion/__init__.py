@@ -1,4 +1,4 @@
-"""Fuse tasks into regions that Inductor compiles.
+"""Fuse tasks into regions that Inductor, or another compiler, compiles.
 
 candidates    which tasks can be fused, and groups of them
 inductor      compilation by Inductor, through public options
@@ -15,5 +15,6 @@ the planner. A fused graph is a graph: everything else treats a region as a merg
 from __future__ import annotations
 
 from autosched.fusion.fusing import fuse
+from autosched.fusion.region import Compiler, compiler_of
 
-__all__ = ["fuse"]
+__all__ = ["Compiler", "compiler_of", "fuse"]

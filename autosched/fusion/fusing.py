@@ -33,7 +33,7 @@ from autosched.fusion.candidates import (
     unfusable,
 )
 from autosched.fusion.inductor import unavailable
-from autosched.fusion.region import Region
+from autosched.fusion.region import Compiler, Region
 from autosched.graph.composite import Composite
 from autosched.graph.graph import HOST, Graph
 from autosched.graph.task import Seconds, Task
@@ -61,7 +61,11 @@ _LEAST_GAIN = 0.02  # of the predicted makespan, for which more than one candida
 
 @overload
 def fuse(
-    graph: Schedule, *, examples: Mapping[str, Any] | None = None, progress: bool | None = None
+    graph: Schedule,
+    *,
+    examples: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
+    compiler: Compiler | None = None,
 ) -> Schedule: ...
 @overload
 def fuse(
@@ -72,6 +76,7 @@ def fuse(
     policy: str | Policy = "auto",
     examples: Mapping[str, Any] | None = None,
     progress: bool | None = None,
+    compiler: Compiler | None = None,
     **options: Any,
 ) -> G: ...
 def fuse(
@@ -82,6 +87,7 @@ def fuse(
     policy: str | Policy = "auto",
     examples: Mapping[str, Any] | None = None,
     progress: bool | None = None,
+    compiler: Compiler | None = None,
     **options: Any,
 ) -> Any:
     """Return the graph with regions of tasks fused, each compiled by Inductor into one task.
@@ -103,7 +109,10 @@ def fuse(
     compiled now, all tasks are measured, and the fastest of several fused graphs is returned, or
     the graph itself if none is faster; its tasks have the measured seconds. Otherwise regions are
     compiled when they are first called. Unless ``progress`` is False, a line on stderr says how far
-    compiling is, if it takes seconds.
+    compiling is, if it takes seconds. ``compiler`` is a function that takes the place of Inductor:
+    of a graph module, whose nodes are torch's operators, and of example tensors it returns a
+    function of such tensors that returns all results, and writes what the graph writes, as backends
+    of ``torch.compile`` do.
 
     A schedule instead of a graph is returned with regions fused: tasks stay on their devices, in
     their order. On a machine of several ranks all call this, and nothing is measured.
@@ -117,13 +126,14 @@ def fuse(
     ['add+1']
     """
     if isinstance(graph, Schedule):
-        fusion = _Fusion.of_schedule(graph, examples, progress)
+        fusion = _Fusion.of_schedule(graph, examples, progress, compiler)
     else:
         machine = Machine.local() if machine is None else machine
         given = getattr(graph, "examples", None) if examples is None else examples
         known = estimate(graph, given) if given else Estimate(Costs(), {})
         known = known if costs is None else Estimate(costs, known.unknown)
-        fusion = _Fusion(graph, machine, known, given, {"policy": policy, **options}, progress)
+        options = {"policy": policy, **options}
+        fusion = _Fusion(graph, machine, known, given, options, progress, compiler=compiler)
     if why := fusion.unavailable():
         what = f"graph {fusion.graph.name!r} is not fused: {why}"
         warnings.warn(what, RuntimeWarning, stacklevel=2)
@@ -160,6 +170,7 @@ class _Fusion:
         options: Mapping[str, Any],
         progress: bool | None,
         plain: Schedule | None = None,
+        compiler: Compiler | None = None,
     ):
         self.graph = graph
         self.machine = machine
@@ -167,6 +178,7 @@ class _Fusion:
         self.examples = examples or None
         self.options = dict(options)
         self.progress = progress
+        self.compiler = compiler
         # 1. A plan without fusion, and the tasks that can be fused
         self.plain = self._scheduled(graph) if plain is None else plain
         if callable(self.options["policy"]):  # it may know the tasks of this graph alone
@@ -177,7 +189,11 @@ class _Fusion:
 
     @classmethod
     def of_schedule(
-        cls, plain: Schedule, examples: Mapping[str, Any] | None, progress: bool | None
+        cls,
+        plain: Schedule,
+        examples: Mapping[str, Any] | None,
+        progress: bool | None,
+        compiler: Compiler | None,
     ) -> _Fusion:
         """Return the fusion of a schedule, which keeps its devices and order."""
         options = {
@@ -189,13 +205,14 @@ class _Fusion:
             "outputs": dict(plain.program.outputs) if plain.machine.ranks else plain.wanted,
         }
         known = Estimate(plain.costs, {})
-        return cls(plain.graph, plain.machine, known, examples, options, progress, plain)
+        return cls(plain.graph, plain.machine, known, examples, options, progress, plain, compiler)
 
     def unavailable(self) -> str:
         """Return why no regions can be compiled for these devices, on any rank; or nothing."""
         devices = map(self.machine.device, self.machine.here)
         kinds = ["cpu"] if self.machine.imagined else [device.kind for device in devices]
-        own = next(filter(None, map(unavailable, dict.fromkeys(kinds))), "")
+        missing = map(unavailable, dict.fromkeys(kinds)) if self.compiler is None else ()
+        own = next(filter(None, missing), "")
         return self._agreed(own, _first_reason)
 
     def _agreed(self, own: str, decide: Callable[[Sequence[str]], str]) -> str:
@@ -292,7 +309,7 @@ class _Fusion:
                 device.name: region_seconds(composite, self.graph.values, self.costs, device)
                 for device in self.machine.devices
             }
-            return Region(composite, candidate.threads), seconds
+            return Region(composite, candidate.threads, self.compiler), seconds
 
         bound = self._bound(candidate.groups)
         repeated = candidate.repeated - self.reasons.keys()

@@ -1,4 +1,4 @@
-"""Run a fused region: several tasks, compiled to few kernels.
+"""Run a fused region: several tasks, compiled to few kernels, by Inductor or another compiler.
 
 A region is compiled for the sizes, strides, dtypes and devices of its arguments and for torch's
 settings, at its first call with such arguments. If it cannot be compiled, its tasks are called one
@@ -38,6 +38,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from autosched._lib.forks import rlock
 from autosched._lib.logs import LOG
 from autosched._lib.tree import transform
+from autosched.errors import ScheduleError
 from autosched.fusion.inductor import compile_graph, guard, unavailable, unsuitable
 from autosched.fusion.tracing import NotTraceableError, Traced, as_tensor, described, trace
 from autosched.graph.composite import Composite
@@ -45,7 +46,10 @@ from autosched.graph.task import Here, Task
 from autosched.graph.value import Value
 from autosched.measurement.signatures import function_text, literal_text
 
-__all__ = ["Region"]
+__all__ = ["Compiler", "Region", "compiler_of"]
+
+Compiler = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
+"""Makes a function of a graph of operators and example tensors, as backends of torch.compile do."""
 
 COMPARED = frozenset((1, 2, 3, 10, 100, 1_000))  # runs, for each kind of arguments
 
@@ -57,7 +61,7 @@ _LOCK = rlock()  # Inductor compiles one graph at a time
 class _Kernels:
     """A compiled function, shared by all regions that would be compiled to the same.
 
-    Inductor may return an argument, a tensor twice, or a part of a larger one, where operators
+    Compilers may return an argument, a tensor twice, or a part of a larger one, where operators
     return new tensors; and other strides. The first call finds out which results these are, and
     every call copies them. ``mismatch`` says how results differ from those of the operators, once
     they do.
@@ -73,6 +77,7 @@ class _Kernels:
         self.written = traced.written
         self.precision = _precision(traced.graph)
         self.mismatch: str | None = None
+        self.compiler: Compiler | None = None
 
     @property
     def code(self) -> str:
@@ -84,7 +89,8 @@ class _Kernels:
         with _no_autocast():  # the casts are among the operators
             if traced.old is not None:
                 old = traced.old(*args)
-            made: list[Any] = list(self._call(*args))
+            returned = self._call(*args)
+        made = [returned] if isinstance(returned, torch.Tensor) else list(returned)
         for i, value in zip(traced.kept, old, strict=False):
             made.insert(i, value)
         if self._copied is None:
@@ -101,6 +107,8 @@ class _Kernels:
         """Return the positions of results that are not tensors of their own, as expected."""
         taken = {_storage(arg) for arg in args}
         found = []
+        if len(made) != len(self._expected):
+            raise ValueError(f"{len(made)} results in place of {len(self._expected)}")
         for i, (strides, nbytes) in enumerate(self._expected):
             item = made[i]
             larger = item.untyped_storage().nbytes() > nbytes
@@ -108,6 +116,24 @@ class _Kernels:
                 found.append(i)
             taken.add(_storage(item))
         return found
+
+
+def compiler_of(fuse: bool | Compiler) -> Compiler | None:
+    """Return the compiler that an option ``fuse=`` names; None: Inductor.
+
+    Raises ScheduleError for what is neither a bool nor a function.
+    """
+    if not isinstance(fuse, bool) and not callable(fuse):
+        raise ScheduleError(
+            f"fuse must be True, False or a function (graph module, examples) -> function, got "
+            f"{fuse!r}"
+        )
+    return None if isinstance(fuse, bool) else fuse
+
+
+def name_of(compiler: Compiler) -> str:
+    """Return the name of a compiler, for messages."""
+    return getattr(compiler, "__qualname__", None) or type(compiler).__qualname__
 
 
 def _no_autocast() -> contextlib.AbstractContextManager[Any]:
@@ -207,9 +233,10 @@ class Region:
     are neither counted nor compared: they are for timing, on copies of inputs.
     """
 
-    def __init__(self, composite: Composite, threads: int):
+    def __init__(self, composite: Composite, threads: int, compiler: Compiler | None = None):
         self.composite = composite
         self.threads = threads
+        self.compiler = compiler  # default: Inductor
         self.compares = True
         self.failure: str | None = None
         self.mismatch: str | None = None  # how kernels differed from the operators
@@ -304,7 +331,7 @@ class Region:
         devices = others[: len(self.composite.heres)]
         try:
             for kind in sorted({arg.device.type for arg in map(as_tensor, given)}):
-                if why := unavailable(kind):
+                if self.compiler is None and (why := unavailable(kind)):
                     raise NotTraceableError(why)
             traced = trace(lambda *values: self._all(*values, *devices), given, self._written)
             identity = (
@@ -313,20 +340,32 @@ class Region:
                 *traced.numbers.items(),
                 *map(tuple, (traced.kept, traced.copied, traced.written)),
                 self.threads,
+                id(self.compiler),
                 _settings(),
             )
             kernels = _shared.get(identity)
             if kernels is None:
-                compiled = compile_graph(traced.graph, given, self.threads)
+                compiled = self._compiled(traced.graph, given)
                 kernels = _shared[identity] = _Kernels(compiled, traced)
-        except Exception as error:  # Inductor raises many kinds of errors
+                kernels.compiler = self.compiler  # its id is not another one's while this exists
+        except Exception as error:  # compilers raise many kinds of errors
             kernels = None
             self._fail(error)
         return kernels
 
+    def _compiled(self, graph: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
+        if self.compiler is None:
+            return compile_graph(graph, given, self.threads)
+        with torch.no_grad(), _no_autocast():
+            made = self.compiler(graph, [as_tensor(arg).detach() for arg in given])
+        if not callable(made):
+            raise TypeError(f"it must return a function, and returned {made!r}")
+        return made
+
     def _fail(self, error: Exception) -> None:
         own = isinstance(error, NotTraceableError)
-        self.failure = str(error) if own else f"Inductor: {described(error)}"
+        name = "Inductor" if self.compiler is None else name_of(self.compiler)
+        self.failure = str(error) if own else f"{name}: {described(error)}"
         LOG.info("%r is not fused: %s", self, self.failure)
 
     def _all(self, *args: Any) -> list[Any]:

@@ -96,7 +96,7 @@ def scheduled(
     options = dict(options)
     fuse = options.pop("fuse", False)
     made = asc.schedule(graph, machine, policy=in_order(sequences), **options)
-    return asc.fuse(made) if fuse else made
+    return asc.fuse(made, compiler=fuse if callable(fuse) else None) if fuse else made
 
 
 def torch_device(machine: Machine, device: str) -> str | None:
