@@ -31,6 +31,7 @@ __all__ = [
     "inputs_of",
     "planned",
     "read",
+    "returned",
     "subject_of",
 ]
 
@@ -163,8 +164,11 @@ def read(path: Path, parse: Callable[[str], T]) -> T:
 # ---- functions of the user
 
 
-def _built(text: str) -> Subject:
-    """Return the subject that a function returns, named as ``module:function``."""
+def returned(text: str, before: Callable[[], object] = lambda: None) -> Any:
+    """Return what a function returns that is named as ``module:function``.
+
+    ``before`` is called when its module has been imported.
+    """
     where, colon, name = text.rpartition(":")
     if not colon or not where or not name:
         hint = "no such file, and no function"
@@ -177,10 +181,17 @@ def _built(text: str) -> Subject:
         if _wants_arguments(item):
             signature = f"{name}{inspect.signature(item)}"
             raise UsageError(f"{text} is called without arguments, and it is {signature}")
+        before()
         try:
             item = item()
         except Exception as error:
             raise UserCodeError(f"{text} failed") from error
+    return item
+
+
+def _built(text: str) -> Subject:
+    """Return the subject that a function returns, named as ``module:function``."""
+    item = returned(text)
     match item:
         case Schedule():
             return Subject(text, item.graph, None, item.machine, item)

@@ -6,6 +6,7 @@ To add a command, add a function here that adds its parser, and list it in ``_CO
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,6 +14,7 @@ from typing import Any, NoReturn
 from autosched import __version__
 from autosched.cli import commands
 from autosched.cli.output import WRONG_INPUT
+from autosched.cli.plan import plan
 from autosched.cli.run import run
 from autosched.cli.show import FORMATS, show
 from autosched.comparison.compare import POLICIES as USUAL_POLICIES
@@ -219,6 +221,25 @@ def _compare(subparsers: Any) -> None:
     _add_search(parser)
 
 
+def _plan(subparsers: Any) -> None:
+    parser = _command(
+        subparsers,
+        plan,
+        "say whether a training step fits into GPUs, and how long it would take",
+        "Plan a step for numbers of GPUs, without data: the function makes tensors on meta.",
+        "train.py:job --gpus 1 2 4 --memory 24GB",
+    )
+    add = parser.add_argument
+    what = "module:function or file.py:function that returns (step, arguments) or (model, loss, optimizer, batch)"
+    add("thing", metavar="FUNCTION", help=what)
+    what = "numbers of GPUs (default: 1 2 4)"
+    add("--gpus", type=_some_gpus, metavar="N", nargs="+", help=what)
+    what = "of each GPU, such as 24GB or 80GiB (default: no limit)"
+    add("--memory", type=_nbytes, default=float("inf"), metavar="BYTES", help=what)
+    add("--link", choices=tuple(LINKS), metavar="LINK", help=f"of {', '.join(LINKS)}")
+    _add_json(parser)
+
+
 def _measure(subparsers: Any) -> None:
     parser = _command(
         subparsers,
@@ -239,7 +260,7 @@ def _measure(subparsers: Any) -> None:
     add("--cache", nargs="?", const=True, metavar="FOLDER", help=what)
 
 
-_COMMANDS = (_demo, _devices, _show, _simulate, _verify, _run, _explain, _compare, _measure)
+_COMMANDS = (_demo, _devices, _show, _simulate, _verify, _run, _explain, _compare, _plan, _measure)
 
 
 # ---- options that several commands have
@@ -316,6 +337,19 @@ def _count(text: str) -> int:
 
 def _gpus(text: str) -> int:
     return _whole(text, 0, _MOST_GPUS)  # all are linked to each other
+
+
+def _some_gpus(text: str) -> int:
+    return _whole(text, 1, _MOST_GPUS)
+
+
+def _nbytes(text: str) -> float:
+    found = re.fullmatch(r"([\d.]+)\s*([kMGT]i?)?B?", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"must be bytes such as 24GB or 80GiB, got {text!r}")
+    number, unit = found.groups(default="")
+    base = 1024.0 if unit.endswith("i") else 1000.0
+    return float(_factor(number) * base ** " kMGT".index(unit[:1] or " "))
 
 
 def _hosts(text: str) -> int:

@@ -40,7 +40,8 @@ def rows_cut(tensor: torch.Tensor, counts: Sequence[int], number: int) -> torch.
 def batch_homes(template: Template, batch: Sequence[Any]) -> dict[str, str]:
     """Return the devices of those tensors of a batch that are not on the CPU, by input."""
     tensors = batch_inputs(template, batch).items()
-    return {name: str(tensor.device) for name, tensor in tensors if tensor.device.type != "cpu"}
+    elsewhere = ((n, t.device) for n, t in tensors if t.device.type not in ("cpu", "meta"))
+    return {name: str(device) for name, device in elsewhere}
 
 
 def first_rows(batch: Any, rows: int, device: str | None = None) -> Any:
