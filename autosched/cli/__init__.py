@@ -3,6 +3,7 @@
 parser    the commands and their options
 loading   what a command works on: a saved schedule or a graph, its machine and its costs
 commands  demo, devices, simulate, verify, explain, compare and measure
+plan      the command ``plan``: does a training step fit?
 show      the command ``show``: text and pictures
 run       the command ``run``: runs, profiles, comparison with the serial run
 output    results, progress and errors
