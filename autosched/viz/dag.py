@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from autosched.graph.graph import Graph
@@ -113,7 +114,7 @@ def graph_parts(graph: Graph, device: Mapping[str, str]) -> Iterator[dict[str, A
             "name": part.name,
             "opens": part.opens,
             "members": part.members,
-            "arrows": [edge for _, edge, _ in drawing.arrows()],
+            "arrows": [edge for _, edge, _ in drawing.arrows],
             "size": [round(width), round(height)],
             "svg": re.sub("<title>.*?</title>", "", "".join(body), flags=re.DOTALL),
         }
@@ -173,7 +174,7 @@ class _Drawing:
         bottom = self._y(max(layout.rank, default=0)) + BOX / 2 + 16
         body.append(f'<g transform="translate({number((width - layout.width) / 2)} 0)">')
         body += [*self._columns(start, bottom), *self._frames()]
-        body += [line for *_, line in self.arrows()]
+        body += [line for *_, line in self.arrows]
         body += map(self._node, range(len(self.diagram.boxes)))
         body += ["</g>", *legend(MARGIN, bottom + 24, entries)]
         return body, width, bottom + 24 + MARGIN
@@ -229,6 +230,7 @@ class _Drawing:
         has_phase = len(self.phases) > 1 and box.kind == "task" and box.phase in PHASES
         return f"task {box.phase}" if has_phase else box.kind
 
+    @cached_property
     def arrows(self) -> list[tuple[tuple[bool, bool, int], tuple[int, int], str]]:
         """Draw all arrows, the most important ones last, each after its weight and its ends."""
         drawn = []

@@ -155,13 +155,6 @@ def page_data(
         for span in timeline.spans:
             if _key(span) in item_at:
                 on[item_at[_key(span)]] = [where[_key(span), s.device] for s in span.streams]
-    device = {item.task: item.stream.device for item in items if isinstance(item, Run)}
-    first = {item.task: i for i, item in reversed([*enumerate(items)]) if isinstance(item, Run)}
-    graph_views = []
-    for part in graph_parts(graph, device):
-        names = ([graph.tasks[i].name for i in mine] for mine in part["members"])
-        members = [[first[name] for name in mine if name in first] for mine in names]
-        graph_views.append({**part, "members": members})
     tick = _tick(max((timeline.makespan for timeline in timelines.values()), default=0.0))
     tasks = [graph.task(item.task) if isinstance(item, Run) else None for item in items]
     finite = {name: round(limit) for name, limit in (limits or {}).items() if limit < math.inf}
@@ -183,8 +176,22 @@ def page_data(
         "timelines": {name: _times(line, item_at, on, tick) for name, line in timelines.items()},
         "limits": finite,
         "memory": {name: _memory(steps, tick) for name, steps in used.items()},
-        "views": graph_views,
+        **_views(graph, items[:each]),
     }
+
+
+def _views(graph: Graph, items: Sequence[Item]) -> dict[str, Any]:
+    """Return the drawings of the graph, whose boxes refer to a table of groups of items."""
+    runs = {
+        item.task: (i, item.stream.device) for i, item in enumerate(items) if isinstance(item, Run)
+    }
+    number = [runs.get(task.name, (-1, ""))[0] for task in graph.tasks]
+    groups: dict[tuple[int, ...], int] = {}
+    views = []
+    for part in graph_parts(graph, {name: device for name, (_, device) in runs.items()}):
+        mine = [tuple(number[i] for i in box if number[i] >= 0) for box in part["members"]]
+        views.append({**part, "members": [groups.setdefault(box, len(groups)) for box in mine]})
+    return {"views": views, "groups": list(groups)}
 
 
 def _way(item: Item) -> str:

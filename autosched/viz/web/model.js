@@ -5,6 +5,7 @@ const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream
 const data = JSON.parse(await new Response(unpacked).text());
 
 const count = data.name.length;
+for (const view of data.views) view.members = view.members.map(group => data.groups[group]);  // of items
 const free = new Set(data.free);
 const isCopy = item => data.way[item] > 0;
 const device = item => data.streams[data.on[item][0]][0];
