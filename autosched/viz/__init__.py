@@ -13,19 +13,16 @@ the format of times from ``format``, and export the function here.
 module     draws                                         as
 =========  =============================================  =============
 gantt      what ran when, on which stream, and why then  SVG, text
-dag        what depends on what, and on which device     SVG
-dot        the same                                      Graphviz DOT
+dag        what depends on what, and on which device     SVG, DOT
 charts     numbers, memory and links over time           SVG
 perfetto   what ran when, for Perfetto                   trace JSON
-convert    any of these that are SVG                     PNG, PDF
+drawing    any of these that are SVG                     PNG, PDF
 page       a whole schedule, interactively               HTML
 =========  =============================================  =============
 """
 
-from autosched.viz import drawing as drawing  # registers how graphs and timelines are displayed
-from autosched.viz.convert import picture
-from autosched.viz.dag import graph_svg
-from autosched.viz.dot import graph_dot
+from autosched.viz.dag import graph_dot, graph_svg
+from autosched.viz.drawing import picture  # which registers how graphs and timelines are displayed
 from autosched.viz.gantt import gantt_svg, gantt_text
 from autosched.viz.page import page_html
 from autosched.viz.perfetto import perfetto_json

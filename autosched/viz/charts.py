@@ -165,8 +165,8 @@ def links(timeline: Timeline, *, title: str) -> str:
     found = {ALL_LINKS: copies} if len(names) > 1 else {}
     rows = []
     for name, spans in (found | {name: by_link[name] for name in names}).items():
-        rates = _rates(spans, is_known)
-        note = f"busy {_busy(spans) / (timeline.makespan or 1.0):.0%}"
+        rates, busy = _rates(spans, is_known)
+        note = f"busy {busy / (timeline.makespan or 1.0):.0%}"
         if is_known:
             most = amount(max(rate for _, rate in rates), "B/s")
             note += f", {amount(sum(span.nbytes for span in spans), 'B')}, at most {most}"
@@ -175,34 +175,28 @@ def links(timeline: Timeline, *, title: str) -> str:
     return _over_time(rows, title, what, "B/s" if is_known else "")
 
 
-def _rates(spans: Iterable[Span], is_known: bool) -> Steps:
-    """Return the total bytes per second of spans; or their number, where bytes are unknown."""
-    changes: list[tuple[float, int, float]] = [(0.0, 0, 0.0)]
+def _rates(spans: Iterable[Span], is_known: bool) -> tuple[Steps, float]:
+    """Return the total bytes per second of spans, or their number, and for how long there are any.
+
+    Their number counts where bytes are unknown.
+    """
+    ends: list[tuple[float, int, float]] = [(0.0, -1, -1.0)]  # begins with nothing
     for i, span in enumerate(spans):
         if span.seconds > SHORTEST:
             rate = span.nbytes / span.seconds if is_known else 1.0
-            changes += [(span.start, i, rate), (span.end, i, -rate)]
-    changes.sort(key=lambda change: change[0])
-    steps = []
+            ends += [(span.start, i, rate), (span.end, i, -1.0)]
+    steps: list[tuple[float, float]] = []
     active: dict[int, float] = {}
-    for time, together in groupby(changes, key=lambda change: change[0]):
+    busy = 0.0
+    for time, together in groupby(sorted(ends), key=lambda end: end[0]):
+        busy += time - steps[-1][0] if active else 0.0
         for _, i, rate in together:
-            if rate > 0:
+            if rate >= 0:
                 active[i] = rate
             else:
                 active.pop(i, None)
         steps.append((time, math.fsum(active.values())))
-    return steps
-
-
-def _busy(spans: Iterable[Span]) -> float:
-    """Return for how long at least one span was in progress."""
-    total = 0.0
-    end = 0.0
-    for span in sorted(spans, key=lambda span: span.start):
-        total += max(span.end - max(span.start, end), 0.0)
-        end = max(end, span.end)
-    return total
+    return steps, busy
 
 
 def _over_time(

@@ -1,4 +1,4 @@
-"""Draw a graph as SVG: boxes in a column per device.
+"""Draw a graph as SVG, with boxes in a column per device, or in the DOT language of Graphviz.
 
 Time runs downwards, but the drawing knows no times.
 """
@@ -15,6 +15,7 @@ from autosched.graph.graph import Graph
 from autosched.viz.diagram import (
     KINDS,
     NOWHERE,
+    Arrow,
     Box,
     Diagram,
     Frame,
@@ -23,7 +24,7 @@ from autosched.viz.diagram import (
     is_host,
     parts,
 )
-from autosched.viz.format import natural, shorten, shorten_path, text_width
+from autosched.viz.format import legal, natural, shorten, shorten_path, text_width
 from autosched.viz.layered_layout import Layout, Route, layout
 from autosched.viz.svg import (
     LABEL,
@@ -38,7 +39,7 @@ from autosched.viz.svg import (
     text,
 )
 
-__all__ = ["graph_parts", "graph_svg"]
+__all__ = ["graph_dot", "graph_parts", "graph_svg"]
 
 BOX = 28.0  # the height of a node
 PITCH = 62.0  # from one rank to the next
@@ -319,3 +320,90 @@ def _curve(route: Route, y1: float, y2: float, gap: float) -> Iterator[str | flo
 def _turn(x1: float, y1: float, x2: float, y2: float) -> Sequence[str | float]:
     middle = (y1 + y2) / 2
     return "C", x1, middle, x2, middle, x2, y2
+
+
+# ---- DOT
+
+_BOXES = {
+    "input": 'style="rounded,filled", fillcolor="#ffffff", color="#59636e"',
+    "task": 'style=filled, fillcolor="#0072b2", fontcolor="#ffffff", color="#0072b2"',
+    "view": 'style=filled, fillcolor="#ffffff", color="#0072b2"',
+}
+_ARROWS = {
+    "data": 'color="#59636e"',
+    "move": 'color="#e69f00", penwidth=2.4, tooltip="data copied"',
+    "anti": 'color="#59636e", style=dotted, tooltip="write after read"',
+    "order": 'color="#59636e", style=dashed, tooltip="order only"',
+}
+
+
+def graph_dot(
+    graph: Graph,
+    device: Mapping[str, str] | None = None,
+    *,
+    title: str | None = None,
+    group: str = "device",
+    depth: int | None = None,
+    most: float = 200,
+    critical: Iterable[str] = (),
+) -> str:
+    """Write a graph in the DOT language; parameters and appearance are those of ``graph_svg``.
+
+    >>> graph = Graph("one product")
+    >>> x, w = graph.inputs("x", "w")
+    >>> product = x @ w
+    >>> print(graph_dot(graph).splitlines()[-2])
+      n1 -> n2 [color="#59636e"];
+    """
+    found = diagram(graph, device, depth=depth, most=most, critical=critical)
+    found, frames = framed(found, group)
+    lines = [
+        f"digraph {_quoted(graph.name)} {{",
+        f"  label={_quoted((graph.name if title is None else title) or found.note)};",
+        "  labelloc=t;",
+    ]
+    lines += ['  node [shape=box, fontname="Helvetica,Arial,sans-serif", fontsize=12];']
+    lines += ['  graph [fontname="Helvetica,Arial,sans-serif", fontsize=12, color="#d9dee4"];']
+    for frame in frames:
+        lines += _subgraph(frame, found.boxes)
+    lines += [f"  n{a} -> n{b} [{_dot_arrow(arrow)}];" for (a, b), arrow in found.arrows.items()]
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def _subgraph(frame: Frame, boxes: Sequence[Box]) -> Iterator[str]:
+    inner = [f"  n{i} [{_dot_box(boxes[i])}];" for i in frame.boxes]
+    if not frame.name:
+        yield from inner
+        return
+    where = "" if frame.place in ("", frame.name) else f" on {frame.place}"
+    yield f"  subgraph cluster{frame.boxes[0]} {{"
+    yield f"    label={_quoted(frame.name + where)};"
+    yield from ("  " + line for line in inner)
+    yield "  }"
+
+
+def _dot_box(box: Box) -> str:
+    label = "\n".join(filter(None, (box.label, box.amount, box.result and f"→ {box.result}")))
+    more = ", peripheries=2" * bool(box.amount) + ', penwidth=3, color="#1f2328"' * box.critical
+    return f"label={_quoted(label)}, tooltip={_quoted(box.facts)}, {_BOXES[box.kind]}{more}"
+
+
+def _dot_arrow(arrow: Arrow) -> str:
+    more = ', color="#a8afb8"' * arrow.faint + ', penwidth=4.5, color="#1f2328"' * arrow.critical
+    return _ARROWS[arrow.kind] + more
+
+
+def _quoted(text: str) -> str:
+    r"""Return text as a string of DOT that displays that text.
+
+    >>> _quoted('a "b" \\ &')
+    '"a \\"b\\" \\\\ &amp;"'
+    """
+    table: dict[str, str | int | None] = {
+        "&": "&amp;",
+        "\\": "\\\\",
+        '"': '\\"',
+        "\r": " ",
+        "\n": "\\n",
+    }
+    return f'"{legal(text.translate(str.maketrans(table)))}"'

@@ -1,26 +1,24 @@
-"""Write pictures to files by suffix, and show them in notebooks."""
+"""Write pictures to files by suffix, as SVG, PNG (resvg) or PDF (svg2pdf); show them in notebooks."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from autosched._lib.display import Renderer, register
 from autosched._lib.files import write
 from autosched.errors import ChartError, shown
 from autosched.graph.graph import Graph
 from autosched.timeline.timeline import Timeline
-from autosched.viz.convert import picture
-from autosched.viz.dag import graph_svg
-from autosched.viz.dot import graph_dot
+from autosched.viz.dag import graph_dot, graph_svg
 from autosched.viz.format import summary
 from autosched.viz.gantt import gantt_svg, gantt_text
 from autosched.viz.svg import escape
 
-__all__ = ["draw_graph", "draw_timeline", "phases", "show_graph", "show_timeline"]
+__all__ = ["draw_graph", "draw_timeline", "phases", "picture", "show_graph", "show_timeline"]
 
 
 def draw_graph(
@@ -69,6 +67,53 @@ def _draw(path: str | os.PathLike[str], writers: Mapping[str, Callable[[], str]]
         known = ", ".join(dict.fromkeys([".svg", ".png", ".pdf", *writers]))
         got = shown(os.fspath(path))
         raise ChartError(f"the name of a picture must end in one of {known}, got {got}")
+
+
+# ---- PNG and PDF
+
+
+def picture(svg: str, kind: Literal["png", "pdf"] = "png") -> bytes:
+    """Return an SVG drawing in light colours: as PNG, or as PDF with text as text.
+
+    Raises ChartError for other formats, and where the converter is not installed.
+
+    >>> picture(graph_svg(Graph()), "pdf")[:5]
+    b'%PDF-'
+    """
+    if kind not in ("png", "pdf"):
+        raise ChartError(f"a picture can be 'png' or 'pdf', got {shown(kind)}")
+    try:
+        if kind == "png":
+            from resvg_py import svg_to_bytes
+
+            fonts = list(_fonts())
+            return svg_to_bytes(svg, zoom=2, dpi=96, skip_system_fonts=True, font_files=fonts)
+        from svg2pdf_py import svg_to_pdf
+
+        made: bytes = svg_to_pdf(svg, _font_database())
+        return made
+    except ImportError:
+        message = 'PNG and PDF need converters: pip install "autosched[viz]"'
+        raise ChartError(message) from None
+
+
+@cache
+def _fonts() -> tuple[str, ...]:
+    """Return the files of DejaVu Sans, which matplotlib contains."""
+    import matplotlib
+
+    folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    return tuple(str(folder / f"DejaVuSans{style}.ttf") for style in ("", "-Bold"))
+
+
+@cache
+def _font_database() -> Any:
+    from svg2pdf_py import FontDatabase
+
+    database = FontDatabase()
+    for file in _fonts():
+        database.load_font_file(file)
+    return database
 
 
 # ---- notebooks

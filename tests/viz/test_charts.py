@@ -14,7 +14,7 @@ from autosched.errors import ChartError
 from autosched.program.program import Stream
 from autosched.timeline.timeline import Span, Timeline
 from autosched.viz import charts
-from autosched.viz.charts import LIMIT, TRUNCATED, _busy, _rates
+from autosched.viz.charts import LIMIT, TRUNCATED, _rates
 from autosched.viz.svg import SERIES
 from tests.viz.test_viz import SMALL, anything, texts, timelines
 
@@ -167,12 +167,12 @@ def test_the_area_below_a_rate_is_what_was_moved(copies):
         Span("copy", "x", stream, start, start + took, i, nbytes)
         for i, (start, took, nbytes) in enumerate(copies)
     ]
-    rates = _rates(spans, is_known=True)
+    rates, busy = _rates(spans, is_known=True)
     moved = sum(rate * (later - time) for (time, rate), (later, _) in pairwise(rates))
     assert moved == pytest.approx(sum(span.nbytes for span in spans))
     assert rates[-1][1] == 0
     covered = {second for start, took, _ in copies for second in range(start, start + took)}
-    assert _busy(spans) == len(covered)
+    assert busy == len(covered)
 
 
 steps = st.lists(st.tuples(st.floats(0, 1e4), st.floats(0, 1e15)), max_size=5).map(sorted)

@@ -24,6 +24,7 @@ function readPalette() {
   ink.stroke();
   hatch = ink.createPattern(tile, "repeat");
 }
+// On paper copies are plain: viewers of documents lose patterns.
 const fill = name => (name !== "copy" ? palette[name] : printing ? palette.ground : hatch);
 
 // Cut a text to a width, measured once per text and font.
@@ -308,26 +309,11 @@ function drawStyle(ink, { kind, hollow, pale, odd, boxes }) {
   ink.globalAlpha = (pale ? 0.3 : 1) * (hollow ? 0.45 : 1) * (odd ? 0.4 : 1);
   ink.fillStyle = fill(kind);
   for (const box of boxes) ink.fillRect(...box);
-  if (printing && kind === "copy") for (const box of boxes) drawStripes(ink, box);
   if (!hollow) return;
   ink.globalAlpha = pale ? 0.3 : 1;
   ink.strokeStyle = palette[kind] ?? palette.stripe;
   ink.lineWidth = 1;
   for (const box of boxes) ink.strokeRect(...box);
-}
-
-// On paper, where viewers of documents lose patterns.
-function drawStripes(ink, [left, y, wide, high]) {
-  ink.save();
-  ink.beginPath();
-  ink.rect(left, y, wide, high);
-  ink.clip();
-  ink.strokeStyle = palette.stripe;
-  ink.lineWidth = 2;
-  ink.beginPath();
-  for (let at = left - high; at < left + wide; at += 6) { ink.moveTo(at, y + high); ink.lineTo(at + high, y); }
-  ink.stroke();
-  ink.restore();
 }
 
 // The critical path; where boxes are narrow, as a line above and one below, or there would be nothing but outlines.
