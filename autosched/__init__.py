@@ -41,9 +41,8 @@ from autosched.placement import Placement
 from autosched.policies import in_order
 from autosched.policies.base.possible import Possible
 from autosched.program.program import Program
-from autosched.scheduling.loading import load
 from autosched.scheduling.planning import schedule
-from autosched.scheduling.schedule import Schedule
+from autosched.scheduling.schedule import Schedule, load
 from autosched.simulation.simulate import simulate
 from autosched.timeline.timeline import Timeline
 from autosched.verification.verify import verify

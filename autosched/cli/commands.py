@@ -1,16 +1,21 @@
-"""Run the commands demo, devices, simulate, verify, explain, compare and measure."""
+"""Run the commands: demo, devices, show, run, explain, compare and measure."""
 
 from __future__ import annotations
 
 import argparse
+import copy
+import math
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from autosched._lib.json_reader import json_data
 from autosched._lib.text import amount, count, duration, table
+from autosched._lib.tree import flatten, transform
 from autosched.cli.loading import (
     costs_of,
     emulated_machine,
@@ -20,14 +25,42 @@ from autosched.cli.loading import (
     read,
     subject_of,
 )
-from autosched.cli.output import CHECK_FAILED, UserCodeError, deliver, json_text, say, tracker
-from autosched.cli.run import profiled
+from autosched.cli.output import (
+    CHECK_FAILED,
+    UserCodeError,
+    deliver,
+    has_colours,
+    json_text,
+    say,
+    tracker,
+    width,
+)
 from autosched.comparison import compare as comparing
-from autosched.errors import AutoschedError, ProgramError, ScheduleError, UsageError
+from autosched.errors import AutoschedError, TaskError, UsageError
 from autosched.machine.machine import Machine
 from autosched.scheduling.schedule import Schedule
+from autosched.timeline.timeline import Timeline
+from autosched.viz import (
+    gantt_svg,
+    gantt_text,
+    graph_dot,
+    graph_svg,
+    perfetto_json,
+    picture,
+)
+from autosched.viz.charts import links, memory
+from autosched.viz.drawing import phases
 
-__all__ = ["compare", "demo", "devices", "explain", "measure", "simulate", "summary", "verify"]
+__all__ = [
+    "FORMATS",
+    "compare",
+    "demo",
+    "devices",
+    "explain",
+    "measure",
+    "run",
+    "show",
+]
 
 
 def demo(arguments: argparse.Namespace) -> int:
@@ -79,15 +112,13 @@ def _torch_devices() -> dict[str, Any]:
 # ---- predictions
 
 
-def simulate(arguments: argparse.Namespace) -> int:
-    """Predict a schedule."""
-    made = planned(arguments, subject_of(arguments))
-    if not arguments.json:
-        print(summary(made))
-        return 0
+def facts(made: Schedule) -> str:
+    """Return what is predicted as JSON."""
     overlap = made.simulate().overlap()
-    facts = {
+    found = {
         "graph": made.graph.name,
+        "instructions": len(made.program),
+        "streams": len(made.program.streams),
         "makespan": made.makespan,
         "lower_bound": made.lower_bound,
         "gap": made.gap,
@@ -99,8 +130,7 @@ def simulate(arguments: argparse.Namespace) -> int:
         "copies_hidden": overlap.copies_hidden if overlap.copy_seconds else None,
         "devices": _device_facts(made),
     }
-    print(json_text(facts))
-    return 0
+    return json_text(found)
 
 
 def _device_facts(made: Schedule) -> dict[str, dict[str, Any]]:
@@ -134,7 +164,9 @@ def summary(made: Schedule) -> str:
         ("copies hidden", *copies),
     ]
     instructions = count(len(made.program), "instruction")
-    lines = [f"{made.graph.name}: {count(len(made.graph), 'task')}, {instructions}"]
+    where = count(len(made.program.streams), "stream")
+    what = f"{count(len(made.graph), 'task')}, {instructions} on {where}"
+    lines = [f"{made.graph.name}: {what}; proved: they cannot race"]
     lines += [f"  {label:<14}{value:>10}  {note}" for label, value, note in facts]
     rows = [
         (
@@ -154,29 +186,6 @@ def _period(made: Schedule) -> list[tuple[str, str, str]]:
     count = made.program.in_flight
     bound = f"seconds per run with {count} in flight; at least {duration(made.period_bound)}"
     return [("period", duration(made.period), bound)] if count > 1 else []
-
-
-def verify(arguments: argparse.Namespace) -> int:
-    """Check a schedule for races."""
-    try:
-        made = planned(arguments, subject_of(arguments))
-        made.verify()
-    except (ProgramError, ScheduleError) as error:
-        fault = error if isinstance(error, ProgramError) else error.__cause__
-        if not isinstance(fault, ProgramError):
-            raise
-        if arguments.json:
-            print(json_text({"proved": False, "fault": str(fault)}))
-        say(f"{arguments.thing} is not proved: {fault}")
-        return CHECK_FAILED
-    instructions = len(made.program)
-    streams = len(made.program.streams)
-    if arguments.json:
-        print(json_text({"proved": True, "instructions": instructions, "streams": streams}))
-    else:
-        where = count(streams, "stream")
-        print(f"proved: {count(instructions, 'instruction')} on {where} cannot race")
-    return 0
 
 
 def explain(arguments: argparse.Namespace) -> int:
@@ -263,3 +272,242 @@ def measure(arguments: argparse.Namespace) -> int:
         measured = measure_machine(machine, cache=cache, track=tracker("copying"))
         deliver(measured.to_json() + "\n", arguments.links)
     return 0
+
+
+# ---- show
+
+Draw = Callable[[Schedule], str | bytes]
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """Print or draw a schedule."""
+    form, view = _choice(arguments)
+    made = planned(arguments, subject_of(arguments))
+    if form == "text" and view == "gantt" and arguments.output is None:
+        deliver(_text(made, has_colours()), None)
+    else:
+        deliver(FORMATS[form][view](made), arguments.output)
+    return 0
+
+
+def _choice(arguments: argparse.Namespace) -> tuple[str, str]:
+    """Return the format and the view. Raises UsageError if they do not go together."""
+    suffix = arguments.output.suffix.lower() if arguments.output else ".txt"
+    form = arguments.format or _SUFFIXES.get(suffix)
+    if form is None:
+        known = f"{', '.join(_SUFFIXES)}, or give --format"
+        raise UsageError(f"{arguments.output}: no format has this suffix; known are {known}")
+    view = arguments.what or next(iter(FORMATS[form]))
+    if view not in FORMATS[form]:
+        able = ", ".join(name for name, views in FORMATS.items() if view in views)
+        raise UsageError(f"--what {view} cannot be shown as {form}; it can as {able}")
+    return form, view
+
+
+def _timeline(made: Schedule) -> Timeline:
+    return made.simulate(made.runs_shown)
+
+
+def _text(made: Schedule, colour: bool = False) -> str:
+    chart = gantt_text(_timeline(made), width(), colour=colour)
+    return f"{made}\n\n{chart}\n\n{summary(made)}"
+
+
+def _gantt(made: Schedule) -> str:
+    return gantt_svg(_timeline(made), title=made.graph.name, phases=phases(made.graph))
+
+
+def _graph(draw: Callable[..., str], made: Schedule) -> str:
+    return draw(made.graph, made.placement.device, title=made.graph.name)
+
+
+def _memory(made: Schedule) -> str:
+    devices = made.machine.devices
+    limits = {device.name: device.nbytes for device in devices if device.nbytes < math.inf}
+    return memory(made.memory(), title=made.graph.name, limits=limits)
+
+
+def _links(made: Schedule) -> str:
+    return links(_timeline(made), title=made.graph.name)
+
+
+def _trace(made: Schedule) -> str:
+    memory = made.memory()
+    title = made.graph.name
+    return perfetto_json(_timeline(made), graph=made.graph, memory=memory, title=title)
+
+
+_PICTURES: Mapping[str, Callable[[Schedule], str]] = {
+    "gantt": _gantt,
+    "graph": partial(_graph, graph_svg),
+    "memory": _memory,
+    "links": _links,
+}
+
+
+def _picture(view: str, kind: Literal["png", "pdf"], made: Schedule) -> bytes:
+    return picture(_PICTURES[view](made), kind)
+
+
+# By format, the views that it supports; the first is the default of --what.
+FORMATS: Mapping[str, Mapping[str, Draw]] = {
+    "text": {"gantt": _text, "summary": summary, "graph": lambda made: str(made.graph)},
+    "json": {"summary": facts},
+    "svg": _PICTURES,
+    "png": {view: partial(_picture, view, "png") for view in _PICTURES},
+    "pdf": {view: partial(_picture, view, "pdf") for view in _PICTURES},
+    "html": {"page": lambda made: made.page()},
+    "dot": {"graph": partial(_graph, graph_dot)},
+    "perfetto": {"trace": _trace},
+    "code": {"code": lambda made: made.code},
+}
+_SUFFIXES = {
+    ".txt": "text",
+    ".svg": "svg",
+    ".png": "png",
+    ".pdf": "pdf",
+    ".html": "html",
+    ".dot": "dot",
+    ".json": "perfetto",
+    ".py": "code",
+}
+
+
+# ---- run
+
+_PROFILES = (".json", ".html", ".svg")  # of files with a profile
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run a schedule, compare it with the serial run, and profile it."""
+    path = arguments.save
+    if path is not None and path.suffix not in _PROFILES:
+        raise UsageError(f"{path}: a profile is written as {', '.join(_PROFILES)}")
+    subject = subject_of(arguments)
+    inputs = inputs_of(subject)
+    with planned(arguments, subject) as made:
+        try:
+            unequal, outputs = _run_both(made, inputs, arguments.seed)
+        except TaskError as error:
+            raise UserCodeError(str(error)) from error.__cause__
+        except AutoschedError:
+            raise
+        except Exception as error:
+            raise UserCodeError(f"{arguments.thing} cannot be run serially") from error
+        measured = None
+        if arguments.profile or path is not None:
+            measured = profiled(made, inputs, arguments.repeat)
+        if measured is not None and path is not None:
+            deliver(_profile(made, measured, path.suffix), path)
+        times = {}
+        if measured is not None:
+            predicted = _times(made, made.simulate())
+            times = {"predicted": predicted, "measured": _times(made, measured)}
+        leaves = {name: _leaves(output) for name, output in outputs.items()}
+        if arguments.json:
+            print(json_text({"equal": unequal is None, "outputs": leaves, **times}))
+        else:
+            _print_result(made, unequal is None, leaves)
+            if times:
+                print("\n" + "\n".join(_table(**times)))
+    if unequal is not None:
+        say(f"not equal to the serial run: {unequal}")
+    return 0 if unequal is None else CHECK_FAILED
+
+
+def profiled(made: Schedule, inputs: Mapping[str, Any], repeat: int) -> Timeline:
+    """Return the median of some measured runs with fresh inputs, without the first."""
+    numbers = tracker("profiling")(range(repeat + 1))
+    runs = [made.profile(**_copied(made, inputs)) for _ in numbers]
+    return Timeline.median(runs[1:])
+
+
+def _run_both(
+    made: Schedule, inputs: Mapping[str, Any], seed: int
+) -> tuple[str | None, dict[str, Any]]:
+    """Run serially and by schedule; return how results differ, or None, and the outputs.
+
+    Results are the outputs and the inputs that tasks write.
+    """
+    import torch
+
+    from autosched.testing.comparing import difference
+
+    results = []
+    for call in (made.run_serial, made):
+        own = _copied(made, inputs)
+        torch.manual_seed(seed)
+        results.append((call(**own), own))
+    return difference(*results), results[1][0]
+
+
+def _copied(made: Schedule, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return copies of inputs on the devices of the schedule, with the same sharing of memory."""
+    own = copy.deepcopy(dict(inputs))
+    if made.machine.imagined:
+        return own
+    for name, device in made.program.inputs:
+        where = made.machine.device(device).physical or device
+
+        def moved(leaf: Any, where: str = where) -> Any:
+            return leaf.to(where) if hasattr(leaf, "to") else leaf
+
+        if name in own:
+            own[name] = transform(moved, own[name])
+    return own
+
+
+def _profile(made: Schedule, measured: Timeline, suffix: str) -> str:
+    """Return a profile beside the prediction as a trace, a page or a picture."""
+    title = made.graph.name
+    if suffix == ".json":
+        return perfetto_json(made.simulate(), measured=measured, graph=made.graph, title=title)
+    if suffix == ".html":
+        return made.page(measured)
+    return gantt_svg(made.simulate(), measured=measured, title=title, phases=phases(made.graph))
+
+
+# ---- text
+
+
+def _leaves(output: Any) -> list[dict[str, Any]]:
+    """Return shape and dtype of the tensors of an output, and the repr of anything else."""
+    return [
+        {"shape": list(leaf.shape), "dtype": str(leaf.dtype).removeprefix("torch.")}
+        if hasattr(leaf, "shape")
+        else {"value": repr(leaf)}
+        for leaf in flatten(output)
+    ]
+
+
+def _times(made: Schedule, timeline: Timeline) -> dict[str, Any]:
+    overlap = timeline.overlap()
+    return {
+        "makespan": timeline.makespan,
+        "copy_seconds": overlap.copy_seconds,
+        "copies_hidden": overlap.copies_hidden if overlap.copy_seconds else None,
+        "busy_seconds": {name: timeline.computing(name) for name in made.machine.names},
+    }
+
+
+def _print_result(made: Schedule, equal: bool, outputs: Mapping[str, Any]) -> None:
+    kind = "emulated machine" if made.machine.imagined else "this machine"
+    how = "equal to the serial run, bit for bit" if equal else "NOT equal to the serial run"
+    print(f"ran {made.graph.name} on {', '.join(made.machine.names)} ({kind}): {how}")
+    for name, leaves in outputs.items():
+        texts = [leaf.get("value") or f"{leaf['dtype']} {leaf['shape']}" for leaf in leaves]
+        print(f"  {name}: {', '.join(texts)}")
+
+
+def _table(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> list[str]:
+    def share(item: float | None) -> str:
+        return "-" if item is None else f"{item:.0%}"
+
+    both = predicted, measured
+    rows = [
+        ("makespan", *(duration(times["makespan"]) for times in both)),
+        ("copies hidden", *(share(times["copies_hidden"]) for times in both)),
+    ]
+    for name in predicted["busy_seconds"]:
+        rows.append((f"{name} busy", *(duration(times["busy_seconds"][name]) for times in both)))
+    return table(("", "predicted", "measured"), rows)

@@ -20,9 +20,8 @@ from autosched.costs.costs import Costs
 from autosched.errors import AutoschedError, UsageError, listed, shown
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
-from autosched.scheduling.loading import load
 from autosched.scheduling.planning import schedule
-from autosched.scheduling.schedule import Schedule
+from autosched.scheduling.schedule import Schedule, load
 
 __all__ = [
     "Subject",
@@ -55,8 +54,8 @@ def subject_of(arguments: argparse.Namespace) -> Subject:
     builder = arguments.graph
     if Path(name).is_file() and not name.endswith(".py"):
         if builder is None:
-            made = load(name)
-            return Subject(name, made.graph, None, made.machine, made)
+            how = "give the function that builds its graph, --graph module:function"
+            raise UsageError(f"{name}: a saved schedule holds no functions; {how}")
         built = _built(builder)
         made = load(name, built.graph)
         return Subject(name, made.graph, built.inputs, made.machine, made)
@@ -145,8 +144,6 @@ def examples_of(subject: Subject, costs: Costs | None) -> Mapping[str, Any] | No
 def inputs_of(subject: Subject) -> Mapping[str, Any]:
     """Return the inputs that came with a graph. Raises UsageError if required ones are missing."""
     name = subject.name
-    if subject.schedule is not None and any(task.fn is None for task in subject.graph.tasks):
-        raise UsageError(f"{name} holds no functions; give them with --graph module:function")
     if subject.inputs is None and subject.graph.input_names:
         how = "let its function return (graph, {name: tensor})"
         raise UsageError(f"{name} gives no inputs; {how}")
@@ -174,7 +171,7 @@ def returned(text: str, before: Callable[[], object] = lambda: None) -> Any:
         hint = "no such file, and no function"
         if text.endswith(".py"):
             hint = f"name a function in it, {text}:function"
-        forms = "plan.json, package.module:function or file.py:function"
+        forms = "package.module:function, file.py:function or plan.json"
         raise UsageError(f"{text}: {hint}; a THING is {forms}")
     item = _attribute(_module(where), where, name)
     if callable(item) and not isinstance(item, Schedule):

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from autosched._lib.files import write
-from autosched.errors import AutoschedError, UsageError
+from autosched.errors import AutoschedError, ProgramError, UsageError
 
 __all__ = [
     "UserCodeError",
@@ -131,7 +131,9 @@ def reported_errors() -> Iterator[Outcome]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         outcome.code = PIPE_CLOSED
     except AutoschedError as error:
-        outcome.code = WRONG_INPUT
+        faults = error, error.__cause__  # a saved program that is not proved is a cause
+        is_refuted = any(isinstance(fault, ProgramError) for fault in faults)
+        outcome.code = CHECK_FAILED if is_refuted else WRONG_INPUT
         say(str(error))
     except OSError as error:
         outcome.code = WRONG_INPUT

@@ -25,7 +25,7 @@ from autosched.errors import ScheduleError, shown
 from autosched.graph.graph import Graph, Task, Value
 from autosched.machine.machine import Device
 
-__all__ = ["READER", "Costs", "Replay", "Work", "read_seconds"]
+__all__ = ["READER", "Costs", "Replay", "Work"]
 
 Seconds = float | Mapping[str, float]
 
@@ -365,14 +365,14 @@ def _names(item: Any, place: str) -> frozenset[str]:
     return frozenset(json_reader.each(_text)(item, place))
 
 
-def read_seconds(item: Any, place: str) -> Any:
+def _read_seconds(item: Any, place: str) -> Any:
     """Read the seconds of a task: a number, or one per device."""
     return (json_reader.table(_amount) if isinstance(item, dict) else _amount)(item, place)
 
 
 _work = json_reader.struct(Work, {"flops": _finite, "nbytes": _finite, "launches": _finite})
 _COSTS = {
-    "seconds": json_reader.table(read_seconds),
+    "seconds": json_reader.table(_read_seconds),
     "nbytes": json_reader.table(_finite),
     "work": json_reader.table(_work),
     "default_seconds": _amount,

@@ -14,9 +14,9 @@ from itertools import zip_longest
 from typing import Any
 
 from autosched._lib.allowed import is_device, is_whole
-from autosched._lib.json_reader import each, json_data, number, one, parse, refuse, struct, table
+from autosched._lib.json_reader import each, json_data, one, parse, refuse, struct, table
 from autosched.costs.costs import READER as COSTS
-from autosched.costs.costs import Costs, read_seconds
+from autosched.costs.costs import Costs
 from autosched.errors import ScheduleError
 from autosched.graph.graph import Graph, Task
 from autosched.machine.machine import READER as MACHINE
@@ -26,27 +26,17 @@ from autosched.program.program import Instruction, Program, Run
 from autosched.runtime.backends import BACKENDS
 from autosched.runtime.check import Check
 
-__all__ = ["Facts", "Saved", "check_graph", "describe", "facts_of", "from_text", "to_text"]
+__all__ = ["Saved", "check_graph", "describe", "from_text", "to_text"]
 
-_FORMATS = (1, 2)  # the first has no facts
-
-
-@dataclass(frozen=True)
-class Facts:
-    """Costs and constraints of a graph, by name, as far as a prediction needs them."""
-
-    name: str
-    seconds: Mapping[str, float | Mapping[str, float]]
-    nbytes: Mapping[str, float]
-    devices: Mapping[str, str]
+_FORMATS = (1, 2, 3)  # the first has no devices of tasks, and the second has them among facts
 
 
 @dataclass(frozen=True)
 class Saved:
     """The content of a saved schedule; ``graph`` is the description of its graph.
 
-    ``facts`` is absent in older formats. Raises ScheduleError where the program does not run the
-    tasks on the devices and in the order of the placement.
+    ``devices`` are those that tasks are bound to. Raises ScheduleError where the program does not
+    run the tasks on the devices and in the order of the placement.
     """
 
     graph: tuple[str, ...]
@@ -56,7 +46,7 @@ class Saved:
     program: Program
     backend: str
     check: Check
-    facts: Facts | None = None
+    devices: Mapping[str, str]
 
     def __post_init__(self) -> None:
         placed = [(task, self.placement.device.get(task)) for task in self.placement.order]
@@ -115,18 +105,6 @@ def _describe_task(graph: Graph, task: Task) -> str:
     return "  ".join([*words, "view"] if task.view else words)
 
 
-def facts_of(graph: Graph, machine: Machine, costs: Costs) -> Facts:
-    """Return costs and constraints of a graph; merged tasks have summed costs."""
-    seconds = {task.name: task.seconds for task in graph.tasks if task.seconds is not None}
-    merged = [task for task in graph.tasks if task.parts and task.seconds is None]
-    seconds |= {
-        task.name: {d.name: costs.task_seconds(task, d) for d in machine.devices} for task in merged
-    }
-    nbytes = {value.name: value.nbytes for value in graph.values if value.nbytes is not None}
-    devices = {task.name: task.device for task in graph.tasks if task.device is not None}
-    return Facts(str(graph.name), seconds, nbytes, devices)
-
-
 def check_graph(saved: Saved, graph: Graph) -> None:
     """Raise ScheduleError with the first input, task or output that differs from the saved one."""
     for here, there in zip_longest(describe(graph), saved.graph, fillvalue="nothing more"):
@@ -154,7 +132,7 @@ def to_text(saved: Saved) -> str:
         "machine": json_data(saved.machine),
         "costs": json_data(saved.costs),
         "graph": saved.graph,
-        "facts": json_data(saved.facts),
+        "devices": dict(saved.devices),
     }
     if saved.program.in_flight > 1:
         document["in_flight"] = saved.program.in_flight
@@ -203,12 +181,15 @@ def _saved(
     copies: tuple[Send, ...] = (),
     streams: int | None = None,
     in_flight: int = 1,
+    devices: Mapping[str, str] | None = None,
+    facts: Mapping[str, Any] | None = None,
     **rest: Any,
 ) -> Saved:
     ends = tuple(inputs.items()), tuple(outputs.items())
     whole = Program(tuple(program), *ends, in_flight, tuple(machine.ranks.items()))
     placed = Placement(placement, tuple(placement), copies, streams=streams)
-    return Saved(placement=placed, program=whole, machine=machine, **rest)
+    bound = devices or (facts or {}).get("devices", {})
+    return Saved(placement=placed, program=whole, machine=machine, devices=bound, **rest)
 
 
 def _instruction(item: Any, place: str) -> Instruction:
@@ -223,10 +204,9 @@ def _instruction(item: Any, place: str) -> Instruction:
 _text = one("a string", lambda item: isinstance(item, str))
 _check = one('true, false or "bytes"', lambda item: isinstance(item, bool) or item == "bytes")
 _name = one("the name of a device, such as 'cpu' or 'cuda:0'", is_device)
-_finite = number("a number, 0 or more", lambda n: n >= 0, infinite=False)
 
 _format = one(
-    "1 or 2, the versions that this autosched reads", lambda n: is_whole(n) and n in _FORMATS
+    "1, 2 or 3, the versions that this autosched reads", lambda n: is_whole(n) and n in _FORMATS
 )
 _backend = one(
     f"one of {', '.join(BACKENDS)}", lambda item: isinstance(item, str) and item in BACKENDS
@@ -235,13 +215,9 @@ _backend = one(
 _version = one("a version: 0 or more", lambda n: is_whole(n) and n >= 0)
 
 _SEND = {"value": _text, "version": _version, "device": _name, "before": _text, "source": _name}
-_FACTS = {
-    "name": _text,
-    "seconds": table(read_seconds),
-    "nbytes": table(_finite),
-    "devices": table(_name),
-}
-_OPTIONAL = ["facts", "copies", "streams", "in_flight"]
+_UNREAD = one("anything", lambda item: True)
+_FACTS = {"name": _UNREAD, "seconds": _UNREAD, "nbytes": _UNREAD, "devices": table(_name)}
+_OPTIONAL = ["devices", "facts", "copies", "streams", "in_flight"]
 _DOCUMENT = {
     "format": _format,
     "backend": _backend,
@@ -256,5 +232,6 @@ _DOCUMENT = {
     "machine": MACHINE,
     "costs": COSTS,
     "graph": each(_text),
-    "facts": struct(Facts, _FACTS),
+    "devices": table(_name),
+    "facts": struct(dict, _FACTS),
 }

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, overload
 
@@ -21,7 +22,7 @@ from autosched.bounds import bounds
 from autosched.codegen import Code, generate
 from autosched.costs.costs import Costs
 from autosched.costs.learning import learn
-from autosched.errors import ChartError, MachineError, ScheduleError, TaskError
+from autosched.errors import AutoschedError, ChartError, MachineError, ScheduleError, TaskError
 from autosched.explanation import Case, Explanation, TaskExplanation, explain, explain_task
 from autosched.graph.graph import Graph
 from autosched.graph.pinning import release_gradients
@@ -38,10 +39,10 @@ from autosched.runtime.check import Check
 from autosched.runtime.compiler import drawing_of
 from autosched.runtime.execute import Executor, executor_of_rank, profiler_of_ranks
 from autosched.scheduling.agreement import own_inputs
-from autosched.scheduling.arguments import checked_count, checked_timeout
+from autosched.scheduling.arguments import check_arguments, checked_count, checked_timeout
 from autosched.scheduling.periodic import Periodic
 from autosched.scheduling.running import LOCK, Running, RunState
-from autosched.scheduling.saved import Saved, check_graph, describe, facts_of, to_text
+from autosched.scheduling.saved import Saved, check_graph, describe, from_text, to_text
 from autosched.simulation.footprint import footprint, memory_over_time
 from autosched.simulation.issuing import Issuing, issuing
 from autosched.simulation.simulate import durations, simulate
@@ -51,7 +52,7 @@ from autosched.verification.verify import verify
 from autosched.viz.drawing import draw_timeline, show_timeline
 from autosched.viz.page import page_html
 
-__all__ = ["Schedule", "joined"]
+__all__ = ["Schedule", "joined", "load"]
 
 
 @dataclass(frozen=True)
@@ -293,7 +294,8 @@ class Schedule(Periodic, Running):
             what = f"backend {self.backend!r} is an object and cannot be saved"
             raise ScheduleError(f"{what}; only a backend's name can")
         parts = self.machine, self.costs, self.placement, self.program, self.backend, self.check
-        saved = Saved(describe(self.graph), *parts, facts_of(self.graph, self.machine, self.costs))
+        devices = {task.name: task.device for task in self.graph.tasks if task.device}
+        saved = Saved(describe(self.graph), *parts, devices)
         joined(saved, self.graph)  # the schedule may come from dataclasses.replace
         return to_text(saved)
 
@@ -500,12 +502,35 @@ class Schedule(Periodic, Running):
         )
 
 
+def load(path: str | os.PathLike[str], graph: Graph) -> Schedule:
+    """Read a saved schedule for the same graph built again, and verify it again.
+
+    ``Schedule.save`` wrote the file. Tasks run the functions of ``graph``: the file holds no
+    functions and no tensors. Raises ScheduleError for a malformed file, for a different graph, and
+    for parts that do not fit together; OSError for a file that cannot be read.
+
+    >>> import autosched as asc, tempfile
+    >>> graph = asc.Graph()
+    >>> graph.output(y=graph.add(abs, graph.input("x"), seconds=1e-5))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     asc.schedule(graph, asc.Machine.emulated(gpus=1)).save(f"{folder}/plan.json")
+    ...     asc.load(f"{folder}/plan.json", graph)
+    <Schedule of 'graph': 1 tasks, 1 instructions on 1 streams, 1e-05 s predicted>
+    """
+    check_arguments(graph=graph)
+    data = Path(path).read_bytes()
+    try:
+        return joined(from_text(data.decode()), graph)
+    except (AutoschedError, UnicodeDecodeError) as error:
+        raise ScheduleError(f"{os.fspath(path)}: {error}") from error
+
+
 def joined(saved: Saved, graph: Graph) -> Schedule:
     """Join a saved schedule to its graph, with the checks of ``schedule`` and ``lower``."""
     inputs = dict(saved.program.inputs)
     graph = with_resident_state_as(graph, saved.machine, saved.placement, inputs)
     pinned = graph.pinned()
-    release_gradients(pinned, saved.facts.devices if saved.facts else {})
+    release_gradients(pinned, saved.devices)
     check_graph(saved, pinned)
     pinned = pinned.pinned(inputs)
     for _, device in (*saved.program.inputs, *saved.program.outputs):

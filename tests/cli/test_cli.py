@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shlex
@@ -16,9 +17,8 @@ import torch
 
 import autosched
 from autosched import cli, demo
-from autosched.cli import loading
+from autosched.cli import command_parser, loading
 from autosched.cli.output import UserCodeError, deliver, reported_errors, tracker
-from autosched.cli.parser import command_parser
 from autosched.errors import UsageError
 from autosched.policies import POLICIES, TIMED
 from autosched.scheduling import planning
@@ -222,26 +222,27 @@ def builder(tmp_path):
 
 @pytest.fixture
 def plan(tmp_path, builder):
-    """Return a saved schedule of the graph in ``builder``."""
+    """Return a saved schedule of the graph in ``builder``, as arguments of commands."""
     path = tmp_path / "plan.json"
     graph = autosched.Graph("two layers")
     x, w = graph.inputs("x", "w")
     h = graph.add(torch.matmul, x, w, name="h", on="cuda:0", seconds=1e-3, nbytes=4096)
     graph.output(loss=graph.add(torch.sum, h, name="loss", on="cuda:1", seconds=1e-3))
     autosched.schedule(graph, autosched.Machine.emulated(gpus=2)).save(path)
-    return str(path)
+    return str(path), "--graph", f"{builder}:graph"
 
 
 def run(capsys, *arguments):
     """Run a command; return its exit code, what it printed and what it complained of."""
     capsys.readouterr()
-    code = cli.main([str(argument) for argument in arguments])
+    parts = (part if isinstance(part, tuple) else (part,) for part in arguments)
+    code = cli.main([str(argument) for argument in itertools.chain.from_iterable(parts)])
     return code, *capsys.readouterr()
 
 
 @pytest.mark.parametrize("name", ["graph", "example", "with_machine", "schedule"])
 def test_a_thing_may_be_each_of_what_a_function_returns(name, builder, capsys):
-    code, said, complaints = run(capsys, "simulate", f"{builder}:{name}", "--json")
+    code, said, complaints = run(capsys, "show", f"{builder}:{name}", "--json")
     assert (code, complaints) == (0, "")
     found = json.loads(said)
     assert found["graph"] == "two layers"
@@ -255,18 +256,14 @@ def test_a_thing_may_be_each_of_what_a_function_returns(name, builder, capsys):
 
 
 def test_a_saved_schedule_says_the_same_as_the_function_that_it_was_made_of(plan, builder, capsys):
-    assert run(capsys, "simulate", plan) == run(capsys, "simulate", f"{builder}:graph")
     assert run(capsys, "show", plan) == run(capsys, "show", f"{builder}:graph")
-    assert run(capsys, "simulate", plan) == run(
-        capsys, "simulate", plan, "--graph", f"{builder}:graph"
-    )
 
 
 def test_a_module_is_found_in_the_folder_where_one_is(builder, capsys, monkeypatch):
     monkeypatch.chdir(Path(builder).parent)
     monkeypatch.syspath_prepend(Path(builder).parent)
     Path("found_here.py").write_text(BUILDER)
-    assert run(capsys, "verify", "found_here:graph")[0] == 0
+    assert run(capsys, "show", "found_here:graph")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -274,7 +271,7 @@ def test_a_module_is_found_in_the_folder_where_one_is(builder, capsys, monkeypat
     [
         (
             "none.json",
-            "none.json: no such file, and no function; a THING is plan.json, package.module:function or fil",
+            "none.json: no such file, and no function; a THING is package.module:function, file.py:function",
         ),
         ("none.py:graph", "none.py: no such file"),
         (
@@ -334,10 +331,10 @@ def test_a_users_file_beside_the_package_is_shown_too(capsys):
     assert f'File "{file}", line 2' in capsys.readouterr().err
 
 
-def test_a_file_that_is_no_schedule_is_named(tmp_path, capsys):
+def test_a_file_that_is_no_schedule_is_named(tmp_path, builder, capsys):
     path = tmp_path / "plan.json"
     path.write_text("{}")
-    code, _, complaints = run(capsys, "show", path)
+    code, _, complaints = run(capsys, "show", path, "--graph", f"{builder}:graph")
     assert code == 2
     assert complaints.startswith(f"autosched: {path}: it misses key 'format'")
 
@@ -346,10 +343,10 @@ def test_a_file_that_is_no_schedule_is_named(tmp_path, capsys):
 
 
 def test_options_plan_a_saved_schedule_anew(plan, capsys):
-    as_saved = json.loads(run(capsys, "simulate", plan, "--json")[1])
-    slower = json.loads(run(capsys, "simulate", plan, "--json", "--slower", "10")[1])
+    as_saved = json.loads(run(capsys, "show", plan, "--json")[1])
+    slower = json.loads(run(capsys, "show", plan, "--json", "--slower", "10")[1])
     assert slower["makespan"] > as_saved["makespan"]
-    more = json.loads(run(capsys, "simulate", plan, "--json", "--gpus", "3", "--link", "pcie5")[1])
+    more = json.loads(run(capsys, "show", plan, "--json", "--gpus", "3", "--link", "pcie5")[1])
     assert list(more["devices"]) == ["cpu", "cuda:0", "cuda:1", "cuda:2"]
 
 
@@ -358,7 +355,7 @@ def test_a_machine_and_costs_come_from_files(plan, tmp_path, capsys):
     machine.write_text(autosched.Machine.emulated(gpus=4).to_json())
     costs.write_text('{"seconds": {"h": 2.0}}')
     found = json.loads(
-        run(capsys, "simulate", plan, "--json", "--machine", machine, "--costs", costs)[1]
+        run(capsys, "show", plan, "--json", "--machine", machine, "--costs", costs)[1]
     )
     assert len(found["devices"]) == 5
     assert 2.0 < found["makespan"] < 2.1
@@ -393,7 +390,7 @@ def test_options_that_cannot_be_are_told_in_a_line(
     file = tmp_path / "file.json"
     file.write_text("{")
     code, _, complaints = run(
-        capsys, "simulate", plan, *(option.format(file=file) for option in options)
+        capsys, "show", plan, "--what", "summary", *(option.format(file=file) for option in options)
     )
     assert code == 2
     assert message.format(file=file) in complaints
@@ -406,7 +403,16 @@ def test_each_policy_plans_from_the_command_line(policy, builder, capsys):
         pytest.importorskip("ortools")
     seconds = ["--seconds", "0.05"] if policy in ("auto", *TIMED) else []
     code, said, complaints = run(
-        capsys, "simulate", f"{builder}:graph", "--policy", policy, *seconds, "--seed", "3"
+        capsys,
+        "show",
+        f"{builder}:graph",
+        "--what",
+        "summary",
+        "--policy",
+        policy,
+        *seconds,
+        "--seed",
+        "3",
     )
     assert (code, complaints) == (0, "")
     assert said.startswith("two layers: 2 tasks")
@@ -415,21 +421,19 @@ def test_each_policy_plans_from_the_command_line(policy, builder, capsys):
 def test_a_saved_schedule_is_planned_anew_if_it_is_to_be_looked_for_longer(
     plan, monkeypatch, capsys
 ):
-    told = []
-    monkeypatch.setattr(
-        loading, "schedule", lambda *_, **given: told.append(given) or autosched.load(plan)
-    )
-    run(capsys, "simulate", plan, "--seed", "3")
+    told, saved = [], autosched.schedule(demo.mlp_step(), autosched.Machine.emulated(gpus=2))
+    monkeypatch.setattr(loading, "schedule", lambda *_, **given: told.append(given) or saved)
+    run(capsys, "show", plan, "--what", "summary", "--seed", "3")
     assert not told
-    run(capsys, "simulate", plan, "--seconds", "2.5", "--seed", "3")
+    run(capsys, "show", plan, "--what", "summary", "--seconds", "2.5", "--seed", "3")
     assert (told[0]["policy"], told[0]["seconds"], told[0]["seed"]) == ("auto", 2.5, 3)
 
 
 def test_who_knows_no_costs_is_told_so(capsys):
-    code, _, complaints = run(capsys, "simulate", "autosched.demo:mlp_step")
+    code, _, complaints = run(capsys, "show", "autosched.demo:mlp_step", "--what", "summary")
     assert code == 0
     assert complaints.startswith("autosched: note: nothing tells what tasks cost")
-    assert run(capsys, "simulate", "autosched.demo:mlp_example")[2] == ""
+    assert run(capsys, "show", "autosched.demo:mlp_example", "--what", "summary")[2] == ""
 
 
 def test_who_knows_seconds_or_needs_no_inputs_is_warned_of_nothing(tmp_path, capsys):
@@ -442,13 +446,11 @@ def test_who_knows_seconds_or_needs_no_inputs_is_warned_of_nothing(tmp_path, cap
         "def with_seconds(): return timed, {'x': -1}\n"
     )
     for name in ("with_seconds", "drawn", "empty"):
-        code, said, complaints = run(capsys, "simulate", f"{file}:{name}")
+        code, said, complaints = run(capsys, "show", f"{file}:{name}", "--what", "summary")
         assert (code, complaints) == (0, "")
-    assert said.startswith("graph: 0 tasks, 0 instructions\n")
-    assert (
-        run(capsys, "verify", f"{file}:drawn")[1]
-        == "proved: 1 instruction on 1 stream cannot race\n"
-    )
+    assert said.startswith("graph: 0 tasks, 0 instructions on 0 streams; ")
+    said = run(capsys, "show", f"{file}:drawn", "--what", "summary")[1]
+    assert said.startswith("graph: 1 task, 1 instruction on 1 stream; proved: they cannot race\n")
 
 
 def test_a_file_that_cannot_be_written_is_told_by_its_own_name(plan, tmp_path, capsys):
@@ -556,27 +558,19 @@ def test_bytes_go_to_no_terminal(monkeypatch, tmp_path):
     assert (tmp_path / "picture.png").read_bytes() == b"\x89PNG"
 
 
-# ---- verify
-
-
-def test_a_schedule_is_proved(plan, capsys):
-    code, said, complaints = run(capsys, "verify", plan)
-    assert (code, complaints) == (0, "")
-    assert re.fullmatch(r"proved: \d+ instructions on \d+ streams cannot race\n", said)
-    assert json.loads(run(capsys, "verify", plan, "--json")[1])["proved"] is True
+# ---- proofs
 
 
 def test_a_race_is_named_with_its_line_and_exits_with_1(plan, capsys):
-    document = json.loads(Path(plan).read_text())
+    document = json.loads(Path(plan[0]).read_text())
     wait = next(line for line in document["program"] if "wait" in line and "cuda:1/compute" in line)
     document["program"].remove(wait)
-    Path(plan).write_text(json.dumps(document))
-    code, said, complaints = run(capsys, "verify", plan, "--json")
-    assert code == 1
-    assert complaints.startswith(f"autosched: {plan} is not proved: ")
-    assert "run loss" in complaints
-    assert json.loads(said)["proved"] is False
-    assert run(capsys, "show", plan)[0] == 2
+    Path(plan[0]).write_text(json.dumps(document))
+    for command in ("show", "run"):
+        code, said, complaints = run(capsys, command, plan)
+        assert (code, said) == (1, "")
+        assert complaints.startswith(f"autosched: {plan[0]}: ")
+        assert "run loss" in complaints
 
 
 # ---- explain
@@ -640,7 +634,7 @@ def test_a_run_that_differs_from_the_serial_run_says_how_and_exits_with_1(builde
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "{plan}"], "{plan} holds no functions; give them with --graph module:function"),
+        (["run", "{plan}"], "{plan}: a saved schedule holds no functions; give the function that"),
         (
             ["run", "{builder}:graph"],
             "{builder}:graph gives no inputs; let its function return (graph, {{name: tensor}})",
@@ -650,10 +644,10 @@ def test_a_run_that_differs_from_the_serial_run_says_how_and_exits_with_1(builde
 )
 def test_a_run_that_cannot_be_is_told_in_a_line(arguments, message, plan, builder, capsys):
     code, said, complaints = run(
-        capsys, *(text.format(plan=plan, builder=builder) for text in arguments)
+        capsys, *(text.format(plan=plan[0], builder=builder) for text in arguments)
     )
     assert (code, said) == (2, "")
-    assert complaints.startswith("autosched: " + message.format(plan=plan, builder=builder))
+    assert complaints.startswith("autosched: " + message.format(plan=plan[0], builder=builder))
     assert complaints.count("\n") == 1
 
 
@@ -671,7 +665,7 @@ def test_what_is_measured_is_what_other_commands_take(builder, tmp_path, capsys,
     assert autosched.Machine.from_json(machine.read_text()) == autosched.Machine.local()
     assert set(json.loads(costs.read_text())["seconds"]) == {"h", "loss"}
     assert len(list((tmp_path / "kept").iterdir())) == 1
-    assert run(capsys, "simulate", f"{builder}:graph", "--costs", costs)[0] == 0
+    assert run(capsys, "show", f"{builder}:graph", "--what", "summary", "--costs", costs)[0] == 0
 
 
 # ---- compare and devices
@@ -741,8 +735,6 @@ def test_every_command_has_an_example_that_parses(capsys):
         "demo",
         "devices",
         "show",
-        "simulate",
-        "verify",
         "run",
         "compare",
         "measure",
@@ -782,7 +774,16 @@ def uneven():  # lists need 7 s on two devices, and 6 s are possible
 def test_a_search_shows_how_far_it_is_on_a_terminal_alone(tmp_path, monkeypatch, capsys):
     file = tmp_path / "uneven.py"
     file.write_text(UNEVEN)
-    command = "simulate", f"{file}:uneven", "--policy", "search", "--seconds", "0.2"
+    command = (
+        "show",
+        f"{file}:uneven",
+        "--what",
+        "summary",
+        "--policy",
+        "search",
+        "--seconds",
+        "0.2",
+    )
     assert run(capsys, *command)[2] == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     code, said, shown = run(capsys, *command)
@@ -810,7 +811,15 @@ def test_control_c_ends_a_search_with_the_best_so_far(tmp_path, monkeypatch, cap
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(planning, "progress_bar", impatient)
     code, said, complaints = run(
-        capsys, "simulate", f"{file}:uneven", "--policy", "search", "--seconds", "60"
+        capsys,
+        "show",
+        f"{file}:uneven",
+        "--what",
+        "summary",
+        "--policy",
+        "search",
+        "--seconds",
+        "60",
     )
     assert (code, complaints) == (0, "")
     assert "makespan" in said
@@ -824,15 +833,22 @@ sys.exit(main(["show", sys.argv[1]]) or main(["compare", sys.argv[1], "--gpus", 
 """
 
 
-def test_a_saved_schedule_is_shown_and_compared_without_torch(plan):
+def test_a_graph_is_shown_and_compared_without_torch(tmp_path):
+    file = tmp_path / "light.py"
+    file.write_text(
+        "import autosched\n"
+        "graph = autosched.Graph()\n"
+        "graph.output(y=graph.add(abs, graph.input('x'), seconds=1.0))\n"
+        "def light(): return graph\n"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", LIGHT, plan], capture_output=True, text=True, check=False
+        [sys.executable, "-c", LIGHT, f"{file}:light"], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_pipe_that_is_closed_is_no_error(plan):
-    command = f"{shlex.join([sys.executable, '-m', 'autosched', 'show', str(plan)])} | true; exit ${{PIPESTATUS[0]}}"
+    command = f"{shlex.join([sys.executable, '-m', 'autosched', 'show', *plan])} | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) in (
         (0, ""),

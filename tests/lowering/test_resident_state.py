@@ -184,7 +184,6 @@ def test_a_saved_schedule_keeps_the_same_state(tmp_path: Path):
     assert str(loaded) == str(schedule)
     assert loaded.graph.kept == schedule.graph.kept
     assert torch.equal(loaded(X)["result"], twice(X))
-    assert asc.load(tmp_path / "plan.json").makespan == schedule.makespan
     with pytest.raises(asc.ScheduleError, match="is not the one that was saved"):
         asc.load(tmp_path / "plan.json", asc.capture(layers(3), X))
 

@@ -25,7 +25,7 @@ from autosched.lowering import lower
 from autosched.policies import POLICIES
 from autosched.program.program import Wait
 from autosched.runtime.backends.virtual import Virtual
-from autosched.scheduling.saved import Saved, describe, facts_of, from_text, to_text
+from autosched.scheduling.saved import Saved, describe, from_text, to_text
 from autosched.testing.strategies import DEVICES, graphs, inputs_for, machines
 
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
@@ -87,7 +87,6 @@ def test_what_is_saved_comes_back(
         made.save(f"{folder}/a")
         loaded = asc.load(f"{folder}/a", graph)
         loaded.save(f"{folder}/b")
-        assert_seen_without_its_graph(f"{folder}/a", made)
         assert Path(folder, "a").read_bytes() == Path(folder, "b").read_bytes()
         assert sorted(item.name for item in Path(folder).iterdir()) == ["a", "b"]
     for field in ("machine", "costs", "placement", "program", "backend", "check"):
@@ -96,27 +95,6 @@ def test_what_is_saved_comes_back(
     assert loaded.lower_bound == made.lower_bound
     with loaded:
         assert_equals_serial(loaded, graph)
-
-
-def assert_seen_without_its_graph(path: str, made: asc.Schedule) -> None:
-    """Load it alone; where parts of memory matter, which no file tells, that is refused."""
-    try:
-        seen = asc.load(path)
-    except asc.ScheduleError:
-        with pytest.raises(asc.ScheduleError, match="give the graph too"):
-            asc.load(path)
-        event("refused without its graph")
-        return
-    event("seen without its graph")
-    assert (seen.program, seen.placement, seen.peak_bytes) == (
-        made.program,
-        made.placement,
-        made.peak_bytes,
-    )
-    assert (seen.simulate(), seen.lower_bound) == (made.simulate(), made.lower_bound)
-    seen.save(f"{path}.again")
-    assert Path(f"{path}.again").read_bytes() == Path(path).read_bytes()
-    Path(f"{path}.again").unlink()
 
 
 def assert_equals_serial(schedule: asc.Schedule, graph: asc.Graph) -> None:
@@ -162,7 +140,7 @@ def test_a_file_is_made_for_reading(path: Path) -> None:
 
 FILE = """\
 {
-  "format": 2,
+  "format": 3,
   "backend": "emulated",
   "check": true,
   "inputs": {
@@ -237,78 +215,28 @@ FILE = """\
     "task twice  reads x@1  makes twice  data mul",
     "output twice as twice-as-much"
   ],
-  "facts": {
-    "name": "graph",
-    "seconds": {},
-    "nbytes": {},
-    "devices": {
-      "mul": "cpu",
-      "twice": "cpu"
-    }
+  "devices": {
+    "mul": "cpu",
+    "twice": "cpu"
   }
 }
 """
 
 
-def old(path: Path) -> Path:
-    """Make a file one of the first format, which had no facts."""
-    change(path, lambda document: document.update(format=1) or document.pop("facts"))
-    return path
-
-
-def test_a_file_of_the_first_format_is_read(saved: Path) -> None:
+def test_files_of_older_formats_are_read(saved: Path) -> None:
     made = asc.load(saved, layers())
-    assert asc.load(old(saved), layers()).simulate() == made.simulate()
 
+    def second(document: Any) -> None:
+        costs = {"name": "layers", "seconds": {"h": 1.0}, "nbytes": {}}
+        document.update(format=2, facts={**costs, "devices": document.pop("devices")})
 
-def test_a_file_of_the_first_format_wants_its_graph(saved: Path) -> None:
-    with pytest.raises(asc.ScheduleError, match=r"saved by an older autosched.*give the graph too"):
-        asc.load(old(saved))
+    def first(document: Any) -> None:
+        document.update(format=1)
+        del document["facts"]
 
-
-def test_what_a_graph_says_of_costs_is_known_without_it(path: Path) -> None:
-    graph = asc.Graph("costly")
-    a = graph.add(
-        abs, graph.input("x"), name="a", seconds={"cpu": 3.0, "cuda:0": 1.0}, nbytes=2_500_000
-    )
-    graph.output(b=graph.add(abs, a, name="b", seconds=2.0, on="cpu"))
-    made = asc.schedule(graph, asc.Machine.emulated(gpus=1))
-    made.save(path)
-    seen = asc.load(path)
-    assert (seen.makespan, seen.lower_bound) == (made.makespan, made.lower_bound)
-    assert repr(seen) == repr(made)
-    assert seen.graph.task("a").source == "unknown:0"  # and not where it was loaded
-
-
-def test_what_merged_tasks_cost_is_known_without_their_parts(path: Path) -> None:
-    graph = asc.Graph()
-    y = graph.input("x")
-    for seconds in (0.25, 0.5):
-        y = graph.add(abs, y, seconds=seconds)
-    graph.output(y=y)
-    merged = asc.merge(graph, {"abs": "both", "abs_1": "both"})
-    asc.schedule(merged, TWO_GPUS, costs=asc.Costs().override({"abs": 1.0})).save(path)
-    assert asc.load(path).placement.device == {"both": "cpu"}
-    assert asc.load(path).makespan == 1.5
-
-
-def test_a_schedule_without_functions_is_not_run(saved: Path) -> None:
-    with asc.load(saved) as seen, pytest.raises(Exception, match="function"):
-        seen(x=torch.ones(1), w=torch.ones(1))
-
-
-def test_lines_that_describe_no_graph_are_refused(saved: Path) -> None:
-    for lines in (
-        ["task"],
-        ["input x", "sing x"],
-        ["task h  reads x"],
-        ["output a"],
-        ["together w"],
-        [""],
-    ):
-        change(saved, lambda document, lines=lines: document.update(graph=lines))
-        with pytest.raises(asc.ScheduleError, match="give the graph too"):
-            asc.load(saved)
+    for older in (second, first):
+        change(saved, older)
+        assert asc.load(saved, layers()).simulate() == made.simulate()
 
 
 def test_the_machine_of_a_file_is_one_that_machine_reads(saved: Path) -> None:
@@ -394,9 +322,8 @@ def test_a_saved_loop_is_a_loop() -> None:
 
 def saved_of(made: asc.Schedule, program: asc.Program) -> Saved:
     graph = made.graph
-    facts = facts_of(graph, made.machine, made.costs)
     machine, costs, placement = made.machine, made.costs, made.placement
-    return Saved(describe(graph), machine, costs, placement, program, "host", False, facts)
+    return Saved(describe(graph), machine, costs, placement, program, "host", False, {})
 
 
 def test_a_copy_that_its_text_does_not_show_in_full_cannot_be_saved(path: Path) -> None:
@@ -592,8 +519,8 @@ INSTRUCTION = (
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (put("format", value=3), "format must be 1 or 2, the versions that this autosched reads, got 3"),
-        (put("format", value=True), "format must be 1 or 2, the versions that this autosched reads, got true"),
+        (put("format", value=4), "format must be 1, 2 or 3, the versions that this autosched reads, got 4"),
+        (put("format", value=True), "format must be 1, 2 or 3, the versions that this autosched reads, got true"),
         (drop("format"), "it misses key 'format'; its keys are 'format', 'backend', 'check', 'inputs', 'outputs', "),
         (put("extra", value=1), "it has an unknown key 'extra'; its keys are 'format', 'backend', "),
         (put("backend", value="gpu"), 'emulated, virtual, accelerator, ranks, replay, got "gpu'),

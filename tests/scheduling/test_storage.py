@@ -44,10 +44,6 @@ def test_saved_schedules_and_generated_code_read_the_same(
     with asc.load(tmp_path / "schedule.json", graph) as loaded:
         assert loaded.program == schedule.program
         assert torch.equal(loaded(x=X)["y"], expected)
-    planned = asc.load(tmp_path / "schedule.json")
-    assert planned.program == schedule.program
-    assert planned.makespan == schedule.makespan
-    assert planned.graph.task("w0").reads_file
     names: dict[str, Any] = {}
     code = re.sub(r'device\("cuda:\d"\)', 'device("cpu")', schedule.code)
     exec(code, names)
