@@ -234,6 +234,22 @@ def test_an_explanation_is_short_in_a_shell_and_whole_in_a_notebook():
     assert found._repr_mimebundle_() == {"text/plain": str(found)}
 
 
+def test_many_devices_that_wait_alike_share_lines():
+    graph = asc.Graph("exchange")
+    values = list(graph.inputs(*[f"u{i}" for i in range(64)]))
+    for step in range(3):
+        values = [
+            graph.add(call, value, values[i - 1], name=f"s{step}.{i}", on=f"cuda:{i}", seconds=1e-3)
+            for i, value in enumerate(values)
+        ]
+    graph.output(**{f"out{i}": value for i, value in enumerate(values)})
+    machine, costs = asc.Machine.emulated(gpus=64), asc.Costs(default_nbytes=1e4)
+    text = str(asc.schedule(graph, machine, policy="heft", costs=costs).explain())
+    lines = [line for line in text.splitlines() if line.startswith("cuda:")]
+    assert 1 <= len(lines) < 16
+    assert any(" to " in line.partition("idle")[0] for line in lines)
+
+
 def test_a_better_policy_is_named():
     found = on_one_device(None, policy=single_on("cuda:1")).explain().advice[0]
     assert (found.kind, found.makespan) == ("idle policy", on_one_device(None).makespan)

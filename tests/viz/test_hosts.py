@@ -56,6 +56,8 @@ def test_the_page_lists_streams_by_rank(schedule):
     found = page_data(schedule.graph, schedule.program, {"predicted": schedule.simulate()}, {})
     devices = list(dict.fromkeys(device for device, _ in found["streams"]))
     assert devices == ["cpu:0", "cuda:0", "cpu:1", "cuda:1"]
+    hosts = dict(zip((device for device, _ in found["streams"]), found["hosts"], strict=True))
+    assert hosts == {"cpu:0": "host 0", "cuda:0": "host 0", "cpu:1": "host 1", "cuda:1": "host 1"}
 
 
 def test_explanations_name_the_network(schedule):
