@@ -226,6 +226,7 @@ def test_tensors_of_any_kind_are_compared_or_refused(kind: str) -> None:
             found = {"a": tensors["a"], "b": KINDS[other]()}
             assert is_alike is not None
             assert not is_alike(found) or facts(found["b"], False) == facts(tensors["b"], False)
+    assert torch._C._is_torch_function_enabled()  # a guard that raises would leave it off
 
 
 def test_memory_that_is_shared_until_it_is_written_is_at_another_address() -> None:

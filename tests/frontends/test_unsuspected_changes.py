@@ -12,7 +12,6 @@ import torch._dynamo  # or nothing is recognized
 from torch import Tensor, nn
 
 import autosched as asc
-from autosched._lib.tensor_guards import recognizer
 
 HERE = asc.Machine([asc.Device("cpu")])
 
@@ -187,68 +186,3 @@ def test_calls_on_another_tensor_of_the_kind_are_hits_and_keep_nothing_alive() -
         del x
         gc.collect()
         assert last() is None
-
-
-UNLIKE: dict[str, Callable[[], object]] = {
-    "strides": lambda: torch.zeros(2, 2, dtype=torch.complex64).t(),
-    "shape": lambda: torch.zeros(2, 1, dtype=torch.complex64),
-    "dtype": lambda: torch.zeros(2, 2),
-    "requires_grad": lambda: torch.zeros(2, 2, dtype=torch.complex64, requires_grad=True),
-    "class": lambda: nn.Parameter(torch.zeros(2, 2, dtype=torch.complex64), requires_grad=False),
-    "device": lambda: torch.zeros(2, 2, dtype=torch.complex64, device="meta"),
-    "conjugated": lambda: torch.zeros(2, 2, dtype=torch.complex64).conj(),
-    "layout": lambda: torch.zeros(2, 2, dtype=torch.complex64).to_sparse(),
-    "no tensor": lambda: 1.0,
-}
-
-
-@pytest.mark.parametrize("other", UNLIKE.values(), ids=UNLIKE)
-def test_only_tensors_of_the_kind_are_recognized(other: Callable[[], object]) -> None:
-    is_alike = recognizer({"x": torch.zeros(3), "y": torch.zeros(2, 2, dtype=torch.complex64)})
-    assert is_alike is not None
-    assert is_alike({"x": torch.ones(3), "y": torch.ones(2, 2, dtype=torch.complex64)})
-    assert not is_alike({"x": torch.ones(3), "y": other()})
-    assert not is_alike({"x": torch.ones(3)})
-
-
-@pytest.mark.parametrize("what", ["layout", "no tensor"])
-def test_what_cannot_be_described_is_recognized_by_nothing_else_than_itself(what: str) -> None:
-    is_alike = recognizer({"x": UNLIKE[what]()})
-    assert is_alike is None or not is_alike({"x": torch.zeros(2, 2)})
-
-
-def test_an_inference_tensor_is_not_like_an_ordinary_one() -> None:
-    is_alike = recognizer({"x": torch.zeros(2)})
-    with torch.inference_mode():
-        other = torch.zeros(2)
-    assert is_alike is not None
-    assert not is_alike({"x": other})
-
-
-class Shapeless(Tensor):
-    """Asks for its shape, and may get none, as nested tensors have none."""
-
-    @staticmethod
-    def __new__(cls, shape: tuple[int, ...] | None) -> Shapeless:
-        self = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, (2,), dispatch_sizes_strides_policy="sizes"
-        )
-        self.known = shape
-        return self  # type: ignore[no-any-return]
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if args[0].known is None:
-            raise ArithmeticError(f"{func} of a tensor without a shape")
-        return {"dim": 1, "sym_size": args[0].known, "sym_stride": (1,)}[
-            func.overloadpacket.__name__
-        ]
-
-
-def test_a_tensor_without_a_shape_is_like_no_other() -> None:
-    is_alike = recognizer({"x": Shapeless((2,))})
-    assert is_alike is not None
-    assert is_alike({"x": Shapeless((2,))})
-    assert not is_alike({"x": Shapeless(None)})
-    assert torch._C._is_torch_function_enabled()  # a guard that raises would leave it off
-    assert recognizer({"x": Shapeless(None)}) is None
