@@ -652,7 +652,6 @@ def assert_refused_or_right(data: bytes, graph: asc.Graph) -> None:
 
 
 AT_ONCE = 8  # files from one schedule
-SCHEDULES = {"graph": graphs(most=6), "machine": machines(), "policy": st.sampled_from([*POLICIES])}
 
 
 def edit_bytes(text: bytearray, data: st.DataObject) -> None:
@@ -669,18 +668,6 @@ def edit_bytes(text: bytearray, data: st.DataObject) -> None:
         del text[at : None if kind == "truncate" else at + data.draw(st.integers(1, 8))]
 
 
-@given(**SCHEDULES, data=st.data())
-def test_a_file_with_other_bytes_does_no_harm(
-    graph: asc.Graph, machine: asc.Machine, policy: str, data: st.DataObject
-) -> None:
-    text = text_of(graph, machine, policy).encode()
-    for _ in range(AT_ONCE):
-        changed = bytearray(text)
-        for _ in range(data.draw(st.integers(1, 3))):
-            edit_bytes(changed, data)
-        assert_refused_or_right(bytes(changed), graph)
-
-
 Place = tuple[Any, int | str]  # a list or an object, and where in it
 
 
@@ -695,27 +682,8 @@ def places(document: Any) -> list[Place]:
     return found
 
 
-ODD = [
-    None,
-    True,
-    False,
-    0,
-    1,
-    -1,
-    2,
-    0.5,
-    -0.0,
-    1e-320,
-    1e308,
-    10**30,
-    "",
-    "inf",
-    "cpu",
-    "cuda:1",
-    "x",
-    "\ud800",
-]
-ODD += [math.nan, math.inf, [], {}, [[]], {"": None}]
+ODD = [None, True, False, 0, 1, -1, 2, 0.5, -0.0, 1e-320, 1e308, 10**30, math.nan, math.inf]
+ODD += ["", "inf", "cpu", "cuda:1", "x", "\ud800", [], {}, [[]], {"": None}]
 
 
 def edit_document(document: Any, data: st.DataObject) -> None:
@@ -738,19 +706,6 @@ def edit_document(document: Any, data: st.DataObject) -> None:
     else:
         again = data.draw(st.sampled_from(["", "x", "cpu", *map(str, whole), *map(str, other)]))
         whole[again] = whole[key] if kind == "double" else whole.pop(key)
-
-
-@given(**SCHEDULES, data=st.data())
-def test_a_file_with_another_document_does_no_harm(
-    graph: asc.Graph, machine: asc.Machine, policy: str, data: st.DataObject
-) -> None:
-    text = text_of(graph, machine, policy)
-    for _ in range(AT_ONCE):
-        document = json.loads(text)
-        for _ in range(data.draw(st.integers(1, 2))):
-            if document:
-                edit_document(document, data)
-        assert_refused_or_right(json.dumps(document).encode(), graph)
 
 
 def edit_program(lines: list[str], data: st.DataObject) -> None:
@@ -781,20 +736,46 @@ def edit_program(lines: list[str], data: st.DataObject) -> None:
             lines[i] = " ".join(new if word == old else word for word in lines[i].split())
 
 
-@given(**SCHEDULES, data=st.data())
-def test_a_file_with_another_program_does_no_harm(
-    graph: asc.Graph, machine: asc.Machine, policy: str, data: st.DataObject
+def with_other_bytes(text: str, data: st.DataObject) -> bytes:
+    changed = bytearray(text.encode())
+    for _ in range(data.draw(st.integers(1, 3))):
+        edit_bytes(changed, data)
+    return bytes(changed)
+
+
+def with_another_document(text: str, data: st.DataObject) -> bytes:
+    document = json.loads(text)
+    for _ in range(data.draw(st.integers(1, 2))):
+        if document:
+            edit_document(document, data)
+    return json.dumps(document).encode()
+
+
+def with_another_program(text: str, data: st.DataObject) -> bytes:
+    document = json.loads(text)
+    lines = document["program"]
+    for _ in range(data.draw(st.integers(1, 3))):
+        if lines:
+            edit_program(lines, data)
+    runs = [line.split() for line in lines if line.split()[1:2] == ["run"]]
+    document["placement"] = {words[-1]: words[0].partition("/")[0] for words in runs}
+    return json.dumps(document).encode()
+
+
+@pytest.mark.parametrize("changed", [with_other_bytes, with_another_document, with_another_program])
+@given(
+    graph=graphs(most=6), machine=machines(), policy=st.sampled_from([*POLICIES]), data=st.data()
+)
+def test_no_file_does_harm(
+    changed: Callable[[str, st.DataObject], bytes],
+    graph: asc.Graph,
+    machine: asc.Machine,
+    policy: str,
+    data: st.DataObject,
 ) -> None:
     text = text_of(graph, machine, policy)
     for _ in range(AT_ONCE):
-        document = json.loads(text)
-        lines = document["program"]
-        for _ in range(data.draw(st.integers(1, 3))):
-            if lines:
-                edit_program(lines, data)
-        runs = [line.split() for line in lines if line.split()[1:2] == ["run"]]
-        document["placement"] = {words[-1]: words[0].partition("/")[0] for words in runs}
-        assert_refused_or_right(json.dumps(document).encode(), graph)
+        assert_refused_or_right(changed(text, data), graph)
 
 
 def test_a_schedule_with_places_is_loaded_for_the_graph_without(tmp_path):
