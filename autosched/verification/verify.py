@@ -39,6 +39,7 @@ import numpy as np
 
 from autosched._lib.allowed import is_storage
 from autosched.errors import GraphError, ProgramError
+from autosched.graph.flow import flow, rows_of
 from autosched.graph.graph import HOST, STORAGE, Graph, Task, Use, Value
 from autosched.graph.regions import Accesses, Region
 from autosched.machine.machine import Machine
@@ -142,7 +143,11 @@ def check_storage(program: Program, graph: Graph) -> None:
                 raise ProgramError(excerpt(program, at, "place", what, None))
 
 
-_Place = tuple[int, int, str]  # a version of a value on a device
+# A version of a value on a device, as one number: that of the value, plus _DEVICE times that of the
+# device, plus _VERSION times the version.
+_Place = int
+_DEVICE = 1 << 32
+_VERSION = 1 << 64
 _GIVEN = -1  # the maker of inputs and constants
 
 # What is said of pairs that are not ordered.
@@ -156,55 +161,66 @@ _IN_USE = "{about} is freed while {other} may still use it"
 class _Memory:
     """A block: who accessed it, and who may free it. Accesses are lines."""
 
-    __slots__ = ("accesses", "freed", "kept", "owner", "place", "uses")
+    __slots__ = ("accesses", "freed", "kept", "maker", "owner", "place", "uses")
 
     def __init__(self, place: _Place, owner: Stream | None, accesses: Accesses | None, line: int):
         self.place = place  # for which it was made
         self.owner = owner  # None if any stream of the device may free it
         self.accesses = accesses  # None if nothing writes it after it is made
+        self.maker = line
         self.uses = [line]
         self.freed = False
         self.kept = False  # inputs, constants and outputs are not freed
 
 
-# A value on a device: its memory and its maker. The maker of a view did not write the memory.
-_Held = tuple[_Memory, int]
+class _Devices(dict[str, int]):
+    """The number of each device, times ``_DEVICE``."""
+
+    def __missing__(self, name: str) -> int:
+        self[name] = len(self) * _DEVICE
+        return self[name]
 
 
 class _Table:
-    """The versions of values on devices, where lowering has ``program.residency``."""
+    """The memory of versions of values on devices, where lowering has ``program.residency``."""
 
     def __init__(self) -> None:
-        self.held: dict[_Place, _Held] = {}
-        # The version that came last to a device, if it is not 0, and those written before their turn.
-        self.last: dict[tuple[int, str], int] = {}
-        self.early: dict[tuple[int, str], set[int]] = {}
+        self.held: dict[_Place, _Memory] = {}
+        # The makers of views, and of what was copied over inputs. They did not make the memory.
+        self.makers: dict[_Place, int] = {}
+        # By value and device, the version that came last, if it is not 0, and those written before
+        # their turn.
+        self.last: dict[_Place, int] = {}
+        self.early: dict[_Place, set[int]] = {}
 
-    def put(self, place: _Place, held: _Held) -> None:
+    def put(self, place: _Place, block: _Memory, maker: int) -> None:
         """Note that a version is on a device."""
-        self.held[place] = held
-        value, version, device = place
-        if version or self.last:
-            self.last[value, device] = version
-            self.early.pop((value, device), None)
+        self.held[place] = block
+        if maker != block.maker or self.makers:
+            self.makers[place] = maker
+        if place >= _VERSION or self.last:
+            version, where = divmod(place, _VERSION)
+            self.last[where] = version
+            self.early.pop(where, None)
 
-    def get(self, place: _Place) -> _Held | None:
+    def get(self, place: _Place) -> _Memory | None:
         """Return what a device has of a version, all parts of which are there."""
-        if self.early and (place[0], place[2]) in self.early:
+        if self.early and place % _VERSION in self.early:
             return None
         return self.held.get(place)
 
-    def latest(self, value: int, device: str) -> int | None:
-        """Return the version of a value that a device has."""
-        version = self.last.get((value, device), 0)
-        return version if (value, version, device) in self.held else None
+    def latest(self, where: _Place) -> _Place | None:
+        """Return the place of the version of a value that a device has; ``where`` is any of them."""
+        where %= _VERSION
+        place = where + self.last.get(where, 0) * _VERSION
+        return place if place in self.held else None
 
     def change(self, place: _Place) -> None:
         """Apply a write, which leaves the next version, unless others have still to come."""
-        value, version, device = place
-        held = self.held.pop(place, None)
-        early = self.early.setdefault((value, device), set())
-        if held is None:
+        version, where = divmod(place, _VERSION)
+        block = self.held.pop(place, None)
+        early = self.early.setdefault(where, set())
+        if block is None:
             early.add(version)
             return
         version += 1
@@ -212,9 +228,11 @@ class _Table:
             early.remove(version)
             version += 1
         if not early:
-            del self.early[value, device]
-        self.held[value, version, device] = held
-        self.last[value, device] = version
+            del self.early[where]
+        changed = where + version * _VERSION
+        self.held[changed] = block
+        self.makers[changed] = self.makers.pop(place, block.maker)
+        self.last[where] = version
 
 
 def check_run(
@@ -233,6 +251,7 @@ def check_run(
         refusal = error
     before, line = (np.frombuffer(pairs, np.int64) for pairs in (walk.before, walk.line))
     found = ordered(program, before, line)
+    del walk.laws  # which has the walk: it is large
     if not found.all():
         _Walk(program, graph, at, int(found.argmin())).run()
     if refusal is not None:
@@ -254,6 +273,14 @@ class _Walk:
         self.graph = graph
         self.places = at  # of tasks constrained to the host or to storage
         self.refused = refused
+        self.bonds = bool(graph.kept_together)
+        # By task, those after which it must run by order alone.
+        self.follows: dict[int, list[int]] = {}
+        known = flow(graph)
+        for task, before in zip(
+            rows_of(known.after_at).tolist(), known.after.tolist(), strict=True
+        ):
+            self.follows.setdefault(task, []).append(before)
         # By set of values kept together, the first run that made or wrote one.
         self.bound: dict[tuple[int, ...], Run] = {}
         self.laws = RankLaws(program, self._fail)
@@ -271,6 +298,7 @@ class _Walk:
         self.tasks = {task.name: task for task in graph.tasks}
         self.inputs = dict(program.inputs)
         self.outputs = dict(program.outputs)
+        self.devices = _Devices()
         self.table = _Table()
         # The roots that tasks write in place.
         self.rewritten = {graph.values[u.value].root for task in graph.tasks for u in task.writes}
@@ -303,7 +331,7 @@ class _Walk:
         if found != names:
             self._fail("result", f"the program's inputs are {found}, the graph's {names}")
         for name, device in self.program.inputs:
-            place = self.index[name], 0, device
+            place = self.index[name] + self.devices[device]
             self.home[name] = block = self._new(place, None, Accesses())
             block.kept = True
             self.shared[block] = []
@@ -312,23 +340,26 @@ class _Walk:
         if record.event in self.events:
             self._fail("events", f"event e{record.event} is recorded twice")
         self.events.add(record.event)
-        self.laws.record(record)
+        if self.laws.rank:
+            self.laws.record(record)
 
     def _wait(self, wait: Wait) -> None:
         if wait.ago:
             return
         if wait.event not in self.events:
             self._fail("events", f"event e{wait.event} is waited for but not recorded before")
-        self.laws.wait(wait)
+        if self.laws.rank:
+            self.laws.wait(wait)
 
     def _run(self, run: Run) -> None:
         task = self.tasks.get(run.task) or self._unknown(run)
-        device = run.stream.device
+        device = self.devices[run.stream.device]
         if task.index in self.ran:
             self._fail("single", f"task {task.name!r} runs twice")
-        self._place(run, task)
-        for other, kind in task.dependencies:
-            if kind == "order":
+        if task.device is not None or self.bonds or self.laws.rank:
+            self._place(run, task)
+        if self.follows:
+            for other in self.follows.get(task.index, ()):
                 self._follow(task, self.graph.tasks[other])
         writes = task.writes
         used: dict[int, _Memory] = {}
@@ -337,17 +368,17 @@ class _Walk:
         if writes:
             written = [used[use.value] for use in writes]
             for value, version in task.changes:
-                self._change((value, version, device), task, written)
+                self._change(value + device + version * _VERSION, task, written)
         for use in task.outputs:
             if self.graph.is_used(use.value):
-                self._make(run, use, used)
+                self._make(run, use.value + device + use.version * _VERSION, use.value, used)
         self.ran[task.index] = self.at
 
     def _place(self, run: Run, task: Task) -> None:
         must = None if task.device is None else self.places.get(task.device, task.device)
         if must not in (None, run.stream.device):
             self._fail("place", f"task {task.name!r} must run on {must}")
-        for values in self.graph.bonds(task) if self.graph.kept_together else ():
+        for values in self.graph.bonds(task) if self.bonds else ():
             first = self.bound.setdefault(values, run)
             if first.stream.device != run.stream.device:
                 self._fail(
@@ -358,8 +389,8 @@ class _Walk:
 
     def _change(self, place: _Place, task: Task, written: Sequence[_Memory]) -> None:
         """Apply a write: what a device has of a value is in the memory that is written."""
-        held = self.table.held.get(place)
-        if held is not None and held[0] not in written and not held[0].freed:
+        block = self.table.held.get(place)
+        if block is not None and block not in written and not block.freed:
             self._fail(
                 "presence",
                 f"task {task.name!r} changes {self._named(place)}, which is there in memory of its own",
@@ -372,17 +403,19 @@ class _Walk:
             self._fail("order", f"{what} has not run")
         self._order(self.ran[before.index], "order", _NOT_AFTER, what)
 
-    def _access(self, device: str, task: Task, use: Use, writes: bool) -> _Memory:
+    def _access(self, device: int, task: Task, use: Use, writes: bool) -> _Memory:
         """Check one argument of a task."""
         index, version = use
-        value = self.graph.values[index]
         region = None if task.region is None else self.graph.touched(task, index)
         if region is None:
-            place = index, version, device
-            block = self._use(place, self.table.get(place), value.region, writes)
-        else:  # the versions of other regions are irrelevant
-            present = self.table.latest(index, device)
-            place = index, version if present is None else present, device
+            place = index + device + version * _VERSION if version else index + device
+            block = self._use(place, self.table.get(place), None, writes)
+            if not writes:
+                return block
+        value = self.graph.values[index]
+        if region is not None:  # the versions of other regions are irrelevant
+            present = self.table.latest(index + device)
+            place = index + device + version * _VERSION if present is None else present
             block = self._use(place, self.table.held.get(place), region, writes)
             self._check_region(task, value, block, region)
         if (
@@ -418,17 +451,16 @@ class _Walk:
                     "presence", f"{value.name!r} was overwritten by task {late.task!r}", other
                 )
 
-    def _make(self, run: Run, use: Use, used: Mapping[int, _Memory]) -> None:
+    def _make(self, run: Run, place: _Place, index: int, used: Mapping[int, _Memory]) -> None:
         """Put a result into a new block, or into that of its base if it is a view."""
-        made = self.graph.values[use.value]
-        place = use.value, use.version, run.stream.device
-        if made.root == use.value:
+        made = self.graph.values[index]
+        if made.root == index:
             self._new(place, run.stream, self._accesses(made))
         else:
             base = next(
                 block for value, block in used.items() if self.graph.values[value].root == made.root
             )
-            self.table.put(place, (base, self.own))
+            self.table.put(place, base, self.own)
 
     def _accesses(self, made: Value) -> Accesses | None:
         """Return the accesses of a new block; None if nothing writes it after it is made."""
@@ -452,18 +484,18 @@ class _Walk:
                 f"a copy from {copy.source} to {copy.destination} is on a stream of one of the two",
             )
         value = self._value(copy.value)
-        source = value.index, copy.version, copy.source
-        crosses = self.laws.crosses(copy)
-        self._use(source, self.table.get(source), value.region, writes=False)
+        index = value.index + copy.version * _VERSION
+        source = index + self.devices[copy.source]
+        crosses = bool(self.laws.rank) and self.laws.crosses(copy)
+        self._use(source, self.table.get(source), None, writes=False)
         if crosses:
             assert copy.also is not None
             self.own = len(self.program) + self.at
-        self._fill(copy, value)
+        self._fill(copy, value, index + self.devices[copy.destination])
 
-    def _fill(self, copy: Copy, value: Value) -> None:
+    def _fill(self, copy: Copy, value: Value, target: _Place) -> None:
         """Check that a copy may write its destination."""
-        target = value.index, copy.version, copy.destination
-        if (there := self.table.get(target)) is not None and not there[0].freed:
+        if (there := self.table.get(target)) is not None and not there.freed:
             self._fail("single", f"{self._named(target)} is there already")
         if copy.overwrite:
             block = self.home.get(copy.value)
@@ -473,34 +505,38 @@ class _Walk:
                 )
             self._touch(block, value.region, writes=True)
             self._empty(block, copy)
-            self.table.put(target, (block, self.own))
+            self.table.put(target, block, self.own)
         else:
-            streams = (copy.stream, copy.also)
-            owner = next((s for s in streams if s and s.device == copy.destination), None)
+            owner: Stream | None = copy.stream
+            if copy.stream.device != copy.destination:
+                also = copy.also
+                owner = also if also is not None and also.device == copy.destination else None
             self._new(target, owner, self._accesses(value))
 
     def _empty(self, block: _Memory, copy: Copy) -> None:
         """Note that a copy replaces all that a block held: a value, and views of it."""
         for index in self.graph.members(self.index[copy.value]):
             for version in range(self.graph.last_version(index) + 1):
-                place = index, version, copy.destination
-                held = self.table.held.get(place)
-                if held is not None and held[0] is block:
+                place = index + self.devices[copy.destination] + version * _VERSION
+                if self.table.held.get(place) is block:
                     del self.table.held[place]
 
     def _value(self, name: str) -> Value:
+        index = self.index.get(name)
+        if index is not None:
+            return self.graph.values[index]
         try:
             return self.graph.value(name)
         except GraphError as error:
             self._fail("presence", str(error))
 
     def _free(self, free: Free) -> None:
-        place = self.index.get(free.value, -1), free.version, free.stream.device
-        held = self.table.get(place)
-        if held is None:
+        index = self.index.get(free.value)
+        place = (index or 0) + self.devices[free.stream.device] + free.version * _VERSION
+        block = None if index is None else self.table.get(place)
+        if block is None:
             named = _named(free.value, free.version, free.stream.device)
             self._fail("free", f"{named} is not there to be freed")
-        block = held[0]
         if block.freed:
             self._fail("free", f"{self._named(place)} is freed twice")
         if block.kept:
@@ -509,11 +545,12 @@ class _Walk:
         if block.owner is not None and free.stream != block.owner:
             what = f"was allocated on {block.owner}, and only that stream may free it"
             self._fail("free", f"{self._named(place)} {what}")
-        last = {self.streams[use]: use for use in block.uses}
+        streams = self.streams
+        last = {streams[use]: use for use in block.uses}
         for use in last.values():
             self._order(use, "free", _IN_USE, place)
         block.freed = True
-        block.uses = []
+        block.uses.clear()
 
     def _end(self) -> None:
         self.at = len(self.program)
@@ -525,10 +562,10 @@ class _Walk:
         if found != labels:
             self._fail("result", f"the program's outputs are {found}, the graph's {labels}")
         for label, index in self.graph.outputs.items():
-            place = index, self.graph.last_version(index), self.outputs[label]
+            place = self._last(index, self.outputs[label])
             self._final(place, f"output {label!r}").kept = True
         for value in self.graph.sources:
-            place = value.index, self.graph.last_version(value.index), self.inputs[value.name]
+            place = self._last(value.index, self.inputs[value.name])
             if self._final(place, f"input {value.name!r}") is not self.home[value.name]:
                 self._fail(
                     "result", f"{self._named(place)} is not in the caller's memory at the end"
@@ -537,42 +574,51 @@ class _Walk:
             if not block.freed and not block.kept:
                 self._fail("free", f"{self._named(block.place)} is never freed")
 
+    def _last(self, index: int, device: str) -> _Place:
+        return index + self.devices[device] + self.graph.last_version(index) * _VERSION
+
     def _final(self, place: _Place, what: str) -> _Memory:
-        held = self.table.get(place)
-        if held is None:
+        block = self.table.get(place)
+        if block is None:
             self._fail("result", f"{what}, {self._named(place)}, is not there at the end")
-        if held[0].freed:
+        if block.freed:
             self._fail("result", f"{what}, {self._named(place)}, is freed")
-        return held[0]
+        return block
 
     def _new(self, place: _Place, owner: Stream | None, accesses: Accesses | None) -> _Memory:
         block = _Memory(place, owner, accesses, self.own)
         self.blocks.append(block)
-        self.table.put(place, (block, self.own))
+        self.table.put(place, block, self.own)
         return block
 
-    def _use(self, place: _Place, held: _Held | None, region: Region, writes: bool) -> _Memory:
-        """Check a read: present, not freed, and after its writer and its maker."""
-        if held is None:
+    def _use(
+        self, place: _Place, block: _Memory | None, region: Region | None, writes: bool
+    ) -> _Memory:
+        """Check a read: present, not freed, and after its writer and its maker.
+
+        It is one of the whole value, if no region is given.
+        """
+        if block is None:
             self._fail("presence", f"{self._named(place)} is read but {self._missing(place)}")
-        block, maker = held
         if block.freed:
             self._fail("presence", f"{self._named(place)} is read after it was freed")
-        self._order(maker, "order", _NOT_MADE, place)
-        self._touch(block, region, writes, place)
+        makers = self.table.makers
+        maker = makers.get(place, block.maker) if makers else block.maker
+        if maker != _GIVEN:
+            self._order(maker, "order", _NOT_MADE, place)
+        if block.accesses is None:  # nothing but its maker writes it
+            block.uses.append(self.own)
+        else:
+            whole = self.graph.values[place % _DEVICE].region
+            self._touch(block, whole if region is None else region, writes, place)
         return block
 
     def _touch(
         self, block: _Memory, region: Region, writes: bool, place: _Place | None = None
     ) -> None:
-        """Require that an access happens after all accesses with which it conflicts.
-
-        Those that only read memory which nothing writes conflict with its maker alone, which was
-        required already.
-        """
+        """Require that an access happens after all accesses with which it conflicts."""
+        assert block.accesses is not None
         block.uses.append(self.own)
-        if block.accesses is None:
-            return
         if block in self.shared:
             self.shared[block].append(Access(self.at, region, writes))
         readers: Sequence[int] = ()
@@ -591,7 +637,7 @@ class _Walk:
             return
         if len(self.line) == self.refused:
             other = before % len(self.program)
-            named = self._named(about) if isinstance(about, tuple) else about
+            named = self._named(about) if isinstance(about, int) else about
             what = words.format(
                 about=named,
                 other=in_words(self.program, other),
@@ -602,17 +648,21 @@ class _Walk:
         self.line.append(self.own)
 
     def _missing(self, place: _Place) -> str:
-        value, version, device = place
-        present = self.table.latest(value, device)
-        if present is not None and present > version:
-            return f"was overwritten by version {present}"
-        elsewhere = [p[2] for p in self.table.held if p[:2] == (value, version) and p[2] != device]
-        if present is not None and present == version:
+        present = self.table.latest(place)
+        if present is not None and present > place:
+            return f"was overwritten by version {present // _VERSION}"
+        if present == place:
             return "a part of it was overwritten by what comes later"
+        elsewhere = [name for name, number in self.devices.items() if self._at(place, number)]
         where = (
             f"it is on {elsewhere[0]}: a copy is missing" if elsewhere else "nothing made it before"
         )
         return f"not there; {where}"
+
+    def _at(self, place: _Place, device: int) -> bool:
+        """Whether a version is on a device."""
+        version, where = divmod(place, _VERSION)
+        return where % _DEVICE + device + version * _VERSION in self.table.held
 
     def _unknown(self, run: Run) -> NoReturn:
         try:
@@ -630,8 +680,9 @@ class _Walk:
         )
 
     def _named(self, place: _Place) -> str:
-        value, version, device = place
-        return _named(self.names[value], version, device)
+        version, where = divmod(place, _VERSION)
+        number, index = divmod(where, _DEVICE)
+        return _named(self.names[index], version, [*self.devices][number])
 
     def _fail(self, law: str, what: str, other: int | None = None) -> NoReturn:
         raise ProgramError(excerpt(self.program, self.at, law, what, other))
