@@ -235,7 +235,7 @@ def main() -> None:
         "Training steps on two processes",
         [
             f"## Data parallelism, and DistributedDataParallel\n\n{table(head, steps)}",
-            "Targets: ratios of 1.1, and 1.5 for the small model.",
+            "Target: ratios of 1.15.",
             f"## Pipelines of {CHUNKS} micro-batches, and torch.distributed.pipelining\n\n"
             f"{table([*head, 'predicted', 'of least'], pipelines)}",
             "Target: the predicted time is 0.95 of the measured one, or more.",

@@ -70,8 +70,8 @@ MAY_IMPORT = {
     # futures of submitted calls are those of runs
     "frontends": [*INPUTS, "coarsening", "fusion", "policies", "runtime", "scheduling"],
     "testing": [*IR, "policies", "problem", "runtime", "scheduling", "simulation"],
-    # the public API, and helpers; settings of optimizers as inputs; agreement of ranks
-    "parallel": ["_lib", "autosched", "frontends", "runtime", "viz"],  # draws a curve
+    # the public API, and helpers; settings of optimizers as inputs; the ranks that were joined
+    "parallel": ["_lib", "autosched", "frontends", "machine", "runtime", "viz"],  # draws a curve
     "demo": ["autosched", "runtime", "viz"],
     "cli": [
         *[
@@ -97,7 +97,7 @@ MAY_IMPORT["autosched"] = sorted(set(MAY_IMPORT) - {"autosched", "cli", "demo", 
 # Planning works without torch, so the modules below torch-free ones are named one by one.
 MAY_IMPORT_TORCH = {
     *["cli", "demo", "frontends", "fusion", "measurement", "parallel", "testing"],
-    *["_lib.fake_tensors", "costs.estimate", "graph.gradients"],
+    *["_lib.fake_tensors", "_lib.process_group", "costs.estimate", "graph.gradients"],
     *["runtime.backends", "runtime.profile", "runtime.ranks", "runtime.replay"],
     *["machine.machine", "machine.hardware"],  # Machine.local, inside functions
     "graph.files",  # to read a file, inside functions

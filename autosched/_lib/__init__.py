@@ -17,7 +17,7 @@ gc_pause      pausing cyclic garbage collection
 jit           compiling loops with numba where it pays off
 json_reader   JSON checked against a shape
 logs          the logger ``autosched``
-meeting       several processes that agree on a text
+process_group the processes that torch.distributed joins: agreements and failures
 quiet         silencing torch's logs of failed fake tensor operations
 replacing     replacing attributes for a while
 tensor_guards comparing properties of tensors in compiled code

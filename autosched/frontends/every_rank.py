@@ -19,15 +19,15 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from autosched import errors
 from autosched._lib.aliasing import are_apart, extents, first_meeting
 from autosched._lib.tree import flatten
-from autosched.errors import AutoschedError, HazardError, ScheduleError, shown
+from autosched.errors import HazardError, ScheduleError, shown
 from autosched.frontends.captured import Captured
 from autosched.frontends.random_state import add_state
 from autosched.graph.effects import communicates, counts_in_memory
 from autosched.graph.graph import Value
 from autosched.graph.pinning import by_pattern
+from autosched.machine.cluster import joined
 from autosched.machine.machine import Machine
 
 __all__ = ["CallAgreement", "Ends", "drawing_on_one", "lines_of", "on_every_rank"]
@@ -57,9 +57,7 @@ class Ends:
             self._check_apart(inputs)
         except HazardError as error:
             if not self.is_alone:
-                from autosched.runtime.ranks.session import session
-
-                session().give_up("rank", f"rank {session().rank}: HazardError: {error}")
+                joined().fail_by(error)
             raise
 
     def _check_apart(self, inputs: Mapping[str, Any]) -> None:
@@ -192,56 +190,38 @@ class CallAgreement:
     """What the ranks of a compiled function agree on."""
 
     def __init__(self, name: str):
-        from autosched.runtime.ranks.gathering import Gathering
-
         self.name = name
-        self._ranks = Gathering()
+        self._group = joined()
 
     def same(self, number: int, why: Callable[[], str]) -> None:
         """Raise ScheduleError, on all ranks, unless all have the same number, of a capture.
 
         It is 0 for a new one, ``why`` says for what reason, and -1 where a call is wrong.
         """
-        found = [each for (each,) in self._ranks.gather([number], f"a call of {self.name!r}")]
-        if found != [number] * len(found):
-            self._ranks.agree(f"a call of {self.name!r}", why(), self._refuse)
-
-    def _refuse(self, texts: Sequence[str]) -> str:
-        by_kind = {text: f"rank {rank} {text}" for rank, text in reversed([*enumerate(texts)])}
-        kinds = sorted(by_kind.values(), key=lambda text: "uses capture" in text)
-        raise ScheduleError(
-            f"the ranks call {self.name!r} differently: {', '.join(kinds[:2])}; all of them must call it with "
-            "equal arguments, and with modules and optimizers in the same state"
-        )
+        what = f"a call of {self.name!r}"
+        if any(each != [number] for each in self._group.gather(what, [number])):
+            texts = self._group.texts(f"{what}, to compare", why())
+            by_kind = {text: f"rank {rank} {text}" for rank, text in reversed([*enumerate(texts)])}
+            kinds = sorted(by_kind.values(), key=lambda text: "uses capture" in text)
+            raise ScheduleError(
+                f"the ranks call {self.name!r} differently: {', '.join(kinds[:2])}; all of them "
+                "must call it with equal arguments, and with modules and optimizers in the same state"
+            )
 
     def together(self, do: Callable[[], T], describe: Callable[[T], Sequence[str]]) -> T:
         """Return what a function returns; raise on all ranks what it raises on one.
 
         Raises ScheduleError with the first line of the descriptions that differs.
         """
-        found: list[T] = []
-        mine: dict[str, Any] = {}
-        try:
-            found.append(do())
-            mine["lines"] = [*describe(found[0])]
-        except AutoschedError as error:
-            mine["error"] = [type(error).__name__, str(error)]
-        self._ranks.agree(f"the capture of {self.name!r}", json.dumps(mine), self._compared)
-        return found[0]
-
-    def _compared(self, texts: Sequence[str]) -> str:
-        ranks = [json.loads(text) for text in texts]
-        for rank, each in enumerate(ranks):
-            if "error" in each:
-                kind, text = each["error"]
-                raised: type[AutoschedError] = getattr(errors, kind)
-                raise raised(f"rank {rank}: {text}")
-        for rank, each in enumerate(ranks):
-            for here, there in zip_longest(each["lines"], ranks[0]["lines"], fillvalue="nothing"):
+        what = f"the capture of {self.name!r}"
+        made = self._group.together(what, do)
+        first, *others = map(json.loads, self._group.texts(what, json.dumps([*describe(made)])))
+        for rank, lines in enumerate(others, 1):
+            for here, there in zip_longest(lines, first, fillvalue="nothing"):
                 if here != there:
-                    lines = f"\n    rank 0:  {there}\n    rank {rank}:  {here}"
-                    raise ScheduleError(f"rank {rank} has captured another {self.name!r}{lines}")
-        return ""
+                    both = f"\n    rank 0:  {there}\n    rank {rank}:  {here}"
+                    raise ScheduleError(f"rank {rank} has captured another {self.name!r}{both}")
+        return made
 
 
 def lines_of(graph: Captured) -> list[str]:

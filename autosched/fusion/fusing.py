@@ -213,13 +213,11 @@ class _Fusion:
         kinds = ["cpu"] if self.machine.imagined else [device.kind for device in devices]
         missing = map(unavailable, dict.fromkeys(kinds)) if self.compiler is None else ()
         own = next(filter(None, missing), "")
-        return self._agreed(own, _first_reason)
+        return _first_reason(self._texts(own))
 
-    def _agreed(self, own: str, decide: Callable[[Sequence[str]], str]) -> str:
-        """Return what rank 0 makes of the texts of all ranks; in one process, its own text."""
-        if self.machine.rank is None:
-            return own
-        return joined().meeting.agree("fuse()", own, decide)
+    def _texts(self, own: str) -> Sequence[str]:
+        """Return the texts of all ranks; in one process, its own."""
+        return [own] if self.machine.rank is None else joined().texts("fuse()", own)
 
     def unfused(self, why: str | None = None) -> _Fused:
         """Return a copy of the graph without regions, for one reason or several."""
@@ -237,7 +235,7 @@ class _Fusion:
         seconds = [made.schedule.makespan for _, made in planned]
         if not self._is_measurable():
             times = [*seconds, self.plain.makespan]
-            best = int(self._agreed(str(times.index(min(times))), lambda texts: texts[0]))
+            best = int(self._texts(str(times.index(min(times))))[0])
             return planned[best][1] if best < len(planned) else self.unfused()
         # 3. Compile, compare and measure
         most = (1 - _LEAST_GAIN) * self._with_waits(planned[0][1])
@@ -446,6 +444,8 @@ def _following(placement: Placement) -> Policy:
 
 def _first_reason(reasons: Sequence[str]) -> str:
     """Return the reason of the first rank that has one."""
+    if len(reasons) == 1:
+        return reasons[0]
     return next((f"rank {rank}: {why}" for rank, why in enumerate(reasons) if why), "")
 
 

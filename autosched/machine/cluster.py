@@ -1,35 +1,30 @@
-"""Join the processes that torchrun started, and gather their devices.
-
-Each process, a *rank*, keeps one object for the ranks that it joined. It has the store through which
-they agree. Tensors travel elsewhere.
-"""
+"""Join the processes that torchrun started, and gather their devices. Each process is a *rank*."""
 
 from __future__ import annotations
 
 import atexit
 import json
-import math
 import os
 import socket
 import sys
+import time
+import uuid
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from autosched._lib.allowed import is_number
 from autosched._lib.forks import forks
-from autosched._lib.meeting import Meeting, common_token, connected
-from autosched._lib.processes import identity
-from autosched.errors import MachineError, RankError, shown
+from autosched.errors import AutoschedError, MachineError, RankError
 from autosched.machine.machine import Device, Link, Machine, Network
 from autosched.machine.network import named_network
 
-__all__ = ["HEARTBEAT", "Joined", "cluster", "current", "join", "joined", "leave", "rank_among"]
+if TYPE_CHECKING:
+    from autosched._lib.process_group import ProcessGroup
 
-HEARTBEAT = 10.0
-_MOMENT = 1.0  # seconds
+__all__ = ["cluster", "current", "join", "joined", "leave", "rank_among"]
+
 _HOW = (
     "start the program by torchrun --nproc-per-node=2 ..., or call "
     "torch.distributed.init_process_group first"
@@ -37,39 +32,26 @@ _HOW = (
 # Of gloo between two processes on one host, over loopback.
 _LOOPBACK = Network(6e9, latency=25e-6)
 _NETWORK = Network(1e9, latency=5e-5, on_host=_LOOPBACK)  # 10 Gbit/s
+_PAUSE = 1e-3  # seconds between two looks at a store
+
+_current: list[tuple[ProcessGroup, int]] = []  # with the number of forks before
 
 
-@dataclass(eq=False)
-class Joined:
-    """The place of this process among its ranks. ``store`` is theirs alone."""
-
-    rank: int
-    size: int
-    store: Any
-    meeting: Meeting
-    hosts: tuple[str, ...] = ()
-    heartbeat: float | None = HEARTBEAT  # seconds after which a silent rank is given up
-    process: int = field(default_factory=forks)
-
-
-_current: list[Joined] = []
-
-
-def joined() -> Joined:
-    """Return what this process joined last. Raises MachineError if it joined nothing."""
+def joined() -> ProcessGroup:
+    """Return the ranks that this process joined. Raises MachineError if it joined none."""
     found = current()
     if found is None:
         raise MachineError("this process has joined no others; call Machine.cluster()")
     return found
 
 
-def current() -> Joined | None:
-    """Return what this process joined last, if anything; a forked one joined nothing.
+def current() -> ProcessGroup | None:
+    """Return the ranks that this process joined, if any; a forked one joined none.
 
     It keeps what its parent joined: to drop it would end threads that are not there.
     """
-    found = _current[-1] if _current else None
-    return found if found is not None and found.process == forks() else None
+    found, process = _current[-1] if _current else (None, 0)
+    return found if process == forks() else None
 
 
 def rank_among(ranks: Mapping[str, int]) -> int | None:
@@ -78,92 +60,112 @@ def rank_among(ranks: Mapping[str, int]) -> int | None:
     return found.rank if found is not None and found.rank in ranks.values() else None
 
 
-def leave() -> None:
-    """Forget what this process joined."""
-    _current.clear()
-
-
-def cluster(
-    network: str | Network | None, timeout: float, heartbeat: float | None, local: Machine
-) -> Machine:
+def cluster(network: str | Network | None, timeout: float, local: Machine) -> Machine:
     """Return the machine of all ranks. Collective: each rank calls it with its own machine."""
     from autosched.machine.sharing import described
 
     between = None if network is None else named_network(network)
-    if heartbeat is not None and not (is_number(heartbeat) and 0 < heartbeat < math.inf):
-        given = f"got {shown(heartbeat)}"
-        raise MachineError(f"heartbeat must be a number of seconds above 0, or None, {given}")
-    is_chosen = isinstance(network, Network)
     if current() is None:
         _join_by_torch(timeout)
-    meeting = joined().meeting
-    meeting.timeout = timeout
-    joined().heartbeat = heartbeat
+    group = joined()
     mine = {"versions": _versions(), "host": socket.gethostname(), "machine": local.to_json()}
-    mine |= described(local)
-    text = meeting.agree(
-        "Machine.cluster()", json.dumps(mine), lambda texts: _gathered(texts, between, is_chosen)
-    )
-    machine = Machine.from_json(text)
+    texts = group.texts("Machine.cluster()", json.dumps(mine | described(local)))
+    machine = _gathered(texts, between, isinstance(network, Network))
     hosts = {device.rank: device.host or "" for device in machine.devices}
-    joined().hosts = tuple(hosts[rank] for rank in range(joined().size))
+    group.hosts = [hosts[rank] for rank in range(group.size)]
+    if machine.network is not None and machine.network.direct:
+        group.join_devices(timeout)
     return machine
 
 
-def join(store: Any, rank: int, size: int, timeout: float) -> Joined:
-    """Join the ranks that share a store of torch.distributed."""
+def join(store: Any, rank: int, size: int, timeout: float) -> ProcessGroup:
+    """Join the processes that share a store of torch.distributed, in its default group."""
     dist = _torch()
-    own = dist.PrefixStore("autosched", store)
-    own = dist.PrefixStore(common_token(own, rank, size, timeout), own)
-    atexit.unregister(_end)  # once is enough
-    atexit.register(_end)
-    own.set(f"process/{rank}", identity())
-    _current.append(Joined(rank, size, own, Meeting(own, rank, size, timeout)))
-    return joined()
-
-
-def _end() -> None:
-    """Let others read what they agreed on: their store may end with this process."""
-    found = current()
-    if found is not None:
-        found.meeting.end()
-
-
-def _join_by_torch(timeout: float) -> None:
-    """Join the ranks of torch.distributed, which is initialised if it is not."""
-    dist = _torch()
-    if dist.is_initialized():
-        # The public functions of torch make no store from an initialised group.
-        store = dist.distributed_c10d._get_default_store()
-        join(store, dist.get_rank(), dist.get_world_size(), timeout)
-        return
-    rank, size = _environment()
-    try:
-        store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
-        found = join(store, rank, size, timeout)
-    except RuntimeError as error:  # of torch
-        if isinstance(error, MachineError):
-            raise
-        raise RankError(f"the ranks did not meet: {error}") from error
-    # Restarted processes find what earlier ones wrote to a store of torchrun's, so ours is new.
-    group = {"store": found.store, "rank": rank, "world_size": size}
-    # torch gives up before this process does, whose exit may be a signal while a thread is in torch.
-    make = partial(dist.init_process_group, "gloo", timeout=timedelta(seconds=timeout), **group)
-    connected(make, lambda: None, timeout + _MOMENT)
+    # Processes that are started again find what earlier ones wrote: so names are new.
+    store = dist.PrefixStore(_token(store, rank, size, timeout), store)
+    limit = timedelta(seconds=timeout)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
     dist.distributed_c10d._set_pg_timeout(dist.default_pg_timeout)
+    atexit.unregister(_destroy)  # once is enough
     atexit.register(_destroy)
+    return _joined_in(store, timeout)
 
 
-def _torch() -> Any:
-    import torch.distributed
+def _joined_in(store: Any, timeout: float) -> ProcessGroup:
+    """Join the processes of the default group of torch.distributed."""
+    from autosched._lib.process_group import ProcessGroup
 
-    return torch.distributed  # some of whose functions have no types
+    made = ProcessGroup(_torch().PrefixStore("autosched", store), timeout)
+    _current.append((made, forks()))
+    atexit.unregister(_close)
+    atexit.register(_close)
+    return made
+
+
+def leave() -> None:
+    """Leave the ranks that this process joined, and torch's group of them."""
+    _close()
+    _current.clear()
+    _destroy()
+
+
+def _close() -> None:
+    if (found := current()) is not None:
+        found.close()
 
 
 def _destroy() -> None:
     dist = _torch()
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _join_by_torch(timeout: float) -> None:
+    """Join the ranks of torch.distributed, which is initialised if it is not."""
+    dist = _torch()
+    try:
+        if dist.is_initialized():
+            # The public functions of torch make no store from an initialised group.
+            _joined_in(dist.distributed_c10d._get_default_store(), timeout)
+            return
+        rank, size = _environment()
+        store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
+        join(store, rank, size, timeout)
+    except RuntimeError as error:  # of torch
+        if isinstance(error, AutoschedError):
+            raise
+        raise RankError(f"the ranks did not meet: {error}") from error
+
+
+def _token(store: Any, rank: int, size: int, timeout: float) -> str:
+    """Return a text that these processes share, and that no earlier ones had.
+
+    Each process writes a number that nobody else has, and rank 0 answers the last one of each.
+    """
+    mine = uuid.uuid4().hex
+    store.set(f"hello/{rank}", mine)
+    if rank:
+        store.wait([f"token/{mine}"], timedelta(seconds=timeout))
+        token = str(store.get(f"token/{mine}").decode())
+        store.set(f"here/{token}/{rank}", "")
+        return token
+    missing = [*range(1, size)]
+    deadline = time.monotonic() + timeout
+    while missing:
+        for other in missing:
+            if store.check([f"hello/{other}"]):
+                store.set(f"token/{store.get(f'hello/{other}').decode()}", mine)
+        missing = [other for other in missing if not store.check([f"here/{mine}/{other}"])]
+        if missing and time.monotonic() > deadline:
+            raise RankError(f"rank {missing[0]} did not come within {timeout:g} s")
+        time.sleep(_PAUSE)
+    return mine
+
+
+def _torch() -> Any:
+    import torch.distributed
+
+    return torch.distributed  # some of whose functions have no types
 
 
 def _environment() -> tuple[int, int]:
@@ -186,8 +188,8 @@ def _versions() -> dict[str, str]:
     return {"autosched": str(own.__version__), "torch": str(torch.__version__)}
 
 
-def _gathered(texts: Sequence[str], network: Network | None, is_chosen: bool) -> str:
-    """Return the JSON of the machine of all ranks.
+def _gathered(texts: Sequence[str], network: Network | None, is_chosen: bool) -> Machine:
+    """Return the machine of all ranks.
 
     Raises MachineError where their versions differ.
     """
@@ -203,7 +205,11 @@ def _gathered(texts: Sequence[str], network: Network | None, is_chosen: bool) ->
     machines = [Machine.from_json(other["machine"]) for other in ranks]
     if network is None:
         network = _LOOPBACK if len({*hosts}) == 1 else _NETWORK
-    return joint(machines, hosts, joining(network, is_chosen, hosts, ranks)).to_json()
+    network, why = joining(network, is_chosen, hosts, ranks)
+    if why and joined().rank == 0:
+        what = "copies between GPUs of different ranks go by way of host memory"
+        warnings.warn(f"{what}: {why}", RuntimeWarning, stacklevel=4)
+    return joint(machines, hosts, network)
 
 
 def joint(machines: Sequence[Machine], hosts: Sequence[str], network: Network) -> Machine:

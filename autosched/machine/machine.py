@@ -142,22 +142,20 @@ class Machine:
         cpu_streams: int = 1,
         network: str | Network | None = None,
         timeout: float = 60.0,
-        heartbeat: float | None = 10.0,
     ) -> Machine:
         """Join the processes that torchrun started; return the machine of all their devices.
 
         ``gpus`` is the number of GPUs of this process. By default the processes of a host have
         equal shares, and share GPUs if there are too few. All have ``timeout`` seconds to come. The
         default ``network`` is loopback on one host, else 10 Gbit/s, as assumed: ``measure_machine``
-        measures that of the result. Unless it is a ``Network``, it is direct between GPUs if no two
-        devices share one, and NCCL is there. A rank that is silent for ``heartbeat`` seconds is
-        given up, a host after an eighth of that, and a process that is stopped on the same host in
-        less than one; none is with None. Raises MachineError, and RankError for missing ranks.
+        measures that of the result. Unless it is a ``Network``, it is direct between GPUs if each
+        process has one of its own, and NCCL is there. Raises MachineError, and RankError for
+        missing ranks.
         """
         from autosched.machine.cluster import cluster
         from autosched.machine.sharing import own_share
 
-        return cluster(network, timeout, heartbeat, own_share(gpus, cpu_streams))
+        return cluster(network, timeout, own_share(gpus, cpu_streams))
 
     @classmethod
     def emulated(

@@ -7,7 +7,6 @@ refuses one in two places. Otherwise copies go by way of host memory.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -70,35 +69,33 @@ def _identity(device: Any) -> str:
 
 def joining(
     network: Network, is_chosen: bool, hosts: Sequence[str], ranks: Sequence[Mapping[str, Any]]
-) -> Network:
-    """Return the network, direct between accelerators where that is possible.
+) -> tuple[Network, str]:
+    """Return the network, direct between accelerators where that is possible, or why it is not.
 
-    ``is_chosen`` says that the user gave it as a ``Network``, which is kept as it is. Warns if copies
-    between accelerators go by way of host memory. Raises MachineError for a direct network where
-    none is possible.
+    ``is_chosen`` says that the user gave it as a ``Network``, which is kept as it is. Raises
+    MachineError for a direct network where none is possible.
     """
     if sum(1 for rank in ranks if rank["gpus"]) < 2:
-        return network
+        return network, ""
     why = _not_direct(hosts, ranks)
     if is_chosen:
         if network.direct and why:
             raise MachineError(f"direct=True of a network needs NCCL, which cannot be used: {why}")
-        return network
-    if why:
-        what = "copies between GPUs of different ranks go by way of host memory"
-        warnings.warn(f"{what}: {why}", RuntimeWarning, stacklevel=2)
-    return replace(network, direct=not why)
+        return network, ""
+    return replace(network, direct=not why), why
 
 
 def _not_direct(hosts: Sequence[str], ranks: Sequence[Mapping[str, Any]]) -> str:
     """Return why accelerators of different ranks cannot exchange data directly, if so."""
     users: dict[tuple[str, str], int] = {}
     for number, (host, rank) in enumerate(zip(hosts, ranks, strict=True)):
+        if len(rank["gpus"]) > 1:
+            return f"rank {number} has several, and torch has one communicator for two processes"
         for gpu in rank["gpus"]:
             if (host, gpu) in users:
-                other = users[host, gpu]
-                who = f"rank {number}" if other == number else f"ranks {other} and {number}"
-                return f"devices of {who} share a GPU of host {host}"
+                return (
+                    f"devices of ranks {users[host, gpu]} and {number} share a GPU of host {host}"
+                )
             users[host, gpu] = number
             if not rank["nccl"]:
                 return f"torch of rank {number} has no NCCL"

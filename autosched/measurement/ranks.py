@@ -16,15 +16,14 @@ from typing import Any
 
 import torch
 
+from autosched._lib.process_group import ProcessGroup
+from autosched.machine.cluster import joined
 from autosched.machine.machine import Device, Link, Machine, Network
 from autosched.measurement.links import SIZES, fitted, is_possible
-from autosched.runtime.ranks.session import Session, session
-from autosched.runtime.ranks.wire import Wire
 
 __all__ = ["measured_cluster", "network_of"]
 
 _SECONDS = 2.0  # for each size, about
-_TAG = 2**31 - 3  # that no program has
 Lines = Mapping[str, tuple[float, float]]  # by kind of pair, bytes per second and latency
 
 
@@ -33,18 +32,15 @@ def measured_cluster(machine: Machine, repeat: int, own: Callable[[Machine], Mac
 
     ``own`` measures the machine of one rank.
     """
-    here = session()
-    here.wire()  # all ranks make it together
+    group = joined()
     lines: dict[str, Any] = {}
     for kind, pair in _pairs(machine).items():
-        here.meeting.agree("measure_machine()", "", lambda _: "")  # nobody else is busy
-        if here.rank in pair:
-            seconds = _seconds(here, *pair, repeat)
-            lines |= {kind: fitted(seconds)} if here.rank == pair[0] else {}
-    mine = own(_part(machine, here.rank))
-    text = json.dumps([lines, mine.to_json()])
-    made = here.meeting.agree("measured machines", text, lambda all: _joined(machine, all))
-    return Machine.from_json(made)
+        group.gather("measure_machine()", ())  # nobody else is busy
+        if group.rank in pair:
+            seconds = _seconds(group, *pair, repeat)
+            lines |= {kind: fitted(seconds)} if group.rank == pair[0] else {}
+    mine = own(_part(machine, group.rank))
+    return _joined(machine, group.texts("measured machines", json.dumps([lines, mine.to_json()])))
 
 
 def _pairs(machine: Machine) -> dict[str, tuple[int, int]]:
@@ -58,41 +54,34 @@ def _pairs(machine: Machine) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _seconds(here: Session, first: int, second: int, repeat: int) -> dict[int, float]:
+def _seconds(group: ProcessGroup, first: int, second: int, repeat: int) -> dict[int, float]:
     """Return the least seconds of a row from one rank to the other, by size.
 
     The first one says how many round trips there are of each size, so that none takes long.
     """
-    wire = here.wire()
-    other = second if here.rank == first else first
+    is_first = group.rank == first
+    other = second if is_first else first
+    out, back = group.way(first, second), group.way(second, first)
+    steps = (out.send, back.recv) if is_first else (out.recv, back.send)
     found: dict[int, float] = {}
     rate = 0.0  # of the last size, seconds per byte in both directions
     try:
         for size in SIZES:
             trips = repeat if not rate else max(1, min(repeat, int(_SECONDS / (rate * size))))
             count = torch.tensor([1 + trips])  # the first one warms up
-            _pass(wire, first, other, count.view(torch.uint8))
+            steps[0]([count], other, 0).wait()
             row = torch.zeros(size, dtype=torch.uint8)
-            seconds = [_trip(wire, first, other, row) for _ in range(int(count))]
+            seconds = []
+            for _ in range(int(count)):
+                begun = time.perf_counter()
+                for step in steps:
+                    step([row], other, 0).wait()
+                seconds.append(time.perf_counter() - begun)
             rate = min(seconds[1:]) / size
             found[size] = min(seconds[1:]) / 2
     except RuntimeError as error:
-        raise here.cause(f"to measure the network with rank {other}") from error
+        raise group.lost(f"to measure the network with rank {other}", other, error) from error
     return found
-
-
-def _trip(wire: Wire, first: int, other: int, row: torch.Tensor) -> float:
-    """Let a row go to the other rank and come back; return the seconds."""
-    begun = time.perf_counter()
-    _pass(wire, first, other, row)
-    _pass(wire, other if wire.rank == first else wire.rank, other, row)
-    return time.perf_counter() - begun
-
-
-def _pass(wire: Wire, sender: int, other: int, row: torch.Tensor) -> None:
-    """Send a row to the other rank, if this one is the sender; or else receive it."""
-    move = wire.send if wire.rank == sender else wire.receive
-    move(row, other, _TAG).wait()
 
 
 def _part(machine: Machine, rank: int) -> Machine:
@@ -103,8 +92,8 @@ def _part(machine: Machine, rank: int) -> Machine:
     return Machine(devices, links, contention=machine.contention)
 
 
-def _joined(machine: Machine, texts: Sequence[str]) -> str:
-    """Return the JSON of the machine, with what the ranks have measured."""
+def _joined(machine: Machine, texts: Sequence[str]) -> Machine:
+    """Return the machine, with what the ranks have measured."""
     lines: dict[str, Any] = {}
     devices: dict[str, Device] = {}
     links: dict[tuple[str, str], Link] = {}
@@ -114,13 +103,12 @@ def _joined(machine: Machine, texts: Sequence[str]) -> str:
         devices |= {device.name: device for device in part.devices}
         links |= {(link.source, link.destination): link for link in part.links}
     known = {kind: line for kind, line in lines.items() if is_possible(line)}
-    made = replace(
+    return replace(
         machine,
         devices=tuple(devices[device.name] for device in machine.devices),
         links=tuple(links[link.source, link.destination] for link in machine.links),
         network=machine.network and network_of(machine.network, known),
     )
-    return made.to_json()
 
 
 def network_of(network: Network, lines: Lines) -> Network:

@@ -10,19 +10,19 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
 from autosched import Machine, ScheduleError
 from autosched._lib.containers import leaves
+from autosched.machine.cluster import joined
 from autosched.parallel.batches import rows_of
 from autosched.parallel.plans import Key, Plans
-from autosched.runtime.ranks.gathering import Gathering
+from autosched.runtime.ranks.messages import ReceiveBuffer, description_of, in_host_memory, rows
 
 __all__ = ["Agreed", "Agreement", "Kind", "agreement_of", "kind_of", "same_rows"]
 
-T = TypeVar("T")
 _FAILED, _CHANGED = 1, 2  # flags
 _REMEMBERED = 64  # kinds
 
@@ -43,13 +43,15 @@ class Agreed(NamedTuple):
     counts: tuple[int, ...]
 
 
-class Agreement(Gathering):
+class Agreement:
     """The agreements of one step's processes."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self._group = joined()
         self._digests: dict[Hashable, int] = {}
         self._numbers: dict[Hashable, int] = {}
+        self.together = self._group.together
+        self.texts = self._group.texts
 
     def step(
         self,
@@ -79,24 +81,39 @@ class Agreement(Gathering):
             error = raised
             flags = _FAILED
         except KeyboardInterrupt as raised:
-            self.give_up(raised, is_next=True)
+            self._group.fail_by(raised)
             raise
-        found = self.gather([rows, digest, known, flags], "the rows of a batch")
+        found = self._group.gather("a training step", [rows, digest, known, flags])
         if any(flags & _FAILED for *_, flags in found):
             self.together("a batch", lambda: _raise(error))
         if any(flags & _CHANGED for *_, flags in found):
             return None
         if any(digest != found[0][1] for _, digest, *_ in found):
-            what = "to compare batches"
-            self.together(
-                what, lambda: self.agree(what, json.dumps(self._lines(kind())), _compared)
-            )
+            _compare(self.texts("to compare batches", json.dumps(self._lines(kind()))))
         if any(known != found[0][2] for _, _, known, _ in found):
             plans.drop(key)
         counts = tuple(rows for rows, *_ in found)
         if not any(counts):
             raise ScheduleError("a batch needs a row on one rank at least")
         return Agreed(key, counts)
+
+    def broadcast(self, value: Any, what: str, root: int) -> Any:
+        """Return the value of one rank, a tree of tensors and plain data, on each rank."""
+        is_here = root == self._group.rank
+        text = json.dumps(description_of(value)) if is_here else ""
+        description = json.loads(self.texts(what, text)[root])
+        buffer = None if is_here else ReceiveBuffer(description, in_host_memory)
+        for row in rows(value) if buffer is None else buffer.rows:
+            self._group.broadcast(row, root, what)
+        if buffer is None:
+            return value
+        buffer.spread()
+        return buffer.value
+
+    def give_up(self, error: BaseException) -> None:
+        """Let all ranks fail because of an error here, unless all have raised it."""
+        if error is not self._group.raised:
+            self._group.fail_by(error)
 
     def give_up_regions(self, regions: Mapping[str, Any]) -> None:
         """Let all ranks call the tasks of a region one by one that its rank could not compile.
@@ -106,11 +123,12 @@ class Agreement(Gathering):
         if not regions:
             return
         failed = {n: r.failure for n, r in regions.items() if r.failure and not r.is_given_up}
-        counts = self.gather([len(failed)], "which regions it has compiled")
+        counts = self._group.gather("which regions it has compiled", [len(failed)])
         if any(count for (count,) in counts):
-            text = self.agree("failed regions", json.dumps(failed), _united)
-            for name, why in json.loads(text).items():
-                regions[name].give_up(why)
+            texts = self.texts("failed regions", json.dumps(failed))
+            for rank, text in reversed([*enumerate(texts)]):
+                for name, why in json.loads(text).items():
+                    regions[name].give_up(f"rank {rank}: {why}")
 
     def _digest(self, key: Hashable, kind: Callable[[], Kind]) -> int:
         found = self._digests.get(key)
@@ -121,7 +139,7 @@ class Agreement(Gathering):
         return found
 
     def _lines(self, kind: Kind) -> list[str]:
-        """Return lines of text that are the same on all ranks; see ``_compared``."""
+        """Return lines of text that are the same on all ranks; see ``_compare``."""
         number = self._numbers.setdefault(kind.watched, len(self._numbers))
         frozen = [i for i, trains in enumerate(kind.parameters) if not trains]
         return [
@@ -144,9 +162,9 @@ def agreement_of(name: str, machine: Machine, options: Mapping[str, Any]) -> Agr
 
 def same_rows(counts: Sequence[int]) -> int:
     """Return the rows of a batch that all ranks pass. Raises ScheduleError where they differ."""
-    for rank, rows in enumerate(counts):
-        if rows != counts[0]:
-            what = f"rank {rank} passes {rows} rows, and rank 0 {counts[0]}"
+    for rank, count in enumerate(counts):
+        if count != counts[0]:
+            what = f"rank {rank} passes {count} rows, and rank 0 {counts[0]}"
             raise ScheduleError(f"{what}; all ranks of such a step pass the same batch")
     return counts[0]
 
@@ -201,16 +219,7 @@ def _raise(error: Exception | None) -> None:
         raise error
 
 
-def _united(texts: Sequence[str]) -> str:
-    found = {
-        name: f"rank {rank}: {why}"
-        for rank, text in enumerate(texts)
-        for name, why in json.loads(text).items()
-    }
-    return json.dumps(found)
-
-
-def _compared(texts: Sequence[str]) -> str:
+def _compare(texts: Sequence[str]) -> None:
     """Raise ScheduleError with the first line in which a rank differs from rank 0."""
     first, *others = map(json.loads, texts)
     for rank, lines in enumerate(others, 1):

@@ -14,13 +14,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from autosched import Graph, Machine, ScheduleError, Value
+from autosched.machine.cluster import joined
 from autosched.parallel.costs import memory_seconds, memory_task
-from autosched.runtime.ranks.reducing import AllReduce
 
 __all__ = ["LIBRARY", "MANY", "STRATEGIES", "added", "all_reduce"]
 
@@ -169,6 +169,35 @@ def added(tensors: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> t
     for tensor in tensors[1:]:
         total = torch.add(total, tensor, out=out)
     return total
+
+
+class AllReduce:
+    """An all-reduce of torch.distributed, on this rank; in each run it is started and then finished.
+
+    It is finished by another task, which reads a *mark* of each rank: a byte that the rank sends when
+    it has started. So nobody waits for a rank that has not come this far, and what a rank must do
+    before that is never held up. Ranks start all-reduces in one order, as gloo needs it.
+
+    gloo adds a chunk on each rank, on its way around a ring, and then sends the sums around. So all
+    ranks get the same bits, and each element is added in an order that depends on its position.
+    """
+
+    def __init__(self, name: str):
+        self.name = name
+        self._under_way: tuple[torch.Tensor, Any] | None = None  # the row, and the work
+
+    def start(self, row: torch.Tensor) -> torch.Tensor:
+        """Start to add the rows of all ranks, in place, and return a mark."""
+        real = torch.view_as_real(row) if row.is_complex() else row
+        self._under_way = row, joined().all_reduce(real, self.name)
+        return torch.empty(1, dtype=torch.uint8)
+
+    def finish(self, row: torch.Tensor, marks: Sequence[torch.Tensor]) -> None:
+        """Wait until this row is the sum; all ranks have started to add."""
+        assert self._under_way is not None
+        (own, work), self._under_way = self._under_way, None
+        joined().finish(work, self.name)
+        row.copy_(own)  # nothing is copied, unless the program has moved it meanwhile
 
 
 class _InOneProcess:

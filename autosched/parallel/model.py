@@ -151,7 +151,7 @@ class Forward(Plans[_Planned]):
         with self._guard:
             planned = self._after_others(batch)
             try:
-                outputs = planned.schedule(**planned.inputs(batch))
+                outputs = planned.schedule.call_with((), planned.inputs(batch), None, True)
             except BaseException as error:
                 if self._agreement is not None:
                     self._agreement.give_up(error)

@@ -76,7 +76,7 @@ class SharedState:
         if self._agreement is None:
             return
         mine = "restored" if self._restored else ""
-        if self._agreement.agree("the state", mine, lambda texts: texts[0]):
+        if self._agreement.texts("the state", mine)[0]:
             self._trained = None
         self._restored = False
         self._share(self._agreement)

@@ -104,7 +104,7 @@ class Step(Plans[Planned]):
             try:
                 inputs = self._inputs(planned, batch)
                 with torch.no_grad():  # gradients are taken inside
-                    outputs = planned.schedule(**inputs)
+                    outputs = planned.schedule.call_with((), inputs, None, is_agreed=True)
                 if self._agreement is not None and planned is not self._compiled:
                     self._agreement.give_up_regions(planned.regions)
                     self._compiled = planned

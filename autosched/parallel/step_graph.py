@@ -246,8 +246,10 @@ class _Builder:
     def _add_outputs(self) -> None:
         """Make the loss of the whole batch an output; losses are weighted already."""
         ranks = self.layout.ranks
-        device = self.spec.devices[0][-1]
-        if self.several and 1 < len(ranks) <= MANY:  # each rank adds the losses of all
+        pairs = zip(self.spec.devices, self.spec.rows, strict=True)
+        device = next(devices[-1] for devices, rows in pairs if rows)  # where a loss is
+        if len(self.losses) > 1 and self.several and 1 < len(ranks) <= MANY:
+            # Each rank adds the losses of all.
             for rank in ranks:
                 loss = self._total_loss(label_on(rank, "loss"), self.layout.first_device(rank))
                 self.graph.output(**{label_on(rank, "loss"): loss})

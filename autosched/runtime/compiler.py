@@ -179,7 +179,7 @@ class Compiler:
                     with handshakes.meeting(i, streams):
                         tape.add(thread, i, launched(i, step) if launched else step)
         _add_last(program, can, tape)
-        _add_ending(can, tape, is_loop=carried is not None)
+        _add_ending(can, tape)
         return tape
 
 
@@ -209,23 +209,13 @@ def _add_last(program: Program, can: Capabilities, tape: Tape) -> None:
             tape.add(can.thread(stream), len(program) - 1, can.bracketed.leave(stream))
 
 
-def _add_ending(can: Capabilities, tape: Tape, is_loop: bool) -> None:
-    """Add the steps with which a run ends in each thread that exchanges values with other ranks.
-
-    In a loop another thread waits for these, so that the first one goes on with the next run.
-    """
+def _add_ending(can: Capabilities, tape: Tape) -> None:
+    """Add the steps with which a run ends in each thread that exchanges values with other ranks."""
     for thread, steps in [*tape.steps.items()] if can.exchanging is not None else ():
         assert can.exchanging is not None
         ending = can.exchanging.ending(thread) if steps else None
-        if ending is None:
-            continue
-        at = steps[-1][0]
-        if is_loop:
-            lock = tape.lock()
-            tape.add(thread, at, lock.release)
-            tape.add(f"ending of {thread}", at, lock.acquire, ending)
-        else:
-            tape.add(thread, at, ending)
+        if ending is not None:
+            tape.add(thread, steps[-1][0], ending)
 
 
 class _Handshakes:

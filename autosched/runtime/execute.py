@@ -36,7 +36,7 @@ from autosched.runtime.threads.tapes import Fault, Late, Stretch, Tape, Team
 from autosched.runtime.threads.thread_team import ThreadTeam
 from autosched.timeline.timeline import Timeline
 
-__all__ = ["Executor", "executor_of_rank", "profiler_of_ranks"]
+__all__ = ["Executor", "executor_of_rank"]
 
 _serving: dict[int, Backend] = {}  # until closed; not noted on the backend, which may be any object
 _beginning = rlock()
@@ -409,24 +409,12 @@ def executor_of_rank(
     program: Program, graph: Graph, machine: Machine, check: Check, nvtx: bool
 ) -> Executor:
     """Return an executor of this rank's part of a program."""
-    from autosched.runtime.ranks.accelerators import backend_of
+    from autosched.runtime.ranks.backend import backend_of
 
     assert machine.rank is not None
-    devices = {stream.device for stream in program.streams}
-    if program.in_flight > 1 and not devices.isdisjoint(machine.accelerators):
-        raise ScheduleError("ranks with accelerators execute one run at a time; use in_flight=1")
     part = program.part(machine.rank)
     seconds = [0.0] * len(part)  # nothing is emulated
-    return Executor(part, graph, machine, backend_of(part, program), seconds, check, nvtx=nvtx)
-
-
-def profiler_of_ranks(executor: Executor, program: Program, machine: Machine, count: int) -> Any:
-    """Return what profiles ``count`` runs of a program on all ranks; None if there are none."""
-    if machine.rank is None:
-        return None
-    from autosched.runtime.ranks.profiling import RankProfiler
-
-    return RankProfiler(executor, program, machine.hosts, count)
+    return Executor(part, graph, machine, backend_of(part), seconds, check, nvtx=nvtx)
 
 
 def _is_tensor(kind: type) -> bool:

@@ -6,13 +6,13 @@ verifies it, and executes its part. Where one of them raises, all do.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
+from functools import partial
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from autosched import errors
-from autosched.errors import AutoschedError, GraphError, ScheduleError, listed
+from autosched._lib.tree import flatten
+from autosched.errors import GraphError, ScheduleError, listed
 from autosched.graph.graph import Graph
 from autosched.lowering.resident_state import with_resident_state_as
 from autosched.machine.cluster import joined
@@ -22,39 +22,30 @@ from autosched.scheduling.saved import Saved, describe, from_text
 if TYPE_CHECKING:
     from autosched.scheduling.running import Running
 
+T = TypeVar("T")
+
 __all__ = ["agreed", "inputs_on", "own_inputs"]
 
 
 def agreed(
-    graph: Graph, check: Callable[[], Any], plan: Callable[[], str], join: Callable[[Saved], Any]
-) -> Any:
+    graph: Graph, check: Callable[[], Any], plan: Callable[[], str], join: Callable[[Saved], T]
+) -> T:
     """Return what ``join`` makes of the schedule that rank 0 plans. Collective.
 
     ``check`` raises for wrong arguments, on any rank; ``plan`` returns the text of a schedule, on
-    rank 0. Raises the first error of all ranks, in their order.
+    rank 0. Each raises on all ranks what it raises on one.
     """
-    from autosched.runtime.ranks.session import pause, session
+    group = joined()
+    group.together("schedule()", check)
+    saved = from_text(group.from_first("the plan of schedule()", plan))
 
-    pause()
-    meeting = joined().meeting
-    rank = joined().rank
-    made: list[Any] = []
-
-    def planned(verdicts: Sequence[str]) -> str:
-        _all_agree(verdicts)
-        return plan()
-
-    def join_own(text: str) -> None:
-        saved = from_text(text)
+    def join_own() -> T:
         inputs = dict(saved.program.inputs)
         own = with_resident_state_as(graph, saved.machine, saved.placement, inputs)
-        _check_same(saved, own, rank)
-        made.append(join(saved))
+        _check_same(saved, own, group.rank)
+        return join(saved)
 
-    text = meeting.agree("schedule()", _verdict(check), planned)
-    session()  # all ranks are here, so they can connect: from now on each learns if another goes
-    meeting.agree("schedule(), to verify", _verdict(lambda: join_own(text)), _all_agree)
-    return made[0]
+    return group.together("schedule(), to verify", join_own)
 
 
 def inputs_on(devices: Collection[str], program: Program, graph: Graph) -> tuple[str, ...]:
@@ -63,14 +54,22 @@ def inputs_on(devices: Collection[str], program: Program, graph: Graph) -> tuple
     return tuple(name for name in graph.input_names if name in here)
 
 
-def own_inputs(schedule: Running, inputs: dict[str, Any]) -> dict[str, Any]:
+def own_inputs(schedule: Running, inputs: dict[str, Any], is_agreed: bool) -> dict[str, Any]:
     """Return the inputs that live on this rank; all of them, if there are no ranks.
 
-    Raises GraphError for missing and unknown ones.
+    Unless ``is_agreed`` that all ranks make such a call, it is collective. Raises GraphError for
+    missing and unknown ones, and ScheduleError for other shapes than in the first call, on all
+    ranks.
     """
-    rank = schedule.machine.rank if schedule.machine.ranks else None
-    if rank is None:
+    if schedule.machine.rank is None:
         return inputs
+    if is_agreed:
+        return {name: inputs[name] for name in schedule.inputs_here}
+    return joined().together(schedule.call_name, partial(_own_inputs, schedule, inputs))
+
+
+def _own_inputs(schedule: Running, inputs: dict[str, Any]) -> dict[str, Any]:
+    rank = schedule.machine.rank
     graph = schedule.graph
     own = schedule.inputs_here
     if missing := [name for name in own if name not in inputs]:
@@ -79,26 +78,29 @@ def own_inputs(schedule: Running, inputs: dict[str, Any]) -> dict[str, Any]:
     if len(inputs) > len(own) and (unknown := inputs.keys() - {*graph.input_names}):
         given = f"graph {graph.name!r} was given {min(unknown)!r}, which is no input"
         raise GraphError(f"{given}; its inputs are {listed(graph.input_names)}")
-    return {name: inputs[name] for name in own}
+    found = {name: inputs[name] for name in own}
+    first = schedule.first_shapes
+    for name, item in found.items():
+        shapes = _shapes(item)
+        if first.setdefault(name, shapes) != shapes:
+            raise ScheduleError(
+                f"rank {rank}: input {name!r} has {_described(shapes)}, and had "
+                f"{_described(first[name])} in the first call; shapes and dtypes over ranks are "
+                "those of the first call: make a schedule for each"
+            )
+    return found
 
 
-def _verdict(do: Callable[[], Any]) -> str:
-    """Return name and message of the error that a function raises, as JSON; empty if none."""
-    try:
-        do()
-    except AutoschedError as error:
-        return json.dumps([type(error).__name__, str(error)])
-    return ""
+def _shapes(item: Any) -> tuple[Any, ...]:
+    """Return shape and dtype of each tensor of an input."""
+    if hasattr(item, "shape") and hasattr(item, "dtype"):
+        return ((tuple(item.shape), item.dtype),)
+    return tuple((tuple(t.shape), t.dtype) for t in flatten(item) if hasattr(t, "dtype"))
 
 
-def _all_agree(verdicts: Sequence[str]) -> str:
-    """Raise the first error of all ranks."""
-    for rank, verdict in enumerate(verdicts):
-        if verdict:
-            kind, text = json.loads(verdict)
-            found: type[AutoschedError] = getattr(errors, kind)
-            raise found(text if text.startswith("rank ") else f"rank {rank}: {text}")
-    return ""
+def _described(shapes: tuple[Any, ...]) -> str:
+    found = [f"{str(dtype).removeprefix('torch.')} {shape}" for shape, dtype in shapes]
+    return ", ".join(found) or "no tensor"
 
 
 def _check_same(saved: Saved, graph: Graph, rank: int) -> None:

@@ -192,6 +192,10 @@ def _schedule(
     if in_flight is not None:
         checked_count(in_flight, "in_flight", 1)
     goal = goal_of(objective, in_flight)
+    if machine.ranks and goal.in_flight != 1:
+        raise ScheduleError(
+            "several ranks execute one run at a time; use in_flight=1 and objective='makespan'"
+        )
     backend = _backend(backend, machine, nvtx, replay)
     with without_collecting(), _progress_callback(progress) as report:
         # 2. Copy the graph, with the user's constraints and the default devices.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -15,7 +16,7 @@ from autosched.machine.machine import Machine
 from autosched.program.program import Program
 from autosched.runtime.backends import Backend
 from autosched.runtime.execute import Executor
-from autosched.runtime.in_flight.batches import results
+from autosched.runtime.in_flight.batches import results, unpacked
 from autosched.runtime.in_flight.future import RunFuture
 from autosched.runtime.in_flight.runs import Runs
 from autosched.scheduling.agreement import inputs_on, own_inputs
@@ -67,7 +68,18 @@ class Running:
     def _completed(self, args: Sequence[Any], inputs: dict[str, Any]) -> Any:
         """Return the inputs of this process, and what keeps the outputs: ``Graph.completed``."""
         found, keep = self.graph.completed(args, inputs)
-        return own_inputs(self, found), keep
+        return own_inputs(self, found, is_agreed=False), keep
+
+    @cached_property
+    def call_name(self) -> str:
+        """What ranks agree on before a call: that it is of this program."""
+        number = zlib.crc32(str(self.program).encode())
+        return f"a call of a schedule of {self.graph.name!r}, number {number:x}"
+
+    @cached_property
+    def first_shapes(self) -> dict[str, Any]:
+        """Shapes and dtypes of the inputs in the first call, on several ranks."""
+        return {}
 
     def _guarded(self, inputs: Mapping[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
         """Return outputs that raise where autograd would lose a gradient."""
@@ -108,6 +120,8 @@ class Running:
         ...     [run.result()["y"] for run in [schedule.submit(x=1), schedule.submit(x=2)]]
         [2, 3]
         """
+        if self.machine.rank is not None:
+            raise ScheduleError("ranks execute one run at a time: call the schedule")
         return self._runs.submit(args, inputs, checked_timeout(timeout))
 
     def submit_for(
@@ -119,6 +133,12 @@ class Running:
         of the runs.
         """
         return self._runs.submit((), inputs, None, finish)
+
+    def call_with(
+        self, args: Sequence[Any], inputs: Mapping[str, Any], timeout: Any, is_agreed: bool = False
+    ) -> dict[str, Any]:
+        """Call the schedule."""
+        raise NotImplementedError
 
     def _call(self, args: Any, inputs: dict[str, Any], timeout: Any) -> dict[str, Any]:
         """Submit a run, and wait for it; abort it on an interrupt."""
@@ -161,6 +181,8 @@ class Running:
         """
         names = self.graph.input_names
         only = names[0] if len(names) == 1 else None
+        if self.machine.rank is not None:
+            return (self.call_with(*unpacked(batch, only), None) for batch in batches)
         return results(self.submit, batches, self.program.in_flight, only)
 
     @property

@@ -30,6 +30,7 @@ from autosched.graph.serial import run_serial
 from autosched.lowering import lower
 from autosched.lowering.fitting import confined
 from autosched.lowering.resident_state import with_resident_state_as, without_resident_state
+from autosched.machine.cluster import joined as joined_ranks
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.placement import check as check_placement
@@ -37,7 +38,7 @@ from autosched.program.program import Program
 from autosched.runtime.backends import Backend, make
 from autosched.runtime.check import Check
 from autosched.runtime.compiler import drawing_of
-from autosched.runtime.execute import Executor, executor_of_rank, profiler_of_ranks
+from autosched.runtime.execute import Executor, executor_of_rank
 from autosched.scheduling.agreement import own_inputs
 from autosched.scheduling.arguments import check_arguments, checked_count, checked_timeout
 from autosched.scheduling.periodic import Periodic
@@ -109,23 +110,27 @@ class Schedule(Periodic, Running):
         return self.call_with(args, inputs, inputs.pop("timeout", None))
 
     def call_with(
-        self, args: Sequence[Any], inputs: dict[str, Any], timeout: Any
+        self, args: Sequence[Any], inputs: Mapping[str, Any], timeout: Any, is_agreed: bool = False
     ) -> dict[str, Any]:
         """Do what a call with these arguments does.
 
-        For functions that are called by schedules.
+        For functions that are called by schedules. ``is_agreed``: all ranks make such a call.
         """
         runs = self._state.runs
         if self.program.in_flight > 1 or (runs is not None and not runs.is_idle):
-            return self._call(args, inputs, timeout)
+            return self._call(args, dict(inputs), timeout)
         seconds = checked_timeout(timeout)
-        inputs, keep = self.graph.completed(args, inputs)
-        own = own_inputs(self, inputs)
+        inputs, keep = self.graph.completed(args, dict(inputs))
+        own = own_inputs(self, inputs, is_agreed)
         kept = self._kept
         try:
             outputs = self._guarded(inputs, self._executor(kept.inputs(own), seconds))
         except TaskError as error:
             raise error.with_traceback(None)  # noqa: B904
+        except BaseException as error:
+            if self.machine.rank is not None:
+                joined_ranks().fail_by(error)  # unless they know
+            raise
         finally:
             kept.wrote(inputs)
         if keep is not None:
@@ -142,21 +147,16 @@ class Schedule(Periodic, Running):
         pauses of Python's garbage collector, and ``timeline.costs()`` has the measured costs, for
         ``asc.schedule(graph, machine, costs=...)``. Each run gets the same inputs: those that tasks
         write are written by each run. ``timeout`` applies to each run, as for a call. Of several
-        ranks, which all call this, each gets the timeline of all, on the clock of rank 0;
-        ``timeline.doubt`` says how well clocks agree.
+        ranks, which all call this, each gets the timeline of its own part, on its own clock.
         """
         runs = checked_count(repeat, "repeat", 1), checked_count(warmup, "warmup", 0)
         seconds = checked_timeout(timeout)
-        inputs = own_inputs(self, self.graph.completed(args, inputs)[0])
-        ranks = profiler_of_ranks(self._executor, self.program, self.machine, sum(runs))
-        run = self._executor.profile if ranks is None else ranks.run
-        profile = partial(run, self._kept.inputs(inputs), seconds)
+        inputs = own_inputs(self, self.graph.completed(args, inputs)[0], is_agreed=False)
+        profile = partial(self._executor.profile, self._kept.inputs(inputs), seconds)
         if self._state.runs is not None:
             profile = partial(self._runs.paused, profile)
         try:
             timelines = [profile() for _ in range(sum(runs))]
-            if ranks is not None:
-                timelines = ranks.timelines()
         finally:
             self._kept.wrote(inputs)
         measured = partial(learn, graph=self.graph, machine=self.machine, costs=self.costs)

@@ -1,19 +1,15 @@
 """NCCL between played GPUs of ranks that threads play; it notes each of its rules that is broken.
 
     one thread     issues all operations of a rank in a run
-    order          communicators are made in one order by all GPUs, and exchanges are issued in one
-    directions     no GPU both sends and receives over a communicator
+    order          exchanges are issued in one order by all ranks
     matching       the nth send between two GPUs meets the nth receive, of as many bytes and the
                    same dtype; no tags
     in flight      a stream waits for a send before the next one of its GPU, and so for receives
-    eager          communicators and the first exchange of two GPUs are made before any run
-    one end a GPU  two ends of a communicator are on different GPUs
-    once           a communicator is made once by each of its GPUs
-    device         the current device of the thread that issues is that of the communicator
+    device         the current device of the thread that issues is that of the GPU
 
-A send ends when it was received, whatever its size. A communicator's operations run in the order of
-issue. So a program that needs a buffer, or another order, never ends. Who makes a communicator waits
-for its other GPUs, forever if need be: nothing aborts that.
+A rank has one GPU, of its number. A send ends when it was received, whatever its size. What goes one
+way between two ranks runs in the order of issue. So a program that needs a buffer, or another order,
+never ends.
 """
 
 from __future__ import annotations
@@ -27,9 +23,10 @@ from typing import Any
 
 import torch
 
-from autosched.runtime.ranks.nccl import Channel, Communicator, Connect
 from tests.gpu.fake_gpu.hardware import Hardware
 from tests.gpu.fake_gpu.queues import Mark, Queue
+
+__all__ = ["Way", "World"]
 
 PATIENCE = 20.0  # seconds until a rank that waits for others is taken to wait forever
 
@@ -51,62 +48,26 @@ class Pair:
 
 
 class World:
-    """All communicators of all GPUs.
+    """All ways between the GPUs of ranks."""
 
-    ``devices`` are the places of the GPUs by their numbers; ``ranks`` have these GPUs, and each has
-    the one of its number if they are left out.
-    """
-
-    def __init__(self, gpus: Hardware, devices: Sequence[int], ranks: Sequence[int] | None = None):
+    def __init__(self, gpus: Hardware):
         self.gpus = gpus
-        self.devices = devices
-        self.ranks = range(len(devices)) if ranks is None else ranks
-        self.is_over = False
         self.broken: list[str] = []  # rules
-        self.made: dict[int, list[Channel]] = defaultdict(list)  # by GPU
         self.aborted: set[int] = set()
-        self.issued: dict[int, list[Pair]] = defaultdict(list)  # by GPU, in order
-        self.pairs: dict[tuple[Channel, int, int], list[Pair]] = defaultdict(list)
-        self.count: dict[tuple[Channel, int, int, bool], int] = defaultdict(int)
+        self.issued: dict[int, list[Pair]] = defaultdict(list)  # by rank, in order
+        self.pairs: dict[tuple[int, int], list[Pair]] = defaultdict(list)
+        self.count: dict[tuple[int, int, bool], int] = defaultdict(int)
         self.running: set[int] = set()  # ranks that are in a run
         self.threads: dict[int, set[int]] = defaultdict(set)  # by rank
         self.pending: dict[tuple[int, bool], Work] = {}
-        self.opened: set[tuple[int, int]] = set()
-        self.directions: set[tuple[int, Channel, bool]] = set()
+        self.queues: dict[tuple[int, int, int], Queue] = {}
         self.changed = threading.Condition(gpus.lock)
         gpus.elsewhere = lambda: self.changed.wait(PATIENCE)
 
-    def connect(self, gpu: int) -> Connect:
-        """Return what makes the ends of a GPU."""
-        return lambda channel: self._make(gpu, channel)
-
-    def _make(self, gpu: int, channel: Channel) -> Communicator:
-        """Make an end of a communicator, with all others."""
-        if len({self.devices[member] for member in channel.gpus}) < len(channel.gpus):
-            raise RuntimeError(f"NCCL error: Duplicate GPU detected in {channel}")
-        self._check_device(gpu, "makes a communicator")
-        if self.ranks[gpu] in self.running:
-            self.rule(f"eager: GPU {gpu} makes {channel} in a run")
+    def queue(self, source: int, target: int, rank: int) -> Queue:
+        """Return the queue of a rank for what one sends to another."""
         with self.changed:
-            if channel in self.made[gpu]:
-                self.rule(f"once: GPU {gpu} makes {channel} again")
-            self.made[gpu].append(channel)
-            self.changed.notify_all()
-            here = [self.made[member] for member in channel.gpus]
-            self.changed.wait_for(lambda: self.is_over or all(channel in each for each in here))
-            if self.is_over:
-                raise RuntimeError(f"GPU {gpu} waits for others to make {channel}")
-        return _Communicator(self, gpu, channel)
-
-    def close(self) -> None:
-        """End the threads that still wait for others."""
-        with self.changed:
-            self.is_over = True
-            self.changed.notify_all()
-
-    def _check_device(self, gpu: int, what: str) -> None:
-        if self.gpus.device != self.devices[gpu]:
-            self.rule(f"device: GPU {gpu} {what} where cuda:{self.gpus.device} is current")
+            return self.queues.setdefault((source, target, rank), Queue(rank, -1))
 
     def rule(self, what: str) -> None:
         """Note a rule that is broken."""
@@ -133,18 +94,13 @@ class World:
             sorter.prepare()
         except CycleError:
             self.rule("order: GPUs issue exchanges in different orders")
-        for a in self.made:
-            for b in self.made:
-                both = {*self.made[a]} & {*self.made[b]}
-                if [x for x in self.made[a] if x in both] != [x for x in self.made[b] if x in both]:
-                    self.rule(f"order: GPUs {a} and {b} make communicators in different orders")
         assert not self.broken, "\n".join(dict.fromkeys(self.broken))
 
     def abort(self, gpu: int) -> None:
         """End all that is pending on a GPU, whatever it has done; others learn nothing of it."""
         with self.changed:
             self.aborted.add(gpu)
-            for (_, source, target), pairs in self.pairs.items():
+            for (source, target), pairs in self.pairs.items():
                 for pair in pairs:
                     pair.done.past = pair.done.past or source == gpu
                     pair.ready.past = pair.ready.past or target == gpu
@@ -167,34 +123,31 @@ class Work:
         self.awaited = self.awaited or current is self.stream
 
 
-class _Communicator:
-    """A GPU's end of a communicator, with a queue of its own."""
+class Way:
+    """What ``ProcessGroupNCCL`` has, for the GPU of a rank."""
 
-    def __init__(self, world: World, gpu: int, channel: Channel):
+    def __init__(self, world: World, rank: int):
         self.world = world
-        self.gpu = gpu
-        self.channel = channel
-        self.queues = {member: _queue(world, channel, member) for member in channel.gpus}
-        self.queue = self.queues[gpu]
+        self.rank = rank
 
-    def send(self, row: torch.Tensor, peer: int) -> Work:
-        return self._issue(row, self.gpu, peer, True)
+    def send(self, rows: Sequence[torch.Tensor], peer: int, _: int) -> Work:
+        """Start to send on the current stream."""
+        return self._issue(rows[0], self.rank, peer, True)
 
-    def receive(self, row: torch.Tensor, peer: int) -> Work:
-        return self._issue(row, peer, self.gpu, False)
-
-    def abort(self) -> None:
-        self.world.abort(self.gpu)
+    def recv(self, rows: Sequence[torch.Tensor], peer: int, _: int) -> Work:
+        """Start to receive on the current stream."""
+        return self._issue(rows[0], peer, self.rank, False)
 
     def _issue(self, row: Any, source: int, target: int, is_send: bool) -> Work:
-        world, gpus, queue = self.world, self.world.gpus, self.queue
-        current = gpus.current[queue.device]
+        world, gpus = self.world, self.world.gpus
+        queue = world.queue(source, target, self.rank)
+        current = gpus.current[self.rank]
         with world.changed:
-            if self.gpu in world.aborted:
+            if self.rank in world.aborted:
                 raise RuntimeError("NCCL error: the communicator was aborted")
-            self._check(source, target, is_send)
+            self._check(is_send)
             pair = self._pair(source, target, is_send)
-            world.issued[self.gpu].append(pair)
+            world.issued[self.rank].append(pair)
             gpus.wait(queue, gpus.record(current))
             if is_send:
                 pair.sent = row
@@ -208,12 +161,12 @@ class _Communicator:
                 gpus.launch(queue, pair.name, lambda: self._copy(pair), [row.block])
                 gpus._append(queue, gpus._item("record", mark=pair.done))
             work = Work(world, current, gpus.record(queue))
-            world.pending[self.gpu, is_send] = work
+            world.pending[self.rank, is_send] = work
             world.changed.notify_all()
         return work
 
     def _copy(self, pair: Pair) -> None:
-        if self.gpu in self.world.aborted:
+        if self.rank in self.world.aborted:
             return
         if pair.sent is None or pair.received is None:
             raise AssertionError(pair.name)
@@ -225,38 +178,22 @@ class _Communicator:
 
     def _pair(self, source: int, target: int, is_send: bool) -> Pair:
         world = self.world
-        key = self.channel, source, target
-        number = world.count[*key, is_send]
-        world.count[*key, is_send] += 1
-        if number == len(world.pairs[key]):
-            name = f"exchange {number} of {source} to {target} over {self.channel}"
-            world.pairs[key].append(Pair(name, self.queues[source], self.queues[target]))
-        return world.pairs[key][number]
+        number = world.count[source, target, is_send]
+        world.count[source, target, is_send] += 1
+        if number == len(world.pairs[source, target]):
+            name = f"exchange {number} of {source} to {target}"
+            ends = (world.queue(source, target, rank) for rank in (source, target))
+            world.pairs[source, target].append(Pair(name, *ends))
+        return world.pairs[source, target][number]
 
-    def _check(self, source: int, target: int, is_send: bool) -> None:
-        world, gpu, way = self.world, self.gpu, "send" if is_send else "receive"
-        rank = world.ranks[gpu]
-        world._check_device(gpu, f"issues a {way}")
-        if source == target or {source, target} - {*self.channel.gpus}:
-            world.rule(f"matching: {source} to {target} over {self.channel}")
-        before = world.pending.get((gpu, is_send))
+    def _check(self, is_send: bool) -> None:
+        world, rank, way = self.world, self.rank, "send" if is_send else "receive"
+        if world.gpus.device != rank:
+            world.rule(
+                f"device: rank {rank} issues a {way} where cuda:{world.gpus.device} is current"
+            )
+        before = world.pending.get((rank, is_send))
         if before is not None and not before.awaited:
-            world.rule(f"in flight: GPU {gpu} issues a {way} before its stream awaits the last")
+            world.rule(f"in flight: rank {rank} issues a {way} before its stream awaits the last")
         if rank in world.running:
             world.threads[rank].add(threading.get_ident())
-            if (source, target) not in world.opened:
-                world.rule(f"eager: the first exchange of {source} and {target} is in a run")
-        world.opened.add((source, target))
-        world.directions.add((gpu, self.channel, is_send))
-        if (gpu, self.channel, not is_send) in world.directions:
-            world.rule(f"directions: GPU {gpu} sends and receives over {self.channel}")
-
-
-def _queue(world: World, channel: Channel, gpu: int) -> Queue:
-    """Return the queue of a GPU's end of a communicator."""
-    queues: dict[Any, Queue] = world.__dict__.setdefault("queues", {})
-    with world.changed:
-        return queues.setdefault((channel, gpu), Queue(world.devices[gpu], -1))
-
-
-__all__ = ["World"]

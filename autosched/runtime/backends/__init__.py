@@ -34,9 +34,9 @@ from autosched.errors import ScheduleError
 from autosched.machine.machine import Machine
 from autosched.program.program import Copy, Program, Receive, Send, Stream
 from autosched.runtime.threads.loop_runs import LoopTeam
-from autosched.runtime.threads.tapes import Fault, Step, Team
+from autosched.runtime.threads.tapes import Step, Team
 
-__all__ = ["BACKENDS", "Backend", "Bracketed", "Capabilities", "Connected", "Emulating", "Entered"]
+__all__ = ["BACKENDS", "Backend", "Bracketed", "Capabilities", "Emulating", "Entered"]
 __all__ += ["Exchanging", "Freeing", "HandsOut", "Located", "Locking", "Looping", "Recorder"]
 __all__ += ["Replayable", "Step", "Threaded", "Timed", "Transfer"]
 __all__ += ["TransientError", "make"]
@@ -237,29 +237,6 @@ class Bracketed(Protocol):
         """Return the last step of a run on a stream."""
 
 
-@runtime_checkable
-class Connected(Protocol):
-    """Has connections to other processes, which all runs in flight use, and lose together.
-
-    ``reach`` is the number of runs that waits of the whole program reach back at most.
-    """
-
-    reach: int
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether the connections of the last run are there; else the next run makes new ones."""
-
-    def tell(self, fault: Fault | None) -> None:
-        """Tell the others why a run was aborted here; then the connections are lost."""
-
-    def take_turn(self, wait: Callable[[float | None], None], deadline: float | None) -> None:
-        """Wait until the runs of other programs have ended.
-
-        They wait for those of this one by ``wait``, a method, which is not kept alive.
-        """
-
-
 class TransientError(Exception):
     """Recording failed for a reason that may pass: memory was short, or another thread interfered."""
 
@@ -307,7 +284,6 @@ class Capabilities:
         self.replayable = backend if isinstance(backend, Replayable) else None
         self.looping = backend if isinstance(backend, Looping) else None
         self.bracketed = backend if isinstance(backend, Bracketed) else None
-        self.connected = backend if isinstance(backend, Connected) else None
         locking = backend if isinstance(backend, Locking) else None
         self.new_lock = threading.Lock if locking is None else locking.new_lock
 

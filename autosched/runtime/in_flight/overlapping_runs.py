@@ -66,11 +66,9 @@ class OverlappingRuns:
         self.executor = executor
         self.under_way = under_way
         self.slots = Slots(executor.compiler, looping)
-        self._connected = executor.compiler.can.connected
-        self.line = Line(self.slots.carries or self._connected is not None)
+        self.line = Line(self.slots.carries)
         self._turns = deque(self.slots.all)  # the slot of the next run comes first
         self._advance = partial(self._turns.rotate, -1)
-        self._tell = None if self._connected is None else self._connected.tell
         first = self.slots.all[0]
         self.team = looping.loop_team(list(first.tape.steps) or [None])
         self._ending = _Ending() if first.is_asynchronous else None
@@ -103,7 +101,7 @@ class OverlappingRuns:
             self.begin_again()
         slot = self._turns[0]
         slot.memory.fill(inputs)
-        run = Started(future, inputs, slot, self.line, self._left, self._tell)
+        run = Started(future, inputs, slot, self.line, self._left)
         if not self.team.threads:
             future.drive = partial(self._drive, run)
         slot.backend.begin(lambda: run.stopped)
@@ -177,9 +175,8 @@ class OverlappingRuns:
             run.reason = str(error).partition("\n")[0] or type(error).__name__
             return error
         if run.cause is not None:
-            needs = "needs what" if self._connected is None else "comes after what"
             return CancelledRunError(
-                f"run {run.number} was cancelled, because it {needs} run {run.cause.number} "
+                f"run {run.number} was cancelled, because it needs what run {run.cause.number} "
                 f"leaves, which was aborted: {run.cause.reason}"
             )
         return ScheduleError(CLOSED)
@@ -328,8 +325,6 @@ class Slots:
             compiler.graph.last_version(value.index) for value in compiler.graph.sources
         )
         reach = max((wait.ago for wait in waits), default=0)
-        if compiler.can.connected is not None:  # others take turns with as many
-            reach = compiler.can.connected.reach
         count = program.in_flight + reach
         self.all = [Slot(compiler, looping.slot(), n, self) for n in range(count)]
         self._waits = _locked(compiler)
@@ -410,7 +405,7 @@ class Slot:
         """What the backend does to freed memory."""
         streams = self._parent.program.streams
         can = self._compiler.can
-        return can.free(streams[0]) if streams and can.connected is None else None
+        return can.free(streams[0]) if streams else None
 
     def clear(self, stopped: bool) -> None:
         """Release the memory of a run that has ended, and lock all locks between its threads."""

@@ -7,10 +7,6 @@ here, and then a run begins only after those before it have ended:
 * an input shares memory with another input of an earlier run, which tasks write;
 * a captured step puts outputs into modules when it ends, and the next run reads them there;
 * the first run, and each one if ``check`` is set, is checked, and runs alone.
-
-Over several ranks, runs of one schedule end before those of another begin. A failure ends all runs
-that are under way, since they share connections. The runs after that begin again as the first ones
-do. So all ranks agree, without a word, which run uses which slot.
 """
 
 from __future__ import annotations
@@ -105,8 +101,6 @@ class Runs:
         self, args: Sequence[Any], inputs: Inputs, deadline: float | None, finish: Keep | None
     ) -> RunFuture:
         self._wait_until_fewer(self.in_flight, deadline)
-        if (connected := self.executor.compiler.can.connected) is not None:
-            connected.take_turn(self.wait, deadline)
         found, keep = self._complete(args, inputs)
         if keep is not None and self._under_way:
             self._wait_until_fewer(1, deadline)
@@ -145,8 +139,6 @@ class Runs:
 
         def alone() -> Made:
             self._wait_until_fewer(1, deadline)
-            if self.executor.compiler.can.connected is not None:
-                self._begin_again()
             return call()
 
         return self._in_turn(deadline, alone)
@@ -193,11 +185,6 @@ class Runs:
     def _engine(self, deadline: float | None) -> SingleRuns | OverlappingRuns:
         """Return what executes the next run."""
         executor = self.executor
-        connected = executor.compiler.can.connected
-        if self.in_flight > 1 and connected is not None and not connected.is_connected:
-            self._wait_until_fewer(1, deadline)
-            if not connected.is_connected:  # the run before is not in the middle of connecting
-                self._begin_again()
         if self.in_flight == 1 or executor.check or not executor.checked:
             self._wait_until_fewer(1, deadline)
             if self.in_flight == 1 or executor.check or not executor.checked:
@@ -212,12 +199,6 @@ class Runs:
         if self._overlapping.is_broken:
             self._wait_until_fewer(1, deadline)
         return self._overlapping
-
-    def _begin_again(self) -> None:
-        """Let the next run be as the first one, which all others begin after."""
-        self.executor.checked = False
-        if self._overlapping is not None:
-            self._overlapping.begin_again()
 
     def _is_executing(self, thread: int) -> bool:
         """Whether a thread executes a task of the schedule."""

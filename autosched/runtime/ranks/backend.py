@@ -1,82 +1,74 @@
-"""Run one rank's part of a program: on CPUs, with copies between ranks over gloo.
+"""Run one rank's part of a program.
 
 All work is issued by threads, and the calling one waits at a lock: gloo holds Control-C back while
-a thread waits in it. One thread issues all that belongs to a compute stream, so that a copy costs no
-change of threads. A stream that sends on what it receives has a thread of its own: it would hold up
-computing.
+a thread waits in it. One thread issues all that belongs to a compute stream of a CPU, so that a copy
+costs no change of threads. A stream that sends on what it receives has a thread of its own: it would
+hold up computing.
 
-Each of several runs in flight has copies with tags and memory of its own. Who waits for copies of a
-stream waits for those of the run before, too, so a stream keeps its order from run to run. All runs
-use one wire, and fail together if that is lost.
+A copy between accelerators of two ranks goes by way of their hosts, unless NCCL joins them. Lowering
+makes three copies of it, and events and waits order these:
+
+    device -> host      on the accelerator's copy stream, into page-locked memory
+    host -> host        the send waits on the host for the event of the copy before it
+    host -> device      issued when the receive has ended, from page-locked memory
+
+Each stream of a host then has a thread, as have the streams that wait for one, so no wait for another
+rank delays what an accelerator can do meanwhile.
+
+Over NCCL, copies are work of the accelerators' copy streams, as copies within a rank are. One thread
+issues all streams of accelerators, in the order of the program, as NCCL demands. NCCL does not notice
+that a process was killed, so a host that waits for an accelerator looks whether a run has failed: then
+what it waits for may never happen, or have no meaning. None of this has run on several GPUs yet.
 """
 
 from __future__ import annotations
 
-import copy as copying
 import sys
-import threading
+import time
 import weakref
-import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+from autosched._lib.process_group import ProcessGroup
 from autosched.errors import AutoschedError, MachineError
+from autosched.machine.cluster import joined
 from autosched.machine.machine import Machine
-from autosched.program.program import Program, Receive, Record, Run, Send, Stream, Wait
+from autosched.program.program import (
+    Copy,
+    Program,
+    Receive,
+    Record,
+    Run,
+    Send,
+    Stream,
+    Wait,
+)
 from autosched.runtime.backends import Step, Transfer
+from autosched.runtime.backends.accelerator import Accelerator
 from autosched.runtime.backends.threads import Threads
 from autosched.runtime.ranks.exchange import Exchange
-from autosched.runtime.ranks.session import Session, session
-from autosched.runtime.ranks.wire import Wire
-from autosched.runtime.threads.loop_runs import LoopTeam
-from autosched.runtime.threads.tapes import Fault, Late, Place, Tape, Team
+from autosched.runtime.threads.tapes import Fault, Late, Tape, Team
 from autosched.runtime.threads.thread_team import ThreadTeam
 
-__all__ = ["Ranks", "relays"]
+__all__ = ["AcceleratorRanks", "Ranks", "backend_of", "relays"]
 
-
-class _Shared:
-    """What the slots of a backend share: the wire of the last run, and their exchanges.
-
-    ``runs`` returns what waits until all runs of the program have ended, while there is any.
-    """
-
-    def __init__(self) -> None:
-        self.wire: Wire | None = None
-        self.exchanges: list[Exchange] = []
-        self.runs: Callable[[], Callable[[float | None], None] | None] = lambda: None
-
-    def wait(self, deadline: float | None) -> None:
-        """Wait until all runs of the program have ended."""
-        if (wait := self.runs()) is not None:
-            wait(deadline)
+_NAP = 5e-5
+_ISSUING = "accelerators"  # a thread
 
 
 class Ranks(Threads):
-    """See ``autosched.runtime.backends``."""
+    """See ``autosched.runtime.backends``: the CPUs of a rank, and copies over gloo."""
 
-    is_slot = False
-
-    session: Session
+    group: ProcessGroup
     exchanges: Exchange
     part: Program
     threads: dict[Stream, str | None]
-
-    def __init__(self, whole: Program | None = None):
-        super().__init__()
-        self._pending = ""  # the copies that the last late run waited for
-        # Those of a run that was interrupted before its first step are hardly another program's.
-        self.first_tag = zlib.crc32(str(whole).encode()) >> 2
-        self.tags = 0 if whole is None else len(whole)  # that each slot may use
-        # Waits for copies reach back one run more than they say.
-        self.reach = 1 + max((i.ago for i in whole or () if isinstance(i, Wait)), default=0)
-        self._shared = _Shared()
 
     def open(self, program: Program, machine: Machine) -> None:
         """Divide the part of a rank among threads. Raises MachineError outside of a cluster."""
         self.attach(program, machine)
         super().open(program, machine)
-        self.new_lock = threading.Lock  # other ranks may use the same cores
         computing = [s for s in program.streams if s.name.startswith("compute")]
         first = str(computing[0]) if computing else f"rank {machine.rank}"
         passing_on = relays(program)
@@ -84,28 +76,13 @@ class Ranks(Threads):
             stream: str(stream) if stream in computing or stream in passing_on else first
             for stream in program.streams
         }
-        self.ranks = machine.ranks
-        self.exchanges = self._exchange()
-
-    def _exchange(self) -> Exchange:
-        """Return the copies of one of the runs in flight."""
-        made = self._shared.exchanges
-        tag = self.first_tag + len(made) * self.tags
-        made.append(Exchange(self.part, self.ranks, self.threads, self.session, tag))
-        return made[-1]
-
-    def slot(self) -> Ranks:
-        """Return a backend for one of several runs in flight, which uses the wire of the others."""
-        made = copying.copy(self)
-        made.exchanges = self._exchange()
-        made.is_slot = True
-        return made
+        self.exchanges = Exchange(program, machine.ranks, self.threads, self.group, {}, set())
 
     def attach(self, program: Program, machine: Machine) -> None:
         """Note the part of this rank. Raises MachineError outside of a cluster."""
         if machine.rank is None:
             raise MachineError("the ranks backend needs a machine of Machine.cluster()")
-        self.session = session()
+        self.group = joined()
         self.part = program
 
     def thread(self, stream: Stream) -> str | None:
@@ -114,18 +91,14 @@ class Ranks(Threads):
 
     def team(self, threads: Sequence[str]) -> Team:
         """Return a team that tells other ranks when it stops."""
-        team = _Team(threads, self.prepare, self.tell, self._elsewhere)
-        self.exchanges.give_up = _abandoning(team)
-        self.exchanges.where = _working(team, self.part)
-        return team
+        team = _Team(threads, self.prepare, self)
+        held = weakref.ref(team)
 
-    def loop_team(self, threads: Sequence[str | None]) -> LoopTeam:
-        """Return a team that gives up threads which wait for a lost wire."""
-        team = super().loop_team(threads)
-        first, *others = self._shared.exchanges[1:]
-        first.where = _working(team, self.part)
-        for exchange in (first, *others):
-            exchange.give_up = _abandoning(team)
+        def abandon(thread: int, position: int, cause: AutoschedError) -> None:
+            if (found := held()) is not None:
+                found.abandon(thread, Fault(position, cause))
+
+        self.exchanges.give_up = abandon
         return team
 
     def exchange(self, half: Send | Receive) -> Transfer:
@@ -134,112 +107,51 @@ class Ranks(Threads):
 
     def record(self, stream: Stream, event: int) -> Step | None:
         """Do nothing for copies between ranks: it is known which an event stands for."""
-        on_wire = event in self.exchanges.events
-        return None if on_wire else super().record(stream, event)
+        return None if self.exchanges.is_copied(event) else super().record(stream, event)
 
     def wait(self, stream: Stream, event: int) -> Step | None:
         """Wait for copies between ranks."""
-        on_wire = event in self.exchanges.events
-        if not on_wire:
-            return super().wait(stream, event)
-        slots = self._shared.exchanges[1:]
-        before = slots[slots.index(self.exchanges) - 1] if self.is_slot else None
-        return self.exchanges.wait(stream, event, before)
+        if self.exchanges.is_copied(event):
+            return self.exchanges.wait(stream, event)
+        return super().wait(stream, event)
 
     def free(self, stream: Stream) -> Callable[[Any], None] | None:
-        """Wait for the copies of a stream before memory is freed there.
+        """Let the sends of a value go with it.
 
-        One of them may show that memory is not used any more. Where one thread issues everything,
-        its order shows that, too.
+        Before, wait for the copies of the stream: that one of them has ended may show that other
+        threads do not use the memory any more. One thread knows by its order.
         """
-        if len({*self.threads.values()}) == 1:
-            return None
-        finish = self.exchanges.freeing(stream)
-        return None if finish is None else lambda _: finish()
+        is_alone = len({*self.threads.values()}) == 1
+        return self.exchanges.freeing(() if is_alone else (stream,))
 
     def ending(self, thread: str | None) -> Step | None:
         """Return what a thread does at the end of a run: wait for its copies."""
-        own = [stream for stream, name in self.threads.items() if name == thread]
-        return self.exchanges.ending(own)
+        return self.exchanges.ending([s for s, name in self.threads.items() if name == thread])
 
     def begin(self, stopped: Callable[[], bool]) -> None:
-        """Begin a run, together with the other ranks if it is the first one."""
+        """Begin a run."""
         super().begin(stopped)
-        self.session.take_turn(self._shared, None)
-        self._shared.wire = self.exchanges.begin(self._shared.wire if self.is_slot else None)
+        self.exchanges.begin()
 
-    def take_turn(self, wait: Callable[[float | None], None], deadline: float | None) -> None:
-        """Wait until the runs of other programs have ended."""
-        self._shared.runs = weakref.WeakMethod(wait)
-        self.session.take_turn(self._shared, deadline)
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether the wire of the last run is there."""
-        wire = self.session.current
-        return wire is not None and wire is self._shared.wire
-
-    def tell(self, fault: Fault | None) -> None:
-        """Tell the other ranks that this run has failed here, unless they told us."""
-        me = self.session.named(self.session.rank)
-        if fault is None:
-            error: Any = sys.exc_info()[1]
-            if isinstance(error, KeyboardInterrupt):
-                self.session.give_up("rank", f"{me} was interrupted")
-            else:
-                self._pending = " and ".join(end.name for end in self.exchanges.awaited())
-                self.session.give_up("late", f"{me} gave up a run")
-        elif fault.error is not self.session.told:
-            self.session.give_up(*self._why(me, fault))
-
-    def _elsewhere(self) -> str:
-        """Return lines about a late run: what ranks executed, and what this one waited for."""
-        found = self.session.places()
-        if self._pending:
-            found += f"\n    rank {self.session.rank} waited: {self._pending}"
-        return found
-
-    def _why(self, me: str, fault: Fault) -> tuple[str, str]:
-        """Return the kind of a failure, and what other ranks are told."""
-        at = self.part.instructions[fault.position]
-        error = fault.error
-        what = f"{type(error).__name__}: {error}"
-        where = f"instruction {fault.position + 1} of {len(self.part)}"
-        is_task = isinstance(at, Run) and isinstance(error, Exception)
-        if isinstance(at, Run):
-            what = f"{me}: task {at.task!r} on {at.stream.device} raised {what}, {where}"
+    def tell(self, fault: Fault | None) -> str:
+        """Tell the other ranks that this run has failed here; return what this one waits for."""
+        awaited = self.exchanges.awaited
+        group = self.group
+        me = group.named(group.rank)
+        error = sys.exc_info()[1] if fault is None else fault.error
+        if fault is None and isinstance(error, KeyboardInterrupt):
+            group.fail("rank", f"{me} was interrupted")
+        elif fault is None:
+            group.fail("rank", f"{me} gave up a run, which was late or closed")
         else:
-            what = f"{me}: {at} failed with {what}, {where}"
-        return "task" if is_task and not isinstance(error, AutoschedError) else "rank", what
-
-
-def _abandoning(team: Any) -> Callable[[int, int, AutoschedError], None]:
-    """Return what gives up a thread of a team, at a position, for a cause."""
-    held = weakref.ref(team)
-
-    def abandon(thread: int, position: int, cause: AutoschedError) -> None:
-        found = held()
-        if found is not None:
-            found.abandon(thread, Fault(position, cause))
-
-    return abandon
-
-
-def _working(team: Any, part: Program) -> Callable[[], str]:
-    """Return what names the tasks that the threads of a team execute."""
-    held = weakref.ref(team)
-
-    def where() -> str:
-        found = held()
-        executed = []
-        for position, how in () if found is None else found.working():
-            at = part.instructions[position]
-            if how == "in" and isinstance(at, Run):
-                where = f"instruction {position + 1} of {len(part)}"
-                executed.append(f"task {at.task!r} on {at.stream.device}, {where}")
-        return " and ".join(executed)
-
-    return where
+            at = self.part.instructions[fault.position]
+            where = f"instruction {fault.position + 1} of {len(self.part)}"
+            what = f"{type(error).__name__}: {error}"
+            is_task = isinstance(at, Run) and not isinstance(error, AutoschedError)
+            name = f"task {at.task!r} on {at.stream.device} raised" if is_task else f"{at}:"  # type: ignore[union-attr]
+            is_error = is_task and isinstance(error, Exception)
+            group.fail("task" if is_error else "rank", f"{me}: {name} {what}, {where}")
+        return awaited
 
 
 def relays(part: Program) -> set[Stream]:
@@ -255,34 +167,87 @@ def relays(part: Program) -> set[Stream]:
 
 
 class _Team(ThreadTeam):
-    """A team that calls ``give_up`` when a run stops before its end.
+    """A team that tells other ranks when a run stops before its end."""
 
-    ``elsewhere`` returns lines about all ranks, for a run that is late.
-    """
-
-    def __init__(
-        self,
-        names: Sequence[str],
-        prepare: Step,
-        give_up: Callable[[Fault | None], None],
-        elsewhere: Callable[[], str],
-    ):
-        self._give_up = give_up
-        self._elsewhere = elsewhere
+    def __init__(self, names: Sequence[str], prepare: Step, backend: Ranks):
+        self._backend = weakref.ref(backend)
+        self._awaited = ""
         super().__init__(names, prepare)
 
     def run(self, tape: Tape, deadline: float | None = None) -> Fault | Late | None:
-        """Execute a tape; ask the other ranks what they do if that takes too long."""
+        """Execute a tape; where that takes too long, say what this rank waited for."""
         end = super().run(tape, deadline)
-        return Late(end.places, self._elsewhere()) if isinstance(end, Late) else end
+        if not isinstance(end, Late):
+            return end
+        return Late(end.places, f"\n    this rank waited: {self._awaited}" if self._awaited else "")
 
     def stop(self, fault: Fault | None = None) -> None:
         """Abort the run, and tell the other ranks."""
         is_first = bool(self._tape.steps) and not self.stopped
         super().stop(fault)
-        if is_first and not self.closed:
-            self._give_up(fault)
+        if is_first and not self.closed and (backend := self._backend()) is not None:
+            self._awaited = backend.tell(fault)
 
-    def working(self) -> list[Place]:
-        """Return where its threads are."""
-        return [place for place in self._places().values() if place is not None]
+
+class AcceleratorRanks(Ranks, Accelerator):
+    """See ``autosched.runtime.backends``: the accelerators of a rank, its CPUs, and its copies."""
+
+    direct: bool
+
+    def open(self, program: Program, machine: Machine) -> None:
+        """Take streams and threads. Raises MachineError outside of a cluster."""
+        self.attach(program, machine)
+        own = {name for name, rank in machine.ranks.items() if rank == self.group.rank}
+        devices = [device for device in machine.devices if device.name in own]
+        links = [link for link in machine.links if {link.source, link.destination} <= own]
+        mine = Machine(devices, links, contention=machine.contention)
+        Accelerator.open(self, program, mine)
+        halves = [half for half in program if isinstance(half, (Send, Receive))]
+        self.direct = any(half.stream in self.streams for half in halves)
+        self.threads = {stream: self._issuing(stream) for stream in program.streams}
+        direct = {s.device: self.devices[s.device] for s in self.streams}
+        copies = [i for i in program if isinstance(i, Copy) and i.stream in self.streams]
+        onward = {(copy.value, copy.version) for copy in copies}
+        parts = machine.ranks, self.threads, self.group, direct, onward
+        self.exchanges = Exchange(program, *parts)
+
+    def _issuing(self, stream: Stream) -> str | None:
+        if self.direct:
+            return _ISSUING if stream in self.streams else str(stream)
+        return str(stream) if stream in self.own_thread else None
+
+    def wait(self, stream: Stream, event: int) -> Step | None:
+        """Wait for copies between ranks, or for an accelerator."""
+        made = self.events[event]
+        if not self.direct or made is None or stream in self.streams:
+            return super().wait(stream, event)
+
+        def step() -> None:
+            self._until(made, f"event {event} of an accelerator")
+            self.pinned.unstage()
+
+        return step
+
+    def ending(self, thread: str | None) -> Step | None:
+        """Return what a thread does at the end of a run: wait for its copies."""
+        if not self.direct or thread != _ISSUING:
+            return super().ending(thread)
+        return partial(self._finish, "its copies between accelerators to end")
+
+    def _finish(self, pending: str) -> None:
+        for stream in self.streams.values():
+            self._until(stream.record_event(), pending)
+
+    def _until(self, event: Any, pending: str) -> None:
+        """Wait until an event has happened. Raises the cause if a run has failed by then."""
+        while not event.query() and self.group.why is None:
+            time.sleep(_NAP)
+        if self.group.why is not None:
+            raise self.group.lost(pending)
+
+
+def backend_of(part: Program) -> Ranks:
+    """Return the backend for a rank's part of a program."""
+    devices = {stream.device for stream in part.streams}
+    on_cpus = all(device.partition(":")[0] == "cpu" for device in devices)
+    return Ranks() if on_cpus else AcceleratorRanks()

@@ -2,29 +2,21 @@
 
 A copy stream is asynchronous, as on an accelerator: its copies are started by the thread that issues
 it, and end later. An event stands for the copies that its stream has started so far; who waits for
-it waits for those. No thread waits for a copy that nobody needs yet. Which copies a wait must wait
-for is found once, when a program is compiled: see ``waits``.
+it waits for those. No thread waits for a copy that nobody needs yet.
 
-In the first run a header goes ahead of each value, in the order of the program on both sides. From
-then on the receiver knows what comes: it is ready to receive from the beginning of the run, in
-memory that it keeps. The sender compares before it sends, because gloo aborts a receiver that gets
-more than it expects.
+Each copy has a number, which is its tag; NCCL has no tags, and both ranks start its copies in the
+order of the program. In the first run a description goes ahead of each value; ahead of plain data,
+such as numbers, in each run. From then on both sides know what comes: the receiver is ready from the
+beginning of a run, in memory that it keeps, and the sender compares before it sends, because gloo
+aborts a receiver that gets more than it expects.
 
-A value of another shape or dtype than in the last run is announced in what the receiver is ready
-for, which has a byte more than the value: a mark, which no value reaches. A marked row has no other
-contents; after it come a header, as in the first run, and a copy of the value. The receiver finds
-the mark where it first waits for the value, which may be later than the sender waits for memory. So
-the sender waits for these rows only when it has issued its whole part: no two ranks wait for each
-other.
-
-Where a connection is closed, gloo wakes those who wait for a copy that has not begun, and no others:
-a copy of which a part is on its way never ends. So once the wire is lost, threads that still wait a
-moment later are given up, and the run goes on without them.
+Where connections close, gloo never wakes who waits for a copy of which a part is under way. So
+threads that still wait a moment later are given up, and the run ends without them.
 """
 
 from __future__ import annotations
 
-import contextlib
+import json
 import threading
 import time
 from collections import Counter, defaultdict, deque
@@ -34,38 +26,37 @@ from typing import Any
 
 import torch
 
+from autosched._lib.process_group import ProcessGroup
 from autosched.errors import AutoschedError, ScheduleError
-from autosched.program.program import Program, Receive, Record, Send, Stream
+from autosched.program.program import Program, Receive, Record, Send, Stream, Wait
 from autosched.runtime.backends import Step, Transfer
-from autosched.runtime.backends.host import overwritten, prepare_thread
+from autosched.runtime.backends.host import overwritten
 from autosched.runtime.ranks.messages import (
+    Blank,
     ReceiveBuffer,
-    blank_row,
-    described,
-    header_of,
-    header_row,
+    description_of,
+    in_host_memory,
     is_fixed,
     is_row,
-    outline,
+    on_device,
     rows,
     signature,
     sizes,
 )
-from autosched.runtime.ranks.session import Session
-from autosched.runtime.ranks.waits import copies_awaited
-from autosched.runtime.ranks.wire import Wire
 
 __all__ = ["Exchange"]
 
-_PATIENCE = 0.2  # seconds for waits to end when the wire is lost
+_PATIENCE = 0.2  # seconds for waits to end when connections are lost
+_LONGEST = 1 << 16  # bytes of a description: its receiver does not know how long it is
 
 
 class Exchange:
     """The sends and receives of one rank's part of a program.
 
     ``ranks`` are the ranks of devices by name, and ``threads`` the names of the threads that issue
-    streams. Each program has another ``first_tag``. ``begin`` is called at the beginning of each
-    run, and the steps of ``transfer`` and ``wait`` where the program has them.
+    streams. ``direct`` are the devices whose copies go over NCCL, and ``onward`` the versions of values
+    that go on to one. ``begin`` is called at the beginning of each run, and the steps of ``transfer``
+    and ``wait`` where the program has them.
     """
 
     def __init__(
@@ -73,57 +64,49 @@ class Exchange:
         part: Program,
         ranks: Mapping[str, int],
         threads: Mapping[Stream, str | None],
-        session: Session,
-        first_tag: int,
+        group: ProcessGroup,
+        direct: Mapping[str, torch.device],
+        onward: Collection[tuple[str, int]],
     ):
-        self.session = session
-        self.ranks = ranks
-        # Called with a thread whose wait never ends, with its copy and with the cause.
+        self.group = group
+        # Called with a thread whose wait never ends, with its position and with the cause.
         self.give_up: Callable[[int, int, AutoschedError], None] = lambda *_: None
-        self.where: Callable[[], str] = lambda: ""  # the tasks that this rank executes
         self.waiting: dict[int, _End] = {}  # by thread
-        self.is_watched = False  # so that ``arrivals`` has when each receive of a run has ended
-        self.arrivals: dict[int, float] = {}  # by position in the part
         self._ends: dict[Send | Receive, deque[_End]] = defaultdict(deque)
         self._by_stream: dict[Stream, list[_End]] = {}
-        self._wire: Wire | None = None
+        self._receives: list[_Receive] = []
+        self._sends = 0
+        self._sent: dict[int, list[_End]] = {}  # by the identity of a value
+        self._awaited: dict[tuple[Stream, int], list[_End]] = {}
+        self._recorded = recorded = dict[int, list[_End]]()
+        waited: Counter[tuple[str | None, Stream]] = Counter()  # how many, by thread
         # Of each pair of ranks, sends and receives are the same sequence: so both know the tags.
         count: Counter[tuple[int, bool]] = Counter()
-        ends: dict[int, _End] = {}
-        for i, half in enumerate(part):
-            if isinstance(half, (Send, Receive)) and self.carries(half):
-                made = self._end(half, f"{half}, instruction {i + 1} of {len(part)}")
-                made.position = i
-                made.tag = first_tag + count[made.way]
-                count[made.way] += 1
-                ends[i] = made
-                self._ends[half].append(made)
-                self._by_stream.setdefault(half.stream, []).append(made)
-        self._all = [end for ends in self._by_stream.values() for end in ends]
-        self._receives = [end for end in self._all if isinstance(end, _Receive)]
-        self.events = {
-            i.event: i.stream for i in part if isinstance(i, Record) and i.stream in self._by_stream
-        }
-        self._awaited = copies_awaited(part, ends, threads)
-
-    @property
-    def wire(self) -> Wire:
-        """The wire of this run."""
-        assert self._wire is not None
-        return self._wire
-
-    def _end(self, half: Send | Receive, name: str) -> _End:
-        if isinstance(half, Send):
-            return _Send(self, half, self.ranks[half.destination], name)
-        return _Receive(self, half, self.ranks[half.source], name)
-
-    def carries(self, half: Send | Receive) -> bool:
-        """Whether this wire carries a copy; a part may have others."""
-        return True
-
-    def buffer(self, half: Send | Receive, header: Any) -> ReceiveBuffer:
-        """Return memory for a value that arrives."""
-        return ReceiveBuffer(header, mark=True)
+        for i, item in enumerate(part):
+            match item:
+                case Record(stream, event) if stream in self._by_stream:
+                    recorded[event] = [*self._by_stream[stream]]
+                case Wait(stream, event) if event in recorded:
+                    at = threads[stream], recorded[event][0].stream
+                    self._awaited.setdefault((stream, event), recorded[event][waited[at] :])
+                    waited[at] = max(waited[at], len(recorded[event]))
+            if not isinstance(item, (Send, Receive)):
+                continue
+            here = item.stream.device
+            peer = ranks[item.destination if isinstance(item, Send) else item.source]
+            key = peer, isinstance(item, Send)
+            where = f"instruction {i + 1} of {len(part)}"
+            kind = _Send if isinstance(item, Send) else _Receive
+            made = kind(self, group, item, i, peer, count[key], direct.get(here), where)
+            count[key] += 1
+            self._ends[item].append(made)
+            if here not in direct:
+                self._by_stream.setdefault(item.stream, []).append(made)
+            self._sends += isinstance(item, Send)
+            if isinstance(made, _Receive) and here not in direct:
+                made.is_pinned = (item.value, item.version) in onward
+                self._receives.append(made)
+        group.users.add(self)
 
     # ---- compiling
 
@@ -134,46 +117,52 @@ class Exchange:
         """
         return self._ends[half].popleft()
 
-    def wait(self, stream: Stream, event: int, before: Exchange | None = None) -> Step | None:
-        """Return a step that waits for the copies of an event, unless others have done so.
+    def is_copied(self, event: int) -> bool:
+        """Whether an event stands for copies between ranks."""
+        return event in self._recorded
 
-        Also for those that the run before has started on the stream of the event, on which they
-        end first.
+    def wait(self, stream: Stream, event: int) -> Step | None:
+        """Return a step that waits for the copies of an event, unless its thread has done so."""
+        return _waiting(self._awaited.get((stream, event), ()))
+
+    def sent(self, value: Any, end: _End) -> None:
+        """Note a send that keeps the memory of a value."""
+        self._sent.setdefault(id(value), []).append(end)
+
+    def freeing(self, streams: Collection[Stream]) -> Callable[[Any], None] | None:
+        """Return what to do with a value that is freed; first wait for the copies of some streams.
+
+        Its sends have ended, and would keep its memory: they are waited for.
         """
-        earlier = () if before is None else before._by_stream[self.events[event]]
-        return _waiting([*earlier, *self._awaited.get((stream, event), ())])
+        finish = self.ending(streams)
+        if finish is None and not self._sends:
+            return None
 
-    def freeing(self, stream: Stream) -> Step | None:
-        """Return a step that waits for the copies of a stream, before memory is freed there."""
-        return _waiting(self._by_stream.get(stream, ()))
+        def free(value: Any) -> None:
+            if finish is not None:
+                finish()
+            for end in self._sent.pop(id(value), ()):
+                end.wait()
+
+        return free
 
     def ending(self, streams: Collection[Stream]) -> Step | None:
-        """Return a step that waits for all copies of some streams that have been started."""
-        ends = [end for stream in streams for end in self._by_stream.get(stream, ())]
-        return partial(_finish, ends) if ends else None
-
-    def awaited(self) -> Sequence[_End]:
-        """Return the copies for which threads wait now."""
-        return tuple(self.waiting.values())
+        """Return a step that waits for all copies of some streams."""
+        return _waiting([end for stream in streams for end in self._by_stream.get(stream, ())])
 
     # ---- running
 
-    def begin(self, wire: Wire | None = None) -> Wire:
-        """Begin a run: be ready to receive what is known to come; return the wire.
-
-        Without a ``wire``, it is collective in the first run, and in the first one after a failure.
-        """
-        wire = self.session.begin_run(wire)
-        if wire is not self._wire:
-            self._wire = wire
-            self.session.tell_when_lost(self)
-            for each in self._all:
-                each.forget(wire)
+    def begin(self) -> None:
+        """Begin a run: be ready to receive what is known to come."""
+        self.group.check()
+        self._sent.clear()
         for received in self._receives:
             received.post()
-        return wire
 
-    # ---- the wire is lost
+    @property
+    def awaited(self) -> str:
+        """The copies for which threads wait now."""
+        return " and ".join(end.name for end in tuple(self.waiting.values()))
 
     def lost(self) -> None:
         """Give up the threads that still wait after a moment."""
@@ -183,8 +172,8 @@ class Exchange:
         before = dict(self.waiting)
         time.sleep(_PATIENCE)
         for thread, end in before.items():
-            if self.waiting.get(thread) is end and self.session.is_lost:
-                cause = self.session.cause(end.name)
+            if self.waiting.get(thread) is end:
+                cause = self.group.lost(end.name, end.peer)
                 if self.waiting.pop(thread, None) is not None:
                     self.give_up(thread, end.position, cause)
 
@@ -201,68 +190,64 @@ def _waiting(ends: Sequence[_End]) -> Step | None:
     return wait
 
 
-def _finish(ends: Sequence[_End]) -> None:
-    """Wait for copies, and then for rows that nothing else waits for."""
-    for end in ends:
-        if end.started is not None:
-            end.wait()
-    for end in ends:
-        if end.late:
-            end.attended(end.finish)
-
-
 class _End:
     """One end of a copy between ranks; several threads may wait for it.
 
-    ``started`` are its works, until they have ended. Then ``arrive`` is called if the byte of
-    ``mark`` is set, or if the value ``is_moved`` from where it arrives.
+    ``started`` are its works, until they have ended.
     """
 
-    tag = 0
-    position = 0
     started: Sequence[Any] | None = None
-    late: Sequence[Any] = ()  # works that only the end of the run waits for
-    mark: Any = b"\0"
-    is_moved = False
-    issue: Callable[[torch.Tensor], Any]  # starts to send or to receive a row
+    known: Any = None  # the description of what is copied in each run
 
-    def __init__(self, exchange: Exchange, half: Send | Receive, peer: int, name: str):
+    def __init__(
+        self,
+        exchange: Exchange,
+        group: ProcessGroup,
+        half: Send | Receive,
+        position: int,
+        peer: int,
+        tag: int,
+        device: torch.device | None,
+        where: str,
+    ):
         self.exchange = exchange
-        self.half = half
+        self.group = group
+        self.position = position
+        self.stream = half.stream
         self.peer = peer
-        self.name = name
-        self.way = (peer, isinstance(half, Send))
+        self.name = f"{half}, {where}"
+        self.value = half.value
+        self.device = device
+        ends = (group.rank, peer) if isinstance(half, Send) else (peer, group.rank)
+        host = group.way(*ends)
+        way = host if device is None else group.way(*ends, is_direct=True)
+        self._ways = [each.send if isinstance(half, Send) else each.recv for each in (host, way)]
+        self._tag = tag
         self._guard = threading.Lock()
-
-    def forget(self, wire: Wire) -> None:
-        """Begin to use a new wire, and headers again."""
-        self.started = None
-        self.late = ()
-        self._guard = threading.Lock()  # a thread that was given up may hold the last one
 
     def __call__(self, value: Any, into: Any) -> Any:
         """Start to send a value, or to receive one, perhaps into memory that exists."""
         raise NotImplementedError
 
-    def start(self, rows: Sequence[torch.Tensor]) -> list[Any]:
-        """Return the works of rows. Raises the cause where the wire is lost."""
-        issue = self.issue
+    def start(self, rows: Sequence[torch.Tensor], is_description: bool = False) -> list[Any]:
+        """Return the works of rows, or of a description. Raises the cause of a lost connection."""
+        issue = self._ways[not is_description]
         try:
-            return [issue(row) for row in rows]
+            return [issue([row], self.peer, self._tag) for row in rows]
         except RuntimeError as error:
-            raise self.exchange.session.cause(self.name) from error
+            raise self.group.lost(self.name, self.peer, error) from error
 
     def wait(self) -> None:
         """Wait for the end, if the copy has been started."""
         self.attended(self._wait)
 
     def attended(self, wait: Step) -> None:
-        """Call a function that waits; the thread is given up if the wire is lost meanwhile."""
+        """Call a function that waits; the thread is given up if connections are lost meanwhile."""
         waiting = self.exchange.waiting
         thread = threading.get_ident()
         waiting[thread] = self
         try:
-            if self.exchange.session.is_lost:
+            if self.group.why is not None:
                 self.exchange.lost()
             wait()
         finally:
@@ -271,155 +256,104 @@ class _End:
 
     def _wait(self) -> None:
         with self._guard:
-            works = self.started
-            if works is None:
-                return
-            self.end(works)
-            if self.is_moved or self.mark[0]:
-                self.arrive()
-            self.started = None
-            if self.exchange.is_watched:
-                self.exchange.arrivals[self.position] = time.perf_counter()
-
-    def arrive(self) -> None:
-        """Put what has arrived in its places."""
+            if self.started is not None:
+                self.end(self.started)
+                self.started = None
 
     def end(self, works: Sequence[Any]) -> None:
-        """Wait for works. Raises the cause where the wire is lost."""
+        """Wait for works. Raises the cause of a lost connection."""
         try:
             for work in works:
                 work.wait()
         except RuntimeError as error:
-            raise self.exchange.session.cause(self.name) from error
-
-    def finish(self) -> None:
-        """Wait for what only the end of the run waits for."""
-        works, self.late = self.late, ()
-        self.end(works)
-
-    def watch(self) -> None:
-        """Wait in a thread of its own, to know when a copy ends; errors are those of others."""
-        prepare_thread()
-        with contextlib.suppress(AutoschedError):
-            self.wait()
+            raise self.group.lost(self.name, self.peer, error) from error
 
 
 class _Send(_End):
-    """Sends a value; ``known`` is what the receiver is ready for."""
+    """Sends a value."""
 
-    known: Any = None
-    header: Any = None
-    lengths: Sequence[int] = ()  # of the rows for which the receiver is ready
-    last = ""
-    is_row = False  # whether such a value needs no other row
-
-    def forget(self, wire: Wire) -> None:
-        """Begin to send headers again."""
-        super().forget(wire)
-        self.issue = wire.sender(self.peer, self.tag)
-        self.known = None
+    _is_row = False  # whether such a value is sent as it is
+    _last = ""
+    _described: Sequence[Any] = ()
 
     def __call__(self, value: Any, _: Any) -> None:
+        """Start to send a value."""
+        described: Sequence[Any] = ()
         if self.known is None:
-            sent = rows(value)
-            self.started = self._announce(value, sent) + self.start(sent)
-        elif self.known == signature(value):
-            self.started = self.start((value,) if self.is_row else rows(value))
-        else:
-            self.late = self._change(value)
-
-    def _announce(self, value: Any, sent: Sequence[torch.Tensor]) -> list[Any]:
-        """Send the header of a value; from then on the receiver knows tensors like these."""
-        header = header_of(value)
-        self.is_row = is_row(value)
-        self.known = signature(value) if sent and is_fixed(header) else None
-        self.header = header
-        self.lengths = [row.nbytes for row in sent]
-        self.last = sizes(value)
-        return self.start([header_row(header, self.half.value)])
-
-    def _change(self, value: Any) -> list[Any]:
-        """Send a copy of a value of another shape or dtype, after a mark and its header."""
-        if outline(header_of(value)) != outline(self.header):
+            described = self._described = self._describe(value)
+        elif self.known != signature(value):
             raise ScheduleError(
-                f"{self.half.value!r} was {self.last} in the last run, for which rank {self.peer} "
-                "is ready, and has another structure now; make a schedule for each"
+                f"{self.value!r} is {sizes(value)}, and was {self._last} in the first run; shapes "
+                "and dtypes between ranks are those of the first run: make a schedule for each"
             )
-        first, *others = self.lengths
-        lengths = first + 1, *(1 for _ in others)
-        works = self.start([torch.ones(length, dtype=torch.uint8) for length in lengths])
-        sent = [row.clone() for row in rows(value)]
-        return works + self._announce(value, sent) + self.start(sent)
+        works = self.start((value,) if self._is_row else rows(value))
+        if self.device is not None:
+            self.end(works)  # the current stream waits
+        else:
+            self.started = [*described, *works]
+            self.exchange.sent(value, self)
+
+    def _describe(self, value: Any) -> list[Any]:
+        """Start to send the description of a value; return the works."""
+        description = description_of(value, "cpu" if self.device is None else self.device.type)
+        data = json.dumps(description).encode()
+        if len(data) > _LONGEST:
+            raise ScheduleError(f"{self.value!r} has too many parts to be sent to another rank")
+        row = torch.zeros(_LONGEST, dtype=torch.uint8)
+        row[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        self.known = signature(value) if is_fixed(description) else None
+        self._last = sizes(value)
+        self._is_row = is_row(value) and self.device is None
+        return self.start([row], is_description=True)
 
 
 class _Receive(_End):
     """Receives a value, into the memory of the last run if that is free."""
 
-    header: Any = None
-    buffer: ReceiveBuffer | None = None
-    posted: list[Any] | None = None  # works that were started at the beginning of the run
-    into: Any = None  # memory that exists
-
-    def forget(self, wire: Wire) -> None:
-        """Expect a header again."""
-        super().forget(wire)
-        self.issue = wire.receiver(self.peer, self.tag)
-        self.header = None
-        self.posted = None
+    is_pinned = False  # whether the memory is page-locked
+    _buffer: ReceiveBuffer | None = None
+    _posted: list[Any] | None = None  # works that were started at the beginning of the run
+    _into: Any = None  # memory that exists
 
     def post(self) -> None:
-        """Be ready to receive, if it is known what comes."""
-        if self.header is None:
+        """Be ready to receive, if it is known what comes, unless that is so already."""
+        if self.known is None or self._posted is not None:
             return
-        if self.posted is not None:  # by a run that was interrupted before its first step
-            self.exchange.session.give_up("rank", f"{self.name} was interrupted")
-        if self.buffer is None or not self.buffer.is_free():
-            self.buffer = self.exchange.buffer(self.half, self.header)
-        self.posted = self.start(self.buffer.rows)
+        if self._buffer is None or not self._buffer.is_free():
+            blank: Blank = partial(in_host_memory, pinned=self.is_pinned)
+            if self.device is not None:
+                blank = partial(on_device, self.device)
+            self._buffer = ReceiveBuffer(self.known, blank)
+        self._posted = self.start(self._buffer.rows)
 
     def __call__(self, _: Any, into: Any) -> Any:
-        if self.posted is None:
+        """Start to receive a value, perhaps into memory that exists; return it."""
+        if self.known is None:
             self.attended(self._learn)
-            self.buffer = None
-            self.post()
-            self._know()
-        buffer = self.buffer
+        self.post()
+        if not is_fixed(self.known):
+            self.known = None
+        buffer = self._buffer
         assert buffer is not None
-        self.started = self.posted
-        self.posted = None
-        self.into = into
-        self.mark = buffer.mark
-        self.is_moved = buffer.is_packed or into is not None
-        if self.exchange.is_watched:
-            threading.Thread(target=self.watch, daemon=True, name=self.name).start()
+        self.started, self._posted, self._into = self._posted, None, into
+        if self.device is not None:
+            self.wait()
+            self._buffer = None  # its memory is the program's
         return buffer.value if into is None else into
 
-    def _know(self) -> None:
-        """Keep the header for the next run, unless the sender sends one in each."""
-        assert self.buffer is not None
-        if not (self.buffer.rows and is_fixed(self.header)):
-            self.header = None
-
-    def arrive(self) -> None:
-        """Put what has arrived in its places, after what the sender announces."""
-        buffer = self.buffer
-        assert buffer is not None
-        if self.mark[0]:
-            self._learn()
-            self.buffer = self.exchange.buffer(self.half, self.header)
-            self.end(self.start(self.buffer.rows))
-            self.buffer.spread()
-            buffer.become(self.buffer)
-            self._know()
-            self.buffer = None  # the value has its memory
-        else:
-            buffer.spread()
-        if self.into is not None:
-            overwritten(self.into, buffer.value)
-            self.into = None
-
     def _learn(self) -> None:
-        """Wait for the header of a value."""
-        row = blank_row()
-        self.end(self.start([row]))
-        self.header = described(row)
+        """Wait for the description of a value."""
+        row = torch.zeros(_LONGEST, dtype=torch.uint8)
+        self.end(self.start([row], is_description=True))
+        self.known = json.loads(bytes(row.numpy()).rstrip(b"\0"))
+        self._buffer = None
+
+    def end(self, works: Sequence[Any]) -> None:
+        """Wait for works, and put what has arrived in its places."""
+        super().end(works)
+        if works is self.started:
+            assert self._buffer is not None
+            self._buffer.spread()
+            if self._into is not None:
+                overwritten(self._into, self._buffer.value)
+                self._into = None

@@ -1,14 +1,13 @@
-"""Values as rows of bytes, and headers that describe them.
+"""Values as rows of bytes, and descriptions of them.
 
-A value is a tensor, or a tree of tensors and plain data. Its header is JSON: shapes, strides and
-dtypes of tensors, and plain data themselves. With the header, a receiver makes rows of the right
-size and from these the value: with the strides of the original, and at its alignment, because
-results differ in the last bits otherwise. Nothing is unpickled.
+A value is a tensor, or a tree of tensors and plain data. Its description is JSON: shapes, strides and
+dtypes of tensors, and plain data themselves. With it, a receiver makes rows of the right size, and
+from these the value: with the strides of the original, and at its alignment, because results differ
+in the last bits otherwise.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,41 +19,38 @@ from autosched._lib.copying import ALIGNMENT, span
 from autosched._lib.tree import flatten
 from autosched.errors import ScheduleError, shown
 
-__all__ = [
-    "Header",
-    "ReceiveBuffer",
-    "blank_row",
-    "described",
-    "header_of",
-    "header_row",
-    "in_host_memory",
-    "is_fixed",
-    "is_row",
-]
-__all__ += ["on_device", "outline", "rows", "signature", "sizes"]
+__all__ = ["Blank", "Description", "ReceiveBuffer", "description_of", "in_host_memory"]
+__all__ += ["is_fixed", "is_row"]
+__all__ += ["on_device", "rows", "signature", "sizes"]
 
-Header = Any  # of JSON: a list that begins with the kind
+Description = Any  # of JSON: a list that begins with the kind
 Blank = Callable[[Sequence[int], Sequence[int], torch.dtype, int], torch.Tensor]
 _uses: Callable[[int], int] = torch._C._storage_Use_Count  # of a storage's address
-_LONGEST_HEADER = 1 << 20  # bytes: the receiver of a header does not know its length
-_PLAIN = (str, int, float, bool, type(None))
 
 
-def header_of(value: Any, kind: str = "cpu") -> Header:
-    """Return the header of a value whose tensors are on a kind of device.
+def description_of(value: Any, kind: str = "cpu") -> Description:
+    """Describe a value whose tensors are on a kind of device.
 
     Raises ScheduleError for what cannot be sent.
     """
     if isinstance(value, torch.Tensor):
         return ["tensor", *_facts(value, kind)]
     if type(value) in (list, tuple):
-        return [type(value).__name__, [header_of(item, kind) for item in value]]
+        return [type(value).__name__, [description_of(item, kind) for item in value]]
     if type(value) is dict and all(type(key) is str for key in value):
-        return ["dict", {key: header_of(item, kind) for key, item in value.items()}]
-    if type(value) in _PLAIN:
+        return ["dict", {key: description_of(item, kind) for key, item in value.items()}]
+    if type(value) in (str, int, float, bool, type(None)):
         return ["plain", value]
     allowed = "tensors, numbers, strings, None, and lists, tuples and dicts of them can"
     raise ScheduleError(f"{shown(value)[:80]} cannot be sent to another rank; {allowed}")
+
+
+def is_fixed(description: Description) -> bool:
+    """Whether a description tells no plain data, which may be others in the next run."""
+    kind, *rest = description
+    if kind in ("tensor", "plain"):
+        return bool(kind == "tensor")
+    return all(map(is_fixed, rest[0].values() if kind == "dict" else rest[0]))
 
 
 def _facts(tensor: torch.Tensor, kind: str) -> list[Any]:
@@ -67,42 +63,6 @@ def _facts(tensor: torch.Tensor, kind: str) -> list[Any]:
     dtype = str(tensor.dtype).removeprefix("torch.")
     at = tensor.data_ptr() % ALIGNMENT
     return [list(tensor.shape), list(tensor.stride()), dtype, at, *map(int, flags)]
-
-
-def header_row(header: Header, what: str) -> torch.Tensor:
-    """Return a header as a row of bytes; ``what`` names the value in errors."""
-    data = json.dumps(header).encode()
-    if len(data) > _LONGEST_HEADER:
-        raise ScheduleError(f"{what!r} has too many parts to be sent to another rank")
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-def blank_row() -> torch.Tensor:
-    """Return a row into which any header can be received."""
-    return torch.zeros(_LONGEST_HEADER, dtype=torch.uint8)
-
-
-def described(row: torch.Tensor) -> Header:
-    """Return the header that has been received in a row."""
-    return json.loads(bytes(row.numpy()).rstrip(b"\0"))
-
-
-def is_fixed(header: Header) -> bool:
-    """Whether a header tells no plain data, which may be others in the next run."""
-    kind, *rest = header
-    if kind in ("tensor", "plain"):
-        return bool(kind == "tensor")
-    items = rest[0].values() if kind == "dict" else rest[0]
-    return all(map(is_fixed, items))
-
-
-def outline(header: Header) -> Any:
-    """Return a header without the shapes, strides, dtypes and alignments of its tensors."""
-    kind, *rest = header
-    if kind in ("tensor", "plain"):
-        return kind, *rest[4:]
-    items = rest[0].items() if kind == "dict" else enumerate(rest[0])
-    return kind, *((key, outline(item)) for key, item in items)
 
 
 def signature(value: Any) -> Any:
@@ -181,12 +141,11 @@ class ReceiveBuffer:
     """Memory for a value that arrives: ``rows`` to receive into, and ``value`` afterwards.
 
     It can serve the next run, too, if nothing else refers to the value any more. ``blank`` makes
-    tensors: in host memory, which may be page-locked, or on a device. With ``mark``, the first row has a
-    byte more than the value, at first 0, which no row of the value reaches.
+    tensors: in host memory, which may be page-locked, or on a device.
     """
 
-    def __init__(self, header: Header, blank: Blank | None = None, mark: bool = False):
-        self.value = _make(header, blank or in_host_memory)
+    def __init__(self, description: Description, blank: Blank):
+        self.value = _make(description, blank)
         self.rows: list[torch.Tensor] = []
         self._packed: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._tensors = [leaf for leaf in flatten(self.value) if isinstance(leaf, torch.Tensor)]
@@ -194,12 +153,6 @@ class ReceiveBuffer:
         self._addresses = [storage._cdata for storage in self._storages]
         for number in range(len(self._tensors)):
             self._add(number)
-        self.mark: Any = b"\0"
-        if mark and self.rows:
-            row = self.rows[0]
-            self.rows[0] = row.as_strided((len(row) + 1,), (1,))
-            self.mark = self.rows[0].numpy().data[len(row) :]
-            self.mark[0] = 0
         self._held = self._holders()  # no variable refers to a tensor here
 
     def _add(self, number: int) -> None:
@@ -210,26 +163,15 @@ class ReceiveBuffer:
             self.rows.append(_whole(tensor))
             return
         apart = _distinct(tensor)
-        memory = torch.empty(apart.nbytes + 1, dtype=torch.uint8, device=tensor.device)
-        row = memory[:-1]
+        row = torch.empty(apart.nbytes, dtype=torch.uint8, device=tensor.device)
         packed = row.view(tensor.dtype).view(apart.shape)
         self._packed.append((apart, packed))
         self.rows.append(row)
-
-    def become(self, other: ReceiveBuffer) -> None:
-        """Give the tensors the shapes, the dtypes and the memory of those of another value."""
-        for tensor, new in zip(self._tensors, other._tensors, strict=True):
-            tensor.data = new
 
     def spread(self) -> None:
         """Put tensors that arrived packed in their places."""
         for apart, packed in self._packed:
             apart.copy_(packed)
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether ``spread`` has to do anything."""
-        return bool(self._packed)
 
     def is_free(self) -> bool:
         """Whether nothing else refers to the value, or to a view of it."""
@@ -240,9 +182,9 @@ class ReceiveBuffer:
         return [*map(sys.getrefcount, self._tensors), *map(_uses, self._addresses)]
 
 
-def _make(header: Header, blank: Blank) -> Any:
-    """Return a value with this header; its tensors have no contents yet."""
-    kind, *rest = header
+def _make(description: Description, blank: Blank) -> Any:
+    """Return such a value; its tensors have no contents yet."""
+    kind, *rest = description
     match kind:
         case "tensor":
             return _empty(blank, *rest)
@@ -277,12 +219,9 @@ def _empty(
 def in_host_memory(
     shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, at: int, pinned: bool = False
 ) -> torch.Tensor:
-    """Return a tensor that begins ``at`` bytes after a multiple of 64, page-locked if asked.
-
-    Its memory has a byte more, for a mark.
-    """
+    """Return a tensor that begins ``at`` bytes after a multiple of 64, page-locked if asked."""
     reach = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-    storage = _storage(0 if 0 in shape else reach * dtype.itemsize + 1, at, pinned)
+    storage = _storage(0 if 0 in shape else reach * dtype.itemsize, at, pinned)
     return torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
 
 

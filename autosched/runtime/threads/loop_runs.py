@@ -41,8 +41,7 @@ class Line:
 class LoopRun:
     """One run of a tape.
 
-    ``locks`` are those that its threads wait for; ``ended`` is called with it by the last thread, and
-    ``tell`` before the run is aborted for a reason of its own.
+    ``locks`` are those that its threads wait for; ``ended`` is called with it by the last thread.
     """
 
     stopped = False
@@ -57,7 +56,6 @@ class LoopRun:
         locks: Sequence[Lock],
         line: Line,
         ended: Callable[[Any], None],
-        tell: Callable[[Fault | None], None] | None = None,
     ):
         self.number = number
         self.tape = tape
@@ -65,7 +63,6 @@ class LoopRun:
         self._locks = locks
         self._line = line
         self._ended = ended
-        self._tell = tell
 
     def enter(self) -> None:
         """Begin in a thread. Aborts the run if an earlier one broke the line."""
@@ -80,8 +77,6 @@ class LoopRun:
             if self.stopped:
                 return
             self.fault = fault
-            if self._tell is not None and self.cause is None:
-                self._tell(fault)
             # First, because a thread that leaves this run goes on with the next one.
             self._line.break_at(self)
             self.stopped = True

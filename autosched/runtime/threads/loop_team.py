@@ -15,7 +15,7 @@ from queue import SimpleQueue
 
 from autosched.runtime.threads.draining import Progress, drain, straightened
 from autosched.runtime.threads.loop_runs import LoopRun
-from autosched.runtime.threads.tapes import Fault, Place, Step
+from autosched.runtime.threads.tapes import Place, Step
 from autosched.runtime.threads.thread_team import end_threads
 
 __all__ = ["QueueTeam", "at_once"]
@@ -63,25 +63,6 @@ class QueueTeam:
             worker.name: None if worker.name in run.left else worker.place(run)
             for worker in self._workers
         }
-
-    def working(self) -> list[Place]:
-        """Return where threads are that are in a run."""
-        runs = [(worker, worker.run) for worker in self._workers]
-        return [worker.place(run) for worker, run in runs if run is not None]
-
-    def abandon(self, thread: int, fault: Fault) -> None:
-        """Replace a thread whose step never ends, and which must not return from it.
-
-        Its run fails with ``fault``.
-        """
-        for at, worker in enumerate(self._workers):
-            run = worker.run
-            if worker.thread.ident == thread and run is not None:
-                run.stop(fault)
-                run.leave(worker.name)
-                self._workers[at] = added = _Worker(worker.name, self._prepare, worker.queue)
-                added.begin()
-                self.threads |= {added.thread.ident or 0}
 
     def close(self) -> None:
         """End the threads, after their current steps; one in a long step ends later, by itself."""

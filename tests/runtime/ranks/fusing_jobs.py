@@ -13,8 +13,8 @@ from torch.nn import functional
 
 import autosched as asc
 from autosched.machine.cluster import joined
+from autosched.parallel.agreement import Agreement
 from autosched.parallel.step import Step
-from autosched.runtime.ranks.gathering import Gathering
 from tests.fusion.regions import compiled_by
 
 
@@ -50,7 +50,7 @@ def compiling(fails: str = "") -> Iterator[None]:
 
 def inputs_of_all(step: Step, batch: Any) -> dict[str, Any]:
     """Return the inputs of all ranks, as they are now."""
-    ranks = Gathering()
+    ranks = Agreement()
     own = {name: item.detach().clone() for name, item in step.inputs(*batch).items()}
     found: dict[str, Any] = {}
     for rank in range(joined().size):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from itertools import combinations
 from typing import Any
 
@@ -18,8 +17,9 @@ import torch
 import torch.distributed
 
 import autosched as asc
+from autosched._lib import process_group
+from autosched._lib.process_group import _lose
 from autosched.machine.cluster import joined
-from autosched.runtime.ranks.wire import lose
 from autosched.testing.strategies import inputs_for
 from tests.gpu.fake_gpu import playing
 from tests.gpu.for_gpus import there
@@ -32,26 +32,13 @@ torch.sin(torch.empty(1, device="meta")).add(1)
 
 
 class PlayedNccl:
-    """What ``ProcessGroupNCCL`` has, for GPUs of several processes that are simulated in each.
+    """What a group of NCCL has, for GPUs of several processes that are simulated in each.
 
     A copy ends when it is issued, and so blocks the host: that is harder than NCCL, and as legal.
     """
 
-    class Options:
-        """What is set, and has no effect."""
-
-        def __init__(self) -> None:
-            self.config = contextlib.nullcontext()
-
-    def __init__(self, store: Any, rank: int, size: int, options: Options):
-        self.store = store
-        self.place = rank, size
-
-    def eager_connect_single_device(self, device: torch.device) -> None:
-        """Wait for the others."""
-        assert torch.accelerator.current_device_index() == device.index
-        group = torch.distributed.ProcessGroupGloo
-        self.group = group(self.store, *self.place, timedelta(days=1))
+    def __init__(self, group: Any):
+        self.group = group
 
     def send(self, rows: Sequence[torch.Tensor], peer: int, tag: int) -> PlayedNccl:
         """Send a row."""
@@ -71,7 +58,7 @@ class PlayedNccl:
 
     def abort(self) -> None:
         """End all that is pending."""
-        lose(self.group, *self.place)
+        _lose(self.group, joined().rank, joined().size)
 
 
 @contextlib.contextmanager
@@ -88,8 +75,15 @@ def gpus(seed: int | None, each: int = 0) -> Iterator[Any]:
             patch.setenv("LOCAL_RANK", str(joined().rank))
             patch.setenv("LOCAL_WORLD_SIZE", str(joined().size))
             if played is not None:
+                make = torch.distributed.new_group
+
+                def new_group(backend: str, **options: Any) -> Any:
+                    made = make(backend="gloo", **options)
+                    return PlayedNccl(made) if backend == "nccl" else made
+
                 patch.setattr(torch.distributed, "is_nccl_available", lambda: True)
-                patch.setattr(torch.distributed, "ProcessGroupNCCL", PlayedNccl, raising=False)
+                patch.setattr(torch.distributed, "new_group", new_group)
+                patch.setattr(process_group, "_set_timeout", lambda *_: None)
         yield played
 
 
@@ -179,38 +173,6 @@ def keep_memory(seed: int | None) -> tuple[list[bool], int]:
             for _ in range(10):
                 schedule(**{name: torch.ones(100) for name in schedule.inputs_here})
             exchanges = schedule._executor.backend.exchanges
-            seen = [each.buffer.value for each in exchanges._receives]
+            seen = [each._buffer.value for each in exchanges._receives]
             places = {item.data_ptr() for item in seen}
             return [item.is_pinned() for item in seen], len(places) - len(seen)
-
-
-def fail_once(seed: int | None, each: int) -> list[str]:
-    """Return what each of four runs of a chain gives, of which a task of the last rank fails in the second."""
-    runs = [0]
-
-    def noted(x: torch.Tensor) -> torch.Tensor:
-        runs[0] += 1
-        if runs[0] == 2:
-            raise ValueError("of a test")
-        return x + 1
-
-    told = []
-    with gpus(seed, each):
-        machine = asc.Machine.cluster(gpus=each)
-        graph = asc.Graph("chain")
-        value = graph.input("x")
-        for hop, name in enumerate(machine.accelerators):
-            with graph.on(name):
-                last = hop == len(machine.accelerators) - 1
-                value = graph.add(noted, value) if last else torch.sin(value)
-        for hop, name in enumerate(machine.accelerators):
-            with graph.on(name):  # all ranks wait for the task that fails
-                graph.output(**{f"y{hop}": value * 2})
-        with asc.schedule(graph, machine) as schedule:
-            for _ in range(4):
-                try:
-                    found = schedule(**dict.fromkeys(schedule.inputs_here, torch.ones(3)))
-                    told.append(" ".join(f"{item.cpu().sum():.3f}" for item in found.values()))
-                except asc.AutoschedError as error:
-                    told.append(f"{type(error).__name__}: {error}")
-    return told

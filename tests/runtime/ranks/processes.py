@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 
 from autosched.machine import cluster
-from autosched.runtime.ranks.session import leave
 
 KINDS = "", "gpu_", "captured_", "training_", "stage_", "fusing_", "reducing_"
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -55,7 +54,7 @@ def done(store: Any, rank: int, size: int, job: Any, args: Any) -> tuple[Any, st
     except BaseException as error:
         return (type(error).__name__, str(error)), traceback.format_exc()
     finally:
-        leave()
+        cluster.leave()
     return result, ""
 
 

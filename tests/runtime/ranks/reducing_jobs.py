@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import torch
 
 import autosched as asc
 from autosched.parallel.all_reduce import all_reduce
-from autosched.runtime.ranks import reducing
 from tests.runtime.ranks.gpu_jobs import gpus
 
 
@@ -87,38 +83,3 @@ def add(dtypes: list[torch.dtype], numel: int) -> list[torch.Tensor]:
         first, second = schedule(), schedule()
     assert all(torch.equal(first[name], second[name]) for name in first)
     return [first[f"t{number}.r{machine.rank}"] for number in range(len(dtypes))]
-
-
-def fail(how: str, victim: int, numel: int) -> list[str]:
-    """Let a rank fail in the second of three runs, while others add; return what each ended with.
-
-    By then it has only sent its mark, if it raises an error. If it stops, a part of its row may be on
-    its way.
-    """
-    machine = asc.Machine.cluster(heartbeat=None)  # nobody looks whether others are stopped
-    start, finish = reducing.AllReduce.start, reducing.AllReduce.finish
-    ended: list[str] = []
-
-    def fails() -> bool:
-        return machine.rank == victim and len(ended) == 1
-
-    def starting(self: Any, row: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(1, dtype=torch.uint8) if fails() and how == "raise" else start(self, row)
-
-    def finishing(self: Any, row: torch.Tensor, marks: Any) -> None:
-        if fails() and how == "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        elif fails():
-            raise ValueError("of a test")
-        finish(self, row, marks)
-
-    with mock.patch.multiple(reducing.AllReduce, start=starting, finish=finishing):
-        graph = summing([torch.float32], numel, machine, ones)
-    with asc.schedule(graph, machine, policy="round_robin") as schedule:
-        for _ in range(3):
-            try:
-                (total,) = schedule().values()
-                ended.append(str(total[:3].tolist()))
-            except asc.AutoschedError as error:
-                ended.append(f"{type(error).__name__}: {error}")
-    return ended

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn, optim
 from torch.nn import functional
 
 import autosched as asc
-from autosched.machine.cluster import joined
 from autosched.parallel.step import Step
 
 OPTIMIZERS = {
@@ -202,21 +198,10 @@ def change_everything(hosts: int | None = None) -> Any:
         return losses, *facts(step)
 
 
-@contextlib.contextmanager
-def in_group() -> Iterator[None]:
-    """Have a default group of torch.distributed, as under torchrun."""
-    member = joined()
-    dist.init_process_group("gloo", store=member.store, rank=member.rank, world_size=member.size)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
 def save(way: str, options: dict[str, Any], folder: str) -> Any:
     """Train for a step, save, and train for another one; return its loss, and what was saved."""
     machine = asc.Machine.cluster()
-    with in_group(), step_on(machine, way, options) as step:
+    with step_on(machine, way, options) as step:
         step(*batch(0, 8))
         step.save(Path(folder))
         step.collect()
@@ -227,7 +212,7 @@ def save(way: str, options: dict[str, Any], folder: str) -> Any:
 def load(way: str, options: dict[str, Any], folder: str) -> Any:
     """Load, and train for another step; return its loss, and the state that was loaded."""
     machine = asc.Machine.cluster()
-    with in_group(), step_on(machine, way, options, seed=1) as step:
+    with step_on(machine, way, options, seed=1) as step:
         step.load(Path(folder))
         loaded = copy.deepcopy(facts(step))
         return step(*batch(1, 8)), *loaded

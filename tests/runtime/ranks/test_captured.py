@@ -113,8 +113,10 @@ def test_functions_on_a_machine_of_one_rank_are_its_own(ranks):
 def test_shared_memory_on_one_rank_is_an_error_on_all(ranks):
     first, second = ranks.run(jobs.overlap_on_one_rank, 2)
     assert second[1].startswith("HazardError: 'a' and 'b' share memory, and 'a' is written")
-    assert first[1].startswith("RankError: rank 1: HazardError: 'a' and 'b' share memory")
-    assert first[::2] == second[::2] == ["nothing"] * 2
+    assert first[1].startswith("RankError: rank 1 failed: 'a' and 'b' share memory")
+    for ended in (first, second):
+        assert ended[0] == "nothing"
+        assert ended[2].startswith("RankError: a run failed before")
 
 
 def test_a_scheduled_capture_has_outputs_where_they_are_made(ranks):

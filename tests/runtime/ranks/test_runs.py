@@ -1,9 +1,14 @@
-"""Schedules over several processes: equal to the serial run, bit for bit."""
+"""Schedules over several processes: equal to the serial run, bit for bit; shapes are those of the plan."""
 
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import autosched as asc
+from autosched.program.program import Stream
+from autosched.runtime.ranks.backend import relays
+from autosched.runtime.ranks.messages import ReceiveBuffer, description_of, in_host_memory, rows
 from autosched.testing.strategies import graphs, squash
 from tests.runtime.ranks import jobs
 from tests.sample_policies import policies
@@ -11,48 +16,13 @@ from tests.sample_policies import policies
 
 @given(data=st.data(), size=st.integers(2, 4), policy=policies, streams=st.integers(1, 2))
 def test_runs_equal_the_serial_run(ranks, data, size, policy, streams):
-    """Also if the shapes of inputs vary."""
     devices = tuple(f"cpu:{rank}" for rank in range(size))
     graph = data.draw(graphs(devices))
     outputs = data.draw(st.none() | st.sampled_from(devices))
-    widths = data.draw(st.sampled_from([(3, 3, 3), (3, 3, 5, 5, 4, 3), (3, 6, 3)]))
-    if not all(jobs.fits(graph, width) for width in widths):
-        widths = (3, 3, 3)
-    found = ranks.run(jobs.run_drawn, size, graph, policy, streams, outputs, widths)
+    found = ranks.run(jobs.run_drawn, size, graph, policy, streams, outputs)
     refused = [wrong[:1] for wrong in found if wrong and wrong[0].startswith("refused")]
     assert len(refused) in (0, size)
     assert refused or found == [[]] * size
-
-
-@given(
-    data=st.data(),
-    size=st.integers(2, 3),
-    policy=policies,
-    streams=st.integers(1, 2),
-    in_flight=st.integers(2, 4),
-)
-def test_runs_in_flight_equal_serial_runs(ranks, data, size, policy, streams, in_flight):
-    devices = tuple(f"cpu:{rank}" for rank in range(size))
-    graph = data.draw(graphs(devices))
-    outputs = data.draw(st.none() | st.sampled_from(devices))
-    widths = data.draw(st.sampled_from([(3, 3, 3), (3, 5, 4, 3)]))
-    if not all(jobs.fits(graph, width) for width in widths):
-        widths = (3, 3, 3)
-    job = jobs.run_drawn_in_flight
-    found = ranks.run(job, size, graph, policy, streams, outputs, in_flight, widths)
-    refused = [wrong[:1] for wrong in found if wrong and wrong[0].startswith("refused")]
-    assert len(refused) in (0, size)
-    assert refused or found == [[]] * size
-
-
-def test_runs_of_several_schedules_follow_each_other(ranks):
-    """Also of equal ones, whose copies have the same tags, and while one of them connects."""
-    assert ranks.run(jobs.interleave, 2) == [[], []]
-
-
-def test_shapes_vary_from_run_to_run(ranks):
-    """Also of trees, of values that are kept, and of empty ones."""
-    assert ranks.run(jobs.vary_shapes, 3) == [[]] * 3
 
 
 def test_memory_on_a_copy_stream_is_freed_behind_its_copies(ranks):
@@ -65,8 +35,7 @@ def test_memory_on_a_copy_stream_is_freed_behind_its_copies(ranks):
     z.t().mul_(0.75)
     graph.output(z=z)
     for _ in range(3):
-        found = ranks.run(jobs.run_drawn, 3, graph, "round_robin", 1, "cpu:1", (3, 3, 3))
-        assert found == [[]] * 3
+        assert ranks.run(jobs.run_drawn, 3, graph, "round_robin", 1, "cpu:1") == [[]] * 3
 
 
 def test_values_are_received_in_the_same_memory_in_every_run_but_for_outputs(ranks):
@@ -74,3 +43,102 @@ def test_values_are_received_in_the_same_memory_in_every_run_but_for_outputs(ran
     addresses, outputs = found[1][0], found[2][1]
     assert addresses <= 2  # the first run is one of its own
     assert outputs == 10
+
+
+def test_trees_of_tensors_arrive_as_they_are(ranks):
+    assert ranks.run(jobs.pass_trees, 2) == [True, True]
+
+
+def test_values_are_made_again_of_their_rows():
+    for value in jobs.odd_values():
+        description = description_of(value)
+        buffer = ReceiveBuffer(description, in_host_memory)
+        for into, row in zip(buffer.rows, rows(value), strict=True):
+            into.copy_(row.view(torch.uint8).view(-1).view(into.dtype).view(into.shape))
+        buffer.spread()
+        assert jobs.equal(buffer.value, value)
+        assert jobs.addresses(buffer.value) == jobs.addresses(value)
+        assert description_of(buffer.value) == description
+
+
+@pytest.mark.parametrize("value", [object(), {1: torch.ones(1)}, torch.ones(2).to_sparse()])
+def test_what_is_no_dense_tensor_is_not_sent(value):
+    with pytest.raises(asc.ScheduleError, match="cannot be sent to another rank"):
+        description_of(value)
+
+
+def test_other_shapes_of_inputs_are_refused_on_all_ranks_and_calls_go_on(ranks):
+    for rank, ended in enumerate(ranks.run(jobs.change, 2, "input")):
+        own = ["2.0" if rank else ""] * 2
+        assert [ended[0], ended[2]] == own
+        assert ended[1].startswith(
+            "ScheduleError: rank 0: input 'x' has float32 (3, 2), and had float32 (3, 1) in the first"
+        )
+
+
+def test_other_shapes_of_results_are_not_sent(ranks):
+    first, second = ranks.run(jobs.change, 2, "result")
+    why = "'first' is float32 (1, 1), and was float32 (2, 1) in the first run"
+    assert first[1].startswith(f"ScheduleError: {why}")
+    assert second[1].startswith("RankError: rank 0: send first -> cpu:1: ScheduleError: " + why)
+    assert all("a run failed before" in ended[2] for ended in (first, second))
+
+
+def to_and_fro(hops):
+    """Return the program of a value that is changed on one rank after the other."""
+    graph = asc.Graph("to and fro")
+    with graph.on("cpu:0"):
+        value = graph.input("x").clone()
+    for hop in range(hops):
+        with graph.on(f"cpu:{(hop + 1) % 2}"):
+            value.add_(1)
+    graph.output(y=value)
+    return asc.schedule(graph, asc.Machine.emulated(hosts=2)).program
+
+
+def test_a_rank_whose_copies_wait_only_for_memory_at_the_end_needs_one_thread():
+    program = to_and_fro(4)
+    assert "cpu:1/copy-in   wait" in str(program.part(1))
+    assert [relays(program.part(rank)) for rank in (0, 1)] == [set(), set()]
+
+
+def test_a_stream_that_sends_on_what_it_receives_has_a_thread():
+    part = asc.Program.parse(
+        """
+        rank 1 has cpu:1
+        cpu:1/copy-in   receive x <- cpu:0
+        cpu:1/copy-in   record e0
+        cpu:1/copy-out  wait e0
+        cpu:1/copy-out  send x -> cpu:2
+        """
+    )
+    assert relays(part) == {Stream("cpu:1", "copy-out")}
+
+
+def test_each_rank_profiles_its_part(ranks):
+    found = ranks.run(jobs.profile, 3)
+    assert [names for names, _ in found] == [
+        ["first", "first", "third", "fourth"],
+        ["first", "second", "second"],
+        ["second", "third", "third"],
+    ]
+    assert all(seconds > 0 for _, seconds in found)
+
+
+def test_runs_in_flight_are_for_one_process(ranks):
+    for told in ranks.run(jobs.differ, 3, "in flight"):
+        assert "several ranks execute one run at a time; use in_flight=1 and objective=" in told
+
+
+def test_all_ranks_get_the_machine_that_was_measured(ranks):
+    found = ranks.run(jobs.measure, 3)
+    assert found == found[:1] * 3
+    apart, machine = (asc.Machine.from_json(text) for text in found[0])
+    assert apart.network == asc.Network(3e9, 1e-5, on_host=asc.Network(3e9, 1e-5))
+    assert machine.network == asc.Network(3e9, 1e-5)
+
+
+def test_a_forked_process_has_joined_nothing(ranks):
+    for rank, found in enumerate(ranks.run(jobs.fork, 3)):
+        ended = "" if rank else "-2.0"
+        assert found == [ended, 0, ended]

@@ -59,12 +59,6 @@ def test_the_example_runs():
     assert "parameters equal the serial ones, bit for bit: holds" in done.stdout
 
 
-def test_the_example_of_runs_in_flight_runs():
-    done = torchrun(ROOT / "examples" / "infer_hosts.py", args=["--batches", "5"])
-    assert done.returncode == 0, done.stderr
-    assert "3 in flight" in done.stdout
-
-
 def test_the_example_of_the_readme_runs_unchanged(tmp_path):
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     (block,) = (block for block in re.findall(r"```py\n(.*?)```", text, re.DOTALL))
@@ -121,7 +115,6 @@ def start(script: Path, rank: int, port: int) -> subprocess.Popen[str]:
     [
         ("raise ValueError('of a test')", [1, 1], "TaskError: rank 1: task 'second' on cpu:1 rais"),
         ("os.kill(os.getpid(), signal.SIGKILL)", [1, -9], "RankError: rank 1 has gone"),
-        ("os.kill(os.getpid(), signal.SIGSTOP)", [1, None], "RankError: rank 1 hangs"),
         ("os.kill(os.getpid(), 2); time.sleep(1)", [1, -2], "RankError: rank 1 was interrupted"),
     ],
 )
@@ -142,7 +135,7 @@ def test_processes_end_with_the_right_exit_codes(tmp_path, victim, how, codes, t
         _, errors = ranks[1 - victim].communicate(timeout=60)
         assert re.sub(r"\b1\b", str(victim), told) in errors
         assert ranks[1 - victim].returncode == codes[0]
-        assert codes[1] is None or ranks[victim].wait(60) == codes[1]
+        assert ranks[victim].wait(60) == codes[1]
     finally:
         for each in ranks:
             each.kill()

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import tempfile
-import threading
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 import autosched as asc
-from autosched.machine.cluster import joined
 from autosched.parallel.packing import Reusing
-from autosched.runtime.ranks import gathering
-from autosched.runtime.ranks.session import session
-from tests.runtime.ranks.processes import until
 
 
 def normed() -> nn.Module:
@@ -179,41 +171,6 @@ def undo(step: Any) -> None:
     step.__dict__.pop("_batch_inputs", None)
 
 
-def leave_out(what: str) -> list[str]:
-    """Let a rank not come to the second of four steps, which the other begins, or only too late."""
-    machine = asc.Machine.cluster()
-    rank = machine.rank
-    model = nn.Linear(8, 4)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    ended = []
-    with asc.parallel.data_parallel(model, functional.cross_entropy, optimizer, machine) as step:
-        for number in range(4):
-            try:
-                with contextlib.ExitStack() as stack:
-                    if number == 1:
-                        leave(what, step, rank, stack)
-                    step(*batch(number, rank, 4))
-                ended.append(str([p.tolist() for p in model.parameters()]))
-            except (asc.AutoschedError, KeyboardInterrupt) as error:
-                ended.append(f"{type(error).__name__}: {error}")
-                joined().store.set("has failed", "")
-    return ended
-
-
-def leave(what: str, step: Any, rank: int, stack: contextlib.ExitStack) -> None:
-    """Before a step, let a rank do something else, or lose patience in it."""
-    waits = {"late": 1, "interrupt": 0}.get(what)
-    if rank == waits:
-        until(lambda: joined().store.check(["has failed"]))
-    elif what == "late":
-        stack.enter_context(mock.patch.object(gathering, "_PATIENCE", 0.3))
-    elif what == "interrupt":
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-    elif what == f"collect {rank}":
-        stack.enter_context(mock.patch.object(joined().meeting, "timeout", 0.3))
-        step.collect()
-
-
 def misuse(what: str) -> list[str]:
     """Take a step, another in which ranks differ, and two more; return what each ended with."""
     machine = asc.Machine.cluster()
@@ -254,27 +211,4 @@ def misuse(what: str) -> list[str]:
             except (Exception, KeyboardInterrupt) as error:
                 ended.append(f"{type(error).__name__}: {error}")
             undo(step)
-    return ended
-
-
-def fail_next() -> list[str]:
-    """Fail on rank 1 before an exchange, while rank 0 does what came before; go on together."""
-    asc.Machine.cluster()
-    ranks = gathering.Gathering()
-    ended = []
-
-    def exchange(number: int) -> None:
-        try:
-            ended.append(str(ranks.gather([number], "numbers")))
-        except asc.RankError as error:
-            ended.append(str(error))
-
-    exchange(0)
-    if joined().rank == 1:
-        ranks.give_up(KeyboardInterrupt(), is_next=True)
-    else:
-        until(lambda: session().is_lost)
-        ended.append(str(session().cause("a copy")))
-        exchange(1)
-    exchange(2)
     return ended

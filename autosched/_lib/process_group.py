@@ -1,0 +1,339 @@
+"""The processes that torch.distributed joins: their agreements, and how they learn of a failure.
+
+Agreements are texts and numbers that all gather from all, in one order of calls; nothing is
+unpickled. A process that waits for others looks again and again, so that Control-C ends it, and so
+does news of a failure.
+
+gloo wakes who waits for a connection that closes, but not where a part of a copy is under way (torch
+2.13), nor who computes, or waits for others. So a thread of each process waits for a word from the
+one before it, which says farewell at its end. Whoever fails writes why into the store, and closes
+all its connections. That wakes the next one, which reads why, and closes its own. Where nothing is
+written, the process before has been killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+import weakref
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
+
+import torch
+import torch.distributed
+
+from autosched import errors
+from autosched.errors import AutoschedError, RankError, ScheduleError, TaskError
+
+__all__ = ["ProcessGroup", "same"]
+
+T = TypeVar("T")
+_dist: Any = torch.distributed  # some of whose functions have no types
+_set_timeout = _dist.distributed_c10d._set_pg_timeout
+_FOREVER = timedelta(days=1)
+_MOMENT = timedelta(milliseconds=50)
+_NUMBERS = 4  # of each rank in an agreement at most
+_NOTHING, _TEXT, _FAILED = range(3)  # what a rank has to say beside
+_SPINS = 200  # looks before a process begins to sleep
+_SHORTEST = 2e-5  # seconds between two looks; doubled up to the longest
+_LONGEST = 1e-3
+_PATIENCE = 0.5  # seconds for whoever failed to write why
+_NEVER_SENT = 2**31 - 1  # a tag
+
+
+class User(Protocol):
+    """What uses the connections of a group."""
+
+    def lost(self) -> None:
+        """Note that they are lost."""
+
+
+class ProcessGroup:
+    """The place of this process among those of torch's default group.
+
+    ``ways`` has two groups of gloo: what goes to higher ranks and what goes to lower ones do not
+    wait for each other. ``devices`` has the same for NCCL, if GPUs exchange data directly.
+    """
+
+    def __init__(self, store: Any, timeout: float):
+        self.rank: int = _dist.get_rank()
+        self.size: int = _dist.get_world_size()
+        self.store = store
+        self.hosts: Sequence[str] = ()
+        self.why: tuple[str, str] | None = None  # the kind of failure, and its text
+        self.raised: BaseException | None = None  # the last error that all have raised
+        self.users: weakref.WeakSet[User] = weakref.WeakSet()
+        self.ways = [_group("gloo", timeout) for _ in range(2)]
+        self.devices: list[Any] = []
+        self._watch = _group("gloo", timeout, _FOREVER)
+        self._guard = threading.RLock()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._listen, daemon=True, name="autosched watch")
+        if self.size > 1:
+            self._thread.start()
+
+    def join_devices(self, timeout: float) -> None:
+        """Make groups of NCCL. Collective."""
+        self.devices = self.devices or [_group("nccl", timeout) for _ in range(2)]
+
+    def named(self, rank: int) -> str:
+        """Return a rank with its host, if they are several."""
+        several = len({*self.hosts}) > 1
+        return f"rank {rank} (host {self.hosts[rank]})" if several else f"rank {rank}"
+
+    # ---- agreements
+
+    def gather(self, what: str, numbers: Sequence[int]) -> list[list[int]]:
+        """Return the numbers of all ranks, at most 4 of each. ``what`` names the call."""
+        return [row[: len(numbers)] for row in self._gathered(what, numbers, _NOTHING, "")[0]]
+
+    def texts(self, what: str, mine: str) -> list[str]:
+        """Return the texts of all ranks. ``what`` names the call."""
+        return self._gathered(what, (), _TEXT, mine)[1]
+
+    def together(self, what: str, do: Callable[[], T]) -> T:
+        """Return what a function returns; raise on all ranks what it raises on one.
+
+        The function may contain agreements. A rank that fails before one of them lets it fail.
+        """
+        try:
+            made = do()
+        except Exception as error:
+            if error is not self.raised:
+                self.raised = error
+                with contextlib.suppress(AutoschedError):  # it is raised here, and told there
+                    self._gathered(what, (), _FAILED, json.dumps(_told(error)))
+                self.raised = error
+            raise
+        except BaseException as error:
+            self.fail_by(error)
+            raise
+        self.gather(what, ())
+        return made
+
+    def from_first(self, what: str, make: Callable[[], str]) -> str:
+        """Return the text that rank 0 makes. Raise on all ranks what that raises."""
+        found: list[str] = []
+        self.together(what, lambda: found.append(make()) if self.rank == 0 else None)
+        return self.texts(what, found[0] if found else "")[0]
+
+    def _gathered(
+        self, what: str, numbers: Sequence[int], kind: int, mine: str
+    ) -> tuple[list[list[int]], list[str]]:
+        """Return the numbers and texts of all ranks. Raises what one of them failed with."""
+        self.check()
+        name = zlib.crc32(what.encode())
+        try:
+            row = torch.tensor([name, kind, *numbers, *[0] * (_NUMBERS - len(numbers))])
+            rows = [each.tolist() for each in self._all(row, what)]
+            if all(each[0] == name and each[1] == _NOTHING for each in rows):
+                return [each[2:] for each in rows], []
+            data = torch.frombuffer(bytearray(json.dumps([what, mine]).encode()), dtype=torch.uint8)
+            lengths = [int(each) for each in self._all(torch.tensor([len(data)]), what)]
+            padded = torch.zeros(max(lengths), dtype=torch.uint8)
+            padded[: len(data)] = data
+            said = zip(self._all(padded, what), lengths, strict=True)
+            texts = [json.loads(bytes(each[:length].numpy())) for each, length in said]
+        except AutoschedError:
+            raise
+        except BaseException as error:  # the others are in the middle of it
+            self.fail_by(error)
+            raise
+        for rank, (each, (_, text)) in enumerate(zip(rows, texts, strict=True)):
+            if each[1] == _FAILED and rank != self.rank:
+                what, said = json.loads(text)
+                self.raised = _error(what, said, rank)
+                raise self.raised
+            if each[1] == _FAILED:
+                break  # it is raised where it comes from
+        for rank, (other, _) in enumerate(texts):
+            if other != texts[0][0] and all(each[1] != _FAILED for each in rows):
+                order = "all ranks must make the same calls, in one order"
+                self.raised = RankError(
+                    f"rank {rank} calls {other} where rank 0 calls {texts[0][0]}; {order}"
+                )
+                raise self.raised
+        return [each[2:] for each in rows], [text for _, text in texts]
+
+    def _all(self, row: torch.Tensor, what: str) -> list[torch.Tensor]:
+        found = [torch.empty_like(row) for _ in range(self.size)]
+        self.finish(_dist.all_gather(found, row, group=self.ways[0], async_op=True), what)
+        return found
+
+    def broadcast(self, row: torch.Tensor, root: int, what: str) -> None:
+        """Give all ranks the row of one, in place."""
+        self.check()
+        self.finish(_dist.broadcast(row, root, group=self.ways[0], async_op=True), what)
+
+    def all_reduce(self, row: torch.Tensor, what: str) -> Any:
+        """Start to add a row to those of all other ranks, in place; return the work."""
+        try:
+            return self.ways[0].allreduce([row])
+        except RuntimeError as error:
+            raise self.lost(what, None, error) from error
+
+    def finish(self, work: Any, what: str) -> None:
+        """Wait for a collective. Raises the cause where one of the ranks has failed."""
+        try:
+            for pause in _pauses():
+                if self.why is not None:
+                    raise self.lost(what)
+                if work.is_completed():
+                    break
+                time.sleep(pause)
+            work.wait()
+        except KeyboardInterrupt as error:
+            self.fail_by(error)
+            raise
+        except RuntimeError as error:
+            if isinstance(error, AutoschedError):
+                raise
+            raise self.lost(what, None, error) from error
+
+    def way(self, source: int, target: int, is_direct: bool = False) -> Any:
+        """Return the group for what one rank sends to another, if ``is_direct`` between GPUs."""
+        return (self.devices if is_direct else self.ways)[target > source]
+
+    # ---- failures
+
+    def check(self) -> None:
+        """Raise RankError if a run has failed before: its connections are lost."""
+        if self.why is not None:
+            raise RankError(f"a run failed before, and all ranks must start again: {self.why[1]}")
+
+    def fail(self, kind: str, why: str) -> None:
+        """Let all ranks fail, for the reason that the first of them gave. Never waits long."""
+        with self._guard:
+            if self.why is None:
+                found = json.dumps([kind, why])
+                with contextlib.suppress(RuntimeError):  # the store may have gone with its process
+                    found = self.store.compare_set("why", "", found).decode()
+                self.why = tuple(json.loads(found))
+                self._close()
+
+    def fail_by(self, error: BaseException) -> None:
+        """Let all ranks fail, because of an error here."""
+        is_interrupt = isinstance(error, KeyboardInterrupt)
+        what = "was interrupted" if is_interrupt else f"failed: {_told(error)[1]}"
+        self.fail("rank", f"{self.named(self.rank)} {what}")
+
+    def lost(
+        self, pending: str, peer: int | None = None, error: BaseException | None = None
+    ) -> AutoschedError:
+        """Return the error where a connection is lost; ``pending`` is what this rank waits for."""
+        if self.why is None:
+            self.fail("rank", self._cause(peer, error))
+        assert self.why is not None
+        kind, why = self.why
+        text = f"{why}\n    rank {self.rank} waited: {pending}"
+        return TaskError(text) if kind == "task" else RankError(text)
+
+    def _cause(self, peer: int | None, error: BaseException | None) -> str:
+        """Return why a connection closed, if its other end did not say."""
+        said = str(error).partition(". This")[0]
+        if "timed out" in said.lower():
+            return f"{self.named(self.rank)} gave up: {said}"
+        try:
+            if peer is not None and self.store.check([f"left/{peer}"]):
+                return f"{self.named(peer)} has left: its program has ended"
+            deadline = time.monotonic() + _PATIENCE * (peer is None)
+            while time.monotonic() < deadline and self.why is None:
+                time.sleep(_LONGEST)
+        except RuntimeError:
+            return f"{self.named(0)} has gone, or the process with the store of the ranks"
+        if peer is None:
+            return f"the connection to another rank broke: {said}"
+        return f"{self.named(peer)} has gone: its process was ended, or its host is lost"
+
+    def _listen(self) -> None:
+        """Wait for a word from the process before this one."""
+        before = (self.rank - 1) % self.size
+        try:
+            self._watch.recv([torch.zeros(1)], before, 0).wait()
+        except RuntimeError as error:
+            if not self._is_closed:
+                self.lost("", before, error)
+
+    def _close(self) -> None:
+        """Close all connections; what waits for them raises, here and in other ranks."""
+        self._is_closed = True
+        for user in tuple(self.users):
+            user.lost()
+        for group in (*self.ways, self._watch):
+            _lose(group, self.rank, self.size)
+        for group in self.devices:
+            threading.Thread(target=_abort, args=(group,), daemon=True).start()
+
+    def close(self) -> None:
+        """Leave the other ranks; they are told."""
+        with self._guard:
+            if not self._is_closed and self.size > 1:
+                self._is_closed = True
+                with contextlib.suppress(RuntimeError):
+                    self.store.set(f"left/{self.rank}", "")
+                    after = (self.rank + 1) % self.size
+                    self._watch.send([torch.zeros(1)], after, 0).wait(_MOMENT)
+                self._close()
+        if self._thread.is_alive():
+            self._thread.join(1.0)
+
+
+def same(what: str, texts: Sequence[str]) -> str:
+    """Return the text of all ranks. Raises ScheduleError where one differs from rank 0's."""
+    for rank, text in enumerate(texts):
+        if text != texts[0]:
+            raise ScheduleError(f"rank {rank} has {what} {text}, and rank 0 {texts[0]}")
+    return texts[0]
+
+
+def _group(backend: str, timeout: float, later: timedelta | None = None) -> Any:
+    """Return a new group of all ranks, which connect in so many seconds."""
+    group = _dist.new_group(backend=backend, timeout=timedelta(seconds=timeout))
+    _set_timeout(later or _dist.default_pg_timeout, group)
+    return group
+
+
+def _lose(group: Any, rank: int, size: int) -> None:
+    """Close all connections of a group.
+
+    gloo does so where a wait ends too early, which needs one rank that has not closed its own.
+    Functions of gloo to abort wake no wait.
+    """
+    for other in (*range(rank + 1, size), *range(rank)):
+        try:
+            group.recv([torch.zeros(1)], other, _NEVER_SENT).wait(timedelta(milliseconds=1))
+        except RuntimeError as error:
+            if "timed out" in str(error).lower():
+                return
+
+
+def _abort(group: Any) -> None:
+    with contextlib.suppress(RuntimeError):
+        group.abort()
+
+
+def _told(error: BaseException) -> tuple[str, str]:
+    """Return the name of the error that other ranks raise, and its text."""
+    if isinstance(error, AutoschedError):
+        return type(error).__name__, str(error)
+    return "ScheduleError", f"{type(error).__name__}: {error}"
+
+
+def _error(kind: str, text: str, rank: int) -> AutoschedError:
+    """Return the error of autosched with this name, of a rank."""
+    found: type[AutoschedError] = getattr(errors, kind, ScheduleError)
+    return found(text if text.startswith("rank ") else f"rank {rank}: {text}")
+
+
+def _pauses() -> Iterator[float]:
+    """Yield how long to sleep before the next look."""
+    for _ in range(_SPINS):
+        yield 0.0
+    pause = _SHORTEST
+    while True:
+        yield pause
+        pause = min(2 * pause, _LONGEST)
