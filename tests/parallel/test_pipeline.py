@@ -647,15 +647,8 @@ def test_a_reduction_that_does_not_fit_is_not_chosen() -> None:
 
 
 def test_a_model_that_fits_nowhere_is_refused() -> None:
-    machine = asc.Machine.emulated(gpus=2)
-    small = [
-        asc.Device(d.name, nbytes=1000 if d.name != "cpu" else d.nbytes) for d in machine.devices
-    ]
-    refused(
-        "no cut leaves each device with no more than its memory",
-        next(vectors(6)),
-        machine=asc.Machine(small, imagined=True),
-    )
+    message = "no cut leaves each device with no more than its memory"
+    refused(message, next(vectors(6)), machine=limited(1000))
 
 
 def test_a_batch_that_does_not_fit_is_trained_in_micro_batches() -> None:
@@ -665,15 +658,9 @@ def test_a_batch_that_does_not_fit_is_trained_in_micro_batches() -> None:
     batch = torch.randn(64, 8), torch.randint(0, 4, (64,))
 
     def curve(nbytes: float) -> Any:
-        found = asc.Machine.emulated(gpus=2)
-        devices = [
-            dataclasses.replace(d, nbytes=nbytes if d.name != "cpu" else d.nbytes)
-            for d in found.devices
-        ]
-        machine = asc.Machine(devices, found.links, imagined=True)
         optimizer = optim.SGD(model.parameters(), 0.1)
         step = asc.parallel.pipeline(
-            model, functional.cross_entropy, optimizer, machine, schedule="1f1b"
+            model, functional.cross_entropy, optimizer, limited(nbytes), schedule="1f1b"
         )
         return step.curve(*batch, chunks=[1, 16])
 
