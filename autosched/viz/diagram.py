@@ -200,8 +200,8 @@ def parts(graph: Graph, device: Mapping[str, str]) -> Iterator[Part]:
         above = [group for group in around if not before.isdisjoint(group)]
         below = [group for group in around if not after.isdisjoint(group)]
         if rank is not None:
-            last = max(rank) + 2
-            rank = [0] * len(above) + [r + 1 for r in rank] + [last] * len(below)
+            rank = [-1] * len(above) + rank + [max(rank) + 1] * len(below)
+            rank = [r - rank[0] for r in rank]
         found = nodes.diagram([*above, *groups, *below], rank, len(above), len(above) + len(groups))
         members = [[i - first for i in group] for group in (*above, *groups, *below)]
         yield Part(name, opens, found, members)

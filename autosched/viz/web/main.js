@@ -119,13 +119,13 @@ function showModes() {
 
 // ---- the mouse: a drag pans, or measures with the Shift key; a click selects
 
-function dragged(on, move, click, skip = () => false) {
+function dragged(on, move, click) {
   on.addEventListener("pointerdown", event => {
-    if (skip(event)) return;
+    if (event.shiftKey) event.preventDefault();
     let last = [event.clientX, event.clientY], far = 0;
     const moving = e => {
       far += Math.abs(e.clientX - last[0]) + Math.abs(e.clientY - last[1]);
-      if (far > 3) move(e.clientX - last[0], e.clientY - last[1], e);
+      if (far > 3) move(e.clientX - last[0], e.clientY - last[1], e, event.clientX);
       last = [e.clientX, e.clientY];
     };
     const done = e => {
@@ -145,28 +145,20 @@ function hovered(on, at, clear = () => null) {
   });
   on.addEventListener("pointerleave", event => showTip(-1, event));
 }
-dragged(gantt, (dx, dy) => pan(-dx / (view.wide - view.gutter), -dy), (px, py) => {
+dragged(gantt, (dx, dy, event, begun) => {
+  const left = gantt.getBoundingClientRect().left;
+  if (event.shiftKey) measure(clicks(begun - left), clicks(event.clientX - left));
+  else pan(-dx / (view.wide - view.gutter), -dy);
+}, (px, py) => {
   const item = under(px, py);
   measure(null);
   select(item < 0 ? [] : [item]);
-}, event => event.shiftKey);
+});
 function measure(from, to = from) {
   view.measured = from === null ? null : [Math.min(from, to), Math.max(from, to)].map(at => Math.min(Math.max(at, 0), makespan));
   if (view.measured) byId("spoken").textContent = time(view.measured[1] - view.measured[0]);
   redraw();
 }
-gantt.addEventListener("pointerdown", event => {
-  if (!event.shiftKey) return;
-  event.preventDefault();
-  const left = gantt.getBoundingClientRect().left, from = clicks(event.clientX - left);
-  const moving = e => measure(from, clicks(e.clientX - left));
-  const done = () => {
-    window.removeEventListener("pointermove", moving);
-    window.removeEventListener("pointerup", done);
-  };
-  window.addEventListener("pointermove", moving);
-  window.addEventListener("pointerup", done);
-});
 // The rows of an item stay in view, however much is said of it.
 hovered(gantt, under, item => {
   const top = gantt.getBoundingClientRect().top - view.top, own = data.on[item].map(row => ofStream.get(row));
