@@ -41,7 +41,7 @@ _NOTHING, _TEXT, _FAILED = range(3)  # what a rank has to say beside
 _SPINS = 200  # looks before a process begins to sleep
 _SHORTEST = 2e-5  # seconds between two looks; doubled up to the longest
 _LONGEST = 1e-3
-_PATIENCE = 0.5  # seconds for whoever failed to write why
+_PATIENCE = 0.5  # seconds for whoever failed to write why, and for others to read it
 _NEVER_SENT = 2**31 - 1  # a tag
 
 
@@ -206,14 +206,17 @@ class ProcessGroup:
             raise RankError(f"a run failed before, and all ranks must start again: {self.why[1]}")
 
     def fail(self, kind: str, why: str) -> None:
-        """Let all ranks fail, for the reason that the first of them gave. Never waits long."""
+        """Let all ranks fail, for the reason that the first of them gave."""
         with self._guard:
             if self.why is None:
                 found = json.dumps([kind, why])
                 with contextlib.suppress(RuntimeError):  # the store may have gone with its process
                     found = self.store.compare_set("why", "", found).decode()
+                    self.store.set(f"told/{self.rank}", "")
                 self.why = tuple(json.loads(found))
                 self._close()
+                if self.rank == 0:
+                    self._let_others_read()
 
     def fail_by(self, error: BaseException) -> None:
         """Let all ranks fail, because of an error here."""
@@ -227,8 +230,9 @@ class ProcessGroup:
         """Return the error where a connection is lost; ``pending`` is what this rank waits for."""
         if self.why is None:
             self.fail("rank", self._cause(peer, error))
-        assert self.why is not None
-        kind, why = self.why
+        with self._guard:  # until others know
+            assert self.why is not None
+            kind, why = self.why
         text = f"{why}\n    rank {self.rank} waited: {pending}"
         return TaskError(text) if kind == "task" else RankError(text)
 
@@ -280,6 +284,14 @@ class ProcessGroup:
                 self._close()
         if self._thread.is_alive():
             self._thread.join(1.0)
+
+    def _let_others_read(self) -> None:
+        """Wait a moment until all others know why: the store may end with this process."""
+        keys = [f"told/{rank}" for rank in range(self.size)]
+        deadline = time.monotonic() + _PATIENCE
+        with contextlib.suppress(RuntimeError):
+            while not self.store.check(keys) and time.monotonic() < deadline:
+                time.sleep(_LONGEST)
 
 
 def same(what: str, texts: Sequence[str]) -> str:

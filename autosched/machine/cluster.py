@@ -70,7 +70,10 @@ def cluster(network: str | Network | None, timeout: float, local: Machine) -> Ma
     group = joined()
     mine = {"versions": _versions(), "host": socket.gethostname(), "machine": local.to_json()}
     texts = group.texts("Machine.cluster()", json.dumps(mine | described(local)))
-    machine = _gathered(texts, between, isinstance(network, Network))
+    machine, why = _gathered(texts, between, isinstance(network, Network))
+    if why and group.rank == 0:
+        what = "copies between GPUs of different ranks go by way of host memory"
+        warnings.warn(f"{what}: {why}", RuntimeWarning, stacklevel=3)
     hosts = {device.rank: device.host or "" for device in machine.devices}
     group.hosts = [hosts[rank] for rank in range(group.size)]
     if machine.network is not None and machine.network.direct:
@@ -188,8 +191,10 @@ def _versions() -> dict[str, str]:
     return {"autosched": str(own.__version__), "torch": str(torch.__version__)}
 
 
-def _gathered(texts: Sequence[str], network: Network | None, is_chosen: bool) -> Machine:
-    """Return the machine of all ranks.
+def _gathered(
+    texts: Sequence[str], network: Network | None, is_chosen: bool
+) -> tuple[Machine, str]:
+    """Return the machine of all ranks, and why its GPUs exchange data by way of the hosts, if so.
 
     Raises MachineError where their versions differ.
     """
@@ -206,10 +211,7 @@ def _gathered(texts: Sequence[str], network: Network | None, is_chosen: bool) ->
     if network is None:
         network = _LOOPBACK if len({*hosts}) == 1 else _NETWORK
     network, why = joining(network, is_chosen, hosts, ranks)
-    if why and joined().rank == 0:
-        what = "copies between GPUs of different ranks go by way of host memory"
-        warnings.warn(f"{what}: {why}", RuntimeWarning, stacklevel=4)
-    return joint(machines, hosts, network)
+    return joint(machines, hosts, network), why
 
 
 def joint(machines: Sequence[Machine], hosts: Sequence[str], network: Network) -> Machine:

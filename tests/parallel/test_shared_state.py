@@ -17,8 +17,8 @@ class Giving:
     def __init__(self, given: Any = None):
         self.given = given
 
-    def agree(self, name: str, mine: str, decide: Any) -> Any:
-        return decide([mine])
+    def texts(self, what: str, mine: str) -> list[str]:
+        return [mine]
 
     def broadcast(self, tree: Any, what: str, rank: int) -> Any:
         self.tree = tree
