@@ -1,6 +1,5 @@
 """Shared helpers that know nothing of scheduling.
 
-adaptive_lock locks that are awaited actively before a thread sleeps
 aliasing      which bytes tensors and NumPy arrays occupy
 allowed       rules for names, device names and numbers
 code_names    the names that code mentions
@@ -8,7 +7,6 @@ containers    containers of tensors among arguments and results
 copying       copies of tensors on which kernels compute the same bits
 cycles        the cycle of greatest ratio in a graph
 display       registration of what draws graphs and timelines
-extension     compiling and loading extension modules
 fake_tensors  fake tensors with the strides of real kernels
 fetching      the items of an iterable, ahead of use
 files         atomic writes, the folder for caches
