@@ -108,6 +108,51 @@ MOST_LINES = 900
 MOST_LINES_OF_A_FUNCTION = 100
 LONGER_MODULES: dict[str, str] = {}  # each with a reason
 
+# Modules that one other module of their folder imports and that are a concept of their own, each
+# with the reason. Any other such module is a part of the one that imports it.
+CONCEPTS = {
+    "_lib.extension": "how C++ is built, whatever it is for",
+    "cli.show": "a command; the parser lists them",
+    "frontends.eager_operators": "what torch does otherwise while it traces; tracing knows none of it",
+    "frontends.tracing": "functions to operators; capture makes tasks of operators",
+    "fusion.joining": "an algorithm on steps and waits, without graphs",
+    "lowering.ending": "what remains at the end, once all events are known",
+    "lowering.frees": "where memory is freed, which asks for events, and is no event",
+    "lowering.future": "which value is read next; spilling decides by it",
+    "machine.hardware": "a table of figures",
+    "machine.readers": "what a file says; a machine checks it",
+    "measurement.bench": "timing calls; which calls, and what follows, is not its business",
+    "measurement.issuing": "one measured quantity a module",
+    "measurement.ranks": "one measured quantity a module",
+    "measurement.stream_sharing": "one measured quantity a module",
+    "parallel.checkpoints": "the state of a step in a folder",
+    "parallel.division": "rows for each device, by its speed and memory",
+    "parallel.shared_state": "the state of rank 0, on all ranks",
+    "policies.constraint_programming.cpsat": "the model; the proof asks it for a bound",
+    "policies.local_search.annealer": "annealing, compiled; the search chooses what to anneal",
+    "policies.local_search.stage_moves": "moves and loads, compiled; splitting chooses among them",
+    "runtime.in_flight.overlapping_runs": "the engine; runs decides when it may begin a run",
+    "runtime.ranks": "what is for several processes is one layer",
+    "scheduling.hosting": "graph to graph",
+    "scheduling.periodic": "predictions of a loop",
+    "scheduling.plans": "the choice among placements",
+    "scheduling.rebuilding": "a graph from a saved schedule",
+    "scheduling.resident_state": "state that a schedule keeps on devices",
+    "timeline.traces": "a reader of other programs' traces",
+    "verification.machines": "laws of machines, without clocks",
+    "verification.parts": "laws of ranks: that none waits for ever",
+    "verification.ranks": "laws of copies between ranks",
+    "verification.verifier": "the laws; verify says what they mean for a user",
+    "viz.layered_layout": "an algorithm on nodes and edges, without pictures",
+    "viz.page_data": "what the page receives",
+}
+
+# Modules outside of ``frontends`` that set attributes of torch's modules, with the reason.
+# CONTRIBUTING.md has this list, too.
+PATCHING = {
+    "runtime.backends.emulated": "while a task is checked under a mode, attention must not see it",
+}
+
 
 class Import(NamedTuple):
     """``who`` imports ``whom``, both without the leading ``autosched.``; torch stands for itself."""
@@ -288,6 +333,88 @@ def test_modules_are_short():
         if len(path.read_text(encoding="utf-8").splitlines()) > MOST_LINES
     }
     assert long == set(LONGER_MODULES) & set(MODULES)
+
+
+def test_a_module_that_one_other_imports_is_a_part_of_it():
+    names = {getattr(getattr(asc, name), "__module__", "") for name in PUBLIC}
+    constants = (
+        node.value
+        for name in MODULES
+        for node in ast.walk(tree(name))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    names.update(text.partition(":")[0] for text in constants if text.startswith("autosched."))
+    importers: dict[str, set[str]] = {}
+    for found in imports():
+        importers.setdefault(found.whom, set()).add(found.who)
+    slices = []
+    for whom, path in MODULES.items():
+        who, *others = importers.get(whom, {""})
+        is_named = f"autosched.{whom}" in names or {whom, folder(whom)} & {*CONCEPTS}
+        if others or is_named or who not in MODULES or folder(who) != folder(whom):
+            continue
+        texts = [found.read_text(encoding="utf-8") for found in (MODULES[who], path)]
+        length = sum(len(text.splitlines()) for text in texts)
+        if MODULES[who].name != "__init__.py" and length <= MOST_LINES:
+            slices.append(f"only {who} imports {whom}")
+    assert slices == []
+
+
+SETTING = re.compile(r"(^|\.)(setattr|delattr|replaced|patch|patch\.object|patch\.dict)$")
+
+
+def attributes_set(module: ast.Module) -> Iterator[ast.AST]:
+    """Yield what sets or replaces attributes of modules and classes of torch, as far as it is written so."""
+    of_torch = set()
+    for node, _ in import_statements(module):
+        if isinstance(node, ast.Import):
+            some = [alias.asname or alias.name for alias in node.names if "torch" in alias.name]
+            of_torch.update(name.partition(".")[0] for name in some)
+        elif str(node.module).partition(".")[0] == "torch":
+            of_torch.update(alias.asname or alias.name for alias in node.names)
+
+    def is_of_torch(node: ast.AST) -> bool:
+        while isinstance(node, (ast.Attribute, ast.Subscript)):
+            node = node.value
+        return isinstance(node, ast.Name) and node.id in of_torch
+
+    for node in ast.walk(module):
+        if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+            if is_of_torch(node):
+                yield node
+        elif isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            given = [part for arg in node.args for part in ast.walk(arg)]
+            texts = [str(part.value) for part in given if isinstance(part, ast.Constant)]
+            named = "patch" in called and any(text.startswith("torch.") for text in texts)
+            if SETTING.search(called) and (named or any(map(is_of_torch, given))):
+                yield node
+
+
+@pytest.mark.parametrize(
+    ("source", "sets"),
+    [
+        ("import torch\ntorch.overrides.f = 1", True),
+        ("from torch.nn import functional as F\nF.relu, y = 1, 2", True),
+        ("def f():\n    import torch.random\n    del torch.random.seed", True),
+        ("from torch import nn\nsetattr(nn.Module, 'forward', f)", True),
+        ("import torch\nwith replaced((torch, 'add', f)):\n    pass", True),
+        ("from torch import optim\nmock.patch.object(optim, 'Adam')", True),
+        ("mock.patch('torch.add', f)", True),
+        ("import torch\nx = torch.add\nobject.__setattr__(self, 'x', torch.add(x, 1))", False),
+        ("import torch\nself.dtype = torch.float32\ntorch.manual_seed(0)", False),
+        ("from torch._inductor import config\nwith config.patch(threads=1):\n    pass", False),
+    ],
+)
+def test_the_walk_sees_what_sets_attributes_of_torch(source, sets):
+    assert bool(list(attributes_set(ast.parse(source)))) is sets
+
+
+def test_attributes_of_torch_are_set_in_frontends_alone():
+    setting = {name for name in MODULES if any(attributes_set(tree(name)))}
+    assert {name for name in setting if part(name) != "frontends"} == {*PATCHING}
+    rules = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert [name for name in PATCHING if f"`{name}`" not in rules] == []
 
 
 def test_functions_fit_a_glance():
