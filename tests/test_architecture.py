@@ -116,9 +116,6 @@ CONCEPTS = {
     "frontends.eager_operators": "what torch does otherwise while it traces; tracing knows none of it",
     "frontends.tracing": "functions to operators; capture makes tasks of operators",
     "fusion.joining": "an algorithm on steps and waits, without graphs",
-    "lowering.ending": "what remains at the end, once all events are known",
-    "lowering.frees": "where memory is freed, which asks for events, and is no event",
-    "lowering.future": "which value is read next; spilling decides by it",
     "machine.hardware": "a table of figures",
     "machine.readers": "what a file says; a machine checks it",
     "measurement.bench": "timing calls; which calls, and what follows, is not its business",
@@ -138,13 +135,10 @@ CONCEPTS = {
     "scheduling.plans": "the choice among placements",
     "scheduling.rebuilding": "a graph from a saved schedule",
     "scheduling.resident_state": "state that a schedule keeps on devices",
-    "timeline.traces": "a reader of other programs' traces",
-    "verification.machines": "laws of machines, without clocks",
+    "verification.loops": "laws of runs in flight",
     "verification.parts": "laws of ranks: that none waits for ever",
     "verification.ranks": "laws of copies between ranks",
-    "verification.verifier": "the laws; verify says what they mean for a user",
     "viz.layered_layout": "an algorithm on nodes and edges, without pictures",
-    "viz.page_data": "what the page receives",
 }
 
 # Modules outside of ``frontends`` that set attributes of torch's modules, with the reason.
