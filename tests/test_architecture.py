@@ -112,7 +112,7 @@ LONGER_MODULES: dict[str, str] = {}  # each with a reason
 # with the reason. Any other such module is a part of the one that imports it.
 CONCEPTS = {
     "_lib.extension": "how C++ is built, whatever it is for",
-    "cli.show": "a command; the parser lists them",
+    "cli": "one command a module; the parser lists them",
     "frontends.eager_operators": "what torch does otherwise while it traces; tracing knows none of it",
     "frontends.tracing": "functions to operators; capture makes tasks of operators",
     "fusion.joining": "an algorithm on steps and waits, without graphs",
