@@ -10,10 +10,11 @@ not predicted.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -21,24 +22,89 @@ from operator import itemgetter
 from typing import Any, Literal
 
 from autosched._lib.allowed import device_name, is_device, is_number, is_storage, is_whole
-from autosched._lib.json_reader import each, json_data, parse, struct
+from autosched._lib.json_reader import each, json_data, number, one, parse, struct
 from autosched.errors import MachineError, ScheduleError, listed, shown
-from autosched.machine.device import Device, Link
-from autosched.machine.hardware import (
-    CPU_RATES,
-    DISK_LATENCY,
-    EVENT_SECONDS,
-    GPU,
-    ISSUE_SECONDS,
-    LINKS,
-    described,
-    links_of,
-    memory_of,
-)
-from autosched.machine.network import Network, named_network
-from autosched.machine.readers import DEVICE, FLAG, LINK, NETWORK
+from autosched.machine.device import Device, Link, device_line, link_line
+from autosched.machine.network import Network, named_network, network_line
 
 __all__ = ["LINKS", "READER", "Device", "Link", "Machine", "Network", "register_slower"]
+
+# ---- rough figures of common hardware
+
+# Achieved bytes per second in one direction (about 80% of the nominal rate), and seconds of
+# latency.
+LINKS: Mapping[str, tuple[float, float]] = {
+    "pcie3": (12e9, 1e-5),
+    "pcie4": (25e9, 1e-5),
+    "pcie5": (50e9, 1e-5),
+    "nvlink3": (240e9, 1e-5),
+    "nvlink4": (360e9, 1e-5),
+}
+DISK_LATENCY = 1e-4  # seconds, of an SSD
+# Factor on the rate, since the driver first copies all bytes to page-locked memory; reports range
+# from 0.3 to 0.7.
+_PAGEABLE = 0.5
+CPU_RATES = (50e9, 10e9, 5e-6)
+_USABLE = 15 / 16  # usable share of a GPU's memory; contexts, workspaces and rounding take the rest
+_GPU_RATES = (20e12, 1e12, 5e-6)
+GPU = Device("cuda:0", 1, *_GPU_RATES)
+_ASSUMED = " (rates are assumed, not measured)"
+ISSUE_SECONDS = 5e-6  # of Python and the driver, for an operator that is one kernel
+EVENT_SECONDS = 1e-6
+
+
+def described(
+    devices: Iterable[Device], links: Iterable[Link], network: Network | None, imagined: bool
+) -> Iterator[str]:
+    """Yield a line of text for each part of a machine; rates of a real one may be assumed."""
+    for device in devices:
+        rates = device.flops_per_second, device.bytes_per_second, device.launch_seconds
+        rough = rates in (CPU_RATES, _GPU_RATES)
+        yield device_line(device) + (_ASSUMED if rough and not imagined else "")
+    for link in links:
+        rough = (link.bytes_per_second, link.latency) in LINKS.values() and not imagined
+        yield link_line(link) + (_ASSUMED if rough else "")
+    if network is not None:
+        yield network_line(network)
+
+
+def memory_of(kind: str, index: int, wanted: int, count: int) -> float:
+    """Return the bytes of one of ``wanted`` logical devices that share ``count`` real ones."""
+    import torch
+
+    sharers = len(range(index, wanted, count))
+    with contextlib.suppress(AssertionError, AttributeError, RuntimeError):
+        properties = torch.get_device_module(kind).get_device_properties(index)
+        return float(properties.total_memory) * _USABLE / sharers
+    return math.inf  # torch does not report it
+
+
+def links_of(
+    gpus: list[str],
+    link: str,
+    bytes_per_second: float | None,
+    latency: float | None,
+    cpu: str = "cpu",
+) -> list[Link]:
+    """Return the links of a CPU with GPUs, and of these; figures that are given replace the named.
+
+    Raises MachineError for an unknown name.
+    """
+    if not isinstance(link, str) or link not in LINKS:
+        raise MachineError(f"unknown link {link!r}; known are {', '.join(map(repr, LINKS))}")
+    between = LINKS[link]
+    to_host = LINKS["pcie4" if link.startswith("nvlink") else link]
+
+    def make(source: str, destination: str, rates: tuple[float, float]) -> Link:
+        rate = rates[0] if bytes_per_second is None else bytes_per_second
+        slow = rate * _PAGEABLE if source == cpu else None
+        return Link(source, destination, rate, rates[1] if latency is None else latency, slow)
+
+    pairs = [(a, b) for i, a in enumerate(gpus) for b in gpus[i + 1 :]]
+    return [make(cpu, gpu, to_host) for gpu in gpus] + [make(a, b, between) for a, b in pairs]
+
+
+# ---- machines
 
 # Measurement is in a higher layer, which registers its function here.
 _MEASURED: dict[str, Callable[[Machine], float]] = {}
@@ -488,6 +554,58 @@ def _check_count(name: str, count: Any, least: int = 0) -> None:
         raise MachineError(f"{name} must be a whole number, {least} or more, got {count!r}")
 
 
+# ---- readers of JSON
+
+_name = one("the name of a device, such as 'cpu' or 'cuda:0'", is_device)
+_name_or_null = one("the name of a device, or null", lambda item: item is None or is_device(item))
+_streams = one("a whole number, 1 to 1024", lambda item: is_whole(item) and 1 <= item <= 1024)
+FLAG = one("true or false", lambda item: isinstance(item, bool))
+_rate = number("a number above 0", lambda n: n > 0)
+_delay = number("a number, 0 or more", lambda n: n >= 0, infinite=False)
+_OF_DEVICE = {
+    "name": _name,
+    "streams": _streams,
+    "flops_per_second": _rate,
+    "bytes_per_second": _rate,
+    "launch_seconds": _delay,
+    "nbytes": _rate,
+    "physical": _name_or_null,
+    "issue_seconds": _delay,
+    "event_seconds": _delay,
+    "rank": one(
+        "a whole number, 0 or more, or null", lambda n: n is None or (is_whole(n) and n >= 0)
+    ),
+    "host": one("a name, or null", lambda name: name is None or isinstance(name, str)),
+}
+
+
+def _perhaps_rate(item: Any, place: str) -> Any:
+    return None if item is None else _rate(item, place)
+
+
+_OF_LINK = {
+    "source": _name,
+    "destination": _name,
+    "bytes_per_second": _rate,
+    "latency": _delay,
+    "pageable_bytes_per_second": _perhaps_rate,
+}
+
+
+def _perhaps_network(item: Any, place: str) -> Any:
+    return None if item is None else _network(item, place)
+
+
+_OF_NETWORK = {
+    "bytes_per_second": _rate,
+    "latency": _delay,
+    "direct": FLAG,
+    "on_host": _perhaps_network,
+}
+_network = struct(Network, _OF_NETWORK, optional=_OF_NETWORK.keys() - {"bytes_per_second"})
+NETWORK = _perhaps_network
+DEVICE = struct(Device, _OF_DEVICE, optional=_OF_DEVICE.keys() - {"name"})
+LINK = struct(Link, _OF_LINK, optional=["latency", "pageable_bytes_per_second"])
 _MACHINE = {
     "devices": each(DEVICE),
     "links": each(LINK),

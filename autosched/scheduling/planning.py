@@ -20,9 +20,9 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from autosched._lib.allowed import WORDS, device_name
 from autosched._lib.gc_pause import without_collecting
@@ -31,10 +31,10 @@ from autosched._lib.tree import flatten
 from autosched.bounds import bounds
 from autosched.costs.costs import Costs, Replay
 from autosched.errors import GraphError, MachineError, MemoryLimitError, ScheduleError, listed
-from autosched.graph.graph import Graph
+from autosched.graph.graph import HOST, Graph, Here, Task, Value
 from autosched.graph.pinning import by_pattern
-from autosched.lowering.fitting import is_limited
-from autosched.lowering.resident_state import keeping
+from autosched.lowering.fitting import confined, fitted, is_limited
+from autosched.lowering.resident_state import keepable, keeping, with_resident_state, within
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies import (
@@ -50,25 +50,26 @@ from autosched.policies import (
     single,
 )
 from autosched.policies.candidates import fewer_devices, on_machine, splits, stream_limits
+from autosched.program.program import Copy, Program
 from autosched.runtime.backends import Backend, check_name, suited
 from autosched.runtime.check import Check
 from autosched.scheduling.agreement import agreed
 from autosched.scheduling.arguments import check_arguments, checked_count
-from autosched.scheduling.hosting import put_on_host
-from autosched.scheduling.plans import (
-    Plan,
-    Problem,
-    best_plan,
-    merit,
-    problem_of,
-    with_runs_in_flight,
-)
 from autosched.scheduling.progress_bar import progress_bar
 from autosched.scheduling.runs_in_flight import (
+    Goal,
     Objective,
+    Parts,
+    fewest_runs,
     goal_of,
+    looped,
+    period_of,
+    warn_of_memory,
 )
 from autosched.scheduling.schedule import Schedule, joined
+from autosched.simulation.issuing import issuing
+from autosched.simulation.simulate import durations
+from autosched.simulation.simulate import makespan as predict_makespan
 
 __all__ = ["estimate_costs", "find_policy", "mark_pageable", "schedule"]
 
@@ -476,3 +477,183 @@ def find_policy(
         known = ", ".join(map(repr, ["auto", *POLICIES, *TIMED]))
         raise ScheduleError(f"unknown policy {policy!r}; known are {known}, or pass a function")
     return POLICIES[policy]
+
+
+# ---- tasks without tensor arguments run on the host
+
+
+def put_on_host(graph: Graph, examples: Mapping[str, Any] | None) -> None:
+    """Bind tasks without tensor arguments to the host, unless they are constrained already.
+
+    ``examples`` are known inputs by name; an input that is not among them counts as a tensor. The
+    graph must be the schedule's own.
+
+    >>> graph = Graph()
+    >>> words, x = graph.inputs("words", "x")
+    >>> graph.output(graph.add(" ".join, words, name="join"), graph.add(abs, x, name="abs"))
+    >>> pinned = graph.pinned()
+    >>> put_on_host(pinned, {"words": ["a", "b"]})
+    >>> pinned.task("join").device, pinned.task("abs").device
+    ('host', None)
+    """
+    no_tensors = {name for name, item in (examples or {}).items() if not _has_tensor(item)}
+    for task in graph.tasks:
+        sources = (graph.values[use.value] for use in task.reads)
+        if _is_unconstrained(task) and all(_is_among(value, no_tensors) for value in sources):
+            bound = dataclasses.replace(task, device=HOST)
+            graph.tasks[task.index] = bound
+            if graph.names[task.name] is task:
+                graph.names[task.name] = bound
+
+
+def _is_unconstrained(task: Task) -> bool:
+    """Whether a task calls a function, and neither the task nor the user constrains its device."""
+    if task.fn is None or task.composite is not None or task.view:
+        return False
+    if task.device is not None or task.seconds is not None:
+        return False
+    return not any(isinstance(leaf, Here) for leaf in flatten((task.args, task.kwargs)))
+
+
+def _is_among(value: Value, names: set[str]) -> bool:
+    """Whether a value is an input with one of these names."""
+    return value.producer is None and value.tensor is None and value.name in names
+
+
+def _has_tensor(item: Any) -> bool:
+    return any(hasattr(leaf, "data_ptr") for leaf in flatten(item))
+
+
+# Of the memory of a device, how much state may take if not all of it fits.
+_PARTS = (0.75, 0.5, 0.25, 0.0)
+
+
+# ---- 5. programs, and the choice among them
+
+
+class Problem(NamedTuple):
+    """The input of planning; ``confined`` costs are infinite where tasks do not fit."""
+
+    graph: Graph
+    machine: Machine
+    costs: Costs
+    confined: Costs
+    outputs: Mapping[str, str]
+    goal: Goal
+
+
+def problem_of(
+    graph: Graph, machine: Machine, costs: Costs, outputs: Mapping[str, str], goal: Goal
+) -> Problem:
+    """Return what is to be planned, with the state that may stay on devices."""
+    state = keepable(graph, machine)
+    if state or graph.kept:
+        graph = keeping(graph, state)
+    return Problem(graph, machine, costs, confined(graph, machine, costs, outputs), outputs, goal)
+
+
+class Plan(NamedTuple):
+    """A placement, its program, the makespan, and the period if that is the objective, else 0.
+
+    In ``graph`` state is on the devices that read it.
+    """
+
+    graph: Graph
+    placement: Placement
+    program: Program
+    makespan: float
+    period: float = 0.0
+
+
+def best_plan(
+    problem: Problem,
+    policies: Iterable[Policy],
+    limits: Iterable[int | None] = (None,),
+    tried: list[Placement] | None = None,
+) -> Plan:
+    """Return the plan of least period or makespan, of equal ones that with the fewest copies.
+
+    Each placement is tried with each of these limits on streams that it does not have itself, and
+    added to ``tried``, if it is not there.
+    """
+    tried = [] if tried is None else tried
+    plans: list[Plan] = []
+    refusal = ScheduleError(f"graph {problem.graph.name!r} cannot run on this machine")
+    for policy in policies:
+        try:
+            placement = policy(problem.graph, problem.machine, problem.confined)
+            if not isinstance(placement, Placement):
+                raise ScheduleError(f"policy {policy!r} must return a Placement, got {placement!r}")
+            if placement not in tried:
+                tried.append(placement)
+                for most in limits if placement.streams is None else (placement.streams,):
+                    limited = dataclasses.replace(placement, streams=most)
+                    plans.append(_lowered(problem, limited))
+        except ScheduleError as error:
+            refusal = error
+    if not plans:
+        raise refusal
+    return min(plans, key=merit)
+
+
+def merit(plan: Plan) -> tuple[float, float, int]:
+    """Return what the best plan has least of: the period or makespan, then copies."""
+    copies = sum(isinstance(instruction, Copy) for instruction in plan.program)
+    return plan.period, plan.makespan, copies
+
+
+def _lowered(problem: Problem, placement: Placement) -> Plan:
+    """Lower a placement to a program that fits into memory, and predict its times.
+
+    It is the best of those that keep more or less state on devices. Raises ScheduleError for
+    instructions that the machine cannot execute.
+    """
+    machine = problem.machine
+    costs = problem.costs
+    plans: list[Plan] = []
+    refusal = MemoryLimitError("memory does not suffice")
+    for graph, placed in _with_state(problem, placement):
+        try:
+            program = fitted(graph, machine, costs, placed, problem.outputs)
+        except MemoryLimitError as error:
+            refusal = error
+            continue
+        seconds = durations(program, graph, machine, costs)
+        makespan = predict_makespan(program, seconds, issuing(program, graph, machine, costs))
+        plan = Plan(graph, placed, program, makespan)
+        if problem.goal.objective == "period":
+            parts = Parts(graph, machine, costs, problem.outputs)
+            loop = looped(parts, placed, program, problem.goal.most)
+            plan = plan._replace(program=loop, period=period_of(parts, loop))
+        plans.append(plan)
+    if not plans:
+        raise refusal
+    return min(plans, key=lambda plan: (plan.period, plan.makespan))
+
+
+def _with_state(problem: Problem, placement: Placement) -> Iterator[tuple[Graph, Placement]]:
+    """Yield the graph with state on its devices; with less and less, where memory is limited."""
+    graph, machine, costs = problem[:3]
+    found = with_resident_state(graph, machine, costs, placement)
+    yield found
+    kept = list(graph.kept)
+    if kept and is_limited(graph, machine, costs):
+        for part in _PARTS:
+            fewer = within(found[0], machine, costs, part)
+            if fewer != kept:
+                kept = fewer
+                yield with_resident_state(keeping(graph, kept), machine, costs, placement)
+
+
+def with_runs_in_flight(problem: Problem, plan: Plan) -> Plan:
+    """Return a plan with the runs in flight that are wanted, and warn if they do not fit."""
+    parts = Parts(plan.graph, problem.machine, problem.costs, problem.outputs)
+    goal = problem.goal
+    program = plan.program
+    if goal.objective == "makespan":
+        program = looped(parts, plan.placement, program, goal.most)
+    elif goal.in_flight is None:
+        fewest = fewest_runs(parts, program)
+        program = fewest or fitted(*parts[:3], plan.placement, parts.outputs)
+    warn_of_memory(parts, goal, program, level=5)
+    return plan._replace(program=program)

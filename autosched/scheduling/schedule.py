@@ -19,6 +19,7 @@ from typing import Any, overload
 from autosched._lib.display import public_names
 from autosched._lib.files import write
 from autosched.bounds import bounds
+from autosched.bounds.periods import period_bounds
 from autosched.codegen import Code, generate
 from autosched.costs.costs import Costs
 from autosched.costs.learning import learn
@@ -41,11 +42,11 @@ from autosched.runtime.compiler import drawing_of
 from autosched.runtime.execute import Executor, executor_of_rank
 from autosched.scheduling.agreement import own_inputs
 from autosched.scheduling.arguments import check_arguments, checked_count, checked_timeout
-from autosched.scheduling.periodic import Periodic
 from autosched.scheduling.running import LOCK, Running, RunState
 from autosched.scheduling.saved import Saved, check_graph, describe, from_text, to_text
 from autosched.simulation.footprint import footprint, memory_over_time
 from autosched.simulation.issuing import Issuing, issuing
+from autosched.simulation.periods import Period, period
 from autosched.simulation.simulate import durations, simulate
 from autosched.simulation.simulate import makespan as last_end
 from autosched.timeline.timeline import Timeline
@@ -55,9 +56,11 @@ from autosched.viz.page import page_html
 
 __all__ = ["Schedule", "joined", "load"]
 
+_MORE = 3  # runs that are shown in addition to those in flight, to see a steady state
+
 
 @dataclass(frozen=True)
-class Schedule(Periodic, Running):
+class Schedule(Running):
     """A verified program for a graph on a machine. Call it with the graph's inputs.
 
     ``print`` it to read the program. Its parts are ``graph``, ``machine``, ``costs``, ``placement``
@@ -389,6 +392,45 @@ class Schedule(Periodic, Running):
     def _issuing(self) -> Issuing | None:
         """The threads that issue the program; None if that takes no time."""
         return issuing(self.program, self.graph, self.machine, self.costs)
+
+    @cached_property
+    def period(self) -> float:
+        """Predicted seconds per run in steady state, if runs are submitted without delay.
+
+        With one run in flight it is the makespan. Otherwise it is computed exactly:
+        ``autosched.simulation.periods`` documents how.
+
+        >>> import autosched as asc
+        >>> graph = asc.Graph()
+        >>> graph.output(y=graph.add(abs, graph.input("x"), seconds=1.0))
+        >>> asc.schedule(graph, asc.Machine.emulated(gpus=0)).period
+        1.0
+        """
+        return self._period.seconds
+
+    @cached_property
+    def _period(self) -> Period:
+        parts = self.program, self.graph, self.machine, self.costs
+        return period(self.program, durations(*parts), issuing(*parts))
+
+    @property
+    def runs_shown(self) -> int:
+        """The runs that pictures show: 1, or for a loop a few more than are in flight."""
+        in_flight = self.program.in_flight
+        return 1 if in_flight == 1 else in_flight + _MORE
+
+    def _shown(self, measured: Timeline | None = None) -> Timeline:
+        """Return the prediction to show, of as many runs as ``measured`` has."""
+        return self.simulate(self.runs_shown if measured is None else measured.run_count)
+
+    @cached_property
+    def period_bound(self) -> float:
+        """Lower bound on the period of all schedules with as many runs in flight."""
+        # Tasks that fit into no device's memory cannot run.
+        costs = confined(self.graph, self.machine, self.costs, self.wanted)
+        in_flight = self.program.in_flight
+        known = period_bounds(self.graph, self.machine, costs, in_flight)
+        return max([*known.values(), self.placement.bound / in_flight])
 
     @cached_property
     def makespan(self) -> float:
