@@ -18,7 +18,7 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from io import RawIOBase
@@ -56,7 +56,7 @@ _DTYPES = {
     "U8": ("uint8", 1),
     "BOOL": ("bool", 1),
 }
-_SIZES = {**dict(_DTYPES.values()), "complex128": 16}
+_SIZES = dict(_DTYPES.values())
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class StoredTensor:
     """A tensor in a file: its dtype and shape, and the position of its first byte.
 
     ``size`` is the size of the file when the graph was made; ``header``, the number of bytes with
-    which it began, if they describe the tensor, and their checksum.
+    which it began, and their checksum.
     """
 
     path: str
@@ -138,9 +138,6 @@ def read(
     graph: Graph,
     path: str | os.PathLike[str],
     tensor: str | Iterable[str] | None,
-    dtype: Any,
-    shape: Sequence[int] | None,
-    offset: int | None,
     prefix: str,
     on: str | None,
 ) -> Any:
@@ -153,19 +150,11 @@ def read(
         raise GraphError(
             f"the path of a file must be a string or a Path, got {shown(path)}"
         ) from None
-    wanted = None if dtype is None else _dtype(dtype)
     if not where.endswith(_SUFFIX):
-        name = os.path.basename(where) if tensor is None else tensor
-        return _add(graph, prefix + _word(name), _raw(where, wanted, shape, offset), on)
-    if offset is not None:
-        raise GraphError(f"offset= is for raw files; {where!r} says where its tensors are")
+        raise GraphError(f"file {where!r} is not named *{_SUFFIX}, and only such files are read")
     stored = _stored(where)
     if isinstance(tensor, str):
-        found = _named(where, stored, tensor)
-        _check(tensor, found, wanted, shape)
-        return _add(graph, prefix + tensor, found, on)
-    if dtype is not None or shape is not None:
-        raise GraphError("dtype= and shape= are those of one tensor; name it")
+        return _add(graph, prefix + tensor, _named(where, stored, tensor), on)
     if not isinstance(tensor, Iterable | NoneType):
         raise GraphError(f"tensor= must be a name, or several in a list, got {shown(tensor)}")
     names = list(stored) if tensor is None else list(tensor)
@@ -174,7 +163,7 @@ def read(
 
 
 def _add(graph: Graph, name: str, stored: StoredTensor, on: str | None) -> Value:
-    label = graph.fresh(_word(name))
+    label = graph.fresh(re.sub(r"[\s@]", "_", name))
     place = on or STORAGE
     value: Value = graph.builder.add_task(
         stored, (), {}, name=label, on=place, nbytes=stored.nbytes
@@ -182,50 +171,7 @@ def _add(graph: Graph, name: str, stored: StoredTensor, on: str | None) -> Value
     return value
 
 
-def _word(name: Any) -> str:
-    """Return a name without what names of values cannot have. Raises GraphError for no name."""
-    if not isinstance(name, str) or not name:
-        raise GraphError(f"the name of a tensor must be a string, got {shown(name)}")
-    return re.sub(r"[\s@]", "_", name)
-
-
-# ---- raw files
-
-
-def _raw(
-    path: str, dtype: str | None, shape: Sequence[int] | None, offset: int | None
-) -> StoredTensor:
-    """Return what is in a file without a header. Raises GraphError, StorageError."""
-    if dtype is None or shape is None:
-        raise GraphError(f"file {path!r} has no header: give dtype= and shape= of the tensor")
-    sizes = _sizes(shape)
-    start = 0 if offset is None else offset
-    if not is_whole(start) or start < 0:
-        raise GraphError(f"offset= must be a whole number of bytes, 0 or more, got {shown(offset)}")
-    size = _size(path)
-    found = StoredTensor(path, dtype, sizes, start, size)
-    if start + found.nbytes > size:
-        raise StorageError(
-            f"{found.dtype}{list(sizes)} at byte {start:,} ends at {start + found.nbytes:,}, and "
-            f"file {path!r} has {size:,} B"
-        )
-    return found
-
-
-def _dtype(dtype: Any) -> str:
-    """Return the name of a dtype. Raises GraphError for what files do not have."""
-    name = str(dtype).removeprefix("torch.")
-    if name not in _SIZES:
-        raise GraphError(f"dtype= must be one of torch's, such as torch.float32, got {dtype!r}")
-    return name
-
-
-def _sizes(shape: Any) -> tuple[int, ...]:
-    """Return a shape as a tuple. Raises GraphError for anything else."""
-    sizes = tuple(shape) if isinstance(shape, Iterable) else (None,)
-    if not all(is_whole(size) and size >= 0 for size in sizes):
-        raise GraphError(f"shape= must be whole numbers, 0 or more, got {shown(shape)}")
-    return sizes
+# ---- safetensors
 
 
 def _size(path: str) -> int:
@@ -243,9 +189,6 @@ def _unreadable(path: str, error: OSError | ValueError) -> StorageError:
     if isinstance(error, StorageError):
         return error
     return StorageError(f"file {path!r} cannot be read: {getattr(error, 'strerror', error)}")
-
-
-# ---- safetensors
 
 
 def _stored(path: str) -> dict[str, StoredTensor]:
@@ -296,13 +239,3 @@ def _named(path: str, stored: Mapping[str, StoredTensor], name: Any) -> StoredTe
         )
         raise GraphError(f"file {path!r} has no tensor {name!r}; {hint}")
     return stored[name]
-
-
-def _check(name: str, found: StoredTensor, dtype: str | None, shape: Sequence[int] | None) -> None:
-    """Raise GraphError if a tensor has another dtype or shape than expected."""
-    expected = dtype or found.dtype, found.shape if shape is None else _sizes(shape)
-    if expected != (found.dtype, found.shape):
-        raise GraphError(
-            f"tensor {name!r} of file {found.path!r} is {found.dtype}{list(found.shape)}, "
-            f"not {expected[0]}{list(expected[1])}"
-        )

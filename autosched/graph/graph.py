@@ -179,23 +179,18 @@ class Graph:
         path: str | os.PathLike[str],
         tensor: str | Iterable[str] | None = None,
         *,
-        dtype: Any = None,
-        shape: Sequence[int] | None = None,
-        offset: int | None = None,
         prefix: str = "",
         on: str | None = None,
     ) -> Any:
-        """Add tasks that read tensors from a file, and return their Values.
+        """Add tasks that read tensors from a file ``*.safetensors``, and return their Values.
 
-        From a file ``*.safetensors``: the ``tensor`` of that name, or a dict of several by name
-        (default: all); a ``dtype`` and ``shape`` are checked. Any other file is raw: ``dtype``,
-        ``shape`` and ``offset`` in bytes describe it, and ``tensor`` names the value. ``prefix``
-        precedes names. Each run reads the file again, from the storage device ``on`` (default: the
+        These are the ``tensor`` of that name, or a dict of several by name (default: all).
+        ``prefix`` precedes names. Each run reads the file again, from the storage device ``on`` (default: the
         machine's first), at the same time as other devices work. Without one, the host reads. A
         task may write such a value; the file stays. Raises StorageError for a file that is missing
         or malformed, GraphError for unknown tensors.
         """
-        return read(self, path, tensor, dtype, shape, offset, prefix, on)
+        return read(self, path, tensor, prefix, on)
 
     def record(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], **options: Any

@@ -19,6 +19,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 import autosched as asc
 from autosched.fusion import tracing
@@ -126,11 +127,11 @@ def reading(graph: asc.Graph, first: int) -> asc.Graph:
     made = asc.Graph("reading")
     given = {}
     for i, (name, tensor) in enumerate(inputs_for(graph).items()):
-        path = Path(FOLDER.name, f"{name}.bin")
+        path = Path(FOLDER.name, f"{name}.safetensors")
         if i >= first or len(graph.input_names) == 1:
             if not path.exists():
-                tensor.numpy().tofile(path)
-            given[name] = made.read(path, dtype=torch.float64, shape=tensor.shape)
+                save_file({name: tensor}, path)
+            given[name] = made.read(path, name)
         else:  # earlier ones keep the shape of their place
             with made.on(graph.value(name).home or asc.Machine.emulated().host):
                 given[name] = made.input(name)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import autosched as asc
 from autosched.graph.files import StoredTensor
@@ -31,9 +32,11 @@ def model(folder: Path, layers: int, passes: int = 1) -> asc.Graph:
     x = graph.input("x", nbytes=NBYTES)
     weights = []
     for i in range(layers):
-        path = folder / f"w{i}"
-        torch.rand(SIZE, SIZE, generator=torch.Generator().manual_seed(i)).numpy().tofile(path)
-        weights.append(graph.read(path, dtype=torch.float32, shape=(SIZE, SIZE)))
+        path = folder / f"w{i}.safetensors"
+        save_file(
+            {f"w{i}": torch.rand(SIZE, SIZE, generator=torch.Generator().manual_seed(i))}, path
+        )
+        weights.append(graph.read(path, f"w{i}"))
     for i, w in enumerate(weights * passes):
         x = graph.add(layer, x, w, name=f"layer{i}", nbytes=NBYTES, seconds=1e-3)
     graph.output(y=x)
@@ -102,7 +105,7 @@ def test_what_is_not_used_is_not_read_and_outputs_are_on_the_host(tmp_path: Path
     graph = model(tmp_path, 2)
     graph.outputs.clear()
     graph.output(graph.value("w1"), graph.value("layer0"))
-    graph.read(tmp_path / "w0", dtype=torch.float32, shape=(1,))
+    graph.read(tmp_path / "w0.safetensors", "w0")
     schedule = asc.schedule(graph, asc.Machine.emulated(gpus=0, storage=1e9))
     assert copies(schedule) == ["copy w0 -> cpu", "copy w1 -> cpu"]
     assert dict(schedule.program.outputs) == {"w1": "cpu", "layer0": "cpu"}
@@ -128,7 +131,7 @@ def test_reads_take_place_while_layers_compute(
     read = StoredTensor.read
 
     def reading(stored: StoredTensor, pinned: bool = False) -> Any:
-        assert not stored.path.endswith("w1") or begun.wait(timeout=60)
+        assert not stored.path.endswith("w1.safetensors") or begun.wait(timeout=60)
         return read(stored, pinned)
 
     def first(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -184,11 +187,8 @@ def test_a_model_of_three_times_the_memory_streams_through_it(
 
 def test_outputs_that_are_read_at_the_end_stay(tmp_path: Path) -> None:
     graph = asc.Graph()
-    torch.arange(8.0).numpy().tofile(tmp_path / "w")
-    x, y = (
-        graph.read(tmp_path / "w", name, dtype=torch.float32, shape=(4,), offset=4 * i)
-        for i, name in enumerate("xy")
-    )
+    save_file({name: torch.rand(4) for name in "xy"}, tmp_path / "w.safetensors")
+    x, y = graph.read(tmp_path / "w.safetensors", list("xy")).values()
     half = graph.add(torch.neg, y, name="half", nbytes=16, on="cpu")
     graph.output(y, half, x)
     machine = limited(asc.Machine.emulated(gpus=1, storage=1e9), cpu=2 * 16 / NBYTES)
@@ -281,12 +281,12 @@ def names(items: Sequence[Any]) -> list[str]:
 
 def test_two_storage_devices_read_at_once(tmp_path: Path) -> None:
     graph = model(tmp_path, 1)
-    second = graph.read(tmp_path / "w0", "second", dtype="float32", shape=(SIZE, SIZE), on="disk:1")
+    second = graph.read(tmp_path / "w0.safetensors", ["w0"], prefix="second.", on="disk:1")["w0"]
     graph.output(second)
     machine = asc.Machine.emulated(gpus=0).with_storage(NBYTES, 0.0)
     machine = machine.with_storage(NBYTES, 0.0, name="disk:1")
     schedule = asc.schedule(graph, machine)
     assert schedule.makespan == pytest.approx(1.001)
-    assert names(schedule.simulate().spans).count("second") == 2
+    assert names(schedule.simulate().spans).count("second.w0") == 2
     with pytest.raises(asc.MachineError, match="no device 'disk:1'"):
         asc.schedule(graph, asc.Machine.emulated(gpus=0, storage=1e9))

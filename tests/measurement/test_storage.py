@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import autosched as asc
 from autosched.measurement import measured_links
@@ -36,9 +37,10 @@ def test_what_cannot_be_measured_is_told(file: Path) -> None:
         asc.measure_storage(file, asc.Machine.local(gpus=0))
 
 
-def test_tasks_that_read_are_measured_as_those_of_a_host(file: Path) -> None:
+def test_tasks_that_read_are_measured_as_those_of_a_host(tmp_path: Path) -> None:
+    save_file({"file": torch.ones(4)}, tmp_path / "w.safetensors")
     graph = asc.Graph()
-    graph.output(y=graph.input("x") + graph.read(file, dtype=torch.float32, shape=(4,)))
+    graph.output(y=graph.input("x") + graph.read(tmp_path / "w.safetensors", "file"))
     machine = asc.Machine.local(gpus=0, storage=1e9)
     costs = asc.measure_costs(graph, machine, {"x": torch.zeros(4)}, repeat=1)
     assert costs.seconds.keys() == {"file", "add"}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import autosched as asc
 from autosched.testing.checking import machines_for
@@ -20,8 +21,9 @@ def graph(tmp_path: Path) -> asc.Graph:
     graph = asc.Graph("stored")
     x = graph.input("x")
     for i in range(3):
-        (torch.arange(256.0) / (i + 256)).numpy().tofile(tmp_path / f"w{i}")
-        w = graph.read(tmp_path / f"w{i}", dtype=torch.float32, shape=(16, 16))
+        path = tmp_path / f"w{i}.safetensors"
+        save_file({f"w{i}": (torch.arange(256.0) / (i + 256)).view(16, 16)}, path)
+        w = graph.read(path, f"w{i}")
         x = torch.tanh(x @ w.t())
     graph.output(y=x)
     return graph
@@ -49,8 +51,8 @@ def test_saved_schedules_and_generated_code_read_the_same(
     exec(code, names)
     assert "autosched" not in code.replace("Written by autosched", "")
     assert torch.equal(names["step"](X)["y"], expected)
-    (tmp_path / "w1").write_bytes(b"")
-    with pytest.raises(EOFError, match="w1 ended while it was read"):
+    (tmp_path / "w1.safetensors").write_bytes(b"")
+    with pytest.raises(EOFError, match=r"w1\.safetensors ended while it was read"):
         names["step"](X)
 
 
