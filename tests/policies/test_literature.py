@@ -10,8 +10,7 @@ from autosched.errors import ScheduleError
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Device, Link, Machine
 from autosched.policies import POLICIES, cpop, heft, lookahead, peft
-from autosched.policies.base import turns
-from autosched.policies.base.plan import Plan
+from autosched.policies.base.plan import Plan, by_priority
 from autosched.policies.base.possible import Possible
 from autosched.policies.base.ranks import (
     critical_path,
@@ -284,7 +283,5 @@ def test_heft_on_kernels_places_as_heft_on_plans(case):
         problem, possible = tables(*case)
     except ScheduleError:
         return
-    expected = turns.by_priority(
-        problem, possible, upward_ranks(problem, possible), Plan.earliest_finish
-    )
+    expected = by_priority(problem, possible, upward_ranks(problem, possible), Plan.earliest_finish)
     assert heft(*case, COSTS).device == expected.device
