@@ -8,23 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autosched.program.program import Copy, Free, Instruction, Program, Record, Run, Wait
+from autosched.program.program import (
+    Copy,
+    Free,
+    Instruction,
+    Program,
+    Receive,
+    Record,
+    Run,
+    Send,
+    Wait,
+)
 
 __all__ = ["CARRIED", "COPY", "FREE", "RECORD", "RUN", "WAIT", "Columns", "columns_of"]
 
-RUN, COPY, RECORD, WAIT, FREE, CARRIED = range(6)  # CARRIED: a wait for an earlier run
+# CARRIED is a wait for an earlier run, HALF a send or a receive of the part of a rank.
+RUN, COPY, RECORD, WAIT, FREE, CARRIED, HALF = range(7)
 _KIND: Mapping[type[Instruction], int] = {
     Run: RUN,
     Copy: COPY,
     Record: RECORD,
     Wait: WAIT,
     Free: FREE,
+    Send: HALF,
+    Receive: HALF,
 }
 
 Ints = NDArray[np.int64]
@@ -49,22 +61,6 @@ class Columns:
     ago: Ints  # how many runs ago the event of a wait is
     apart: Ints  # 1 for a copy between ranks
     records: int
-    runs: list[Run]
-    copies: list[Copy]
-    frees: list[Free]
-
-    @cached_property
-    def is_clean(self) -> bool:
-        """Whether each event is recorded once, and before all waits for it."""
-        record = self.kind == RECORD
-        wait = self.kind == WAIT
-        at = record.nonzero()[0]
-        found = self.event[wait]
-        return bool(
-            (self.event[record] == np.arange(self.records)).all()
-            and (found >= 0).all()
-            and (at[found] < wait.nonzero()[0]).all()
-        )
 
 
 def columns_of(program: Program) -> Columns:
@@ -99,9 +95,6 @@ def columns_of(program: Program) -> Columns:
         ago=ago,
         apart=apart,
         records=len(events),
-        runs=[i for i in instructions if type(i) is Run],
-        copies=copies,
-        frees=[i for i in instructions if type(i) is Free],
     )
 
 

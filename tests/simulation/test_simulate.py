@@ -234,3 +234,13 @@ def test_a_chain_takes_the_sum_of_its_parts_wherever_it_runs(parts):
     )
     copies = sum(a != b for a, b in itertools.pairwise(["cpu", *devices]))
     assert schedule.makespan == sum(seconds) + 2.5 * copies
+
+
+def test_the_part_of_a_rank_takes_no_time_for_what_other_ranks_send():
+    graph = asc.Graph()
+    x = graph.input("x")
+    h = graph.add(abs, x, name="h", on="cpu:0", seconds=2.0)
+    graph.output(y=graph.add(abs, h, name="y", on="cpu:1", seconds=3.0))
+    made = asc.schedule(graph, asc.Machine.emulated(gpus=0, hosts=2))
+    part = made.program.part(1)
+    assert asc.simulate(part, graph, made.machine, made.costs).makespan == 3.0
