@@ -14,8 +14,8 @@ Lowering is a chain of passes, each from instructions to instructions:
     carried        in a loop: waits for the run before; memory that
                    would be freed at the end is released when the run
                    has ended                                           -> + records and waits
-    ranks          the last three for each rank by itself, where a
-                   machine spans several
+    ranks          hazards, events and frees where a machine spans
+                   several ranks: a copy between them is two lines
 
 Before these, ``resident_state`` chooses devices for state that stays there between runs; ``fitting``
 lowers again with a limit where values do not fit.
