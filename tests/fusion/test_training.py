@@ -28,9 +28,13 @@ from tests.fusion.training import (
     Combination,
     Trainer,
     batches,
-    combinations,
+    covering,
+    impossible,
+    is_possible,
     optimizers,
     options_of,
+    pairs_of,
+    wanted,
 )
 
 CPU = asc.Machine.local(gpus=0)
@@ -178,6 +182,12 @@ class Report:
 # ---- the combinations
 
 
+def test_options_that_torch_refuses_need_an_accelerator_or_parameters_that_are_no_leaves() -> None:
+    refused = impossible()
+    names = {key.partition(".")[2].partition("=")[0] for key in refused}
+    assert names == {"capturable", "differentiable"}
+
+
 def test_a_new_option_of_an_optimizer_needs_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
     class New(torch.optim.SGD):
         def __init__(self, params: Any, warmth: float = 1.0):
@@ -186,6 +196,27 @@ def test_a_new_option_of_an_optimizer_needs_a_value(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(optimizers(), "New", New)
     with pytest.raises(KeyError, match="warmth"):
         options_of("New")
+
+
+@pytest.mark.slow
+def test_all_pairs_of_options_are_in_at_most_200_combinations() -> None:
+    found = covering()
+    assert len(found) <= 200
+    left = set(wanted()).difference(*map(pairs_of, found))
+    assert {frozenset(name for name, _ in pair) for pair in left} == EXCLUSIVE
+    assert all(is_possible(made) for made in found)
+
+
+EXCLUSIVE = {
+    frozenset(names)
+    for names in [
+        ("foreach", "fused"),
+        ("foreach", "capturable"),  # on a CPU
+        ("fused", "capturable"),  # which needs it there
+        ("nesterov", "dampening"),
+        ("nesterov", "momentum"),  # which it needs
+    ]
+}
 
 
 # ---- the steps
@@ -225,7 +256,7 @@ def test_fused_steps_of_all_optimizers_are_eager_ones(
     """Those that passed with the same sources and torch are not run again."""
     passed = pytestconfig.cache.mkdir("training")  # type: ignore[union-attr]
     failed = {}
-    for made in combinations():
+    for made in covering():
         if (made.optimizer, made.network) != (optimizer, network):
             continue
         mark = passed / hashlib.sha256(f"{made} {sources()}".encode()).hexdigest()

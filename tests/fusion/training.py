@@ -1,11 +1,13 @@
-"""Training steps of every optimizer of torch, in random combinations of options."""
+"""Training steps of every optimizer of torch, in combinations of options that cover all pairs."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import combinations, product
 from typing import Any, NamedTuple
 
 import torch
@@ -121,6 +123,7 @@ REFUSED = {
 RATES = "constant", "cycle"
 PRECISIONS = "float32", "bfloat16"
 GROUPS = "one", "two"
+DEFAULT = "default"
 
 
 @functools.cache
@@ -160,6 +163,15 @@ class Combination(NamedTuple):
         """Return the options by name."""
         known = options_of(self.optimizer)
         return {name: known[name][i] for name, i in self.options}
+
+    def traits(self) -> list[tuple[str, Any]]:
+        """Return what it has, as names with values; pairs of these are covered."""
+        known = options_of(self.optimizer)
+        given = dict(self.options)
+        own = [
+            (name, shown(known[name][given[name]]) if name in given else DEFAULT) for name in known
+        ]
+        return [*zip(self._fields[:5], self[:5], strict=True), *own]
 
 
 def shown(value: Any) -> str:
@@ -247,11 +259,12 @@ def batches(network: str) -> Iterator[Batch]:
         yield x, torch.randint(CLASSES, x.shape[:1])
 
 
-# ---- combinations
+# ---- pairs
 
 
-def is_possible(made: Combination) -> bool:
-    """Whether torch itself accepts the options of a combination, in three eager steps."""
+@functools.cache
+def objection(made: Combination) -> str | None:
+    """Return why torch itself refuses these options in three eager steps, or None."""
     parameters = [torch.ones(2, 2, requires_grad=True), torch.ones(1, 2, requires_grad=True)]
     try:
         optimizer, cycles = _optimizer(made, parameters)
@@ -261,9 +274,39 @@ def is_possible(made: Combination) -> bool:
             optimizer.step()
             for cycle in cycles:
                 cycle.step()
-    except (RuntimeError, ValueError, AssertionError):
-        return False
-    return True
+    except (RuntimeError, ValueError, AssertionError) as error:
+        return str(error)
+    return None
+
+
+def is_possible(made: Combination) -> bool:
+    """Whether torch accepts the options of a combination."""
+    return objection(made._replace(network="", precision="")) is None
+
+
+def pairs_of(made: Combination) -> set[Any]:
+    """Return the pairs of traits that a combination has."""
+    return {*combinations(made.traits(), 2)}
+
+
+def impossible() -> dict[str, str]:
+    """Return the options that torch refuses on a CPU in any ordinary step, and why."""
+    found = {}
+    for name in optimizers():
+        for option, values in options_of(name).items():
+            for i, value in enumerate(values):
+                why = _refused(name, option, i)
+                if why is not None:
+                    found[f"{name}.{option}={shown(value)}"] = why
+    return found
+
+
+@functools.cache
+def _refused(optimizer: str, option: str, position: int) -> str | None:
+    others = [name for name in options_of(optimizer) if name != option]
+    made = Combination(optimizer, "", "", options=((option, position),))
+    more = [made._replace(options=((name, 0), (option, position))) for name in others]
+    return None if any(map(is_possible, [made, *more])) else objection(made)
 
 
 NAMED = [
@@ -279,21 +322,74 @@ NAMED = [
         for name in "Adam AdamW SGD Adagrad NAdam RAdam".split()
     ),
 ]
-EACH = 16  # combinations of each optimizer that are drawn
+_DRAWN = 8  # combinations with a pair, of which the one with most new pairs is taken
 
 
 @functools.cache
-def combinations() -> list[Combination]:
-    """Return the combinations of ``NAMED``, and for each optimizer random ones, always the same."""
+def covering() -> list[Combination]:
+    """Return combinations that have all possible pairs of traits, those of ``NAMED`` first.
+
+    Greedy: for a pair that none has, draw several that have it, and take the one with most new
+    pairs.
+    """
     draw = random.Random(0)
     found = [*NAMED]
-    for name, known in ((name, options_of(name)) for name in optimizers() for _ in range(EACH)):
-        made = None
-        while made is None or not is_possible(made):
-            options = [
-                (key, draw.randrange(len(known[key]))) for key in known if draw.random() < 0.5
-            ]
-            traits = [draw.choice(each) for each in ([*NETWORKS], PRECISIONS, RATES, GROUPS)]
-            made = Combination(name, *traits, options=tuple(options))
-        found.append(made)
+    known = set[Any]().union(*map(pairs_of, found))
+    for pair in wanted():
+        if pair in known:
+            continue
+        drawn = [made for _ in range(_DRAWN) if (made := _drawn(draw, dict(pair))) is not None]
+        if drawn:
+            best = max(drawn, key=lambda made: len(pairs_of(made) - known))
+            known |= pairs_of(best)
+            found.append(best)
     return found
+
+
+@functools.cache
+def _choices(optimizer: str) -> dict[str, list[str]]:
+    """Return by trait its values, as text, those of options that are possible at all."""
+    traits = {
+        "optimizer": [optimizer],
+        "network": [*NETWORKS],
+        "precision": [*PRECISIONS],
+        "rate": [*RATES],
+        "groups": [*GROUPS],
+    }
+    for name, values in options_of(optimizer).items():
+        usable = [shown(v) for i, v in enumerate(values) if _refused(optimizer, name, i) is None]
+        if usable:
+            traits[name] = [DEFAULT, *usable]
+    return traits
+
+
+def wanted() -> list[Any]:
+    """Return all pairs of traits that an optimizer has, rare ones first."""
+    count: Counter[Any] = Counter()
+    for optimizer in optimizers():
+        traits = [[(name, v) for v in values] for name, values in _choices(optimizer).items()]
+        for one, other in combinations(traits, 2):
+            count.update(product(one, other))
+    return sorted(count, key=count.__getitem__)
+
+
+def _drawn(draw: random.Random, fixed: dict[str, str]) -> Combination | None:
+    """Return a random combination with some traits; None if torch refuses many."""
+    for _ in range(20):
+        optimizer = fixed.get("optimizer") or draw.choice(
+            [name for name in optimizers() if fixed.keys() <= _choices(name).keys()]
+        )
+        choices = _choices(optimizer)
+        if any(value not in choices[name] for name, value in fixed.items()):
+            continue
+        chosen = {name: draw.choice(values) for name, values in choices.items()} | fixed
+        known = options_of(optimizer)
+        options = [
+            (name, [*map(shown, known[name])].index(value))
+            for name, value in list(chosen.items())[5:]
+            if value != DEFAULT
+        ]
+        made = Combination(*list(chosen.values())[:5], options=tuple(options))
+        if is_possible(made):
+            return made
+    return None
