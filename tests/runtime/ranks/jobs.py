@@ -266,7 +266,7 @@ def fail(how: str, folder: Path) -> None:
         raise ValueError("of a test")
     if how == "interrupt":
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.2)
+        time.sleep(1)  # the calling thread may overlook it for a while
         return
     if how.startswith("hang"):
         time.sleep(1)
