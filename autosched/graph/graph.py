@@ -252,8 +252,8 @@ class Graph:
         found: dict[str, int] = {}
         for label, item in (*((None, value) for value in values), *named.items()):
             if not isinstance(item, Value):
-                hint = "; write self.output(*values)" if isinstance(item, (list, tuple)) else ""
-                hint = "; write self.output(**values)" if isinstance(item, dict) else hint
+                hint = "; write graph.output(*values)" if isinstance(item, (list, tuple)) else ""
+                hint = "; write graph.output(**values)" if isinstance(item, dict) else hint
                 what = f"an output must be a Value of graph {self.name!r}, got {item!r}"
                 raise GraphError(what + hint)
             name = item.name if label is None else label

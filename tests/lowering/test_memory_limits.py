@@ -204,7 +204,7 @@ def test_what_is_written_in_parts_cannot_leave_and_is_named() -> None:
     graph = Graph()
     base = graph.add(torch.ones, 4, name="base", nbytes=60)
     base[1:].mul_(2)
-    large = graph.add(torch.zeros, 3, name="large", nbytes=60)
+    large = graph.add(torch.zeros, 3, name="large", nbytes=60, after=[base])
     base[:1].mul_(3)
     graph.output(base, y=graph.add(torch.neg, large, name="neg", nbytes=0, on="cuda:0"))
     machine = limited(Machine.emulated(gpus=0), {"cpu": 100.0})
