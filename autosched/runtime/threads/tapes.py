@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
+from autosched._lib.active_lock import Lock
+
 __all__ = ["Call", "Fault", "Late", "Place", "Step", "Stretch", "Tape", "Team", "lock_awaited"]
 
 Step = Callable[[], Any]
@@ -81,14 +83,15 @@ class Tape:
     """
 
     steps: dict[str | None, list[tuple[int, Step]]] = field(default_factory=dict)
-    locks: list[threading.Lock] = field(default_factory=list)
+    locks: list[Lock] = field(default_factory=list)
     quick: bool = False  # whether no step takes long, because steps only issue work to devices
+    new_lock: Callable[[], Lock] = threading.Lock
     runs: int = 0
     straight: Step | None = None  # all steps as one
 
-    def lock(self) -> threading.Lock:
+    def lock(self) -> Lock:
         """Create a lock: its ``release`` and ``acquire`` are steps."""
-        lock = threading.Lock()
+        lock = self.new_lock()
         lock.acquire()
         self.locks.append(lock)
         return lock
