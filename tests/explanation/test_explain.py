@@ -236,17 +236,17 @@ def test_an_explanation_is_short_in_a_shell_and_whole_in_a_notebook():
 
 def test_many_devices_that_wait_alike_share_lines():
     graph = asc.Graph("exchange")
-    values = list(graph.inputs(*[f"u{i}" for i in range(64)]))
+    values = list(graph.inputs(*[f"u{i}" for i in range(24)]))
     for step in range(3):
         values = [
             graph.add(call, value, values[i - 1], name=f"s{step}.{i}", on=f"cuda:{i}", seconds=1e-3)
             for i, value in enumerate(values)
         ]
     graph.output(**{f"out{i}": value for i, value in enumerate(values)})
-    machine, costs = asc.Machine.emulated(gpus=64), asc.Costs(default_nbytes=1e4)
+    machine, costs = asc.Machine.emulated(gpus=24), asc.Costs(default_nbytes=1e4)
     text = str(asc.schedule(graph, machine, policy="heft", costs=costs).explain())
     lines = [line for line in text.splitlines() if line.startswith("cuda:")]
-    assert 1 <= len(lines) < 16
+    assert 1 <= len(lines) < 9
     assert any(" to " in line.partition("idle")[0] for line in lines)
 
 
