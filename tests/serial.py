@@ -74,10 +74,11 @@ def train(
 ) -> Tensor:
     """Train by one step: each replica its micro-batches; then gradients are summed in the order of replicas.
 
-    Other replicas begin with the buffers of the first, and leave them alone.
+    Other replicas begin with the buffers of the first one with rows, and leave them alone.
     """
     losses, sums, start, total = list[Tensor](), list[Any](), 0, sum(map(sum, rows))
-    replicas = [model, *(copy.deepcopy(model) for _ in rows[1:])]
+    first = next(number for number, sizes in enumerate(rows) if sizes)
+    replicas = [model if i == first else copy.deepcopy(model) for i in range(len(rows))]
     for replica, sizes in zip(replicas, rows, strict=True):
         replica.zero_grad()
         for size in sizes:

@@ -103,11 +103,11 @@ def data_parallel(
     * ``options``: ``backend``, ``check``, ``costs``, ``in_flight``, ``nvtx``, ``outputs``,
       ``progress``, ``replay`` of ``schedule``; and ``fuse``, for regions compiled by Inductor.
 
-    Batch norms normalise a replica's rows by their own statistics, and the first replica's running
-    statistics are the model's, as with ``nn.DataParallel``; with ``batch_norm="synchronised"``, by
-    those of all replicas' rows, as one device with the whole batch would. Other buffers that a step
-    writes and reads, such as a running centre, have at the beginning of a step the value that the
-    first replica left.
+    Batch norms normalise a replica's rows by their own statistics, and the running statistics of the
+    first replica with rows are the model's, as with ``nn.DataParallel``; with
+    ``batch_norm="synchronised"``, by those of all replicas' rows, as one device with the whole batch
+    would. Other buffers that a step writes and reads, such as a running centre, have at the beginning
+    of a step the value that the first replica with rows left.
 
     On a machine of ``Machine.cluster`` each rank passes rows of its own, and gets the loss of all.
     Rank 0's model and optimizer count. Where ranks differ in a step, all raise the same error.

@@ -87,9 +87,10 @@ class Layout:
         rank = self.rank(self.devices[replica][stage])
         return all(self.rank(other[stage]) != rank for other in self.devices[:replica])
 
-    def other_leads(self, stage: int) -> list[int]:
-        """Return the leads of a stage on other ranks than the first replica."""
-        return [replica for replica in range(1, len(self.devices)) if self.leads(replica, stage)]
+    def other_leads(self, stage: int, replica: int) -> list[int]:
+        """Return the leads of a stage on all ranks, except a replica."""
+        others = (i for i in range(len(self.devices)) if i != replica)
+        return [i for i in others if self.leads(i, stage)]
 
     def first_device(self, rank: int | None) -> str:
         """Return the first device of a step on a rank."""

@@ -54,6 +54,8 @@ class _Builder:
         self.layout = Layout(spec.machine, spec.devices)
         self.graph = Graph(spec.name, generators=generators_of(spec.machine))
         self.several = len(spec.devices) > 1
+        # The replica whose buffers are the model's: the first one with rows.
+        self.source = next(replica for replica, rows in enumerate(spec.rows) if rows)
         self.inputs: dict[tuple[int, str], Value] = {}  # by replica and name
         self.state: dict[str, Held] = {}
         self.numbers: dict[str, str] = {}
@@ -211,12 +213,13 @@ class _Builder:
             gradients = template.gradients.items()
             self.gradients[replica] = {name: one.output(output) for name, output in gradients}
         self.buffers[replica].update((name, one.output(name)) for name in template.places)
-        if not replica and chunk == len(self.spec.rows[0]) - 1:
+        if replica == self.source and chunk == len(self.spec.rows[replica]) - 1:
             for name, place in template.places.items():
                 value = one.output(name)
-                self._add_state_output(0, name, value, place)
                 stage = one.micro_batch.output_stage(name)
-                for lead in self.layout.other_leads(stage):
+                if self.layout.leads(replica, stage):
+                    self._add_state_output(replica, name, value, place)
+                for lead in self.layout.other_leads(stage, replica):
                     device = self.spec.devices[lead][stage]
                     relayed = self._relayed(value, device, value.nbytes or 0)
                     self._add_state_output(lead, name, relayed, place)
@@ -416,21 +419,22 @@ class _Builder:
             self.graph.output(**{label: value})
 
     def _broadcast_buffers(self) -> None:
-        """Copy the buffers of the first replica, with which the next step begins, to the others.
+        """Copy the buffers of the first replica with rows to others: the next step begins with them.
 
-        On another rank they are the model's, so the leads there get all that a step writes.
+        A lead's are the model's, so leads get all that a step writes.
         """
         by_stage: dict[int, list[str]] = {}
         for name in self.one.template.written_buffers:
             by_stage.setdefault(self.one.input_stages[name], []).append(name)
         for stage, names in by_stage.items():
-            leads = self.layout.other_leads(stage)
+            leads = self.layout.other_leads(stage, self.source)
             if leads:
                 self._send_buffers(stage, names, leads)
         for name in self.one.template.broadcast_buffers:
             stage = self.one.input_stages[name]
             for replica, stages in enumerate(self.spec.devices):
-                if (replica, name) not in self.inputs or self.layout.leads(replica, stage):
+                is_known = replica == self.source or self.layout.leads(replica, stage)
+                if is_known or (replica, name) not in self.inputs:
                     continue
                 own = self.inputs[replica, name]
                 memory_task(
@@ -447,12 +451,12 @@ class _Builder:
         return next(i for i, device in enumerate(devices) if self.layout.rank(device) == rank)
 
     def _send_buffers(self, stage: int, names: Sequence[str], leads: Sequence[int]) -> None:
-        """Copy buffers of a stage from the first replica to leads, in one message each."""
+        """Copy buffers of a stage from the first replica with rows to leads, in one message each."""
         nbytes = sum(self.one.nbytes[name] for name in names)
         label = f"buffers{stage}" if len(self.spec.devices[0]) > 1 else "buffers"
         packed = memory_task(
-            self.graph, self.machine, self.spec.devices[0][stage], pack,
-            [self.inputs[0, name] for name in names], accessed=2 * nbytes, name=f"{label}.pack",
+            self.graph, self.machine, self.spec.devices[self.source][stage], pack,
+            [self.inputs[self.source, name] for name in names], accessed=2 * nbytes, name=f"{label}.pack",
             nbytes=nbytes,
         )  # fmt: skip
         for replica in leads:

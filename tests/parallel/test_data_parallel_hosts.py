@@ -15,8 +15,16 @@ from torch.nn import functional
 
 import autosched as asc
 from autosched.parallel.batches import shares
+from autosched.parallel.division import divided
 from autosched.parallel.ranks import Layout, label_on
-from tests.serial import among, assert_equal, assert_trains_as_serially, data_parallel, some
+from tests.serial import (
+    among,
+    assert_equal,
+    assert_trains_as_serially,
+    data_parallel,
+    some,
+    train,
+)
 
 HOSTS = asc.Machine.emulated(gpus=0, hosts=2)
 
@@ -37,6 +45,10 @@ def adam(parameters: Any) -> optim.Optimizer:
 
 def tensor_rate(parameters: Any) -> optim.Optimizer:
     return optim.AdamW(parameters, torch.tensor(0.01), foreach=False)
+
+
+def clipped(model: nn.Module) -> object:
+    return nn.utils.clip_grad_norm_(model.parameters(), 0.05)
 
 
 # ---- equal to the shares one after another
@@ -64,12 +76,9 @@ def test_hosts_equal_serial_training(gpus: int, hosts: int, optimize: Any) -> No
     ids=str,
 )
 def test_options_equal_serial_training(options: dict[str, Any]) -> None:
-    def clip(model: nn.Module) -> object:
-        return nn.utils.clip_grad_norm_(model.parameters(), options["clip_grad_norm"])
-
     make = data_parallel(machine=HOSTS, **options)
     rows = among(2, options.get("accumulate", 1))
-    before = {"before_step": clip} if "clip_grad_norm" in options else {}
+    before = {"before_step": clipped} if "clip_grad_norm" in options else {}
     assert_trains_as_serially(make, rows, normed(), vectors(8, 9), adam, **before)
 
 
@@ -93,6 +102,51 @@ def test_hosts_equal_devices_of_one_host(options: dict[str, Any]) -> None:
     assert_equal(*found[0][1:2], *found[1][1:2], "model")
     assert_equal(found[0][2], found[1][2], "optimizer")
     assert torch.stack(found[0][0]).equal(torch.stack(found[1][0]))
+
+
+class Centred(nn.Module):
+    """A model that reads the buffer that it writes, and keeps a tensor in an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(8, 4)
+        self.register_buffer("centre", torch.zeros(8))
+        self.seen = torch.zeros(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.centre.mul_(0.9).add_(x.mean(0), alpha=0.1)
+        self.seen = self.seen * 0.5 + x.mean(0)
+        return self.linear(x - self.centre)
+
+
+@pytest.mark.parametrize("clip", some([False, True], False))
+@pytest.mark.parametrize("make", [normed, Centred])
+@pytest.mark.parametrize(("gpus", "hosts"), some([(2, 1), (0, 2), (2, 2)], (2, 1), (0, 2)))
+def test_buffers_are_those_of_the_first_replica_with_rows(
+    gpus: int, hosts: int, make: Any, clip: bool
+) -> None:
+    machine = asc.Machine.emulated(gpus=gpus, hosts=hosts)
+    weights = (1,) * hosts * max(gpus, 1)
+    weights = (*weights[:-1], 9 * len(weights))
+    options = {"clip_grad_norm": 0.05} if clip else {}
+
+    def rows(count: int) -> list[list[int]]:
+        return [[n] if n else [] for n in divided(count, weights)]
+
+    assert not rows(2)[0]
+    model, twin = make(), make()
+    optimizer, other = adam(model.parameters()), adam(twin.parameters())
+    steps = data_parallel(machine=machine, shares=weights, **options)
+    with steps(model, functional.cross_entropy, optimizer) as step:
+        for number, batch in enumerate(vectors(2, 80, 2, 80)):
+            before = {"before_step": clipped} if clip else {}
+            loss = train(
+                twin, functional.cross_entropy, other, batch, rows(len(batch[0])), **before
+            )
+            assert_equal(step(*batch), loss, f"loss of step {number}")
+            assert_equal(dict(model.state_dict()), dict(twin.state_dict()), f"model {number}")
+            assert_equal(getattr(model, "seen", 0), getattr(twin, "seen", 0), f"seen {number}")
 
 
 # ---- what each rank has
@@ -178,7 +232,8 @@ def test_replicas_of_a_rank_divide_its_rows() -> None:
     layout = Layout(machine, tuple((device,) for device in devices))
     assert layout.ranks == (0, 1)
     assert [layout.leads(replica, 0) for replica in range(4)] == [True, True, False, False]
-    assert layout.other_leads(0) == [1]
+    assert layout.other_leads(0, 0) == [1]
+    assert layout.other_leads(0, 2) == [0, 1]
     model = normed()
     make = data_parallel(machine=machine, devices=devices)
     with make(model, functional.cross_entropy, adam(model.parameters())) as step:

@@ -37,7 +37,7 @@ def assert_all_equal(found: list[Any], expected: Any) -> None:
     "rows",
     [
         pytest.param([[4, 4], [4, 4], [3, 5]], marks=pytest.mark.slow),
-        [[4, 4, 4], [5, 4, 0]],
+        [[4, 4, 4], [5, 4, 0], [0, 4, 5]],
         pytest.param([[4] * 4, [4] * 4, [5, 0, 3, 4]], marks=pytest.mark.slow),
     ],
     ids=lambda rows: f"{len(rows[0])} ranks",
