@@ -11,6 +11,7 @@ constants of weights; regions of autosched take them as arguments.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import statistics
 import time
@@ -98,9 +99,10 @@ def serve(pipe: Connection, label: str, name: str, turn: float) -> None:
         run, _ = CONTESTANTS[name](model, inputs)
         pipe.send(difference(tensors(run()), tensors(model(**inputs))))
         while pipe.recv():
-            taken = []
+            taken: list[float] = []
             begun = time.perf_counter()
-            while (now := time.perf_counter()) < begun + 2 * turn:
+            while not taken or time.perf_counter() < begun + 2 * turn:
+                now = time.perf_counter()
                 run()
                 if now > begun + turn:
                     taken.append(time.perf_counter() - now)
@@ -128,7 +130,8 @@ def measured(label: str, rounds: int, turn: float) -> tuple[dict[str, float], di
                 seconds[name].append(pipe.recv())
     finally:
         for pipe, process in zip(pipes.values(), processes, strict=True):
-            pipe.close()
+            with contextlib.suppress(OSError):  # it has ended
+                pipe.send(False)
             process.join(5)
             process.kill()
     return {name: statistics.median(taken) for name, taken in seconds.items()}, differences
