@@ -7,7 +7,6 @@ operators         nodes as tasks
 origins           module, phase and source line of an operator
 state             the tensors of modules and optimizers
 settings          learning rates and other settings of optimizers as inputs
-granularity       how many operators become one task
 collectives       functional collectives of torch.distributed
 
 compiled          functions and modules that are captured and scheduled when they are called

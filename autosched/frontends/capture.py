@@ -18,18 +18,20 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.fx import Node
 
 from autosched._lib.logs import LOG
 from autosched._lib.tree import flatten
-from autosched.coarsening.grouping import Granularity, check_granularity
+from autosched.coarsening.grouping import Granularity, by_mark, check_granularity, merge
+from autosched.coarsening.merging import merged
+from autosched.costs.costs import Costs
+from autosched.costs.estimate import estimate
 from autosched.errors import CaptureError, GraphError
 from autosched.frontends.capture_lock import capturing
 from autosched.frontends.captured import Captured, signature_of
-from autosched.frontends.granularity import coarse
 from autosched.frontends.host_calls import warn_of_calls
 from autosched.frontends.operators import Operators, common_device
 from autosched.frontends.origins import origins_of, traced_at
@@ -49,10 +51,11 @@ from autosched.frontends.unsupported import (
 from autosched.fusion import Compiler, compiler_of
 from autosched.fusion import fuse as fused
 from autosched.graph.effects import effects_of
-from autosched.graph.graph import Value
+from autosched.graph.graph import Graph, Value
 from autosched.graph.task import Followed
+from autosched.machine.machine import Device
 
-__all__ = ["Captured", "capture", "captured"]
+__all__ = ["Captured", "capture", "captured", "coarse"]
 
 
 def capture(
@@ -363,3 +366,30 @@ def _is_number(node: Node) -> bool:
 def _is_python(node: Node) -> bool:
     values = _values(node) if node.op == "call_function" else []
     return bool(values) and all(isinstance(v, _NUMBERS) for v in values)
+
+
+# ---- larger tasks
+#
+# ``"op"``: one operator. ``"module"``: a call of a module (its forward or its backward), or what an
+# optimizer does to it. ``"auto"``: a chain of operators, or small independent ones. A call of a
+# marked function is one task in any case.
+
+G = TypeVar("G", bound=Graph)
+
+
+def coarse(
+    graph: G,
+    granularity: Granularity,
+    examples: Mapping[str, Any],
+    costs: Costs | None = None,
+    device: Device | None = None,
+) -> G:
+    """Return a graph of operators at a granularity.
+
+    Costs are estimated from ``examples`` where they are not given.
+    """
+    marks = by_mark(graph)
+    graph = merged(graph, marks) if marks else graph
+    if granularity == "auto" and costs is None:
+        costs = estimate(graph, examples).costs
+    return merge(graph, granularity, costs=costs, device=device)

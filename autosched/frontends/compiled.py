@@ -24,7 +24,7 @@ from autosched._lib.logs import LOG
 from autosched.coarsening.grouping import Granularity, check_granularity
 from autosched.costs.costs import Costs
 from autosched.errors import ScheduleError, shown
-from autosched.frontends.capture import captured
+from autosched.frontends.capture import captured, coarse
 from autosched.frontends.capture_lock import check_not_capturing, is_capturing
 from autosched.frontends.captured import Captured, arguments_of
 from autosched.frontends.every_rank import (
@@ -34,7 +34,6 @@ from autosched.frontends.every_rank import (
     lines_of,
     on_every_rank,
 )
-from autosched.frontends.granularity import coarse
 from autosched.frontends.guards import Arguments, Guard, capture_key
 from autosched.frontends.reachability import Reach
 from autosched.frontends.settings import Varying

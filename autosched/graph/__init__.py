@@ -11,7 +11,6 @@ effects    which arguments torch functions write, alias or draw random numbers f
 composite  several calls as one task
 including  one graph inserted into another
 pinning    a copy of a graph with the devices of inputs and tasks
-serial     running the tasks one by one
 marked     ``@asc.task``: functions that are captured as one task
 flow       producers and consumers as arrays
 gradients  errors for gradients that autograd would lose

@@ -25,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
@@ -34,13 +35,13 @@ from typing import TYPE_CHECKING, Any
 from autosched._lib.allowed import is_name
 from autosched._lib.display import public_names, renderer_of
 from autosched._lib.gc_pause import without_collecting
+from autosched._lib.tree import transform
 from autosched.errors import GraphError, listed, shown
 from autosched.graph.builder import GraphBuilder, check_costs, check_runs
 from autosched.graph.files import StoredTensor, read
 from autosched.graph.including import include
 from autosched.graph.pinning import pinned
 from autosched.graph.regions import Region
-from autosched.graph.serial import called_with, run_serial
 from autosched.graph.task import HOST, STORAGE, Dependency, Followed, Here, Seconds, Task, Use
 from autosched.graph.value import Value
 
@@ -60,6 +61,8 @@ __all__ = [
     "Value",
     "called_with",
     "emptied",
+    "no_grad",
+    "run_serial",
 ]
 
 
@@ -653,3 +656,56 @@ def emptied(graph: Graph) -> Graph:
     Graph.__init__(new, graph.name, generators=graph.builder.generators)
     new.builder.storages.frames = graph.builder.storages.frames
     return new
+
+
+# ---- running one task after another: the reference
+
+Around = Callable[[Task], contextlib.AbstractContextManager[Any]]
+
+
+def run_serial(
+    graph: Graph, args: Sequence[Any], inputs: dict[str, Any], around: Around | None = None
+) -> dict[str, Any]:
+    """Implement ``Graph.run_serial``; each task is called within ``around(task)``."""
+    inputs, finish = graph.completed(args, inputs)
+    data = graph.bind(inputs)
+    with no_grad():
+        for task in graph.tasks:
+            if task.fn is None:
+                raise GraphError(f"task {task.name!r} has no function: it can be planned, not run")
+            positional, named = called_with(task, data)
+            try:
+                with contextlib.nullcontext() if around is None else around(task):
+                    data.update(task.results(task.fn(*positional, **named)))
+            except Exception as error:
+                error.add_note(f"in task {task.name!r}, added at {task.source}")
+                raise
+    outputs = {label: data[index] for label, index in graph.outputs.items()}
+    if "torch" in sys.modules:
+        from autosched.graph.gradients import guarded
+
+        outputs = guarded(graph, inputs, outputs)
+    if finish is not None:
+        finish(outputs)
+    return outputs
+
+
+def called_with(task: Task, data: Mapping[int, Any], device: Any = None) -> tuple[Any, Any]:
+    """Return the arguments of a task, with ``data`` for values, by index.
+
+    ``device`` replaces ``Here``, the placeholder for the device on which the task runs.
+    """
+
+    def change(leaf: Any) -> Any:
+        if isinstance(leaf, Value):
+            return data[leaf.index]
+        return leaf if type(leaf) is not Here else leaf.usual if device is None else device
+
+    args, kwargs = transform(change, (task.args, task.kwargs))
+    return args, kwargs
+
+
+def no_grad() -> contextlib.AbstractContextManager[Any]:
+    """Disable autograd if torch is imported."""
+    torch = sys.modules.get("torch")
+    return torch.no_grad() if torch is not None else contextlib.nullcontext()

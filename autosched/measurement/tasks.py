@@ -34,8 +34,7 @@ import torch
 from autosched._lib.tree import flatten, transform
 from autosched.costs.costs import Costs
 from autosched.errors import MachineError, ScheduleError
-from autosched.graph.graph import Graph, Task, Value, called_with
-from autosched.graph.serial import no_grad
+from autosched.graph.graph import Graph, Task, Value, called_with, no_grad
 from autosched.machine.machine import Device, Machine
 from autosched.measurement.cache import MeasurementCache
 from autosched.measurement.hardware import model_name, torch_device

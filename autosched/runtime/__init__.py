@@ -3,11 +3,9 @@
 execute      runs the steps of a program
 compiler     compiles instructions to steps
 memory       the tensors of one run, in numbered slots
-known        recognizing inputs that were checked before
 check        comparing what a task does with what it declared
 profile      measured times of instructions while a program runs
 hang_report  the position of each thread when a run is late
-nesting      schedules that are called by tasks of other schedules
 threads/     threads that execute steps
 backends/    devices: CPU threads, accelerators, emulated machines
 in_flight/   several runs of a schedule that execute at the same time

@@ -25,9 +25,8 @@ from autosched.costs.costs import Costs
 from autosched.costs.learning import learn
 from autosched.errors import AutoschedError, ChartError, MachineError, ScheduleError, TaskError
 from autosched.explanation import Case, Explanation, TaskExplanation, explain, explain_task
-from autosched.graph.graph import Graph
+from autosched.graph.graph import Graph, run_serial
 from autosched.graph.pinning import release_gradients
-from autosched.graph.serial import run_serial
 from autosched.lowering import lower
 from autosched.lowering.fitting import confined
 from autosched.lowering.resident_state import with_resident_state_as, without_resident_state

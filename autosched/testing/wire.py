@@ -18,8 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 from autosched._lib.tree import flatten
 from autosched.errors import ProgramError
-from autosched.graph.graph import Graph, called_with
-from autosched.graph.serial import no_grad
+from autosched.graph.graph import Graph, called_with, no_grad
 from autosched.program.program import (
     Copy,
     Free,

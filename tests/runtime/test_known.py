@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import autosched as asc
 from autosched.errors import GraphError, HazardError
-from autosched.runtime.known import Known
+from autosched.runtime.memory import Known
 from tests.gpu.fake_gpu import playing
 from tests.gpu.fake_gpu.tensors import Played
 

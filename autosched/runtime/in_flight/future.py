@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from autosched._lib.forks import forks
 from autosched.errors import ScheduleError
-from autosched.runtime.nesting import CALLS
+from autosched.runtime.execute import CALLS
 from autosched.runtime.threads.loop_runs import unlock
 
 __all__ = ["RunFuture", "UnderWay", "Waiting"]

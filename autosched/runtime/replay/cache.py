@@ -23,8 +23,7 @@ from autosched.graph.graph import Graph
 from autosched.program.program import Copy, Record, Run, Wait
 from autosched.runtime.backends import Backend, Capabilities, Replayable, Step, TransientError
 from autosched.runtime.compiler import Compiler, Lines
-from autosched.runtime.known import Known
-from autosched.runtime.memory import Memory
+from autosched.runtime.memory import Known, Memory
 from autosched.runtime.replay.segments import Segment, Segmented
 from autosched.runtime.threads.tapes import Stretch, Tape
 
