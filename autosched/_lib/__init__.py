@@ -1,6 +1,5 @@
 """Shared helpers that know nothing of scheduling.
 
-active_lock   locks that are awaited actively before a thread sleeps
 aliasing      which bytes tensors and NumPy arrays occupy
 allowed       rules for names, device names and numbers
 code_names    the names that code mentions

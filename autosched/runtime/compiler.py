@@ -12,10 +12,10 @@ different threads issue them.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from autosched._lib.active_lock import Lock
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
 from autosched.program.program import (
@@ -64,7 +64,7 @@ class Carried(NamedTuple):
     before.
     """
 
-    awaited: Mapping[int, Lock]
+    awaited: Mapping[int, threading.Lock]
     passed: Mapping[int, Sequence[Step]]
     earlier: Callable[[int], Backend]
 
@@ -150,7 +150,7 @@ class Compiler:
         lines = lines or Lines(self.program, self.calls, range(len(self.calls)), self.backend)
         program, calls, positions, backend = lines
         can = self.can if backend is self.backend else Capabilities(backend)
-        tape = Tape(quick=self.only_issues, new_lock=can.new_lock)
+        tape = Tape(quick=self.only_issues)
         handshakes = _Handshakes(program, can, tape, carried)
         current: dict[str | None, Sequence[Stream]] = {}
         _add_first(program, can, tape)
@@ -231,8 +231,8 @@ class _Handshakes:
         self.can = can
         self.tape = tape
         self.carried = carried or Carried({}, {}, lambda ago: can.backend)
-        self.locks: dict[int, Lock] = {}  # by the position of the wait
-        self.waiting: dict[int, list[Lock]] = {}
+        self.locks: dict[int, threading.Lock] = {}  # by the position of the wait
+        self.waiting: dict[int, list[threading.Lock]] = {}
         recorder: dict[int, str | None] = {}
         held: set[tuple[int, str | None]] = set()
         for i, instruction in enumerate(program):

@@ -24,12 +24,10 @@ has, and pass it as ``backend=``. An entry in ``BACKENDS`` gives it a name.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
-from autosched._lib.active_lock import Lock
 from autosched.errors import ScheduleError
 from autosched.machine.machine import Machine
 from autosched.program.program import Copy, Program, Receive, Send, Stream
@@ -37,7 +35,7 @@ from autosched.runtime.threads.loop_runs import LoopTeam
 from autosched.runtime.threads.tapes import Step, Team
 
 __all__ = ["BACKENDS", "Backend", "Bracketed", "Capabilities", "Emulating", "Entered"]
-__all__ += ["Exchanging", "Freeing", "HandsOut", "Located", "Locking", "Looping", "Recorder"]
+__all__ += ["Exchanging", "Freeing", "HandsOut", "Located", "Looping", "Recorder"]
 __all__ += ["Replayable", "Step", "Threaded", "Timed", "Transfer"]
 __all__ += ["TransientError", "make"]
 
@@ -197,14 +195,6 @@ class Replayable(Protocol):
 
 
 @runtime_checkable
-class Locking(Protocol):
-    """Has locks of its own for threads that wait for each other in a run."""
-
-    def new_lock(self) -> Lock:
-        """Return a new lock."""
-
-
-@runtime_checkable
 class Looping(Protocol):
     """Executes several runs of a program at the same time."""
 
@@ -284,8 +274,6 @@ class Capabilities:
         self.replayable = backend if isinstance(backend, Replayable) else None
         self.looping = backend if isinstance(backend, Looping) else None
         self.bracketed = backend if isinstance(backend, Bracketed) else None
-        locking = backend if isinstance(backend, Locking) else None
-        self.new_lock = threading.Lock if locking is None else locking.new_lock
 
     def thread(self, stream: Stream) -> str | None:
         """Return the name of the thread that issues a stream; None for the calling thread."""

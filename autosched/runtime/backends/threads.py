@@ -11,13 +11,11 @@ such as autocast, applies to its tasks, as none does in the other threads.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
 
-from autosched._lib.active_lock import Lock, lock_maker
 from autosched._lib.allowed import is_storage
 from autosched.errors import MachineError
 from autosched.machine.machine import Machine
@@ -41,7 +39,6 @@ class Threads(Host):
         self.intra_op_threads = torch.get_num_threads()
         self.shared = False
         self.first: Stream | None = None  # the stream that computes first
-        self.new_lock: Callable[[], Lock] = threading.Lock
 
     def open(self, program: Program, machine: Machine) -> None:
         """Divide the intra-op threads. Raises MachineError for devices that are not CPUs."""
@@ -54,7 +51,6 @@ class Threads(Host):
         computing = [stream for stream in program.streams if stream.name.startswith("compute")]
         self.intra_op_threads = max(1, torch.get_num_threads() // max(1, len(computing)))
         self.shared = len(computing) > 1 or any(is_storage(s.device) for s in program.streams)
-        self.new_lock = lock_maker(len(program.streams))
         runs = (item for item in program if isinstance(item, Run))
         self.first = next((run.stream for run in runs if run.stream in computing), None)
 
@@ -66,7 +62,7 @@ class Threads(Host):
         """Return a team of these threads."""
         if not threads:
             return super().team(threads)
-        return _Team(threads, self.prepare, self.new_lock, self.intra_op_threads)
+        return _Team(threads, self.prepare, self.intra_op_threads)
 
     def loop_team(self, threads: Sequence[str | None]) -> LoopTeam:
         """Return a team with these threads."""
@@ -86,11 +82,10 @@ class _Team(ThreadTeam):
         self,
         names: Sequence[str],
         prepare: Step,
-        new_lock: Callable[[], Lock],
         intra_op_threads: int,
     ):
         self._intra_op_threads = intra_op_threads
-        super().__init__(names, prepare, new_lock)
+        super().__init__(names, prepare)
 
     def _begin(self, workers: Iterable[Any]) -> None:
         _restoring(lambda: super(_Team, self)._begin(workers))

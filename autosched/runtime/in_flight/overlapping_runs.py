@@ -18,7 +18,6 @@ from functools import cached_property, partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from autosched._lib.active_lock import Lock
 from autosched._lib.forks import forks
 from autosched.errors import CancelledRunError, RunTimeoutError, ScheduleError
 from autosched.program.program import Record, Wait
@@ -396,7 +395,7 @@ class Slot:
         return self._compiler.tape(carried=carried)
 
     @cached_property
-    def locks(self) -> Sequence[Lock]:
+    def locks(self) -> Sequence[threading.Lock]:
         """The locks that threads wait for during the run."""
         return [*self.tape.locks, *self._slots.awaited(self.number).values()]
 

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from autosched._lib.active_lock import Lock
 from autosched.runtime.threads.tapes import Fault, Place, Step, Tape
 
 __all__ = ["Line", "LoopRun", "LoopTeam", "unlock"]
@@ -53,7 +52,7 @@ class LoopRun:
         self,
         number: int,
         tape: Tape,
-        locks: Sequence[Lock],
+        locks: Sequence[threading.Lock],
         line: Line,
         ended: Callable[[Any], None],
     ):
@@ -112,7 +111,7 @@ class LoopTeam(Protocol):
         """End all threads, after the runs that were started."""
 
 
-def unlock(lock: Lock) -> None:
+def unlock(lock: threading.Lock) -> None:
     """Release a lock, which may be released already, as those of an aborted run are."""
     try:  # noqa: SIM105 - each run comes here: ``suppress`` is slower
         lock.release()

@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
-from autosched._lib.active_lock import Lock
-
 __all__ = ["Call", "Fault", "Late", "Place", "Step", "Stretch", "Tape", "Team", "lock_awaited"]
 
 Step = Callable[[], Any]
@@ -83,15 +81,14 @@ class Tape:
     """
 
     steps: dict[str | None, list[tuple[int, Step]]] = field(default_factory=dict)
-    locks: list[Lock] = field(default_factory=list)
+    locks: list[threading.Lock] = field(default_factory=list)
     quick: bool = False  # whether no step takes long, because steps only issue work to devices
-    new_lock: Callable[[], Lock] = threading.Lock
     runs: int = 0
     straight: Step | None = None  # all steps as one
 
-    def lock(self) -> Lock:
+    def lock(self) -> threading.Lock:
         """Create a lock: its ``release`` and ``acquire`` are steps."""
-        lock = self.new_lock()
+        lock = threading.Lock()
         lock.acquire()
         self.locks.append(lock)
         return lock

@@ -21,9 +21,8 @@ import contextlib
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
-from autosched._lib.active_lock import Lock
 from autosched.runtime.threads.draining import Progress, Steps, drain, straightened
 from autosched.runtime.threads.tapes import Fault, Late, Place, Step, Tape
 
@@ -46,9 +45,7 @@ class ThreadTeam:
     (None, ['first', 'second'], None)
     """
 
-    def __init__(
-        self, names: Sequence[str], prepare: Step, new_lock: Callable[[], Lock] = threading.Lock
-    ):
+    def __init__(self, names: Sequence[str], prepare: Step):
         self.stopped = False
         self.closed = False
         self.fault: Fault | None = None
@@ -59,7 +56,6 @@ class ThreadTeam:
         self._tape = Tape()
         self._late: Step | None = None
         self._prepare = prepare
-        self._new_lock = new_lock
         self._workers: list[_Worker] = []
         self._add(names)
 
@@ -75,7 +71,7 @@ class ThreadTeam:
         self.threads |= {worker.thread.ident or 0 for worker in added}
 
     def _worker(self, name: str | None) -> _Worker:
-        return _Worker(name, self, self._prepare, self._new_lock)
+        return _Worker(name, self, self._prepare)
 
     def _begin(self, workers: Iterable[_Worker]) -> None:
         """Start new threads."""
@@ -225,18 +221,16 @@ class _Worker:
     None is the calling thread's part.
     """
 
-    def __init__(
-        self, name: str | None, team: ThreadTeam, prepare: Step, new_lock: Callable[[], Lock]
-    ):
+    def __init__(self, name: str | None, team: ThreadTeam, prepare: Step):
         self.name = name
         self.open = True
         self.idle = False
         self.unfit: BaseException | None = None
         self.progress = Progress()
         self.guard = team._guard
-        self._go = new_lock()  # released to start the thread
+        self._go = threading.Lock()  # released to start the thread
         self._go.acquire()
-        self._ended = new_lock()  # released when the thread has become idle
+        self._ended = threading.Lock()  # released when the thread has become idle
         title = f"autosched {name or 'for the caller'}"
         self.thread = threading.Thread(
             target=self._serve, args=(team, prepare), name=title, daemon=True
