@@ -1,15 +1,14 @@
 """Warn about calls that a graph does not repeat: time, files, print.
 
-Such a call is executed once, when the step is captured, and its user is warned. Knows functions in
-common use, by the names of their modules. It does not know ``datetime``, nor functions that write
-to files that are already open. Knows no graph.
+Such a call is executed once, when the step is captured, and its user is warned. Python reports all
+calls to a profile function (``sys.setprofile``), so nothing is replaced. That takes time, and is
+done only for code that names such a function. Does not know ``datetime``, nor functions that write
+to files that are already open. A profiler of the user takes precedence. Knows no graph.
 """
 
 from __future__ import annotations
 
-import builtins
 import contextlib
-import functools
 import io
 import logging
 import os
@@ -17,25 +16,31 @@ import random
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from types import FrameType
 from typing import Any, NamedTuple
 
-from autosched._lib.replacing import replaced
-from autosched.frontends.capture_lock import is_capturing
-from autosched.frontends.reachability import is_installed
+from autosched.frontends.reachability import Reach, is_installed
 
 __all__ = ["Call", "observing_calls", "warn_of_calls"]
 
 _CLOCKS = "time perf_counter monotonic process_time"
-_FUNCTIONS: tuple[tuple[Any, str], ...] = (
-    *((builtins, name) for name in ("print", "input", "open")),
-    (io, "open"),
-    *((time, f"{name}{ending}") for name in _CLOCKS.split() for ending in ("", "_ns")),
-    (time, "sleep"),
-    *((os, name) for name in ("urandom", "write", "system")),
-    # Of SystemRandom, and of secrets.
-    *((random, name) for name in ("_urandom",) if hasattr(random, name)),
-    (logging.Logger, "handle"),
+_FUNCTIONS = frozenset(
+    (
+        *(print, input, open, io.open, time.sleep),
+        *(getattr(time, f"{name}{ending}") for name in _CLOCKS.split() for ending in ("", "_ns")),
+        *(os.urandom, os.write, os.system),
+        getattr(random, "_urandom", os.urandom),  # of SystemRandom, and of secrets
+    )
+)
+_LOGGED = logging.Logger.handle.__code__
+# Code that calls one of these functions, directly or by the standard library, has one of these names.
+_NAMES = frozenset(
+    (
+        *(fn.__name__ for fn in _FUNCTIONS),
+        *"SystemRandom secrets uuid1 uuid4 logging getLogger".split(),
+        *"read_text read_bytes write_text write_bytes".split(),  # of paths
+    )
 )
 _WARNED: dict[Any, Any] = {}  # so that Python's filter "default" shows each line once
 
@@ -49,31 +54,44 @@ class Call(NamedTuple):
 
 
 @contextlib.contextmanager
-def observing_calls() -> Iterator[list[Call]]:
-    """Collect calls by the user's code in this capture."""
-    found: list[Call] = []
-    with replaced(
-        *((home, name, _observed(getattr(home, name), found)) for home, name in _FUNCTIONS)
-    ):
-        yield found
+def observing_calls(reach: Reach, found: list[Call]) -> Iterator[None]:
+    """Collect calls by the user's code, which is that of ``reach``, in this thread."""
+    if sys.getprofile() is not None or not _may_call(reach):
+        yield
+        return
 
-
-def _observed(fn: Callable[..., Any], found: list[Call]) -> Callable[..., Any]:
-    is_builtin = fn.__module__ in ("builtins", "_io", "io")
-    name = fn.__qualname__ if is_builtin else f"{fn.__module__}.{fn.__qualname__}"
-
-    @functools.wraps(fn)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if is_capturing() and (line := _users_line()) is not None:
+    def profile(frame: FrameType, event: str, fn: Any) -> None:
+        if event == "c_call" and fn in _FUNCTIONS:
+            name = fn.__name__ if fn.__module__ in ("builtins", "io", "_io") else _qualified(fn)
+        elif event == "call" and frame.f_code is _LOGGED:
+            name = "logging.Logger.handle"
+        else:
+            return
+        if (line := _users_line(frame)) is not None:
             found.append(Call(name, *line))
-        return fn(*args, **kwargs)
 
-    return call
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
 
 
-def _users_line() -> tuple[str, int] | None:
+def _may_call(reach: Reach) -> bool:
+    """Whether code has such a function, or its name."""
+    named = {name for _, name in reach.entries} | reach.mentioned
+    return not _NAMES.isdisjoint(named) or any(
+        isinstance(item, logging.Logger) or (isinstance(item, type(print)) and item in _FUNCTIONS)
+        for item in reach.found()
+    )
+
+
+def _qualified(fn: Any) -> str:
+    return f"{fn.__module__}.{fn.__qualname__}"
+
+
+def _users_line(frame: FrameType) -> tuple[str, int] | None:
     """Return the line of the caller, through the standard library only."""
-    frame = sys._getframe(2)
     while frame.f_back is not None:
         if frame.f_globals.get("__name__", "").partition(".")[0] not in sys.stdlib_module_names:
             break

@@ -56,7 +56,7 @@ class SideEffects:
     """
 
     def __init__(self, roots: Iterable[Any], modules: Mapping[str, torch.nn.Module]):
-        reach = Reach(roots, written=True)
+        self.reach = reach = Reach(roots, written=True)
         self.found = found = reach.found()
         self._owners: dict[int, Any] = {}  # objects, by their attributes
         self._paths: dict[int, str] = {}  # names of attributes and of groups of optimizers

@@ -38,7 +38,7 @@ from autosched.frontends.eager_operators import (
 from autosched.frontends.host_calls import Call, observing_calls
 from autosched.frontends.origins import annotating_origins
 from autosched.frontends.random_state import tracing_random_state
-from autosched.frontends.reachability import is_trainable, is_value
+from autosched.frontends.reachability import Reach, is_trainable, is_value
 from autosched.frontends.settings import Number, Settings, values_of, without_reads, without_repeats
 from autosched.frontends.side_effects import (
     HiddenStates,
@@ -193,7 +193,6 @@ class _Tracer:
         with (
             quiet(),
             observing_fake_checks(checks),
-            observing_calls() as found.calls,
             tracing_random_state(),
             annotating_origins(self.state.modules, self._refuse, self.made.add),
             fast_paths(),
@@ -223,10 +222,11 @@ class _Tracer:
         counters = self.state.numbers()
         with (
             self.state.replaced_by(before, numbers) as state,
-            self._checking_changes(before, given),
+            self._checking_changes(before, given) as reach,
             EagerOperators(),
         ):
-            result = self.fn(*args, **kwargs)
+            with observing_calls(reach, self.found.calls):
+                result = self.fn(*args, **kwargs)
             found = self._results(result)
             for name, item in state.numbers().items():
                 if item is not None and item != counters.get(name):
@@ -283,8 +283,11 @@ class _Tracer:
         return found
 
     @contextlib.contextmanager
-    def _checking_changes(self, before: Mapping[str, torch.Tensor], given: Any) -> Iterator[None]:
-        """Raise CaptureError for changes that a graph cannot make, and undo them."""
+    def _checking_changes(self, before: Mapping[str, torch.Tensor], given: Any) -> Iterator[Reach]:
+        """Raise CaptureError for changes that a graph cannot make, and undo them.
+
+        Yield what the function can read.
+        """
         parameters = self.state.parameters.items()
         twins = {id(item): before[name] for name, item in parameters if is_trainable(item)}
         others = SideEffects([self.fn, given], self.state.modules)
@@ -295,7 +298,7 @@ class _Tracer:
         generators = [item for item in effects.found if isinstance(item, torch.Generator)]
         self.found.generators = set(map(generator_id, [torch.default_generator, *generators]))
         try:
-            yield
+            yield effects.reach
             check_collectives()
             properties.check([before[name] for name in self.state.parameters])
             if (change := effects.first()) is not None:

@@ -6,6 +6,7 @@ import builtins
 import logging
 import os
 import random
+import sys
 import threading
 import time
 import warnings
@@ -75,10 +76,26 @@ def test_calls_of_libraries_and_other_threads_are_no_concern() -> None:
         worker = threading.Thread(target=lambda: (time.time(), done.set()))
         worker.start()
         worker.join()
+        assert (builtins.print, builtins.open, time.time) == functions
         return x * 2
 
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         asc.capture(step, torch.ones(2))
     assert done.is_set()
-    assert (builtins.print, builtins.open, time.time) == functions
+
+
+def test_a_profiler_of_the_user_stays() -> None:
+    def profile(*event: object) -> None:
+        pass
+
+    def step(x: Tensor) -> Tensor:
+        assert sys.getprofile() is profile
+        return x * time.time()
+
+    sys.setprofile(profile)
+    try:
+        asc.capture(step, torch.ones(2))
+        assert sys.getprofile() is profile
+    finally:
+        sys.setprofile(None)
