@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 import autosched as asc
 from autosched.lowering import lower
+from autosched.machine.device import Network
 from autosched.machine.machine import Machine
-from autosched.machine.network import Network
 from autosched.program.program import Program
 
 # The program of h on cpu:0 and y, which reads it, on cpu:1.

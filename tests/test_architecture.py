@@ -101,7 +101,7 @@ MAY_IMPORT_TORCH = {
     *["runtime.backends", "runtime.profile", "runtime.ranks", "runtime.replay"],
     *["machine.machine", "machine.hardware"],  # Machine.local, inside functions
     "graph.files",  # to read a file, inside functions
-    *["machine.cluster", "machine.sharing"],  # inside functions
+    "machine.cluster",  # inside functions
 }
 
 MOST_LINES = 900
@@ -136,8 +136,7 @@ CONCEPTS = {
     "scheduling.rebuilding": "a graph from a saved schedule",
     "scheduling.resident_state": "state that a schedule keeps on devices",
     "verification.loops": "laws of runs in flight",
-    "verification.parts": "laws of ranks: that none waits for ever",
-    "verification.ranks": "laws of copies between ranks",
+    "verification.ranks": "laws of copies between ranks, and that none waits for ever",
     "viz.layered_layout": "an algorithm on nodes and edges, without pictures",
 }
 

@@ -1,4 +1,10 @@
-"""The processes that torch.distributed joins: their agreements, and how they learn of a failure.
+"""The processes that torch.distributed joins: how they meet, agree, and learn of a failure.
+
+They meet in torch's default group, which they make from what torchrun says, unless the user has made
+it. Two private functions of torch are used, here alone. ``_set_pg_timeout``: torch's groups have one
+timeout for connecting and for all that follows, and ranks that wait for a long task must not give
+up. ``_get_default_store``: what a rank says when it fails goes through the store of a group that the
+user has made, and torch has no public function that returns it.
 
 Agreements are texts and numbers that all gather from all, in one order of calls; nothing is
 unpickled. A process that waits for others looks again and again, so that Control-C ends it, and so
@@ -13,10 +19,13 @@ written, the process before has been killed.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
+import os
 import threading
 import time
+import uuid
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -27,13 +36,19 @@ import torch
 import torch.distributed
 
 from autosched import errors
-from autosched.errors import AutoschedError, RankError, ScheduleError, TaskError
+from autosched._lib.text import difference
+from autosched.errors import AutoschedError, MachineError, RankError, ScheduleError, TaskError
 
-__all__ = ["ProcessGroup", "same"]
+__all__ = ["ProcessGroup", "destroy", "join", "meet"]
 
 T = TypeVar("T")
 _dist: Any = torch.distributed  # some of whose functions have no types
 _set_timeout = _dist.distributed_c10d._set_pg_timeout
+_default_store = _dist.distributed_c10d._get_default_store
+_HOW = (
+    "start the program by torchrun --nproc-per-node=2 ..., or call "
+    "torch.distributed.init_process_group first"
+)
 _FOREVER = timedelta(days=1)
 _MOMENT = timedelta(milliseconds=50)
 _NUMBERS = 4  # of each rank in an agreement at most
@@ -62,7 +77,7 @@ class ProcessGroup:
     def __init__(self, store: Any, timeout: float):
         self.rank: int = _dist.get_rank()
         self.size: int = _dist.get_world_size()
-        self.store = store
+        self.store = _dist.PrefixStore("autosched", store)
         self.hosts: Sequence[str] = ()
         self.why: tuple[str, str] | None = None  # the kind of failure, and its text
         self.raised: BaseException | None = None  # the last error that all have raised
@@ -114,6 +129,13 @@ class ProcessGroup:
             raise
         self.gather(what, ())
         return made
+
+    def compare(self, call: str, what: str, lines: Sequence[str]) -> None:
+        """Raise ScheduleError, on all ranks, unless all describe something in the same lines."""
+        first, *others = map(json.loads, self.texts(call, json.dumps([*lines])))
+        for rank, own in enumerate(others, 1):
+            if found := difference("rank 0", first, f"rank {rank}", own):
+                raise ScheduleError(f"rank {rank}: {what} differs from rank 0's{found}")
 
     def from_first(self, what: str, make: Callable[[], str]) -> str:
         """Return the text that rank 0 makes. Raise on all ranks what that raises."""
@@ -294,12 +316,82 @@ class ProcessGroup:
                 time.sleep(_LONGEST)
 
 
-def same(what: str, texts: Sequence[str]) -> str:
-    """Return the text of all ranks. Raises ScheduleError where one differs from rank 0's."""
-    for rank, text in enumerate(texts):
-        if text != texts[0]:
-            raise ScheduleError(f"rank {rank} has {what} {text}, and rank 0 {texts[0]}")
-    return texts[0]
+# ---- meeting
+
+
+def meet(timeout: float) -> ProcessGroup:
+    """Join the ranks of torch.distributed, which is initialised if it is not.
+
+    Raises MachineError where nothing says which ranks there are, and RankError for missing ones.
+    """
+    try:
+        if _dist.is_initialized():
+            return ProcessGroup(_default_store(), timeout)
+        rank, size = _environment()
+        store, _, _ = next(_dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
+        return join(store, rank, size, timeout)
+    except RuntimeError as error:  # of torch
+        if isinstance(error, AutoschedError):
+            raise
+        raise RankError(f"the ranks did not meet: {error}") from error
+
+
+def join(store: Any, rank: int, size: int, timeout: float) -> ProcessGroup:
+    """Join the processes that share a store of torch.distributed, in its default group."""
+    # Processes that are started again find what earlier ones wrote: so names are new.
+    store = _dist.PrefixStore(_token(store, rank, size, timeout), store)
+    limit = timedelta(seconds=timeout)
+    _dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
+    _set_timeout(_dist.default_pg_timeout)
+    atexit.unregister(destroy)  # once is enough
+    atexit.register(destroy)
+    return ProcessGroup(store, timeout)
+
+
+def destroy() -> None:
+    """Leave torch's default group."""
+    if _dist.is_initialized():
+        _dist.destroy_process_group()
+
+
+def _token(store: Any, rank: int, size: int, timeout: float) -> str:
+    """Return a text that these processes share, and that no earlier ones had.
+
+    Each process writes a number that nobody else has, and rank 0 answers the last one of each.
+    """
+    mine = uuid.uuid4().hex
+    store.set(f"hello/{rank}", mine)
+    if rank:
+        store.wait([f"token/{mine}"], timedelta(seconds=timeout))
+        token = str(store.get(f"token/{mine}").decode())
+        store.set(f"here/{token}/{rank}", "")
+        return token
+    missing = [*range(1, size)]
+    deadline = time.monotonic() + timeout
+    while missing:
+        for other in missing:
+            if store.check([f"hello/{other}"]):
+                store.set(f"token/{store.get(f'hello/{other}').decode()}", mine)
+        missing = [other for other in missing if not store.check([f"here/{mine}/{other}"])]
+        if missing and time.monotonic() > deadline:
+            raise RankError(f"rank {missing[0]} did not come within {timeout:g} s")
+        time.sleep(_LONGEST)
+    return mine
+
+
+def _environment() -> tuple[int, int]:
+    """Return rank and number of ranks as torchrun gives them."""
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    if missing := [name for name in names if name not in os.environ]:
+        what = f"Machine.cluster() needs other processes, and {missing[0]} is not set"
+        raise MachineError(f"{what}; {_HOW}")
+    rank, size = (os.environ[name] for name in names[:2])
+    if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
+        raise MachineError(f"rank must be below the number of ranks, got {rank} and {size}; {_HOW}")
+    return int(rank), int(size)
+
+
+# ---- torch
 
 
 def _group(backend: str, timeout: float, later: timedelta | None = None) -> Any:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, zip_longest
 
 __all__ = [
     "amount",
     "count",
     "device_list",
+    "difference",
     "duration",
     "file_name",
     "name_list",
@@ -25,6 +26,20 @@ __all__ = [
 
 _PREFIXES = ("", "k", "M", "G", "T", "P")
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
+
+
+def difference(first: str, one: Iterable[str], second: str, other: Iterable[str]) -> str:
+    """Return the first line in which two descriptions differ, below each other; "" if none does.
+
+    >>> print(difference("saved", ["task a", "task b"], "given", ["task a"]))
+    <BLANKLINE>
+        saved:  task b
+        given:  nothing more
+    """
+    for line, other_line in zip_longest(one, other, fillvalue="nothing more"):
+        if line != other_line:
+            return f"\n    {first}:  {line}\n    {second}:  {other_line}"
+    return ""
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> list[str]:

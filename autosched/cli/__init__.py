@@ -26,8 +26,8 @@ from autosched.cli.commands import FORMATS
 from autosched.cli.output import WRONG_INPUT, reported_errors
 from autosched.cli.plan import plan
 from autosched.comparison.compare import POLICIES as USUAL_POLICIES
+from autosched.machine.device import NETWORKS
 from autosched.machine.machine import LINKS
-from autosched.machine.network import NETWORKS
 from autosched.policies import POLICIES, TIMED
 
 __all__ = ["command_parser", "main"]

@@ -20,8 +20,8 @@ from autosched.comparison.comparison import Comparison, Refusal, Row
 from autosched.costs.costs import Costs
 from autosched.errors import AutoschedError, MachineError, ScheduleError, shown
 from autosched.graph.graph import Graph
+from autosched.machine.device import NETWORKS, Network
 from autosched.machine.machine import LINKS, Link, Machine
-from autosched.machine.network import NETWORKS, Network
 from autosched.policies import TIMED, Policy
 from autosched.scheduling.arguments import check_arguments
 from autosched.scheduling.planning import estimate_costs, find_policy, mark_pageable, schedule

@@ -11,10 +11,8 @@ each capture. On an emulated machine, one process plays all ranks, and has nothi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from typing import Any, TypeVar, cast
 
 import torch
@@ -215,12 +213,7 @@ class CallAgreement:
         """
         what = f"the capture of {self.name!r}"
         made = self._group.together(what, do)
-        first, *others = map(json.loads, self._group.texts(what, json.dumps([*describe(made)])))
-        for rank, lines in enumerate(others, 1):
-            for here, there in zip_longest(lines, first, fillvalue="nothing"):
-                if here != there:
-                    both = f"\n    rank 0:  {there}\n    rank {rank}:  {here}"
-                    raise ScheduleError(f"rank {rank} has captured another {self.name!r}{both}")
+        self._group.compare(what, f"its capture of {self.name!r}", describe(made))
         return made
 
 

@@ -58,7 +58,7 @@ def lower(
     interleaving of its streams; copies are then as late as possible, whatever the placement says.
     With ``in_flight`` > 1, the program is a loop. Raises ScheduleError for placements that break a
     constraint, for missing links, where memory does not suffice, and for a loop with ``nbytes``:
-    frees make room within one run only.
+    frees make room within one run only. Several ranks execute one run at a time.
     """
     if in_flight < 1:
         raise ScheduleError(f"in_flight= must be a number of runs, 1 or more, got {in_flight!r}")
@@ -67,6 +67,8 @@ def lower(
             f"memory is limited, and {in_flight} runs in flight share it; "
             "only a program of one run makes room for itself"
         )
+    if in_flight > 1 and machine.ranks:
+        raise ScheduleError("several ranks execute one run at a time; use in_flight=1")
     check(placement, graph, machine)
     tasks = [graph.task(name) for name in placement.order]
     runs = assign_streams(graph, machine, tasks, placement)
@@ -84,14 +86,14 @@ def lower(
     else:
         instructions, places = spill_copies(graph, machine, tasks, runs, outputs or {}, nbytes)
     if machine.ranks:
-        program = insert_by_rank(graph, machine, instructions, places, ends=in_flight == 1)
+        program = insert_by_rank(graph, machine, instructions, places)
     else:
         hazards = hazards or find_hazards(graph, machine, instructions, places)
         single = frozenset() if machine.contention else single_copy_streams(instructions, hazards)
         program = insert_events(instructions, hazards, single, ends=in_flight == 1)
     homes = {value.index: home(graph, machine, value) for value in graph.sources}
     if in_flight > 1:
-        program = insert_carried(program, graph, homes, machine.ranks)
+        program = insert_carried(program, graph, homes)
     return Program(
         tuple(program),
         inputs=tuple((value.name, homes[value.index]) for value in graph.sources),

@@ -15,9 +15,6 @@ waits for events of the run before. Nothing else is ordered between runs.
   waits orders them. A wait is inserted only for a predecessor that does not happen before already.
   Predecessors of one instruction are considered latest first; none that follows in this order, and
   no later wait, implies it.
-
-A copy between ranks is two lines here, a send and a receive. Memory and state belong to one rank, so
-every wait is for an event of its own rank.
 """
 
 from __future__ import annotations
@@ -29,18 +26,7 @@ from autosched._lib.jit import Mode
 from autosched.graph.graph import Graph
 from autosched.graph.regions import Accesses, Region
 from autosched.program.clocks import Clocks, Stamp, advance, includes, numbered, wait_for
-from autosched.program.parts import divided, whole_of
-from autosched.program.program import (
-    Copy,
-    Instruction,
-    Receive,
-    Record,
-    Run,
-    Send,
-    Stream,
-    Wait,
-    occupied,
-)
+from autosched.program.program import Copy, Instruction, Record, Run, Stream, Wait, occupied
 from autosched.program.residency import Buffer, Buffers, Step
 
 __all__ = ["insert_carried"]
@@ -50,37 +36,26 @@ _Predecessors = Mapping[int, Sequence[int]]
 
 
 def insert_carried(
-    instructions: Sequence[Instruction],
-    graph: Graph,
-    homes: Mapping[int, str],
-    ranks: Mapping[str, int],
+    instructions: Sequence[Instruction], graph: Graph, homes: Mapping[int, str]
 ) -> list[Instruction]:
     """Return the instructions of one run with waits for the run before, and records for these.
 
-    ``homes`` are the devices of inputs and constants, by index, ``ranks`` those of devices. New
-    events have new numbers.
+    ``homes`` are the devices of inputs and constants, by index. New events have new numbers.
     """
-    lines = [line for _, line in divided(instructions, ranks)]
-    waits = _needed(lines, _hazards(lines, graph, homes))
-    events = _events(lines)
-    fresh = 1 + max((i.event for i in lines if isinstance(i, Record)), default=-1)
+    waits = _needed(instructions, _hazards(instructions, graph, homes))
+    events = _events(instructions)
+    fresh = 1 + max((i.event for i in instructions if isinstance(i, Record)), default=-1)
     records: dict[int, int] = {}
     for producer in sorted({producer for found in waits.values() for producer in found}):
         if producer not in events:
             events[producer] = records[producer] = fresh + len(records)
     result: list[Instruction] = []
-    recorded: list[Instruction] = []
-    for at, line in enumerate(lines):
-        stream = line.stream
+    for at, instruction in enumerate(instructions):
+        stream = instruction.stream
         result += [Wait(stream, events[producer], 1) for producer in waits.get(at, ())]
+        result.append(instruction)
         if at in records:
-            recorded.append(Record(stream, records[at]))
-        if isinstance(line, Send):
-            sent = line  # its receive is the next line
-            continue
-        result.append(whole_of(sent, line) if isinstance(line, Receive) else line)
-        result += recorded
-        recorded = []
+            result.append(Record(stream, records[at]))
     return result
 
 
@@ -141,10 +116,10 @@ def _accesses(graph: Graph, step: Step) -> Iterator[tuple[Buffer, Region, bool]]
         for use, buffer in zip(step.task.reads, step.reads, strict=True):
             region = graph.touched(step.task, use.value) or graph.values[use.value].region
             yield buffer, region, use in step.task.writes
-    elif isinstance(step.instruction, (Copy, Send, Receive)):
+    elif isinstance(step.instruction, Copy):
         for source in step.reads:
             yield source, graph.values[source.value].region, False
-        if not isinstance(step.instruction, Send) and step.instruction.overwrite:
+        if step.instruction.overwrite:
             (target,) = step.made
             assert target is not None
             yield target, graph.values[target.value].region, True
@@ -200,7 +175,6 @@ class _TwoRuns:
         self.clocks = Clocks.of(Mode(False), len(self.index), self.width, 0, self.width)
         self.events: dict[int, Stamp] = {}
         self.before: dict[int, Stamp] = {}  # the events of the run before
-        self.sent: Stamp | None = None  # of the last send, which the next receive follows
 
     def begin_run(self) -> None:
         """Begin the second run."""
@@ -219,9 +193,7 @@ class _TwoRuns:
     def follows(self, instruction: Instruction, stamp: Stamp) -> bool:
         """Whether an instruction, which is to be issued next, happens after a stamp."""
         other, position, _ = stamp
-        rows = [self.stamp(stream) for stream in occupied(instruction)]
-        if isinstance(instruction, Receive) and self.sent is not None:
-            rows.append(self.sent)
+        rows = (self.stamp(stream) for stream in occupied(instruction))
         return any(
             own == other or includes(self.clocks, clock, 0, other, position)
             for own, _, clock in rows
@@ -229,12 +201,9 @@ class _TwoRuns:
 
     def issue(self, instruction: Instruction) -> None:
         """Issue an instruction."""
-        if isinstance(instruction, (Run, Copy, Send, Receive)):
+        if isinstance(instruction, (Run, Copy)):
             own, also, *_ = (*map(self.index.__getitem__, occupied(instruction)), -1)
             advance(self.clocks, own, also)
-            if isinstance(instruction, Receive) and self.sent is not None:
-                self.wait_for(instruction.stream, self.sent)
-            self.sent = self.stamp(instruction.stream) if isinstance(instruction, Send) else None
         elif isinstance(instruction, Record):
             self.events[instruction.event] = self.stamp(instruction.stream)
         elif isinstance(instruction, Wait) and instruction.ago < 2:
@@ -249,7 +218,7 @@ def _events(instructions: Sequence[Instruction]) -> dict[int, int]:
     last: dict[Stream, int] = {}  # by stream, its last run or copy, unless a wait follows
     for at, instruction in enumerate(instructions):
         stream = instruction.stream
-        if isinstance(instruction, (Run, Copy, Send, Receive)):
+        if isinstance(instruction, (Run, Copy)):
             last.update((other, -1) for other in occupied(instruction))
             last[stream] = at
         elif isinstance(instruction, Wait):

@@ -35,12 +35,11 @@ def insert_by_rank(
     machine: Machine,
     instructions: Sequence[Run | Copy | Free],
     outputs: Mapping[str, str],
-    ends: bool,
 ) -> list[Instruction]:
     """Return the instructions with records, waits and frees, so that every hazard is ordered.
 
-    With ``ends``, what cannot be freed earlier is freed at the end. Raises ScheduleError if tasks of
-    different ranks share anything but values.
+    What cannot be freed earlier is freed at the end. Raises ScheduleError if tasks of different ranks
+    share anything but values.
     """
     ranks = machine.ranks
     lines: list[Line] = []
@@ -54,7 +53,7 @@ def insert_by_rank(
     received = np.array([at for at, line in enumerate(lines) if type(line) is Receive], np.int64)
     told = starts(received, len(lines)), received - 1  # its send is the line before
     single = frozenset() if machine.contention else single_copy_streams(lines, hazards)
-    return _joined(insert_events(lines, hazards, single, told, ends), ranks)
+    return _joined(insert_events(lines, hazards, single, told), ranks)
 
 
 def _check_local(lines: Sequence[Line], hazards: Hazards, ranks: Mapping[str, int]) -> None:

@@ -1,8 +1,6 @@
 """Describe machines: devices and links, as plain data.
 
-cluster   joining the processes that torchrun started
-device    Device and Link
-network   Network, between the devices of different ranks
-sharing   the accelerators of each rank of a host, and whether NCCL can join them
+cluster   the machine of all ranks: their devices, and whether NCCL can join their accelerators
+device    Device, Link, and Network, between the devices of different ranks
 machine   Machine: local, emulated or loaded from JSON
 """

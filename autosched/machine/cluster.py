@@ -1,4 +1,8 @@
-"""Join the processes that torchrun started, and gather their devices. Each process is a *rank*."""
+"""The machine of all ranks: the processes that torchrun started, their devices, and their network.
+
+Direct copies between accelerators of different ranks need accelerators that nobody else uses: NCCL
+refuses one in two places. Otherwise copies go by way of host memory.
+"""
 
 from __future__ import annotations
 
@@ -7,32 +11,24 @@ import json
 import os
 import socket
 import sys
-import time
-import uuid
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from autosched._lib.forks import forks
-from autosched.errors import AutoschedError, MachineError, RankError
-from autosched.machine.machine import Device, Link, Machine, Network
-from autosched.machine.network import named_network
+from autosched.errors import MachineError
+from autosched.machine.device import Device, Link, Network, named_network
+from autosched.machine.machine import Machine
 
 if TYPE_CHECKING:
     from autosched._lib.process_group import ProcessGroup
 
-__all__ = ["cluster", "current", "join", "joined", "leave", "rank_among"]
+__all__ = ["cluster", "current", "enter", "joined", "leave", "own_share", "rank_among"]
 
-_HOW = (
-    "start the program by torchrun --nproc-per-node=2 ..., or call "
-    "torch.distributed.init_process_group first"
-)
 # Of gloo between two processes on one host, over loopback.
 _LOOPBACK = Network(6e9, latency=25e-6)
 _NETWORK = Network(1e9, latency=5e-5, on_host=_LOOPBACK)  # 10 Gbit/s
-_PAUSE = 1e-3  # seconds between two looks at a store
 
 _current: list[tuple[ProcessGroup, int]] = []  # with the number of forks before
 
@@ -60,14 +56,34 @@ def rank_among(ranks: Mapping[str, int]) -> int | None:
     return found.rank if found is not None and found.rank in ranks.values() else None
 
 
+def enter(group: ProcessGroup) -> ProcessGroup:
+    """Let this process be one of a group."""
+    _current.append((group, forks()))
+    atexit.unregister(_close)
+    atexit.register(_close)
+    return group
+
+
+def leave() -> None:
+    """Leave the ranks that this process joined, and torch's group of them."""
+    from autosched._lib.process_group import destroy
+
+    _close()
+    _current.clear()
+    destroy()
+
+
+def _close() -> None:
+    if (found := current()) is not None:
+        found.close()
+
+
 def cluster(network: str | Network | None, timeout: float, local: Machine) -> Machine:
     """Return the machine of all ranks. Collective: each rank calls it with its own machine."""
-    from autosched.machine.sharing import described
+    from autosched._lib.process_group import meet
 
     between = None if network is None else named_network(network)
-    if current() is None:
-        _join_by_torch(timeout)
-    group = joined()
+    group = current() or enter(meet(timeout))
     mine = {"versions": _versions(), "host": socket.gethostname(), "machine": local.to_json()}
     texts = group.texts("Machine.cluster()", json.dumps(mine | described(local)))
     machine, why = _gathered(texts, between, isinstance(network, Network))
@@ -79,108 +95,6 @@ def cluster(network: str | Network | None, timeout: float, local: Machine) -> Ma
     if machine.network is not None and machine.network.direct:
         group.join_devices(timeout)
     return machine
-
-
-def join(store: Any, rank: int, size: int, timeout: float) -> ProcessGroup:
-    """Join the processes that share a store of torch.distributed, in its default group."""
-    dist = _torch()
-    # Processes that are started again find what earlier ones wrote: so names are new.
-    store = dist.PrefixStore(_token(store, rank, size, timeout), store)
-    limit = timedelta(seconds=timeout)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
-    dist.distributed_c10d._set_pg_timeout(dist.default_pg_timeout)
-    atexit.unregister(_destroy)  # once is enough
-    atexit.register(_destroy)
-    return _joined_in(store, timeout)
-
-
-def _joined_in(store: Any, timeout: float) -> ProcessGroup:
-    """Join the processes of the default group of torch.distributed."""
-    from autosched._lib.process_group import ProcessGroup
-
-    made = ProcessGroup(_torch().PrefixStore("autosched", store), timeout)
-    _current.append((made, forks()))
-    atexit.unregister(_close)
-    atexit.register(_close)
-    return made
-
-
-def leave() -> None:
-    """Leave the ranks that this process joined, and torch's group of them."""
-    _close()
-    _current.clear()
-    _destroy()
-
-
-def _close() -> None:
-    if (found := current()) is not None:
-        found.close()
-
-
-def _destroy() -> None:
-    dist = _torch()
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-def _join_by_torch(timeout: float) -> None:
-    """Join the ranks of torch.distributed, which is initialised if it is not."""
-    dist = _torch()
-    try:
-        if dist.is_initialized():
-            # The public functions of torch make no store from an initialised group.
-            _joined_in(dist.distributed_c10d._get_default_store(), timeout)
-            return
-        rank, size = _environment()
-        store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
-        join(store, rank, size, timeout)
-    except RuntimeError as error:  # of torch
-        if isinstance(error, AutoschedError):
-            raise
-        raise RankError(f"the ranks did not meet: {error}") from error
-
-
-def _token(store: Any, rank: int, size: int, timeout: float) -> str:
-    """Return a text that these processes share, and that no earlier ones had.
-
-    Each process writes a number that nobody else has, and rank 0 answers the last one of each.
-    """
-    mine = uuid.uuid4().hex
-    store.set(f"hello/{rank}", mine)
-    if rank:
-        store.wait([f"token/{mine}"], timedelta(seconds=timeout))
-        token = str(store.get(f"token/{mine}").decode())
-        store.set(f"here/{token}/{rank}", "")
-        return token
-    missing = [*range(1, size)]
-    deadline = time.monotonic() + timeout
-    while missing:
-        for other in missing:
-            if store.check([f"hello/{other}"]):
-                store.set(f"token/{store.get(f'hello/{other}').decode()}", mine)
-        missing = [other for other in missing if not store.check([f"here/{mine}/{other}"])]
-        if missing and time.monotonic() > deadline:
-            raise RankError(f"rank {missing[0]} did not come within {timeout:g} s")
-        time.sleep(_PAUSE)
-    return mine
-
-
-def _torch() -> Any:
-    import torch.distributed
-
-    return torch.distributed  # some of whose functions have no types
-
-
-def _environment() -> tuple[int, int]:
-    """Return rank and number of ranks as torchrun gives them."""
-    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    if missing := [name for name in names if name not in os.environ]:
-        what = f"Machine.cluster() needs other processes, and {missing[0]} is not set"
-        raise MachineError(f"{what}; {_HOW}")
-    rank, size = (os.environ[name] for name in names[:2])
-    if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
-        raise MachineError(f"rank must be below the number of ranks, got {rank} and {size}; {_HOW}")
-    return int(rank), int(size)
 
 
 def _versions() -> dict[str, str]:
@@ -198,8 +112,6 @@ def _gathered(
 
     Raises MachineError where their versions differ.
     """
-    from autosched.machine.sharing import joining
-
     ranks = [json.loads(text) for text in texts]
     for rank, other in enumerate(ranks):
         for name, version in ranks[0]["versions"].items():
@@ -242,3 +154,90 @@ def _renamed(devices: Iterable[Device], counts: dict[str, int]) -> Iterable[tupl
         number = counts.get(device.kind, 0)
         counts[device.kind] = number + 1
         yield device.name, f"{device.kind}:{number}"
+
+
+# ---- accelerators
+
+
+def own_share(gpus: int | None, cpu_streams: int) -> Machine:
+    """Return the CPU and this rank's accelerators: ``gpus``, by default an equal share.
+
+    Where the ranks of a host are more than its accelerators, several ranks use one. A process that
+    torchrun did not start uses the current accelerator. Raises MachineError for accelerators where
+    there is none.
+    """
+    import torch
+
+    if gpus == 0 or not torch.accelerator.is_available():
+        return Machine.local(gpus or 0, cpu_streams)
+    count = torch.accelerator.device_count()
+    here, size = torch.accelerator.current_device_index(), count
+    if "LOCAL_RANK" in os.environ:
+        here, size = int(os.environ["LOCAL_RANK"]), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    each = max(1, count // size) if gpus is None else gpus
+    whole = Machine.local(each * size, cpu_streams)
+    own = whole.accelerators[here * each : (here + 1) * each]
+    devices = [device for device in whole.devices if device.kind == "cpu" or device.name in own]
+    names = {device.name for device in devices}
+    return Machine(
+        devices, [link for link in whole.links if {link.source, link.destination} <= names]
+    )
+
+
+def described(machine: Machine) -> dict[str, Any]:
+    """Return what other ranks have to know of this rank's accelerators, as plain data."""
+    if not machine.accelerators:
+        return {"gpus": [], "nccl": False}
+    import torch
+
+    devices = [torch.device(name) for name in machine.physical.values() if name is not None]
+    kinds = {device.type for device in devices}
+    nccl = kinds == {"cuda"} and torch.distributed.is_nccl_available()
+    return {"gpus": [*map(_identity, devices)], "nccl": nccl}
+
+
+def _identity(device: Any) -> str:
+    """Return what distinguishes an accelerator from the others of its host.
+
+    Processes may see different accelerators under one name.
+    """
+    import torch
+
+    ask = getattr(torch.get_device_module(device.type), "get_device_properties", None)
+    found = None if ask is None else getattr(ask(device), "uuid", None)
+    return str(device if found is None else found)
+
+
+def joining(
+    network: Network, is_chosen: bool, hosts: Sequence[str], ranks: Sequence[Mapping[str, Any]]
+) -> tuple[Network, str]:
+    """Return the network, direct between accelerators where that is possible, or why it is not.
+
+    ``is_chosen`` says that the user gave it as a ``Network``, which is kept as it is. Raises
+    MachineError for a direct network where none is possible.
+    """
+    if sum(1 for rank in ranks if rank["gpus"]) < 2:
+        return network, ""
+    why = _not_direct(hosts, ranks)
+    if is_chosen:
+        if network.direct and why:
+            raise MachineError(f"direct=True of a network needs NCCL, which cannot be used: {why}")
+        return network, ""
+    return replace(network, direct=not why), why
+
+
+def _not_direct(hosts: Sequence[str], ranks: Sequence[Mapping[str, Any]]) -> str:
+    """Return why accelerators of different ranks cannot exchange data directly, if so."""
+    users: dict[tuple[str, str], int] = {}
+    for number, (host, rank) in enumerate(zip(hosts, ranks, strict=True)):
+        if len(rank["gpus"]) > 1:
+            return f"rank {number} has several, and torch has one communicator for two processes"
+        for gpu in rank["gpus"]:
+            if (host, gpu) in users:
+                return (
+                    f"devices of ranks {users[host, gpu]} and {number} share a GPU of host {host}"
+                )
+            users[host, gpu] = number
+            if not rank["nccl"]:
+                return f"torch of rank {number} has no NCCL"
+    return ""

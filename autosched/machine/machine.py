@@ -24,8 +24,15 @@ from typing import Any, Literal
 from autosched._lib.allowed import device_name, is_device, is_number, is_storage, is_whole
 from autosched._lib.json_reader import each, json_data, number, one, parse, struct
 from autosched.errors import MachineError, ScheduleError, listed, shown
-from autosched.machine.device import Device, Link, device_line, link_line
-from autosched.machine.network import Network, named_network, network_line
+from autosched.machine.device import (
+    Device,
+    Link,
+    Network,
+    device_line,
+    link_line,
+    named_network,
+    network_line,
+)
 
 __all__ = ["LINKS", "READER", "Device", "Link", "Machine", "Network", "register_slower"]
 
@@ -218,8 +225,7 @@ class Machine:
         process has one of its own, and NCCL is there. Raises MachineError, and RankError for
         missing ranks.
         """
-        from autosched.machine.cluster import cluster
-        from autosched.machine.sharing import own_share
+        from autosched.machine.cluster import cluster, own_share
 
         return cluster(network, timeout, own_share(gpus, cpu_streams))
 

@@ -24,8 +24,8 @@ read.
     pipeline_schedules           GPipe, 1F1B, interleaved 1F1B, zero bubble
     buckets, all_reduce, compression, clip    gradients: bucketing, reduction, clipping
     sync_batch_norm              batch norms with statistics of all replicas
-    ranks                        replicas on several processes: names, and who leads
-    agreement, shared_state      what processes agree on before a step; the state of rank 0
+    ranks, shared_state          several processes: where a step lies, what they agree on before
+                                 it; the state of rank 0
     checkpoints                  the state of a step in a folder
     step_spec, packing           what a step is built from; tensors as few messages
     costs                        costs of memory traffic, and for any number of rows

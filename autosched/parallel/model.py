@@ -16,13 +16,19 @@ from typing import Any, overload
 import torch
 
 from autosched import Costs, Graph, Machine, Schedule, ScheduleError, Value
-from autosched.parallel.agreement import agreement_of, kind_of, same_rows
 from autosched.parallel.arguments import check_options, devices_of
 from autosched.parallel.batches import batch_homes, batch_inputs, first_rows, key_of, rows_of
 from autosched.parallel.micro_batch import micro_batch_of
 from autosched.parallel.pipelined import Pipeline
 from autosched.parallel.plans import Key, Plans, move_model, move_state, scheduled, torch_device
-from autosched.parallel.ranks import Layout, generators_of, label_on
+from autosched.parallel.ranks import (
+    Layout,
+    agreement_of,
+    generators_of,
+    kind_of,
+    label_on,
+    same_rows,
+)
 from autosched.parallel.stages import Cuts, balanced, by_map
 from autosched.parallel.step_graph import input_on
 from autosched.parallel.steps_in_flight import done, results

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from autosched import ScheduleError
-from autosched.parallel.agreement import Agreement
 from autosched.parallel.planned import Planned
+from autosched.parallel.ranks import Agreement
 
 __all__ = ["SharedState", "parameters_of"]
 

@@ -22,12 +22,11 @@ import torch
 from autosched import Schedule, ScheduleError
 from autosched._lib.copying import clone
 from autosched._lib.gc_pause import without_collecting
-from autosched.parallel.agreement import Kind, kind_of, same_rows
 from autosched.parallel.batches import batch_inputs, key_of, rows_cut, rows_of
 from autosched.parallel.checkpoints import read, shared_out, write
 from autosched.parallel.planned import Planned
 from autosched.parallel.plans import CACHED, Key, Plans, move_model, move_state, torch_device
-from autosched.parallel.ranks import label_on
+from autosched.parallel.ranks import Kind, kind_of, label_on, same_rows
 from autosched.parallel.shared_state import SharedState, parameters_of
 from autosched.parallel.step_spec import Held
 from autosched.parallel.steps_in_flight import UnderWay, done, holding, results

@@ -14,12 +14,12 @@ import torch
 from autosched import Machine, Schedule, ScheduleError
 from autosched.frontends.settings import Varying
 from autosched.frontends.state import State
-from autosched.parallel.agreement import Agreement, agreement_of
 from autosched.parallel.all_reduce import LIBRARY, MANY, STRATEGIES
 from autosched.parallel.arguments import check_options, check_trained, devices_of
 from autosched.parallel.batches import first_rows
 from autosched.parallel.clip import check_clip
 from autosched.parallel.plans import scheduled, torch_device
+from autosched.parallel.ranks import Agreement, agreement_of
 from autosched.parallel.rewrite import with_hoisted_random_numbers, with_random_numbers_once
 from autosched.parallel.step_graph import build
 from autosched.parallel.step_spec import StepGraph, StepSpec

@@ -182,10 +182,9 @@ def ordered(
     r"""Return for each pair of lines whether the first has surely ended before the second begins.
 
     The line of an instruction of run r is ``r * len(program)`` more than its position. A copy
-    between ranks has a second line, for its receive, which is ``runs * len(program)`` more; that it
-    begins after its send has begun is relied on between runs alone. The
-    first line of a pair is that of a run or copy. Pairs are in the order of the list by their
-    second lines.
+    between ranks has a second line, for its receive, which is ``len(program)`` more; ranks execute one
+    run. The first line of a pair is that of a run or copy. Pairs are in the order of the list by
+    their second lines.
 
     >>> lines = ["cpu/a run x", "cpu/a record e0", "cpu/b wait e0", "cpu/b run y", "cpu/a run z"]
     >>> ordered(Program.parse("\n".join(lines)), np.array([0, 3]), np.array([3, 4])).tolist()
@@ -212,9 +211,7 @@ def ordered(
     work = runs * count * (1 + width / 16) + len(at)
     how = how or mode(work, _walk)
     lines = _Lines(p.kind, own, also, p.event, p.ago, p.apart)
-    of_line = np.tile(own, runs)
-    if p.apart.any():
-        of_line = np.concatenate([of_line, np.tile(also, runs)])
+    of_line = np.concatenate([own, also]) if p.apart.any() else np.tile(own, runs)
     state = _State(
         how.whole(before), how.whole(at), how.counts(len(at)), how.whole(of_line),
         how.counts(len(of_line)), how.counts(runs * p.records, -1), how.counts(runs * p.records),
@@ -258,14 +255,12 @@ def _walk(p: _Lines, s: _State, c: Clocks, runs: int) -> None:
         pair = _answer(s, c, pair, i, own)
         if p.apart[at]:
             # The receive follows the send from its end on, and the send nothing of the receiver.
-            received = runs * count + i
+            received = count + i
             other = p.also[at]
             advance(c, other, -1)
             s.position[received] = c.count[other]
-            if runs == 1:
-                pair = _answer(s, c, pair, received, other)
-            wait_for(c, other, own, s.position[i], c.clocks, own * width)
             pair = _answer(s, c, pair, received, other)
+            wait_for(c, other, own, s.position[i], c.clocks, own * width)
 
 
 @kernel

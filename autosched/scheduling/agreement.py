@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from functools import partial
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from autosched._lib.text import difference
 from autosched._lib.tree import flatten
 from autosched.errors import GraphError, ScheduleError, listed
 from autosched.graph.graph import Graph
@@ -42,7 +42,9 @@ def agreed(
     def join_own() -> T:
         inputs = dict(saved.program.inputs)
         own = with_resident_state_as(graph, saved.machine, saved.placement, inputs)
-        _check_same(saved, own, group.rank)
+        who = f"rank {group.rank}"
+        if lines := difference("rank 0", saved.graph, who, describe(own)):
+            raise ScheduleError(f"{who}: its graph {graph.name!r} differs from rank 0's{lines}")
         return join(saved)
 
     return group.together("schedule(), to verify", join_own)
@@ -101,13 +103,3 @@ def _shapes(item: Any) -> tuple[Any, ...]:
 def _described(shapes: tuple[Any, ...]) -> str:
     found = [f"{str(dtype).removeprefix('torch.')} {shape}" for shape, dtype in shapes]
     return ", ".join(found) or "no tensor"
-
-
-def _check_same(saved: Saved, graph: Graph, rank: int) -> None:
-    """Raise ScheduleError with the first line in which a graph differs from that of rank 0."""
-    for here, there in zip_longest(describe(graph), saved.graph, fillvalue="nothing more"):
-        if here != there:
-            lines = f"\n    rank 0:  {there}\n    rank {rank}:  {here}"
-            raise ScheduleError(
-                f"rank {rank}: its graph {graph.name!r} differs from rank 0's{lines}"
-            )

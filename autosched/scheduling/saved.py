@@ -15,6 +15,7 @@ from typing import Any
 
 from autosched._lib.allowed import is_device, is_whole
 from autosched._lib.json_reader import each, json_data, one, parse, refuse, struct, table
+from autosched._lib.text import difference
 from autosched.costs.costs import READER as COSTS
 from autosched.costs.costs import Costs
 from autosched.errors import ScheduleError
@@ -107,10 +108,8 @@ def _describe_task(graph: Graph, task: Task) -> str:
 
 def check_graph(saved: Saved, graph: Graph) -> None:
     """Raise ScheduleError with the first input, task or output that differs from the saved one."""
-    for here, there in zip_longest(describe(graph), saved.graph, fillvalue="nothing more"):
-        if here != there:
-            lines = f"\n    saved:  {there}\n    given:  {here}"
-            raise ScheduleError(f"graph {graph.name!r} is not the one that was saved{lines}")
+    if lines := difference("saved", saved.graph, "given", describe(graph)):
+        raise ScheduleError(f"graph {graph.name!r} is not the one that was saved{lines}")
 
 
 # ---- writing

@@ -6,7 +6,6 @@
     interleavings                   iterate over these; based on ``races`` and ``footprints``
     following, contrary, uniform    choices of streams, for the backend ``virtual``
     run_parts                       run the parts of several ranks over a simulated wire
-    run_parts_in_flight             the same of a loop, several runs at a time
     scattered                       a policy for tests: random devices and order
     graphs, machines, inputs_for    Hypothesis strategies, and inputs for sampled graphs
 
@@ -33,7 +32,7 @@ from autosched.testing.interleavings import (
     races,
     uniform,
 )
-from autosched.testing.wire import run_parts, run_parts_in_flight
+from autosched.testing.wire import run_parts
 
 if TYPE_CHECKING:
     from autosched.testing.strategies import DEVICES, graphs, inputs_for, machines
@@ -55,7 +54,6 @@ __all__ = [
     "machines_for",
     "races",
     "run_parts",
-    "run_parts_in_flight",
     "scattered",
     "uniform",
 ]

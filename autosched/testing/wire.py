@@ -34,11 +34,11 @@ from autosched.program.program import (
 from autosched.program.residency import Buffer, Buffers, Step
 from autosched.runtime.backends.host import copy_in_host_memory
 
-__all__ = ["MODES", "Mode", "run_parts", "run_parts_in_flight"]
+__all__ = ["MODES", "Mode", "run_parts"]
 
 Mode = Literal["rendezvous", "buffered", "one by one"]
 MODES: tuple[Mode, ...] = ("rendezvous", "buffered", "one by one")
-_Key = tuple[str, str, int, int]  # the devices of an exchange, its number between them, the run
+_Key = tuple[str, str, int]  # the devices of an exchange, and its number between them
 
 
 def run_parts(
@@ -55,30 +55,14 @@ def run_parts(
     bytes of each value: a larger message for it is refused, as gloo aborts a receiver. Raises
     ProgramError for that, and if no rank can continue.
     """
-    (outputs,) = run_parts_in_flight(parts, graph, [inputs], mode, choose, nbytes)
-    return outputs
-
-
-def run_parts_in_flight(
-    parts: Sequence[Program],
-    graph: Graph,
-    batches: Sequence[Mapping[str, Any]],
-    mode: Mode,
-    choose: Callable[[Sequence[str]], str],
-    nbytes: Mapping[str, int] | None = None,
-) -> list[dict[str, Any]]:
-    """Run the parts of a loop on each of some inputs; see ``run_parts``.
-
-    Each rank begins a run when there is room for it there, whatever the others do.
-    """
-    wire = _Wire(parts, graph, batches, mode, nbytes or {})
+    wire = _Wire(parts, graph, inputs, mode, nbytes or {})
     with no_grad():
         while ready := wire.ready():
             wire.step(ready[choose(sorted(ready))])
     if heads := wire.heads():
         waiting = "; ".join(f"{head.stream} {head}" for head in heads)
         raise ProgramError(f"no rank can continue: {waiting}")
-    return [wire.outputs(run) for run in range(len(batches))]
+    return wire.outputs()
 
 
 def _ends(instruction: Instruction) -> tuple[str, str] | None:
@@ -92,15 +76,14 @@ def _ends(instruction: Instruction) -> tuple[str, str] | None:
 
 
 class _Item(NamedTuple):
-    """An instruction of a rank in a run, and its position there."""
+    """An instruction of a rank, and its position there."""
 
     rank: int
-    run: int
     at: int
 
 
 class _Rank:
-    """The memory of one rank in one run."""
+    """The memory of one rank."""
 
     def __init__(self, part: Program, graph: Graph, inputs: Mapping[str, Any]):
         self.part = part
@@ -163,60 +146,49 @@ class _Wire:
         self,
         parts: Sequence[Program],
         graph: Graph,
-        batches: Sequence[Mapping[str, Any]],
+        inputs: Mapping[str, Any],
         mode: Mode,
         nbytes: Mapping[str, int],
     ):
         self.parts = parts
         self.graph = graph
-        self.runs = [[_Rank(part, graph, inputs) for part in parts] for inputs in batches]
+        self.ranks = [_Rank(part, graph, inputs) for part in parts]
         self.mode = mode
         self.nbytes = nbytes
-        self.recorded: set[tuple[int, int, int]] = set()  # rank, run, event
+        self.recorded: set[tuple[int, int]] = set()  # rank, event
         self.buffered: dict[_Key, Any] = {}
         self.queues: dict[str, list[_Item]] = {}  # what is left, the next one last
         self.keys: dict[_Item, _Key] = {}
-        self.left: Counter[tuple[int, int]] = Counter()  # instructions, by rank and run
-        for run in range(len(batches)):
-            for r, part in enumerate(parts):
-                self._add(r, run, part)
+        for rank, part in enumerate(parts):
+            self._add(rank, part)
         for queue in self.queues.values():
             queue.reverse()
 
-    def _add(self, r: int, run: int, part: Program) -> None:
-        """Add the instructions of a rank in a run to its queues."""
+    def _add(self, rank: int, part: Program) -> None:
+        """Add the instructions of a rank to its queues."""
         count: Counter[tuple[bool, str, str]] = Counter()
-        self.left[r, run] = len(part)
         for at, instruction in enumerate(part):
-            item = _Item(r, run, at)
+            item = _Item(rank, at)
             for stream in occupied(instruction):
-                name = f"rank {r}" if self.mode == "one by one" else str(stream)
+                name = f"rank {rank}" if self.mode == "one by one" else str(stream)
                 queue = self.queues.setdefault(name, [])
                 if item not in queue[-1:]:
                     queue.append(item)
             ends = _ends(instruction)
             if ends is not None:
                 side = isinstance(instruction, Send), *ends
-                self.keys[item] = (*ends, count[side], run)
+                self.keys[item] = (*ends, count[side])
                 count[side] += 1
 
     def instruction(self, item: _Item) -> Instruction:
         return self.parts[item.rank].instructions[item.at]
 
-    def outputs(self, run: int) -> dict[str, Any]:
-        """Return the outputs of a run on all ranks."""
+    def outputs(self) -> dict[str, Any]:
+        """Return the outputs on all ranks."""
         found: dict[str, Any] = {}
-        for rank in self.runs[run]:
+        for rank in self.ranks:
             found |= rank.outputs()
         return {label: found[label] for label in self.graph.outputs}
-
-    def _has_begun(self, item: _Item) -> bool:
-        """Whether there is room for the run of an instruction on its rank."""
-        return not self.left[item.rank, item.run - self.parts[item.rank].in_flight]
-
-    def _has_happened(self, item: _Item, event: int, ago: int) -> bool:
-        run = item.run - ago
-        return run < 0 or (item.rank, run, event) in self.recorded
 
     def heads(self) -> list[Instruction]:
         """Return the next instruction of each queue."""
@@ -224,11 +196,7 @@ class _Wire:
 
     def ready(self) -> dict[str, list[_Item]]:
         """Return what can take effect, by queue: an instruction, or a send and its receive."""
-        heads = {
-            name: queue[-1]
-            for name, queue in self.queues.items()
-            if queue and self._has_begun(queue[-1])
-        }
+        heads = {name: queue[-1] for name, queue in self.queues.items() if queue}
         receives = {
             self.keys[item]: item
             for item in heads.values()
@@ -237,8 +205,8 @@ class _Wire:
         found: dict[str, list[_Item]] = {}
         for name, item in heads.items():
             match self.instruction(item):
-                case Wait(_, event, ago):
-                    can = self._has_happened(item, event, ago)
+                case Wait(_, event):
+                    can = (item.rank, event) in self.recorded
                 case Copy() as copy if self.mode != "one by one":
                     can = all(heads.get(str(stream)) == item for stream in occupied(copy))
                 case Send() if self.mode != "buffered":
@@ -258,13 +226,12 @@ class _Wire:
         """Let an instruction, or a send and its receive, take effect."""
         for item in items:
             self._effect(item)
-            self.left[item.rank, item.run] -= 1
             for queue in self.queues.values():
                 if queue and queue[-1] == item:
                     queue.pop()
 
     def _effect(self, item: _Item) -> None:
-        rank = self.runs[item.run][item.rank]
+        rank = self.ranks[item.rank]
         match self.instruction(item):
             case Run():
                 rank.run(item.at)
@@ -277,7 +244,7 @@ class _Wire:
                 self._check(value, message)
                 rank.receive(item.at, message, overwrite)
             case Record(_, event):
-                self.recorded.add((item.rank, item.run, event))
+                self.recorded.add((item.rank, event))
             case Free():
                 rank.free(item.at)
 

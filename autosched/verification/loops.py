@@ -18,8 +18,7 @@ Two runs suffice for any number of runs:
   ``b``. Tasks that share state are ordered within each run: it suffices that the last of a run
   happens before the first of the next.
 
-A copy between ranks is a send and a receive, which follows the send, while nothing follows the
-receive on the sender's side. Events are of one rank.
+A program that spans several ranks is no loop: they execute one run at a time.
 
 The requirements come from the graph and the accesses that ``verify`` found; only the clocks are
 shared with lowering.
@@ -52,25 +51,27 @@ class Access(NamedTuple):
 
 
 class _Need(NamedTuple):
-    """An instruction that must follow one of the run before: the halves that read or write."""
+    """An instruction that must follow one of the run before, since both use something."""
 
     at: int
     before: int
     shared: str
-    writes: bool = False
-    wrote: bool = False
 
 
 def check_waits(program: Program) -> None:
-    """Raise ProgramError for waits of earlier runs that are impossible, and counts below 1."""
+    """Raise ProgramError for waits of earlier runs that are impossible, counts below 1, and ranks."""
     if not is_whole(program.in_flight) or program.in_flight < 1:
         raise ProgramError(
             f"the runs in flight must be a number, 1 or more, got {program.in_flight!r}"
         )
+    if program.in_flight > 1 and program.ranks:
+        raise ProgramError(
+            f"several ranks execute one run at a time, and {program.in_flight} are to be in flight "
+            "(law: rank)"
+        )
     carried = [(k, i) for k, i in enumerate(program) if isinstance(i, Wait) and i.ago]
     records = [i for i in program if isinstance(i, Record)] if carried else []
-    events = {i.event: i.stream for i in records}
-    rank = dict(program.ranks)
+    events = {i.event for i in records}
     for at, wait in carried:
         what = f"event e{wait.event} of an earlier run is waited for"
         if program.in_flight == 1:
@@ -80,10 +81,6 @@ def check_waits(program: Program) -> None:
             raise ProgramError(excerpt(program, at, "events", what, None))
         if wait.event not in events:
             raise ProgramError(excerpt(program, at, "events", f"{what} but never recorded", None))
-        recorder = events[wait.event]
-        if rank.get(recorder.device) != rank.get(wait.stream.device):
-            what = f"event e{wait.event} is recorded on {recorder}, on another rank"
-            raise ProgramError(excerpt(program, at, "rank", what, None))
 
 
 def check_runs(program: Program, graph: Graph, memory: Mapping[str, Sequence[Access]]) -> None:
@@ -94,18 +91,10 @@ def check_runs(program: Program, graph: Graph, memory: Mapping[str, Sequence[Acc
     needs = [*_in_memory(memory), *_in_state(program, graph)]
     if not needs:
         return
-    count = len(program)
-    apart = program.columns.apart
-    # Within a run, what a copy between ranks writes follows what it reads.
-    needs.sort(key=lambda need: (need.at, need.writes and apart[need.at]))
-    before, at = (
-        np.array([of + (2 * count if writes and apart[of] else 0) for of, writes in found])
-        for found in (
-            [(need.before, need.wrote) for need in needs],
-            [(need.at, need.writes) for need in needs],
-        )
-    )
-    found = ordered(program, before, at + count, runs=2)
+    needs.sort(key=lambda need: need.at)
+    before = np.array([need.before for need in needs])
+    at = np.array([need.at for need in needs])
+    found = ordered(program, before, at + len(program), runs=2)
     if not found.all():
         need = needs[int(found.argmin())]
         _fail(program, need.at, need.before, need.shared)
@@ -124,7 +113,7 @@ def _in_memory(memory: Mapping[str, Sequence[Access]]) -> Iterator[_Need]:
                 earlier = [accesses[k] for k in conflicts if k < len(accesses)]
                 for before in earlier if repetition else ():
                     shared = f"the memory of {name!r}"
-                    yield _Need(access.at, before.at, shared, access.writes, before.writes)
+                    yield _Need(access.at, before.at, shared)
 
 
 def _added(unrolled: Accesses, access: Access, who: int) -> Iterable[int]:

@@ -57,8 +57,7 @@ from autosched.program.program import (
     excerpt,
 )
 from autosched.verification.loops import Access, check_runs, check_waits, in_words
-from autosched.verification.parts import joined
-from autosched.verification.ranks import RankLaws
+from autosched.verification.ranks import RankLaws, joined
 
 __all__ = ["verify"]
 

@@ -197,13 +197,6 @@ def test_runs_in_any_interleaving_do_what_they_do_one_after_another(
     policy: str, graph: asc.Graph, machine: asc.Machine, in_flight: int, seed: int
 ) -> None:
     _, loop = looped(graph, machine, policy, in_flight)
-    check_interleaving(loop, graph, seed)
-
-
-def check_interleaving(
-    loop: Program, graph: asc.Graph, seed: int, execute: Execute = execute
-) -> None:
-    """Execute more runs than are in flight, in a random interleaving, and compare."""
     runs = loop.in_flight + 2
     serial = Serial(graph, runs)
     inputs = given_to(graph, runs)

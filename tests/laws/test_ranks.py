@@ -19,19 +19,11 @@ from autosched.lowering import lower
 from autosched.machine.machine import Machine
 from autosched.program.clocks import ordered
 from autosched.program.program import Copy, Program, Record, Run, Stream, Wait, occupied
-from autosched.testing import (
-    contrary,
-    graphs,
-    inputs_for,
-    run_parts,
-    run_parts_in_flight,
-    uniform,
-)
+from autosched.testing import contrary, graphs, inputs_for, run_parts, uniform
 from autosched.testing.wire import MODES
-from autosched.verification.parts import joined
+from autosched.verification.ranks import joined
 from autosched.verification.verify import verify
 from tests.clusters import clusters, parts_of, pinned
-from tests.laws.test_loops import check_interleaving
 from tests.laws.test_necessary import refusal
 from tests.sample_policies import policies
 
@@ -299,56 +291,14 @@ def test_shared_state_on_two_ranks_is_refused() -> None:
         asc.schedule(graph, Machine.emulated(0, hosts=2), policy="heft", costs=COSTS)
 
 
-@st.composite
-def loops(draw: st.DrawFn) -> tuple[asc.Graph, Machine, Program]:
-    """A graph, its machine of several ranks, and its program with several runs in flight."""
-    graph, machine = draw(on_ranks(3))
-    single = scheduled(graph, machine, draw(policies))
-    outputs = dict(single.program.outputs)
-    in_flight = draw(st.integers(2, 4))
-    loop = lower(single.graph, machine, single.placement, outputs, in_flight=in_flight)
-    return graph, machine, loop
-
-
-def is_carried(instruction: object) -> bool:
-    return isinstance(instruction, Wait) and bool(instruction.ago)
-
-
-@given(drawn=loops(), mode=st.sampled_from(MODES), seed=st.integers(0, 999))
-def test_runs_in_flight_over_ranks_do_what_they_do_one_after_another(
-    drawn: tuple[asc.Graph, Machine, Program], mode, seed: int
-) -> None:
-    graph, machine, loop = drawn
-    verify(loop, graph, machine)
-    parts = parts_of(loop)
-    verify(parts, graph, machine)
-    assert Program.parse(str(loop)) == loop
-    source = random.Random(seed)
-    choose = source.choice([uniform, contrary])(seed)
-
-    def execute(_, graph, inputs, __):
-        return run_parts_in_flight(parts, graph, inputs, mode, choose)
-
-    check_interleaving(loop, graph, seed, execute)
-
-
-@SELDOM
-@given(drawn=loops())
-def test_each_carried_wait_over_ranks_is_needed_and_on_the_rank_of_its_event(
-    drawn: tuple[asc.Graph, Machine, Program],
-) -> None:
-    graph, _, loop = drawn
-    lines = loop.instructions
-    recorder = {i.event: i.stream for i in lines if isinstance(i, Record)}
-    rank = dict(loop.ranks)
-    for at, line in enumerate(lines):
-        if not is_carried(line):
-            continue
-        assert rank[line.stream.device] == rank[recorder[line.event].device]
-        left = replace(loop, instructions=(*lines[:at], *lines[at + 1 :]))
-        assert refusal(left, graph), f"without line {at}: {line}\n{loop}"
-        for other in loop.streams:
-            if rank[other.device] != rank[line.stream.device]:
-                moved = replace(line, stream=other)
-                mutant = replace(loop, instructions=(*lines[:at], line, moved, *lines[at + 1 :]))
-                assert "law: rank" in str(refusal(mutant, graph))
+@pytest.mark.parametrize("given", [{"in_flight": 2}, {"objective": "period"}])
+def test_several_runs_in_flight_are_refused(given) -> None:
+    graph, machine = asc.Graph(), Machine.emulated(0, hosts=2)
+    graph.output(y=graph.input("x") + 1)
+    with pytest.raises(asc.ScheduleError, match="one run at a time; use in_flight=1"):
+        asc.schedule(graph, machine, **given)
+    single = asc.schedule(graph, machine, costs=COSTS)
+    with pytest.raises(asc.ScheduleError, match="one run at a time; use in_flight=1"):
+        lower(graph, machine, single.placement, in_flight=2)
+    with pytest.raises(asc.ProgramError, match="one run at a time, and 3 are to be in flight"):
+        verify(replace(single.program, in_flight=3), single.graph, machine)

@@ -20,7 +20,7 @@ def looped(graph: asc.Graph, text: str) -> str:
     """Insert waits into a program of one run; return what was inserted, or stands before it."""
     lines = Program.parse(text).instructions
     homes = {value.index: "cpu" for value in graph.sources}
-    return str(Program(tuple(insert_carried(lines, graph, homes, {}))))
+    return str(Program(tuple(insert_carried(lines, graph, homes))))
 
 
 def chained() -> asc.Graph:

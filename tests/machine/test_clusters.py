@@ -7,8 +7,8 @@ import re
 import pytest
 
 import autosched as asc
+from autosched.machine.device import NETWORKS, Network
 from autosched.machine.machine import Device, Link, Machine
-from autosched.machine.network import NETWORKS, Network
 
 
 def test_devices_are_numbered_over_all_ranks():

@@ -8,8 +8,8 @@ import torch
 
 import autosched as asc
 from autosched.machine import cluster
-from autosched.machine.network import Network
-from autosched.machine.sharing import described, joining, own_share
+from autosched.machine.cluster import described, joining, own_share
+from autosched.machine.device import Network
 from tests.gpu.fake_gpu import playing
 
 NETWORK = Network(1e9)

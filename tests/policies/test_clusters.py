@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import autosched as asc
 from autosched import problem as problem_module
+from autosched.machine.device import Network
 from autosched.machine.machine import Device, Link, Machine
-from autosched.machine.network import Network
 from autosched.policies.base.ranks import MeanLinks, mean_seconds
 from autosched.problem import Problem
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import autosched as asc
 from autosched.machine.cluster import joined
-from autosched.parallel.agreement import Agreement
+from autosched.parallel.ranks import Agreement
 from autosched.parallel.step import Step
 from tests.fusion.regions import compiled_by
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from autosched._lib import process_group
 from autosched.machine import cluster
 
 KINDS = "", "gpu_", "captured_", "training_", "stage_", "fusing_", "reducing_"
@@ -49,7 +50,7 @@ def serve(port: int, pipe: Any) -> None:
 def done(store: Any, rank: int, size: int, job: Any, args: Any) -> tuple[Any, str]:
     """Do a job as one of the ranks; return its result, or what it raised."""
     try:
-        cluster.join(store, rank, size, BOUND)
+        cluster.enter(process_group.join(store, rank, size, BOUND))
         result = job(*args)
     except BaseException as error:
         return (type(error).__name__, str(error)), traceback.format_exc()

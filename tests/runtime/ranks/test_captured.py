@@ -71,9 +71,13 @@ def test_results_stay_where_outputs_says(ranks):
         (
             "constant",
             0,
-            "ScheduleError: rank 1 has captured another '.*fn'\n    rank 0:  task mul:",
+            "ScheduleError: rank 1: its capture of '.*fn' differs from rank 0's\n    rank 0:  task mul:",
         ),
-        ("first shape", 0, "ScheduleError: rank 1 has captured another '.*fn'\n    rank 0:  input"),
+        (
+            "first shape",
+            0,
+            "ScheduleError: rank 1: its capture of '.*fn' differs from rank 0's\n    rank 0:  input",
+        ),
         ("capture", 0, "CaptureError: (rank 1: )?'.*fn' cannot be captured"),
         ("later shape", 1, "ScheduleError: the ranks call '.*fn' differently: rank 1 needs a new"),
         ("mode", 1, "ScheduleError: the ranks call '.*fn' differently: rank 1 needs a new"),

@@ -81,7 +81,7 @@ def test_what_cannot_span_ranks_is_refused_on_all_of_them(ranks):
     for step, forward, dtype, in_flight in ranks.run(jobs.refuse, 2):
         assert step.startswith(rows)
         assert forward.startswith(rows)
-        assert "rank 1 has as item 0 of the batch a tensor of float64" in dtype
+        assert "rank 1:  item 0 of the batch is a tensor of float64" in dtype
         assert "in_flight= of model_parallel is for one process" in in_flight
 
 

@@ -151,13 +151,16 @@ def test_emulated_hosts_draw_as_ranks_that_are_seeded_alike(ranks):
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("dtype", "rank 1 has as item 0 of the batch a tensor of float64 (rows, 8) on cpu, and ra"),
-        ("shape", "rank 1 has as item 0 of the batch a tensor of float32 (rows, 4) on cpu, and ra"),
-        ("item", "rank 1 has a batch of 1 items, and rank 0 a batch of 2 items"),
+        ("dtype", "rank 1:  item 0 of the batch is a tensor of float64 (rows, 8) on cpu"),
+        ("shape", "rank 1:  item 0 of the batch is a tensor of float32 (rows, 4) on cpu"),
+        ("item", "rank 0:  a batch of 2 items\n    rank 1:  a batch of 1 items"),
         ("rows", "tensors of a batch need one first dimension, of 0 or more, to be cut along; got"),
-        ("mode", "rank 1 has model and loss in state 1"),
-        ("rate", "rank 1 has an optimizer with lr = 0.2 in group 0, and rank 0 an optimizer with "),
-        ("frozen", "rank 1 has a model of 2 parameters, of which [1] are frozen, and rank 0 a mo"),
+        ("mode", "rank 1:  model and loss in state 1"),
+        (
+            "rate",
+            "rank 0:  an optimizer with lr = 0.1 in group 0\n    rank 1:  an optimizer with lr = 0.2 in",
+        ),
+        ("frozen", "rank 1:  a model of 2 parameters, of which [1] are frozen"),
         ("capture", "ValueError: of a test"),
         ("key", "ValueError: of a test"),
     ],
