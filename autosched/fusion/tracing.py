@@ -2,7 +2,8 @@
 
 1. Trace with fake tensors that have the strides of eager mode.
 2. Trace this graph again: without in-place operators, whose new values are copied into the
-   arguments at the end, and without operators that Inductor computes otherwise (``rewriting``).
+   arguments at the end, and without operators that Inductor computes otherwise (``rewriting``); and
+   once more if images should lie otherwise.
 3. Take out what arguments had before they are written, where that is copied into others, or is a
    result: in a swap of two arguments, for example, or a history of buffers. Inductor removes copies
    that seem to change nothing, and then reads what was written. Such values are copied before the
@@ -25,7 +26,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from autosched._lib.fake_tensors import Fakes
 from autosched._lib.tree import flatten
-from autosched.fusion.rewriting import READ_NUMBER, Rewriter
+from autosched.fusion.rewriting import READ_NUMBER, ChannelsLast, Rewriter
 from autosched.graph.effects import effects_of
 
 __all__ = [
@@ -130,6 +131,8 @@ def trace(
                 raise NotTraceableError("an argument gets another shape")
             with torch._C._DisableAutocast():  # the casts are among the operators
                 graph = make_fx(functionalize(Rewriter(operators).run))(*fake)
+                if ChannelsLast.pays(graph):
+                    graph = make_fx(ChannelsLast(graph).run)(*fake)
             pairs = zip(_results(operators), _results(graph), strict=True)
             results = [_like(before.meta["val"], new.meta["val"].dtype) for before, new in pairs]
     except NotTraceableError:
