@@ -49,7 +49,7 @@ class Placement:
     immediately before the task that it names, but never before its value exists or after its first
     reader. Copies that are not listed are issued as early as possible. ``bound`` is a lower bound
     on the makespan of all placements, in seconds, as far as the policy has proved one. ``streams``
-    limits the compute streams of each accelerator that lowering uses; None: all that it has.
+    limits the compute streams of each device that lowering uses; None: all that it has.
 
     >>> Placement({"a": "cuda:0", "b": "cpu"}, ("a", "b")).device["b"]
     'cpu'

@@ -133,6 +133,7 @@ CONCEPTS = {
     "scheduling.hosting": "graph to graph",
     "scheduling.periodic": "predictions of a loop",
     "scheduling.plans": "the choice among placements",
+    "simulation.sharing": "processor sharing, event by event; the rest is one pass over instructions",
     "scheduling.rebuilding": "a graph from a saved schedule",
     "scheduling.resident_state": "state that a schedule keeps on devices",
     "verification.loops": "laws of runs in flight",

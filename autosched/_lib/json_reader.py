@@ -24,7 +24,7 @@ Reader = Callable[[Any, str], Any]
 # Written only if set, because older files do not have them.
 _NEWER = (
     *("pageable", "pageable_bytes_per_second"),
-    *("issue_seconds", "event_seconds", "issue", "replay"),
+    *("issue_seconds", "event_seconds", "issue", "replay", "shares"),
 )
 _SELDOM = ("rank", "host", "network", "on_host")  # written unless they are None
 

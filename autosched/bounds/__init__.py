@@ -44,7 +44,7 @@ def bounds(graph: Graph, machine: Machine, costs: Costs) -> dict[str, float]:
       It accounts for predecessors and successors that must run on the device of a task, because
       their data would arrive too late from another device.
     * ``work``: the time that compute streams need for all tasks at the best distribution, if they
-      are never idle.
+      are never idle; at least what the devices need for what they can do only once.
     * ``interval``: the same for intervals of time in which certain tasks must run.
     * ``copies``: the time that copy streams need for copies that constraints force; 0 without
       contention.
@@ -67,6 +67,12 @@ def bounds(graph: Graph, machine: Machine, costs: Costs) -> dict[str, float]:
     total = through(head, tail, relaxed.seconds)
     path = float(np.min(total, axis=1, initial=math.inf).max(initial=0.0))
     work = shared(gathered(relaxed.seconds, relaxed.group), relaxed.streams)
+    if machine.contention and costs.has_sharing(machine.devices):
+        busy = np.array([[costs.busy_seconds(task, device) for device in machine.devices]
+                         for task in graph.tasks]).reshape(relaxed.seconds.shape)  # fmt: skip
+        busy[np.isinf(relaxed.seconds)] = math.inf
+        one = np.ones_like(relaxed.streams)
+        work = max(work, shared(gathered(busy, relaxed.group), one))
     found = {
         "critical_path": path,
         "work": work,

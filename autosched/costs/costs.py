@@ -56,8 +56,11 @@ class Work:
 
         Source: Williams, Waterman, Patterson, CACM 2009.
         """
-        busy = max(self.flops / device.flops_per_second, self.nbytes / device.bytes_per_second)
-        return self.launches * device.launch_seconds + busy
+        return self.launches * device.launch_seconds + self.busy_seconds(device)
+
+    def busy_seconds(self, device: Device) -> float:
+        """Return for how long this work takes all that a device can do: its seconds unlaunched."""
+        return max(self.flops / device.flops_per_second, self.nbytes / device.bytes_per_second)
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,8 @@ class Costs:
     for any other. ``pageable`` names inputs and constants in host memory that is not page-locked:
     see ``Link``. ``issue`` has the seconds for which a thread is busy issuing a task to an
     accelerator, where they are not its launches times ``Device.issue_seconds``; ``replay`` those of
-    a replayed run.
+    a replayed run. ``shares`` has the part of a device, from 0 to 1, that a task takes while it has
+    the device to itself, where that is not to be guessed from its work: see ``busy_seconds``.
 
     >>> seconds = {"a": 1.0, "b": {"cpu:0": 2.0, "cpu:1": 3.0}}
     >>> costs = Costs.table(seconds, nbytes={"a": 4096})
@@ -113,9 +117,10 @@ class Costs:
     pageable: frozenset[str] = frozenset()
     issue: Mapping[str, float] = field(default_factory=dict)
     replay: Replay | None = None
+    shares: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for kind in ("seconds", "nbytes", "work", "issue"):
+        for kind in ("seconds", "nbytes", "work", "issue", "shares"):
             _check_table(getattr(self, kind), kind)
         if any(by_device(given) is not given for given in self.seconds.values()):
             table = {name: by_device(given) for name, given in self.seconds.items()}
@@ -125,6 +130,10 @@ class Costs:
         for kind in ("nbytes", "issue"):
             for name, number in getattr(self, kind).items():
                 _check_finite(number, f"{kind} of {name!r}")
+        for name, share in self.shares.items():
+            if not is_number(share) or share > 1:
+                what = f"share of {name!r} must be a number from 0 to 1"
+                raise ScheduleError(f"{what}, got {shown(share)}")
         for name, work in self.work.items():
             if not isinstance(work, Work):
                 what = f"work of {name!r} must be Work(flops, nbytes)"
@@ -229,6 +238,31 @@ class Costs:
         work = self.work.get(task.name)
         return self.default_seconds if work is None else work.seconds(device)
 
+    def busy_seconds(self, task: Task, device: Device) -> float:
+        """Return for how many of its seconds a task takes all that a device can do.
+
+        Tasks on other streams can use the device in the rest. By ``shares``; else as a guess from
+        the work of the task and the rates of the device. Where its seconds are given, and its work
+        is not known, it takes nothing from others; nor does a task on a CPU, whose seconds are then
+        those on one of its streams.
+        """
+        seconds = self.task_seconds(task, device)
+        share = self.shares.get(task.name)
+        if share is not None:
+            return share * seconds
+        if task.view or device.is_storage or seconds == math.inf:
+            return 0.0
+        if self.seconds.get(task.name, task.seconds) is not None and device.kind == "cpu":
+            return 0.0
+        if task.parts:
+            return min(seconds, sum(self.busy_seconds(part, device) for part in task.parts))
+        work = self.work.get(task.name)
+        return 0.0 if work is None else min(seconds, work.busy_seconds(device))
+
+    def has_sharing(self, devices: Iterable[Device]) -> bool:
+        """Return whether it is known what tasks on several streams of a device take of it."""
+        return bool(self.shares or self.work) and any(device.streams > 1 for device in devices)
+
     def guess(self, graph: Graph) -> str:
         """Return what is guessed about tasks of unknown duration; nothing if all are known."""
         tasks = [task for task in graph.tasks if not task.view and not task.reads_file]
@@ -237,6 +271,13 @@ class Costs:
             return ""
         which = "each task" if unknown == len(tasks) else f"{unknown} of {len(tasks)} tasks"
         return f"{self.default_seconds * 1e6:.0f} us guessed for {which}"
+
+    def basis(self, task: Task) -> str:
+        """Return how the seconds of a task are found; nothing if they are given."""
+        if self._is_unknown(task):
+            return "a guess"
+        given = self.seconds.get(task.name, task.seconds) is not None or task.view
+        return "" if given or self.is_by_name(task) else "estimated from its work"
 
     def _is_unknown(self, task: Task) -> bool:
         if self.seconds.get(task.name, task.seconds) is not None or task.view:
@@ -312,7 +353,8 @@ class Costs:
 
         A misspelt name would have no effect.
         """
-        if not (self.seconds or self.nbytes or self.work or self.pageable or self.issue):
+        tables = self.seconds, self.nbytes, self.work, self.issue, self.shares
+        if not any((*tables, self.pageable)):
             return
         for kind, known in _names_of(graph).items():
             for name in getattr(self, kind):
@@ -331,7 +373,7 @@ def _names_of(graph: Graph) -> dict[str, set[str]]:
     tasks = {task.name for task in called}
     results = chain.from_iterable(flatten(task.result) for task in called)
     values = {value.name for value in chain(graph.values, results)}
-    return {"seconds": tasks, "nbytes": values, "work": tasks, "issue": tasks}
+    return {"nbytes": values, **dict.fromkeys(("seconds", "work", "issue", "shares"), tasks)}
 
 
 def _with_parts(task: Task) -> Iterator[Task]:
@@ -380,5 +422,6 @@ _COSTS = {
     "pageable": _names,
     "issue": json_reader.table(_finite),
     "replay": json_reader.struct(Replay, dict.fromkeys(("call", "graph", "node"), _finite)),
+    "shares": json_reader.table(_finite),
 }
-READER = json_reader.struct(Costs, _COSTS, optional=["pageable", "issue", "replay"])
+READER = json_reader.struct(Costs, _COSTS, optional=["pageable", "issue", "replay", "shares"])

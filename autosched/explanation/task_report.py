@@ -46,7 +46,9 @@ class TaskExplanation:
     not empty. The task could end ``slack`` seconds later without increasing the makespan. If it
     moves to another device, the tasks ``together`` move with it. ``options`` are its devices, its
     own first; if it is ``bound``, they are the devices it could run on otherwise. They are
-    predicted, even if the rest is measured. A merged task calls ``operators``.
+    predicted, even if the rest is measured. A merged task calls ``operators``. Of predicted
+    ``seconds``, ``basis`` says how they were found, if they were not given, and ``alone`` how long
+    the task takes when no other shares its device.
     """
 
     name: str
@@ -66,6 +68,8 @@ class TaskExplanation:
     together: tuple[str, ...]
     options: tuple[Option, ...]
     operators: tuple[str, ...] = ()
+    basis: str = ""
+    alone: float = 0.0
 
     def to_json(self) -> str:
         """Return all fields as JSON."""
@@ -126,6 +130,12 @@ def explain_task(case: Case, name: str, measured: Timeline | None = None) -> Tas
         together=together,
         options=_options(case, task, together),
         operators=task.operators,
+        basis=case.costs.basis(task) if measured is None else "",
+        alone=(
+            case.costs.task_seconds(task, case.machine.device(case.placement.device[name]))
+            if measured is None
+            else span.seconds
+        ),
     )
 
 
@@ -258,7 +268,10 @@ def _difference(there: float, here: float) -> str:
 def _when(found: TaskExplanation) -> str:
     last = f" ({found.needed})" if found.needed else ""
     ready = f"all it needs is there at {duration(found.ready)}{last}"
-    takes = f"takes {duration(found.seconds)}"
+    basis = f" ({found.basis})" if found.basis else ""
+    takes = f"takes {duration(found.seconds)}{basis}"
+    if found.seconds > found.alone * (1 + 1e-9):
+        takes += f", {duration(found.alone)} alone: tasks on other streams share {found.device}"
     waited = found.start - found.ready
     if waited <= 1e-9 * found.end:
         return f"{ready}; it starts at once and {takes}"

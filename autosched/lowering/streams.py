@@ -48,10 +48,8 @@ def assign_streams(
 
 
 def _stream_count(device: Device, most: int | None) -> int:
-    """Return how many compute streams of a device to use; ``most`` is for accelerators."""
-    if most is None or device.kind == "cpu":
-        return device.streams
-    return min(device.streams, most)
+    """Return how many compute streams of a device to use."""
+    return device.streams if most is None else min(device.streams, most)
 
 
 def _choose(graph: Graph, tasks: Sequence[int], count: int) -> list[int]:

@@ -37,11 +37,12 @@ class Device:
     """A device, named as in torch: ``"cpu"``, ``"cuda:0"``, ``torch.device("cuda:0")`` or 0.
 
     ``streams`` is the number of compute streams that it may use (up to 24; a CPU up to 1024).
-    ``flops_per_second`` and ``bytes_per_second`` of memory are the rates that one stream reaches,
-    and ``launch_seconds`` is the time to launch an operator. ``nbytes`` of memory is a hard limit:
-    no schedule holds more there. ``physical`` is the torch device that the name stands for, if it
-    differs (several logical devices on one GPU). ``imagined`` devices are emulated; devices of
-    ``Machine.emulated`` are, and so is a copy with other rates.
+    ``flops_per_second`` and ``bytes_per_second`` of memory are rates of the device, which one
+    stream can reach and several share, and ``launch_seconds`` is the time to launch an operator.
+    ``nbytes`` of memory is a hard limit: no schedule holds more there. ``physical`` is the torch
+    device that the name stands for, if it differs (several logical devices on one GPU).
+    ``imagined`` devices are emulated; devices of ``Machine.emulated`` are, and so is a copy with
+    other rates.
 
     ``issue_seconds`` is the time for which a thread of the host is busy issuing an operator or a
     copy to an accelerator, ``event_seconds`` the same for a record or a wait. One thread issues all

@@ -15,7 +15,14 @@ from autosched.policies.round_robin import round_robin
 from autosched.policies.single import single, single_on
 from autosched.problem import Policy
 
-__all__ = ["candidates", "fewer_devices", "on_machine", "splits", "stream_limits"]
+__all__ = [
+    "candidates",
+    "fewer_devices",
+    "on_machine",
+    "splits",
+    "stream_limits",
+    "with_one_stream",
+]
 
 _SMALL = 2_000  # tasks, up to which there is time to lower and simulate policies that rarely win
 _EACH = 4  # devices: plans are made for each number up to this, then for powers of two
@@ -65,6 +72,14 @@ def fewer_devices(graph: Graph, machine: Machine) -> Iterator[Machine]:
             yield replace(machine, devices=devices, links=links)
 
 
+def with_one_stream(machine: Machine) -> Machine:
+    """Return the machine with one compute stream on each device.
+
+    Policies count on each stream doing what the device can do.
+    """
+    return replace(machine, devices=tuple(replace(d, streams=1) for d in machine.devices))
+
+
 def on_machine(machine: Machine, policies: Iterable[Policy]) -> Iterator[Policy]:
     """Yield policies that place tasks as these do on another machine, and prove no bound."""
 
@@ -102,12 +117,17 @@ def splits(
 
 
 def stream_limits(machine: Machine, costs: Costs) -> tuple[int | None, ...]:
-    """Return the limits on streams to try: halves of what there is, if issuing takes time."""
-    if not costs.has_issuing(machine.devices):
-        return (None,)
+    """Return the limits on streams to try, the fewest first: halves of what there is.
+
+    Fewer may be better if issuing takes time, or if tasks share what a device can do. So of equal
+    plans the one with the fewest streams comes first.
+    """
+    devices = machine.devices if costs.has_sharing(machine.devices) else ()
+    if costs.has_issuing(machine.devices):
+        devices = devices or tuple(map(machine.device, machine.accelerators))
     limits: list[int | None] = [None]
-    most = max((machine.device(name).streams for name in machine.accelerators), default=1)
+    most = max((device.streams for device in devices), default=1)
     while most > 1:
         most //= 2
         limits.append(most)
-    return tuple(limits)
+    return tuple(reversed(limits))

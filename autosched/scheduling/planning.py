@@ -49,7 +49,13 @@ from autosched.policies import (
     search,
     single,
 )
-from autosched.policies.candidates import fewer_devices, on_machine, splits, stream_limits
+from autosched.policies.candidates import (
+    fewer_devices,
+    on_machine,
+    splits,
+    stream_limits,
+    with_one_stream,
+)
 from autosched.program.program import Copy, Program
 from autosched.runtime.backends import Backend, check_name, suited
 from autosched.runtime.check import Check
@@ -444,6 +450,8 @@ def _best(problem: Problem, policies: Iterable[Policy]) -> Plan:
         (single, m_etf, m_sct, least_memory) if is_limited(graph, machine, problem.costs) else ()
     )
     limits = stream_limits(machine, problem.costs)
+    if machine.contention and problem.costs.has_sharing(machine.devices):
+        policies = (*policies, *on_machine(with_one_stream(machine), candidates(graph, machine)))
     tried: list[Placement] = []
     plan = best_plan(problem, (*policies, *frugal), limits, tried)
     for fewer in fewer_devices(graph, machine) if problem.goal.objective == "makespan" else ():

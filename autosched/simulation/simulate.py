@@ -6,9 +6,8 @@ Neither starts before a thread has issued it: see ``issuing``. Runs are submitte
 begins when run r - ``in_flight`` has ended. This module reads costs and the machine, and decides
 nothing.
 
-The streams of a device are simulated as if they did not disturb each other. One factor of
-contention per device would be wrong for large kernels or for small ones. One factor per pair of
-tasks would rule out planning in one pass and lower bounds on the makespan.
+Tasks on several streams of a device disturb each other by ``durations``, which ``sharing`` has made
+longer: that needs more than a pass, so policies plan, and bounds are derived, with durations alone.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from autosched.placement import home
 from autosched.program.arrays import CARRIED, COPY, RECORD, RUN, WAIT
 from autosched.program.program import Copy, Instruction, Program, Run, Wait, occupied
 from autosched.simulation.issuing import Issuing, issuing
+from autosched.simulation.sharing import shared
 from autosched.timeline.timeline import Span, Timeline, what
 
 __all__ = ["durations", "is_pageable", "makespan", "simulate", "times"]
@@ -217,7 +217,10 @@ def _refusal(instruction: Instruction) -> Exception:
 
 
 def durations(program: Program, graph: Graph, machine: Machine, costs: Costs) -> tuple[float, ...]:
-    """Return the modelled seconds of each instruction; records, waits and frees take none."""
+    """Return the modelled seconds of each instruction; records, waits and frees take none.
+
+    Tasks that share a device take longer than alone: see ``sharing``.
+    """
     found = [0.0] * len(program.instructions)
     for i, instruction in enumerate(program.instructions):
         if type(instruction) is Run:
@@ -233,7 +236,7 @@ def durations(program: Program, graph: Graph, machine: Machine, costs: Costs) ->
     if math.inf in found:
         never = program.instructions[found.index(math.inf)]
         raise ScheduleError(f"{never.stream} cannot {never}: costs and links make it take for ever")
-    return tuple(found)
+    return tuple(shared(found, program, graph, machine, costs))
 
 
 def is_pageable(copy: Copy, graph: Graph, machine: Machine, costs: Costs) -> bool:

@@ -218,7 +218,8 @@ FILE = """\
   "devices": {
     "mul": "cpu",
     "twice": "cpu"
-  }
+  },
+  "streams": 1
 }
 """
 
