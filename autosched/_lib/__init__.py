@@ -12,6 +12,7 @@ fetching      the items of an iterable, ahead of use
 files         atomic writes, the folder for caches
 forks         locks that are free in forked processes
 gc_pause      pausing cyclic garbage collection
+holders       who refers to a tensor and its memory
 jit           compiling loops with numba where it pays off
 json_reader   JSON checked against a shape
 logs          the logger ``autosched``

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-__all__ = ["Reusing", "flat", "pack", "unpack_"]
+from autosched._lib.holders import holders
 
-_storage_holders: Callable[[int], int] = torch._C._storage_Use_Count  # of a storage's address
+__all__ = ["Reusing", "flat", "pack", "unpack_"]
 
 
 class Reusing:
@@ -47,18 +46,11 @@ class Reusing:
             return None
         # While torch.compile evaluates frames, each argument has one reference more.
         alone = torch.empty(0)
-        return last if _holders(last) == _holders(alone) else None
+        return last if holders(last) == holders(alone) else None
 
     def release(self) -> None:
         """Forget the last result."""
         self._last.clear()
-
-
-def _holders(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return how many references Python and C++ have to a tensor and its storage."""
-    storage = tensor.untyped_storage()
-    of_storage = sys.getrefcount(storage), _storage_holders(storage._cdata)
-    return sys.getrefcount(tensor), *of_storage
 
 
 def flat(tensors: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> torch.Tensor:

@@ -124,11 +124,15 @@ class Layout:
 
 
 class Kind(NamedTuple):
-    """What decides on a plan, on one rank; ``watched`` is compared by its history alone."""
+    """What decides on a plan, on one rank; ``watched`` is compared by its history alone.
+
+    ``settings`` are those of the optimizer that differ in equal keys: see ``Key.numbers``.
+    """
 
     batch: tuple[str, ...]
     parameters: tuple[bool, ...]
     optimizer: tuple[str, ...]
+    settings: tuple[str, ...]
     watched: Hashable
 
 
@@ -232,7 +236,8 @@ class Agreement:
         if found is None:
             if len(self._digests) >= _REMEMBERED:
                 self._digests.clear()
-            found = self._digests[key] = zlib.crc32(repr(self._lines(kind())).encode())
+            lines = self._lines(kind()._replace(settings=()))
+            found = self._digests[key] = zlib.crc32(repr(lines).encode())
         return found
 
     def _lines(self, kind: Kind) -> list[str]:
@@ -243,7 +248,7 @@ class Agreement:
             f"a batch of {len(kind.batch)} items",
             *(f"item {i} of the batch is {text}" for i, text in enumerate(kind.batch)),
             f"a model of {len(kind.parameters)} parameters, of which {frozen} are frozen",
-            *(f"an optimizer with {text}" for text in kind.optimizer),
+            *(f"an optimizer with {text}" for text in (*kind.settings, *kind.optimizer)),
             f"model and loss in state {number} of those seen: train() or eval(), attributes, hooks",
         ]
 
@@ -271,18 +276,22 @@ def kind_of(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | None,
     functions: Hashable,
+    settings: Iterable[tuple[dict[str, Any], str]] = (),
 ) -> Kind:
     """Describe what decides on a plan, in words that are the same on all ranks.
 
-    ``functions`` is a key that changes with the functions that a step calls.
+    ``functions`` is a key that changes with the functions that a step calls, and ``settings`` are
+    groups of the optimizer and names of numbers there.
     """
     groups = [] if optimizer is None else optimizer.param_groups
-    options = (
-        f"{name} = {_stable(item)} in group {number}"
-        for number, group in enumerate(groups)
-        for name, item in group.items()
-        if name != "params"
-    )
+    numbers = {(id(group), name) for group, name in settings}
+    varying: list[str] = []
+    options: list[str] = []
+    for number, group in enumerate(groups):
+        for name, item in group.items():
+            if name != "params":
+                found = varying if (id(group), name) in numbers else options
+                found.append(f"{name} = {_stable(item)} in group {number}")
     held = {} if optimizer is None else optimizer.state
     parameters = (p for group in groups for p in group["params"])
     state = (
@@ -291,7 +300,7 @@ def kind_of(
     )
     items = tuple(_stable(leaf) for _, leaf in leaves(batch))  # whatever the number of rows
     trains = tuple(parameter.requires_grad for parameter in model.parameters())
-    return Kind(items, trains, (*options, *state), functions)
+    return Kind(items, trains, (*options, *state), tuple(varying), functions)
 
 
 def _stable(item: Any) -> str:

@@ -339,7 +339,8 @@ class Step(Plans[Planned]):
         return self._last_key
 
     def _kind(self, batch: Sequence[Any]) -> Kind:
-        return kind_of(batch, self.model, self.optimizer, self._watched_functions())
+        settings = self._training.settings.settings().values()
+        return kind_of(batch, self.model, self.optimizer, self._watched_functions(), settings)
 
     def _watched_functions(self) -> Hashable:
         hook = self._training.before_step

@@ -5,7 +5,7 @@ A copy between ranks becomes a send and a receive. This module knows no graph an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from autosched.errors import ProgramError
@@ -20,7 +20,7 @@ from autosched.program.program import (
     excerpt,
 )
 
-__all__ = ["crosses", "divided", "halves", "numbered", "parts_of", "positions", "whole_of"]
+__all__ = ["crosses", "halves", "halves_of", "numbered", "parts_of", "whole_of"]
 
 
 def crosses(instruction: Instruction, rank: Mapping[str, int]) -> bool:
@@ -65,7 +65,7 @@ def parts_of(program: Program) -> dict[int, Program]:
     found: dict[int, list[Instruction]] = {number: [] for _, number in program.ranks}
     for at, instruction in enumerate(program.instructions if found else ()):
         try:
-            for half in _halves_of(instruction, rank):
+            for half in halves_of(instruction, rank):
                 found[rank[half.stream.device]].append(half)
         except KeyError as error:
             what = f"device {error} is of no rank"
@@ -84,23 +84,7 @@ def parts_of(program: Program) -> dict[int, Program]:
     return own
 
 
-def divided(
-    instructions: Iterable[Instruction], rank: Mapping[str, int]
-) -> Iterator[tuple[int, Instruction]]:
-    """Yield instructions, and the halves of copies between ranks, with their positions."""
-    for at, instruction in enumerate(instructions):
-        for half in _halves_of(instruction, rank):
-            yield at, half
-
-
-def positions(program: Program, rank: int) -> list[int]:
-    """Return where the instructions of a rank's part are in the whole program."""
-    ranks = dict(program.ranks)
-    halves = divided(program.instructions, ranks)
-    return [at for at, half in halves if ranks[half.stream.device] == rank]
-
-
-def _halves_of(instruction: Instruction, rank: Mapping[str, int]) -> Iterable[Instruction]:
+def halves_of(instruction: Instruction, rank: Mapping[str, int]) -> Iterable[Instruction]:
     """Return an instruction, or the halves of a copy between ranks.
 
     Raises ValueError if it does not name a stream of each end.

@@ -8,7 +8,6 @@ in the last bits otherwise.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 
 from autosched._lib.aliasing import overlaps_itself
 from autosched._lib.copying import ALIGNMENT, span
+from autosched._lib.holders import holders
 from autosched._lib.tree import flatten
 from autosched.errors import ScheduleError, shown
 
@@ -25,7 +25,6 @@ __all__ += ["on_device", "rows", "signature", "sizes"]
 
 Description = Any  # of JSON: a list that begins with the kind
 Blank = Callable[[Sequence[int], Sequence[int], torch.dtype, int], torch.Tensor]
-_uses: Callable[[int], int] = torch._C._storage_Use_Count  # of a storage's address
 
 
 def description_of(value: Any, kind: str = "cpu") -> Description:
@@ -149,11 +148,9 @@ class ReceiveBuffer:
         self.rows: list[torch.Tensor] = []
         self._packed: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._tensors = [leaf for leaf in flatten(self.value) if isinstance(leaf, torch.Tensor)]
-        self._storages = [tensor.untyped_storage() for tensor in self._tensors]
-        self._addresses = [storage._cdata for storage in self._storages]
         for number in range(len(self._tensors)):
             self._add(number)
-        self._held = self._holders()  # no variable refers to a tensor here
+        self._held = [*map(holders, self._tensors)]  # no variable refers to a tensor here
 
     def _add(self, number: int) -> None:
         tensor = _physical(self._tensors[number].detach())
@@ -175,11 +172,7 @@ class ReceiveBuffer:
 
     def is_free(self) -> bool:
         """Whether nothing else refers to the value, or to a view of it."""
-        return self._held == self._holders()
-
-    def _holders(self) -> list[int]:
-        """Return how many references there are to each tensor, and to each storage."""
-        return [*map(sys.getrefcount, self._tensors), *map(_uses, self._addresses)]
+        return self._held == [*map(holders, self._tensors)]
 
 
 def _make(description: Description, blank: Blank) -> Any:

@@ -215,6 +215,19 @@ def fail_in_run(how: str, folder: str) -> list[str]:
         return [_ended(schedule, torch.full((3,), n), limits[n]) for n in range(4)]
 
 
+def run_for_ever(folder: str) -> str:
+    """Run until another rank has failed; return how that ends."""
+    machine = asc.Machine.cluster()
+    with asc.schedule(round_trip(), machine) as schedule:
+        given = {name: torch.ones(1 << 12) for name in schedule.inputs_here}
+        try:
+            while True:
+                schedule(**given)
+                Path(folder, str(machine.rank)).touch()
+        except asc.RankError as error:
+            return str(error)
+
+
 def send_large(folder: str) -> str:
     """Send so much that the test can end a process meanwhile; return how that ends."""
     runs = [0]

@@ -1,6 +1,7 @@
 """Failures of a rank: what all others are told, and that nothing hangs."""
 
 import os
+import random
 import re
 import signal
 import time
@@ -47,6 +48,19 @@ def test_a_killed_rank_is_named_on_all_others(mortals, tmp_path):
     first, second, third = mortals.results(3)
     assert second == (-signal.SIGKILL, "dead")
     told([first[0], None, third[0]], "RankError: rank 1 has gone: its process was ended")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_a_rank_that_is_killed_at_any_moment_is_named_on_all_others(mortals, tmp_path, seed):
+    source = random.Random(seed)
+    victim = source.randrange(3)
+    processes = mortals.start(jobs.run_for_ever, 3, str(tmp_path))
+    until(lambda: len([*tmp_path.iterdir()]) == 3)
+    time.sleep(source.random() / 10)
+    os.kill(processes[victim].pid, signal.SIGKILL)
+    for rank, (said, _) in enumerate(mortals.results(3)):
+        assert rank == victim or said.startswith(f"rank {victim} has gone: its process was ended")
 
 
 @pytest.mark.parametrize("how", ["hang", "hang alone"])

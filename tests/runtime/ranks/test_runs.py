@@ -61,6 +61,16 @@ def test_values_are_made_again_of_their_rows():
         assert description_of(buffer.value) == description
 
 
+@pytest.mark.parametrize("keep", [lambda t: t, lambda t: t[:1], lambda t: t.untyped_storage()])
+def test_memory_is_not_received_into_while_somebody_has_it(keep):
+    buffer = ReceiveBuffer(description_of([torch.ones(4), torch.ones(2)]), in_host_memory)
+    assert buffer.is_free()
+    kept = keep(buffer.value[1])
+    assert not buffer.is_free()
+    del kept
+    assert buffer.is_free()
+
+
 @pytest.mark.parametrize("value", [object(), {1: torch.ones(1)}, torch.ones(2).to_sparse()])
 def test_what_is_no_dense_tensor_is_not_sent(value):
     with pytest.raises(asc.ScheduleError, match="cannot be sent to another rank"):

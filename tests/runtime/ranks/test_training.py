@@ -1,98 +1,113 @@
-"""Training on several processes: on all ranks bit for bit what one process makes of the same shares."""
+"""Training on several processes: on all ranks bit for bit what one process makes of it."""
 
 from typing import Any
 
 import pytest
 import torch
-from torch import nn, optim
+from torch import nn
 from torch.nn import functional
 
 import autosched as asc
 from tests.runtime.ranks import training_jobs as jobs
-from tests.serial import assert_equal, train
+from tests.serial import assert_equal, some, train
+
+SPLIT = {"0": "cpu:0", "2": "cpu:1"}
+REPLICAS = {"replicas": 2, "chunks": 2, "schedule": "1f1b", "reduction": "exchange"}
+EVEN, STAGES = [[4, 4], [4, 4], [4, 4]], [[8, 8], [8, 8], [8, 8]]
 
 
-def serial(rows: list[list[int]], **options: Any) -> tuple[list[torch.Tensor], Any, Any]:
+def pipeline(order: str, **options: Any) -> dict[str, Any]:
+    return {"chunks": 2, "schedule": order, **options}
+
+
+# With the first steps of optimizers that make a state then, and a rate that changes. Ragged batches
+# leave ranks without rows.
+CASES = {
+    "2 ragged ranks": ("data_parallel", {"reduction": "exchange"}, [[4, 4], [4, 4], [3, 5]]),
+    "3 ragged ranks": ("data_parallel", {"reduction": "exchange"}, [[4] * 3, [5, 4, 0], [0, 4, 5]]),
+    "4 ragged ranks": (
+        "data_parallel",
+        {"reduction": "exchange"},
+        [[4] * 4, [4] * 4, [5, 0, 3, 4]],
+    ),
+    "clip": ("data_parallel", {"reduction": "sum", "clip_grad_norm": 0.05}, EVEN),
+    "accumulate": ("data_parallel", {"accumulate": 2, "reduction": "sum"}, EVEN),
+    "half": ("data_parallel", {"compression": "half"}, EVEN),
+    "library": ("data_parallel", {"reduction": "library", "exact": False}, EVEN),
+    "synchronised": ("data_parallel", {"batch_norm": "synchronised"}, EVEN),
+    "dropout": ("data_parallel", {"dropout": True, "reduction": "sum"}, EVEN),
+    "gpipe": ("pipeline", pipeline("gpipe", clip_grad_norm=0.1, optimizer="momentum"), STAGES),
+    "1f1b": ("pipeline", pipeline("1f1b", clip_grad_norm=0.1), STAGES),
+    "interleaved": ("pipeline", pipeline("interleaved", clip_grad_norm=0.1), STAGES),
+    "zero-bubble": ("pipeline", pipeline("zero-bubble", clip_grad_norm=0.1), STAGES),
+    "gpipe, dropout": ("pipeline", pipeline("gpipe", split=SPLIT, dropout=True), STAGES),
+    "1f1b, dropout": ("pipeline", pipeline("1f1b", split=SPLIT, dropout=True), STAGES),
+    "interleaved, dropout": (
+        "pipeline",
+        pipeline(
+            "interleaved",
+            split={"0": "cpu:0", "1": "cpu:1", "[23]": "cpu:0", "4": "cpu:1"},
+            dropout=True,
+        ),
+        STAGES,
+    ),
+    "model parallel": ("model_parallel", {"split": SPLIT, "optimizer": "momentum"}, STAGES),
+    "replicas": ("pipeline", {**REPLICAS, "optimizer": "momentum"}, [[8] * 4] * 2),
+}
+QUICK = ["3 ragged ranks", "clip", "half", "library", "dropout", "1f1b", "gpipe, dropout"]
+IN_PLAIN_TORCH = ["2 ragged ranks", "3 ragged ranks", "4 ragged ranks", "clip"]
+
+
+def serial(options: dict[str, Any], rows: list[list[int]]) -> Any:
     """Train on the shares of all ranks, one after another."""
-    model = jobs.normed()
-    optimizer = optim.Adam(model.parameters(), 0.01)
-    losses = []
-    for number, counts in enumerate(rows):
-        parts = [jobs.batch(number, rank, n) for rank, n in enumerate(counts)]
-        whole = [torch.cat(items) for items in zip(*parts, strict=True)]
-        shares = [[n] if n else [] for n in counts]
-        losses.append(train(model, functional.cross_entropy, optimizer, whole, shares, **options))
-    return losses, dict(model.state_dict()), optimizer.state_dict()["state"]
-
-
-def assert_all_equal(found: list[Any], expected: Any) -> None:
-    for rank, (losses, model, state) in enumerate(found):
-        for number, pair in enumerate(zip(losses, expected[0], strict=True)):
-            assert_equal(*pair, f"rank {rank}: loss {number}")
-        assert_equal(model, expected[1], f"rank {rank}: model")
-        assert_equal(state, expected[2], f"rank {rank}: optimizer")
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        pytest.param([[4, 4], [4, 4], [3, 5]], marks=pytest.mark.slow),
-        [[4, 4, 4], [5, 4, 0], [0, 4, 5]],
-        pytest.param([[4] * 4, [4] * 4, [5, 0, 3, 4]], marks=pytest.mark.slow),
-    ],
-    ids=lambda rows: f"{len(rows[0])} ranks",
-)
-def test_ranks_equal_serial_training(ranks, rows):
-    """With the first step of Adam, ragged batches, and a rank without rows."""
-    found = ranks.run(jobs.train, len(rows[0]), rows, {"reduction": "exchange"})
-    assert_all_equal(found, serial(rows))
-
-
-def test_clipped_gradients_equal_serial_training(ranks):
-    rows = [[4, 4], [4, 4]]
-    found = ranks.run(jobs.train, 2, rows, {"reduction": "sum", "clip_grad_norm": 0.05})
+    norms: list[Any] = []
 
     def clip(model: nn.Module) -> object:
-        return nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        most = options.get("clip_grad_norm")
+        if most is not None:
+            norms.append(nn.utils.clip_grad_norm_(model.parameters(), most))
+        return norms
 
-    assert_all_equal(found, serial(rows, before_step=clip))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({"accumulate": 2, "reduction": "sum"}, marks=pytest.mark.slow),
-        {"compression": "half"},
-        {"reduction": "library", "exact": False},
-        pytest.param({"batch_norm": "synchronised"}, marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
-def test_options_equal_those_of_emulated_hosts(ranks, options):
-    """With a rate that changes."""
-    rows = [[4, 4], [4, 4], [4, 4]]
-    found = ranks.run(jobs.with_options, 2, rows, options)
-    model = jobs.normed()
-    optimizer = optim.Adam(model.parameters(), 0.01)
-    scheduler = optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
-    machine = asc.Machine.emulated(gpus=0, hosts=2)
+    model = jobs.a_model()
+    optimizer = jobs.OPTIMIZERS["adam"](model.parameters())
+    scheduler = jobs.halved(optimizer)
     losses = []
-    with asc.parallel.data_parallel(
-        model, functional.cross_entropy, optimizer, machine, **jobs.known(options), backend="host"
-    ) as step:
-        for number, counts in enumerate(rows):
-            parts = [jobs.batch(number, rank, n) for rank, n in enumerate(counts)]
-            losses.append(step(*[torch.cat(items) for items in zip(*parts, strict=True)]))
-            scheduler.step()
-    assert_all_equal(found, (losses, dict(model.state_dict()), optimizer.state_dict()["state"]))
+    for number, counts in enumerate(rows):
+        shares = [[n] if n else [] for n in counts]
+        batch = jobs.whole(number, counts)
+        losses.append(
+            train(model, functional.cross_entropy, optimizer, batch, shares, before_step=clip)
+        )
+        scheduler.step()
+    found = [*zip(losses, norms or [None] * len(losses), strict=True)]
+    return found, dict(model.state_dict()), optimizer.state_dict()["state"]
+
+
+def assert_same(found: list[Any], expected: Any) -> None:
+    for rank, one in enumerate(found):
+        assert_equal(one, expected, f"rank {rank}")
+
+
+@pytest.mark.parametrize("case", some(CASES, *QUICK))
+def test_ranks_equal_one_process(ranks, case):
+    """That trains in plain PyTorch, or plays all ranks, which is what the tests of training hold to."""
+    way, options, rows = CASES[case]
+    options = {"optimizer": "adam", **options}
+    size = len(rows[0])
+    plain = case in IN_PLAIN_TORCH
+    expected = serial(options, rows) if plain else jobs.train(way, options, rows, size)
+    assert_same(ranks.run(jobs.train, size, way, options, rows), expected)
 
 
 def test_the_library_leaves_the_same_bits_on_all_ranks(ranks):
     """Also after a step in which one of them had no rows."""
-    rows = [[4, 4, 4], [5, 4, 0]]
-    found = ranks.run(jobs.train, 3, rows, {"reduction": "library", "exact": False})
-    assert_all_equal(found, found[0])
-    for loss, exact in zip(found[0][0], serial(rows)[0], strict=True):
+    options, rows = (
+        {"reduction": "library", "exact": False, "optimizer": "adam"},
+        [[4] * 3, [5, 4, 0]],
+    )
+    found = ranks.run(jobs.train, 3, "data_parallel", options, rows)
+    assert_same(found, found[0])
+    for (loss, _), (exact, _) in zip(found[0][0], serial({}, rows)[0], strict=True):
         torch.testing.assert_close(loss, exact)
 
 
@@ -106,8 +121,9 @@ def test_gradients_are_reduced_in_the_same_memory_at_each_step(ranks, options):
 
 
 def test_each_rank_draws_from_its_own_generator(ranks):
-    model = jobs.dropping()
-    optimizer = optim.SGD(model.parameters(), 0.1)
+    model = jobs.a_model(dropout=True)
+    optimizer = jobs.OPTIMIZERS["sgd"](model.parameters())
+    scheduler = jobs.halved(optimizer)
     states = [torch.Generator().manual_seed(rank).get_state() for rank in range(2)]
     losses = []
     with torch.random.fork_rng():
@@ -122,27 +138,11 @@ def test_each_rank_draws_from_its_own_generator(ranks):
                 total = total + loss.detach()
             optimizer.step()
             optimizer.zero_grad()
-            losses.append(total)
-    for found, state in ranks.run(jobs.drop, 2, 3, [0, 1]):
-        assert_equal(state, dict(model.state_dict()), "model")
-        assert torch.stack(found).equal(torch.stack(losses))
-
-
-def test_emulated_hosts_draw_as_ranks_that_are_seeded_alike(ranks):
-    model = jobs.dropping()
-    optimizer = optim.SGD(model.parameters(), 0.1)
-    machine = asc.Machine.emulated(gpus=0, hosts=2)
-    with asc.parallel.data_parallel(
-        model, functional.cross_entropy, optimizer, machine, reduction="sum", backend="host"
-    ) as step:
-        torch.manual_seed(3)
-        losses = []
-        for number in range(3):
-            parts = [jobs.batch(number, rank, 4) for rank in range(2)]
-            losses.append(step(*[torch.cat(items) for items in zip(*parts, strict=True)]))
-    for found, state in ranks.run(jobs.drop, 2, 3, [3, 3]):
-        assert_equal(state, dict(model.state_dict()), "model")
-        assert_equal(found, losses, "losses")
+            scheduler.step()
+            losses.append((total, None))
+    options = {"dropout": True, "optimizer": "sgd", "reduction": "sum", "seeds": [0, 1]}
+    for found, state, _ in ranks.run(jobs.train, 2, "data_parallel", options, EVEN):
+        assert_equal((found, state), (losses, dict(model.state_dict())), "losses and model")
 
 
 # ---- ranks that differ
@@ -196,3 +196,54 @@ def test_what_a_rank_changes_is_undone_by_the_state_of_rank_0(ranks, what):
     first, second = ranks.run(jobs.misuse, 2, what)
     assert first == second
     assert len({*first}) == 4
+
+
+# ---- stages
+
+
+def test_changes_of_a_stage_by_its_rank_count(ranks):
+    how = {"split": SPLIT, "chunks": 2, "schedule": "1f1b", "optimizer": "sgd"}
+    (refused, model), other = ranks.run(jobs.change, 2, how)
+    assert "call collect() on all ranks before state_dict()" in refused
+    assert_equal(other[1], model, "rank 1")
+
+
+def test_changes_between_steps_count_as_in_one_process(ranks):
+    """Of parameters, moments, buffers, rates, modes, groups; also where a state is loaded."""
+    assert_same(ranks.run(jobs.change_everything, 2), jobs.change_everything(2))
+
+
+@pytest.mark.parametrize("outputs", some([None, "cpu:0"], None))
+def test_a_forward_has_its_result_on_one_rank_and_new_state_on_all(ranks, outputs):
+    """By default on that of the last stage; in train mode, in eval mode, and with other rows."""
+    options = {} if outputs is None else {"outputs": outputs}
+    (expected, buffers) = jobs.forward({**options, "backend": "virtual"}, 2)
+    found = ranks.run(jobs.forward, 2, options)
+    result, nothing = reversed(found) if outputs is None else found
+    assert_equal(result[0], expected, "results")
+    assert nothing[0] == [{"hidden": None, "y": None}] * 4
+    for rank, (_, own) in enumerate(found):
+        assert_equal(own, buffers, f"rank {rank}: what a call makes, and what any stage writes")
+
+
+def test_what_cannot_span_ranks_is_refused_on_all_of_them(ranks):
+    rows = "ScheduleError: rank 1 passes 9 rows, and rank 0 8; all ranks of such"
+    for step, forward, dtype, in_flight in ranks.run(jobs.refuse, 2):
+        assert step.startswith(rows)
+        assert forward.startswith(rows)
+        assert "rank 1:  item 0 of the batch is a tensor of float64" in dtype
+        assert "in_flight= of model_parallel is for one process" in in_flight
+
+
+@pytest.mark.parametrize("size", some([2, 4], 4))
+def test_a_checkpoint_of_stages_is_loaded_on_two_ranks_and_in_one_process(ranks, tmp_path, size):
+    how = {"schedule": "1f1b", "chunks": 2, "split": SPLIT} if size == 2 else REPLICAS
+    found = ranks.run(jobs.save, size, "pipeline", how, str(tmp_path))
+    how = {"schedule": "1f1b", "chunks": 2, "split": SPLIT}
+    here = asc.Machine.emulated(gpus=0, hosts=2)
+    with jobs.step_on(here, "pipeline", how, seed=1) as step:
+        step.load(tmp_path)
+        assert_equal(jobs.facts(step), found[0][1:], "in one process")
+    for rank, (loss, *loaded) in enumerate(ranks.run(jobs.load, 2, "pipeline", how, str(tmp_path))):
+        assert_equal(loaded, found[0][1:], f"rank {rank}")
+        assert size == 4 or torch.equal(loss, found[0][0])

@@ -1,23 +1,31 @@
-"""Training that ranks do in tests: each function runs in a process of its own."""
+"""Training that ranks do in tests: each function runs in a process of its own.
+
+Several also run in one process, for emulated ``hosts``.
+"""
 
 from __future__ import annotations
 
+import copy
+import functools
 import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import nn, optim
 from torch.nn import functional
 
 import autosched as asc
 from autosched.parallel.packing import Reusing
+from autosched.parallel.step import Step
 
-
-def normed() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 4))
+OPTIMIZERS = {
+    "sgd": functools.partial(optim.SGD, lr=0.1),  # without a state
+    "momentum": functools.partial(optim.SGD, lr=0.1, momentum=0.9),
+    "adam": functools.partial(optim.Adam, lr=0.01),
+}
+OBJECTS = {"half": asc.parallel.Half()}  # options, by the names that cases give them
 
 
 def batch(number: int, rank: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -27,37 +35,85 @@ def batch(number: int, rank: int, rows: int) -> tuple[torch.Tensor, torch.Tensor
     return x, torch.randint(0, 4, (rows,), generator=generator)
 
 
-def train(rows: list[list[int]], options: dict[str, Any], gamma: float = 1.0) -> Any:
-    """Train on batches of so many rows of each rank; return losses, model, optimizer.
+def whole(number: int, counts: list[int]) -> list[torch.Tensor]:
+    """Return the rows of all ranks."""
+    parts = [batch(number, rank, rows) for rank, rows in enumerate(counts)]
+    return [torch.cat(items) for items in zip(*parts, strict=True)]
 
-    The rate is multiplied by ``gamma`` every other step.
+
+def a_model(dropout: bool = False, seed: int = 0) -> nn.Sequential:
+    """Return a model with a batch norm, or with dropout."""
+    torch.manual_seed(seed)
+    first, norm, last = nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Linear(6, 4)
+    if dropout:
+        return nn.Sequential(first, nn.Dropout(), nn.Linear(6, 6), nn.Dropout(0.3), last)
+    return nn.Sequential(first, norm, nn.Linear(6, 6), last)
+
+
+def step_on(machine: asc.Machine, way: str, options: dict[str, Any], seed: int = 0) -> Step:
+    """Return a step of a model; ``way`` is the function that makes it."""
+    how = {name: OBJECTS.get(str(item), item) for name, item in options.items()}
+    model = a_model(how.pop("dropout", False), seed)
+    optimizer = OPTIMIZERS[how.pop("optimizer", "momentum")](model.parameters())
+    if machine.rank is None:
+        how["backend"] = "virtual"
+    if way == "model_parallel":
+        loss_fn = functional.cross_entropy
+        return asc.parallel.model_parallel(
+            model, machine, loss_fn=loss_fn, optimizer=optimizer, **how
+        )
+    make = getattr(asc.parallel, way)
+    return make(model, functional.cross_entropy, optimizer, machine, **how)
+
+
+def machine_of(hosts: int | None) -> asc.Machine:
+    """Return the machine of all ranks, or of so many emulated ones."""
+    return asc.Machine.cluster() if hosts is None else asc.Machine.emulated(gpus=0, hosts=hosts)
+
+
+def facts(step: Step) -> Any:
+    """Return the state of a step."""
+    return dict(step.model.state_dict()), step.optimizer.state_dict()["state"]
+
+
+def halved(optimizer: optim.Optimizer) -> optim.lr_scheduler.StepLR:
+    """Return what halves the rate every other step."""
+    return optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+
+
+def train(
+    way: str, options: dict[str, Any], rows: list[list[int]], hosts: int | None = None
+) -> Any:
+    """Train on batches of so many rows of each rank; return losses, norms and the state.
+
+    With stages, all ranks pass the same batch, of the rows of rank 0. ``seeds`` of options are those
+    of the ranks' generators.
     """
-    machine = asc.Machine.cluster()
-    model = normed()
-    if machine.rank:
-        with torch.no_grad():
-            model[0].weight.zero_()  # rank 0's counts
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma)
-    losses = []
-    with asc.parallel.data_parallel(
-        model, functional.cross_entropy, optimizer, machine, **options
-    ) as step:
+    machine = machine_of(hosts)
+    options = dict(options)
+    seeds = options.pop("seeds", [5] * len(rows[0]))
+    found = []
+    with step_on(machine, way, options, machine.rank or 0) as step:  # rank 0's model counts
+        torch.manual_seed(seeds[machine.rank or 0])
+        scheduler = halved(step.optimizer)
         for number, counts in enumerate(rows):
-            losses.append(step(*batch(number, machine.rank, counts[machine.rank])))
+            if way != "data_parallel":
+                given = batch(number, 0, counts[0])
+            elif machine.rank is None:
+                given = whole(number, counts)
+            else:
+                given = batch(number, machine.rank, counts[machine.rank])
+            found.append((step(*given), step.grad_norm))
             scheduler.step()
-    return losses, dict(model.state_dict()), optimizer.state_dict()["state"]
+        step.collect()
+        return found, *facts(step)
 
 
 def addresses(count: int, options: dict[str, Any]) -> list[list[int]]:
     """Return where the gradients are reduced in each step after the first, which runs checks."""
     machine = asc.Machine.cluster()
-    model = normed()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     found = []
-    with asc.parallel.data_parallel(
-        model, functional.cross_entropy, optimizer, machine, **options
-    ) as step:
+    with step_on(machine, "data_parallel", options) as step:
         for rows in (*[4] * (count + 1), 3):
             given = batch(0, machine.rank, rows)
             step(*given)
@@ -68,35 +124,6 @@ def addresses(count: int, options: dict[str, Any]) -> list[list[int]]:
                 first = kept
     assert not any(first), "a plan that is not used keeps no memory"
     return found[1:-1]
-
-
-def drop(count: int, seeds: list[int]) -> Any:
-    """Train a model with dropout, whose numbers each rank draws from its own seed."""
-    machine = asc.Machine.cluster()
-    model = dropping()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    torch.manual_seed(seeds[machine.rank])
-    with asc.parallel.data_parallel(
-        model, functional.cross_entropy, optimizer, machine, reduction="sum"
-    ) as step:
-        losses = [step(*batch(number, machine.rank, 4)) for number in range(count)]
-    return losses, dict(model.state_dict())
-
-
-def dropping() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 6), nn.Dropout(0.5), nn.Tanh(), nn.Linear(6, 4))
-
-
-def with_options(rows: list[list[int]], options: dict[str, Any]) -> Any:
-    """Train with a scheduler of the rate."""
-    return train(rows, known(options), gamma=0.5)
-
-
-def known(options: dict[str, Any]) -> dict[str, Any]:
-    """Return options with objects for their names."""
-    objects = {"half": asc.parallel.Half()}
-    return {name: objects.get(str(item), item) for name, item in options.items()}
 
 
 def sign() -> Path:
@@ -212,3 +239,153 @@ def misuse(what: str) -> list[str]:
                 ended.append(f"{type(error).__name__}: {error}")
             undo(step)
     return ended
+
+
+# ---- stages
+
+
+class Smoothed(nn.Module):
+    """Has a buffer that each call replaces, and returns what its first and last layers return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6))
+        self.last = nn.Linear(6, 4)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        h = self.first(x)
+        y = self.last(h) - self.mean
+        self.mean = 0.9 * self.mean + 0.1 * y.mean(0)
+        return {"hidden": h, "y": y}
+
+
+FORWARD = {"split": {"first": "cpu:0", "last": "cpu:1"}}
+
+
+def forward(options: dict[str, Any], hosts: int | None = None) -> Any:
+    """Call a model without a loss, in several modes; return results, and its buffers."""
+    machine = machine_of(hosts)
+    torch.manual_seed(0)
+    model = Smoothed()
+    found = []
+    with asc.parallel.model_parallel(model, machine, **FORWARD, **options) as run:
+        for number, rows in enumerate([6, 6, 5, 6]):
+            model.train(number < 3)
+            with torch.no_grad():
+                found.append(run(batch(number, 0, rows)[0]))
+        assert run.cuts(batch(3, 0, 6)[0]).devices == ("cpu:0", "cpu:1")
+    return found, dict(model.named_buffers())
+
+
+def refuse() -> list[str]:
+    """Do what is refused, and what is not afterwards; return the errors."""
+    machine = asc.Machine.cluster()
+    model = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 4))
+    trained = model, functional.cross_entropy, optim.SGD(model.parameters(), 0.1)
+    split = {"0": "cpu:0", "1": "cpu:1"}
+    step = asc.parallel.pipeline(*trained, machine, split=split, chunks=2, schedule="gpipe")
+    run = asc.parallel.model_parallel(model, machine, split=split)
+    rank = machine.rank or 0
+    errors = []
+    for call in (
+        lambda: step(*batch(0, 0, 8 + rank)),
+        lambda: run(batch(0, 0, 8 + rank)[0]),
+        lambda: run(batch(0, 0, 8)[0].to(torch.float64 if rank else torch.float32)),
+        lambda: run(batch(0, 0, 8)[0]),
+        lambda: asc.parallel.model_parallel(model, machine, in_flight=2),
+    ):
+        try:
+            call()
+        except asc.AutoschedError as error:
+            errors.append(f"{type(error).__name__}: {error}")
+    return errors
+
+
+def change(options: dict[str, Any]) -> Any:
+    """Change each stage on the rank that has it, between steps; return the state."""
+    machine = asc.Machine.cluster()
+    with step_on(machine, "pipeline", options) as step:
+        step(*batch(0, 0, 8))
+        refused = ""
+        try:
+            step.state_dict()
+        except asc.ScheduleError as error:
+            refused = str(error)
+        with torch.no_grad():
+            for parameter in step.model[0 if machine.rank == 0 else -1].parameters():
+                parameter.mul_(0.5)
+        step(*batch(1, 0, 8))
+        step.collect()
+        return refused, step.state_dict()["model"]
+
+
+def change_everything(hosts: int | None = None) -> Any:
+    """Change state and settings between steps, save and load; return losses and the state.
+
+    A rank changes the stages that it has; emulated ``hosts`` in one process change all.
+    """
+    machine = machine_of(hosts)
+    how = {"split": {"0": "cpu:0", "2": "cpu:1"}, "chunks": 2, "schedule": "1f1b"}
+    with step_on(machine, "pipeline", how, machine.rank or 0) as step:
+        model, group = step.model, step.optimizer.param_groups[0]
+        own = (model[:2], model[2:])
+        numbers = iter(range(100))
+        losses = []
+
+        def train() -> None:
+            losses.append(step(*batch(next(numbers), 0, 8)))
+
+        train()
+        with torch.no_grad():  # the stage of rank 1 alone
+            if machine.rank != 0:
+                own[1][0].weight.mul_(0.5)
+        train()
+        group["lr"] = 0.05
+        train()
+        with torch.no_grad():  # moments of each stage, and a buffer
+            for rank, stage in enumerate(own):
+                if machine.rank in (None, rank):
+                    for parameter in stage.parameters():
+                        step.optimizer.state[parameter]["momentum_buffer"].mul_(0.5)
+            if machine.rank in (None, 0):
+                model[1].running_mean.add_(1.0)
+        train()
+        step.collect()
+        saved = copy.deepcopy(step.state_dict())
+        train()
+        model[2].weight.requires_grad_(False)
+        train()
+        model[2].weight.requires_grad_(True)
+        model.eval()
+        train()
+        model.train()
+        added = torch.zeros(3).requires_grad_()  # that no stage has
+        step.optimizer.add_param_group({"params": [added], "lr": 0.5})
+        train()
+        del step.optimizer.param_groups[1]
+        step.load_state_dict(saved)
+        train()
+        train()
+        step.collect()
+        return losses, *facts(step)
+
+
+def save(way: str, options: dict[str, Any], folder: str) -> Any:
+    """Train for a step, save, and train for another one; return its loss, and what was saved."""
+    machine = asc.Machine.cluster()
+    with step_on(machine, way, options) as step:
+        step(*batch(0, 0, 8))
+        step.save(Path(folder))
+        step.collect()
+        saved = copy.deepcopy(facts(step))
+        return step(*batch(1, 0, 8)), *saved
+
+
+def load(way: str, options: dict[str, Any], folder: str) -> Any:
+    """Load, and train for another step; return its loss, and the state that was loaded."""
+    machine = asc.Machine.cluster()
+    with step_on(machine, way, options, seed=1) as step:
+        step.load(Path(folder))
+        loaded = copy.deepcopy(facts(step))
+        return step(*batch(1, 0, 8)), *loaded
