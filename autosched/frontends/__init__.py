@@ -6,7 +6,7 @@ tracing           a call on fake tensors as nodes of ATen operators
 operators         nodes as tasks
 origins           module, phase and source line of an operator
 state             the tensors of modules and optimizers
-settings          learning rates and other settings of optimizers as inputs
+settings          learning rates as inputs, and counters of steps that are compared
 collectives       functional collectives of torch.distributed
 
 compiled          functions and modules that are captured and scheduled when they are called
@@ -20,6 +20,6 @@ unsupported       errors for code that cannot be captured
 side_effects      changes of objects outside of a function's arguments, also in C++ and in caches
 host_calls        time, files, print: calls that a graph does not repeat
 random_state      seeds of torch's generator as operators
-eager_operators   functions that choose other operators while they are traced; attention, RAdam
+eager_operators   functions that choose other operators while they are traced; attention
 capture_lock      one capture at a time
 """

@@ -131,8 +131,8 @@ class Captured(Graph):
 
     @property
     def keeps(self) -> bool:
-        """Whether a run leaves new state, or other flags, in modules and optimizers."""
-        return bool(self.made or self.gone or self.switched)
+        """Whether a run leaves new state, other flags, or counters that are compared before a run."""
+        return bool(self.made or self.gone or self.switched or self.settings.counters)
 
     def finish(self, outputs: Mapping[str, Any]) -> Any:
         """Put new state where it belongs, and return the function's result."""

@@ -386,8 +386,12 @@ class Compiled:
         if new := self._varying.new:
             LOG.info("%r is captured again, with inputs %s", name, ", ".join(sorted(new)))
             return
+        last = next(reversed(self._cache.values())).key
+        if key == last:
+            LOG.info("%r is captured again, for other numbers that it compares", name)
+            return
         self._unexpected += 1
-        found = changes(next(reversed(self._cache.values())).key, key)
+        found = changes(last, key)
         described = ", ".join(f"{what}: {how}" if what else how for what, how in found)
         why = f"{name!r} is captured for the {_ordinal(self._misses)} time: {described}"
         LOG.info("%s", why)

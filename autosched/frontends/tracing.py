@@ -32,14 +32,20 @@ from autosched.frontends.eager_operators import (
     FakeChecks,
     fast_paths,
     observing_fake_checks,
-    selecting_updates,
     warn_of_fake_check,
 )
 from autosched.frontends.host_calls import Call, observing_calls
 from autosched.frontends.origins import annotating_origins
 from autosched.frontends.random_state import tracing_random_state
 from autosched.frontends.reachability import Reach, is_trainable, is_value
-from autosched.frontends.settings import Number, Settings, values_of, without_reads, without_repeats
+from autosched.frontends.settings import (
+    Counters,
+    Number,
+    Settings,
+    values_of,
+    without_reads,
+    without_repeats,
+)
 from autosched.frontends.side_effects import (
     HiddenStates,
     MadeTensors,
@@ -146,6 +152,7 @@ class _Tracer:
         self.state = graph.state
         self.examples = graph.examples
         self.varying = graph.settings.wanted
+        self.counts = graph.state.counters()
         self.made = made
         self.found = Trace()
         self.effects: SideEffects | None = None  # while the function runs
@@ -197,7 +204,6 @@ class _Tracer:
             annotating_origins(self.state.modules, self._refuse, self.made.add),
             fast_paths(),
             replaced((Distribution, "_validate_args", False)),  # as Dynamo does: it reads elements
-            selecting_updates(),
         ):
             fakes = Fakes()
             inputs = [fakes.from_tensor(item) for item in self.examples.values()]
@@ -220,10 +226,11 @@ class _Tracer:
             for hook in hooks_of(item)[0]:
                 twin.register_hook(hook)  # type: ignore[no-untyped-call]
         counters = self.state.numbers()
+        counted = {name: (before[name], number) for name, number in self.counts.items()}
         with (
             self.state.replaced_by(before, numbers) as state,
             self._checking_changes(before, given) as reach,
-            EagerOperators(),
+            EagerOperators(Counters(self.found.settings, counted)),
         ):
             with observing_calls(reach, self.found.calls):
                 result = self.fn(*args, **kwargs)

@@ -301,6 +301,12 @@ class Step(Plans[Planned]):
             with without_collecting():
                 planned = self._training.together(lambda: self._plan(batch, rows))
             for settings in planned.settings:
+                if settings.counters and self._agreement is not None:
+                    kind = type(self.optimizer).__name__
+                    raise ScheduleError(
+                        f"{kind} compares its counters of steps, which ranks could do differently; "
+                        "use another optimizer on several ranks"
+                    )
                 self._training.varying.keep(self._training.numbers - settings.wanted)
             return planned
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from typing import Any
 
@@ -86,7 +85,6 @@ def test_what_other_threads_draw_meanwhile_is_theirs() -> None:
 
 def of_all_threads() -> list[Any]:
     """Return what a capture replaces in Python and torch, for as long as it lasts."""
-    radam = sys.modules[optim.RAdam.__module__]
     return [
         print,
         torch.random.default_generator,
@@ -98,8 +96,6 @@ def of_all_threads() -> list[Any]:
         torch.Generator in torch.fx.proxy._create_arg_bypass,
         nn.Module.__call__,
         nn.TransformerEncoder.forward,
-        radam._single_tensor_radam,
-        radam._multi_tensor_radam,
     ]
 
 
