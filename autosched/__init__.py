@@ -2,11 +2,13 @@ r"""Schedule a step of tensor work, written once in serial order, on several dev
 
 ::
 
-                           Costs   Machine
-                              \     /
-     Graph ---- policy ----> Placement ---- lowering ----> Program --+-- execute --> outputs
-     what                    where, in      streams, copies, one     +-- simulate -> Timeline -> viz
-                             which order    events, frees    list    +-- verify ---> ProgramError?
+     Graph, Machine, Costs ---> Problem --- policy ---> Placement
+                                    |                       |
+                                    +------- lower ---------+
+                                               |
+                                            Program --+-- execute --> outputs
+                                                      +-- simulate -> Timeline -> viz
+                                                      +-- verify ---> ProgramError?
 
 Write a ``Graph``, choose a ``Machine``, and call what ``schedule(graph, machine)`` returns.
 """
@@ -40,6 +42,7 @@ from autosched.machine.machine import Device, Link, Machine, Network, register_s
 from autosched.placement import Placement
 from autosched.policies import in_order
 from autosched.policies.base.possible import Possible
+from autosched.problem import Problem
 from autosched.program.program import Program
 from autosched.scheduling.planning import schedule
 from autosched.scheduling.schedule import Schedule, load
@@ -110,6 +113,7 @@ __all__ = [
     "Network",
     "Placement",
     "Possible",
+    "Problem",
     "Program",
     "ProgramError",
     "RankError",

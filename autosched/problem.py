@@ -1,32 +1,36 @@
-"""The scheduling problem as numbers: graph, machine and costs in one table.
+"""The scheduling problem: a graph, a machine, costs, constraints and the goal.
 
-Tasks, devices and data become numbers. A *datum* is a version of a value that tasks read. The
-table holds durations of single tasks and copies, and no start times. Policies, their kernels,
-constraint programming and lower bounds all read this table, or a view of it in other units.
+It is made once for a plan, and never changes. Policies, bounds, lowering and explanations take it.
+Its ``tables`` have it as numbers: tasks, devices and data are numbered there. A *datum* is a
+version of a value that tasks read. The tables hold durations of single tasks and copies, and no
+start times. Policies, their kernels, constraint programming and lower bounds all read them, or a
+view of them in other units. They are made when they are first read, once for all policies, so
+nothing may write to them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, pairwise, product
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autosched._lib.gc_pause import without_collecting
 from autosched.costs.costs import Costs
+from autosched.errors import MemoryLimitError, ScheduleError, listed, shown
 from autosched.graph.flow import flow
-from autosched.graph.graph import Dependency, Graph, Use
+from autosched.graph.graph import Graph, Task, Use
 from autosched.machine.machine import Device, Machine
 from autosched.placement import Placement, Send, choices, home
 
-__all__ = ["Policy", "Problem", "Tables", "grouped"]
+__all__ = ["Constraints", "Goal", "Objective", "Policy", "Problem", "Tables", "grouped"]
 
-Policy = Callable[[Graph, Machine, Costs], Placement]
+Objective = Literal["makespan", "period"]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Rows = Sequence[Sequence[int]]
@@ -124,88 +128,117 @@ class _Lists:
         return found
 
 
-@dataclass(frozen=True, eq=False)
-class Problem:
-    """Tables of a graph on a machine, with the names of what they number.
+class Goal(NamedTuple):
+    """What a plan minimizes, and the runs in flight; None: as many as the period gains from."""
 
-    >>> graph = Graph()
-    >>> y = graph.add(abs, graph.input("x"), name="y", seconds={"cuda:0": 2.0})
-    >>> problem = Problem.of(graph, Machine.emulated(gpus=1), Costs())
-    >>> problem.seconds, problem.reads, problem.names
-    ([[inf, 2.0]], [[0]], ['x'])
-    """
+    objective: Objective = "makespan"
+    in_flight: int | None = 1
 
-    tasks: Sequence[str]
-    devices: Sequence[str]
+
+@dataclass(frozen=True)
+class Constraints:
+    """What the user asks of a plan; ``outputs`` are the requested devices of outputs, by label."""
+
+    outputs: Mapping[str, str] = field(default_factory=dict)
+
+
+class _Tabulated(NamedTuple):
+    """The tables, and what they number."""
+
     names: Sequence[str]  # of data
     versions: Sequence[int]  # of data
-    dependencies: Sequence[Sequence[Dependency]]  # by task
     allowed: NDArray[np.bool_]  # [task, device], by constraints
     finite: NDArray[np.bool_]  # [task, device], by costs
     tables: Tables
 
-    @classmethod
-    @without_collecting()
-    def of(cls, graph: Graph, machine: Machine, costs: Costs) -> Problem:
-        """Tabulate a graph on a machine. Raises ScheduleError for contradictory constraints."""
-        found = choices(graph, machine)
-        count = len(machine.names)
-        allowed = _allowed(found.devices, machine)
-        seconds = _seconds(graph, machine, costs)
-        finite = np.isfinite(seconds)
-        seconds[~allowed] = np.inf
-        group = np.array(found.group, np.int64)
-        together = _together(seconds, group)
-        data, reads, returned = _reads(graph)
-        values = [graph.values[use.value] for use in data]
-        makers = [
-            graph.maker(use) if use.version else value.producer
-            for use, value in zip(data, values, strict=True)
-        ]
-        number = {name: p for p, name in enumerate(machine.names)}
-        homes = [
-            number[home(graph, machine, value)] if maker is None else -1
-            for maker, value in zip(makers, values, strict=True)
-        ]
-        replay = costs.replay
-        pageable = [
-            maker is None and value.name in costs.pageable
-            for maker, value in zip(makers, values, strict=True)
-        ]
-        maker = np.array([-1 if maker is None else maker for maker in makers], np.int64)
-        back = [number[home(graph, machine, values[datum])] for datum in returned]
-        before_at, before = _ragged(_others(graph, reads, maker.tolist()))
-        reads_at, flat_reads = _ragged(reads)
-        tables = Tables(
-            seconds=seconds.ravel(),
-            together=together.ravel(),
-            least=together.min(axis=1, initial=np.inf),
-            streams=np.array([device.streams for device in machine.devices], np.int64),
-            group=group,
-            before_at=before_at,
-            before=before,
-            reads_at=reads_at,
-            reads=flat_reads,
-            maker=maker,
-            home=np.array(homes, np.int64),
-            row=np.array(homes, np.int64) + count * np.array(pageable, np.int64),
-            nbytes=np.array([costs.value_nbytes(value) for value in values], float),
-            issue=_issue(graph, machine, costs).ravel(),
-            begin=np.array([0.0 if replay is None else replay.call + replay.graph]),
-            returns=np.array(returned, np.int64),
-            returns_to=np.array(back, np.int64),
-            **_paths(machine, bool(costs.pageable)),
-        )
-        return cls(
-            tasks=[task.name for task in graph.tasks],
-            devices=machine.names,
-            names=[value.name for value in values],
-            versions=[use.version for use in data],
-            dependencies=[task.dependencies for task in graph.tasks],
-            allowed=allowed,
-            finite=finite,
-            tables=tables,
-        )
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What a policy gets: a graph, a machine, costs, constraints and the goal.
+
+    Tasks, devices and data have numbers: those of tasks and devices are their positions in
+    ``graph.tasks`` and ``machine.devices``. ``seconds`` has the durations by task and device,
+    infinite where a task cannot run, and ``reads`` the data of each task, whose ``names`` and
+    ``versions`` are in the order of data. ``before`` and ``after`` are predecessors and successors
+    of tasks; ``tables`` has all that as arrays. The first use of numbers raises ScheduleError for
+    contradictory constraints.
+
+    >>> graph = Graph()
+    >>> y = graph.add(abs, graph.input("x"), name="y", seconds={"cuda:0": 2.0})
+    >>> problem = Problem(graph, Machine.emulated(gpus=1))
+    >>> problem.seconds, problem.reads, problem.names
+    ([[inf, 2.0]], [[0]], ['x'])
+    """
+
+    graph: Graph
+    machine: Machine
+    costs: Costs = field(default_factory=Costs)
+    constraints: Constraints = field(default_factory=Constraints)
+    goal: Goal = field(default_factory=Goal)
+
+    def __post_init__(self) -> None:
+        for name, kind in (("graph", Graph), ("machine", Machine), ("costs", Costs)):
+            if not isinstance(item := getattr(self, name), kind):
+                raise ScheduleError(f"{name} must be a {kind.__name__}, got {shown(item)}")
+
+    @cached_property
+    def _tabulated(self) -> _Tabulated:
+        return _tabulated(self)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether some device could not hold all versions of all values."""
+        least = min(device.nbytes for device in self.machine.devices)
+        if math.isinf(least):
+            return False
+        graph = self.graph
+        nbytes = self.costs.value_nbytes
+        return sum(nbytes(v) * (1 + graph.last_version(v.index)) for v in graph.values) > least
+
+    @cached_property
+    def confined(self) -> Problem:
+        """The problem with infinite seconds where a task alone exceeds the memory of a device.
+
+        A task needs its arguments, its results, and the inputs that are on the device. So policies
+        and bounds avoid the device without modelling memory. Raises MemoryLimitError if this, or
+        the outputs that are wanted on a device, prove that no schedule exists.
+        """
+        return _confined(self) if self.is_limited else self
+
+    @property
+    def tables(self) -> Tables:
+        """The problem as arrays."""
+        return self._tabulated.tables
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The values of which data are versions."""
+        return self._tabulated.names
+
+    @property
+    def versions(self) -> Sequence[int]:
+        """The versions of values that data are."""
+        return self._tabulated.versions
+
+    @property
+    def allowed(self) -> NDArray[np.bool_]:
+        """Where tasks may run by constraints, by [task, device]."""
+        return self._tabulated.allowed
+
+    @property
+    def finite(self) -> NDArray[np.bool_]:
+        """Where tasks may run by costs, by [task, device]."""
+        return self._tabulated.finite
+
+    @cached_property
+    def tasks(self) -> Sequence[str]:
+        """The names of tasks."""
+        return [task.name for task in self.graph.tasks]
+
+    @property
+    def devices(self) -> Sequence[str]:
+        """The names of devices."""
+        return self.machine.names
 
     @cached_property
     def lists(self) -> Any:
@@ -235,7 +268,7 @@ class Problem:
     @cached_property
     def before(self) -> list[list[int]]:
         """The predecessors of each task."""
-        return [[other for other, _ in dependencies] for dependencies in self.dependencies]
+        return [[other for other, _ in task.dependencies] for task in self.graph.tasks]
 
     @cached_property
     def after(self) -> list[list[int]]:
@@ -268,6 +301,72 @@ class Problem:
         where = map(self.devices.__getitem__, np.asarray(device, np.int64).tolist())
         names = map(self.tasks.__getitem__, np.asarray(order, np.int64).tolist())
         return Placement(dict(zip(self.tasks, where, strict=True)), tuple(names), copies)
+
+
+Policy = Callable[[Problem], Placement]
+
+
+@without_collecting()
+def _tabulated(problem: Problem) -> _Tabulated:
+    """Return the tables of a problem. Raises ScheduleError for contradictory constraints."""
+    graph = problem.graph
+    machine = problem.machine
+    costs = problem.costs
+    found = choices(graph, machine)
+    count = len(machine.names)
+    allowed = _allowed(found.devices, machine)
+    seconds = _seconds(graph, machine, costs)
+    finite = np.isfinite(seconds)
+    seconds[~allowed] = np.inf
+    group = np.array(found.group, np.int64)
+    together = _together(seconds, group)
+    data, reads, returned = _reads(graph)
+    values = [graph.values[use.value] for use in data]
+    makers = [
+        graph.maker(use) if use.version else value.producer
+        for use, value in zip(data, values, strict=True)
+    ]
+    number = {name: p for p, name in enumerate(machine.names)}
+    homes = [
+        number[home(graph, machine, value)] if maker is None else -1
+        for maker, value in zip(makers, values, strict=True)
+    ]
+    replay = costs.replay
+    pageable = [
+        maker is None and value.name in costs.pageable
+        for maker, value in zip(makers, values, strict=True)
+    ]
+    maker = np.array([-1 if maker is None else maker for maker in makers], np.int64)
+    back = [number[home(graph, machine, values[datum])] for datum in returned]
+    before_at, before = _ragged(_others(graph, reads, maker.tolist()))
+    reads_at, flat_reads = _ragged(reads)
+    tables = Tables(
+        seconds=seconds.ravel(),
+        together=together.ravel(),
+        least=together.min(axis=1, initial=np.inf),
+        streams=np.array([device.streams for device in machine.devices], np.int64),
+        group=group,
+        before_at=before_at,
+        before=before,
+        reads_at=reads_at,
+        reads=flat_reads,
+        maker=maker,
+        home=np.array(homes, np.int64),
+        row=np.array(homes, np.int64) + count * np.array(pageable, np.int64),
+        nbytes=np.array([costs.value_nbytes(value) for value in values], float),
+        issue=_issue(graph, machine, costs).ravel(),
+        begin=np.array([0.0 if replay is None else replay.call + replay.graph]),
+        returns=np.array(returned, np.int64),
+        returns_to=np.array(back, np.int64),
+        **_paths(machine, bool(costs.pageable)),
+    )
+    return _Tabulated(
+        names=[value.name for value in values],
+        versions=[use.version for use in data],
+        allowed=allowed,
+        finite=finite,
+        tables=tables,
+    )
 
 
 def _allowed(devices: Sequence[Sequence[str]], machine: Machine) -> NDArray[np.bool_]:
@@ -498,3 +597,126 @@ def grouped(key: Ints, item: Ints, count: int) -> tuple[Ints, Ints]:
     at = np.zeros(count + 1, np.int64)
     np.cumsum(np.bincount(key, minlength=count), out=at[1:])
     return at, item[np.argsort(key, kind="stable")]
+
+
+# ---- memory: tasks that exceed that of a device by themselves
+
+
+def _confined(problem: Problem) -> Problem:
+    """Implement ``Problem.confined``."""
+    graph = problem.graph
+    machine = problem.machine
+    costs = problem.costs
+    count = _Count(problem)
+    wanted = {
+        label: at for label, at in problem.constraints.outputs.items() if label in graph.outputs
+    }
+    for device in dict.fromkeys(wanted.values()):
+        count.check(device, [graph.outputs[label] for label, at in wanted.items() if at == device])
+    needs = {
+        task.name: {device: count.needed(task, device) for device in machine.names}
+        for task in graph.tasks
+    }
+    tight = {
+        name: {p for p, needed in devices.items() if needed > machine.device(p).nbytes}
+        for name, devices in needs.items()
+    }
+    _check_groups(problem, needs, tight)
+    seconds = {
+        name: {
+            device.name: math.inf
+            if device.name in tight[name]
+            else costs.task_seconds(graph.task(name), device)
+            for device in machine.devices
+        }
+        for name in tight
+        if tight[name]
+    }
+    return replace(problem, costs=costs.override(seconds))
+
+
+class _Count:
+    """The bytes that a device needs at least."""
+
+    def __init__(self, problem: Problem):
+        self.graph = graph = problem.graph
+        self.machine = machine = problem.machine
+        self.nbytes = [problem.costs.value_nbytes(value) for value in graph.values]
+        self.home = {value.index: home(graph, machine, value) for value in graph.sources}
+        self.lives = dict.fromkeys(machine.names, 0.0)
+        for index, device in self.home.items():
+            self.lives[device] += self.nbytes[index]
+        for device in machine.names:
+            self.check(device, ())
+
+    def at_once(self, device: str, values: Iterable[int]) -> float:
+        """Return the bytes of values (indices) on a device, and of all inputs on that device.
+
+        Copies of views may be smaller than their base: of values that share memory, the smallest
+        counts.
+        """
+        roots = dict.fromkeys(self.graph.values[value].root for value in values)
+        away = [root for root in roots if self.home.get(root) != device]
+        return self.lives[device] + sum(
+            min(self.nbytes[v] for v in self.graph.members(root)) for root in away
+        )
+
+    def needed(self, task: Task, device: str) -> float:
+        """Return the bytes that a device holds at least while a task runs there."""
+        made = [use.value for use in task.outputs if self.graph.is_used(use.value)]
+        return self.at_once(device, [*(use.value for use in task.reads), *made])
+
+    def check(self, device: str, outputs: Iterable[int]) -> None:
+        """Raise MemoryLimitError if the inputs and the wanted outputs of a device exceed it."""
+        outputs = list(outputs)
+        needed = self.at_once(device, outputs)
+        limit = self.machine.device(device).nbytes
+        if needed > limit:
+            homes = [
+                self.graph.values[index].name
+                for index, where in self.home.items()
+                if where == device
+            ]
+            names = [*homes, *(self.graph.values[index].name for index in outputs)]
+            raise MemoryLimitError(
+                f"device {device!r} has {limit:,.0f} B of memory, and what must be there at once "
+                f"takes {needed:,.0f} B: {listed(names)}. This proves that no schedule exists"
+            )
+
+
+def _check_groups(
+    problem: Problem,
+    needs: Mapping[str, Mapping[str, float]],
+    tight: Mapping[str, set[str]],
+) -> None:
+    """Raise MemoryLimitError if a task, or tasks that share a device, fit on no allowed device."""
+    graph = problem.graph
+    machine = problem.machine
+    costs = problem.costs
+    allowed = choices(graph, machine)
+    left: dict[int, list[str]] = {}
+    for task in graph.tasks:
+        group = allowed.group[task.index]
+        able = [
+            p
+            for p in allowed.devices[task.index]
+            if costs.task_seconds(task, machine.device(p)) < math.inf
+        ]
+        before = [p for p in left.get(group, able) if p in able]
+        left[group] = [p for p in before if p not in tight[task.name]]
+        if before and not left[group]:
+            sizes = ", ".join(
+                f"{needs[task.name][p]:,.0f} B of {machine.device(p).nbytes:,.0f} B on {p}"
+                for p in before
+            )
+            others = [
+                other.name
+                for other in graph.tasks
+                if allowed.group[other.index] == group and other is not task
+            ]
+            raise MemoryLimitError(
+                f"task {task.name!r} fits on no device where it may run: with its arguments, its "
+                f"results and the inputs that live there it takes {sizes}"
+                + (f"; it must be with {listed(others)}" if others else "")
+                + ". This proves that no schedule exists"
+            )

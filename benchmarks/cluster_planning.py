@@ -84,12 +84,12 @@ def planning(ranks: int) -> str:
         placement = placed(graph)
         before = _memory()
         times = [time.process_time()]
-        program = lower(graph, machine, placement)
+        program = lower(asc.Problem(graph, machine), placement)
         times.append(time.process_time())
         peak = _memory()
         verify(program, graph, machine)
         times.append(time.process_time())
-        asc.simulate(program, graph, machine, COSTS)
+        asc.simulate(program, asc.Problem(graph, machine, COSTS))
         times.append(time.process_time())
         program.part(0)
         times.append(time.process_time())
@@ -204,8 +204,8 @@ def makespan(hosts: int, direct: bool) -> tuple[float, float]:
     graph = training(hosts)
     homes = {f"batch.cuda:{i}": f"cuda:{i}" for i in range(hosts)}
     assert all(graph.value(name).home == device for name, device in homes.items())
-    program = lower(graph, machine, placed(graph))
-    seconds = asc.simulate(program, graph, machine, COSTS).makespan
+    program = lower(asc.Problem(graph, machine), placed(graph))
+    seconds = asc.simulate(program, asc.Problem(graph, machine, COSTS)).makespan
     return seconds, time.process_time() - begun
 
 

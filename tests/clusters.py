@@ -57,4 +57,4 @@ def pinned(graph: asc.Graph, machine: Machine) -> Program:
         {task.name: str(task.device) for task in graph.tasks},
         tuple(task.name for task in graph.tasks),
     )
-    return lower(graph, machine, placement)
+    return lower(asc.Problem(graph, machine), placement)

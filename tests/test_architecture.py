@@ -43,9 +43,10 @@ MAY_IMPORT = {
     # intermediate representation
     "program": FOUNDATION,
     "timeline": [*FOUNDATION, "program"],
-    "simulation": [*IR, "timeline"],
+    "simulation": [*IR, "problem", "timeline"],
     "lowering": [
         *IR,
+        "problem",
         "simulation",
     ],  # programs within memory limits: the footprint is what simulation predicts
     # planning
@@ -56,17 +57,21 @@ MAY_IMPORT = {
     "codegen": [*FOUNDATION, "graph", "machine", "program"],
     "viz": [*FOUNDATION, "graph", "program", "timeline"],
     # explains by planning alternatives
-    "explanation": [*IR, "bounds", "lowering", "policies", "simulation", "timeline"],
+    "explanation": [
+        *[*IR, "bounds", "lowering", "policies", "problem", "simulation", "timeline"],
+    ],
     # execution
     "runtime": [*FOUNDATION, "codegen", "graph", "lowering", "machine", "program", "timeline"],
     # user level
     "scheduling": [
-        *[*IR, "bounds", "codegen", "explanation", "lowering", "policies", "runtime"],
+        *[*IR, "bounds", "codegen", "explanation", "lowering", "policies", "problem", "runtime"],
         *["simulation", "timeline", "verification", "viz"],
     ],
-    "comparison": [*INPUTS, "policies", "scheduling", "viz"],
+    "comparison": [*INPUTS, "policies", "problem", "scheduling", "viz"],
     "measurement": [*IR, "policies", "runtime", "scheduling"],
-    "fusion": [*IR, "coarsening", "measurement", "policies", "scheduling", "timeline"],
+    "fusion": [
+        *[*IR, "coarsening", "measurement", "policies", "problem", "scheduling", "timeline"],
+    ],
     # futures of submitted calls are those of runs
     "frontends": [*INPUTS, "coarsening", "fusion", "policies", "runtime", "scheduling"],
     "testing": [*IR, "policies", "problem", "runtime", "scheduling", "simulation"],

@@ -48,10 +48,10 @@ def test_makers_and_writers_of_what_is_kept_together_share_a_device(
     except asc.ScheduleError:
         for policy in POLICIES_AND_WORSE:
             with pytest.raises(asc.ScheduleError, match="these must share a device and cannot"):
-                policy(graph, machine, COSTS)
+                policy(asc.Problem(graph, machine, COSTS))
         return
     for policy in POLICIES_AND_WORSE:
-        placement = policy(graph, machine, COSTS)
+        placement = policy(asc.Problem(graph, machine, COSTS))
         check(placement, graph, machine)
         for values in graph.kept_together:
             assert len({placement.device[task.name] for task in keepers(graph, values)}) <= 1

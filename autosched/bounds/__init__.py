@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from itertools import product
-from typing import Any
 
 import numpy as np
 
@@ -26,10 +25,7 @@ from autosched.bounds.chains import heads, tails, through
 from autosched.bounds.load import gathered, host, interval, shared
 from autosched.bounds.relaxation import Relaxation
 from autosched.bounds.traffic import copies, fitting, traffic
-from autosched.costs.costs import Costs
 from autosched.errors import ScheduleError, shown
-from autosched.graph.graph import Graph
-from autosched.machine.machine import Machine
 from autosched.problem import Problem
 
 __all__ = ["bounds"]
@@ -37,7 +33,7 @@ __all__ = ["bounds"]
 
 @without_collecting()
 @np.errstate(over="ignore")
-def bounds(graph: Graph, machine: Machine, costs: Costs) -> dict[str, float]:
+def bounds(problem: Problem) -> dict[str, float]:
     """Return named lower bounds on the makespan, in seconds; infinity where no schedule exists.
 
     * ``critical_path``: the longest path of tasks and of copies that no choice of devices avoids.
@@ -51,17 +47,19 @@ def bounds(graph: Graph, machine: Machine, costs: Costs) -> dict[str, float]:
     * ``memory``: the time for what must be recomputed or copied again where memory is short.
     * ``host``: the time that threads of the host need to issue all tasks; 0 if that takes no time.
 
-    Where all costs are integers, so are bounds. Raises ScheduleError for arguments of a wrong type.
+    Where all costs are integers, so are bounds. Raises ScheduleError for contradictory constraints.
 
+    >>> from autosched import Graph, Machine
     >>> graph = Graph()
     >>> y = graph.add(abs, graph.add(abs, graph.input("x"), seconds=1.0), seconds=2.0)
-    >>> bounds(graph, Machine.emulated(gpus=1), Costs())
+    >>> bounds(Problem(graph, Machine.emulated(gpus=1)))
     {'critical_path': 3.0, 'work': 1.5, 'interval': 3.0, 'copies': 0.0, 'memory': 0.0, 'host': 0.0}
     """
-    _check(graph=(graph, Graph), machine=(machine, Machine), costs=(costs, Costs))
-    problem = Problem.of(graph, machine, costs)
-    given = problem.by_task(problem.tables.seconds)
-    relaxed = Relaxation.of(problem, fitting(graph, machine, costs, given))
+    if not isinstance(problem, Problem):
+        raise ScheduleError(f"bounds are of a Problem, got {shown(problem)}")
+    machine = problem.machine
+    costs = problem.costs
+    relaxed = Relaxation.of(problem, fitting(problem))
     head = heads(relaxed)
     tail = tails(relaxed)
     total = through(head, tail, relaxed.seconds)
@@ -69,7 +67,7 @@ def bounds(graph: Graph, machine: Machine, costs: Costs) -> dict[str, float]:
     work = shared(gathered(relaxed.seconds, relaxed.group), relaxed.streams)
     if machine.contention and costs.has_sharing(machine.devices):
         busy = np.array([[costs.busy_seconds(task, device) for device in machine.devices]
-                         for task in graph.tasks]).reshape(relaxed.seconds.shape)  # fmt: skip
+                         for task in problem.graph.tasks]).reshape(relaxed.seconds.shape)  # fmt: skip
         busy[np.isinf(relaxed.seconds)] = math.inf
         one = np.ones_like(relaxed.streams)
         work = max(work, shared(gathered(busy, relaxed.group), one))
@@ -77,23 +75,18 @@ def bounds(graph: Graph, machine: Machine, costs: Costs) -> dict[str, float]:
         "critical_path": path,
         "work": work,
         "interval": interval(relaxed, head, tail, max(path, work)),
-        "copies": copies(relaxed, machine),
-        "memory": traffic(graph, machine, costs, relaxed),
+        "copies": copies(relaxed),
+        "memory": traffic(relaxed),
     }
-    if _is_whole(problem, machine):
+    if _is_whole(problem):
         found = {name: _next_whole(seconds) for name, seconds in found.items()}
-    return {**found, "host": host(relaxed, machine, costs)}
+    return {**found, "host": host(relaxed)}
 
 
-def _check(**given: tuple[Any, type]) -> None:
-    for name, (item, kind) in given.items():
-        if not isinstance(item, kind):
-            raise ScheduleError(f"{name} must be a {kind.__name__}, got {shown(item)}")
-
-
-def _is_whole(problem: Problem, machine: Machine) -> bool:
+def _is_whole(problem: Problem) -> bool:
     """Whether each task and each copy takes an integer number of seconds."""
     seconds = problem.tables.seconds
+    machine = problem.machine
     known = seconds[np.isfinite(seconds)]
     copied = product(set(problem.lists.nbytes), machine.links, (False, True))
     if machine.network is not None:

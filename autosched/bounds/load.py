@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 
 from autosched.bounds.chains import through
 from autosched.bounds.relaxation import Array, Relaxation
-from autosched.costs.costs import Costs
-from autosched.machine.machine import Machine
 
 __all__ = ["gathered", "host", "interval", "prices", "shared"]
 
@@ -116,8 +114,10 @@ def _simplex(seconds: Array, streams: NDArray[Any]) -> Array:
 # it issues every task. Otherwise each stream may have a thread of its own.
 
 
-def host(relaxed: Relaxation, machine: Machine, costs: Costs) -> float:
+def host(relaxed: Relaxation) -> float:
     """Return the time that threads need at least to issue all tasks; 0 if issuing is free."""
+    machine = relaxed.problem.machine
+    costs = relaxed.problem.costs
     if not len(relaxed.seconds) or not costs.has_issuing(machine.devices):
         return 0.0
     begin = 0.0 if costs.replay is None else costs.replay.call

@@ -14,9 +14,7 @@ import numpy as np
 
 from autosched._lib.cycles import Edge, maximum_cycle_ratio
 from autosched.bounds import bounds
-from autosched.costs.costs import Costs
 from autosched.graph.graph import Graph, Use
-from autosched.machine.machine import Machine
 from autosched.problem import Problem
 
 __all__ = ["period_bounds"]
@@ -24,9 +22,7 @@ __all__ = ["period_bounds"]
 _LOADS = ("work", "copies", "host")  # of the bounds on the makespan, those that hold per run
 
 
-def period_bounds(
-    graph: Graph, machine: Machine, costs: Costs, in_flight: int = 1
-) -> dict[str, float]:
+def period_bounds(problem: Problem, in_flight: int = 1) -> dict[str, float]:
     """Return named lower bounds on the period, in seconds; infinity where no schedule exists.
 
     * ``work``, ``copies`` and ``host``: as for ``bounds``, of the busiest device, copy stream and
@@ -36,24 +32,24 @@ def period_bounds(
       for those readers that must be on its device; others may read a copy.
     * ``latency``: the lower bound on the makespan, divided by the runs in flight.
 
+    >>> from autosched import Machine
     >>> graph = Graph()
     >>> y = graph.add(abs, graph.add(abs, graph.input("x"), seconds=1.0), seconds=2.0)
-    >>> found = period_bounds(graph, Machine.emulated(gpus=1), Costs(), in_flight=2)
+    >>> found = period_bounds(Problem(graph, Machine.emulated(gpus=1)), in_flight=2)
     >>> found["work"], found["carried"], found["latency"]
     (1.5, 0.0, 1.5)
     """
-    known = bounds(graph, machine, costs)
+    known = bounds(problem)
     found = {name: known[name] for name in _LOADS}
     latency = max(known.values()) / in_flight
-    return {**found, "carried": _carried(graph, machine, costs), "latency": latency}
+    return {**found, "carried": _carried(problem), "latency": latency}
 
 
-def _carried(graph: Graph, machine: Machine, costs: Costs) -> float:
+def _carried(problem: Problem) -> float:
     """Return the maximum cycle ratio of carried dependencies, with each task where it is fastest."""
-    carried = [(before, task, 1) for before, task in _over_runs(graph)]
+    carried = [(before, task, 1) for before, task in _over_runs(problem.graph)]
     if not carried:
         return 0.0
-    problem = Problem.of(graph, machine, costs)
     seconds = problem.by_task(problem.tables.seconds)
     least = seconds.min(axis=1, initial=math.inf)
     if np.isinf(least).any():
@@ -62,7 +58,7 @@ def _carried(graph: Graph, machine: Machine, costs: Costs) -> float:
     group = problem.tables.group
     within: list[Edge] = [
         (d.task, task.index, 0)
-        for task in graph.tasks
+        for task in problem.graph.tasks
         for d in task.dependencies
         # A write need not wait for readers of copies on other devices.
         if d.kind != "anti"

@@ -109,9 +109,9 @@ def _edges(problem: Problem) -> Edges:
     An in-place write need not wait for readers of copies on other devices.
     """
     nbytes = {
-        (task, d.task): _NO_DATA
-        for task, dependencies in enumerate(problem.dependencies)
-        for d in dependencies
+        (task.index, d.task): _NO_DATA
+        for task in problem.graph.tasks
+        for d in task.dependencies
         if d.kind != "anti"
     }
     t = problem.lists

@@ -15,9 +15,7 @@ import numpy as np
 
 from autosched.bounds.load import shared
 from autosched.bounds.relaxation import Array, Relaxation, links, readers
-from autosched.costs.costs import Costs
-from autosched.graph.graph import Graph, Task
-from autosched.machine.machine import Machine
+from autosched.graph.graph import Task
 from autosched.placement import home
 from autosched.problem import Problem
 
@@ -33,7 +31,7 @@ class _Copy(NamedTuple):
     destinations: int
 
 
-def copies(relaxed: Relaxation, machine: Machine) -> float:
+def copies(relaxed: Relaxation) -> float:
     """Return the time that copy streams need for copies that constraints force.
 
     A datum is copied if none of the devices where it may be produced, or where it is, may run a
@@ -43,6 +41,7 @@ def copies(relaxed: Relaxation, machine: Machine) -> float:
     link carries are forwarded by other devices, and count nothing. Without contention the result is
     0.
     """
+    machine = relaxed.problem.machine
     if not machine.contention:
         return 0.0
     short = any(
@@ -138,19 +137,18 @@ _TRIED = 8  # points in time examined on each device
 _WEIGHTS = np.linspace(0.0, 1.0, 65)[:, None]  # compute streams against copy stream
 
 
-def fitting(graph: Graph, machine: Machine, costs: Costs, seconds: Array) -> Array:
+def fitting(problem: Problem) -> Array:
     """Return the durations of tasks, infinite where a task does not fit into a device's memory."""
-    if not _short(graph, machine, costs):
+    seconds: Array = problem.by_task(problem.tables.seconds)
+    if not _short(problem):
         return seconds
-    limits = np.array([device.nbytes for device in machine.devices], float)
-    held = _resident(graph, machine, costs)
-    homes = {
-        value.index: machine.names.index(home(graph, machine, value)) for value in graph.sources
-    }
+    limits = np.array([device.nbytes for device in problem.machine.devices], float)
+    held = _resident(problem)
+    homes = _homes(problem)
     seconds = seconds.copy()
-    for task in graph.tasks:
+    for task in problem.graph.tasks:
         needed = held.copy()
-        for root, nbytes in _working(graph, costs, task).items():
+        for root, nbytes in _working(problem, task).items():
             needed += nbytes
             if root in homes:
                 needed[homes[root]] -= nbytes
@@ -158,22 +156,32 @@ def fitting(graph: Graph, machine: Machine, costs: Costs, seconds: Array) -> Arr
     return seconds
 
 
-def _short(graph: Graph, machine: Machine, costs: Costs) -> bool:
+def _short(problem: Problem) -> bool:
     """Whether some device might not hold all values, each counted twice."""
-    least = min(device.nbytes for device in machine.devices)
-    return not math.isinf(least) and 2 * sum(map(costs.value_nbytes, graph.values)) > least
+    least = min(device.nbytes for device in problem.machine.devices)
+    nbytes = problem.costs.value_nbytes
+    return not math.isinf(least) and 2 * sum(map(nbytes, problem.graph.values)) > least
 
 
-def _resident(graph: Graph, machine: Machine, costs: Costs) -> Array:
+def _homes(problem: Problem) -> dict[int, int]:
+    """Return the devices of inputs and constants, by value."""
+    graph = problem.graph
+    machine = problem.machine
+    return {v.index: machine.names.index(home(graph, machine, v)) for v in graph.sources}
+
+
+def _resident(problem: Problem) -> Array:
     """Return by device the bytes that are there from the beginning."""
-    held = np.zeros(len(machine.devices))
-    for value in graph.sources:
-        held[machine.names.index(home(graph, machine, value))] += costs.value_nbytes(value)
+    held = np.zeros(len(problem.devices))
+    for value, device in _homes(problem).items():
+        held[device] += problem.costs.value_nbytes(problem.graph.values[value])
     return held
 
 
-def _working(graph: Graph, costs: Costs, task: Task) -> dict[int, float]:
+def _working(problem: Problem, task: Task) -> dict[int, float]:
     """Return the memory, by root, that a task needs while it runs."""
+    graph = problem.graph
+    costs = problem.costs
     found: dict[int, float] = {}
     for use in (*task.reads, *task.outputs):
         value = graph.values[use.value]
@@ -191,33 +199,33 @@ class _Retained(NamedTuple):
     readers: Sequence[int]
 
 
-def traffic(graph: Graph, machine: Machine, costs: Costs, relaxed: Relaxation) -> float:
+def traffic(relaxed: Relaxation) -> float:
     """Return the time that is lost because memory is short while a task runs on its only device.
 
     Values that are produced on the device before the task and read there after it must be in memory
     meanwhile. The excess must be copied back over the copy stream or recomputed on compute streams,
     whichever is better. The copies occupy nothing without contention.
     """
-    if not _short(graph, machine, costs):
+    problem = relaxed.problem
+    if not _short(problem):
         return 0.0
     possible = places(relaxed)
-    living = _resident(graph, machine, costs)
+    living = _resident(problem)
+    homes = _homes(problem)
     before, after = _neighbours(relaxed)
     found = 0.0
-    for p, device in enumerate(machine.devices):
+    for p, device in enumerate(problem.machine.devices):
         bound = {task: None for task, devices in enumerate(possible) if devices == 1 << p}
-        retained = _retained(graph, costs, bound)
+        retained = _retained(problem, bound)
         room = device.nbytes - living[p]
         seconds = relaxed.seconds[:, p] / device.streams
         work = float(seconds[list(bound)].sum())
-        fetching = _fetching(relaxed.problem, p) if machine.contention else 0.0
+        fetching = _fetching(problem, p) if problem.machine.contention else 0.0
         for task in _peaks(bound, retained):
             ancestors = _reachable(task, before)
             descendants = _reachable(task, after)
-            working = _working(graph, costs, graph.tasks[task])
-            needed = sum(
-                nbytes for root, nbytes in working.items() if not _is_home(graph, machine, root, p)
-            )
+            working = _working(problem, problem.graph.tasks[task])
+            needed = sum(nbytes for root, nbytes in working.items() if homes.get(root) != p)
             through = [
                 retained[root]
                 for root in retained
@@ -259,13 +267,9 @@ def _fetching(problem: Problem, p: int) -> float:
     return min((float(rates[q]) if holds[q] else 0.0 for q in others), default=math.inf)
 
 
-def _is_home(graph: Graph, machine: Machine, root: int, p: int) -> bool:
-    value = graph.values[root]
-    return value.producer is None and home(graph, machine, value) == machine.names[p]
-
-
-def _retained(graph: Graph, costs: Costs, bound: Mapping[int, None]) -> dict[int, _Retained]:
+def _retained(problem: Problem, bound: Mapping[int, None]) -> dict[int, _Retained]:
     """Return by value what tasks bound to a device keep there for other tasks bound to it."""
+    graph = problem.graph
     readers: dict[int, list[int]] = {}
     for task in bound:
         for use in graph.tasks[task].reads:
@@ -273,7 +277,7 @@ def _retained(graph: Graph, costs: Costs, bound: Mapping[int, None]) -> dict[int
     found = {}
     for index, tasks in readers.items():
         value = graph.values[index]
-        nbytes = costs.value_nbytes(value)
+        nbytes = problem.costs.value_nbytes(value)
         alone = len(graph.members(index)) == 1 and not graph.last_version(index)
         if value.producer is not None and value.producer in bound and alone and nbytes > 0:
             found[index] = _Retained(nbytes, value.producer, tasks)

@@ -23,9 +23,9 @@ from autosched.graph.graph import Graph
 from autosched.machine.device import NETWORKS, Network
 from autosched.machine.machine import LINKS, Link, Machine
 from autosched.policies import TIMED, Policy
+from autosched.problem import Objective
 from autosched.scheduling.arguments import check_arguments
 from autosched.scheduling.planning import estimate_costs, find_policy, mark_pageable, schedule
-from autosched.scheduling.runs_in_flight import Objective
 from autosched.scheduling.schedule import Schedule
 
 __all__ = ["compare"]

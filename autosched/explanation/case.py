@@ -6,9 +6,10 @@ A what-if question is a case in which one part is replaced, and is predicted by 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from autosched.costs.costs import Costs
 from autosched.graph.graph import HOST, Graph, Task, Use
@@ -16,6 +17,7 @@ from autosched.lowering.fitting import fitted
 from autosched.lowering.resident_state import with_resident_state
 from autosched.machine.machine import Machine
 from autosched.placement import Placement, home
+from autosched.problem import Constraints, Problem
 from autosched.program.program import Copy, Program
 from autosched.simulation.issuing import Issuing, issuing
 from autosched.simulation.simulate import durations, makespan, simulate
@@ -28,29 +30,41 @@ SMALL = 2_000  # tasks, up to which there is time to lower many variants
 
 @dataclass(frozen=True)
 class Case:
-    """The parts of a schedule; ``wanted`` has the requested devices of outputs, as far as known.
+    """The parts of a schedule.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
     >>> seconds = {"cpu": 1.0, "cuda:0": 4.0}
     >>> graph.output(y=graph.add(abs, graph.input("x"), name="y", seconds=seconds))
     >>> made = asc.schedule(graph, asc.Machine.emulated(gpus=1))
-    >>> case = Case(made.graph, made.machine, made.costs, made.placement, made.program)
+    >>> case = Case(made.problem, made.placement, made.program)
     >>> case.placed(Placement({"y": "cuda:0"}, ("y",))).makespan > case.makespan
     True
     """
 
-    graph: Graph
-    machine: Machine
-    costs: Costs
+    problem: Problem
     placement: Placement
     program: Program
-    wanted: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of the problem."""
+        return self.problem.graph
+
+    @property
+    def machine(self) -> Machine:
+        """The machine of the problem."""
+        return self.problem.machine
+
+    @property
+    def costs(self) -> Costs:
+        """The costs of the problem."""
+        return self.problem.costs
 
     @cached_property
     def predicted(self) -> Timeline:
         """The predicted timeline. Raises ScheduleError if the machine cannot run the program."""
-        return simulate(self.program, self.graph, self.machine, self.costs)
+        return simulate(self.program, self.problem)
 
     @cached_property
     def makespan(self) -> float:
@@ -60,12 +74,12 @@ class Case:
     @cached_property
     def seconds(self) -> tuple[float, ...]:
         """The predicted duration of each instruction."""
-        return durations(self.program, self.graph, self.machine, self.costs)
+        return durations(self.program, self.problem)
 
     @cached_property
     def issuing(self) -> Issuing | None:
         """The threads that issue the program; None if that takes no time."""
-        return issuing(self.program, self.graph, self.machine, self.costs)
+        return issuing(self.program, self.problem)
 
     @cached_property
     def workers(self) -> tuple[str, ...]:
@@ -111,28 +125,28 @@ class Case:
             threads = threads._replace(seconds=issued)
         return makespan(self.program, seconds, threads)
 
-    def with_costs(self, costs: Costs) -> Case:
-        """Return the case with other costs and the same placement."""
-        return replace(self, costs=costs)
+    def having(self, **parts: Any) -> Case:
+        """Return the case with another graph, machine or costs, and the same placement."""
+        return replace(self, problem=replace(self.problem, **parts))
 
     def placed(self, placement: Placement, machine: Machine | None = None) -> Case:
         """Return the case with another placement, and optionally another machine.
 
         Raises ScheduleError if that is impossible.
         """
-        machine = machine or self.machine
         if placement.streams is None:
             placement = replace(placement, streams=self.placement.streams)
-        graph, placement = with_resident_state(self.graph, machine, self.costs, placement)
-        program = fitted(graph, machine, self.costs, placement, self.outputs)
-        return replace(self, graph=graph, machine=machine, placement=placement, program=program)
+        asked = replace(self.problem, machine=machine or self.machine)
+        problem, placement = with_resident_state(asked, placement)
+        program = fitted(replace(problem, constraints=Constraints(self.outputs)), placement)
+        return Case(problem, placement, program)
 
     @cached_property
     def outputs(self) -> dict[str, str]:
         """The required devices of outputs: those requested, or those they are copied to."""
         outputs = self.program.outputs
         copied = {label: device for label, device in outputs if device != self._made(label)}
-        return {**copied, **self.wanted}
+        return {**copied, **self.problem.constraints.outputs}
 
     def _made(self, label: str) -> str:
         value = self.graph.values[self.graph.outputs[label]]
@@ -160,7 +174,7 @@ class Case:
             task.name: {name: self.task_seconds(task, name) for name in self.workers}
             for task in self.bound
         }
-        return replace(self.unbound(self.bound), costs=self.costs.override(seconds))
+        return self.unbound(self.bound).having(costs=self.costs.override(seconds))
 
     def unbound(self, tasks: Iterable[Task]) -> Case:
         """Return the case with tasks free to run anywhere, and the same placement."""
@@ -170,7 +184,7 @@ class Case:
             twin.tasks[task.index] = free
             if twin.names[task.name] is task:
                 twin.names[task.name] = free
-        return replace(self, graph=twin)
+        return self.having(graph=twin)
 
     @cached_property
     def slow_on_host(self) -> tuple[Task, ...]:

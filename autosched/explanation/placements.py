@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
 from autosched._lib.text import count, device_list, duration, file_name, name_list, percent, spelled
@@ -17,7 +17,6 @@ from autosched.errors import ScheduleError
 from autosched.explanation.advice import Remedy
 from autosched.explanation.case import SMALL, Case
 from autosched.graph.graph import Task
-from autosched.lowering.fitting import confined
 from autosched.placement import Placement, choices, home
 from autosched.policies.candidates import candidates
 from autosched.program.program import Copy
@@ -68,10 +67,10 @@ def _plans(case: Case, tried: list[Placement]) -> tuple[Case, ...]:
     if len(graph) > _MOST:
         return ()
     plans: list[Case] = []
-    costs = confined(graph, case.machine, case.costs, case.wanted)
-    for policy in candidates(graph, case.machine):
+    confined = case.problem.confined
+    for policy in candidates(case.problem):
         try:
-            placement = policy(graph, case.machine, costs)
+            placement = policy(confined)
             if placement not in tried:
                 tried.append(placement)
                 plan = case.placed(placement)
@@ -137,7 +136,7 @@ def _divided(case: Case, other: str, at: int) -> Case | None:
     }
     try:
         graph = case.graph.pinned(moved)
-        plan = replace(case, graph=graph).placed(Placement(device, case.placement.order))
+        plan = case.having(graph=graph).placed(Placement(device, case.placement.order))
         return plan if other in plan.used else None
     except ScheduleError:
         return None
@@ -155,7 +154,7 @@ def change_placement(case: Case, plans: Plans) -> Iterator[Remedy]:
             yield _off_host_remedy(case, plan, moved)
     for plan in plans.freed[:1]:
         if plan.makespan < best:
-            free = replace(plan, graph=case.unbound(case.bound).graph, costs=case.costs)
+            free = plan.having(graph=case.unbound(case.bound).graph, costs=case.costs)
             yield _remedy(case, plan, "bound")._replace(makespan=promised(free))
 
 

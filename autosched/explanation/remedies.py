@@ -53,7 +53,7 @@ def _pageable_copies(case: Case, costs: Costs) -> dict[str, Copy]:
     """Return the first copy of each input and constant that is in pageable memory."""
     found: dict[str, Copy] = {}
     for copy in case.program:
-        if isinstance(copy, Copy) and is_pageable(copy, case.graph, case.machine, costs):
+        if isinstance(copy, Copy) and is_pageable(copy, replace(case.problem, costs=costs)):
             root = case.graph.value(copy.value).root
             found.setdefault(case.graph.values[root].name, copy)
     return found
@@ -69,7 +69,7 @@ def pin_memory(case: Case) -> Iterator[Remedy]:
 
     def with_pinned(pinned: Sequence[str]) -> Case:
         pageable = case.costs.pageable.difference(pinned)
-        return case.with_costs(replace(case.costs, pageable=pageable))
+        return case.having(costs=replace(case.costs, pageable=pageable))
 
     pinned, makespan = fewest(largest, case.makespan, lambda some: with_pinned(some).makespan)
     if makespan < (1 - LEAST) * case.makespan:
@@ -88,7 +88,7 @@ def pageable_note(case: Case) -> tuple[str, ...]:
     if not case.machine.imagined or case.costs.pageable:
         return ()
     sources = {value.name: case.costs.value_nbytes(value) for value in case.graph.sources}
-    slower = case.with_costs(replace(case.costs, pageable=frozenset(sources)))
+    slower = case.having(costs=replace(case.costs, pageable=frozenset(sources)))
     copied = _pageable_copies(case, slower.costs)
     if slower.makespan <= (1 + _PAGEABLE) * case.makespan:
         return ()
@@ -301,11 +301,11 @@ def _kept_remedy(
     """
 
     def kept(moved: Sequence[str]) -> Case:
-        graph = case.graph.pinned({name: homes[name] for name in moved})
+        changed = case.having(graph=case.graph.pinned({name: homes[name] for name in moved}))
         placement = case.placement
         if device is not None:
-            placement = single_on(device)(graph, case.machine, case.costs)
-        return replace(case, graph=graph).placed(placement)
+            placement = single_on(device)(changed.problem)
+        return changed.placed(placement)
 
     def makespan_with(moved: Sequence[str]) -> float:
         try:
@@ -380,7 +380,7 @@ def fuse_launches(case: Case) -> Iterator[Remedy]:
 def replay_launches(case: Case) -> Iterator[Remedy]:
     """Suggest replaying CUDA graphs if threads of the host are busy issuing work."""
     if is_issued_late(case) and case.costs.replay is None:
-        replayed = case.with_costs(replace(case.costs, replay=Replay()))
+        replayed = case.having(costs=replace(case.costs, replay=Replay()))
         words = f"{_busy(case)}: replay CUDA graphs, by asc.schedule(..., replay=True)"
         yield Remedy("launch", words, (), (), promised(replayed))
 

@@ -52,6 +52,7 @@ from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies import Policy
 from autosched.policies.candidates import splits
+from autosched.problem import Constraints, Goal
 from autosched.program.parts import crosses
 from autosched.program.program import Copy, Program, Run, Stream, occupied
 from autosched.simulation.footprint import needs_of_runs
@@ -111,7 +112,7 @@ def period_facts(case: Case) -> PeriodFacts | None:
     if program.in_flight == 1:
         return None
     found = period(program, case.seconds, case.issuing)
-    bounds = period_bounds(case.graph, case.machine, case.costs, program.in_flight)
+    bounds = period_bounds(case.problem, program.in_flight)
     name = max(bounds, key=lambda each: bounds[each])
     limit, stream = _limit(program, found)
     return PeriodFacts(
@@ -176,7 +177,7 @@ def _busy(case: Case) -> dict[Stream, float]:
 
 
 def _full(case: Case) -> str:
-    needs = needs_of_runs(case.program, case.graph, case.machine, case.costs)
+    needs = needs_of_runs(case.program, case.problem)
     name = min(needs, key=lambda device: needs[device].most)
     return name if needs[name].most <= case.program.in_flight else ""
 
@@ -185,7 +186,7 @@ def _better(case: Case, found: Period, limit: Limit) -> Iterator[Better]:
     program = case.program
     least = (1 - _LEAST) * found.seconds
     if limit == "in_flight":
-        needs = needs_of_runs(program, case.graph, case.machine, case.costs)
+        needs = needs_of_runs(program, case.problem)
         most = int(min([_MOST, *(need.most for need in needs.values())]))
         count = fewest_in_flight(program, case.seconds, case.issuing, max(most, program.in_flight))
         then = period(replace(program, in_flight=count), case.seconds, case.issuing).seconds
@@ -198,7 +199,7 @@ def _better(case: Case, found: Period, limit: Limit) -> Iterator[Better]:
             if then < least:
                 yield Better(f"{more} compute streams on {name}", then)
     if len(case.graph) <= SMALL:
-        policies = splits(case.machine, program.in_flight)
+        policies = splits(replace(case.problem, goal=Goal("period", program.in_flight)))
         then = min(_periods_of(case, policies), default=found.seconds)
         if then < least:
             yield Better('plan with objective="period"', then)
@@ -214,17 +215,17 @@ def _periods_of(case: Case, policies: Iterable[Policy]) -> Iterator[float]:
     """Yield the periods of placements by policies, as far as there are any."""
     for policy in policies:
         with suppress(ScheduleError):
-            yield _period_of(case, policy(case.graph, case.machine, case.costs), case.machine)
+            yield _period_of(case, policy(case.problem), case.machine)
 
 
 def _period_of(case: Case, placement: Placement, machine: Machine) -> float:
     """Return the period of a placement; infinity if so many runs in flight do not fit."""
     count = case.program.in_flight
-    loop = lower(case.graph, machine, placement, case.outputs, in_flight=count)
-    parts = loop, case.graph, machine, case.costs
-    if min(need.most for need in needs_of_runs(*parts).values()) < count:
+    problem = replace(case.problem, machine=machine, constraints=Constraints(case.outputs))
+    loop = lower(problem, placement, in_flight=count)
+    if min(need.most for need in needs_of_runs(loop, problem).values()) < count:
         return math.inf
-    return period(loop, durations(*parts), issuing(*parts)).seconds
+    return period(loop, durations(loop, problem), issuing(loop, problem)).seconds
 
 
 _MOST_LATE = 3
@@ -394,7 +395,7 @@ def _checked(case: Case, timeline: Timeline) -> Timeline:
 
 
 def _efficiency(case: Case, makespan: float) -> Efficiency:
-    found = bounds(without_resident_state(case.graph, case.machine), case.machine, case.costs)
+    found = bounds(without_resident_state(case.problem))
     name = max(found, key=lambda bound: found[bound])
     return Efficiency(found[name] / makespan if makespan else 1.0, name, found[name])
 

@@ -47,6 +47,7 @@ from autosched.measurement.stopwatch import synchronize
 from autosched.measurement.tasks import preserved_random_state, run_on_models
 from autosched.placement import Placement
 from autosched.policies import Policy
+from autosched.problem import Problem
 from autosched.program.program import Program
 from autosched.scheduling.planning import schedule
 from autosched.scheduling.progress_bar import counting
@@ -196,13 +197,14 @@ class _Fusion:
         compiler: Compiler | None,
     ) -> _Fusion:
         """Return the fusion of a schedule, which keeps its devices and order."""
+        asked = plain.problem.constraints.outputs
         options = {
             "policy": _following(plain.placement),
             "backend": plain.backend,
             "check": plain.check,
             "nvtx": plain.nvtx,
             # The schedules of several ranks have no requests: they are read from a text.
-            "outputs": dict(plain.program.outputs) if plain.machine.ranks else plain.wanted,
+            "outputs": dict(plain.program.outputs) if plain.machine.ranks else asked,
         }
         known = Estimate(plain.costs, {})
         return cls(plain.graph, plain.machine, known, examples, options, progress, plain, compiler)
@@ -436,8 +438,8 @@ def _regions(graph: Graph) -> list[Region]:
 def _following(placement: Placement) -> Policy:
     """Return the policy that puts merged tasks where their parts are, in the order of these."""
 
-    def following(graph: Graph, machine: Machine, costs: Costs) -> Placement:
-        return carried(graph, placement)
+    def following(problem: Problem) -> Placement:
+        return carried(problem.graph, placement)
 
     return following
 

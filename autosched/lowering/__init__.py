@@ -20,15 +20,15 @@ Lowering is a chain of passes, each from instructions to instructions:
 Before these, ``resident_state`` chooses devices for state that stays there between runs; ``fitting``
 lowers again with a limit where values do not fit.
 
-Lowering knows no times and no costs: the placement has decided devices and order.
+Lowering knows no times; of costs it knows the bytes of values alone. The placement has decided
+devices and order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from autosched.errors import ScheduleError
-from autosched.graph.graph import Graph
 from autosched.lowering.carried import insert_carried
 from autosched.lowering.copies import insert_copies
 from autosched.lowering.events import insert_events
@@ -37,36 +37,34 @@ from autosched.lowering.hazards import find_hazards, single_copy_streams
 from autosched.lowering.ranks import insert_by_rank
 from autosched.lowering.spill import spill_copies
 from autosched.lowering.streams import assign_streams
-from autosched.machine.machine import Machine
 from autosched.placement import Placement, check, home
+from autosched.problem import Problem
 from autosched.program.program import Copy, Free, Program, Run
 
 __all__ = ["lower"]
 
 
 def lower(
-    graph: Graph,
-    machine: Machine,
-    placement: Placement,
-    outputs: Mapping[str, str] | None = None,
-    nbytes: Sequence[float] | None = None,
-    in_flight: int = 1,
+    problem: Problem, placement: Placement, *, limited: bool = False, in_flight: int = 1
 ) -> Program:
-    """Return the program of a placement; ``outputs`` has devices for some outputs.
+    """Return the program of a placement.
 
-    With ``nbytes``, the bytes of each value by index, no device holds more than its memory for any
-    interleaving of its streams; copies are then as late as possible, whatever the placement says.
-    With ``in_flight`` > 1, the program is a loop. Raises ScheduleError for placements that break a
-    constraint, for missing links, where memory does not suffice, and for a loop with ``nbytes``:
-    frees make room within one run only. Several ranks execute one run at a time.
+    If it is ``limited``, no device holds more than its memory for any interleaving of its streams;
+    copies are then as late as possible, whatever the placement says. With ``in_flight`` > 1, the
+    program is a loop. Raises ScheduleError for placements that break a constraint, for missing
+    links, where memory does not suffice, and for a limited loop: frees make room within one run
+    only. Several ranks execute one run at a time.
     """
     if in_flight < 1:
         raise ScheduleError(f"in_flight= must be a number of runs, 1 or more, got {in_flight!r}")
-    if in_flight > 1 and nbytes is not None:
+    if in_flight > 1 and limited:
         raise ScheduleError(
             f"memory is limited, and {in_flight} runs in flight share it; "
             "only a program of one run makes room for itself"
         )
+    graph = problem.graph
+    machine = problem.machine
+    outputs = problem.constraints.outputs
     if in_flight > 1 and machine.ranks:
         raise ScheduleError("several ranks execute one run at a time; use in_flight=1")
     check(placement, graph, machine)
@@ -75,16 +73,15 @@ def lower(
     instructions: Sequence[Run | Copy | Free]
     hazards = None
     relayed = bool(machine.ranks) or any(send.source is not None for send in placement.copies)
-    if nbytes is None and not relayed and is_functional(graph, machine):
+    if not limited and not relayed and is_functional(graph, machine):
         instructions, places, hazards = insert_functional(
-            graph, machine, tasks, runs, outputs or {}, placement.copies
+            graph, machine, tasks, runs, outputs, placement.copies
         )
-    elif nbytes is None:
-        instructions, places = insert_copies(
-            graph, machine, tasks, runs, outputs or {}, placement.copies
-        )
+    elif not limited:
+        instructions, places = insert_copies(graph, machine, tasks, runs, outputs, placement.copies)
     else:
-        instructions, places = spill_copies(graph, machine, tasks, runs, outputs or {}, nbytes)
+        nbytes = [problem.costs.value_nbytes(value) for value in graph.values]
+        instructions, places = spill_copies(graph, machine, tasks, runs, outputs, nbytes)
     if machine.ranks:
         program = insert_by_rank(graph, machine, instructions, places)
     else:

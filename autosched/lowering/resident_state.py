@@ -24,6 +24,7 @@ from autosched.graph.graph import Graph, Task, Value, emptied
 from autosched.graph.including import repeat
 from autosched.machine.machine import Machine
 from autosched.placement import Placement, home
+from autosched.problem import Problem
 
 __all__ = [
     "keepable",
@@ -79,10 +80,8 @@ def keeping(graph: Graph, names: Iterable[str]) -> Graph:
     return twin
 
 
-def with_resident_state(
-    graph: Graph, machine: Machine, costs: Costs, placement: Placement
-) -> tuple[Graph, Placement]:
-    """Return the graph with kept state on the devices that read it.
+def with_resident_state(problem: Problem, placement: Placement) -> tuple[Problem, Placement]:
+    """Return the problem with kept state on the devices that read it.
 
     And the placement, with views of such state where they are read.
 
@@ -90,11 +89,14 @@ def with_resident_state(
     >>> graph = asc.Graph()
     >>> graph.output(y=graph.add(abs, graph.input("w"), name="y"))
     >>> machine, placement = asc.Machine.emulated(gpus=1), Placement({"y": "cuda:0"}, ("y",))
-    >>> with_resident_state(keeping(graph, ["w"]), machine, asc.Costs(), placement)[0].value("w").home
+    >>> problem = Problem(keeping(graph, ["w"]), machine)
+    >>> with_resident_state(problem, placement)[0].graph.value("w").home
     'cuda:0'
     """
+    graph = problem.graph
+    machine = problem.machine
     if not graph.lasting | graph.kept.keys():
-        return graph, placement
+        return problem, placement
     kept = {graph.value(name).index for name in graph.kept}
     device = _with_views_at_readers(graph, machine, placement, kept)
     if device != placement.device:
@@ -116,8 +118,8 @@ def with_resident_state(
             others[index] = devices[1:]
     placed = graph.pinned(homes)
     if others:
-        placed = _Writer(placed, costs, device, others).new.pinned()
-    return placed, placement
+        placed = _Writer(placed, problem.costs, device, others).new.pinned()
+    return replace(problem, graph=placed), placement
 
 
 def with_resident_state_as(
@@ -132,25 +134,31 @@ def with_resident_state_as(
     ]
     if not names or not all(task.name in placement.device for task in graph.tasks):
         return graph
-    return with_resident_state(keeping(graph, names), machine, Costs(), placement)[0]
+    problem = Problem(keeping(graph, names), machine)
+    return with_resident_state(problem, placement)[0].graph
 
 
-def without_resident_state(graph: Graph, machine: Machine) -> Graph:
-    """Return a graph with kept state on no accelerator, for bounds on all placements."""
-    return graph.pinned(dict.fromkeys(graph.kept, machine.host)) if graph.kept else graph
+def without_resident_state(problem: Problem) -> Problem:
+    """Return a problem with kept state on no accelerator, for bounds on all placements."""
+    graph = problem.graph
+    if not graph.kept:
+        return problem
+    return replace(problem, graph=graph.pinned(dict.fromkeys(graph.kept, problem.machine.host)))
 
 
-def within(graph: Graph, machine: Machine, costs: Costs, part: float) -> list[str]:
+def within(problem: Problem, part: float) -> list[str]:
     """Return kept state that takes at most this part of the memory of each limited device.
 
-    ``graph`` has the devices of its state. What tasks read first comes first.
+    Its graph has the devices of its state. What tasks read first comes first.
     """
+    graph = problem.graph
+    machine = problem.machine
     held = dict.fromkeys(machine.names, 0.0)
     sizes: dict[str, list[tuple[str, float]]] = {}
     for name, source in graph.kept.items():
         value = graph.value(name)
         device = value.home or machine.host
-        sizes.setdefault(source, []).append((device, costs.value_nbytes(value)))
+        sizes.setdefault(source, []).append((device, problem.costs.value_nbytes(value)))
     found = []
     for source, places in sizes.items():
         if all(held[p] + size <= part * machine.device(p).nbytes for p, size in places):

@@ -1,13 +1,13 @@
 """Policies choose the device of each task and the order of issue.
 
-A policy is a pure function ``(graph: Graph, machine: Machine, costs: Costs) -> Placement``. It
+A policy is a pure function ``(problem: Problem) -> Placement``. It
 returns no times and no streams. The placement must pass ``placement.check`` and must need no copy
 between devices without a link. If no such placement is found, the policy raises ScheduleError,
 which names the task, the devices and the reason.
 
 To add a policy, write such a function in a module of its own, cite its paper in the docstring, and
 add it to ``POLICIES``; the tests run over that table. ``Problem`` of ``autosched.problem`` has
-graph, machine and costs as arrays. The modules of ``base`` provide the other parts: ``Possible``
+graph, machine and costs, and ``tables`` of them. The modules of ``base`` provide the other parts: ``Possible``
 tracks the devices that are left for each task, ``Room`` the bytes on each device, ``ranks`` computes
 priorities, ``Plan`` times tasks and copies, and ``by_priority`` places tasks one by one. A policy with
 parameters is a function that returns a policy, such as ``single_on(device)``,
@@ -25,9 +25,6 @@ copies; only names that do not exist are refused.
 
 A task that exceeds the memory of a device by itself has infinite costs there. So every policy
 avoids such devices without a model of memory.
-
-The homes of inputs are a property of the graph (``Graph.pinned``), so a policy needs no fourth
-argument for them.
 """
 
 from __future__ import annotations

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from autosched.costs.costs import Costs
-from autosched.graph.graph import Graph
-from autosched.machine.machine import Device, Machine
+from autosched.machine.machine import Device
 from autosched.policies.literature.heft import heft
 from autosched.policies.local_search.search import Progress, quick, search
 from autosched.policies.local_search.splitting import split
 from autosched.policies.round_robin import round_robin
 from autosched.policies.single import single, single_on
-from autosched.problem import Policy
+from autosched.problem import Policy, Problem
 
 __all__ = [
     "candidates",
     "fewer_devices",
-    "on_machine",
+    "of_problem",
     "splits",
     "stream_limits",
     "with_one_stream",
@@ -29,8 +27,7 @@ _EACH = 4  # devices: plans are made for each number up to this, then for powers
 
 
 def candidates(
-    graph: Graph,
-    machine: Machine,
+    problem: Problem,
     seconds: float | None = None,
     seed: int = 0,
     progress: Progress | None = None,
@@ -40,63 +37,69 @@ def candidates(
     Of identical devices to which nothing is bound, only one is tried alone. For large graphs there
     are no simple policies.
 
-    >>> len(candidates(Graph(), Machine.emulated(gpus=8)))
+    >>> from autosched import Graph, Machine
+    >>> len(candidates(Problem(Graph(), Machine.emulated(gpus=8))))
     6
     """
+    machine = problem.machine
     improved = quick if seconds is None else search(seconds, seed, progress=progress)
-    pinned = _bound(graph)
+    pinned = _bound(problem)
     like: dict[Device, str] = {}
     for device in map(machine.device, machine.computing):
         anonymous = replace(device, name=device.kind, physical=None)
         like.setdefault(device if device.name in pinned else anonymous, device.name)
-    simple = (single, round_robin, heft) if len(graph) <= _SMALL else ()
+    simple = (single, round_robin, heft) if len(problem.graph) <= _SMALL else ()
     return (*map(single_on, like.values()), *simple, improved)
 
 
-def fewer_devices(graph: Graph, machine: Machine) -> Iterator[Machine]:
-    """Yield the machine with fewer of the devices to which nothing is bound, the largest first.
+def fewer_devices(problem: Problem) -> Iterator[Problem]:
+    """Yield the problem with fewer of the devices to which nothing is bound, the largest first.
 
     With more devices, lists and searches may return worse plans. The first ones remain: each number
     up to 4, then powers of two. Over ranks there are no such machines.
 
-    >>> [len(fewer.accelerators) for fewer in fewer_devices(Graph(), Machine.emulated(gpus=9))]
+    >>> from autosched import Graph, Machine
+    >>> problem = Problem(Graph(), Machine.emulated(gpus=9))
+    >>> [len(fewer.machine.accelerators) for fewer in fewer_devices(problem)]
     [8, 4, 3, 2, 1, 0]
     """
-    kept = {machine.host, *machine.storage, *_bound(graph)}
+    machine = problem.machine
+    kept = {machine.host, *machine.storage, *_bound(problem)}
     free = [name for name in machine.names if name not in kept] if not machine.ranks else []
     for count in reversed(range(len(free))):
         if count <= _EACH or not count & (count - 1):
             names = kept.union(free[:count])
             devices = tuple(device for device in machine.devices if device.name in names)
             links = tuple(k for k in machine.links if {k.source, k.destination} <= names)
-            yield replace(machine, devices=devices, links=links)
+            yield replace(problem, machine=replace(machine, devices=devices, links=links))
 
 
-def with_one_stream(machine: Machine) -> Machine:
-    """Return the machine with one compute stream on each device.
+def with_one_stream(problem: Problem) -> Problem:
+    """Return the problem with one compute stream on each device.
 
     Policies count on each stream doing what the device can do.
     """
-    return replace(machine, devices=tuple(replace(d, streams=1) for d in machine.devices))
+    devices = tuple(replace(device, streams=1) for device in problem.machine.devices)
+    return replace(problem, machine=replace(problem.machine, devices=devices))
 
 
-def on_machine(machine: Machine, policies: Iterable[Policy]) -> Iterator[Policy]:
-    """Yield policies that place tasks as these do on another machine, and prove no bound."""
+def of_problem(problem: Problem, policies: Iterable[Policy]) -> Iterator[Policy]:
+    """Yield policies that place tasks as these do for another problem, and prove no bound."""
 
     def on(policy: Policy) -> Policy:
-        return lambda graph, _, costs: replace(policy(graph, machine, costs), bound=0.0)
+        return lambda _: replace(policy(problem), bound=0.0)
 
     return map(on, policies)
 
 
-def _bound(graph: Graph) -> set[str | None]:
+def _bound(problem: Problem) -> set[str | None]:
     """Return the devices to which something is bound."""
+    graph = problem.graph
     return {task.device for task in graph.tasks} | {value.home for value in graph.sources}
 
 
 def splits(
-    machine: Machine,
-    in_flight: int | None,
+    problem: Problem,
     seconds: float | None = None,
     seed: int = 0,
     progress: Progress | None = None,
@@ -105,10 +108,13 @@ def splits(
 
     A run passes through all stages, so few runs in flight may gain more from few stages.
 
-    >>> len(splits(Machine.emulated(gpus=3), in_flight=3))
+    >>> from autosched import Graph, Machine
+    >>> from autosched.problem import Goal
+    >>> len(splits(Problem(Graph(), Machine.emulated(gpus=3), goal=Goal("period", 3))))
     3
     """
-    most = len(machine.devices)
+    most = len(problem.devices)
+    in_flight = problem.goal.in_flight
     counts = [most, *(n for n in (in_flight, 2) if n is not None and 1 < n < most)]
     each = None if seconds is None else seconds / len(dict.fromkeys(counts))
     return tuple(
@@ -116,14 +122,15 @@ def splits(
     )
 
 
-def stream_limits(machine: Machine, costs: Costs) -> tuple[int | None, ...]:
+def stream_limits(problem: Problem) -> tuple[int | None, ...]:
     """Return the limits on streams to try, the fewest first: halves of what there is.
 
     Fewer may be better if issuing takes time, or if tasks share what a device can do. So of equal
     plans the one with the fewest streams comes first.
     """
-    devices = machine.devices if costs.has_sharing(machine.devices) else ()
-    if costs.has_issuing(machine.devices):
+    machine = problem.machine
+    devices = machine.devices if problem.costs.has_sharing(machine.devices) else ()
+    if problem.costs.has_issuing(machine.devices):
         devices = devices or tuple(map(machine.device, machine.accelerators))
     limits: list[int | None] = [None]
     most = max((device.streams for device in devices), default=1)

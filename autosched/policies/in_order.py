@@ -18,10 +18,8 @@ from heapq import heappop, heappush, heapreplace
 from itertools import pairwise
 from typing import NamedTuple
 
-from autosched.costs.costs import Costs
 from autosched.errors import ScheduleError
 from autosched.graph.graph import Graph
-from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies.base.kernels import send
 from autosched.problem import Policy, Problem
@@ -37,17 +35,17 @@ def in_order(sequences: Mapping[str, Sequence[str]]) -> Policy:
     time, the one added first does. The policy raises ScheduleError if sequences contradict the
     graph, and MachineError or GraphError for unknown devices and tasks.
 
+    >>> from autosched import Machine
     >>> graph = Graph()
     >>> tasks = [graph.add(int, name=name) for name in "abc"]
-    >>> in_order({"cuda:0": ["c", "a"], "cpu": ["b"]})(graph, Machine.emulated(gpus=1), Costs())
+    >>> in_order({"cuda:0": ["c", "a"], "cpu": ["b"]})(Problem(graph, Machine.emulated(gpus=1)))
     Placement(device={'a': 'cuda:0', 'b': 'cpu', 'c': 'cuda:0'}, order=('b', 'c', 'a'))
     """
     given = {device: tuple(names) for device, names in sequences.items()}
 
-    def policy(graph: Graph, machine: Machine, costs: Costs) -> Placement:
-        previous = _previous(graph, given)
-        problem = Problem.of(graph, machine, costs)
-        devices = _devices(problem, machine, graph, given)
+    def policy(problem: Problem) -> Placement:
+        previous = _previous(problem.graph, given)
+        devices = _devices(problem, given)
         for task, p in enumerate(devices):
             if math.isinf(problem.seconds[task][p]):
                 raise ScheduleError(
@@ -79,9 +77,7 @@ def _previous(graph: Graph, sequences: Mapping[str, Sequence[str]]) -> dict[int,
     }
 
 
-def _devices(
-    problem: Problem, machine: Machine, graph: Graph, sequences: Mapping[str, Sequence[str]]
-) -> list[int]:
+def _devices(problem: Problem, sequences: Mapping[str, Sequence[str]]) -> list[int]:
     """Return the device of each task: that of a sequence, or the only one it may run on.
 
     A sequence determines the device of its tasks and of all tasks in their groups.
@@ -89,9 +85,9 @@ def _devices(
     group = problem.lists.group
     found: dict[int, tuple[str, str]] = {}  # by group: the device, and a task in its sequence
     for device, names in sequences.items():
-        p = machine.names.index(machine.device(device).name)
+        p = problem.devices.index(problem.machine.device(device).name)
         for name in names:
-            task = graph.task(name).index
+            task = problem.graph.task(name).index
             if not problem.allowed[task, p]:
                 must = problem.devices[problem.allowed[task].argmax()]
                 raise ScheduleError(
@@ -106,7 +102,7 @@ def _devices(
     placed = []
     for task, allowed in enumerate(problem.allowed):
         if group[task] in found:
-            placed.append(machine.names.index(found[group[task]][0]))
+            placed.append(problem.devices.index(found[group[task]][0]))
         elif allowed.sum() == 1:
             placed.append(int(allowed.argmax()))
         else:

@@ -15,11 +15,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from autosched.costs.costs import Costs
 from autosched.graph.graph import Graph, Task
-from autosched.machine.machine import Machine
 from autosched.placement import Placement, home
 from autosched.policies.single import single
+from autosched.problem import Problem
 
 __all__ = ["least_memory"]
 
@@ -28,23 +27,23 @@ _WORK = 100_000  # tasks tried, in about 0.5 s: no search begins that would take
 _CHOICES = 8  # of the tasks that may be next, so many are tried: the first, and the last
 
 
-def least_memory(graph: Graph, machine: Machine, costs: Costs) -> Placement:
+def least_memory(problem: Problem) -> Placement:
     """Put tasks on one device, as ``single`` does, in an order in which it holds little.
 
     >>> from autosched import Graph, Machine
     >>> graph = Graph()
     >>> large = [graph.add(abs, 1, name=name, nbytes=8, on="cuda:0") for name in "ab"]
     >>> graph.output(*(graph.add(abs, value, nbytes=1, on="cuda:0") for value in large))
-    >>> least_memory(graph, Machine.emulated(gpus=1), Costs()).order
+    >>> least_memory(Problem(graph, Machine.emulated(gpus=1))).order
     ('a', 'abs', 'b', 'abs_1')
     """
-    placement = single(graph, machine, costs)
+    placement = single(problem)
     devices = [*placement.device.values()]
     if not devices:
         return placement
     device = max(dict.fromkeys(devices), key=devices.count)
-    order = _Search(graph, machine, costs, placement, device).best()
-    return Placement(placement.device, tuple(graph.tasks[task].name for task in order))
+    order = _Search(problem, placement, device).best()
+    return Placement(placement.device, tuple(problem.tasks[task] for task in order))
 
 
 class _State(NamedTuple):
@@ -63,10 +62,8 @@ class _State(NamedTuple):
 class _Search:
     """Values of one device as sets of tasks: those that need memory for it, and those that use it."""
 
-    def __init__(
-        self, graph: Graph, machine: Machine, costs: Costs, placement: Placement, device: str
-    ):
-        self.tasks = graph.tasks
+    def __init__(self, problem: Problem, placement: Placement, device: str):
+        graph = problem.graph
         self.work = 0
         self.needs = [0] * len(graph.tasks)  # by task, the bits of those before it
         self.next: list[list[int]] = [[] for _ in graph.tasks]
@@ -75,7 +72,7 @@ class _Search:
                 self.needs[task.index] |= 1 << before
                 self.next[before].append(task.index)
         here = [placement.device[task.name] == device for task in graph.tasks]
-        there = {v.index for v in graph.sources if home(graph, machine, v) == device}
+        there = {v.index for v in graph.sources if home(graph, problem.machine, v) == device}
         self.touched: list[list[int]] = []  # by task, the roots that it reads or makes
         self.users: dict[int, int] = {}  # by root, the bits of the tasks that do
         self.makers: dict[int, int] = {}  # by root, those that need it on the device
@@ -86,7 +83,7 @@ class _Search:
                 self.users[root] = self.users.get(root, 0) | 1 << task.index
                 if here[task.index]:
                     self.makers[root] = self.makers.get(root, 0) | 1 << task.index
-        self.nbytes = {root: costs.value_nbytes(graph.values[root]) for root in self.users}
+        self.nbytes = {root: problem.costs.value_nbytes(graph.values[root]) for root in self.users}
         self.kept = {graph.values[value].root for value in graph.outputs.values()}
 
     def best(self) -> Sequence[int]:

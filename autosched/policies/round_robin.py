@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from autosched.costs.costs import Costs
-from autosched.graph.graph import Graph
-from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies.base.possible import Possible
 from autosched.problem import Problem
@@ -12,18 +9,18 @@ from autosched.problem import Problem
 __all__ = ["round_robin"]
 
 
-def round_robin(graph: Graph, machine: Machine, costs: Costs) -> Placement:
+def round_robin(problem: Problem) -> Placement:
     """Assign tasks to the devices in turn, in insertion order; groups stay together.
 
     Tasks that may run on one device only are skipped in the rotation. Raises ScheduleError where
     tasks cannot all be placed.
 
+    >>> from autosched import Graph, Machine
     >>> graph = Graph()
     >>> tasks = [graph.add(int, name=name) for name in "abc"]
-    >>> round_robin(graph, Machine.emulated(gpus=1), Costs()).device
+    >>> round_robin(Problem(graph, Machine.emulated(gpus=1))).device
     {'a': 'cpu', 'b': 'cuda:0', 'c': 'cpu'}
     """
-    problem = Problem.of(graph, machine, costs)
     possible = Possible(problem)
     placed = []
     turn = 0

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autosched.costs.costs import Costs
-from autosched.graph.graph import Graph
-from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies.base.possible import Possible
 from autosched.problem import Policy, Problem
@@ -17,18 +14,18 @@ from autosched.problem import Policy, Problem
 __all__ = ["single", "single_on"]
 
 
-def single(graph: Graph, machine: Machine, costs: Costs) -> Placement:
+def single(problem: Problem) -> Placement:
     """Put all tasks on the one device of least total duration of tasks and copies.
 
     Tasks that must run elsewhere do. The order is that of insertion; ties go to the earlier device.
     Raises ScheduleError where tasks cannot all be placed.
 
+    >>> from autosched import Graph, Machine
     >>> graph = Graph()
     >>> y = graph.add(abs, graph.input("x"), name="y", seconds={"cpu": 3.0, "cuda:0": 2.0})
-    >>> single(graph, Machine.emulated(gpus=1), Costs()).device
+    >>> single(Problem(graph, Machine.emulated(gpus=1))).device
     {'y': 'cuda:0'}
     """
-    problem = Problem.of(graph, machine, costs)
     possible = Possible(problem)
     candidates = [
         _gather(problem, possible.copy(), device) for device in range(len(problem.devices))
@@ -43,15 +40,15 @@ def single_on(device: str) -> Policy:
 
     The policy raises MachineError if the machine lacks the device.
 
+    >>> from autosched import Graph, Machine
     >>> graph = Graph()
     >>> y = graph.add(abs, graph.input("x"), name="y")
-    >>> single_on("cuda:1")(graph, Machine.emulated(gpus=2), Costs()).device
+    >>> single_on("cuda:1")(Problem(graph, Machine.emulated(gpus=2))).device
     {'y': 'cuda:1'}
     """
 
-    def policy(graph: Graph, machine: Machine, costs: Costs) -> Placement:
-        wanted = machine.names.index(machine.device(device).name)
-        problem = Problem.of(graph, machine, costs)
+    def policy(problem: Problem) -> Placement:
+        wanted = problem.devices.index(problem.machine.device(device).name)
         return problem.placement(
             _gather(problem, Possible(problem), wanted), range(len(problem.tasks))
         )

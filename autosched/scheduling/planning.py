@@ -12,17 +12,18 @@
 6. Verify the program, and return it as a Schedule.
 
 ``policy="auto"`` is implemented here, because it needs lowering and simulation, which policies do
-not know.
+not know. ``plans`` has step 5.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from autosched._lib.allowed import WORDS, device_name
 from autosched._lib.gc_pause import without_collecting
@@ -33,8 +34,7 @@ from autosched.costs.costs import Costs, Replay
 from autosched.errors import GraphError, MachineError, MemoryLimitError, ScheduleError, listed
 from autosched.graph.graph import HOST, Graph, Here, Task, Value
 from autosched.graph.pinning import by_pattern
-from autosched.lowering.fitting import confined, fitted, is_limited
-from autosched.lowering.resident_state import keepable, keeping, with_resident_state, within
+from autosched.lowering.resident_state import keepable, keeping
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies import (
@@ -51,31 +51,19 @@ from autosched.policies import (
 )
 from autosched.policies.candidates import (
     fewer_devices,
-    on_machine,
+    of_problem,
     splits,
     stream_limits,
     with_one_stream,
 )
-from autosched.program.program import Copy, Program
+from autosched.problem import Constraints, Goal, Objective, Problem
 from autosched.runtime.backends import Backend, check_name, suited
 from autosched.runtime.check import Check
 from autosched.scheduling.agreement import agreed
 from autosched.scheduling.arguments import check_arguments, checked_count
+from autosched.scheduling.plans import Plan, best_plan, goal_of, merit, with_runs_in_flight
 from autosched.scheduling.progress_bar import progress_bar
-from autosched.scheduling.runs_in_flight import (
-    Goal,
-    Objective,
-    Parts,
-    fewest_runs,
-    goal_of,
-    looped,
-    period_of,
-    warn_of_memory,
-)
 from autosched.scheduling.schedule import Schedule, joined
-from autosched.simulation.issuing import issuing
-from autosched.simulation.simulate import durations
-from autosched.simulation.simulate import makespan as predict_makespan
 
 __all__ = ["estimate_costs", "find_policy", "mark_pageable", "schedule"]
 
@@ -105,7 +93,7 @@ def schedule(
     * ``machine``: default ``Machine.local()``. No device ever holds more than its ``nbytes``:
       values that do not fit are spilled and reloaded. If the placement of a policy cannot be made
       to fit, ``"auto"`` is used instead.
-    * ``policy``: a name, or a function ``(graph, machine, costs) -> Placement``. ``"auto"`` tries
+    * ``policy``: a name, or a function ``(problem: Problem) -> Placement``. ``"auto"`` tries
       several, including each device alone and fewer devices, so that more are never slower, and
       takes the placement of least predicted makespan; of equal ones that with the fewest copies.
       Where issuing takes time, it also tries fewer streams.
@@ -218,8 +206,8 @@ def _schedule(
         begun = time.perf_counter()
         plan = with_runs_in_flight(problem, _plan(problem, policy, seconds, seed, report))
         # 6. Verify.
-        parts = plan.placement, plan.program, backend, check, wanted, nvtx
-        made = Schedule(plan.graph, machine, costs, *parts)
+        parts = plan.placement, plan.program, backend, check, nvtx
+        made = Schedule(plan.problem, *parts)
         made.verify()
         facts = pinned.name, listed(machine.names), policy, len(pinned), plan.makespan
         taken = time.perf_counter() - begun
@@ -397,6 +385,16 @@ def _is_pageable(leaf: Any) -> bool:
     return hasattr(leaf, "is_pinned") and leaf.device.type == "cpu" and not leaf.is_pinned()
 
 
+def problem_of(
+    graph: Graph, machine: Machine, costs: Costs, outputs: Mapping[str, str], goal: Goal
+) -> Problem:
+    """Return what is to be planned, with the state that may stay on devices."""
+    state = keepable(graph, machine)
+    if state or graph.kept:
+        graph = keeping(graph, state)
+    return Problem(graph, machine, costs, Constraints(outputs), goal)
+
+
 # ---- 4. policies
 
 
@@ -408,18 +406,16 @@ def _plan(
     progress: Progress | None,
 ) -> Plan:
     """Plan by a policy, or by ``"auto"`` if its placement does not fit."""
-    graph = problem.graph
-    machine = problem.machine
     stages: tuple[Policy, ...] = ()
     if problem.goal.objective == "period" and policy in ("auto", "search"):
-        stages = splits(machine, problem.goal.in_flight, seconds, seed, progress)
+        stages = splits(problem, seconds, seed, progress)
         seconds = progress = None
     if policy == "auto":
-        return _best(problem, (*candidates(graph, machine, seconds, seed, progress), *stages))
+        return _best(problem, (*candidates(problem, seconds, seed, progress), *stages))
     try:
         plan = best_plan(problem, [*stages, find_policy(policy, seconds, seed, progress)])
     except MemoryLimitError:
-        return _best(problem, candidates(graph, machine))
+        return _best(problem, candidates(problem))
     return _better(problem, plan) if policy == "exact" else plan
 
 
@@ -428,9 +424,9 @@ def _better(problem: Problem, plan: Plan) -> Plan:
 
     What the solver does not model, such as copies of outputs, may favour another one.
     """
-    policies = (*candidates(problem.graph, problem.machine), *POLICIES.values(), search())
+    policies = (*candidates(problem), *POLICIES.values(), search())
     if problem.goal.objective == "period":
-        policies = (*policies, *splits(problem.machine, problem.goal.in_flight))
+        policies = (*policies, *splits(problem))
     elif plan.makespan <= plan.placement.bound:
         return plan
     best = _best(problem, (lambda *_: plan.placement, *policies))
@@ -444,19 +440,18 @@ def _best(problem: Problem, policies: Iterable[Policy]) -> Plan:
     More devices may mislead lists and searches. Plans for fewer are tried, unless a bound shows that
     none is shorter. Splits into stages, for the period, find those that need few devices.
     """
-    graph = problem.graph
+    frugal = (single, m_etf, m_sct, least_memory) if problem.is_limited else ()
+    limits = stream_limits(problem)
     machine = problem.machine
-    frugal = (
-        (single, m_etf, m_sct, least_memory) if is_limited(graph, machine, problem.costs) else ()
-    )
-    limits = stream_limits(machine, problem.costs)
     if machine.contention and problem.costs.has_sharing(machine.devices):
-        policies = (*policies, *on_machine(with_one_stream(machine), candidates(graph, machine)))
+        one = with_one_stream(problem.confined)
+        policies = (*policies, *of_problem(one, candidates(problem)))
     tried: list[Placement] = []
     plan = best_plan(problem, (*policies, *frugal), limits, tried)
-    for fewer in fewer_devices(graph, machine) if problem.goal.objective == "makespan" else ():
-        if max(bounds(graph, fewer, problem.confined).values()) < plan.makespan:
-            others = on_machine(fewer, (*candidates(graph, fewer), *frugal))
+    smaller = fewer_devices(problem.confined) if problem.goal.objective == "makespan" else ()
+    for fewer in smaller:
+        if max(bounds(fewer).values()) < plan.makespan:
+            others = of_problem(fewer, (*candidates(fewer), *frugal))
             with suppress(ScheduleError):  # all were tried, or none is possible
                 plan = min(plan, best_plan(problem, others, limits, tried), key=merit)
     return plan
@@ -480,11 +475,23 @@ def find_policy(
             f"seconds= is for the policies {timed}; {policy!r} takes the time that it needs"
         )
     if callable(policy):
+        _check_signature(policy)
         return policy
     if not isinstance(policy, str) or policy not in POLICIES:
         known = ", ".join(map(repr, ["auto", *POLICIES, *TIMED]))
         raise ScheduleError(f"unknown policy {policy!r}; known are {known}, or pass a function")
     return POLICIES[policy]
+
+
+def _check_signature(policy: Policy) -> None:
+    """Raise ScheduleError for a function that cannot be called with a problem alone."""
+    try:
+        inspect.signature(policy).bind(None)
+    except ValueError:  # its signature is unknown
+        return
+    except TypeError as error:
+        what = "a policy is a function of one problem, which has the graph, the machine and costs"
+        raise ScheduleError(f"{what}; {policy!r} cannot be called with one: {error}") from None
 
 
 # ---- tasks without tensor arguments run on the host
@@ -530,138 +537,3 @@ def _is_among(value: Value, names: set[str]) -> bool:
 
 def _has_tensor(item: Any) -> bool:
     return any(hasattr(leaf, "data_ptr") for leaf in flatten(item))
-
-
-# Of the memory of a device, how much state may take if not all of it fits.
-_PARTS = (0.75, 0.5, 0.25, 0.0)
-
-
-# ---- 5. programs, and the choice among them
-
-
-class Problem(NamedTuple):
-    """The input of planning; ``confined`` costs are infinite where tasks do not fit."""
-
-    graph: Graph
-    machine: Machine
-    costs: Costs
-    confined: Costs
-    outputs: Mapping[str, str]
-    goal: Goal
-
-
-def problem_of(
-    graph: Graph, machine: Machine, costs: Costs, outputs: Mapping[str, str], goal: Goal
-) -> Problem:
-    """Return what is to be planned, with the state that may stay on devices."""
-    state = keepable(graph, machine)
-    if state or graph.kept:
-        graph = keeping(graph, state)
-    return Problem(graph, machine, costs, confined(graph, machine, costs, outputs), outputs, goal)
-
-
-class Plan(NamedTuple):
-    """A placement, its program, the makespan, and the period if that is the objective, else 0.
-
-    In ``graph`` state is on the devices that read it.
-    """
-
-    graph: Graph
-    placement: Placement
-    program: Program
-    makespan: float
-    period: float = 0.0
-
-
-def best_plan(
-    problem: Problem,
-    policies: Iterable[Policy],
-    limits: Iterable[int | None] = (None,),
-    tried: list[Placement] | None = None,
-) -> Plan:
-    """Return the plan of least period or makespan, of equal ones that with the fewest copies.
-
-    Each placement is tried with each of these limits on streams that it does not have itself, and
-    added to ``tried``, if it is not there.
-    """
-    tried = [] if tried is None else tried
-    plans: list[Plan] = []
-    refusal = ScheduleError(f"graph {problem.graph.name!r} cannot run on this machine")
-    for policy in policies:
-        try:
-            placement = policy(problem.graph, problem.machine, problem.confined)
-            if not isinstance(placement, Placement):
-                raise ScheduleError(f"policy {policy!r} must return a Placement, got {placement!r}")
-            if placement not in tried:
-                tried.append(placement)
-                for most in limits if placement.streams is None else (placement.streams,):
-                    limited = dataclasses.replace(placement, streams=most)
-                    plans.append(_lowered(problem, limited))
-        except ScheduleError as error:
-            refusal = error
-    if not plans:
-        raise refusal
-    return min(plans, key=merit)
-
-
-def merit(plan: Plan) -> tuple[float, float, int]:
-    """Return what the best plan has least of: the period or makespan, then copies."""
-    copies = sum(isinstance(instruction, Copy) for instruction in plan.program)
-    return plan.period, plan.makespan, copies
-
-
-def _lowered(problem: Problem, placement: Placement) -> Plan:
-    """Lower a placement to a program that fits into memory, and predict its times.
-
-    It is the best of those that keep more or less state on devices. Raises ScheduleError for
-    instructions that the machine cannot execute.
-    """
-    machine = problem.machine
-    costs = problem.costs
-    plans: list[Plan] = []
-    refusal = MemoryLimitError("memory does not suffice")
-    for graph, placed in _with_state(problem, placement):
-        try:
-            program = fitted(graph, machine, costs, placed, problem.outputs)
-        except MemoryLimitError as error:
-            refusal = error
-            continue
-        seconds = durations(program, graph, machine, costs)
-        makespan = predict_makespan(program, seconds, issuing(program, graph, machine, costs))
-        plan = Plan(graph, placed, program, makespan)
-        if problem.goal.objective == "period":
-            parts = Parts(graph, machine, costs, problem.outputs)
-            loop = looped(parts, placed, program, problem.goal.most)
-            plan = plan._replace(program=loop, period=period_of(parts, loop))
-        plans.append(plan)
-    if not plans:
-        raise refusal
-    return min(plans, key=lambda plan: (plan.period, plan.makespan))
-
-
-def _with_state(problem: Problem, placement: Placement) -> Iterator[tuple[Graph, Placement]]:
-    """Yield the graph with state on its devices; with less and less, where memory is limited."""
-    graph, machine, costs = problem[:3]
-    found = with_resident_state(graph, machine, costs, placement)
-    yield found
-    kept = list(graph.kept)
-    if kept and is_limited(graph, machine, costs):
-        for part in _PARTS:
-            fewer = within(found[0], machine, costs, part)
-            if fewer != kept:
-                kept = fewer
-                yield with_resident_state(keeping(graph, kept), machine, costs, placement)
-
-
-def with_runs_in_flight(problem: Problem, plan: Plan) -> Plan:
-    """Return a plan with the runs in flight that are wanted, and warn if they do not fit."""
-    parts = Parts(plan.graph, problem.machine, problem.costs, problem.outputs)
-    goal = problem.goal
-    program = plan.program
-    if goal.objective == "makespan":
-        program = looped(parts, plan.placement, program, goal.most)
-    elif goal.in_flight is None:
-        fewest = fewest_runs(parts, program)
-        program = fewest or fitted(*parts[:3], plan.placement, parts.outputs)
-    warn_of_memory(parts, goal, program, level=5)
-    return plan._replace(program=program)

@@ -24,9 +24,11 @@ from typing import Any
 from autosched._lib.aliasing import are_apart, extents, first_meeting
 from autosched._lib.copying import span
 from autosched._lib.forks import forks, rlock
+from autosched.costs.costs import Costs
 from autosched.errors import HazardError, ScheduleError
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
+from autosched.problem import Problem
 from autosched.program.program import Program
 from autosched.runtime.backends import Backend
 from autosched.runtime.execute import Executor
@@ -54,11 +56,25 @@ class RunState:
 class Running:
     """What a schedule does with several runs."""
 
-    graph: Graph
-    machine: Machine
+    problem: Problem
     program: Program
     backend: str | Backend
     _state: RunState
+
+    @property
+    def graph(self) -> Graph:
+        """The graph that is run, which does not change when the user's grows."""
+        return self.problem.graph
+
+    @property
+    def machine(self) -> Machine:
+        """The machine that it is planned for."""
+        return self.problem.machine
+
+    @property
+    def costs(self) -> Costs:
+        """The costs that predictions use."""
+        return self.problem.costs
 
     @property
     def _executor(self) -> Executor:

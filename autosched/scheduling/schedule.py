@@ -1,7 +1,7 @@
 """Define the schedule of a graph on a machine.
 
 A schedule has a pinned copy of the graph (``Graph.pinned``), so it does not change when the user's
-graph grows. It also has the devices on which outputs were requested (``wanted``): otherwise a plan
+graph grows. It also has the devices on which outputs were requested: otherwise a plan
 that leaves outputs elsewhere would look better than it is. For a loaded schedule, outputs that are
 copied from the device of their producer are taken as requested where they go.
 """
@@ -21,19 +21,17 @@ from autosched._lib.files import write
 from autosched.bounds import bounds
 from autosched.bounds.periods import period_bounds
 from autosched.codegen import Code, generate
-from autosched.costs.costs import Costs
 from autosched.costs.learning import learn
 from autosched.errors import AutoschedError, ChartError, MachineError, ScheduleError, TaskError
 from autosched.explanation import Case, Explanation, TaskExplanation, explain, explain_task
 from autosched.graph.graph import Graph, run_serial
 from autosched.graph.pinning import release_gradients
 from autosched.lowering import lower
-from autosched.lowering.fitting import confined
 from autosched.lowering.resident_state import with_resident_state_as, without_resident_state
 from autosched.machine.cluster import joined as joined_ranks
-from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.placement import check as check_placement
+from autosched.problem import Constraints, Problem
 from autosched.program.program import Program
 from autosched.runtime.backends import Backend, make
 from autosched.runtime.check import Check
@@ -62,8 +60,9 @@ _MORE = 3  # runs that are shown in addition to those in flight, to see a steady
 class Schedule(Running):
     """A verified program for a graph on a machine. Call it with the graph's inputs.
 
-    ``print`` it to read the program. Its parts are ``graph``, ``machine``, ``costs``, ``placement``
-    and ``program``. Use it in a ``with`` statement, or call ``close()``, to end its threads.
+    ``print`` it to read the program. Its parts are ``problem``, ``placement`` and ``program``;
+    ``graph``, ``machine`` and ``costs`` are those of the problem. Use it in a ``with`` statement, or
+    call ``close()``, to end its threads.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -73,15 +72,11 @@ class Schedule(Running):
     {'y': 42}
     """
 
-    graph: Graph
-    machine: Machine
-    costs: Costs
+    problem: Problem
     placement: Placement
     program: Program
     backend: str | Backend = "host"
     check: Check = False
-    # By output, the requested device.
-    wanted: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     nvtx: bool = field(default=False, compare=False, repr=False)
     _state: RunState = field(default_factory=RunState, init=False, compare=False, repr=False)
 
@@ -226,7 +221,7 @@ class Schedule(Running):
         from autosched.runtime.backends.accelerator import Accelerator
 
         placement = Placement(self.placement.device, tuple(task.name for task in self.graph.tasks))
-        program = lower(self.graph, self.machine, placement, dict(self.program.outputs))
+        program = lower(self._as_is, placement)
         run = Executor(
             program, self.graph, self.machine, Accelerator(serial=True), [0.0] * len(program)
         )
@@ -314,7 +309,7 @@ class Schedule(Running):
         self._verify_once()
         program = self.program
         if program.in_flight > 1:
-            program = lower(self.graph, self.machine, self.placement, dict(program.outputs))
+            program = lower(self._as_is, self.placement)
         return generate(program, self.graph, self.machine, self.makespan)
 
     def save_code(self, path: str | os.PathLike[str]) -> None:
@@ -364,12 +359,12 @@ class Schedule(Running):
         """
         if checked_count(runs, "runs", 1) == 1:
             return self._predicted
-        found = simulate(self.program, self.graph, self.machine, self.costs, runs)
+        found = simulate(self.program, self.problem, runs)
         return replace(found, period=self.period, guess=self.costs.guess(self.graph))
 
     @cached_property
     def _predicted(self) -> Timeline:
-        found = simulate(self.program, self.graph, self.machine, self.costs)
+        found = simulate(self.program, self.problem)
         return replace(found, guess=self.costs.guess(self.graph))
 
     def verify(self) -> None:
@@ -383,14 +378,19 @@ class Schedule(Running):
             self.verify()
 
     @property
+    def _as_is(self) -> Problem:
+        """The problem with the outputs where the program leaves them."""
+        return replace(self.problem, constraints=Constraints(dict(self.program.outputs)))
+
+    @property
     def _durations(self) -> tuple[float, ...]:
         """The predicted duration of each instruction."""
-        return durations(self.program, self.graph, self.machine, self.costs)
+        return durations(self.program, self.problem)
 
     @property
     def _issuing(self) -> Issuing | None:
         """The threads that issue the program; None if that takes no time."""
-        return issuing(self.program, self.graph, self.machine, self.costs)
+        return issuing(self.program, self.problem)
 
     @cached_property
     def period(self) -> float:
@@ -409,8 +409,7 @@ class Schedule(Running):
 
     @cached_property
     def _period(self) -> Period:
-        parts = self.program, self.graph, self.machine, self.costs
-        return period(self.program, durations(*parts), issuing(*parts))
+        return period(self.program, self._durations, self._issuing)
 
     @property
     def runs_shown(self) -> int:
@@ -426,9 +425,8 @@ class Schedule(Running):
     def period_bound(self) -> float:
         """Lower bound on the period of all schedules with as many runs in flight."""
         # Tasks that fit into no device's memory cannot run.
-        costs = confined(self.graph, self.machine, self.costs, self.wanted)
         in_flight = self.program.in_flight
-        known = period_bounds(self.graph, self.machine, costs, in_flight)
+        known = period_bounds(self.problem.confined, in_flight)
         return max([*known.values(), self.placement.bound / in_flight])
 
     @cached_property
@@ -444,7 +442,7 @@ class Schedule(Running):
         ``costs.default_nbytes``, which is 0, unless costs know its bytes: from ``nbytes=``, or
         ``examples=`` of ``schedule``.
         """
-        courses = footprint(self.program, self.graph, self.machine, self.costs)
+        courses = footprint(self.program, self.problem)
         return {name: max(course) for name, course in courses.items()}
 
     @cached_property
@@ -457,8 +455,7 @@ class Schedule(Running):
     def lower_bound(self) -> float:
         """Lower bound on the makespan of all schedules of this graph on this machine."""
         # Tasks that fit into no device's memory cannot run.
-        graph = without_resident_state(self.graph, self.machine)
-        known = bounds(graph, self.machine, confined(graph, self.machine, self.costs, self.wanted))
+        known = bounds(without_resident_state(self.problem).confined)
         return max([*known.values(), self.placement.bound])
 
     @property
@@ -477,8 +474,8 @@ class Schedule(Running):
         The result has steps (seconds, bytes). ``autosched show --what memory`` draws them.
         ``autosched.simulation.footprint.memory_over_time`` documents what is counted.
         """
-        parts = self.program, self.graph, self.machine, self.costs
-        return memory_over_time(*parts, self._shown() if measured is None else measured)
+        timeline = self._shown() if measured is None else measured
+        return memory_over_time(self.program, self.problem, timeline)
 
     def draw(
         self,
@@ -525,7 +522,7 @@ class Schedule(Running):
         >>> asc.schedule(graph, asc.Machine.emulated(gpus=0)).explain().advice
         ()
         """
-        case = Case(self.graph, self.machine, self.costs, self.placement, self.program, self.wanted)
+        case = Case(self.problem, self.placement, self.program)
         return explain(case, measured) if task is None else explain_task(case, task, measured)
 
     def __dir__(self) -> list[str]:
@@ -578,8 +575,8 @@ def joined(saved: Saved, graph: Graph) -> Schedule:
         saved.machine.device(device)
     saved.costs.check(pinned)
     check_placement(saved.placement, pinned, saved.machine)
-    parts = saved.machine, saved.costs, saved.placement, saved.program, saved.backend, saved.check
-    made = Schedule(pinned, *parts)
+    problem = Problem(pinned, saved.machine, saved.costs)
+    made = Schedule(problem, saved.placement, saved.program, saved.backend, saved.check)
     made.verify()
     _ = made.makespan  # raises for instructions that the machine cannot execute
     return made

@@ -16,9 +16,7 @@ from typing import NamedTuple
 
 from autosched._lib.allowed import is_storage
 from autosched._lib.gc_pause import without_collecting
-from autosched.costs.costs import Costs
-from autosched.graph.graph import Graph
-from autosched.machine.machine import Machine
+from autosched.problem import Problem
 from autosched.program.program import Copy, Free, Program, Record, Run, Stream, Wait
 from autosched.program.residency import Buffer, Buffers
 from autosched.timeline.timeline import Timeline
@@ -29,9 +27,7 @@ History = tuple[tuple[float, float], ...]
 
 
 @without_collecting()
-def footprint(
-    program: Program, graph: Graph, machine: Machine, costs: Costs
-) -> dict[str, tuple[float, ...]]:
+def footprint(program: Program, problem: Problem) -> dict[str, tuple[float, ...]]:
     """Return the bytes that each device holds: before the first instruction, and after each.
 
     Storage devices hold nothing. Inputs and constants are held on their own devices, as if no two
@@ -45,10 +41,10 @@ def footprint(
     >>> graph.output(y=graph.input("x") + 1)
     >>> costs = asc.Costs(default_nbytes=8)
     >>> schedule = asc.schedule(graph, asc.Machine.emulated(gpus=0), costs=costs)
-    >>> footprint(schedule.program, graph, schedule.machine, schedule.costs)
+    >>> footprint(schedule.program, schedule.problem)
     {'cpu': (8.0, 16.0)}
     """
-    histories = _one_run(program, graph, machine, costs)
+    histories = _one_run(program, problem)
     if program.in_flight == 1:
         return histories
     others = program.in_flight - 1
@@ -67,9 +63,7 @@ class Needs(NamedTuple):
     most: float  # a whole number, at least 1, or infinity
 
 
-def needs_of_runs(
-    program: Program, graph: Graph, machine: Machine, costs: Costs
-) -> dict[str, Needs]:
+def needs_of_runs(program: Program, problem: Problem) -> dict[str, Needs]:
     """Return by device what runs in flight need.
 
     >>> import autosched as asc
@@ -77,10 +71,11 @@ def needs_of_runs(
     >>> graph.output(y=graph.input("x") + 1)
     >>> costs = asc.Costs(default_nbytes=8)
     >>> schedule = asc.schedule(graph, asc.Machine.emulated(gpus=0), costs=costs)
-    >>> needs_of_runs(schedule.program, graph, schedule.machine, costs)
+    >>> needs_of_runs(schedule.program, schedule.problem)
     {'cpu': Needs(shared=8.0, each=8.0, most=inf)}
     """
-    histories = _one_run(program, graph, machine, costs)
+    histories = _one_run(program, problem)
+    machine = problem.machine
     return {
         name: _needs(history, machine.device(name).nbytes) for name, history in histories.items()
     }
@@ -93,11 +88,11 @@ def _needs(history: tuple[float, ...], limit: float) -> Needs:
     return Needs(shared, each, max(1.0, most))
 
 
-def _one_run(
-    program: Program, graph: Graph, machine: Machine, costs: Costs
-) -> dict[str, tuple[float, ...]]:
+def _one_run(program: Program, problem: Problem) -> dict[str, tuple[float, ...]]:
+    graph = problem.graph
+    costs = problem.costs
     buffers = Buffers(graph, {graph.value(name).index: home for name, home in program.inputs})
-    held = {device.name: 0.0 for device in machine.devices}
+    held = {device.name: 0.0 for device in problem.machine.devices}
     histories: dict[str, list[float]] = {name: [] for name in held}
     sizes: dict[Buffer, float] = {}  # of the blocks in memory
 
@@ -124,9 +119,7 @@ def _one_run(
     return {name: tuple(history) for name, history in histories.items()}
 
 
-def memory_over_time(
-    program: Program, graph: Graph, machine: Machine, costs: Costs, timeline: Timeline
-) -> dict[str, History]:
+def memory_over_time(program: Program, problem: Problem, timeline: Timeline) -> dict[str, History]:
     """Return for each device the (seconds, bytes) at which its memory use changes.
 
     Times come from a predicted or measured timeline. Results of runs and copies are held from their
@@ -141,10 +134,10 @@ def memory_over_time(
     >>> graph.output(y=(graph.input("x") + 1) * 2)
     >>> costs = asc.Costs(default_nbytes=8, seconds={"add": 1.0, "mul": 1.0})
     >>> schedule = asc.schedule(graph, asc.Machine.emulated(gpus=0), costs=costs)
-    >>> memory_over_time(schedule.program, graph, schedule.machine, costs, schedule.simulate())
+    >>> memory_over_time(schedule.program, schedule.problem, schedule.simulate())
     {'cpu': ((0.0, 8.0), (0.0, 16.0), (1.0, 24.0), (2.0, 16.0))}
     """
-    histories = _one_run(program, graph, machine, costs)
+    histories = _one_run(program, problem)
     runs = 1 + max((span.run for span in timeline.spans), default=0)
     changes = {name: _changes(history) for name, history in histories.items()}
     found: dict[str, list[tuple[float, int, float]]] = {name: [] for name in histories}

@@ -17,9 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autosched.costs.costs import Costs, Replay
-from autosched.graph.graph import Graph
-from autosched.machine.machine import Machine
+from autosched.costs.costs import Replay
+from autosched.problem import Problem
 from autosched.program.program import Copy, Free, Instruction, Program, Record, Run, Wait
 from autosched.program.units import predecessors, units, waiting_for_host, where_is
 
@@ -58,24 +57,26 @@ class Issuing(NamedTuple):
         )
 
 
-def issuing(program: Program, graph: Graph, machine: Machine, costs: Costs) -> Issuing | None:
+def issuing(program: Program, problem: Problem) -> Issuing | None:
     """Return the threads that issue a program; None if issuing takes no time.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
     >>> graph.output(y=graph.input("x") + 1)
     >>> made = asc.schedule(graph, asc.Machine.emulated(gpus=1), policy="single")
-    >>> issuing(made.program, graph, made.machine, made.costs) is None
+    >>> issuing(made.program, made.problem) is None
     True
     """
+    machine = problem.machine
+    costs = problem.costs
     if not costs.has_issuing(machine.devices):
         return None
     streams = program.streams
     gpu = {stream for stream in streams if machine.device(stream.device).is_accelerator}
     waiting = waiting_for_host(program, gpu)
-    seconds = [_seconds(instruction, graph, machine, costs) for instruction in program]
+    seconds = [_seconds(instruction, problem) for instruction in program]
     if costs.replay is not None:
-        _issue_units(seconds, program, graph, machine, costs, costs.replay)
+        _issue_units(seconds, program, problem, costs.replay)
     return Issuing.of(
         seconds,
         thread=[i if stream in waiting else len(streams) for i, stream in enumerate(streams)],
@@ -84,26 +85,19 @@ def issuing(program: Program, graph: Graph, machine: Machine, costs: Costs) -> I
     )
 
 
-def _seconds(instruction: Instruction, graph: Graph, machine: Machine, costs: Costs) -> float:
-    device = machine.device(instruction.stream.device)
+def _seconds(instruction: Instruction, problem: Problem) -> float:
+    device = problem.machine.device(instruction.stream.device)
     if isinstance(instruction, Run):
-        return costs.issue_seconds(graph.task(instruction.task), device)
+        return problem.costs.issue_seconds(problem.graph.task(instruction.task), device)
     if not device.is_accelerator or isinstance(instruction, Free):
         return 0.0
     return device.issue_seconds if isinstance(instruction, Copy) else device.event_seconds
 
 
-def _issue_units(
-    seconds: list[float],
-    program: Program,
-    graph: Graph,
-    machine: Machine,
-    costs: Costs,
-    replay: Replay,
-) -> None:
+def _issue_units(seconds: list[float], program: Program, problem: Problem, replay: Replay) -> None:
     """Let the first instruction of each unit issue all of it, as a graph."""
     before = predecessors(program)
-    where = {i: where_is(program.instructions[i], machine.physical) for i in before}
+    where = {i: where_is(program.instructions[i], problem.machine.physical) for i in before}
     replayed = {program.instructions[i].stream for i, device in where.items() if device is not None}
     for i, instruction in enumerate(program):
         if isinstance(instruction, (Record, Wait)) and instruction.stream in replayed:
@@ -116,7 +110,7 @@ def _issue_units(
             seconds[i] = 0.0
             match program.instructions[i]:
                 case Run(_, task):
-                    nodes += costs.launches(graph.task(task))
+                    nodes += problem.costs.launches(problem.graph.task(task))
                 case Copy():
                     nodes += 1
         seconds[members[0]] = replay.graph + nodes * replay.node if nodes else 0.0

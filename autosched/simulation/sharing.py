@@ -23,9 +23,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TypeVar
 
-from autosched.costs.costs import Costs
-from autosched.graph.graph import Graph
-from autosched.machine.machine import Device, Machine
+from autosched.machine.machine import Device
+from autosched.problem import Problem
 from autosched.program.arrays import RECORD, WAIT
 from autosched.program.program import Program, Run
 from autosched.simulation.issuing import Issuing, issuing
@@ -36,9 +35,7 @@ _Place = tuple[str | None, str]
 _Key = TypeVar("_Key")
 
 
-def shared(
-    seconds: Sequence[float], program: Program, graph: Graph, machine: Machine, costs: Costs
-) -> Sequence[float]:
+def shared(seconds: Sequence[float], program: Program, problem: Problem) -> Sequence[float]:
     """Return the seconds of instructions that share devices; ``seconds`` are those alone.
 
     >>> import autosched as asc
@@ -51,6 +48,8 @@ def shared(
     >>> [span.seconds for span in made.simulate().spans]
     [0.0002, 0.0002]
     """
+    machine = problem.machine
+    costs = problem.costs
     if not machine.contention or not (costs.shares or costs.work):
         return seconds
     streams: dict[_Place, int] = {}
@@ -69,14 +68,14 @@ def shared(
         place = _place(device)
         busy = 0.0
         if streams[place] > 1:
-            busy = costs.busy_seconds(graph.task(instruction.task), device)
+            busy = costs.busy_seconds(problem.graph.task(instruction.task), device)
         if busy and device.is_accelerator:
             parts[i] = busy / seconds[i]
             places[i] = place
         elif busy:
             found[i] += busy * (streams[place] - 1)
     if parts:
-        issued = issuing(program, graph, machine, costs) or Issuing.free(program)
+        issued = issuing(program, problem) or Issuing.free(program)
         alone = [(places[i], part * found[i]) for i, part in parts.items()]
         _Sharing(program, found, issued, parts, places).fill()
         if program.in_flight > 1:

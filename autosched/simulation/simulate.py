@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 from autosched._lib.jit import Mode, kernel, mode
 from autosched.costs.costs import Costs
 from autosched.errors import ProgramError, ScheduleError
-from autosched.graph.graph import Graph
-from autosched.machine.machine import Machine
 from autosched.placement import home
+from autosched.problem import Problem
 from autosched.program.arrays import CARRIED, COPY, RECORD, RUN, WAIT
 from autosched.program.program import Copy, Instruction, Program, Run, Wait, occupied
 from autosched.simulation.issuing import Issuing, issuing
@@ -36,9 +35,7 @@ from autosched.timeline.timeline import Span, Timeline, what
 __all__ = ["durations", "is_pageable", "makespan", "simulate", "times"]
 
 
-def simulate(
-    program: Program, graph: Graph, machine: Machine, costs: Costs, runs: int = 1
-) -> Timeline:
+def simulate(program: Program, problem: Problem, runs: int = 1) -> Timeline:
     """Return the predicted timeline of a number of runs.
 
     Raises ScheduleError for a task or a copy that is impossible on the machine.
@@ -48,12 +45,14 @@ def simulate(
     >>> graph.output(y=graph.input("x") + 1)
     >>> costs = asc.Costs.table({"add": 2.0})
     >>> schedule = asc.schedule(graph, asc.Machine.emulated(gpus=0), costs=costs)
-    >>> asc.simulate(schedule.program, graph, schedule.machine, schedule.costs).makespan
+    >>> asc.simulate(schedule.program, schedule.problem).makespan
     2.0
     """
     spans: list[Span] = []
-    parts = program, graph, machine, costs
-    starts, ends = times(program, durations(*parts), issuing(*parts), runs)
+    graph = problem.graph
+    costs = problem.costs
+    seconds = durations(program, problem)
+    starts, ends = times(program, seconds, issuing(program, problem), runs)
     for run in range(runs):
         start, end = starts[run].tolist(), ends[run].tolist()
         for i, instruction in enumerate(program.instructions):
@@ -67,7 +66,7 @@ def simulate(
     made = Timeline.of(spans, program.arrows, program.carried_arrows)
     arrows = *made.arrows, *_gates(made.spans, program.in_flight)
     learn = functools.partial(_known, costs)
-    return replace(made, arrows=arrows, learn=learn, hosts=machine.hosts)
+    return replace(made, arrows=arrows, learn=learn, hosts=problem.machine.hosts)
 
 
 def _gates(spans: Sequence[Span], in_flight: int) -> Iterator[tuple[int, int]]:
@@ -216,11 +215,14 @@ def _refusal(instruction: Instruction) -> Exception:
     )
 
 
-def durations(program: Program, graph: Graph, machine: Machine, costs: Costs) -> tuple[float, ...]:
+def durations(program: Program, problem: Problem) -> tuple[float, ...]:
     """Return the modelled seconds of each instruction; records, waits and frees take none.
 
     Tasks that share a device take longer than alone: see ``sharing``.
     """
+    graph = problem.graph
+    machine = problem.machine
+    costs = problem.costs
     found = [0.0] * len(program.instructions)
     for i, instruction in enumerate(program.instructions):
         if type(instruction) is Run:
@@ -229,26 +231,28 @@ def durations(program: Program, graph: Graph, machine: Machine, costs: Costs) ->
             )
         elif type(instruction) is Copy:
             nbytes = costs.value_nbytes(graph.value(instruction.value))
-            slow = bool(costs.pageable) and is_pageable(instruction, graph, machine, costs)
+            slow = bool(costs.pageable) and is_pageable(instruction, problem)
             found[i] = machine.copy_seconds(
                 instruction.source, instruction.destination, nbytes, slow
             )
     if math.inf in found:
         never = program.instructions[found.index(math.inf)]
         raise ScheduleError(f"{never.stream} cannot {never}: costs and links make it take for ever")
-    return tuple(shared(found, program, graph, machine, costs))
+    return tuple(shared(found, program, problem))
 
 
-def is_pageable(copy: Copy, graph: Graph, machine: Machine, costs: Costs) -> bool:
+def is_pageable(copy: Copy, problem: Problem) -> bool:
     """Return whether one end of a copy is host memory that is not page-locked.
 
     That is the memory of an input or constant, or a view of it. Host memory that a run allocates is
     page-locked, as ``to("cpu", non_blocking=True)`` does. So only copies from, or back to, a
     caller's memory are slow.
     """
+    graph = problem.graph
+    machine = problem.machine
     value = graph.value(copy.value)
     root = graph.values[value.root]
-    if root.name not in costs.pageable or {
+    if root.name not in problem.costs.pageable or {
         machine.device(end).kind for end in (copy.source, copy.destination)
     } == {"cpu"}:
         return False

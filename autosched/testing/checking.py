@@ -13,7 +13,6 @@ from itertools import product
 from types import NoneType
 from typing import Any, NamedTuple
 
-from autosched.costs.costs import Costs
 from autosched.errors import AutoschedError, InterleavingError, ScheduleError, shown
 from autosched.graph.graph import HOST, STORAGE, Graph, Task
 from autosched.machine.machine import LINKS, Device, Link, Machine
@@ -130,17 +129,16 @@ class scattered:  # noqa: N801  # policies are functions, and its repr is how us
 
     >>> graph = Graph()
     >>> tasks = [graph.add(int, name=name) for name in "abc"]
-    >>> machine, costs = Machine.emulated(gpus=0), Costs()
-    >>> {scattered(seed)(graph, machine, costs).order[0] for seed in range(9)} == set("abc")
+    >>> problem = Problem(graph, Machine.emulated(gpus=0))
+    >>> {scattered(seed)(problem).order[0] for seed in range(9)} == set("abc")
     True
     """
 
     seed: int
 
-    def __call__(self, graph: Graph, machine: Machine, costs: Costs) -> Placement:
+    def __call__(self, problem: Problem) -> Placement:
         """Return a placement; raise ScheduleError if tasks cannot all be placed."""
         source = random.Random(self.seed)
-        problem = Problem.of(graph, machine, costs)
         possible = Possible(problem)
         missing = [len(before) for before in problem.before]
         ready = [task for task, count in enumerate(missing) if not count]
@@ -152,7 +150,7 @@ class scattered:  # noqa: N801  # policies are functions, and its repr is how us
             source.shuffle(devices)
             placed[task] = possible.settle(task, devices)
             order.append(task)
-            for user in graph.users[task]:
+            for user in problem.graph.users[task]:
                 missing[user] -= 1
                 if not missing[user]:
                     ready.append(user)
@@ -249,7 +247,7 @@ def _try(reference: Reference, plan: _Plan, way: _Way, interleavings: int) -> No
     """
     made = plan.schedule
     traces = dict[str, int]()
-    seconds = durations(made.program, made.graph, made.machine, made.costs)
+    seconds = durations(made.program, made.problem)
     graph = traced(made.graph, traces)
     setting = reference.setting
     left, error = attempt(setting, made.program, graph, made.machine, way.choose(), seconds)

@@ -24,6 +24,7 @@ from _ours import TINY, planned
 from _report import picture, table
 from _shapes import SHAPES
 
+from autosched.problem import Problem
 from autosched.viz import charts
 
 INSTALL = """\
@@ -242,12 +243,11 @@ def _same_speeds(one: Instance) -> Instance:
 
 def _our_heft(one: Instance) -> tuple[float, float]:
     """Return the makespan, and the least seconds of three for the placement alone."""
-    from autosched import Costs
     from autosched.policies import heft
 
     graph, machine, least = one.graph(), one.machine(), math.inf
     for _ in range(3):
         start = time.perf_counter()
-        heft(graph, machine, Costs())
+        heft(Problem(graph, machine))
         least = min(least, time.perf_counter() - start)
     return planned(one, "heft").makespan, least

@@ -43,10 +43,8 @@ def report(chosen: argparse.Namespace) -> Iterator[str]:
     _warmed(sizes[-1])
     graphs = {n: built(n) for n in sizes}
     runs = {n: 3 if chosen.quick or n > 10_000 else 11 for n in sizes}
-    free = {
-        n: _median(runs[n], partial(heft, graphs[n], machine(8, False), asc.Costs())) for n in sizes
-    }
-    aware = {n: _median(runs[n], partial(heft, graphs[n], machine(8), asc.Costs())) for n in sizes}
+    free = {n: _median(runs[n], partial(_placed, graphs[n], machine(8, False))) for n in sizes}
+    aware = {n: _median(runs[n], partial(_placed, graphs[n], machine(8))) for n in sizes}
     whole = {
         n: _median(3, partial(asc.schedule, graphs[n], machine(8), policy="heft")) for n in sizes
     }
@@ -69,6 +67,10 @@ def report(chosen: argparse.Namespace) -> Iterator[str]:
     axes = {"x": "tasks", "y": "time per task", "unit": "s", "log_x": True}
     svg = charts.lines(lines, title="Planning", **axes)
     yield from picture("planning_speed", "time per task by number of tasks", svg, chosen)
+
+
+def _placed(graph: asc.Graph, machine: asc.Machine) -> asc.Placement:
+    return heft(asc.Problem(graph, machine))
 
 
 def built(tasks: int) -> asc.Graph:
@@ -108,7 +110,7 @@ def _warmed(tasks: int) -> None:
     some = built(tasks)
     for _ in range(2):
         asc.schedule(some, machine(8), policy="heft")
-    heft(some, machine(8, contention=False), asc.Costs())
+    heft(asc.Problem(some, machine(8, contention=False)))
 
 
 def _in_a_new_environment() -> float:
@@ -183,10 +185,10 @@ def _planned_and_predicted(tasks: int) -> tuple[dict[str, float], float]:
     graph = built(tasks)
     lap("build")
     gc.freeze()
-    placement = heft(graph, where, costs)
+    placement = heft(asc.Problem(graph, where, costs))
     lap("HEFT")
-    program = lower(graph, where, placement)
+    program = lower(asc.Problem(graph, where), placement)
     lap("lower")
-    simulate(program, graph, where, costs)
+    simulate(program, asc.Problem(graph, where, costs))
     lap("simulate")
     return steps, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

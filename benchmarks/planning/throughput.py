@@ -69,7 +69,7 @@ def _row(folder: Path, kind: str, name: str) -> tuple[str, ...]:
     edges = [(u, v, size * COPIES[kind]) for u, v, size in read.edges]
     instance = dataclasses.replace(read, edges=edges)
     graph, machine = instance.graph(one_value=True), instance.machine(contention=True)
-    theirs = load(instance, split(overlap=False)(graph, machine, asc.Costs()))
+    theirs = load(instance, split(overlap=False)(asc.Problem(graph, machine)))
     schedule, seconds = timed(graph, machine, "auto", objective="period")
     return (
         f"{name}, {'layers' if kind == 'LayerGraphs' else 'operators'}",

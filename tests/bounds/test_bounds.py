@@ -20,6 +20,7 @@ from autosched.lowering import lower
 from autosched.machine.machine import Device, Link, Machine
 from autosched.placement import Placement, check
 from autosched.policies import POLICIES
+from autosched.problem import Problem
 from autosched.simulation.simulate import durations, makespan
 from tests.policies.test_policies import (
     ARABNEJAD,
@@ -38,7 +39,7 @@ from tests.policies.test_policies import (
     ids=["Topcuoglu, optimum 73", "Arabnejad, optimum 113"],
 )
 def test_bounds_of_published_examples(graph, critical_path, work):
-    found = bounds(graph, processors(3), COSTS)
+    found = bounds(Problem(graph, processors(3), COSTS))
     assert (found["critical_path"], found["work"], found["interval"]) == (
         critical_path,
         work,
@@ -50,8 +51,11 @@ def test_the_critical_path_stays_on_a_device_where_copies_cost_more():
     graph = Graph()
     a = graph.add(int, name="a", seconds={"p1": 1, "p2": 4}, nbytes=2)
     graph.add(int, a, name="b", seconds={"p1": 6, "p2": 1})
-    assert bounds(graph, processors(2), COSTS)["critical_path"] == 1 + 2 + 1
-    assert bounds(graph, processors(2), COSTS.override(nbytes={"a": 9}))["critical_path"] == 4 + 1
+    assert bounds(Problem(graph, processors(2), COSTS))["critical_path"] == 1 + 2 + 1
+    assert (
+        bounds(Problem(graph, processors(2), COSTS.override(nbytes={"a": 9})))["critical_path"]
+        == 4 + 1
+    )
 
 
 def test_the_critical_path_has_copies_of_inputs_and_of_what_is_written_in_place():
@@ -60,7 +64,7 @@ def test_the_critical_path_has_copies_of_inputs_and_of_what_is_written_in_place(
     graph.add(int, w, name="write", writes=[w], outputs=(), seconds=1, on="p2")
     graph.add(int, w, name="look", seconds=1, on="p3")
     assert (
-        bounds(graph, processors(3), COSTS.override(nbytes={"w": 5}))["critical_path"]
+        bounds(Problem(graph, processors(3), COSTS.override(nbytes={"w": 5})))["critical_path"]
         == 5 + 1 + 5 + 1
     )
 
@@ -70,7 +74,10 @@ def test_a_write_in_place_need_not_wait_for_readers_of_a_copy():
     w = graph.input("w")
     graph.add(int, w, name="read", seconds=7, on="p2")
     graph.add(int, w, name="write", writes=[w], outputs=(), seconds=6, on="p1")
-    assert bounds(graph, processors(2), COSTS.override(nbytes={"w": 1}))["critical_path"] == 1 + 7
+    assert (
+        bounds(Problem(graph, processors(2), COSTS.override(nbytes={"w": 1})))["critical_path"]
+        == 1 + 7
+    )
 
 
 def test_no_copy_within_a_group_or_for_order_alone():
@@ -85,7 +92,7 @@ def test_no_copy_within_a_group_or_for_order_alone():
         seconds={"p1": 9, "p2": 3},
     )
     graph.add(int, name="c", seconds=1, after=["b"])
-    assert bounds(graph, processors(2), COSTS)["critical_path"] == 2 + 3 + 1
+    assert bounds(Problem(graph, processors(2), COSTS))["critical_path"] == 2 + 3 + 1
 
 
 def test_the_critical_path_goes_by_way_of_a_device_where_no_link_is():
@@ -95,7 +102,7 @@ def test_the_critical_path_goes_by_way_of_a_device_where_no_link_is():
     graph = Graph()
     a = graph.add(int, name="a", seconds=1, nbytes=5, on="p1")
     graph.add(int, a, name="b", seconds=1, on="p3")
-    assert bounds(graph, machine, COSTS)["critical_path"] == 1 + 5 + 5 + 1
+    assert bounds(Problem(graph, machine, COSTS))["critical_path"] == 1 + 5 + 5 + 1
 
 
 def test_two_parents_that_copies_would_delay_run_one_after_the_other():
@@ -103,11 +110,12 @@ def test_two_parents_that_copies_would_delay_run_one_after_the_other():
     a, b = (graph.add(int, name=name, seconds=2, nbytes=9) for name in "ab")
     graph.add(int, a, b, name="c", seconds=1)
     two = Machine([Device("p1", streams=2), Device("p2")], [Link("p1", "p2", 1)])
-    assert bounds(graph, processors(2), COSTS)["critical_path"] == 2 + 2 + 1
+    assert bounds(Problem(graph, processors(2), COSTS))["critical_path"] == 2 + 2 + 1
     assert (
-        bounds(graph, processors(2), COSTS.override(nbytes={"a": 1}))["critical_path"] == 2 + 1 + 1
+        bounds(Problem(graph, processors(2), COSTS.override(nbytes={"a": 1})))["critical_path"]
+        == 2 + 1 + 1
     )
-    assert bounds(graph, two, COSTS)["critical_path"] == 2 + 1
+    assert bounds(Problem(graph, two, COSTS))["critical_path"] == 2 + 1
 
 
 def test_two_children_that_copies_would_delay_run_one_after_the_other():
@@ -115,7 +123,7 @@ def test_two_children_that_copies_would_delay_run_one_after_the_other():
     a = graph.add(int, name="a", seconds=1, nbytes=9)
     for name in "bc":
         graph.add(int, a, name=name, seconds=2)
-    assert bounds(graph, processors(2), COSTS)["critical_path"] == 1 + 2 + 2
+    assert bounds(Problem(graph, processors(2), COSTS))["critical_path"] == 1 + 2 + 2
 
 
 def test_the_critical_path_counts_what_is_written_back():
@@ -123,7 +131,8 @@ def test_the_critical_path_counts_what_is_written_back():
     x = graph.input("x")
     graph.add(int, x, name="write", writes=[x], outputs=(), seconds=1, on="p2")
     assert (
-        bounds(graph, processors(2), COSTS.override(nbytes={"x": 5}))["critical_path"] == 5 + 1 + 5
+        bounds(Problem(graph, processors(2), COSTS.override(nbytes={"x": 5})))["critical_path"]
+        == 5 + 1 + 5
     )
 
 
@@ -134,8 +143,8 @@ def test_pageable_memory_is_as_slow_as_it_is():
     graph = Graph()
     graph.add(int, graph.input("x"), name="a", seconds=1, on="cuda:0")
     costs = Costs(nbytes={"x": 8})
-    assert bounds(graph, machine, costs)["critical_path"] == 2 + 1
-    assert bounds(graph, machine, costs.override(pageable=["x"]))["critical_path"] == 8 + 1
+    assert bounds(Problem(graph, machine, costs))["critical_path"] == 2 + 1
+    assert bounds(Problem(graph, machine, costs.override(pageable=["x"])))["critical_path"] == 8 + 1
 
 
 def independent(*rows: dict[str, float]) -> Graph:
@@ -147,17 +156,22 @@ def independent(*rows: dict[str, float]) -> Graph:
 
 def test_work_counts_streams():
     machine = Machine([Device("p1", streams=2), Device("p2"), Device("p3")])
-    assert bounds(independent(*[{"p1": 1, "p2": 1, "p3": 1}] * 8), machine, COSTS)["work"] == 8 / 4
+    assert (
+        bounds(Problem(independent(*[{"p1": 1, "p2": 1, "p3": 1}] * 8), machine, COSTS))["work"]
+        == 8 / 4
+    )
 
 
 def test_work_sees_what_a_set_of_devices_must_do_alone():
     graph = independent({"p1": 4, "p2": 4}, {"p1": 6, "p2": 6}, {"p1": 1, "p2": 1, "p3": 1})
-    assert bounds(graph, processors(3), COSTS)["work"] == (4 + 6) / 2
+    assert bounds(Problem(graph, processors(3), COSTS))["work"] == (4 + 6) / 2
 
 
 def test_work_does_not_take_a_slow_device_for_a_fast_one():
     graph = independent(*[{"p1": 100.5, "p2": 1.5}] * 10)
-    assert bounds(graph, processors(2), COSTS)["work"] == pytest.approx(15 * 100.5 / (100.5 + 1.5))
+    assert bounds(Problem(graph, processors(2), COSTS))["work"] == pytest.approx(
+        15 * 100.5 / (100.5 + 1.5)
+    )
 
 
 def test_a_group_works_on_one_device():
@@ -165,9 +179,9 @@ def test_a_group_works_on_one_device():
     graph = Graph()
     for name, row in (("a", {"p1": 1.5, "p2": 9}), ("b", {"p1": 9, "p2": 1.5})):
         graph.add(int, name=name, seconds=row, nbytes=1)
-    assert bounds(graph, processors(2), COSTS)["work"] == pytest.approx(1.5)
+    assert bounds(Problem(graph, processors(2), COSTS))["work"] == pytest.approx(1.5)
     graph.together(graph.value("a"), graph.value("b"))
-    assert bounds(graph, processors(2), COSTS)["work"] == pytest.approx(10.5 / 2)
+    assert bounds(Problem(graph, processors(2), COSTS))["work"] == pytest.approx(10.5 / 2)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -205,14 +219,14 @@ def test_an_interval_between_two_tasks_holds_what_runs_between_them():
     first = graph.add(int, name="first", seconds=1, nbytes=0)
     middle = [graph.add(int, first, name=f"m{i}", seconds=2, nbytes=0) for i in range(3)]
     graph.add(int, *middle, name="last", seconds=1)
-    found = bounds(graph, processors(2), COSTS)
+    found = bounds(Problem(graph, processors(2), COSTS))
     assert (found["critical_path"], found["work"], found["interval"]) == (4, 4, 1 + 6 / 2 + 1)
 
 
 def test_an_interval_knows_which_devices_are_too_slow():
     """In 9 seconds the slow one can do nothing, so the fast one must do it all, which takes 10."""
     graph = independent(*[{"p1": 40.5, "p2": 2.5}] * 4)
-    found = bounds(graph, processors(2), COSTS)
+    found = bounds(Problem(graph, processors(2), COSTS))
     assert found["work"] < 9.5
     assert found["interval"] == pytest.approx(10)
 
@@ -220,16 +234,16 @@ def test_an_interval_knows_which_devices_are_too_slow():
 def test_an_interval_counts_a_slow_device_from_when_there_is_time():
     """17 tasks take 42.5 seconds on the fast device; in 40.5 the slow one can do one of them, and the fast one 16."""
     graph = independent(*[{"p1": 40.5, "p2": 2.5}] * 17)
-    found = bounds(graph, processors(2), COSTS)
+    found = bounds(Problem(graph, processors(2), COSTS))
     assert found["work"] < 40.1
     assert found["interval"] == pytest.approx(40.5)
 
 
 def test_whole_costs_have_whole_bounds():
     graph = independent(*[{"p1": 1, "p2": 1}] * 3)
-    assert bounds(graph, processors(2), COSTS)["work"] == 2
+    assert bounds(Problem(graph, processors(2), COSTS))["work"] == 2
     graph.add(int, name="half", seconds=0.5)
-    assert bounds(graph, processors(2), COSTS)["work"] == 3.5 / 2
+    assert bounds(Problem(graph, processors(2), COSTS))["work"] == 3.5 / 2
 
 
 @pytest.mark.parametrize(
@@ -249,8 +263,8 @@ def test_copies_that_constraints_force_follow_one_another(names, expected):
         graph.add(int, a, name=f"again{nbytes}", seconds=0, on=names[reader])
     links = [Link(a, b, 1) for a, b in itertools.combinations(names, 2)]
     devices = [Device(name) for name in names]
-    assert bounds(graph, Machine(devices, links), COSTS)["copies"] == expected
-    assert bounds(graph, Machine(devices, links, contention=False), COSTS)["copies"] == 0
+    assert bounds(Problem(graph, Machine(devices, links), COSTS))["copies"] == expected
+    assert bounds(Problem(graph, Machine(devices, links, contention=False), COSTS))["copies"] == 0
 
 
 def test_copies_to_sets_that_overlap_may_be_one():
@@ -258,14 +272,14 @@ def test_copies_to_sets_that_overlap_may_be_one():
     a = graph.add(int, name="a", seconds=0, nbytes=8, on="p1")
     for i, names in enumerate((("p2", "p3"), ("p3", "p4"))):
         graph.add(int, a, name=f"b{i}", seconds=dict.fromkeys(names, 0))
-    assert bounds(graph, linked("p1", "p2", "p3", "p4"), COSTS)["copies"] == 8
+    assert bounds(Problem(graph, linked("p1", "p2", "p3", "p4"), COSTS))["copies"] == 8
 
 
 def test_copies_from_several_devices_to_the_host_do_not_wait_for_each_other():
     graph = Graph()
     for name in ("cuda:0", "cuda:1"):
         graph.add(int, graph.add(int, seconds=0, nbytes=3, on=name), seconds=0, on="cpu")
-    assert bounds(graph, linked("cpu", "cuda:0", "cuda:1"), COSTS)["copies"] == 3
+    assert bounds(Problem(graph, linked("cpu", "cuda:0", "cuda:1"), COSTS))["copies"] == 3
 
 
 def test_a_copy_of_a_quarter_of_a_second_is_not_whole_though_a_detour_is():
@@ -273,7 +287,7 @@ def test_a_copy_of_a_quarter_of_a_second_is_not_whole_though_a_detour_is():
     graph = Graph()
     graph.add(int, graph.input("x"), name="a", seconds=0, on="p3")
     machine = Machine([Device("p1"), Device("p2"), Device("p3")], links)
-    assert max(bounds(graph, machine, Costs(default_nbytes=1)).values()) == 1 / 4
+    assert max(bounds(Problem(graph, machine, Costs(default_nbytes=1))).values()) == 1 / 4
 
 
 def test_copies_to_one_of_several_devices_are_shared_out():
@@ -283,7 +297,7 @@ def test_copies_to_one_of_several_devices_are_shared_out():
     for i in range(4):
         made = graph.add(int, name=f"a{i}", seconds=0, nbytes=3, on="cpu")
         graph.add(int, made, name=f"b{i}", seconds={"cuda:0": 0, "cuda:1": 0})
-    assert bounds(graph, linked(*names), COSTS)["copies"] == 4 * 3 / 2
+    assert bounds(Problem(graph, linked(*names), COSTS))["copies"] == 4 * 3 / 2
 
 
 def short(nbytes: float, *, contention: bool = True) -> Machine:
@@ -305,15 +319,15 @@ def held_across() -> Graph:
 def test_what_does_not_fit_while_something_runs_comes_back():
     """Two of the 6 bytes must be fetched, in 2 seconds, or made again, in 2/6 of 5.5, while 8.5 are computed."""
     work = 8.5
-    assert bounds(held_across(), short(14), COSTS)["memory"] == 0
-    found = bounds(held_across(), short(12), COSTS)["memory"]
+    assert bounds(Problem(held_across(), short(14), COSTS))["memory"] == 0
+    found = bounds(Problem(held_across(), short(12), COSTS))["memory"]
     assert found == pytest.approx(work)  # the copy stream has time for that
     slow = Machine([Device("cpu"), Device("cuda:0", nbytes=12)], [Link("cpu", "cuda:0", 0.1)])
     again = 5.5 / 6  # for a byte; the copy stream can bring some of them meanwhile
-    assert bounds(held_across(), slow, COSTS)["memory"] == pytest.approx(
+    assert bounds(Problem(held_across(), slow, COSTS))["memory"] == pytest.approx(
         max(w * work + 2 * min(w * again, (1 - w) * 10) for w in np.linspace(0, 1, 65))
     )
-    assert work < bounds(held_across(), slow, COSTS)["memory"] < work + 2 * again
+    assert work < bounds(Problem(held_across(), slow, COSTS))["memory"] < work + 2 * again
 
 
 def test_what_a_task_reads_itself_is_not_brought_back_for_it():
@@ -323,56 +337,56 @@ def test_what_a_task_reads_itself_is_not_brought_back_for_it():
         a, b = (graph.add(int, name=name, seconds=1, nbytes=6) for name in "ab")
         graph.add(int, a, b, name="both", seconds=1, nbytes=0)
         graph.output(graph.add(int, a, b, name="last", seconds=1, nbytes=0, after="both"))
-    assert bounds(graph, short(12), COSTS)["memory"] == 0
+    assert bounds(Problem(graph, short(12), COSTS))["memory"] == 0
 
 
 def test_a_task_that_fits_in_no_memory_takes_forever():
-    assert bounds(held_across(), short(7), COSTS)["critical_path"] == math.inf
+    assert bounds(Problem(held_across(), short(7), COSTS))["critical_path"] == math.inf
 
 
 def test_a_task_goes_where_it_fits():
     graph = Graph()
     graph.output(graph.add(int, name="large", seconds={"cpu": 8, "cuda:0": 1}, nbytes=10))
-    assert bounds(graph, short(10), COSTS)["critical_path"] == 1
-    assert bounds(graph, short(9), COSTS)["critical_path"] == 8
+    assert bounds(Problem(graph, short(10), COSTS))["critical_path"] == 1
+    assert bounds(Problem(graph, short(9), COSTS))["critical_path"] == 8
 
 
 def test_a_task_that_can_run_nowhere_takes_forever():
     graph = Graph()
     graph.add(int, name="a", seconds={"p1": 1}, on="p2")
-    assert bounds(graph, processors(2), COSTS)["critical_path"] == float("inf")
-    assert bounds(graph, processors(2), COSTS)["work"] == float("inf")
+    assert bounds(Problem(graph, processors(2), COSTS))["critical_path"] == float("inf")
+    assert bounds(Problem(graph, processors(2), COSTS))["work"] == float("inf")
 
 
 def test_an_empty_graph_takes_no_time():
-    assert set(bounds(Graph(), processors(2), COSTS).values()) == {0}
+    assert set(bounds(Problem(Graph(), processors(2), COSTS)).values()) == {0}
 
 
 @pytest.mark.parametrize("which", ["graph", "machine", "costs"])
 def test_a_wrong_argument_is_named(which):
     given = {"graph": Graph(), "machine": processors(1), "costs": COSTS, which: 3}
     with pytest.raises(ScheduleError, match=f"^{which} must be a {which.capitalize()}, got 3"):
-        bounds(**given)
+        bounds(Problem(**given))
 
 
 def test_chains_are_the_same_compiled(monkeypatch):
     pytest.importorskip("numba")
     graph, machine = TOPCUOGLU, processors(3)
-    plain = bounds(graph, machine, COSTS)
+    plain = bounds(Problem(graph, machine, COSTS))
     monkeypatch.setattr(chains, "mode", lambda *_: Mode(True))
-    assert bounds(graph, machine, COSTS) == plain
+    assert bounds(Problem(graph, machine, COSTS)) == plain
 
 
 def test_of_many_parents_those_that_come_latest_count():
     graph = Graph()
     made = [graph.add(int, name=f"t{i}", seconds=1, nbytes=1000) for i in range(100)]
     graph.add(int, *made, name="last", seconds=1)
-    assert bounds(graph, processors(2), COSTS)["critical_path"] == chains._MOST + 1
+    assert bounds(Problem(graph, processors(2), COSTS))["critical_path"] == chains._MOST + 1
 
 
 def predicted(graph: Graph, machine: Machine, placement: Placement) -> float:
-    program = lower(graph, machine, placement)
-    return makespan(program, durations(program, graph, machine, COSTS))
+    program = lower(Problem(graph, machine), placement)
+    return makespan(program, durations(program, Problem(graph, machine, COSTS)))
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -380,11 +394,11 @@ def predicted(graph: Graph, machine: Machine, placement: Placement) -> float:
 def test_no_policy_is_faster_than_a_bound(name, case):
     graph, machine = case
     try:
-        placement = POLICIES[name](graph, machine, COSTS)
+        placement = POLICIES[name](Problem(graph, machine, COSTS))
     except ScheduleError:
         return
     reached = predicted(graph, machine, placement)
-    for bound, seconds in bounds(graph, machine, COSTS).items():
+    for bound, seconds in bounds(Problem(graph, machine, COSTS)).items():
         assert seconds <= reached * (1 + 1e-9), f"{bound} of\n{graph}"
 
 
@@ -402,7 +416,7 @@ def test_no_placement_is_faster_than_a_bound(case):
     """By exhaustion, and so all that a policy may find."""
     graph, machine = case
     names = [task.name for task in graph.tasks]
-    least = max(bounds(graph, machine, COSTS).values())
+    least = max(bounds(Problem(graph, machine, COSTS)).values())
     for devices in itertools.product(machine.names, repeat=len(names)):
         device = dict(zip(names, devices, strict=True))
         try:

@@ -134,8 +134,8 @@ def test_the_busiest_device_is_found_wherever_it_is() -> None:
 
 
 def test_a_policy_may_be_a_function() -> None:
-    def contrary(graph: asc.Graph, machine: asc.Machine, costs: asc.Costs) -> asc.Placement:
-        tasks = tuple(task.name for task in graph.tasks)
+    def contrary(problem: asc.Problem) -> asc.Placement:
+        tasks = tuple(task.name for task in problem.graph.tasks)
         return asc.Placement(dict.fromkeys(tasks, "cpu"), tasks)
 
     assert [row.policy for row in asc.compare(wide(), emulated(1), [contrary, "heft"]).rows] == [

@@ -77,7 +77,9 @@ def followed(schedule: asc.Schedule, advice: Advice, graph: asc.Graph, wanted: s
             graph, schedule.machine, costs=schedule.costs, outputs=wanted, inputs=homes
         ).makespan
     if advice.kind.endswith("bound"):
-        free = Case(graph, schedule.machine, schedule.costs, schedule.placement, schedule.program)
+        free = Case(
+            dataclasses.replace(schedule.problem, graph=graph), schedule.placement, schedule.program
+        )
         graph = free.unbound(map(graph.task, advice.tasks)).graph
         return asc.schedule(graph, schedule.machine, costs=schedule.costs, outputs=wanted).makespan
     if advice.kind.endswith("policy"):

@@ -71,7 +71,7 @@ def test_a_parameter_and_its_moments_are_written_on_one_device_under_every_polic
     graph = captured(kind, optimizer, warm=kind in ("mlp", "resnet", "wired0"))
     pinned = graph.pinned()
     for policy in [*POLICIES.values(), scattered(0), scattered(1)]:
-        device = policy(pinned, MACHINE, COSTS).device
+        device = policy(asc.Problem(pinned, MACHINE, COSTS)).device
         for parameter in graph.state.parameters:
             values, counts = state_of(graph, parameter)
             where = {device[task.name] for task in writers(graph, values)}
@@ -85,7 +85,7 @@ def test_a_parameter_and_its_moments_are_written_on_one_device_under_every_polic
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "rmsprop", "adagrad"])
 def test_a_gradient_is_made_where_its_parameter_is_updated(optimizer: str) -> None:
     graph = captured("mlp", optimizer, warm=False)
-    device = scattered(3)(graph, MACHINE, COSTS).device
+    device = scattered(3)(asc.Problem(graph, MACHINE, COSTS)).device
     makers = {"0.backward.mm", "0.backward.sum", "4.backward.mm_1", "4.backward.sum"}
     found = {task.name: task for task in graph.tasks if task.name in makers}
     assert found.keys() == makers

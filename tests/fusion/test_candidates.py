@@ -294,7 +294,7 @@ def test_joining_sees_dependencies_through_views(view: Callable[[Any], Any], is_
     )
     machine = asc.Machine([asc.Device("cpu", streams=2)], [], imagined=True)
     costs = asc.Costs.table({"a": 1e-5, "short": 1e-5, "long": 1e-4, "end": 1e-3, "b": 1e-5})
-    timeline = asc.simulate(program, graph, machine, costs)
+    timeline = asc.simulate(program, asc.Problem(graph, machine, costs))
     members = {name: [graph.task(name)] for name in ("a", "short", "b")} | dict.fromkeys(views, ())
     groups = by_joining(graph, machine, timeline, members)
     # A region with ``b`` would come before ``long``, and after it.

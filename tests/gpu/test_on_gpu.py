@@ -360,7 +360,7 @@ def room(gpu: Hardware | None, nbytes: int) -> Iterator[None]:
 @on_gpu
 def test_peak_memory_is_as_predicted() -> None:
     schedule = sanitized.plan()
-    courses = footprint(schedule.program, schedule.graph, schedule.machine, schedule.costs)
+    courses = footprint(schedule.program, schedule.problem)
     predicted = max(map(sum, zip(*courses.values(), strict=True)))  # both devices are one GPU
     sanitized.run(times=1)  # libraries take their workspaces
     before, inputs = torch.cuda.memory_allocated(), sanitized.inputs()

@@ -30,8 +30,8 @@ SPARSE = torch.eye(3).to_sparse()
 def placed(**device: str) -> Callable[..., asc.Placement]:
     """Return the policy that puts tasks where the keywords say, and all others on the CPU."""
 
-    def policy(graph: asc.Graph, machine: asc.Machine, costs: asc.Costs) -> asc.Placement:
-        names = tuple(task.name for task in graph.tasks)
+    def policy(problem: asc.Problem) -> asc.Placement:
+        names = tuple(task.name for task in problem.graph.tasks)
         return asc.Placement({name: device.get(name, "cpu") for name in names}, names)
 
     return policy
@@ -530,7 +530,7 @@ def test_a_wait_for_what_is_not_recorded_ended_the_simulation_with_a_key_error()
     with pytest.raises(
         asc.ProgramError, match="cpu/compute waits for e3, which is not recorded before"
     ):
-        asc.simulate(program, simple(), MACHINE, asc.Costs())
+        asc.simulate(program, asc.Problem(simple(), MACHINE))
 
 
 def test_an_index_with_a_tuple_in_a_tuple_was_refused() -> None:

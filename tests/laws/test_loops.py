@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import autosched as asc
 from autosched.lowering import lower
+from autosched.problem import Constraints
 from autosched.program.program import Copy, Free, Instruction, Program, Record, Stream, Wait
 from autosched.testing import graphs, inputs_for, machines
 from autosched.testing.reference import SharedState
@@ -31,7 +32,11 @@ def looped(
     """The program of one run, and the loop."""
     schedule = asc.schedule(graph, machine, policy=policy, costs=COSTS)
     outputs = dict(schedule.program.outputs)
-    loop = lower(schedule.graph, machine, schedule.placement, outputs, in_flight=in_flight)
+    loop = lower(
+        asc.Problem(schedule.graph, machine, constraints=Constraints(outputs)),
+        schedule.placement,
+        in_flight=in_flight,
+    )
     return schedule.program, loop
 
 

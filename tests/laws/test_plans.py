@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import autosched as asc
 from autosched.policies import POLICIES, search
-from autosched.policies.candidates import on_machine
+from autosched.policies.candidates import of_problem
 
 SECONDS = st.sampled_from([0.0, 1e-3, 4e-3, 8e-3])
 NBYTES = st.sampled_from([0.0, 1e3, 1e6, 1e8])
@@ -67,14 +67,14 @@ def test_more_devices_are_never_slower(monkeypatch, large, seed, kinds, nbytes):
 
 
 def test_what_bounds_plans_for_fewer_devices_does_not_bound_others():
-    graph, one, two = asc.Graph(), asc.Machine.emulated(1), asc.Machine.emulated(2)
+    graph = asc.Graph()
     for _ in range(6):
         graph.add(abs, 1, seconds=1.0)
     policy = search(moves=1)
-    (elsewhere,) = on_machine(one, [policy])
-    costs = asc.Costs()
-    assert policy(graph, one, costs).bound > max(asc.bounds(graph, two, costs).values())
-    assert elsewhere(graph, two, costs).bound == 0
+    one, two = (asc.Problem(graph, asc.Machine.emulated(gpus)) for gpus in (1, 2))
+    (elsewhere,) = of_problem(one, [policy])
+    assert policy(one).bound > max(asc.bounds(two).values())
+    assert elsewhere(two).bound == 0
 
 
 @settings(max_examples=10)

@@ -299,6 +299,6 @@ def test_several_runs_in_flight_are_refused(given) -> None:
         asc.schedule(graph, machine, **given)
     single = asc.schedule(graph, machine, costs=COSTS)
     with pytest.raises(asc.ScheduleError, match="one run at a time; use in_flight=1"):
-        lower(graph, machine, single.placement, in_flight=2)
+        lower(single.problem, single.placement, in_flight=2)
     with pytest.raises(asc.ProgramError, match="one run at a time, and 3 are to be in flight"):
         verify(replace(single.program, in_flight=3), single.graph, machine)

@@ -64,7 +64,7 @@ def test_limited_memory_holds_and_nothing_is_written_to_storage(
         return
     with schedule:
         program = schedule.program
-        held = footprint(program, schedule.graph, machine, costs)
+        held = footprint(program, asc.Problem(schedule.graph, machine, costs))
         assert all(max(held[name]) <= limit for name, limit in limits.items())
         assert not any(isinstance(i, Copy) and i.destination == "disk:0" for i in program)
         reads = [i.task for i in program if isinstance(i, Run) and i.stream.device == "disk:0"]

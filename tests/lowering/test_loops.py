@@ -122,11 +122,11 @@ def test_an_input_that_a_gpu_writes_is_copied_after_the_copy_back_of_the_run_bef
     w, x = graph.inputs("w", "x")
     graph.add(fn, w, x, name="write", writes=[w], outputs=(), on="cuda:0")
     made = asc.schedule(graph, machine)
-    loop = lower(made.graph, machine, made.placement, in_flight=2)
+    loop = lower(asc.Problem(made.graph, machine), made.placement, in_flight=2)
     asc.verify(loop, graph, machine)
     (at,) = [k for k, i in enumerate(loop) if isinstance(i, Wait) and i.ago]
     assert str(loop.instructions[at + 1]).startswith("copy w")
-    assert lower(made.graph, machine, made.placement) == made.program
+    assert lower(asc.Problem(made.graph, machine), made.placement) == made.program
 
 
 def test_a_loop_within_limited_memory_is_refused():
@@ -134,6 +134,6 @@ def test_a_loop_within_limited_memory_is_refused():
     graph.output(graph.add(fn, graph.input("x"), name="a"))
     made = asc.schedule(graph, asc.Machine.emulated(gpus=1))
     with pytest.raises(asc.ScheduleError, match="memory is limited, and 2 runs in flight share it"):
-        lower(made.graph, made.machine, made.placement, nbytes=[8.0, 8.0], in_flight=2)
+        lower(asc.Problem(made.graph, made.machine), made.placement, limited=True, in_flight=2)
     with pytest.raises(asc.ScheduleError, match="must be a number of runs, 1 or more, got 0"):
-        lower(made.graph, made.machine, made.placement, in_flight=0)
+        lower(asc.Problem(made.graph, made.machine), made.placement, in_flight=0)

@@ -15,6 +15,7 @@ from networkx.algorithms import bipartite
 import autosched as asc
 from autosched.lowering import lower, streams
 from autosched.placement import Placement, Send
+from autosched.problem import Constraints
 from autosched.program.clocks import single_copy_streams
 from autosched.program.program import Copy, Free, Record, Run, Wait, occupied
 from autosched.testing import graphs, machines
@@ -29,7 +30,7 @@ def lowered(graph, machine=TWO_GPUS, outputs=None, order=None, **device):
     placement = asc.Placement(
         {name: device.get(name, "cpu") for name in names}, tuple(order or names)
     )
-    program = lower(graph, machine, placement, outputs)
+    program = lower(asc.Problem(graph, machine, constraints=Constraints(outputs or {})), placement)
     asc.verify(program, graph)
     return program
 
@@ -510,4 +511,4 @@ def test_a_copy_that_is_wished_for_after_its_reader_is_before_it():
     wish = (Send("x", 0, "cuda:0", "late"),)
     placement = Placement(dict.fromkeys(order, "cuda:0"), order, wish)
     pinned = graph.pinned({"w": "cuda:0"})
-    asc.verify(lower(pinned, machine, placement), pinned, machine)
+    asc.verify(lower(asc.Problem(pinned, machine), placement), pinned, machine)

@@ -38,11 +38,14 @@ def gpu(nbytes: float, gpus: int = 1, **others: float) -> Machine:
     return limited(machine, {**dict.fromkeys(machine.accelerators, nbytes), **others})
 
 
-def on_gpu(graph: Graph, machine: Machine, costs: Costs) -> Placement:
+def on_gpu(problem: asc.Problem) -> Placement:
     """Place all on the GPU, whatever costs say."""
-    names = [task.name for task in graph.tasks]
+    names = [task.name for task in problem.graph.tasks]
     return Placement(
-        {name: task.device or "cuda:0" for name, task in zip(names, graph.tasks, strict=True)},
+        {
+            name: task.device or "cuda:0"
+            for name, task in zip(names, problem.graph.tasks, strict=True)
+        },
         (*names,),
     )
 
@@ -260,7 +263,7 @@ def test_m_etf_and_m_sct_go_where_there_is_room() -> None:
         )
     )
     for policy in (m_etf, m_sct):
-        placed = policy(graph, gpu(100, gpus=2), Costs()).device
+        placed = policy(asc.Problem(graph, gpu(100, gpus=2))).device
         assert sorted(placed.values()) == ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]
 
 
@@ -272,7 +275,7 @@ def test_m_etf_takes_memory_back_from_what_nobody_reads_any_more() -> None:
             torch.neg, value, name=f"t{number}", nbytes=40, seconds={"cuda:0": 1, "cuda:1": 9}
         )
     graph.output(value)
-    assert set(m_etf(graph, gpu(80, gpus=2), Costs()).device.values()) == {"cuda:0"}
+    assert set(m_etf(asc.Problem(graph, gpu(80, gpus=2))).device.values()) == {"cuda:0"}
 
 
 def test_m_sct_keeps_a_device_for_the_favourite_child() -> None:
@@ -282,7 +285,7 @@ def test_m_sct_keeps_a_device_for_the_favourite_child() -> None:
     joined = graph.add(torch.add, first, other, name="joined", seconds=1, nbytes=0)
     late = graph.add(torch.neg, other, name="late", seconds=9, nbytes=0)
     graph.output(joined, late)
-    placed = m_sct(graph, Machine.emulated(gpus=1, bytes_per_second=1e9), Costs()).device
+    placed = m_sct(asc.Problem(graph, Machine.emulated(gpus=1, bytes_per_second=1e9))).device
     assert placed["joined"] == placed["first"] != placed["late"]
 
 
@@ -292,7 +295,7 @@ def test_m_sct_keeps_a_device_for_the_favourite_child() -> None:
 def most_held(schedule: asc.Schedule, seed: int) -> dict[str, float]:
     """Return the most that each device holds if streams come to their instructions in some order that events allow."""
     chance, program = random.Random(seed), schedule.program
-    courses = footprint(program, schedule.graph, schedule.machine, schedule.costs)
+    courses = footprint(program, schedule.problem)
     held = {name: course[0] for name, course in courses.items()}
     most = dict(held)
     left: dict[Stream, list[int]] = {}
@@ -363,11 +366,9 @@ def assert_as_serial(schedule: asc.Schedule, graph: Graph) -> None:
 
 
 def assert_keeps_to_memory(schedule: asc.Schedule, seed: int) -> None:
-    made = schedule.graph, schedule.machine, schedule.placement, schedule.wanted
-    assert fits(schedule.program, schedule.graph, schedule.machine, schedule.costs)
-    if schedule.program != lower(
-        *made
-    ):  # made to fit: then it does in time too, however streams come to it
+    assert fits(schedule.program, schedule.problem)
+    # Made to fit: then it does in time too, however streams come to it.
+    if schedule.program != lower(schedule.problem, schedule.placement):
         most = most_held(schedule, seed)
         assert all(most[device.name] <= device.nbytes for device in schedule.machine.devices)
 
@@ -413,4 +414,4 @@ def test_law_memory_that_suffices_changes_no_program(graph: Graph, machine: Mach
     costs = Costs(default_seconds=1e-5, default_nbytes=100)
     free = asc.schedule(graph, machine, policy="heft", costs=costs)
     enough = limited(machine, {name: max(1.0, peak) for name, peak in free.peak_bytes.items()})
-    assert fitted(graph, enough, costs, free.placement) == free.program
+    assert fitted(asc.Problem(graph, enough, costs), free.placement) == free.program

@@ -72,7 +72,7 @@ def test_a_copy_on_the_way_waits_for_a_late_one_to_its_source():
     machine = Machine.emulated(1, hosts=2)
     where = {task.name: str(task.device) for task in graph.tasks}
     asked = (Send("x", 0, "cpu:1", "a"), Send("x", 0, "cuda:1", "late"))
-    program = lower(graph, machine, asc.Placement(where, tuple(where), asked))
+    program = lower(asc.Problem(graph, machine), asc.Placement(where, tuple(where), asked))
     assert copies(program) == ["copy x -> cpu:1/copy-in", "copy x <- cpu:1"]
     asc.verify(program, graph, machine)
 

@@ -30,8 +30,8 @@ def layers(count: int) -> nn.Sequential:
 def cut(*at: int) -> Callable[..., asc.Placement]:
     """Return a policy that places tasks on cuda:0, and on the other device at these positions."""
 
-    def policy(graph: asc.Graph, machine: asc.Machine, costs: asc.Costs) -> asc.Placement:
-        names = [task.name for task in graph.tasks]
+    def policy(problem: asc.Problem) -> asc.Placement:
+        names = [task.name for task in problem.graph.tasks]
         side = [sum(i >= position for position in at) % 2 for i in range(len(names))]
         return asc.Placement({n: f"cuda:{s}" for n, s in zip(names, side, strict=True)}, (*names,))
 
@@ -281,8 +281,8 @@ def test_law_a_training_step_equals_the_eager_one_for_each_placement(
         assert torch.equal(step(X), other(X))
         graph = asc.capture(other, X)
 
-        def policy(graph: asc.Graph, machine: asc.Machine, costs: asc.Costs) -> asc.Placement:
-            return moved(cut(*at)(graph, machine, costs), graph, machine)
+        def policy(problem: asc.Problem) -> asc.Placement:
+            return moved(cut(*at)(problem), problem.graph, problem.machine)
 
         schedule = planned(graph, policy=policy, backend="host")
         assert not any(isinstance(item, Copy) and item.overwrite for item in schedule.program)

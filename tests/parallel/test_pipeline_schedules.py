@@ -242,7 +242,7 @@ def test_zero_bubble_is_sound_for_any_durations(p, m, copy, data):
 
 @given(graph=testing.graphs(), machine=testing.machines(), seed=st.integers(0, 3))
 def test_any_order_that_a_placement_has_is_kept(graph, machine, seed):
-    wanted = scattered(seed)(graph, machine, asc.Costs())
+    wanted = scattered(seed)(asc.Problem(graph, machine))
     sequences = {
         name: [task for task in wanted.order if wanted.device[task] == name]
         for name in machine.names
@@ -251,7 +251,7 @@ def test_any_order_that_a_placement_has_is_kept(graph, machine, seed):
     schedule = asc.schedule(graph, machine, policy=policy)
     assert schedule.placement.device == wanted.device
     assert ran(schedule) == {name: tasks for name, tasks in sequences.items() if tasks}
-    assert policy(graph, machine, asc.Costs()) == schedule.placement
+    assert policy(asc.Problem(graph, machine)) == schedule.placement
 
 
 def test_tasks_in_no_sequence_start_when_they_can():

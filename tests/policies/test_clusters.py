@@ -83,7 +83,7 @@ def test_mean_links_are_those_of_pairs_in_order(rows):
     machine = Machine(devices, links, network=Network(7e8, 3e-5) if count != 3 else None)
     graph = asc.Graph()
     graph.output(y=graph.input("x") + 1)
-    t = Problem.of(graph, machine, asc.Costs()).tables
+    t = Problem(graph, machine, asc.Costs()).tables
     found = MeanLinks.of(t, mask)
     for a, one in enumerate(mask):
         for b, other in enumerate(mask):
@@ -120,6 +120,6 @@ def test_seconds_depend_on_rates_unless_given_by_name():
         graph.add(abs, x, name="other"),
     )
     costs = asc.Costs(work={"known": asc.costs.costs.Work(1e9, 1e6)})
-    problem = Problem.of(graph, machine, costs)
+    problem = Problem(graph, machine, costs)
     for task, row in zip(graph.tasks, problem.seconds, strict=True):
         assert row == [costs.task_seconds(task, device) for device in machine.devices]

@@ -209,7 +209,9 @@ def test_in_place_writes_may_overtake_readers_so_the_solver_proves_nothing_then(
     graph.output(y=graph.add(abs, x, name="read"))
     graph.add(abs, x, name="write", writes=[x])
     machine = asc.Machine.emulated(gpus=1)
-    assert exact()(graph, machine, COSTS).bound == max(asc.bounds(graph, machine, COSTS).values())
+    assert exact()(asc.Problem(graph, machine, COSTS)).bound == max(
+        asc.bounds(asc.Problem(graph, machine, COSTS)).values()
+    )
 
 
 def wide(tasks: int, width: int) -> asc.Graph:
@@ -230,26 +232,28 @@ def test_an_interrupt_ends_it_with_the_best_so_far():
     graph, machine = wide(150, 12), processors(4, contention=False)
     interrupt = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
     interrupt.start()
-    placement = exact(seconds=10)(graph, machine, COSTS)  # the first second is for the start
+    placement = exact(seconds=10)(
+        asc.Problem(graph, machine, COSTS)
+    )  # the first second is for the start
     interrupt.join()
     assert interrupt.finished.is_set()
     ends = [
-        simulate(lower(graph, machine, p), graph, machine, COSTS)
-        for p in (placement, heft(graph, machine, COSTS))
+        simulate(lower(asc.Problem(graph, machine), p), asc.Problem(graph, machine, COSTS))
+        for p in (placement, heft(asc.Problem(graph, machine, COSTS)))
     ]
     assert 0 < placement.bound < ends[0].makespan <= ends[1].makespan
 
 
 def test_without_a_time_limit_it_plans_the_same_again():
     graph, machine = wide(10, 3), processors(4, contention=True)
-    placements = [exact()(graph, machine, COSTS) for _ in range(2)]
+    placements = [exact()(asc.Problem(graph, machine, COSTS)) for _ in range(2)]
     assert placements[0] == placements[1]
 
 
 def test_progress_is_told():
     told = []
     exact(seconds=5, progress=lambda *news: told.append(news))(
-        wide(16, 4), processors(4, contention=False), COSTS
+        asc.Problem(wide(16, 4), processors(4, contention=False), COSTS)
     )
     parts, makespans = zip(*told, strict=True)
     assert all(0 <= part <= 1 for part in parts)
@@ -263,4 +267,6 @@ def test_without_or_tools_it_says_what_to_install(monkeypatch):
 
 
 def test_a_graph_without_tasks_is_placed():
-    assert exact()(asc.Graph(), processors(1, contention=True), COSTS) == Placement({}, ())
+    assert exact()(asc.Problem(asc.Graph(), processors(1, contention=True), COSTS)) == Placement(
+        {}, ()
+    )

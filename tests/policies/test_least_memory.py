@@ -68,4 +68,4 @@ def test_inputs_are_held_from_their_first_reader_to_their_last() -> None:
 
 
 def test_an_empty_graph_has_an_empty_order() -> None:
-    assert least_memory(asc.Graph(), asc.Machine.emulated(gpus=1), asc.Costs()).order == ()
+    assert least_memory(asc.Problem(asc.Graph(), asc.Machine.emulated(gpus=1))).order == ()

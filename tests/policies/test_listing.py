@@ -44,7 +44,7 @@ def problems(draw: st.DrawFn, tasks: int = 12) -> tuple[Graph, Machine, Problem]
     while True:
         graph, machine = draw(cases(tasks=tasks))
         try:
-            problem = Problem.of(graph, machine, COSTS)
+            problem = Problem(graph, machine, COSTS)
             if not Possible(problem).partial:
                 return graph, machine, problem
         except ScheduleError:
@@ -100,10 +100,10 @@ def assert_is_plan(problem: Problem, found: Listed) -> None:
 
 
 def predicted(graph: Graph, machine: Machine, placement: Placement) -> float:
-    program = lower(graph, machine, placement)
+    program = lower(asc.Problem(graph, machine), placement)
     asc.verify(program, graph, machine)
-    parts = program, graph, machine, COSTS
-    return makespan(program, durations(*parts), issuing(*parts))
+    problem = Problem(graph, machine, COSTS)
+    return makespan(program, durations(program, problem), issuing(program, problem))
 
 
 # ---- compiled or not
@@ -113,7 +113,7 @@ def predicted(graph: Graph, machine: Machine, placement: Placement) -> float:
 def test_kernels_give_the_same_bits_compiled_or_not(case, issue):
     pytest.importorskip("numba")
     graph, machine, _ = case
-    problem = Problem.of(graph, issued(machine, issue), COSTS)
+    problem = Problem(graph, issued(machine, issue), COSTS)
     expected, found = plans(listed(problem)), plans(listed(problem, COMPILED))
     assert list(map(bits, found)) == list(map(bits, expected))
 
@@ -121,7 +121,7 @@ def test_kernels_give_the_same_bits_compiled_or_not(case, issue):
 def test_compiled_kernels_count_no_references(monkeypatch):
     caching = pytest.importorskip("numba.core.caching")
     monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])  # what is loaded cannot be read
-    made = listed(Problem.of(TOPCUOGLU, processors(3), COSTS), COMPILED)
+    made = listed(Problem(TOPCUOGLU, processors(3), COSTS), COMPILED)
     compiled = jit._compiled.__wrapped__(earliest_gap)
     assert compiled(made.planning, 0, 1.0, 1.0, math.inf) == (1.0, 0, 0)
     (code,) = compiled.inspect_llvm().values()
@@ -158,7 +158,7 @@ def test_kernels_on_disk_are_found_without_numba(monkeypatch, tmp_path):
 def test_without_numba_all_is_plain(monkeypatch):
     monkeypatch.setattr(jit, "is_there", lambda: False)
     assert not jit.mode(math.inf).fast
-    placed = search(moves=500)(TOPCUOGLU, processors(3), COSTS)
+    placed = search(moves=500)(asc.Problem(TOPCUOGLU, processors(3), COSTS))
     assert predicted(TOPCUOGLU, processors(3), placed) <= 80
 
 
@@ -224,7 +224,7 @@ def issued(machine: Machine, issue: float, event: float = 0.0) -> Machine:
 @given(crossed(), st.sampled_from([0.0, 1.0, 5.0]))
 def test_a_program_ends_when_its_plan_says_or_earlier(case, issue):
     graph, machine = case[0], issued(case[1], issue)
-    problem = Problem.of(graph, machine, COSTS)
+    problem = Problem(graph, machine, COSTS)
     made = listed(problem)
     for found in plans(made):
         end = predicted(graph, machine, made.placement(problem, found))
@@ -237,12 +237,12 @@ def test_a_plan_ends_when_what_was_written_is_back():
         int, graph.input("x"), name="w", writes=[graph.value("x")], seconds=2, on="p2", nbytes=0
     )
     machine = processors(2)
-    problem = Problem.of(graph, machine, costs := asc.Costs(default_nbytes=3))
+    problem = Problem(graph, machine, costs := asc.Costs(default_nbytes=3))
     made = listed(problem)
     found = made.plan(made.order(made.mean))
     assert found.makespan == 3 + 2 + 3
     assert made.placed(found.device, found.order).makespan == 8
-    assert heft(graph, machine, costs).device == {"w": "p2"}
+    assert heft(asc.Problem(graph, machine, costs)).device == {"w": "p2"}
 
 
 @given(problems(), st.data())
@@ -258,7 +258,7 @@ def test_copies_in_any_order_needless_or_impossible_ones_among_them_lower_to_a_p
         st.sampled_from([task.name for task in graph.tasks]),
         st.none() | st.sampled_from(machine.names),
     )
-    placed = heft(graph, machine, COSTS)
+    placed = heft(asc.Problem(graph, machine, COSTS))
     copies = data.draw(st.permutations(placed.copies)), data.draw(st.lists(sends, max_size=20))
     predicted(graph, machine, dataclasses.replace(placed, copies=(*copies[0], *copies[1])))
 
@@ -271,7 +271,7 @@ def test_a_copy_leaves_after_it_is_made_whatever_the_placement_says(writes, befo
         graph.add(int, graph.input("x"), name="w", writes=[graph.value("x")], on="p1")
     made = graph.add(int, graph.add(int, name="early", on="p1"), name="made", on="p1")
     graph.add(int, made, name="read", on="p2")
-    placed = heft(graph, machine := processors(2), COSTS)
+    placed = heft(asc.Problem(graph, machine := processors(2), COSTS))
     copies = (Send("made", 0, "p2", before),)
     predicted(graph, machine, dataclasses.replace(placed, copies=copies))
 
@@ -290,7 +290,7 @@ def test_copies_of_what_is_not_known_are_named(copies, message):
     graph = Graph()
     graph.add(int, name="t")
     with pytest.raises((ScheduleError, MachineError), match=message):
-        lower(graph, Machine.emulated(gpus=1), Placement({"t": "cpu"}, ("t",), copies))
+        lower(asc.Problem(graph, Machine.emulated(gpus=1)), Placement({"t": "cpu"}, ("t",), copies))
 
 
 # ---- the graph backwards, and what tasks are measured by
@@ -369,7 +369,7 @@ def test_the_best_keeps_its_order_where_that_of_its_starts_would_end_later():
     ]
     graph.add(int, *reads, name="c", seconds=3, nbytes=6)
     graph.add(int, *reads, name="d", seconds=5, nbytes=0)
-    made = listed(Problem.of(graph, processors(3, contention=True), COSTS))
+    made = listed(Problem(graph, processors(3, contention=True), COSTS))
     found = made.placed([1, 0, 2, 0], [0, 1, 2, 3])
     assert (found.makespan, made.placed(found.device, made.by_start(found.start)).makespan) == (
         8,
@@ -382,7 +382,9 @@ def test_the_best_keeps_its_order_where_that_of_its_starts_would_end_later():
 @given(case=problems(), seed=st.integers(0, 10**20))
 def test_a_seed_gives_one_placement(case, seed):
     graph, machine, _ = case
-    once, again = (search(seed=seed, moves=50)(graph, machine, COSTS) for _ in range(2))
+    once, again = (
+        search(seed=seed, moves=50)(asc.Problem(graph, machine, COSTS)) for _ in range(2)
+    )
     assert (once, list(once.device), once.copies) == (again, list(again.device), again.copies)
 
 
@@ -394,14 +396,16 @@ def test_one_device_is_busy_to_the_end_so_nothing_is_searched(seed, monkeypatch)
     for number in range(30):  # the last bits of their sum depend on the order
         graph.add(abs, graph.input(f"x{number}"), seconds=drawn.random())
     machine = processors(1, contention=False)
-    assert members(Problem.of(graph, machine, COSTS)) == 1
-    found = search()(graph, machine, COSTS)
+    assert members(Problem(graph, machine, COSTS)) == 1
+    found = search()(asc.Problem(graph, machine, COSTS))
     assert found.bound == pytest.approx(sum(task.seconds for task in graph.tasks), rel=1e-12)
 
 
 def test_of_several_starts_the_best_is_taken():
     def ends(policy: Policy) -> float:
-        return predicted(TOPCUOGLU, processors(3), policy(TOPCUOGLU, processors(3), COSTS))
+        return predicted(
+            TOPCUOGLU, processors(3), policy(asc.Problem(TOPCUOGLU, processors(3), COSTS))
+        )
 
     alone = [ends(search(seed=seed, moves=1000)) for seed in (4, 5)]
     assert ends(search(seed=4, moves=1000, starts=2)) == min(alone) < alone[0]
@@ -410,7 +414,9 @@ def test_of_several_starts_the_best_is_taken():
 @pytest.mark.parametrize("budget", [{"moves": 300}, {"moves": 100, "starts": 3}, {"seconds": 0.05}])
 def test_progress_goes_from_0_to_1_and_the_makespan_never_up(budget):
     told: list[tuple[float, float]] = []
-    search(progress=lambda *now: told.append(now), **budget)(TOPCUOGLU, processors(3), COSTS)
+    search(progress=lambda *now: told.append(now), **budget)(
+        asc.Problem(TOPCUOGLU, processors(3), COSTS)
+    )
     parts, makespans = map(list, zip(*told, strict=True))
     assert (parts[0], parts[-1]) == (0, 1)
     assert parts == sorted(parts)
@@ -426,7 +432,7 @@ def test_ctrl_c_keeps_the_best_so_far(calls):
         if len(told) == calls:
             raise KeyboardInterrupt
 
-    placed = search(moves=300, progress=interrupt)(TOPCUOGLU, processors(3), COSTS)
+    placed = search(moves=300, progress=interrupt)(asc.Problem(TOPCUOGLU, processors(3), COSTS))
     assert len(told) == calls
     assert predicted(TOPCUOGLU, processors(3), placed) <= told[-1]
 
@@ -463,7 +469,7 @@ def test_what_would_end_later_than_a_float_can_say_is_refused_without_warnings(p
     graph = Graph()
     graph.add(int, graph.add(int, name="a", seconds=1.7e308), name="b", seconds=1.7e308)
     with pytest.raises(ScheduleError, match="later than a float can say"):
-        policy(graph, processors(2), COSTS)
+        policy(asc.Problem(graph, processors(2), COSTS))
 
 
 def test_what_must_stay_together_moves_together():
@@ -472,7 +478,7 @@ def test_what_must_stay_together_moves_together():
         part = graph.add(int, name=f"make{i}", seconds=1 + i % 3)[:2]
         graph.add(int, part, name=f"write{i}", writes=[part], outputs=(), seconds=2)
     machine = processors(3)
-    problem = Problem.of(graph, machine, COSTS)
+    problem = Problem(graph, machine, COSTS)
     listing = Listing(problem.tables, Mode(False))
     n = len(problem.tasks)
     annealer = Annealer(listing, listing.placed([0] * n, list(range(n))))

@@ -53,7 +53,7 @@ TIMED = {name: POLICIES[name] for name in MAKESPANS}
 
 
 def tables(graph: Graph, machine: Machine | None = None) -> tuple[Problem, Possible]:
-    problem = Problem.of(graph, machine or processors(3), COSTS)
+    problem = Problem(graph, machine or processors(3), COSTS)
     return problem, Possible(problem)
 
 
@@ -72,7 +72,7 @@ def test_schedules_of_published_examples_take_as_long_as_published(name):
     ids=["CPOP", "PEFT"],
 )
 def test_plans_are_those_of_the_papers(policy, graph, expected):
-    placement = policy(graph, processors(3), COSTS)
+    placement = policy(asc.Problem(graph, processors(3), COSTS))
     spans = replay(graph, processors(3), placement)
     shown = [f"{placement.device[task.name][1:]}@{spans[task.name][0]:.0f}" for task in graph.tasks]
     assert " ".join(shown) == expected
@@ -148,7 +148,7 @@ def test_peft_goes_where_what_follows_is_quick_and_heft_does_not():
     a = graph.add(int, name="a", seconds={"p1": 2, "p2": 3}, nbytes=9)
     graph.add(int, a, name="b", seconds={"p1": 9, "p2": 1})
     found = {
-        name: makespan(graph, processors(2), TIMED[name](graph, processors(2), COSTS))
+        name: makespan(graph, processors(2), TIMED[name](asc.Problem(graph, processors(2), COSTS)))
         for name in TIMED
     }
     assert (found["heft"], found["peft"], found["lookahead"], found["cpop"]) == (11, 4, 4, 4)
@@ -159,7 +159,11 @@ def test_cpop_weighs_alike_what_has_no_choice():
     a = graph.add(int, name="a", seconds={"p1": 1, "p2": 2})
     b = graph.add(int, a, name="b", seconds=9, on="p1")
     graph.add(int, b, name="c", seconds=2)
-    assert cpop(graph, processors(2), COSTS).device == {"a": "p1", "b": "p1", "c": "p1"}
+    assert cpop(asc.Problem(graph, processors(2), COSTS)).device == {
+        "a": "p1",
+        "b": "p1",
+        "c": "p1",
+    }
 
 
 def test_cpop_sends_tasks_of_the_critical_path_elsewhere_only_where_they_must_be():
@@ -167,7 +171,11 @@ def test_cpop_sends_tasks_of_the_critical_path_elsewhere_only_where_they_must_be
     a = graph.add(int, name="a", seconds={"p1": 1, "p2": 2}, nbytes=1)
     b = graph.add(int, a, name="b", seconds=9, nbytes=1, on="p1")
     graph.add(int, b, name="c", seconds={"p1": 9, "p2": 2})
-    assert cpop(graph, processors(2), COSTS).device == {"a": "p2", "b": "p1", "c": "p2"}
+    assert cpop(asc.Problem(graph, processors(2), COSTS)).device == {
+        "a": "p2",
+        "b": "p1",
+        "c": "p2",
+    }
 
 
 def test_lookahead_places_a_task_for_all_that_follow():
@@ -176,7 +184,11 @@ def test_lookahead_places_a_task_for_all_that_follow():
     a = graph.add(int, name="a", seconds={"p1": 1, "p2": 2}, nbytes=6)
     graph.add(int, a, name="b", seconds=1)
     graph.add(int, a, name="c", seconds=2, on="p2")
-    assert lookahead(graph, processors(2), COSTS).device == {"a": "p2", "b": "p2", "c": "p2"}
+    assert lookahead(asc.Problem(graph, processors(2), COSTS)).device == {
+        "a": "p2",
+        "b": "p2",
+        "c": "p2",
+    }
 
 
 def test_lookahead_sees_that_a_group_stays_together():
@@ -186,7 +198,7 @@ def test_lookahead_sees_that_a_group_stays_together():
     y = graph.add(int, name="y", seconds={"p1": 3, "p2": 1}, nbytes=0)
     graph.add(int, y[1:], name="look", seconds=0)
     graph.add(int, x, y, name="write", writes=[y], outputs=(), seconds=1)
-    placement = lookahead(graph, processors(2), COSTS)
+    placement = lookahead(asc.Problem(graph, processors(2), COSTS))
     assert (placement.device["y"], placement.device["write"]) == ("p1", "p1")
 
 
@@ -196,7 +208,9 @@ def test_lookahead_sees_that_a_group_stays_together():
 @pytest.mark.parametrize("name", TIMED)
 def test_copies_are_planned_where_they_stand_in_line(name):
     graph, real = fork(6, nbytes=3), processors(3, contention=True)
-    blind, aware = (TIMED[name](graph, machine, COSTS) for machine in (processors(3), real))
+    blind, aware = (
+        TIMED[name](asc.Problem(graph, machine, COSTS)) for machine in (processors(3), real)
+    )
     assert makespan(graph, real, aware) < makespan(graph, real, blind)
 
 
@@ -206,7 +220,7 @@ def test_all_streams_of_a_device_are_used(name):
     for task in "abc":
         graph.add(int, name=task, seconds={"cpu": 2, "cuda:0": 5})
     machine = Machine([Device("cpu", streams=2), Device("cuda:0")], Machine.emulated(gpus=1).links)
-    assert makespan(graph, machine, TIMED[name](graph, machine, COSTS)) <= 5
+    assert makespan(graph, machine, TIMED[name](asc.Problem(graph, machine, COSTS))) <= 5
 
 
 @pytest.mark.parametrize("name", [name for name in TIMED if name != "heft"])
@@ -216,7 +230,7 @@ def test_what_would_never_end_is_named(name):
     with pytest.raises(
         ScheduleError, match=r"task '[ab]' would end later than a float can say, wherever it runs"
     ):
-        TIMED[name](graph, processors(2), COSTS)
+        TIMED[name](asc.Problem(graph, processors(2), COSTS))
 
 
 # ---- what they share
@@ -284,4 +298,4 @@ def test_heft_on_kernels_places_as_heft_on_plans(case):
     except ScheduleError:
         return
     expected = by_priority(problem, possible, upward_ranks(problem, possible), Plan.earliest_finish)
-    assert heft(*case, COSTS).device == expected.device
+    assert heft(Problem(*case, COSTS)).device == expected.device

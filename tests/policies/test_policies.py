@@ -120,7 +120,7 @@ KUAN = (
 )
 def test_heft_reaches_the_published_makespan(graph, expected):
     machine = processors(3)
-    assert makespan(graph, machine, heft(graph, machine, COSTS)) == expected
+    assert makespan(graph, machine, heft(asc.Problem(graph, machine, COSTS))) == expected
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_heft_reaches_the_published_makespan(graph, expected):
 def test_heft_breaks_ties_by_insertion_order(order, expected):
     """Tasks 3 and 6 have the same rank, and which goes first decides the makespan."""
     graph, machine = example(*KUAN, order), processors(3)
-    assert makespan(graph, machine, heft(graph, machine, COSTS)) == expected
+    assert makespan(graph, machine, heft(asc.Problem(graph, machine, COSTS))) == expected
 
 
 @pytest.mark.parametrize(
@@ -141,13 +141,13 @@ def test_heft_breaks_ties_by_insertion_order(order, expected):
     ids=["Topcuoglu", "Arabnejad"],
 )
 def test_upward_ranks_are_those_of_the_paper(graph, expected):
-    problem = Problem.of(graph, processors(3), COSTS)
+    problem = Problem(graph, processors(3), COSTS)
     assert upward_ranks(problem, Possible(problem)) == pytest.approx(expected, abs=1e-3)
 
 
 def test_heft_plans_the_schedule_of_the_paper():
     machine = processors(3)
-    placement = heft(TOPCUOGLU, machine, COSTS)
+    placement = heft(asc.Problem(TOPCUOGLU, machine, COSTS))
     spans = replay(TOPCUOGLU, machine, placement)
     shown = [f"{placement.device[task.name]}@{spans[task.name][0]:.0f}" for task in TOPCUOGLU.tasks]
     assert " ".join(shown) == "p3@0 p1@27 p3@9 p2@18 p3@28 p2@26 p3@38 p1@57 p2@56 p2@73"
@@ -167,8 +167,8 @@ def fork(count: int, nbytes: int) -> Graph:
 
 def test_heft_plans_copies_one_after_another_where_they_are():
     graph = fork(6, nbytes=3)
-    blind = heft(graph, processors(3), COSTS)
-    aware = heft(graph, processors(3, contention=True), COSTS)
+    blind = heft(asc.Problem(graph, processors(3), COSTS))
+    aware = heft(asc.Problem(graph, processors(3, contention=True), COSTS))
     assert [list(blind.device.values()).count(p) for p in ("p1", "p2", "p3")] == [3, 2, 2]
     assert [list(aware.device.values()).count(p) for p in ("p1", "p2", "p3")] == [4, 2, 1]
     real = processors(3, contention=True)
@@ -201,7 +201,7 @@ def test_heft_lets_copies_into_a_device_follow_one_another(names, expected):
     b = graph.add(int, name="b", seconds=1, nbytes=10, on=second)
     add_urgent(graph, a, on=there, then_on=first)
     graph.add(int, b, name="c", seconds={second: 15, there: 1})
-    assert heft(graph, linked(first, second, there), COSTS).device["c"] == expected
+    assert heft(asc.Problem(graph, linked(first, second, there), COSTS)).device["c"] == expected
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_heft_lets_copies_out_of_a_device_follow_one_another(names, expected):
     a, b = graph.add(int, name="root", outputs=("a", "b"), seconds=1, nbytes=10, on=here)
     add_urgent(graph, a, on=first, then_on=first)
     graph.add(int, b, name="c", seconds={here: 15, second: 1})
-    assert heft(graph, linked(here, first, second), COSTS).device["c"] == expected
+    assert heft(asc.Problem(graph, linked(here, first, second), COSTS)).device["c"] == expected
 
 
 def test_heft_lets_the_copies_of_one_task_follow_one_another():
@@ -223,12 +223,12 @@ def test_heft_lets_the_copies_of_one_task_follow_one_another():
     a = graph.add(int, name="a", seconds=1, nbytes=10, on="p1")
     b = graph.add(int, name="b", seconds=1, nbytes=10, on="p2")
     graph.add(int, a, b, name="c", seconds={"p1": 6, "p3": 1})
-    assert heft(graph, linked("p1", "p2", "p3"), COSTS).device["c"] == "p1"
+    assert heft(asc.Problem(graph, linked("p1", "p2", "p3"), COSTS)).device["c"] == "p1"
 
     graph = Graph()
     a, b = graph.add(int, name="root", outputs=("a", "b"), seconds=1, nbytes=10, on="cuda:0")
     graph.add(int, a, b, name="c", seconds={"cuda:0": 16, "cpu": 1})
-    assert heft(graph, linked("cpu", "cuda:0"), COSTS).device["c"] == "cuda:0"
+    assert heft(asc.Problem(graph, linked("cpu", "cuda:0"), COSTS)).device["c"] == "cuda:0"
 
 
 def test_heft_copies_first_what_exists_first():
@@ -236,7 +236,7 @@ def test_heft_copies_first_what_exists_first():
     late = graph.add(int, name="late", seconds=10, nbytes=5, on="p1")
     early = graph.add(int, name="early", seconds=1, nbytes=5, on="p2")
     graph.add(int, late, early, name="c", seconds={"p1": 8, "p3": 1})
-    assert heft(graph, linked("p1", "p2", "p3"), COSTS).device["c"] == "p3"
+    assert heft(asc.Problem(graph, linked("p1", "p2", "p3"), COSTS)).device["c"] == "p3"
 
 
 def test_heft_copies_a_datum_to_a_device_once():
@@ -244,7 +244,7 @@ def test_heft_copies_a_datum_to_a_device_once():
     x = graph.add(int, name="x", seconds=1, nbytes=10, on="p1")
     add_urgent(graph, x, on="p2", then_on="p3")
     graph.add(int, x, name="c", seconds={"p1": 15, "p2": 2})
-    assert heft(graph, linked("p1", "p2", "p3"), COSTS).device["c"] == "p2"
+    assert heft(asc.Problem(graph, linked("p1", "p2", "p3"), COSTS)).device["c"] == "p2"
 
 
 def test_heft_uses_all_streams_of_a_device():
@@ -252,7 +252,7 @@ def test_heft_uses_all_streams_of_a_device():
     for name in "abc":
         graph.add(int, name=name, seconds={"cpu": 2, "cuda:0": 5})
     machine = Machine([Device("cpu", streams=2), Device("cuda:0")], Machine.emulated(gpus=1).links)
-    placement = heft(graph, machine, COSTS)
+    placement = heft(asc.Problem(graph, machine, COSTS))
     assert placement.device == {"a": "cpu", "b": "cpu", "c": "cpu"}
     assert makespan(graph, machine, placement) == 4
 
@@ -262,7 +262,7 @@ def test_heft_sends_a_group_where_all_of_it_is_quick():
     y = graph.add(int, name="y", seconds={"cpu": 1, "cuda:0": 2})
     part = y[:2]
     graph.add(int, part, name="write", writes=[part], outputs=(), seconds={"cpu": 9, "cuda:0": 1})
-    placement = heft(graph, Machine.emulated(gpus=1), COSTS)
+    placement = heft(asc.Problem(graph, Machine.emulated(gpus=1), COSTS))
     assert set(placement.device.values()) == {"cuda:0"}
 
 
@@ -272,7 +272,7 @@ def test_heft_orders_by_planned_start_and_no_task_of_no_seconds_before_what_it_n
     b = graph.add(int, a, name="b", seconds=0)
     graph.add(int, b, name="c", seconds=0)
     graph.add(int, name="long", seconds=5)
-    assert heft(graph, processors(1), COSTS).order == ("long", "a", "b", "c")
+    assert heft(asc.Problem(graph, processors(1), COSTS)).order == ("long", "a", "b", "c")
 
 
 @pytest.mark.parametrize(("small_gaps", "found"), [(20, True), (80, False)])
@@ -291,7 +291,7 @@ def test_heft_looks_into_so_many_gaps_and_then_behind_all(small_gaps, found):
         int, name="end", seconds=1000, on="p3", after=graph.tasks
     )  # lets all of these rank above the next
     graph.add(int, name="late", seconds=6, on="p1")
-    order = heft(graph, processors(3), COSTS).order
+    order = heft(asc.Problem(graph, processors(3), COSTS)).order
     assert order.index(f"step{small_gaps - 1}") < order.index("late")
     assert (order.index("late") < order.index(f"step{small_gaps}")) is found
 
@@ -303,8 +303,8 @@ def test_single_weighs_seconds_and_copies():
     graph = Graph()
     graph.add(int, graph.input("x"), name="y", seconds={"cpu": 3, "cuda:0": 1}, nbytes=0)
     slow, quick = (Machine.emulated(gpus=1, latency=latency) for latency in (2.5, 1.5))
-    assert single(graph, slow, COSTS).device == {"y": "cpu"}
-    assert single(graph, quick, COSTS).device == {"y": "cuda:0"}
+    assert single(asc.Problem(graph, slow, COSTS)).device == {"y": "cpu"}
+    assert single(asc.Problem(graph, quick, COSTS)).device == {"y": "cuda:0"}
 
 
 def test_single_counts_a_copy_once_and_the_way_back_of_an_input_that_is_written():
@@ -313,7 +313,7 @@ def test_single_counts_a_copy_once_and_the_way_back_of_an_input_that_is_written(
     graph.add(int, w, name="read", seconds={"cpu": 3, "cuda:0": 1})
     graph.add(int, w, name="write", writes=[w], outputs=(), seconds={"cpu": 3, "cuda:0": 1})
     for latency, device in ((1.9, "cuda:0"), (2.1, "cpu")):
-        placement = single(graph, Machine.emulated(gpus=1, latency=latency), COSTS)
+        placement = single(asc.Problem(graph, Machine.emulated(gpus=1, latency=latency), COSTS))
         assert placement == Placement({"read": device, "write": device}, ("read", "write"))
 
 
@@ -322,7 +322,7 @@ def test_single_on_leaves_tasks_where_they_must_be():
     graph.add(int, name="free")
     graph.add(int, name="fixed", on="cpu")
     graph.add(int, name="elsewhere", seconds={"cpu": 2, "cuda:0": 1})
-    placement = single_on("cuda:1")(graph, Machine.emulated(gpus=2), COSTS)
+    placement = single_on("cuda:1")(asc.Problem(graph, Machine.emulated(gpus=2), COSTS))
     assert placement.device == {"free": "cuda:1", "fixed": "cpu", "elsewhere": "cuda:0"}
 
 
@@ -330,7 +330,7 @@ def test_single_on_a_device_that_the_machine_lacks():
     with pytest.raises(
         MachineError, match=r"the machine has no device 'cuda:7'; it has 'cpu', 'cuda:0'"
     ):
-        single_on("cuda:7")(Graph(), Machine.emulated(gpus=1), COSTS)
+        single_on("cuda:7")(asc.Problem(Graph(), Machine.emulated(gpus=1), COSTS))
 
 
 def test_round_robin_deals_groups_and_skips_what_is_fixed():
@@ -341,7 +341,7 @@ def test_round_robin_deals_groups_and_skips_what_is_fixed():
     graph.add(int, part, name="b")
     graph.add(int, name="c", seconds={"cpu": 1, "cuda:1": 1})
     graph.add(int, name="d")
-    placement = round_robin(graph, Machine.emulated(gpus=2), COSTS)
+    placement = round_robin(asc.Problem(graph, Machine.emulated(gpus=2), COSTS))
     assert [f"{name} {device}" for name, device in placement.device.items()] == [
         "a cpu", "getitem cpu", "fixed cuda:0", "b cuda:0", "c cuda:1", "d cpu",
     ]  # fmt: skip
@@ -358,7 +358,7 @@ def two_islands() -> Machine:
 
 def refused(graph: Graph, machine: Machine, name: str) -> str:
     with pytest.raises(ScheduleError) as caught:
-        POLICIES[name](graph, machine, COSTS)
+        POLICIES[name](asc.Problem(graph, machine, COSTS))
     return str(caught.value)
 
 
@@ -414,7 +414,7 @@ def test_a_decision_does_not_lead_into_a_dead_end(name):
     graph = Graph()
     a, b = graph.add(int, name="a", seconds=1), graph.add(int, name="b", seconds=1)
     graph.add(int, a, b, name="c", on="cuda:2", seconds=1)
-    placement = POLICIES[name](graph, two_islands(), COSTS)
+    placement = POLICIES[name](asc.Problem(graph, two_islands(), COSTS))
     assert set(placement.device.values()) <= {"cuda:1", "cuda:2"}
 
 
@@ -428,14 +428,14 @@ def test_a_choice_that_turns_out_impossible_is_taken_back(policy):
     a = graph.add(int, name="a", seconds={"p0": 9, "p1": 9, "p2": 1})
     b = graph.add(int, a, name="b", seconds={"p0": 9, "p3": 1})
     graph.add(int, a, b, name="c", seconds={"p0": 9, "p1": 1})
-    placement = policy(graph, ring, COSTS)
+    placement = policy(asc.Problem(graph, ring, COSTS))
     assert placement.device["a"] != "p2"
     assert not breaks_a_rule(graph, ring, dict(placement.device))
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_an_empty_graph(name):
-    assert POLICIES[name](Graph(), processors(2), COSTS) == Placement({}, ())
+    assert POLICIES[name](asc.Problem(Graph(), processors(2), COSTS)) == Placement({}, ())
 
 
 # ---- any graph, any machine
@@ -530,12 +530,12 @@ def breaks_a_rule(graph: Graph, machine: Machine, device: dict[str, str]) -> boo
 def test_what_a_policy_returns_obeys_the_rules_and_is_always_the_same(name, case):
     graph, machine = case
     try:
-        placement = POLICIES[name](graph, machine, COSTS)
+        placement = POLICIES[name](asc.Problem(graph, machine, COSTS))
     except ScheduleError:
         return
     check(placement, graph, machine)
     assert not breaks_a_rule(graph, machine, placement.device)
-    again = POLICIES[name](graph, machine, COSTS)
+    again = POLICIES[name](asc.Problem(graph, machine, COSTS))
     assert (list(again.device.items()), again.order) == (
         list(placement.device.items()),
         placement.order,
@@ -548,7 +548,7 @@ def test_a_policy_refuses_only_what_cannot_be(name, case):
     """Up to three devices always link up as an interval graph, where ruling out never ends in a dead end."""
     graph, machine = case
     try:
-        POLICIES[name](graph, machine, COSTS)
+        POLICIES[name](asc.Problem(graph, machine, COSTS))
     except ScheduleError:
         try:
             allowed = choices(graph, machine)
@@ -565,9 +565,9 @@ def test_a_policy_refuses_only_what_cannot_be(name, case):
 # ---- policies of one's own
 
 
-def backwards(graph: asc.Graph, machine: asc.Machine, costs: asc.Costs) -> asc.Placement:
-    possible = asc.Possible.of(graph, machine, costs)
-    for task in reversed(range(len(graph.tasks))):
+def backwards(problem: asc.Problem) -> asc.Placement:
+    possible = asc.Possible(problem)
+    for task in reversed(range(len(problem.graph.tasks))):
         possible.settle(task, reversed(possible.devices(task)))
     return possible.placement()
 
@@ -600,7 +600,7 @@ def test_a_policy_is_told_where_a_task_can_still_go():
     graph = asc.Graph()
     a = graph.add(abs, graph.input("x"), name="a", on="cuda:0")
     graph.add(abs, a, name="b")
-    possible = asc.Possible.of(graph, asc.Machine.emulated(gpus=2), asc.Costs())
+    possible = asc.Possible(asc.Problem(graph, asc.Machine.emulated(gpus=2)))
     assert (possible.devices(0), possible.devices(1)) == ((1,), (0, 1, 2))
     assert not possible.choose(0, 2)
     assert possible.devices(0) == (1,)

@@ -73,7 +73,7 @@ def test_no_contiguous_split_of_a_small_graph_has_less_load(seed):
         for devices in itertools.product(machine.names, repeat=len(names))
         if contiguous(graph, device := dict(zip(names, devices, strict=True)))
     )
-    found = split()(graph, machine, asc.Costs())
+    found = split()(asc.Problem(graph, machine))
     assert contiguous(graph, found.device)
     assert loads(graph, machine, found.device) == best
 
@@ -82,7 +82,7 @@ def test_no_contiguous_split_of_a_small_graph_has_less_load(seed):
 def test_loads_are_kept_up_to_date_by_moves(seed):
     graph = random_graph(seed, tasks=12)
     machine = asc.Machine.emulated(gpus=3, bytes_per_second=RATE, latency=0.0)
-    splitter = _Splitter(Problem.of(graph, machine, asc.Costs()), contention=True, overlap=True)
+    splitter = _Splitter(Problem(graph, machine, asc.Costs()), overlap=True)
     start = splitter._divided(np.arange(12), 4)
     improved = splitter._annealed(start, seed)
     placement = splitter._placement(improved)
@@ -97,7 +97,7 @@ def test_tasks_that_only_one_device_can_run_belong_to_no_stage():
         value = graph.add(abs, value, name=f"t{i}", seconds=2.0)
     graph.output(y=graph.add(abs, value, name="last", seconds=1.0, on="cpu"))
     machine = asc.Machine.emulated(gpus=2, bytes_per_second=1e30, latency=0.0)
-    device = split()(graph, machine, asc.Costs()).device
+    device = split()(asc.Problem(graph, machine)).device
     assert device["first"] == device["last"] == "cpu"
     assert {device["t0"], device["t3"]} == {"cuda:0", "cuda:1"} or "cpu" in device.values()
 
@@ -107,8 +107,8 @@ def test_copies_count_as_work_where_they_do_not_overlap():
     value = graph.add(abs, graph.input("x", nbytes=0), name="a", seconds=3.0, nbytes=9)
     graph.output(y=graph.add(abs, value, name="b", seconds=3.0))
     machine = asc.Machine.emulated(gpus=2, bytes_per_second=2.0, latency=0.0)
-    assert len(set(split(overlap=True)(graph, machine, asc.Costs()).device.values())) == 2
-    alone = split(overlap=False)(graph, machine, asc.Costs()).device
+    assert len(set(split(overlap=True)(asc.Problem(graph, machine)).device.values())) == 2
+    alone = split(overlap=False)(asc.Problem(graph, machine)).device
     assert len(set(alone.values())) == 1 or "cpu" in alone.values()
 
 
@@ -116,7 +116,7 @@ def test_units_are_joined_where_there_are_many(monkeypatch):
     monkeypatch.setattr("autosched.policies.local_search.splitting._MOST_UNITS", 4)
     graph = random_graph(0, tasks=30)
     machine = asc.Machine.emulated(gpus=2, bytes_per_second=1e30, latency=0.0)
-    found = split()(graph, machine, asc.Costs())
+    found = split()(asc.Problem(graph, machine))
     total = sum(task.seconds for task in graph.tasks)
     assert loads(graph, machine, found.device) <= 0.5 * total
 
@@ -125,8 +125,8 @@ def test_units_are_joined_where_there_are_many(monkeypatch):
 def test_a_move_changes_loads_as_counting_them_anew_does(seed):
     graph = random_graph(seed, tasks=10)
     machine = asc.Machine.emulated(gpus=3, bytes_per_second=RATE, latency=0.0)
-    problem = Problem.of(graph, machine, asc.Costs())
-    splitter = _Splitter(problem, contention=True, overlap=True)
+    problem = Problem(graph, machine, asc.Costs())
+    splitter = _Splitter(problem, overlap=True)
     start = splitter._divided(np.arange(10), 4)
     moves = splitter._moves(start)
     parts = splitter.units.seconds, splitter.streams

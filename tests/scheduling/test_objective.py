@@ -58,8 +58,8 @@ def test_few_runs_in_flight_are_taken_into_account():
 
 
 def _assigned(devices):
-    def policy(graph, machine, costs):
-        names = tuple(task.name for task in graph.tasks)
+    def policy(problem):
+        names = tuple(task.name for task in problem.graph.tasks)
         return asc.Placement(dict(zip(names, devices, strict=True)), names)
 
     return lambda found: policy
@@ -133,7 +133,8 @@ def test_law_no_period_is_below_its_bound_and_runs_approach_it(graph, machine, r
             graph, machine, policy=policy, costs=costs, in_flight=runs, objective="period"
         )
     assert schedule.period >= schedule.period_bound * (1 - 1e-9)
-    parts = schedule.program, schedule.graph, schedule.machine, costs
     many = 12 * 5
-    longer, shorter = (simulate(*parts, runs=n).makespan for n in (2 * many, many))
+    longer, shorter = (
+        simulate(schedule.program, schedule.problem, n).makespan for n in (2 * many, many)
+    )
     assert longer - shorter == pytest.approx(many * schedule.period, rel=1e-6, abs=1e-9)

@@ -50,8 +50,8 @@ def moves() -> Iterator[Moves]:
         yield found
 
 
-def on_gpu(graph: asc.Graph, machine: asc.Machine, costs: asc.Costs) -> asc.Placement:
-    names = tuple(task.name for task in graph.tasks)
+def on_gpu(problem: asc.Problem) -> asc.Placement:
+    names = tuple(task.name for task in problem.graph.tasks)
     return asc.Placement(dict.fromkeys(names, "cuda:0"), names)
 
 

@@ -310,7 +310,7 @@ def test_a_saved_loop_is_a_loop() -> None:
     graph = asc.Graph()
     graph.add(torch.Tensor.add_, graph.input("w"), 1, writes=[graph.value("w")], on="cuda:0")
     made = asc.schedule(graph, TWO_GPUS, costs=COSTS)
-    loop = lower(made.graph, made.machine, made.placement, in_flight=3)
+    loop = lower(asc.Problem(made.graph, made.machine), made.placement, in_flight=3)
     assert any(isinstance(i, Wait) and i.ago for i in loop)
     text = to_text(saved_of(made, loop))
     assert from_text(text).program == loop

@@ -28,8 +28,8 @@ def fork(machine_seconds=1.0, nbytes=None):
 
 
 def everything_on(device):
-    def policy(graph, machine, costs):
-        names = tuple(task.name for task in graph.tasks)
+    def policy(problem):
+        names = tuple(task.name for task in problem.graph.tasks)
         return asc.Placement(dict.fromkeys(names, device), names)
 
     return policy
@@ -139,16 +139,18 @@ def test_any_function_is_a_policy():
     assert set(schedule.placement.device.values()) == {"cuda:1"}
 
 
-def test_a_policy_is_given_the_graph_the_machine_and_the_costs():
+def test_a_policy_is_given_the_problem():
     graph, costs, seen = fork(), asc.Costs(default_seconds=1), []
 
-    def policy(*given):
-        seen.append(given)
-        return everything_on("cpu")(*given)
+    def policy(problem):
+        seen.append(problem)
+        return everything_on("cpu")(problem)
 
-    asc.schedule(graph, TWO_GPUS, policy=policy, costs=costs)
-    ((given, machine, given_costs),) = seen
-    assert (str(given), machine, given_costs) == (str(graph), TWO_GPUS, costs)
+    schedule = asc.schedule(graph, TWO_GPUS, policy=policy, costs=costs, outputs="cuda:1")
+    (given,) = seen
+    assert (str(given.graph), given.machine, given.costs) == (str(graph), TWO_GPUS, costs)
+    assert given.constraints.outputs == dict(schedule.program.outputs)
+    assert given.goal == ("makespan", 1)
 
 
 def test_auto_takes_two_devices_when_copies_are_cheap():
@@ -226,6 +228,11 @@ def test_examples_give_estimated_costs():
             {"policy": "best"},
             asc.ScheduleError,
             "unknown policy 'best'; known are 'auto', 'single', .*'search', 'exact', or pass a function",
+        ),
+        (
+            {"policy": lambda graph, machine, costs: None},
+            asc.ScheduleError,
+            "a policy is a function of one problem, .* cannot be called with one: missing a required arg",
         ),
         (
             {"policy": lambda *_: {"a": "cpu"}},
@@ -348,7 +355,7 @@ def test_what_is_no_machine_and_no_backend_is_refused_at_once():
 def test_planning_leaves_the_garbage_collector_as_it_was(on: bool) -> None:
     seen: list[bool] = []
 
-    def policy(graph: asc.Graph, machine: asc.Machine, costs: asc.Costs) -> asc.Placement:
+    def policy(problem: asc.Problem) -> asc.Placement:
         seen.append(gc.isenabled())
         raise asc.ScheduleError("no")
 

@@ -21,7 +21,7 @@ from autosched.timeline.timeline import Span, Timeline, what
 
 
 def course(schedule: asc.Schedule) -> dict[str, tuple[float, ...]]:
-    return footprint(schedule.program, schedule.graph, schedule.machine, schedule.costs)
+    return footprint(schedule.program, schedule.problem)
 
 
 def planned(graph: asc.Graph, gpus: int = 1, **facts: object) -> asc.Schedule:
@@ -91,8 +91,7 @@ def test_constants_are_held_where_they_live() -> None:
 def over_time(
     schedule: asc.Schedule, timeline: Timeline | None = None
 ) -> dict[str, tuple[tuple[float, float], ...]]:
-    parts = schedule.program, schedule.graph, schedule.machine, schedule.costs
-    return memory_over_time(*parts, timeline or schedule.simulate())
+    return memory_over_time(schedule.program, schedule.problem, timeline or schedule.simulate())
 
 
 def test_memory_is_taken_as_a_task_starts_and_given_back_as_its_stream_comes_to_that() -> None:

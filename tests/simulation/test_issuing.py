@@ -59,7 +59,7 @@ def tasks(*names: str, seconds: float = 1.0, after: dict[str, str] | None = None
 def times(graph: asc.Graph, text: str, costs: asc.Costs | None = None) -> dict[str, float]:
     """Return the start of each span of a program given as text."""
     program = asc.Program.parse(text)
-    found = simulate(program, graph, HAND, costs or asc.Costs())
+    found = simulate(program, asc.Problem(graph, HAND, costs or asc.Costs()))
     return {span.name: span.start for span in found.spans}
 
 
@@ -86,7 +86,7 @@ def test_records_waits_and_copies_keep_the_thread_busy_too():
         cuda:0/copy-out copy a -> cuda:1/copy-in
         cuda:0/compute run b
     """
-    found = simulate(asc.Program.parse(text), tasks(*"ab", seconds=0.5), HAND, asc.Costs())
+    found = simulate(asc.Program.parse(text), asc.Problem(tasks(*"ab", seconds=0.5), HAND))
     assert [(span.kind, span.start) for span in found.spans] == [
         ("run", 1),
         ("copy", 2.5),
@@ -130,7 +130,10 @@ def test_a_replayed_run_costs_a_constant_and_each_graph_and_node():
     """
     graph = tasks(*"abc", after={"b": "a", "c": "a"})
     assert times(graph, text, costs) == {"a": 16.5, "b": 17.5, "c": 17.5}
-    assert bounds(graph, asc.Machine(HAND.devices[1:], HAND.links[2:]), costs)["host"] == 16.5
+    assert (
+        bounds(asc.Problem(graph, asc.Machine(HAND.devices[1:], HAND.links[2:]), costs))["host"]
+        == 16.5
+    )
     text = """
         cuda:0/compute run a
         cuda:0/compute record e0
@@ -139,7 +142,7 @@ def test_a_replayed_run_costs_a_constant_and_each_graph_and_node():
         cuda:0/compute run b
     """
     graph = tasks(*"ab", after={"b": "a"})
-    found = simulate(asc.Program.parse(text), graph, HAND, costs).spans
+    found = simulate(asc.Program.parse(text), asc.Problem(graph, HAND, costs)).spans
     assert [span.start for span in found] == [10 + 5.5, 15.5 + 1.25, 16.75 + 5.5]
 
 
@@ -148,17 +151,17 @@ def test_a_replayed_run_costs_a_constant_and_each_graph_and_node():
 
 def parts(graph, machine, policy="heft", costs=COSTS):
     made = asc.schedule(graph, machine, policy=policy, costs=costs)
-    return made.program, made.graph, machine, costs
+    return made.program, asc.Problem(made.graph, machine, costs)
 
 
 @given(graph=graphs(), machine=machines())
 def test_threads_that_issue_in_no_time_change_nothing(graph, machine):
     """All threads are there, and the times of the classic model come out to the bit."""
-    program, *rest = parts(graph, machine)
-    seconds = durations(program, *rest)
-    assert issuing(program, *rest) is None
+    program, problem = parts(graph, machine)
+    seconds = durations(program, problem)
+    assert issuing(program, problem) is None
     slow = slow_to_issue(machine, 1.0)
-    threads = issuing(program, rest[0], slow, COSTS)
+    threads = issuing(program, asc.Problem(problem.graph, slow, COSTS))
     none = threads._replace(seconds=0 * threads.seconds)
     assert makespan(program, seconds, none) == makespan(program, seconds)
 
@@ -167,12 +170,12 @@ def test_threads_that_issue_in_no_time_change_nothing(graph, machine):
 def test_times_are_the_same_to_the_bit_where_they_are_compiled(graph, machine, replay):
     machine = slow_to_issue(machine, ISSUE, ISSUE / 5)
     costs = dataclasses.replace(COSTS, replay=replay)
-    program, *rest = parts(graph, machine, costs=costs)
-    seconds = durations(program, *rest)
-    threads = issuing(program, *rest)
+    program, problem = parts(graph, machine, costs=costs)
+    seconds = durations(program, problem)
+    threads = issuing(program, problem)
     slow, fast = (predicted(program, seconds, threads, 2, Mode(how)) for how in (False, True))
     assert np.array_equal(slow, fast)
-    assert makespan(program, seconds, threads) == simulate(program, *rest).makespan
+    assert makespan(program, seconds, threads) == simulate(program, problem).makespan
 
 
 @given(graph=graphs(), machine=machines(), data=st.data())
@@ -181,13 +184,14 @@ def test_no_program_ends_before_a_bound_and_slower_threads_gain_nothing(graph, m
     replay = data.draw(st.sampled_from([None, asc.Replay()]))
     issues = sorted(data.draw(st.lists(st.sampled_from([0.0, 1e-6, 4e-6, 3e-5]), min_size=2)))
     costs = dataclasses.replace(COSTS, replay=replay)
-    program, own, *_ = parts(graph, machine, policy, costs)
-    ends = [makespan(program, durations(program, own, machine, COSTS))]
+    program, problem = parts(graph, machine, policy, costs)
+    own = problem.graph
+    ends = [makespan(program, durations(program, asc.Problem(own, machine, COSTS)))]
     for issue in issues:
         slow = slow_to_issue(machine, issue, issue / 4)
-        seconds = durations(program, own, slow, costs)
-        ends.append(makespan(program, seconds, issuing(program, own, slow, costs)))
-        found = bounds(own, slow, costs)
+        seconds = durations(program, asc.Problem(own, slow, costs))
+        ends.append(makespan(program, seconds, issuing(program, asc.Problem(own, slow, costs))))
+        found = bounds(asc.Problem(own, slow, costs))
         assert max(found.values()) <= ends[-1] * (1 + 1e-9), found
     assert ends == sorted(ends)
     made = asc.schedule(graph, slow, policy=policy, costs=costs)
@@ -206,13 +210,13 @@ def test_the_bound_knows_that_a_cpu_issues_nothing_and_that_streams_behind_it_ha
         cuda:0/compute1 wait e0
         cuda:0/compute1 run c
     """
-    found = simulate(asc.Program.parse(text), graph, machine, asc.Costs())
+    found = simulate(asc.Program.parse(text), asc.Problem(graph, machine))
     assert [span.end for span in found.spans] == [0.5, 5, 5]
-    assert bounds(graph, machine, asc.Costs())["host"] <= 1.5  # all on the CPU
+    assert bounds(asc.Problem(graph, machine))["host"] <= 1.5  # all on the CPU
     costs = asc.Costs.table({"a": {"cpu": 0.5}, "b": {"cuda:0": 0.5}, "c": {"cuda:0": 0.5}})
-    assert bounds(graph, machine, costs)["host"] == pytest.approx(4)
+    assert bounds(asc.Problem(graph, machine, costs))["host"] == pytest.approx(4)
     costs = asc.Costs.table({name: {"cuda:0": 0.5} for name in "abc"})
-    assert bounds(graph, machine, costs)["host"] == 3 * 4
+    assert bounds(asc.Problem(graph, machine, costs))["host"] == 3 * 4
 
 
 # ---- many small kernels

@@ -196,7 +196,9 @@ def test_a_carried_wait_is_an_arrow_between_runs():
     graph = asc.Graph()
     graph.output(y=graph.add(abs, graph.add(abs, graph.input("i"), name="x"), name="y"))
     machine = asc.Machine([asc.Device("a"), asc.Device("b")])
-    found = simulate(program, graph, machine, asc.Costs.table({"x": 2.0, "y": 3.0}), runs=2)
+    found = simulate(
+        program, asc.Problem(graph, machine, asc.Costs.table({"x": 2.0, "y": 3.0})), runs=2
+    )
     named = [(found.spans[a].name, found.spans[a].run, found.spans[b].run) for a, b in found.arrows]
     assert named == [("y", 0, 1)]
     assert [(s.name, s.run, s.start) for s in found.spans] == [
@@ -217,7 +219,7 @@ def test_state_that_runs_hand_on_bounds_the_period():
     second = graph.add(abs, first, name="second", seconds=3.0)
     graph.add(max, memory, second, name="update", seconds=1.0, writes=[memory])
     graph.output(y=second)
-    found = period_bounds(graph, asc.Machine.emulated(gpus=2), asc.Costs(), in_flight=8)
+    found = period_bounds(asc.Problem(graph, asc.Machine.emulated(gpus=2)), in_flight=8)
     assert found["carried"] == 6.0
 
 
@@ -226,7 +228,7 @@ def test_random_numbers_are_drawn_in_the_order_of_runs():
     first = graph.add(abs, graph.input("x"), seconds=2.0, random=True)
     between = graph.add(abs, first, seconds=3.0)
     graph.output(y=graph.add(abs, between, seconds=2.0, random=True))
-    found = period_bounds(graph, asc.Machine.emulated(gpus=2), asc.Costs(), in_flight=8)
+    found = period_bounds(asc.Problem(graph, asc.Machine.emulated(gpus=2)), in_flight=8)
     assert found["carried"] == 7.0
     assert found["latency"] == 7.0 / 8
 
@@ -245,7 +247,7 @@ def test_a_write_waits_for_readers_of_the_same_memory_only(apart):
     graph.add(abs, x, name="write", seconds=4.0, on="cuda:0", writes=[x], outputs=())
     machine = with_streams(2)
     schedule = asc.schedule(graph, machine, in_flight=2)
-    carried = period_bounds(graph, machine, asc.Costs(), in_flight=2)["carried"]
+    carried = period_bounds(asc.Problem(graph, machine), in_flight=2)["carried"]
     assert (carried, schedule.period) == ((4.0, 8.0) if apart else (12.0, 12.0))
     assert schedule.period_bound <= schedule.period
 

@@ -185,7 +185,9 @@ def test_bounds_and_more_streams(case):
     """No bound is above a makespan, and with one stream per device ``auto`` is never faster."""
     graph, machine, costs, policy = case
     made = asc.schedule(graph, machine, policy=policy, costs=costs)
-    assert max(asc.bounds(graph, machine, costs).values()) <= made.makespan * (1 + 1e-9)
+    assert max(asc.bounds(asc.Problem(graph, machine, costs)).values()) <= made.makespan * (
+        1 + 1e-9
+    )
     one = asc.Machine([replace(d, streams=1) for d in machine.devices], machine.links)
     most = asc.schedule(graph, machine, costs=costs).makespan
     assert most <= asc.schedule(graph, one, costs=costs).makespan * (1 + 1e-9)

@@ -25,7 +25,7 @@ def timeline(graph, text, costs=None, machine=MACHINE):
     """Simulate a program given as text; return its spans as (name, start, end)."""
     program = asc.Program.parse(text)
     asc.verify(program, graph)
-    found = simulate(program, graph, machine, costs or asc.Costs())
+    found = simulate(program, asc.Problem(graph, machine, costs or asc.Costs()))
     return [(span.name, span.start, span.end) for span in found.spans], found
 
 
@@ -192,7 +192,7 @@ def test_durations_are_of_runs_and_copies_alone():
         graph, MACHINE, policy=lambda *_: placement, inputs={"x": "cuda:0"}
     ).program
     expected = {"run a": 1, "copy a -> cpu": 2.5, "run b": 4}
-    found = durations(program, graph, MACHINE, asc.Costs())
+    found = durations(program, asc.Problem(graph, MACHINE))
     assert found == tuple(expected.get(str(instruction), 0) for instruction in program)
     assert sum(found) == 7.5
 
@@ -216,7 +216,7 @@ def test_what_takes_for_ever_is_refused(text, message):
     with pytest.raises(
         asc.ScheduleError, match=f"{message}: costs and links make it take for ever"
     ):
-        simulate(asc.Program.parse(text), graph, machine, asc.Costs())
+        simulate(asc.Program.parse(text), asc.Problem(graph, machine))
 
 
 @given(
@@ -243,4 +243,4 @@ def test_the_part_of_a_rank_takes_no_time_for_what_other_ranks_send():
     graph.output(y=graph.add(abs, h, name="y", on="cpu:1", seconds=3.0))
     made = asc.schedule(graph, asc.Machine.emulated(gpus=0, hosts=2))
     part = made.program.part(1)
-    assert asc.simulate(part, graph, made.machine, made.costs).makespan == 3.0
+    assert asc.simulate(part, asc.Problem(graph, made.machine, made.costs)).makespan == 3.0

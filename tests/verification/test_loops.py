@@ -170,7 +170,7 @@ def test_a_large_loop_with_shared_state_is_not_taken_for_proved():
     graph.output(*layer)
     machine = asc.Machine.emulated(gpus=4)
     made = asc.schedule(graph, machine, policy="round_robin")
-    loop = lower(made.graph, machine, made.placement, in_flight=2)
+    loop = lower(asc.Problem(made.graph, machine), made.placement, in_flight=2)
     verify(loop, graph, machine)
     (at,) = [k for k, i in enumerate(loop) if isinstance(i, Wait) and i.ago]
     lines = loop.instructions

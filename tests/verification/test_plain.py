@@ -16,6 +16,7 @@ from autosched import lowering
 from autosched.graph.flow import flow
 from autosched.lowering import lower
 from autosched.placement import Placement, Send
+from autosched.problem import Constraints
 from autosched.program.program import Copy, Free, Program, Run
 from autosched.testing.strategies import DEVICES, machines
 from tests.laws.test_necessary import agree, mutants
@@ -61,10 +62,12 @@ def test_plain_graphs_are_lowered_at_once_as_they_are_step_by_step(
 ) -> None:
     placement = asc.schedule(graph, machine, policy=policy, costs=COSTS).placement
     outputs = dict.fromkeys(list(graph.outputs)[:1], DEVICES[-1])
-    at_once = lower(graph, machine, placement, outputs)
+    at_once = lower(asc.Problem(graph, machine, constraints=Constraints(outputs)), placement)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lowering, "is_functional", lambda *_: False)
-        assert str(lower(graph, machine, placement, outputs)) == str(at_once)
+        assert str(
+            lower(asc.Problem(graph, machine, constraints=Constraints(outputs)), placement)
+        ) == str(at_once)
 
 
 def test_a_copy_goes_where_the_placement_says() -> None:
@@ -75,7 +78,7 @@ def test_a_copy_goes_where_the_placement_says() -> None:
     order = ("first", "second", "reads")
     device = {"first": "cpu", "second": "cpu", "reads": "cuda:0"}
     placement = Placement(device, order, (Send("x", 0, "cuda:0", "second"),))
-    lines = lower(graph, asc.Machine.emulated(gpus=1), placement).instructions
+    lines = lower(asc.Problem(graph, asc.Machine.emulated(gpus=1)), placement).instructions
     names = [
         line.task if isinstance(line, Run) else line.destination
         for line in lines

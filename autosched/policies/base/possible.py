@@ -19,10 +19,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from autosched.costs.costs import Costs
 from autosched.errors import ScheduleError, listed
-from autosched.graph.graph import Graph
-from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.problem import Problem
 
@@ -43,15 +40,10 @@ class Possible:
     >>> import autosched as asc
     >>> graph = asc.Graph()
     >>> graph.output(y=graph.add(abs, graph.input("x"), name="a"))
-    >>> possible = Possible.of(graph, asc.Machine.emulated(gpus=1), asc.Costs())
+    >>> possible = Possible(asc.Problem(graph, asc.Machine.emulated(gpus=1)))
     >>> possible.devices(0), possible.settle(0, [1, 0]), possible.placement().device
     ((0, 1), 1, {'a': 'cuda:0'})
     """
-
-    @classmethod
-    def of(cls, graph: Graph, machine: Machine, costs: Costs) -> Possible:
-        """Return the possible devices of all tasks. Raises ScheduleError if a task has none."""
-        return cls(Problem.of(graph, machine, costs))
 
     def __init__(self, problem: Problem):
         self.problem = problem

@@ -6,10 +6,9 @@ last reader is placed. Outputs stay. Values that share memory count once. Knows 
 
 from __future__ import annotations
 
-from autosched.costs.costs import Costs
-from autosched.graph.graph import Graph, Task
-from autosched.machine.machine import Machine
+from autosched.graph.graph import Task
 from autosched.placement import home
+from autosched.problem import Problem
 
 __all__ = ["Room"]
 
@@ -17,17 +16,19 @@ __all__ = ["Room"]
 class Room:
     """The values that each device holds; devices are numbers.
 
+    >>> from autosched import Graph, Machine
     >>> graph = Graph()
     >>> y = graph.add(abs, graph.input("x"), name="y", nbytes=8)
     >>> graph.output(y)
-    >>> room = Room(graph, Machine.emulated(gpus=1), Costs())
+    >>> room = Room(Problem(graph, Machine.emulated(gpus=1)))
     >>> room.place(0, 1); room.held
     [0.0, 8.0]
     """
 
-    def __init__(self, graph: Graph, machine: Machine, costs: Costs):
-        self.graph = graph
-        self.nbytes = [costs.value_nbytes(value) for value in graph.values]
+    def __init__(self, problem: Problem):
+        self.graph = graph = problem.graph
+        machine = problem.machine
+        self.nbytes = [problem.costs.value_nbytes(value) for value in graph.values]
         self.limit = [device.nbytes for device in machine.devices]
         self.held = [0.0 for _ in machine.devices]
         self.where: dict[int, set[int]] = {}  # by root

@@ -18,9 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from autosched.costs.costs import Costs
-from autosched.graph.graph import Graph
-from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies.base.listing import Listed, timed
 from autosched.policies.constraint_programming.integer_times import IntegerTimes, Times
@@ -53,22 +50,19 @@ def can_solve() -> bool:
         return False
 
 
-def is_soon_solved(graph: Graph, machine: Machine, costs: Costs) -> bool:
+def is_soon_solved(problem: Problem) -> bool:
     """Return whether CP-SAT finds within seconds what annealing does not."""
-    if len(graph) > _ALIKE:
+    if len(problem.graph) > _ALIKE:
         return False
-    problem = Problem.of(graph, machine, costs)
     seconds = problem.by_task(problem.tables.seconds)
     horizon = float(seconds.max(axis=1, initial=0.0).sum())
-    return len(graph) <= _UNLIKE or (
+    return len(problem.graph) <= _UNLIKE or (
         math.isfinite(horizon) and IntegerTimes.of(problem, horizon).alike
     )
 
 
 def solved(
-    graph: Graph,
-    machine: Machine,
-    costs: Costs,
+    problem: Problem,
     start: Placement,
     until: float | None,
     seed: int = 0,
@@ -80,7 +74,6 @@ def solved(
     whose bound is trusted. ``improved`` is called with each better makespan. Ctrl-C stops the
     solver with the best solution so far.
     """
-    problem = Problem.of(graph, machine, costs)
     plan = _plan(problem, start)
     integer = IntegerTimes.fitting(problem, *plan)
     times = integer.times(*plan)
@@ -91,7 +84,7 @@ def solved(
     answer = _answer(integer, plan, times, least, until, seed, report)
     proved = min(answer.bound, answer.makespan, times.makespan) * integer.unit
     found = _placement(integer, answer) if answer.makespan < times.makespan else start
-    return replace(found, bound=max(start.bound, proved if _is_sure(graph, machine) else 0.0))
+    return replace(found, bound=max(start.bound, proved if _is_sure(problem) else 0.0))
 
 
 def _answer(
@@ -138,15 +131,18 @@ def _placement(integer: IntegerTimes, answer: Answer) -> Placement:
     )
 
 
-def _is_sure(graph: Graph, machine: Machine) -> bool:
+def _is_sure(problem: Problem) -> bool:
     """Return whether the model admits all programs.
 
     It does not if in-place writes may overtake readers, or if data may be forwarded by other
     devices.
     """
+    machine = problem.machine
     linked = {
         q: {p for p in machine.computing if q == p or machine.link(q, p) is not None}
         for q in machine.computing
     }
     direct = all(linked[p] <= linked[q] for q in linked for p in linked[q])
-    return direct and all(d.kind in _SURE for task in graph.tasks for d in task.dependencies)
+    return direct and all(
+        d.kind in _SURE for task in problem.graph.tasks for d in task.dependencies
+    )

@@ -26,9 +26,6 @@ import heapq
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from autosched.costs.costs import Costs
-from autosched.graph.graph import Graph
-from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies.base.plan import Plan, Slot
 from autosched.policies.base.possible import Possible
@@ -41,12 +38,13 @@ __all__ = ["m_etf", "m_sct"]
 _MOST_TRIED = 8  # tasks whose start times are computed again in one step, at most
 
 
-def m_etf(graph: Graph, machine: Machine, costs: Costs) -> Placement:
+def m_etf(problem: Problem) -> Placement:
     """Place the task that can start first on a device with enough memory (Jeon et al., SoCC 2020).
 
     The order is that of planned starts; ties go to the higher upward rank, the task added earlier,
     the earlier device. Raises ScheduleError where tasks cannot all be placed.
 
+    >>> from autosched import Graph, Machine
     >>> from dataclasses import replace
     >>> machine = Machine.emulated(gpus=2)
     >>> cpu, *gpus = machine.devices
@@ -54,30 +52,30 @@ def m_etf(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     >>> graph = Graph()
     >>> seconds = {"cuda:0": 1, "cuda:1": 9}
     >>> graph.output(*(graph.add(int, name=n, seconds=seconds, nbytes=8) for n in "ab"))
-    >>> m_etf(graph, machine, Costs()).device
+    >>> m_etf(Problem(graph, machine)).device
     {'a': 'cuda:0', 'b': 'cuda:1'}
     """
-    return _earliest_start(graph, machine, costs, {})
+    return _earliest_start(problem, {})
 
 
-def m_sct(graph: Graph, machine: Machine, costs: Costs) -> Placement:
+def m_sct(problem: Problem) -> Placement:
     """Place tasks by earliest start, favourite children with their parents (Hanen, Munier 2001).
 
     Ties and errors as of ``m_etf``.
 
+    >>> from autosched import Graph, Machine
     >>> graph = Graph()
     >>> a = graph.add(int, name="a", seconds=1, nbytes=1e9)
     >>> b, c = (graph.add(abs, a, name=name, seconds=s) for name, s in (("b", 1), ("c", 9)))
-    >>> placed = m_sct(graph, Machine.emulated(gpus=2), Costs()).device
+    >>> placed = m_sct(Problem(graph, Machine.emulated(gpus=2))).device
     >>> placed["c"] == placed["a"]
     True
     """
-    return _earliest_start(graph, machine, costs, _favourites(graph, machine, costs))
+    return _earliest_start(problem, _favourites(problem))
 
 
-def _favourites(graph: Graph, machine: Machine, costs: Costs) -> dict[int, int]:
+def _favourites(problem: Problem) -> dict[int, int]:
     """Return the favourite child of tasks with readers, each of at most one task."""
-    problem = Problem.of(graph, machine, costs)
     rank = upward_ranks(problem, Possible(problem))
     nbytes: dict[int, dict[int, float]] = {}  # by task, the bytes that each reader reads
     for task, reads in enumerate(problem.reads):
@@ -107,30 +105,28 @@ class _Offer(NamedTuple):
     slot: Slot
 
 
-def _earliest_start(
-    graph: Graph, machine: Machine, costs: Costs, favourite: Mapping[int, int]
-) -> Placement:
+def _earliest_start(problem: Problem, favourite: Mapping[int, int]) -> Placement:
     """Place tasks by earliest start on devices with enough memory.
 
     ``favourite`` is the favourite child of some tasks. For as long as copies to that child would
     take on another device, other tasks start on the device only if they could start nowhere else as
     early.
     """
-    listing = _Listing(graph, machine, costs, favourite)
+    listing = _Listing(problem, favourite)
     listing.run()
     order = sorted(
-        range(len(graph.tasks)), key=lambda task: (listing.plan.start[task], listing.turn[task])
+        range(len(problem.tasks)), key=lambda task: (listing.plan.start[task], listing.turn[task])
     )
-    return listing.problem.placement(listing.plan.device, order)
+    return problem.placement(listing.plan.device, order)
 
 
 class _Listing:
-    def __init__(self, graph: Graph, machine: Machine, costs: Costs, favourite: Mapping[int, int]):
-        self.problem = Problem.of(graph, machine, costs)
-        self.possible = Possible(self.problem)
-        self.plan = Plan(self.problem)
-        self.room = Room(graph, machine, costs)
-        self.rank = upward_ranks(self.problem, self.possible)
+    def __init__(self, problem: Problem, favourite: Mapping[int, int]):
+        self.problem = problem
+        self.possible = Possible(problem)
+        self.plan = Plan(problem)
+        self.room = Room(problem)
+        self.rank = upward_ranks(problem, self.possible)
         self.favourite = favourite
         # By device, the task for which it is reserved, and until when.
         self.reserved: dict[int, tuple[int, float]] = {}

@@ -16,9 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from operator import add
 
-from autosched.costs.costs import Costs
-from autosched.graph.graph import Graph
-from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies.base.plan import Plan, Slot, by_priority
 from autosched.policies.base.possible import Possible
@@ -28,19 +25,19 @@ from autosched.problem import Problem
 __all__ = ["cpop"]
 
 
-def cpop(graph: Graph, machine: Machine, costs: Costs) -> Placement:
+def cpop(problem: Problem) -> Placement:
     """Place the critical path on one device, other tasks by finish (Topcuoglu et al. 2002).
 
     The order is that of planned starts; ties go to the task added earlier and to the earlier
     device. Raises ScheduleError where tasks cannot all be placed.
 
+    >>> from autosched import Graph, Machine
     >>> graph = Graph()
     >>> a = graph.add(int, name="a", seconds={"cpu": 1, "cuda:0": 2})
     >>> b = graph.add(abs, a, name="b", seconds={"cpu": 9, "cuda:0": 2})
-    >>> cpop(graph, Machine.emulated(gpus=1), Costs()).device
+    >>> cpop(Problem(graph, Machine.emulated(gpus=1))).device
     {'a': 'cuda:0', 'b': 'cuda:0'}
     """
-    problem = Problem.of(graph, machine, costs)
     possible = Possible(problem)
     through = list(map(add, upward_ranks(problem, possible), downward_ranks(problem, possible)))
     path = dict.fromkeys(critical_path(problem, through))

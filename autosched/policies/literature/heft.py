@@ -13,9 +13,6 @@ from __future__ import annotations
 
 from autosched._lib.gc_pause import without_collecting
 from autosched._lib.jit import mode
-from autosched.costs.costs import Costs
-from autosched.graph.graph import Graph
-from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies.base.kernels import list_schedule
 from autosched.policies.base.listing import Listing
@@ -28,20 +25,20 @@ __all__ = ["heft"]
 
 
 @without_collecting()
-def heft(graph: Graph, machine: Machine, costs: Costs) -> Placement:
+def heft(problem: Problem) -> Placement:
     """Place tasks by upward rank where each finishes first (Topcuoglu, Hariri, Wu, IEEE TPDS 2002).
 
     The order is that of planned starts; ties go to the task added earlier and to the earlier
     device. Raises ScheduleError where tasks cannot all be placed.
 
+    >>> from autosched import Graph, Machine
     >>> graph = Graph()
     >>> durations = {"short": 1, "long": 3, "middle": 2}
     >>> tasks = [graph.add(int, name=name, seconds=s) for name, s in durations.items()]
-    >>> placed = heft(graph, Machine.emulated(gpus=1), Costs())
+    >>> placed = heft(Problem(graph, Machine.emulated(gpus=1)))
     >>> placed.device, placed.order
     ({'short': 'cuda:0', 'long': 'cpu', 'middle': 'cuda:0'}, ('long', 'middle', 'short'))
     """
-    problem = Problem.of(graph, machine, costs)
     possible = Possible(problem)
     if possible.partial:
         return by_priority(problem, possible, upward_ranks(problem, possible), Plan.earliest_finish)

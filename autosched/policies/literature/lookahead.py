@@ -13,9 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from autosched.costs.costs import Costs
-from autosched.graph.graph import Graph
-from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies.base.plan import Plan, Slot, by_priority
 from autosched.policies.base.possible import Possible
@@ -25,20 +22,20 @@ from autosched.problem import Problem
 __all__ = ["lookahead"]
 
 
-def lookahead(graph: Graph, machine: Machine, costs: Costs) -> Placement:
+def lookahead(problem: Problem) -> Placement:
     """Place tasks by upward rank where their successors finish first (Bittencourt et al. 2010).
 
     Predecessors of successors that are not placed yet are ignored. The order is that of planned
     starts; ties go to the task added earlier, to its own earlier finish and to the earlier device.
     Raises ScheduleError where tasks cannot all be placed.
 
+    >>> from autosched import Graph, Machine
     >>> graph = Graph()
     >>> a = graph.add(int, name="a", seconds={"cpu": 1, "cuda:0": 2}, nbytes=10**12)
     >>> b = graph.add(abs, a, name="b", seconds={"cpu": 9, "cuda:0": 2})
-    >>> lookahead(graph, Machine.emulated(gpus=1), Costs()).device
+    >>> lookahead(Problem(graph, Machine.emulated(gpus=1))).device
     {'a': 'cuda:0', 'b': 'cuda:0'}
     """
-    problem = Problem.of(graph, machine, costs)
     possible = Possible(problem)
     rank = upward_ranks(problem, possible)
     after = [sorted(tasks, key=lambda task: -rank[task]) for tasks in problem.after]

@@ -13,9 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autosched.costs.costs import Costs
-from autosched.graph.graph import Graph
-from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies.base.plan import Plan, Slot, by_priority
 from autosched.policies.base.possible import Possible
@@ -25,20 +22,20 @@ from autosched.problem import Problem
 __all__ = ["peft"]
 
 
-def peft(graph: Graph, machine: Machine, costs: Costs) -> Placement:
+def peft(problem: Problem) -> Placement:
     """Place ready tasks by mean optimistic cost on the best device (Arabnejad, Barbosa 2014).
 
     The best device has the least sum of finish time and optimistic cost. The order is that of
     planned starts; ties go to the task added earlier and to the earlier device. Raises
     ScheduleError where tasks cannot all be placed.
 
+    >>> from autosched import Graph, Machine
     >>> graph = Graph()
     >>> a = graph.add(int, name="a", seconds={"cpu": 1, "cuda:0": 2}, nbytes=10**12)
     >>> b = graph.add(abs, a, name="b", seconds={"cpu": 9, "cuda:0": 2})
-    >>> peft(graph, Machine.emulated(gpus=1), Costs()).device
+    >>> peft(Problem(graph, Machine.emulated(gpus=1))).device
     {'a': 'cuda:0', 'b': 'cuda:0'}
     """
-    problem = Problem.of(graph, machine, costs)
     possible = Possible(problem)
     table = optimistic_costs(problem, possible)
     means = [mean(row, possible.devices(task)) for task, row in enumerate(table)]

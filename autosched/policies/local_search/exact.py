@@ -11,14 +11,11 @@ from __future__ import annotations
 
 from time import perf_counter
 
-from autosched.costs.costs import Costs
 from autosched.errors import ScheduleError
-from autosched.graph.graph import Graph
-from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies.constraint_programming.proof import can_solve, solved
 from autosched.policies.local_search.search import Progress, handed_over, quick
-from autosched.problem import Policy
+from autosched.problem import Policy, Problem
 
 __all__ = ["exact"]
 
@@ -46,15 +43,16 @@ def exact(
     ``progress`` is called with the part of the time that has passed, 0 to 1, and the best makespan.
     The policy raises ScheduleError where OR-Tools is not installed, or tasks cannot all be placed.
 
+    >>> from autosched import Graph, Machine
     >>> graph = Graph()
     >>> durations = {"a": 3, "b": 3, "c": 2, "d": 2, "e": 2}
     >>> tasks = [graph.add(int, name=name, seconds=s) for name, s in durations.items()]
-    >>> placement = exact()(graph, Machine.emulated(gpus=1), Costs())  # where HEFT needs 7 s
+    >>> placement = exact()(Problem(graph, Machine.emulated(gpus=1)))  # where HEFT needs 7 s
     >>> placement.device["a"] == placement.device["b"], placement.bound
     (True, 6.0)
     """
 
-    def policy(graph: Graph, machine: Machine, costs: Costs) -> Placement:
+    def policy(problem: Problem) -> Placement:
         if not can_solve():
             raise ScheduleError(
                 'policy "exact" needs OR-Tools, which is not installed: '
@@ -62,13 +60,11 @@ def exact(
             )
         if seconds is not None:
             first = min(_FIRST * seconds, _LONGEST)
-            return handed_over(
-                graph, machine, costs, seconds, first, seed, progress or (lambda *_: None)
-            )
+            return handed_over(problem, seconds, first, seed, progress or (lambda *_: None))
         began = perf_counter()
-        start = quick(graph, machine, costs)
+        start = quick(problem)
         improved = None if progress is None else (lambda end: progress(_part(began), end))
-        return solved(graph, machine, costs, start, None, seed, improved)
+        return solved(problem, start, None, seed, improved)
 
     policy.__name__ = "exact"
     return policy

@@ -22,9 +22,6 @@ import numpy as np
 
 from autosched._lib.gc_pause import without_collecting
 from autosched._lib.jit import mode
-from autosched.costs.costs import Costs
-from autosched.graph.graph import Graph
-from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies.base.kernels import decode, list_schedule
 from autosched.policies.base.listing import Listed, Listing
@@ -45,21 +42,21 @@ _WORK = 2e7  # steps for all lists of a large graph, about a second
 
 
 @without_collecting()
-def portfolio(graph: Graph, machine: Machine, costs: Costs) -> Placement:
+def portfolio(problem: Problem) -> Placement:
     """Place tasks as the best of many biased list schedules does, or on one device alone.
 
     Ties go to one device, then to the list tried first. On machines where not all devices are
     linked it is ``heft``. Raises ScheduleError where tasks cannot all be placed.
 
+    >>> from autosched import Graph, Machine
     >>> graph = Graph()
     >>> durations = {"short": 1, "long": 3, "middle": 2}
     >>> tasks = [graph.add(int, name=name, seconds=s) for name, s in durations.items()]
-    >>> portfolio(graph, Machine.emulated(gpus=1), Costs()).device
+    >>> portfolio(Problem(graph, Machine.emulated(gpus=1))).device
     {'short': 'cuda:0', 'long': 'cpu', 'middle': 'cuda:0'}
     """
-    problem = Problem.of(graph, machine, costs)
     if Possible(problem).partial:
-        return heft(graph, machine, costs)
+        return heft(problem)
     listing = Listing(problem.tables, mode(members(problem) * steps(problem), *KERNELS))
     found = best_listed(listing, members(problem))
     return listing.placement(problem, found)

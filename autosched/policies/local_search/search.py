@@ -28,9 +28,6 @@ from numpy.typing import NDArray
 
 from autosched._lib.jit import kernel, mode
 from autosched.bounds import bounds
-from autosched.costs.costs import Costs
-from autosched.graph.graph import Graph
-from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies.base.kernels import Planning, copy_seconds, decode
 from autosched.policies.base.listing import Listed, Listing
@@ -77,25 +74,18 @@ def search(
     """
     report = progress or (lambda *_: None)
 
-    def policy(graph: Graph, machine: Machine, costs: Costs) -> Placement:
-        if seconds is not None and can_solve() and is_soon_solved(graph, machine, costs):
-            return handed_over(
-                graph, machine, costs, seconds, min(_FIRST * seconds, _LONGEST), seed, report
-            )
-        return _annealed(graph, machine, costs, seconds, moves, seed, report, starts)[0]
+    def policy(problem: Problem) -> Placement:
+        if seconds is not None and can_solve() and is_soon_solved(problem):
+            first = min(_FIRST * seconds, _LONGEST)
+            return handed_over(problem, seconds, first, seed, report)
+        return _annealed(problem, seconds, moves, seed, report, starts)[0]
 
     policy.__name__ = "search"
     return policy
 
 
 def handed_over(
-    graph: Graph,
-    machine: Machine,
-    costs: Costs,
-    seconds: float,
-    first: float,
-    seed: int,
-    report: Progress,
+    problem: Problem, seconds: float, first: float, seed: int, report: Progress
 ) -> Placement:
     """Anneal for the first seconds, continue with CP-SAT, and return the best and its bound."""
     end = perf_counter() + seconds
@@ -112,20 +102,18 @@ def handed_over(
         best = makespan
         report(part * done, makespan)
 
-    start, stopped = _annealed(graph, machine, costs, first, 1, seed, annealed)
+    start, stopped = _annealed(problem, first, 1, seed, annealed)
     if stopped:
         return start
     with suppress(KeyboardInterrupt):  # there is nothing better yet
         if perf_counter() < end:
-            start = solved(graph, machine, costs, start, end, seed, improved)
+            start = solved(problem, start, end, seed, improved)
         report(1.0, best)
     return start
 
 
 def _annealed(
-    graph: Graph,
-    machine: Machine,
-    costs: Costs,
+    problem: Problem,
     seconds: float | None,
     moves: int,
     seed: int,
@@ -134,12 +122,11 @@ def _annealed(
 ) -> tuple[Placement, bool]:
     """Return the portfolio's best after annealing, and whether ctrl-C stopped it."""
     began = perf_counter()
-    problem = Problem.of(graph, machine, costs)
     if Possible(problem).partial:
-        return heft(graph, machine, costs), False
+        return heft(problem), False
     work = members(problem) * steps(problem) if seconds is None else math.inf
     listing = Listing(problem.tables, mode(work, *KERNELS))
-    least = max(bounds(graph, machine, costs).values()) if len(graph) <= _BOUNDED else 0.0
+    least = max(bounds(problem).values()) if len(problem.graph) <= _BOUNDED else 0.0
     enough = least * (1 + _ROUNDING)
     found = best_listed(listing, members(problem), enough)
     stopped = False
@@ -173,13 +160,13 @@ def _annealed(
     return replace(listing.placement(problem, best), bound=min(least, best.makespan)), stopped
 
 
-def quick(graph: Graph, machine: Machine, costs: Costs) -> Placement:
+def quick(problem: Problem) -> Placement:
     """Improve the portfolio's best placement by few moves, in a moment."""
-    n = max(len(graph), 1)
-    placed = _DECODED // (2 if machine.contention else 1)
+    n = max(len(problem.graph), 1)
+    placed = _DECODED // (2 if problem.machine.contention else 1)
     moves = min(_QUICK, _EACH * n, placed // n) if n <= _TOO_MANY else 0
     starts = min(_STARTS, placed // max(2 * moves * n, 1))
-    return search(moves=moves, starts=max(starts, 1))(graph, machine, costs)
+    return search(moves=moves, starts=max(starts, 1))(problem)
 
 
 Report = Callable[[float, float], None]  # called with the part that is done, and the best makespan

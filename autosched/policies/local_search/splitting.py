@@ -29,10 +29,7 @@ from numpy.typing import NDArray
 
 from autosched._lib.jit import Mode, kernel, mode
 from autosched._lib.topological import topological_order
-from autosched.costs.costs import Costs
 from autosched.errors import ScheduleError
-from autosched.graph.graph import Graph
-from autosched.machine.machine import Machine
 from autosched.placement import Placement, Send
 from autosched.problem import Policy, Problem, grouped
 
@@ -67,16 +64,16 @@ def split(
     ``overlap`` says whether devices copy while they compute; otherwise the seconds of copies from
     and to a device are added to those of its tasks.
 
+    >>> from autosched import Graph, Machine
     >>> graph = Graph()
     >>> y = graph.add(abs, graph.add(abs, graph.input("x"), seconds=2.0), seconds=2.0)
-    >>> placement = split()(graph, Machine.emulated(gpus=1), Costs())
+    >>> placement = split()(Problem(graph, Machine.emulated(gpus=1)))
     >>> sorted(placement.device.values())
     ['cpu', 'cuda:0']
     """
 
-    def policy(graph: Graph, machine: Machine, costs: Costs) -> Placement:
-        problem = Problem.of(graph, machine, costs)
-        splitter = _Splitter(problem, machine.contention, overlap)
+    def policy(problem: Problem) -> Placement:
+        splitter = _Splitter(problem, overlap)
         end = None if seconds is None else perf_counter() + seconds
         return splitter.placement(stages, seed, end, progress or (lambda *_: None))
 
@@ -103,9 +100,9 @@ class _Split:
 
 
 class _Splitter:
-    def __init__(self, problem: Problem, contention: bool, overlap: bool):
+    def __init__(self, problem: Problem, overlap: bool):
         self.problem = problem
-        self.contention = contention
+        self.contention = problem.machine.contention
         self.overlap = overlap
         t = problem.tables
         self.fixed = _only_device(problem)

@@ -29,7 +29,7 @@ def costs(*pageable: str, **nbytes: float) -> asc.Costs:
 
 def copies(schedule: asc.Schedule) -> dict[str, float]:
     """Return the seconds of each copy, by what it says."""
-    seconds = durations(schedule.program, schedule.graph, schedule.machine, schedule.costs)
+    seconds = durations(schedule.program, schedule.problem)
     found = zip(map(str, schedule.program), seconds, strict=True)
     return {text: number for text, number in found if text.startswith("copy")}
 

@@ -1,0 +1,189 @@
+"""Make plans of placements, and choose the best.
+
+A plan is a placement with its program, which fits into memory, and with its predicted makespan, or
+its period if that is the objective. The number of runs in flight is limited by memory, too: each
+run has buffers of its own. More runs in flight never make the period longer, and from some number
+on not shorter either.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from autosched.errors import MemoryLimitError, ScheduleError, shown
+from autosched.lowering import lower
+from autosched.lowering.fitting import fitted
+from autosched.lowering.resident_state import keeping, with_resident_state, within
+from autosched.placement import Placement
+from autosched.problem import Goal, Objective, Policy, Problem
+from autosched.program.program import Copy, Program
+from autosched.simulation.footprint import needs_of_runs
+from autosched.simulation.issuing import issuing
+from autosched.simulation.periods import fewest_in_flight, period
+from autosched.simulation.simulate import durations
+from autosched.simulation.simulate import makespan as predict_makespan
+
+__all__ = ["Plan", "best_plan", "goal_of", "merit", "with_runs_in_flight"]
+
+_MOST = 64  # runs in flight that are chosen
+# Of the memory of a device, how much state may take if not all of it fits.
+_PARTS = (0.75, 0.5, 0.25, 0.0)
+
+
+def goal_of(objective: Objective, in_flight: int | None) -> Goal:
+    """Return the goal that is asked for. Raises ScheduleError for other words and numbers."""
+    if objective not in ("makespan", "period"):
+        raise ScheduleError(f"objective must be 'makespan' or 'period', got {shown(objective)}")
+    if in_flight is None and objective == "makespan":
+        return Goal(objective, 1)
+    return Goal(objective, in_flight)
+
+
+class Plan(NamedTuple):
+    """A placement, its program, the makespan, and the period if that is the objective, else 0.
+
+    In ``problem`` state is on the devices that read it.
+    """
+
+    problem: Problem
+    placement: Placement
+    program: Program
+    makespan: float
+    period: float = 0.0
+
+
+def best_plan(
+    problem: Problem,
+    policies: Iterable[Policy],
+    limits: Iterable[int | None] = (None,),
+    tried: list[Placement] | None = None,
+) -> Plan:
+    """Return the plan of least period or makespan, of equal ones that with the fewest copies.
+
+    Each placement is tried with each of these limits on streams that it does not have itself, and
+    added to ``tried``, if it is not there.
+    """
+    tried = [] if tried is None else tried
+    confined = problem.confined
+    plans: list[Plan] = []
+    refusal = ScheduleError(f"graph {problem.graph.name!r} cannot run on this machine")
+    for policy in policies:
+        try:
+            placement = policy(confined)
+            if not isinstance(placement, Placement):
+                raise ScheduleError(f"policy {policy!r} must return a Placement, got {placement!r}")
+            if placement not in tried:
+                tried.append(placement)
+                for most in limits if placement.streams is None else (placement.streams,):
+                    limited = dataclasses.replace(placement, streams=most)
+                    plans.append(_lowered(problem, limited))
+        except ScheduleError as error:
+            refusal = error
+    if not plans:
+        raise refusal
+    return min(plans, key=merit)
+
+
+def merit(plan: Plan) -> tuple[float, float, int]:
+    """Return what the best plan has least of: the period or makespan, then copies."""
+    copies = sum(isinstance(instruction, Copy) for instruction in plan.program)
+    return plan.period, plan.makespan, copies
+
+
+def _lowered(problem: Problem, placement: Placement) -> Plan:
+    """Lower a placement to a program that fits into memory, and predict its times.
+
+    It is the best of those that keep more or less state on devices. Raises ScheduleError for
+    instructions that the machine cannot execute.
+    """
+    plans: list[Plan] = []
+    refusal = MemoryLimitError("memory does not suffice")
+    for own, placed in _with_state(problem, placement):
+        try:
+            program = fitted(own, placed)
+        except MemoryLimitError as error:
+            refusal = error
+            continue
+        seconds = durations(program, own)
+        makespan = predict_makespan(program, seconds, issuing(program, own))
+        plan = Plan(own, placed, program, makespan)
+        if problem.goal.objective == "period":
+            loop = _looped(own, placed, program)
+            plan = plan._replace(program=loop, period=_period_of(own, loop))
+        plans.append(plan)
+    if not plans:
+        raise refusal
+    return min(plans, key=lambda plan: (plan.period, plan.makespan))
+
+
+def _with_state(problem: Problem, placement: Placement) -> Iterator[tuple[Problem, Placement]]:
+    """Yield the problem with state on its devices; with less and less, where memory is limited."""
+    found = with_resident_state(problem, placement)
+    yield found
+    kept = list(problem.graph.kept)
+    if kept and problem.is_limited:
+        for part in _PARTS:
+            fewer = within(found[0], part)
+            if fewer != kept:
+                kept = fewer
+                own = dataclasses.replace(problem, graph=keeping(problem.graph, kept))
+                yield with_resident_state(own, placement)
+
+
+def with_runs_in_flight(problem: Problem, plan: Plan) -> Plan:
+    """Return a plan with the runs in flight that are wanted, and warn if they do not fit."""
+    own = plan.problem
+    goal = problem.goal
+    program = plan.program
+    if goal.objective == "makespan":
+        program = _looped(own, plan.placement, program)
+    elif goal.in_flight is None:
+        program = _fewest_runs(own, program) or fitted(own, plan.placement)
+    _warn_of_memory(own, program, level=5)
+    return plan._replace(program=program)
+
+
+def _looped(problem: Problem, placement: Placement, program: Program) -> Program:
+    """Return the loop with the runs in flight of the goal, as far as they fit into memory.
+
+    ``program`` is that of one run, which is returned if two runs do not fit.
+    """
+    most = problem.goal.in_flight or _MOST
+    if most == 1:
+        return program
+    loop = lower(problem, placement, in_flight=2)
+    needs = needs_of_runs(loop, problem)
+    fitting = min(need.most for need in needs.values())
+    count = int(min(most, fitting))
+    return program if count < 2 else dataclasses.replace(loop, in_flight=count)
+
+
+def _period_of(problem: Problem, program: Program) -> float:
+    """Return the predicted period of a program."""
+    return period(program, durations(program, problem), issuing(program, problem)).seconds
+
+
+def _fewest_runs(problem: Problem, program: Program) -> Program | None:
+    """Return the loop with the fewest runs in flight that reach its period; None if one run does."""
+    seconds = durations(program, problem)
+    count = fewest_in_flight(program, seconds, issuing(program, problem), program.in_flight)
+    return None if count == 1 else dataclasses.replace(program, in_flight=count)
+
+
+def _warn_of_memory(problem: Problem, program: Program, level: int = 3) -> None:
+    """Warn if fewer runs are in flight than wanted; the caller is that many frames up."""
+    wanted = problem.goal.in_flight
+    if wanted is None or program.in_flight >= wanted:
+        return
+    needs = needs_of_runs(program, problem)
+    name = min(needs, key=lambda device: needs[device].most)
+    needed = needs[name].shared + wanted * needs[name].each
+    warnings.warn(
+        f"{wanted} runs in flight need {needed:,.0f} B of memory on {name!r}, which has "
+        f"{problem.machine.device(name).nbytes:,.0f} B; {program.in_flight} will be in flight",
+        RuntimeWarning,
+        stacklevel=level,
+    )
