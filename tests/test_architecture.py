@@ -119,7 +119,8 @@ LONGER_MODULES: dict[str, str] = {}  # each with a reason
 CONCEPTS = {
     "_lib.extension": "how C++ is built, whatever it is for",
     "cli": "one command a module; the parser lists them",
-    "frontends.eager_operators": "what torch does otherwise while it traces; tracing knows none of it",
+    "frontends.replacements": "what is set in torch, with reasons; tracing knows none of it",
+    "frontends.side_effects": "what changes besides tensors; tracing refuses it",
     "frontends.tracing": "functions to operators; capture makes tasks of operators",
     "fusion.joining": "an algorithm on steps and waits, without graphs",
     "machine.hardware": "a table of figures",
@@ -147,9 +148,9 @@ CONCEPTS = {
     "viz.layered_layout": "an algorithm on nodes and edges, without pictures",
 }
 
-# Modules outside of ``frontends`` that set attributes of torch's modules, with the reason.
-# CONTRIBUTING.md has this list, too.
+# Modules that set attributes of torch's modules, with the reason. CONTRIBUTING.md has this list, too.
 PATCHING = {
+    "frontends.replacements": "while a function is traced, torch must choose as it does eagerly",
     "runtime.backends.emulated": "while a task is checked under a mode, attention must not see it",
 }
 
@@ -410,9 +411,9 @@ def test_the_walk_sees_what_sets_attributes_of_torch(source, sets):
     assert bool(list(attributes_set(ast.parse(source)))) is sets
 
 
-def test_attributes_of_torch_are_set_in_frontends_alone():
+def test_attributes_of_torch_are_set_for_a_reason():
     setting = {name for name in MODULES if any(attributes_set(tree(name)))}
-    assert {name for name in setting if part(name) != "frontends"} == {*PATCHING}
+    assert setting == {*PATCHING}
     rules = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
     assert [name for name in PATCHING if f"`{name}`" not in rules] == []
 

@@ -20,6 +20,7 @@ unsupported       errors for code that cannot be captured
 side_effects      changes of objects outside of a function's arguments, also in C++ and in caches
 host_calls        time, files, print: calls that a graph does not repeat
 random_state      seeds of torch's generator as operators
-eager_operators   functions that choose other operators while they are traced; attention
+eager_operators   functions that choose other operators while they are traced
+replacements      what is replaced in torch for as long as a capture lasts, with reasons
 capture_lock      one capture at a time
 """

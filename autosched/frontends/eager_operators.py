@@ -8,11 +8,8 @@ choose as they do eagerly, or, where they read elements to choose, an error is r
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import sys
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -25,25 +22,15 @@ from torch.fx.experimental.proxy_tensor import (
     get_proxy_mode,
     track_tensor_tree,
 )
-from torch.nn.modules import activation
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from autosched._lib.replacing import replaced
 from autosched._lib.tree import flatten
 from autosched.errors import CaptureError
-from autosched.frontends.capture_lock import is_capturing
 from autosched.frontends.settings import Counters, Number, call_with_floats
 from autosched.graph.effects import function_name
 
-__all__ = [
-    "EagerOperators",
-    "FakeChecks",
-    "fast_paths",
-    "is_captured",
-    "observing_fake_checks",
-    "warn_of_fake_check",
-]
+__all__ = ["EagerOperators", "encoded", "is_captured", "is_overridden"]
 
 # These return singular values or eigenvalues only. Vectors, which backward needs, are also computed
 # where autograd records, in transforms of torch.func, and whenever a mode is active.
@@ -131,13 +118,10 @@ def _refuse_backward(name: str, result: Any) -> None:
             leaf.grad_fn.register_prehook(refuse)
 
 
-# ---- fused attention kernels
+# ---- a module that is one task
 #
-# ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` call one fused operator where autograd
-# does not record. They do not use it while ``make_fx`` traces, or while a TorchFunctionMode is
-# active, as one is in each capture. Its results differ from those of the other path in the last bits.
 # ``nn.TransformerEncoder`` reads the elements of a padding mask to decide whether it continues with
-# nested tensors, whose padding is then zero; there its whole call is one node.
+# nested tensors, whose padding is then zero. There its whole call is one node.
 
 # Modules of the modes that captures enter.
 _OF_CAPTURES = ("autosched.", "torch.fx.experimental.proxy_tensor")
@@ -147,39 +131,13 @@ _NOT_OVERRIDDEN = (
 )
 
 
-@contextlib.contextmanager
-def fast_paths() -> Iterator[None]:
-    """Let modules choose the same path in captures as outside. Other threads are not affected."""
-    encode = nn.TransformerEncoder.forward
-    has_override = torch.overrides.has_torch_function
-    is_traced = activation._is_make_fx_tracing
-
-    def forward(self: nn.TransformerEncoder, *args: Any, **kwargs: Any) -> Tensor:
-        if is_captured():
-            return _encoded(encode, self, *args, **kwargs)
-        return encode(self, *args, **kwargs)
-
-    def has_torch_function(arguments: Any) -> bool:
-        return _is_overridden(arguments) if is_captured() else has_override(arguments)
-
-    def is_make_fx_tracing() -> bool:
-        return not is_captured() and bool(is_traced())  # type: ignore[no-untyped-call]
-
-    with replaced(
-        (nn.TransformerEncoder, "forward", forward),
-        (torch.overrides, "has_torch_function", has_torch_function),
-        (activation, "_is_make_fx_tracing", is_make_fx_tracing),
-    ):
-        yield
-
-
 def is_captured() -> bool:
     """Whether this thread captures: each has its own stack of modes."""
     modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     return any(type(mode).__module__.startswith("autosched.") for mode in modes)
 
 
-def _is_overridden(arguments: Any) -> bool:
+def is_overridden(arguments: Any) -> bool:
     """Whether something other than a capture overrides torch functions for these arguments."""
     modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     if any(not type(mode).__module__.startswith(_OF_CAPTURES) for mode in modes):
@@ -188,7 +146,7 @@ def _is_overridden(arguments: Any) -> bool:
     return any(getattr(method, "__func__", method) not in _NOT_OVERRIDDEN for method in own)
 
 
-def _encoded(
+def encoded(
     encode: Callable[..., Tensor],
     encoder: nn.TransformerEncoder,
     src: Tensor,
@@ -220,7 +178,7 @@ def _is_recorded(module: nn.Module, src: Tensor) -> bool:
     """Whether autograd records the operators of a module."""
     tensors = [src, *module.parameters()]
     recorded = torch.is_grad_enabled() and any(item.requires_grad for item in tensors)
-    return recorded or _is_overridden(tensors)
+    return recorded or is_overridden(tensors)
 
 
 def _whole(
@@ -269,58 +227,3 @@ def _copy_without_data(encoder: nn.TransformerEncoder) -> nn.TransformerEncoder:
             f"the module cannot be copied ({type(error).__name__}: {error}); create it with "
             "enable_nested_tensor=False"
         ) from error
-
-
-# ---- code that tests for fake tensors
-#
-# Libraries test whether a tensor is a fake one in order not to read its elements (for example to
-# build masks, in the transformers library). Their results may then differ from those of an eager
-# call.
-
-_WARNED: dict[Any, Any] = {}  # so that Python's filter "default" shows it once for each step
-
-
-class FakeChecks:
-    """The lines that tested for fake tensors in a capture.
-
-    The test is False, as it would be in an eager call, unless ``truthful``.
-    """
-
-    def __init__(self) -> None:
-        self.truthful = False
-        self.lines: list[tuple[str, int]] = []
-
-    def answer(self) -> bool:
-        """Store the caller's line, and return the result of the test."""
-        frame = sys._getframe(2)
-        if frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "autosched"):
-            return True
-        self.lines.append((frame.f_code.co_filename, frame.f_lineno))
-        return self.truthful
-
-
-@contextlib.contextmanager
-def observing_fake_checks(checks: FakeChecks) -> Iterator[None]:
-    """Let ``checks`` answer ``isinstance(tensor, torch._subclasses.FakeTensor)`` in a capture."""
-
-    class Kind(type(FakeTensor)):  # type: ignore[misc]
-        def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, FakeTensor) and (not is_capturing() or checks.answer())
-
-        def __subclasscheck__(cls, subclass: type) -> bool:
-            return issubclass(subclass, FakeTensor)
-
-    with replaced((torch._subclasses, "FakeTensor", Kind("FakeTensor", (FakeTensor,), {}))):
-        yield
-
-
-def warn_of_fake_check(check: tuple[str, int], why: str, step: tuple[str, int]) -> None:
-    """Warn that a step was captured differently from an eager call. ``why`` is the reason."""
-    warnings.warn_explicit(
-        f"{check[0]}:{check[1]} checks whether a tensor is a fake one, and then runs other code "
-        "than in an eager call: results may differ in the last bits (leave out a mask that masks "
-        f"nothing). The code of the eager call {why}",
-        RuntimeWarning,
-        *step,
-        registry=_WARNED,
-    )

@@ -15,11 +15,8 @@ from typing import Any
 
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
-from torch._functorch._aot_autograd import logging_utils
-from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx import proxy
-from torch.fx.traceback import annotate, get_current_meta, preserve_node_meta
+from torch.fx.traceback import annotate, preserve_node_meta
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -35,74 +32,6 @@ from autosched.graph.marked import CAPTURE
 from autosched.graph.task import Origin
 
 __all__ = ["annotating_origins", "origins_of", "traced_at"]
-
-# ---- what older versions of torch lack
-#
-# Knows torch's tracers, and nothing of graphs.
-
-# The key of nodes' metadata by which later versions mark nodes of backward.
-_BACKWARD = "autograd_backward"
-
-
-@contextlib.contextmanager
-def marking_backward_nodes() -> Iterator[None]:
-    """Let ``make_fx`` mark nodes of backward, with their forward nodes' numbers.
-
-    Later versions have ``torch.compiler._patch_engine_backward`` for it.
-    """
-    original = torch.autograd.graph._engine_run_backward
-    fields = proxy._COPY_META_FIELDS  # that new nodes take from the metadata of the trace
-    is_new = _BACKWARD not in fields
-
-    def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        leaves = [leaf for leaf in flatten(outputs) if isinstance(leaf, torch.Tensor)]
-        setup_stacktrace_preservation_hooks(
-            [leaf.grad_fn for leaf in leaves if leaf.grad_fn is not None]
-        )
-        meta = get_current_meta()
-        # Backward may run within backward, under a reentrant checkpoint.
-        before = meta.get(_BACKWARD, False)
-        meta[_BACKWARD] = True
-        try:
-            return original(outputs, *args, **kwargs)
-        finally:
-            meta[_BACKWARD] = before
-
-    fields += [_BACKWARD] if is_new else []
-    homes = (torch.autograd.graph, torch.autograd)
-    try:
-        with replaced(*((home, "_engine_run_backward", run) for home in homes)):
-            yield
-    finally:
-        if is_new:
-            fields.remove(_BACKWARD)
-        get_current_meta().pop(_BACKWARD, None)
-
-
-@contextlib.contextmanager
-def tracing_generators() -> Iterator[None]:
-    """Let ``make_fx`` accept random number generators as arguments, like later versions.
-
-    They become attributes of the graph's module.
-    """
-    handlers = proxy._create_arg_bypass
-    if torch.Generator in handlers:
-        yield
-        return
-
-    def attribute(tracer: Any, generator: torch.Generator) -> Any:
-        held = vars(tracer.root).items()
-        name = next((name for name, item in held if item is generator), None)
-        if name is None:
-            name = tracer.get_fresh_qualname("_generator")
-            setattr(tracer.root, name, generator)
-        return tracer.create_node("get_attr", name, (), {})
-
-    handlers[torch.Generator] = attribute
-    try:
-        yield
-    finally:
-        del handlers[torch.Generator]
 
 
 @contextlib.contextmanager
@@ -147,17 +76,11 @@ def annotating_origins(
         ):
             yield
 
-    # torch restores the trace's state in a callback at the end of a backward pass. One that fails
-    # leaves this flag set, and no later pass would queue the callback.
-    logging_utils.callback_set = False
     with contextlib.ExitStack() as stack:
         stack.enter_context(preserve_node_meta())
         if hasattr(torch.compiler, "_patch_engine_backward"):
             stack.enter_context(torch.compiler._non_strict_tracing_context())
             stack.enter_context(torch.compiler._patch_engine_backward())
-        else:
-            stack.enter_context(marking_backward_nodes())
-            stack.enter_context(tracing_generators())
         for handle in (
             register_module_forward_pre_hook(enter_module),
             register_module_forward_hook(leave, always_call=True),

@@ -7,20 +7,18 @@ holds a substitute that calls operators, which ``make_fx`` traces. Knows the CPU
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
 
-from autosched._lib.replacing import replaced
 from autosched.errors import CaptureError
 from autosched.frontends.capture_lock import is_capturing
 from autosched.frontends.origins import traced_at
 from autosched.graph.effects import effects_of
 from autosched.graph.graph import HOST, Graph, Value
 
-__all__ = ["FUNCTIONS", "SEEDING", "add_state", "random_nodes", "tracing_random_state"]
+__all__ = ["FUNCTIONS", "SEEDING", "TracedGenerator", "add_state", "random_nodes"]
 
 SEEDING = 5e-6  # seconds that the state of a generator takes
 _DEFAULT = torch.default_generator
@@ -78,8 +76,8 @@ _TRACED: dict[str, Callable[..., Any]] = {
 }
 
 
-class _Generator:
-    """Replaces torch's generator by operators in the thread that captures."""
+class TracedGenerator:
+    """torch's generator; in the thread that captures, its methods are operators."""
 
     def __getattr__(self, name: str) -> Any:
         if name in _TRACED and is_capturing():
@@ -90,11 +88,6 @@ class _Generator:
                 )
             return _TRACED[name]
         return getattr(_DEFAULT, name)
-
-
-def tracing_random_state() -> contextlib.AbstractContextManager[None]:
-    """Trace operations on torch's generator instead of executing them."""
-    return replaced((torch.random, "default_generator", _Generator()))
 
 
 def add_state(graph: Graph, name: str) -> Value:

@@ -15,29 +15,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.distributions import Distribution
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autosched._lib.containers import with_leaves
 from autosched._lib.fake_tensors import Fakes
 from autosched._lib.gc_pause import without_collecting
 from autosched._lib.quiet import quiet
-from autosched._lib.replacing import replaced
 from autosched._lib.tree import flatten
 from autosched.errors import CaptureError
 from autosched.frontends.captured import Captured, Output
 from autosched.frontends.collectives import check_collectives
-from autosched.frontends.eager_operators import (
-    EagerOperators,
-    FakeChecks,
-    fast_paths,
-    observing_fake_checks,
-    warn_of_fake_check,
-)
+from autosched.frontends.eager_operators import EagerOperators
 from autosched.frontends.host_calls import Call, observing_calls
 from autosched.frontends.origins import annotating_origins
-from autosched.frontends.random_state import tracing_random_state
 from autosched.frontends.reachability import Reach, is_trainable, is_value
+from autosched.frontends.replacements import FakeChecks, replacing, warn_of_fake_check
 from autosched.frontends.settings import (
     Counters,
     Number,
@@ -199,11 +191,8 @@ class _Tracer:
 
         with (
             quiet(),
-            observing_fake_checks(checks),
-            tracing_random_state(),
+            replacing(checks),
             annotating_origins(self.state.modules, self._refuse, self.made.add),
-            fast_paths(),
-            replaced((Distribution, "_validate_args", False)),  # as Dynamo does: it reads elements
         ):
             fakes = Fakes()
             inputs = [fakes.from_tensor(item) for item in self.examples.values()]
