@@ -407,8 +407,8 @@ class Graph:
         device: Mapping[str, str] | None = None,
         *,
         critical: Iterable[str] = (),
-        group: str = "device",
         depth: int | None = None,
+        title: str | None = None,
     ) -> None:
         """Draw the graph into a file: .svg, .png, .pdf or .dot (Graphviz).
 
@@ -416,7 +416,7 @@ class Graph:
         at that level is one box; without, large graphs are folded to fit. ``.png`` and ``.pdf``
         need the extra ``viz``. Raises ChartError for other suffixes, and OSError.
         """
-        renderer_of(self).draw(self, path, device, critical, group, depth)
+        renderer_of(self).draw(self, path, device, critical, depth, title)
 
     def __dir__(self) -> list[str]:
         return public_names(self, ("name", "outputs", "tasks", "values"))

@@ -5,27 +5,14 @@ Time runs downwards, but the drawing knows no times.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from autosched.graph.graph import Graph
-from autosched.viz.diagram import (
-    KINDS,
-    NOWHERE,
-    Arrow,
-    Box,
-    Diagram,
-    Frame,
-    diagram,
-    framed,
-    is_host,
-    parts,
-)
+from autosched.viz.diagram import KINDS, NOWHERE, Arrow, Box, Diagram, Edge, diagram, is_host, parts
 from autosched.viz.format import legal, natural, shorten, shorten_path, text_width
-from autosched.viz.layered_layout import Layout, Route, layout
+from autosched.viz.layered_layout import Route, layout
 from autosched.viz.svg import (
     LABEL,
     PHASES,
@@ -44,9 +31,9 @@ __all__ = ["graph_dot", "graph_parts", "graph_svg"]
 BOX = 28.0  # the height of a node
 PITCH = 62.0  # from one rank to the next
 DENSE = 42.0  # the same where a drawing would be too high otherwise
+PAGE_PITCH = 50.0  # the same in a page
 MARGIN = 20.0
 HEADER = 40.0  # above the first rank, for the names of devices
-FRAME = (21.0, 7.0)  # above and below the boxes of a frame
 NODE = (48.0, 150.0)  # how narrow and how wide nodes may be
 TITLED = 700.0  # how wide a title makes the drawing, at most
 WIDER = 280.0  # the most for nodes that represent several
@@ -59,7 +46,6 @@ def graph_svg(
     device: Mapping[str, str] | None = None,
     *,
     title: str | None = None,
-    group: str = "device",
     depth: int | None = None,
     most: float | None = None,
     critical: Iterable[str] = (),
@@ -67,13 +53,12 @@ def graph_svg(
     """Draw a graph as SVG: a column per device with the host in the middle, copies thick.
 
     ``device`` has the device of each task, by name, as ``Placement.device`` does; without it the
-    constraints count. The title is the name of the graph unless given. With ``group="module"``, the
-    boxes of a module have a frame around them. In a graph of more than ``most`` inputs and tasks, a
-    module is one box, at the deepest level that gives no more boxes; with ``depth``, at that level.
-    Where modules do not tell tasks apart, those of a device at about the same depth of the graph
-    are one. Without both, at most 200 boxes are drawn, and fewer if the picture were higher than
-    2,500 pixels otherwise. What makes an output has its name after an arrow. Tasks of a backward
-    pass and of optimizers have colours of their own.
+    constraints count. The title is the name of the graph unless given. In a graph of more than
+    ``most`` inputs and tasks, a module is one box, at the deepest level that gives no more boxes;
+    with ``depth``, at that level. Where modules do not tell tasks apart, those of a device at about
+    the same depth of the graph are one. Without both, at most 200 boxes are drawn, and fewer if the
+    picture were higher than 2,500 pixels otherwise. What makes an output has its name after an
+    arrow. Tasks of a backward pass and of optimizers have colours of their own.
 
     ``critical`` are the names of tasks or copies along a path, to be marked. Order and
     anti-dependencies are dashed and dotted; those that other dependencies imply are left out.
@@ -90,14 +75,12 @@ def graph_svg(
     limit = MOST if most is None else most
     while True:
         found = diagram(graph, device, depth=depth, most=limit, critical=critical)
-        found, frames = framed(found, group)
-        frames = frames if group == "module" and found.rank is None else []
-        places = _layout(found, frames)
-        pitch = min(TALL / (max(places.rank, default=0) + 1), PITCH) if is_bounded else PITCH
-        if pitch >= (BOX + sum(FRAME) + 2 if frames else DENSE) or limit <= 1:
-            drawing = _Drawing(found, frames, places, pitch)
+        drawing = _Drawing(found)
+        ranks = max(drawing.layout.rank, default=0) + 1
+        drawing.pitch = min(TALL / ranks, PITCH) if is_bounded else PITCH
+        if drawing.pitch >= DENSE or limit <= 1:
             name = graph.name if title is None else title
-            body, width, height = drawing.svg(name, found.note)
+            body, width, height = drawing.svg(name)
             return document(width, height, name or f"graph {graph.name}", body)
         limit = min(limit, len(found.boxes)) * 3 // 4
 
@@ -105,29 +88,39 @@ def graph_svg(
 def graph_parts(graph: Graph, device: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """Yield the drawings of a graph in a page: the whole, and each box of several tasks opened.
 
-    Each has its name, which box of which drawing it opens, the positions of the tasks in each box,
-    the ends of its arrows in the order in which they are drawn, and the size and text of its SVG.
+    Each has its name, which box of which drawing it opens, and the positions of the tasks in each
+    box; the places, looks and texts of boxes; and the ends, looks and places of arrows. Columns and
+    legend are SVG. All coordinates are whole pixels, and those of arrows are relative to boxes.
     """
     for part in parts(graph, device):
-        drawing = _Drawing(part.diagram, [], _layout(part.diagram, []), DENSE + 8)
-        body, width, height = drawing.svg("", "")
+        boxes = part.diagram.boxes
+        drawing = _Drawing(part.diagram, PAGE_PITCH)
+        frame, width, height = drawing.frame()
+        shift = (width - drawing.layout.width) / 2
+        x = [round(at + shift) for at in drawing.layout.x]
+        arrows = drawing.arrows
         yield {
             "name": part.name,
             "opens": part.opens,
             "members": part.members,
-            "arrows": [edge for _, edge, _ in drawing.arrows],
+            "frame": "".join(frame),
             "size": [round(width), round(height)],
-            "svg": re.sub("<title>.*?</title>", "", "".join(body), flags=re.DOTALL),
+            "first": round(drawing.top),
+            "x": x,
+            "y": [round(rank * PAGE_PITCH) for rank in drawing.layout.rank],
+            "width": [round(wide) for wide in drawing.widths],
+            "look": [drawing.look(box) for box in boxes],
+            "text": [
+                _text(box, wide - 12) for box, wide in zip(boxes, drawing.widths, strict=True)
+            ],
+            "below": {i: _below(box) for i, box in enumerate(boxes) if box.amount},
+            "from": [b - a for (a, b), *_ in arrows],
+            "to": [b for (_, b), *_ in arrows],
+            "kind": [drawing.kind(arrow) for _, arrow, _ in arrows],
+            "leaves": [round(route.leaves + shift) - x[a] for (a, _), _, route in arrows],
+            "passes": [route.passes and round(route.passes + shift) for *_, route in arrows],
+            "enters": [round(route.enters + shift) - x[b] for (_, b), _, route in arrows],
         }
-
-
-def _layout(found: Diagram, frames: Sequence[Frame]) -> Layout:
-    devices = _devices(found)
-    floating = {i for i, box in enumerate(found.boxes) if box.kind != "task"}
-    bands = [band for band, frame in enumerate(frames) for _ in frame.boxes]
-    column = [devices.index(box.place) for box in found.boxes]
-    widths = [_width(box) for box in found.boxes]
-    return layout(column, widths, list(found.arrows), floating, bands, found.rank)
 
 
 def _devices(found: Diagram) -> list[str]:
@@ -142,23 +135,34 @@ def _devices(found: Diagram) -> list[str]:
 
 @dataclass
 class _Drawing:
-    """A diagram, its layout, and the pixels from one rank to the next."""
+    """A diagram with its layout, drawn with ``pitch`` pixels from one rank to the next."""
 
     diagram: Diagram
-    frames: Sequence[Frame]
-    layout: Layout
-    pitch: float
+    pitch: float = PITCH
 
     def __post_init__(self) -> None:
+        boxes, arrows = self.diagram.boxes, self.diagram.arrows
         self.devices = _devices(self.diagram)
+        self.widths = [_width(box) for box in boxes]
+        column = [self.devices.index(box.place) for box in boxes]
+        floating = {i for i, box in enumerate(boxes) if box.kind != "task"}
+        self.layout = layout(column, self.widths, list(arrows), floating, self.diagram.rank)
         self.has_columns = self.devices not in ([], [NOWHERE])
         phases = {box.phase for box in self.diagram.boxes if box.kind == "task"}
         self.phases = {phase if phase in PHASES else "" for phase in phases}
         self.top = MARGIN  # of the drawing; later the middle of the first rank
 
-    def svg(self, title: str, note: str) -> tuple[list[str], float, float]:
+    def svg(self, title: str) -> tuple[list[str], float, float]:
         """Return the elements of the drawing with its title, columns and legend, and its size."""
-        layout = self.layout
+        frame, width, height = self.frame(title)
+        shift = f"translate({number((width - self.layout.width) / 2)} 0)"
+        body = [f'<g transform="{shift}">', *map(self._arrow, self.arrows)]
+        body += [*map(self._node, range(len(self.diagram.boxes))), "</g>"]
+        return frame + body, width, height
+
+    def frame(self, title: str = "") -> tuple[list[str], float, float]:
+        """Return what is around boxes and arrows, which it finds a place for; and the size."""
+        layout, note = self.layout, self.diagram.note
         entries = list(self._entries())
         named = min(max(text_width(title, TITLE), text_width(note)), TITLED) + 1
         width = max(layout.width, max(legend_width(entries), named) + 2 * MARGIN)
@@ -171,49 +175,30 @@ class _Drawing:
             body.append(text("muted", MARGIN, self.top + 10, note))
             self.top += 24
         start = self.top + 4
-        self.top += HEADER * self.has_columns + FRAME[0] * bool(self.frames) + BOX / 2
+        self.top += HEADER * self.has_columns + BOX / 2
         bottom = self._y(max(layout.rank, default=0)) + BOX / 2 + 16
-        body.append(f'<g transform="translate({number((width - layout.width) / 2)} 0)">')
-        body += [*self._columns(start, bottom), *self._frames()]
-        body += [line for *_, line in self.arrows]
-        body += map(self._node, range(len(self.diagram.boxes)))
-        body += ["</g>", *legend(MARGIN, bottom + 24, entries)]
+        body += self._columns(start, bottom, (width - layout.width) / 2)
+        body += legend(MARGIN, bottom + 24, entries)
         return body, width, bottom + 24 + MARGIN
 
     def _y(self, rank: int) -> float:
         return self.top + rank * self.pitch
 
-    def _columns(self, top: float, bottom: float) -> Iterator[str]:
+    def _columns(self, top: float, bottom: float, shift: float) -> Iterator[str]:
         if not self.has_columns:
             return
         for device, (left, right) in zip(self.devices, self.layout.columns, strict=True):
-            yield rect("track column", left, top, right - left, bottom - top, 6)
+            yield rect("track column", left + shift, top, right - left, bottom - top, 6)
             name = shorten(device or "anywhere", right - left)
-            yield text("ink strong middle", (left + right) / 2, top + 22, name)
-
-    def _frames(self) -> Iterator[str]:
-        """Draw a frame around the boxes of each module, with its name in a corner."""
-        boxes, layout = self.diagram.boxes, self.layout
-        for frame in self.frames:
-            if not frame.name:
-                continue
-            ranks = [layout.rank[i] for i in frame.boxes]
-            left = min(layout.x[i] - _width(boxes[i]) / 2 for i in frame.boxes) - 9
-            right = max(layout.x[i] + _width(boxes[i]) / 2 for i in frame.boxes) + 9
-            right = max(right, left + min(text_width(frame.name) + 16, 180))
-            y = self._y(min(ranks)) - BOX / 2 - FRAME[0]
-            height = (max(ranks) - min(ranks)) * self.pitch + BOX + sum(FRAME)
-            yield rect("frame", left, y, right - left, height, 5)
-            name = shorten(frame.name, right - left - 12)
-            yield text("muted halo", left + 8, y + 14, name)
+            yield text("ink strong middle", (left + right) / 2 + shift, top + 22, name)
 
     def _node(self, i: int) -> str:
         box = self.diagram.boxes[i]
-        width = _width(box)
+        width = self.widths[i]
         left = self.layout.x[i] - width / 2
         y = self._y(self.layout.rank[i])
         rx = BOX / 2 if box.kind == "input" else 4
-        cls = self._class(box)
+        cls = self.look(box)
         drawn = rect(cls, left + 4, y - BOX / 2 + 4, width, BOX, rx) if box.amount else ""
         cls += " critical" * box.critical
         drawn += rect(cls, left, y - BOX / 2, width, BOX, rx, box.facts)
@@ -222,31 +207,35 @@ class _Drawing:
         if not box.amount:
             return drawn + text(f"{ink} middle", x, y + 4, _text(box, width - 12))
         drawn += text(f"{ink} middle", x, y - 2, _text(box, width - 12))
-        return drawn + text(
-            f"{ink} middle label", x, y + 10, shorten(_below(box), width - 12, LABEL)
-        )
+        return drawn + text(f"{ink} middle label", x, y + 10, _below(box, width - 12))
 
-    def _class(self, box: Box) -> str:
+    def look(self, box: Box) -> str:
         """Return the class of a box: its kind, and its phase if tasks have several."""
         has_phase = len(self.phases) > 1 and box.kind == "task" and box.phase in PHASES
         return f"task {box.phase}" if has_phase else box.kind
 
-    @cached_property
-    def arrows(self) -> list[tuple[tuple[bool, bool, int], tuple[int, int], str]]:
-        """Draw all arrows, the most important ones last, each after its weight and its ends."""
-        drawn = []
-        arrows = self.diagram.arrows.items()
-        for ((a, b), arrow), route in zip(arrows, self.layout.routes, strict=True):
-            y1 = self._y(self.layout.rank[a]) + BOX / 2
-            y2 = self._y(self.layout.rank[b]) - BOX / 2
-            gap = self.pitch - BOX
-            if self.layout.rank[a] == self.layout.rank[b]:
-                y1 = y2 = y1 if route.leaves < route.enters else y2
-                gap = gap if route.leaves < route.enters else -gap
-            cls = f"line {arrow.kind}" + " faint" * arrow.faint + " along" * arrow.critical
-            weight = arrow.critical, not arrow.faint, -KINDS.index(arrow.kind)
-            drawn.append((weight, (a, b), path(cls, *_curve(route, y1, y2, gap))))
-        return sorted(drawn, key=lambda item: item[0])
+    def kind(self, arrow: Arrow) -> str:
+        """Return the class of an arrow."""
+        return f"line {arrow.kind}" + " faint" * arrow.faint + " along" * arrow.critical
+
+    @property
+    def arrows(self) -> list[tuple[Edge, Arrow, Route]]:
+        """Return all arrows with their ends and routes, the most important ones last."""
+        arrows = self.diagram.arrows
+        return sorted(
+            zip(arrows, arrows.values(), self.layout.routes, strict=True),
+            key=lambda item: (item[1].critical, not item[1].faint, -KINDS.index(item[1].kind)),
+        )
+
+    def _arrow(self, item: tuple[Edge, Arrow, Route]) -> str:
+        (a, b), arrow, route = item
+        y1 = self._y(self.layout.rank[a]) + BOX / 2
+        y2 = self._y(self.layout.rank[b]) - BOX / 2
+        gap = self.pitch - BOX
+        if self.layout.rank[a] == self.layout.rank[b]:
+            y1 = y2 = y1 if route.leaves < route.enters else y2
+            gap = gap if route.leaves < route.enters else -gap
+        return path(self.kind(arrow), *_curve(route, y1, y2, gap))
 
     def _entries(self) -> Iterator[tuple[str, str, str]]:
         """Return the legend of what occurs in the picture."""
@@ -276,9 +265,10 @@ def _width(box: Box) -> float:
     return min(max(wide, NODE[0]), WIDER if box.amount or box.result else NODE[1])
 
 
-def _below(box: Box) -> str:
+def _below(box: Box, width: float = 1e6) -> str:
     """Return the second line of the text of a box of several: their number, and their outputs."""
-    return " → ".join(filter(None, (box.amount, shorten(box.result, 80)))) if box.amount else ""
+    words = filter(None, (box.amount, shorten(box.result, 80))) if box.amount else ()
+    return shorten(" → ".join(words), width, LABEL)
 
 
 def _text(box: Box, width: float = 1e6) -> str:
@@ -301,15 +291,8 @@ def _curve(route: Route, y1: float, y2: float, gap: float) -> Iterator[str | flo
     """
     yield from ("M", route.leaves, y1)
     if y1 == y2:
-        yield from (
-            "C",
-            route.leaves,
-            y1 + 0.7 * gap,
-            route.enters,
-            y2 + 0.7 * gap,
-            route.enters,
-            y2,
-        )
+        y = y1 + 0.7 * gap
+        yield from ("C", route.leaves, y, route.enters, y, route.enters, y2)
     elif route.passes is None:
         yield from _turn(route.leaves, y1, route.enters, y2)
     else:
@@ -342,9 +325,8 @@ def graph_dot(
     device: Mapping[str, str] | None = None,
     *,
     title: str | None = None,
-    group: str = "device",
     depth: int | None = None,
-    most: float = 200,
+    most: float = MOST,
     critical: Iterable[str] = (),
 ) -> str:
     """Write a graph in the DOT language; parameters and appearance are those of ``graph_svg``.
@@ -356,30 +338,25 @@ def graph_dot(
       n1 -> n2 [color="#59636e"];
     """
     found = diagram(graph, device, depth=depth, most=most, critical=critical)
-    found, frames = framed(found, group)
+    font = 'fontname="Helvetica,Arial,sans-serif", fontsize=12'
     lines = [
         f"digraph {_quoted(graph.name)} {{",
         f"  label={_quoted((graph.name if title is None else title) or found.note)};",
         "  labelloc=t;",
+        f"  node [shape=box, {font}];",
+        f'  graph [{font}, color="#d9dee4"];',
     ]
-    lines += ['  node [shape=box, fontname="Helvetica,Arial,sans-serif", fontsize=12];']
-    lines += ['  graph [fontname="Helvetica,Arial,sans-serif", fontsize=12, color="#d9dee4"];']
-    for frame in frames:
-        lines += _subgraph(frame, found.boxes)
+    places: dict[str, list[int]] = {}
+    for i, box in enumerate(found.boxes):
+        places.setdefault(box.place, []).append(i)
+    for place, mine in places.items():
+        inner = [f"  n{i} [{_dot_box(found.boxes[i])}];" for i in mine]
+        if place != NOWHERE:
+            lines += [f"  subgraph cluster{mine[0]} {{", f"    label={_quoted(place)};"]
+            inner = [*(f"  {line}" for line in inner), "  }"]
+        lines += inner
     lines += [f"  n{a} -> n{b} [{_dot_arrow(arrow)}];" for (a, b), arrow in found.arrows.items()]
     return "\n".join([*lines, "}"]) + "\n"
-
-
-def _subgraph(frame: Frame, boxes: Sequence[Box]) -> Iterator[str]:
-    inner = [f"  n{i} [{_dot_box(boxes[i])}];" for i in frame.boxes]
-    if not frame.name:
-        yield from inner
-        return
-    where = "" if frame.place in ("", frame.name) else f" on {frame.place}"
-    yield f"  subgraph cluster{frame.boxes[0]} {{"
-    yield f"    label={_quoted(frame.name + where)};"
-    yield from ("  " + line for line in inner)
-    yield "  }"
 
 
 def _dot_box(box: Box) -> str:
@@ -399,11 +376,5 @@ def _quoted(text: str) -> str:
     >>> _quoted('a "b" \\ &')
     '"a \\"b\\" \\\\ &amp;"'
     """
-    table: dict[str, str | int | None] = {
-        "&": "&amp;",
-        "\\": "\\\\",
-        '"': '\\"',
-        "\r": " ",
-        "\n": "\\n",
-    }
-    return f'"{legal(text.translate(str.maketrans(table)))}"'
+    pairs = {"&": "&amp;", "\\": "\\\\", '"': '\\"', "\r": " ", "\n": "\\n"}
+    return f'"{legal("".join(pairs.get(c, c) for c in text))}"'

@@ -28,11 +28,10 @@ __all__ = [
     "Arrow",
     "Box",
     "Diagram",
-    "Frame",
+    "Edge",
     "Part",
     "diagram",
     "fold",
-    "framed",
     "is_host",
     "parts",
 ]
@@ -41,7 +40,6 @@ NOWHERE = ""  # the device of unplaced tasks
 MOST_NAMES = 12  # in the tooltip of a box
 MOST_BANDS = 24
 MOST_PLACES = 12  # devices that a graph is folded by
-AVERAGE = 3  # boxes in a frame: modules are distinguished at the deepest level that gives this many
 WHOLE = 90  # tasks of a graph that is not folded in a page
 OPENED = 250  # the same for a part of it
 PARTS = (70, 100)  # of a page's graph: at most the first, or the second if they are large
@@ -122,14 +120,6 @@ class Diagram:
     arrows: Mapping[Edge, Arrow]
     note: str = ""
     rank: Sequence[int] | None = None
-
-
-class Frame(NamedTuple):
-    """Boxes (positions) on one device, and their common device or module, or ""."""
-
-    name: str
-    place: str
-    boxes: Sequence[int]
 
 
 class Part(NamedTuple):
@@ -472,13 +462,7 @@ def _producer(graph: Graph, name: str, previous: str) -> str | None:
     if not isinstance(value, Value):
         return None
     writer = graph.names.get(previous)
-    index = (
-        writer.producer
-        if isinstance(writer, Value)
-        else writer.index
-        if writer is not None
-        else None
-    )
+    index = writer.producer if isinstance(writer, Value) else getattr(writer, "index", None)
     if index is not None and any(use.value == value.index for use in graph.tasks[index].changes):
         return previous
     return graph.tasks[value.producer].name if value.producer is not None else None
@@ -586,74 +570,3 @@ def _ancestors(others: Iterable[int], ancestors: Sequence[int], box: int) -> int
         if other != box:
             found |= ancestors[other] | 1 << other
     return found
-
-
-# ---- frames
-
-
-def framed(found: Diagram, group: str) -> tuple[Diagram, list[Frame]]:
-    """Return frames around boxes of one device or module, and the boxes in order of frames.
-
-    The order changes only for modules; boxes in bands have no frames of modules. Raises ChartError
-    for other groups than ``"device"`` and ``"module"``.
-    """
-    if group not in ("device", "module"):
-        raise ChartError(f"group must be 'device' or 'module', got {shown(group)}")
-    if group == "module" and found.rank is None:
-        return _by_module(found)
-    places: dict[str, list[int]] = {}
-    for i, box in enumerate(found.boxes):
-        places.setdefault(box.place, []).append(i)
-    return found, [Frame(place, place, boxes) for place, boxes in places.items()]
-
-
-def _by_module(found: Diagram) -> tuple[Diagram, list[Frame]]:
-    """Order boxes topologically, those of a cluster together; sources join their readers."""
-    boxes = found.boxes
-    tasks = [i for i, box in enumerate(boxes) if box.kind != "input"]
-    cluster = dict(zip(tasks, _modules(found, tasks), strict=True))
-    place = {number: boxes[i].place for i, number in reversed(cluster.items())}
-    reader: dict[int, int] = {}  # by source, the cluster of its first reader
-    for a, b in found.arrows:
-        if boxes[a].kind == "input":
-            reader[a] = min(reader.get(a, cluster[b]), cluster[b])
-    # A source on another device is a cluster directly before that of its first reader.
-    groups: dict[tuple[int, bool, str], list[int]] = {}
-    for i, box in enumerate(boxes):
-        number = cluster.get(i, reader.get(i, 0))
-        is_inside = i in cluster or box.place == place.get(number)
-        groups.setdefault((number, is_inside, "" if is_inside else box.place), []).append(i)
-    ordered = [groups[key] for key in sorted(groups)]
-    position = {box: i for i, box in enumerate(i for mine in ordered for i in mine)}
-    arrows = {(position[a], position[b]): arrow for (a, b), arrow in found.arrows.items()}
-    clusters = []
-    for mine in ordered:
-        name = _name([boxes[i] for i in mine if boxes[i].kind != "input"])
-        clusters.append(Frame(name, boxes[mine[0]].place, [position[i] for i in mine]))
-    return replace(found, boxes=[boxes[i] for i in position], arrows=arrows), clusters
-
-
-def _modules(found: Diagram, tasks: Sequence[int]) -> list[int]:
-    """Return the frame of each box of tasks, by modules at a suitable depth."""
-    position = {box: i for i, box in enumerate(tasks)}
-    predecessors: list[list[int]] = [[] for _ in tasks]
-    for a, b in found.arrows:
-        if a in position:
-            predecessors[position[b]].append(position[a])
-    boxes = [found.boxes[i] for i in tasks]
-    deepest = max((len(box.path) for box in boxes), default=0)
-    part: list[int] = []
-    for level in range(max(deepest, 1), 0, -1):
-        keys = [(box.place, box.phase, box.path[:level]) for box in boxes]
-        part = acyclic_partition(keys, predecessors)
-        if AVERAGE * (max(part, default=0) + 1) <= len(part):
-            break
-    return part
-
-
-def _name(tasks: Sequence[Box]) -> str:
-    """Return the common module of several boxes, with the phase."""
-    if len(tasks) < 2:
-        return ""
-    path = _common([box.path for box in tasks])
-    return " ".join(filter(None, (".".join(path), tasks[0].phase))) if path else ""

@@ -26,13 +26,13 @@ def draw_graph(
     path: str | os.PathLike[str],
     device: Mapping[str, str] | None,
     critical: Iterable[str],
-    group: str,
     depth: int | None,
+    title: str | None,
 ) -> None:
     """Write a graph as .svg, .png, .pdf or .dot."""
-    options: dict[str, Any] = {"critical": list(critical), "group": group, "depth": depth}
-    writers = {".svg": graph_svg, ".dot": graph_dot}
-    _draw(path, {kind: partial(draw, graph, device, **options) for kind, draw in writers.items()})
+    options: Any = {"critical": critical, "depth": depth, "title": title}
+    svg, dot = (partial(draw, graph, device, **options) for draw in (graph_svg, graph_dot))
+    _draw(path, {".svg": svg, ".dot": dot})
 
 
 def draw_timeline(
@@ -120,11 +120,8 @@ def _font_database() -> Any:
 
 
 def show_graph(graph: Graph) -> dict[str, str]:
-    """Return the notebook output for a graph, by media type: a picture and a line of text.
-
-    Large graphs are simplified.
-    """
-    return _mime_bundle(graph_svg(graph, group="module"), repr(graph), repr(graph))
+    """Return the notebook output for a graph, by media type: a picture and a line of text."""
+    return _mime_bundle(graph_svg(graph), repr(graph), repr(graph))
 
 
 def show_timeline(

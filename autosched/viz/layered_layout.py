@@ -62,13 +62,11 @@ def layout(
     width: Sequence[float],
     edges: Sequence[Edge],
     floating: Collection[int] = (),
-    band: Sequence[int] = (),
     rank: Sequence[int] | None = None,
 ) -> Layout:
     """Lay out nodes 0, 1, ..., in topological order, by their column and width.
 
-    ``edges`` are distinct. Nodes of one ``band`` are consecutive and share a column, in which no
-    other node has a rank between theirs. ``rank`` is that of each node, if it is given.
+    ``edges`` are distinct. ``rank`` is that of each node, if it is given.
 
     >>> found = layout([0, 0, 1], [50.0, 50.0, 50.0], [(0, 1), (0, 2), (1, 2)])
     >>> found.rank, found.columns
@@ -80,7 +78,7 @@ def layout(
         predecessors[b].append(a)
         successors[a].append(b)
     if rank is None:
-        rank = _ranks(column, width, predecessors, successors, floating, band)
+        rank = _ranks(column, width, predecessors, successors, floating)
     cells: dict[tuple[int, int], list[int]] = {}
     for node in sorted(range(len(column)), key=lambda node: rank[node]):
         cells.setdefault((rank[node], column[node]), []).append(node)
@@ -101,7 +99,6 @@ def _ranks(
     predecessors: Neighbours,
     successors: Neighbours,
     floating: Collection[int],
-    band: Sequence[int],
 ) -> list[int]:
     """Return the rank of each node; if a column is full at a rank, nodes use the next free rank."""
     count = max(column, default=0) + 1
@@ -113,29 +110,21 @@ def _ranks(
         return 0.0 < filled.get((r, column[node]), 0.0) > room - width[node]
 
     def fill(r: int, node: int) -> None:
+        rank[node] = r
         filled[r, column[node]] = filled.get((r, column[node]), 0.0) + width[node] + GAP
 
-    bands = band or [0] * len(column)
-    first: dict[int, int] = {}  # by band, its first possible rank
-    last: dict[int, int] = {}  # the lowest rank of each band
-    free = [0] * count  # by column, the first free rank
-    for node, mine in enumerate(bands):
-        least = first.setdefault(mine, free[column[node]] if band else 0)
-        rank[node] = max([least, *(rank[other] + 1 for other in predecessors[node])])
+    for node, before in enumerate(predecessors):
+        wanted = rank[node] = max((rank[other] + 1 for other in before), default=0)
         if node not in floating:
-            while is_full(rank[node], node):
-                rank[node] += 1
-            fill(rank[node], node)
-        last[mine] = max(last.get(mine, 0), rank[node])
-        free[column[node]] = max(free[column[node]], rank[node] + 1)
+            while is_full(wanted, node):
+                wanted += 1
+            fill(wanted, node)
     for node in sorted(floating, reverse=True):
-        least = rank[node] if predecessors[node] or band else -len(column)
+        least = rank[node] if predecessors[node] else -len(column)
         wanted = max(least, min((rank[other] for other in successors[node]), default=0) - 1)
-        wanted = min(wanted, last[bands[node]]) if band else wanted
         while wanted > least and is_full(wanted, node):
             wanted -= 1
         fill(wanted, node)
-        rank[node] = wanted
     number = {r: i for i, r in enumerate(sorted(set(rank)))}
     return [number[r] for r in rank]
 

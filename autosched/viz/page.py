@@ -98,7 +98,7 @@ def _cut(text: str, name: str) -> str:
 def _packed(data: object) -> str:
     """Return compressed JSON in characters that end no element; browsers can decompress it."""
     text = json.dumps(data, separators=(",", ":"))
-    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+    return base64.b64encode(zlib.compress(text.encode())).decode()
 
 
 # ---- data

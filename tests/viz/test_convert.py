@@ -105,9 +105,7 @@ HEADS = {"svg": b"<svg ", "png": b"\x89PNG", "pdf": b"%PDF", "dot": b"digraph"}
 
 @pytest.mark.parametrize("suffix", HEADS)
 def test_a_graph_is_drawn_as_its_files_name_says(suffix, tmp_path):
-    training_step().draw(
-        tmp_path / f"graph.{suffix}", {"h0": "cuda:0"}, critical=iter(["h0"]), group="module"
-    )
+    training_step().draw(tmp_path / f"graph.{suffix}", {"h0": "cuda:0"}, critical=iter(["h0"]))
     assert (tmp_path / f"graph.{suffix}").read_bytes().startswith(HEADS[suffix])
 
 

@@ -1,4 +1,4 @@
-"""What a picture of a graph has: folding, frames, marks; and the languages in which it can be written."""
+"""What a picture of a graph has: folding, marks; and the languages in which it can be written."""
 
 import html
 import re
@@ -15,8 +15,8 @@ from autosched.errors import ChartError
 from autosched.graph.graph import Graph
 from autosched.graph.task import Origin
 from autosched.viz import graph_dot, graph_svg
-from autosched.viz.dag import BOX, PITCH
-from autosched.viz.diagram import acyclic_partition, diagram, fold, framed, parts
+from autosched.viz.dag import PITCH
+from autosched.viz.diagram import acyclic_partition, diagram, fold, parts
 from tests.viz.test_viz import classes, edges, elements, first, graphs, texts, titled
 
 
@@ -299,7 +299,7 @@ def test_thousands_of_tasks_are_drawn_in_a_second():
     graph = network(blocks=40, layers=25)
     assert len(graph) == 4_000
     start = time.process_time()
-    svg = graph_svg(graph, group="module")
+    svg = graph_svg(graph)
     assert time.process_time() - start < 5  # it takes a fifth of a second where nothing else runs
     assert len(titled(svg, "task")) <= 200
 
@@ -358,52 +358,8 @@ def test_what_cannot_be_drawn_is_named():
     with pytest.raises(ChartError, match="critical names 'nobody'"):
         graph_svg(graph, critical=["nobody"])
     for drawing in (graph_svg, graph_dot):
-        with pytest.raises(ChartError, match="'device' or 'module', got 'shape'"):
-            drawing(graph, group="shape")
         with pytest.raises(ChartError, match=r"depth .* got -1"):
             drawing(graph, depth=-1)
-
-
-# ---- frames
-
-
-@given(graphs())
-def test_frames_of_modules_follow_each_other(graph):
-    for i, task in enumerate(graph.tasks):
-        object.__setattr__(task, "origin", task.origin._replace(module=f"m{i % 3}.{i % 2}"))
-    drawn, frames = framed(diagram(graph), "module")
-    assert [i for frame in frames for i in frame.boxes] == list(range(len(drawn.boxes)))
-    assert all(a < b for a, b in drawn.arrows)
-    assert all(drawn.boxes[i].place == frame.place for frame in frames for i in frame.boxes)
-    # Each column of the drawing has its frames one below the other.
-    svg = graph_svg(graph, group="module")
-    boxes = [
-        [float(r.get(key)) for key in ("x", "y", "width", "height")]
-        for r in elements(svg, "rect")
-        if classes(r) == ["frame"]
-    ]
-    for i, (x, y, width, height) in enumerate(boxes):
-        for x2, y2, width2, height2 in boxes[:i]:
-            assert x + width <= x2 or x2 + width2 <= x or y + height <= y2 or y2 + height2 <= y
-
-
-def test_a_frame_holds_the_boxes_of_its_module_and_no_others():
-    svg = graph_svg(network(), group="module")
-    frames = [r for r in elements(svg, "rect") if classes(r) == ["frame"]]
-    names = [text for text in texts(svg) if re.fullmatch(r"block\d( backward| optimizer)?", text)]
-    assert len(frames) == len(names) == 9
-    for frame, name in zip(frames, names, strict=True):
-        left, top = float(frame.get("x")), float(frame.get("y"))
-        right, bottom = left + float(frame.get("width")), top + float(frame.get("height"))
-        inside = [
-            n
-            for n, x, y, w, h, _ in titled(svg, "task")
-            if left <= x <= x + w <= right and top <= y <= y + h <= bottom
-        ]
-        module, _, phase = name.partition(" ")
-        suffix = {"": ("mm", "relu"), "backward": ("backward",), "optimizer": ("update",)}[phase]
-        assert sorted(inside) == sorted(f"{module}.{i}.{end}" for i in range(4) for end in suffix)
-    assert BOX < PITCH
 
 
 # ---- languages
@@ -464,13 +420,13 @@ def named(*names):
     return graph
 
 
-@given(graphs(), st.integers(1, 12), st.sampled_from(["device", "module"]))
-def test_any_graph_can_be_folded_and_grouped_and_drawn(graph, most, group):
+@given(graphs(), st.integers(1, 12))
+def test_any_graph_can_be_folded_and_drawn(graph, most):
     for i, task in enumerate(graph.tasks):
         object.__setattr__(
             task, "origin", task.origin._replace(module=("", "a", "a.b", "c.d.e")[i % 4])
         )
-    ElementTree.fromstring(graph_svg(graph, most=most, group=group))
+    ElementTree.fromstring(graph_svg(graph, most=most))
     folded = diagram(graph, most=most)
     assert not circle_in(downward(folded))
     names = [name for box in folded.boxes for name in box.names]
@@ -503,9 +459,8 @@ def chain(count):
 
 
 @pytest.mark.parametrize("graph", [network(blocks=12, layers=8), chain(180), chain(2000)])
-@pytest.mark.parametrize("group", ["device", "module"])
-def test_a_picture_is_bounded_in_height_unless_the_caller_says_what_to_fold(graph, group):
-    assert height(graph_svg(graph, group=group)) < 2700
+def test_a_picture_is_bounded_in_height_unless_the_caller_says_what_to_fold(graph):
+    assert height(graph_svg(graph)) < 2700
 
 
 def test_what_the_caller_says_to_fold_counts_whatever_the_height(tmp_path):
@@ -513,8 +468,8 @@ def test_what_the_caller_says_to_fold_counts_whatever_the_height(tmp_path):
     assert height(graph_svg(graph, most=500)) > 180 * PITCH
     assert height(graph_svg(graph, depth=0)) < 500
     folded = network(blocks=12, layers=8)
-    folded.draw(tmp_path / "folded.svg", depth=1)
-    assert (tmp_path / "folded.svg").read_text() == graph_svg(folded, depth=1)
+    folded.draw(tmp_path / "folded.svg", depth=1, title="by blocks")
+    assert (tmp_path / "folded.svg").read_text() == graph_svg(folded, depth=1, title="by blocks")
     assert "block11 backward" in (tmp_path / "folded.svg").read_text()
 
 

@@ -334,7 +334,7 @@ def test_a_part_of_a_graph_opens_and_a_selection_is_seen_where_it_is(tmp_path):
         const names = () => a.data.views[a.drawing.view].members.map(items => items.map(a.label));
         const marked = () => names().map((items, i) => [a.drawing.boxes[i].dataset.mark, items]);
         const seen = [names().length, a.drawing.boxes.length];
-        a.drawing.boxes[3].dispatchEvent(new MouseEvent("dblclick", { bubbles: true }));
+        a.drawing.boxes[3].firstChild.dispatchEvent(new MouseEvent("dblclick", { bubbles: true }));
         seen.push(names().filter(items => items.length === 1).length > 1);
         await press("w");
         seen.push(a.drawing.view);
@@ -367,30 +367,6 @@ def test_what_is_said_of_a_task_does_not_cover_its_row(tmp_path):
     found = opened(tmp_path, drawn(planned(mlp_step())), script)
     assert found
     assert all(found)
-
-
-@needs_browser
-def test_a_drag_with_shift_measures(tmp_path):
-    script = """
-        const gantt = document.querySelector("#gantt"), left = gantt.getBoundingClientRect().left;
-        const at = (type, on, x) =>
-            on.dispatchEvent(new PointerEvent(type, { clientX: x, clientY: 60, shiftKey: true, bubbles: true }));
-        const before = a.view.start, [from, to] = [1000000, 3000000];
-        at("pointerdown", gantt, left + a.x(to));
-        at("pointermove", window, left + a.x(from));
-        at("pointerup", window, left + a.x(from));
-        const measured = a.view.measured, panned = a.view.start !== before;
-        const spoken = document.querySelector("#spoken").textContent;
-        await press("Escape");
-        return [measured.map(Math.round), spoken, panned, a.view.measured];"""
-    (start, end), spoken, panned, left = opened(tmp_path, drawn(trained(1)), script)
-    assert (abs(start - 1000000) < 5, abs(end - 3000000) < 5, panned, left) == (
-        True,
-        True,
-        False,
-        None,
-    )
-    assert spoken.endswith("ms")
 
 
 @needs_browser

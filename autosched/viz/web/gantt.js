@@ -53,8 +53,8 @@ function sized(canvas) {
   return [ink, box.width, box.height];
 }
 
-const gantt = document.getElementById("gantt"), strip = document.getElementById("strip");
-const view = { start: 0, end: makespan * 1.02, top: 0, gutter: 150, wide: 1000, high: 400, full: 0, redrawMs: 0, boxes: 0, measured: null };
+const gantt = document.getElementById("gantt");
+const view = { start: 0, end: makespan * 1.02, top: 0, gutter: 150, wide: 1000, high: 400, full: 0, redrawMs: 0, boxes: 0 };
 const x = clicks => view.gutter + ((clicks - view.start) / (view.end - view.start)) * (view.wide - view.gutter - 14);
 const clicks = at => view.start + ((at - view.gutter) / (view.wide - view.gutter - 14)) * (view.end - view.start);
 
@@ -168,11 +168,9 @@ function draw() {
   ink.clip();
   drawBoxes(ink, seen);
   drawArrows(ink);
-  drawMeasured(ink);
   ink.restore();
   drawAxis(ink);
   if (view.full > high) drawScroll(ink);
-  drawStrip();
   view.redrawMs = performance.now() - began;
 }
 
@@ -281,7 +279,7 @@ function drawBoxes(ink, seen) {
         view.boxes++;
         const right = x(t.end(item)), important = faded && inMark(item), pale = faded && !important;
         const hollow = lane.hollow || free.has(item), narrow = right - left < 1.5;
-        const critical = state.critical && t.critical.has(item), odd = runOf(item) % 2;
+        const critical = t.critical.has(item), odd = runOf(item) % 2;
         const name = `${kind(item)}${hollow}${pale}${odd}`;
         if (!styles.has(name)) styles.set(name, { kind: kind(item), hollow, pale, odd, boxes: [] });
         const touches = last !== null && narrow && last.narrow && left - last.right < CLOSE;
@@ -384,26 +382,6 @@ function drawMemory(ink, row) {
   ink.fillText(`at most ${bytes(most)}${share}`, view.gutter + 5, row.y + row.high - 7);
 }
 
-// What was measured with the mouse: from where to where, and how long that is.
-function drawMeasured(ink) {
-  if (!view.measured) return;
-  const [from, to] = view.measured.map(x), words = time(view.measured[1] - view.measured[0]);
-  const top = view.top + AXIS, middle = Math.min(Math.max((from + to) / 2, view.gutter), view.wide - 14);
-  ink.fillStyle = palette.found;
-  ink.globalAlpha = 0.18;
-  ink.fillRect(from, top, to - from, view.high);
-  ink.globalAlpha = 1;
-  for (const at of [from, to]) ink.fillRect(at - 0.5, top, 1, view.high);
-  ink.font = `600 ${FONT}`;
-  const half = width(ink, words) / 2 + 5;
-  ink.fillStyle = palette.paper;
-  ink.fillRect(middle - half, top + 1, 2 * half, 17);
-  ink.fillStyle = palette.ink;
-  ink.textBaseline = "middle";
-  ink.fillText(words, middle - half + 5, top + 10);
-  ink.font = FONT;
-}
-
 function drawPauses(ink, seen) {
   if (!seen.length || state.mode === "predicted") return;
   ink.fillStyle = palette.muted;
@@ -455,43 +433,6 @@ function arrow(ink, t, a, b, color, thick, dashed) {
   ink.lineTo(x2 - 2 - thick, y2 - tip);
   ink.lineTo(x2 + 2 + thick, y2 - tip);
   ink.fill();
-}
-
-// The strip below: how much of all devices computes, over the whole time, and which part of it is in view.
-const SLOTS = 240, load = new Map();
-function loadOf(t) {
-  if (load.has(t)) return load.get(t);
-  const found = new Float64Array(SLOTS), slot = makespan / SLOTS;
-  const computing = new Set();
-  for (let item = 0; item < count; item++) {
-    if (isCopy(item) || !t.ran(item)) continue;
-    computing.add(data.on[item][0]);
-    const start = t.start[item] / slot, end = t.end(item) / slot;
-    for (let i = Math.floor(start); i < end && i < SLOTS; i++) found[i] += Math.min(end, i + 1) - Math.max(start, i);
-  }
-  load.set(t, found.map(sum => sum / (computing.size || 1)));
-  return load.get(t);
-}
-const across = clicks => view.gutter + (clicks / (makespan * 1.02)) * (view.wide - view.gutter - 14);
-function drawStrip() {
-  const [ink, wide, high] = sized(strip);
-  const shares = loadOf(shown()), each = (across(makespan) - across(0)) / SLOTS;
-  ink.font = SMALL;
-  ink.textBaseline = "middle";
-  ink.fillStyle = palette.muted;
-  ink.fillText("computing", 18, high / 2);
-  ink.fillStyle = palette.task;
-  ink.globalAlpha = 0.55;
-  shares.forEach((share, i) => ink.fillRect(across(0) + i * each, high - 3 - share * (high - 6), each + 0.3, share * (high - 6)));
-  ink.globalAlpha = 1;
-  const left = Math.max(across(view.start), view.gutter), right = Math.min(across(view.end), wide - 1);
-  ink.fillStyle = palette.ink;
-  ink.globalAlpha = 0.12;
-  ink.fillRect(view.gutter, 0, left - view.gutter, high);
-  ink.fillRect(right, 0, wide - right, high);
-  ink.globalAlpha = 1;
-  ink.strokeStyle = palette.ink;
-  ink.strokeRect(left + 0.5, 0.5, Math.max(right - left - 1, 2), high - 1);
 }
 
 // The item under a point of the canvas, or near it if it is small; -1 if there is none.

@@ -39,7 +39,6 @@ function neighbour(by) {
 }
 function clear() {
   if (byId("search").value) { byId("search").value = ""; search(""); }
-  measure(null);
   select([]);
 }
 function setMode(mode) { state.mode = mode; changed("mode"); }
@@ -63,7 +62,6 @@ const KEYS = [
   [["]"], "the first that needs the selection", onward],
   [["w"], "the whole graph", () => showView(0)],
   [["b"], "the graph around what is shown of it", up],
-  [["c"], "outline the critical path, or do not", () => byId("critical").click()],
   [["Escape"], "clear selection and search", clear],
   [["?"], "this list", () => byId("help").showModal()],
 ];
@@ -84,13 +82,12 @@ document.addEventListener("keydown", event => {
   bound[2]();
 });
 byId("bindings").append(...[
-  ["click, double-click", "select; in the graph, open a folded part"], ["drag", "pan"], ["Shift + drag", "measure"],
+  ["click, double-click", "select; in the graph, open a folded part"], ["drag", "pan"],
   ["wheel", "zoom; over the names, scroll rows"], ["Shift + wheel", "pan in time"],
 ].map(([keys, does]) => make("tr", make("td", make("kbd", keys)), make("td", does))),
   ...KEYS.map(([keys, does]) => make("tr", make("td", make("kbd", keys.map(key => ARROWS[key] ?? key).join("  "))), make("td", does))));
 
 byId("search").addEventListener("input", event => search(event.target.value));
-byId("critical").addEventListener("change", event => { state.critical = event.target.checked; redraw(); });
 for (const [id, press] of Object.entries({
   closer: () => zoom(0.6), further: () => zoom(1 / 0.6), fit, towards: () => reveal(state.chosen, true), ask: () => byId("help").showModal(),
   whole: () => showView(0),
@@ -103,29 +100,26 @@ function showModes() {
     made.setAttribute("aria-pressed", String(mode === state.mode));
     return made;
   }));
-  byId("legend").replaceChildren(...[["task", phased ? "forward" : "task"], ["backward", "backward"], ["optimizer", "optimizer"], ["copy", "copy"]]
-    .filter(([name]) => kinds.has(name)).map(([name, words]) => {
-      const swatch = make("i");
-      swatch.style.background = name === "copy"
-        ? "repeating-linear-gradient(-45deg, var(--ground) 0 3px, var(--stripe) 3px 5px)" : `var(--${name})`;
-      return make("span", swatch, words);
-    }));
-  if (!several) return;
-  const swatch = make("i");
-  swatch.style.background = "var(--task)";
-  swatch.style.opacity = "0.4";
-  byId("legend").append(make("span", swatch, "every second run"));
+  const striped = "repeating-linear-gradient(-45deg, var(--ground) 0 3px, var(--stripe) 3px 5px)";
+  const looks = [["task", phased ? "forward" : "task"], ["backward", "backward"], ["optimizer", "optimizer"], ["copy", "copy"]]
+    .filter(([name]) => kinds.has(name)).map(([name, words]) => [words, { background: name === "copy" ? striped : `var(--${name})` }]);
+  if (several) looks.push(["every second run", { background: "var(--task)", opacity: "0.4" }]);
+  looks.push(["critical path", { border: "2px solid var(--ink)" }]);
+  byId("legend").replaceChildren(...looks.map(([words, style]) => {
+    const swatch = make("i");
+    Object.assign(swatch.style, style);
+    return make("span", swatch, words);
+  }));
 }
 
-// ---- the mouse: a drag pans, or measures with the Shift key; a click selects
+// ---- the mouse: a drag pans; a click selects
 
 function dragged(on, move, click) {
   on.addEventListener("pointerdown", event => {
-    if (event.shiftKey) event.preventDefault();
     let last = [event.clientX, event.clientY], far = 0;
     const moving = e => {
       far += Math.abs(e.clientX - last[0]) + Math.abs(e.clientY - last[1]);
-      if (far > 3) move(e.clientX - last[0], e.clientY - last[1], e, event.clientX);
+      if (far > 3) move(e.clientX - last[0], e.clientY - last[1], e);
       last = [e.clientX, e.clientY];
     };
     const done = e => {
@@ -145,20 +139,10 @@ function hovered(on, at, clear = () => null) {
   });
   on.addEventListener("pointerleave", event => showTip(-1, event));
 }
-dragged(gantt, (dx, dy, event, begun) => {
-  const left = gantt.getBoundingClientRect().left;
-  if (event.shiftKey) measure(clicks(begun - left), clicks(event.clientX - left));
-  else pan(-dx / (view.wide - view.gutter), -dy);
-}, (px, py) => {
+dragged(gantt, (dx, dy) => pan(-dx / (view.wide - view.gutter), -dy), (px, py) => {
   const item = under(px, py);
-  measure(null);
   select(item < 0 ? [] : [item]);
 });
-function measure(from, to = from) {
-  view.measured = from === null ? null : [Math.min(from, to), Math.max(from, to)].map(at => Math.min(Math.max(at, 0), makespan));
-  if (view.measured) byId("spoken").textContent = time(view.measured[1] - view.measured[0]);
-  redraw();
-}
 // The rows of an item stay in view, however much is said of it.
 hovered(gantt, under, item => {
   const top = gantt.getBoundingClientRect().top - view.top, own = data.on[item].map(row => ofStream.get(row));
@@ -171,12 +155,6 @@ gantt.addEventListener("wheel", event => {
   else if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) pan((event.deltaX || event.deltaY) / view.wide);
   else zoom(Math.exp(Math.max(-60, Math.min(60, event.deltaY)) * 0.004), clicks(event.offsetX));
 }, { passive: false });
-function centreOn(px) {
-  const at = ((px - view.gutter) / (view.wide - view.gutter - 14)) * makespan * 1.02, half = (view.end - view.start) / 2;
-  show(at - half, at + half);
-}
-dragged(strip, (dx, dy, event) => centreOn(event.clientX - strip.getBoundingClientRect().left), centreOn);
-
 dragged(graph, (dx, dy) => graph.scrollBy(-dx, -dy));
 graph.addEventListener("click", event => {
   const box = nodeAt(event.target);
@@ -220,7 +198,7 @@ window.addEventListener("afterprint", () => print(false));
 
 // For tests and benchmarks.
 Object.assign(window.autosched, {
-  count, data, state, view, drawing, select, search, zoom, fit, reveal, measure, rows, x, setMode, showView, label,
+  count, data, state, view, drawing, select, search, zoom, fit, reveal, rows, x, setMode, showView, label,
   drawNow() { draw(); gantt.getContext("2d").getImageData(0, 0, 1, 1); return view.redrawMs; },
 });
 

@@ -113,7 +113,7 @@ function bytes(n) {
 
 // What is selected: items, of which one alone has a panel of its own.
 const state = {
-  mode: names.length > 1 ? "both" : names[0], chosen: [], group: "", related: new Map(), hits: [], hit: -1, critical: true,
+  mode: names.length > 1 ? "both" : names[0], chosen: [], group: "", related: new Map(), hits: [], hit: -1,
 };
 const listeners = [];
 const changed = what => listeners.forEach(listener => listener(what));
