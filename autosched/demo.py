@@ -291,9 +291,9 @@ def _report(
 def _serial_seconds(schedule: asc.Schedule, inputs: Mapping[str, Tensor]) -> float:
     """Measure the same step with one task or copy at a time."""
     if schedule.machine.imagined:
-        backend = Emulated(serial=True)
-        parts = schedule.graph, schedule.machine
-        with asc.schedule(*parts, costs=schedule.costs, backend=backend) as one:
+        with asc.schedule(
+            schedule.graph, schedule.machine, costs=schedule.costs, backend=Emulated(serial=True)
+        ) as one:
             return one.profile(repeat=5, **inputs).makespan
     times = []
     for _ in range(5):

@@ -38,9 +38,11 @@ def fetched_ahead(items: Iterable[Item], most: int, use: Callable[[Item], T]) ->
     stopped: list[bool] = []
     for _ in range(most):
         room.put(None)
-    parts = items, use, room, stopped, found, _autograd()
     thread = threading.Thread(
-        target=_fetch, args=parts, name="autosched fetching ahead", daemon=True
+        target=_fetch,
+        args=(items, use, room, stopped, found, _autograd()),
+        name="autosched fetching ahead",
+        daemon=True,
     )
     thread.start()
     try:

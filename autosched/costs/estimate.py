@@ -368,8 +368,8 @@ _FORMULAS: Mapping[Any, Callable[..., int]] = ChainMap(
         aten._pdist_forward: _distances(0, 3),
         aten._pdist_backward: _distances(1, 4),
         aten._trilinear: _trilinear,
-        **{getattr(aten, name): formula for name, formula in _LAPACK.items()},
     },
+    {getattr(aten, name): formula for name, formula in _LAPACK.items()},
 )
 
 

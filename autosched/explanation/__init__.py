@@ -9,8 +9,8 @@ reason for that distribution. Advice about tasks bound to one of several devices
 idle, may be listed first.
 
 ===============  ===========================================================================
-case             a schedule and its prediction, with variants for what-if questions
 facts            what each task and copy waited for, and why; the critical path, idle times by cause, slack
+what_if          a schedule and its prediction, with variants for what-if questions
 advice           a remedy and its predicted makespan
 remedies         advice: page-locked memory, streams for copies, values that are spilled, inputs
                  that could stay on accelerators, launches, reads on the host
@@ -25,8 +25,8 @@ To add a remedy, write a function that yields ``Remedy`` with the predicted make
 """
 
 from autosched.explanation.advice import Advice
-from autosched.explanation.case import Case
 from autosched.explanation.report import Explanation, explain
 from autosched.explanation.task_report import TaskExplanation, explain_task
+from autosched.explanation.what_if import Case
 
 __all__ = ["Advice", "Case", "Explanation", "TaskExplanation", "explain", "explain_task"]

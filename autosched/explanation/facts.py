@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from autosched.explanation.case import Case
+from autosched.explanation.what_if import Case
 from autosched.program.parts import crosses
 from autosched.program.program import Copy, Instruction, Program, Run
 from autosched.timeline.timeline import Span, Timeline, preceding_spans

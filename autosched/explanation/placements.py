@@ -15,7 +15,7 @@ from itertools import accumulate
 from autosched._lib.text import count, device_list, duration, file_name, name_list, percent, spelled
 from autosched.errors import ScheduleError
 from autosched.explanation.advice import Remedy
-from autosched.explanation.case import SMALL, Case
+from autosched.explanation.what_if import SMALL, Case
 from autosched.graph.graph import Task
 from autosched.placement import Placement, choices, home
 from autosched.policies.candidates import candidates

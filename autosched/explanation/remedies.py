@@ -13,11 +13,11 @@ from autosched._lib.text import amount, count, device_list, duration, file_name,
 from autosched.costs.costs import Costs, Replay
 from autosched.errors import AutoschedError, ScheduleError
 from autosched.explanation.advice import LEAST, Remedy, fewest
-from autosched.explanation.case import SMALL, Case
 from autosched.explanation.facts import Predecessor
 from autosched.explanation.placements import promised
+from autosched.explanation.what_if import SMALL, Case
 from autosched.graph.graph import Task, Value
-from autosched.machine.machine import Device, Link, Machine
+from autosched.machine.machine import Device, Link
 from autosched.placement import Placement, choices, home
 from autosched.policies import single_on
 from autosched.program.program import Copy, Program, Run, Stream, Wait
@@ -121,15 +121,7 @@ def add_copy_streams(case: Case, before: Sequence[Sequence[Predecessor]]) -> Ite
         return
     stream, waits = max(queues.items(), key=lambda item: sum(item[1].values()))
     values = tuple(sorted(waits, key=lambda name: -waits[name]))
-    imagined = case.machine.imagined
-    free = Machine(
-        case.machine.devices,
-        case.machine.links,
-        contention=False,
-        imagined=imagined,
-        network=case.machine.network,
-    )
-    apart = case.placed(case.placement, free)
+    apart = case.placed(case.placement, replace(case.machine, contention=False))
     words = (
         f"{count(len(values), 'copy')} {'stands' if len(values) == 1 else 'stand'} in line on "
         f"{stream}, for up to {duration(waits[values[0]])} ({name_list(values)}): a copy stream "

@@ -20,7 +20,6 @@ from autosched.bounds import bounds
 from autosched.bounds.periods import period_bounds
 from autosched.errors import ScheduleError
 from autosched.explanation.advice import Advice, Remedy, worthwhile
-from autosched.explanation.case import SMALL, Case
 from autosched.explanation.facts import (
     Idle,
     Predecessor,
@@ -46,6 +45,7 @@ from autosched.explanation.remedies import (
     replay_launches,
     spill_note,
 )
+from autosched.explanation.what_if import SMALL, Case
 from autosched.lowering import lower
 from autosched.lowering.resident_state import without_resident_state
 from autosched.machine.machine import Machine
@@ -208,7 +208,7 @@ def _better(case: Case, found: Period, limit: Limit) -> Iterator[Better]:
 def _with_streams(machine: Machine, name: str, streams: int) -> Machine:
     """Return a machine of which one device has so many compute streams."""
     devices = [replace(d, streams=streams) if d.name == name else d for d in machine.devices]
-    return Machine(devices, machine.links, contention=machine.contention, imagined=machine.imagined)
+    return replace(machine, devices=tuple(devices))
 
 
 def _periods_of(case: Case, policies: Iterable[Policy]) -> Iterator[float]:

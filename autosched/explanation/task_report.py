@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from autosched._lib.gc_pause import without_collecting
 from autosched._lib.text import duration, file_name, name_list, ranges, wrapped
 from autosched.errors import ScheduleError
-from autosched.explanation.case import SMALL, Case
 from autosched.explanation.facts import Predecessor, binding_predecessors, predecessors, slack
+from autosched.explanation.what_if import SMALL, Case
 from autosched.graph.task import Task
 from autosched.placement import Choices, Placement, choices, constraint
 from autosched.program.program import Copy

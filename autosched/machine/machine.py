@@ -403,12 +403,11 @@ class Machine:
 
     def _across(self, source: str, destination: str) -> Link | None:
         """Return the link by the network between two devices, or None."""
-        ends = source, destination
-        if ends not in self._known and self.network is not None:
-            near, far = map(self._by_name.get, ends)
+        if (source, destination) not in self._known and self.network is not None:
+            near, far = self._by_name.get(source), self._by_name.get(destination)
             known = None if near is None or far is None else self.network.link(near, far)
-            self._known[ends] = known
-        return self._known[ends]
+            self._known[source, destination] = known
+        return self._known[source, destination]
 
     @cached_property
     def _known(self) -> dict[tuple[str, str], Link | None]:
@@ -539,8 +538,8 @@ class Machine:
         if not self.computing:
             raise MachineError("a machine needs a device that is no storage device")
         for name in self.storage:
-            ends = {end for link in self.links for end in (link.source, link.destination)
-                    if name in (link.source, link.destination)} - {name}  # fmt: skip
+            pairs = [{link.source, link.destination} for link in self.links]
+            ends = set().union(*(pair - {name} for pair in pairs if name in pair))
             if ends != {self.host}:
                 raise MachineError(
                     f"storage device {name!r} must be linked to the host, {self.host!r}, alone; "

@@ -66,13 +66,7 @@ def measured_links(
         _measured_link(link, by_ends[pair]) if pair in by_ends else link
         for link, pair in zip(machine.links, ends, strict=True)
     ]
-    return Machine(
-        machine.devices,
-        links,
-        contention=machine.contention,
-        imagined=machine.imagined,
-        network=machine.network,
-    )
+    return replace(machine, links=tuple(links))
 
 
 def _directions(

@@ -61,9 +61,9 @@ def _measured_machine(
     """Return the machine of one process as measured."""
     cached = MeasurementCache(cache)
     made = measured_links(machine, repeat=repeat, cached=cached, track=track)
-    devices = [_measured(device, cached) for device in made.devices]
+    devices = tuple(_measured(device, cached) for device in made.devices)
     cached.save()
-    return Machine(devices, made.links, contention=made.contention, network=made.network)
+    return replace(made, devices=devices)
 
 
 def _measured(device: Device, cached: MeasurementCache) -> Device:
@@ -155,9 +155,9 @@ def measure_storage(
     )
     if line is None:
         raise MachineError(f"file {where!r} of {size:,} B is too small to measure its device")
-    others = [device for device in machine.devices if device.name != name]
-    links = [link for link in machine.links if name not in (link.source, link.destination)]
-    return Machine(others, links, contention=machine.contention).with_storage(*line, name=name)
+    others = tuple(device for device in machine.devices if device.name != name)
+    links = tuple(link for link in machine.links if name not in (link.source, link.destination))
+    return replace(machine, devices=others, links=links).with_storage(*line, name=name)
 
 
 def _read(path: str, nbytes: int, size: int, number: int, pinned: bool) -> float:

@@ -87,9 +87,9 @@ def _seconds(group: ProcessGroup, first: int, second: int, repeat: int) -> dict[
 def _part(machine: Machine, rank: int) -> Machine:
     """Return the devices of a rank, and the links between them."""
     own = {name for name, number in machine.ranks.items() if number == rank}
-    links = [link for link in machine.links if {link.source, link.destination} <= own]
-    devices = [device for device in machine.devices if device.name in own]
-    return Machine(devices, links, contention=machine.contention)
+    links = tuple(link for link in machine.links if {link.source, link.destination} <= own)
+    devices = tuple(device for device in machine.devices if device.name in own)
+    return replace(machine, devices=devices, links=links, network=None)
 
 
 def _joined(machine: Machine, texts: Sequence[str]) -> Machine:

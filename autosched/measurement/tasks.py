@@ -92,8 +92,10 @@ def measure_costs(
     inputs = inputs or {}
     known = mark_pageable(Costs.estimate(graph, inputs), graph, machine, inputs)
     cached = MeasurementCache(cache)
-    parts = graph, machine, inputs, known
-    benches = [Bench(*parts, devices, repeat, cached) for devices in _device_groups(machine)]
+    benches = [
+        Bench(graph, machine, inputs, known, devices, repeat, cached)
+        for devices in _device_groups(machine)
+    ]
     with preserved_random_state(machine):
         for bench, run in track([(bench, run) for bench in benches for run in range(repeat + 1)]):
             if not bench.is_done(run):
@@ -116,10 +118,10 @@ def run_on_models(
 
     ``known`` are the costs of this graph; ``inputs`` stay as they are.
     """
-    parts = graph, machine, inputs, known
+    cached = MeasurementCache(None)
     with preserved_random_state(machine):
         for devices in _device_groups(machine):
-            Bench(*parts, devices, 1, MeasurementCache(None)).run_by(call)
+            Bench(graph, machine, inputs, known, devices, 1, cached).run_by(call)
 
 
 def _seconds(readings: _Measured, replay: bool) -> dict[tuple[Device, ...], dict[str, float]]:

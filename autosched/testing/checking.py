@@ -281,9 +281,13 @@ that aliases= does not name."""
 
 
 def _report(
-    reference: Reference, plan: _Plan, way: _Way, interleavings: int, difference: str,
+    reference: Reference,
+    plan: _Plan,
+    way: _Way,
+    interleavings: int,
+    difference: str,
     culprit: Task | None,
-) -> str:  # fmt: skip
+) -> str:
     made = plan.schedule
     policy = _policy_code(plan.policy)
     task = "none"

@@ -308,12 +308,12 @@ def what(instruction: Run | Copy | Send | Receive) -> tuple[Literal["run", "copy
 
 
 def _median(spans: Sequence[Span]) -> Span:
-    first = spans[0]
-    start = statistics.median(span.start for span in spans)
-    end = statistics.median(span.end for span in spans)
-    nbytes = statistics.median(span.nbytes for span in spans)
-    parts = first.kind, first.name, first.streams, start, end, first.instruction, nbytes
-    return Span(*parts, first.run)
+    return replace(
+        spans[0],
+        start=statistics.median(span.start for span in spans),
+        end=statistics.median(span.end for span in spans),
+        nbytes=statistics.median(span.nbytes for span in spans),
+    )
 
 
 def _common(pauses: Sequence[Sequence[tuple[float, float]]]) -> tuple[tuple[float, float], ...]:

@@ -43,10 +43,18 @@ _RC = {
     **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "legend.labelcolor"), MUTED),
     **dict.fromkeys(("xtick.color", "ytick.color"), MUTED),
     **dict.fromkeys(("axes.spines.right", "axes.spines.top", "legend.frameon"), False),
-    **{"axes.grid": True, "axes.grid.axis": "y", "grid.color": GRID, "axes.axisbelow": True},
-    **{"axes.titlelocation": "left", "font.size": 9.0, "text.color": INK},
-    **{"figure.constrained_layout.w_pad": 0.12, "figure.constrained_layout.h_pad": 0.1},
-    **{"svg.fonttype": "none", "svg.hashsalt": "autosched", "text.parse_math": False},
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "axes.titlelocation": "left",
+    "grid.color": GRID,
+    "font.size": 9.0,
+    "text.color": INK,
+    "text.parse_math": False,
+    "figure.constrained_layout.w_pad": 0.12,
+    "figure.constrained_layout.h_pad": 0.1,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "autosched",
 }
 
 

@@ -212,8 +212,9 @@ def _entries(
     """Yield the legend of what occurs in charts."""
     seen = {_phase(span, phases) for chart in charts for span in chart.spans if span.kind == "run"}
     if seen & {*PHASES}:
-        named = {"": ("task", "forward"), **{phase: (f"task {phase}", phase) for phase in PHASES}}
-        yield from (("box", *look) for phase, look in named.items() if phase in seen)
+        for phase in ("", *PHASES):
+            if phase in seen:
+                yield "box", f"task {phase}".rstrip(), phase or "forward"
     else:
         yield "box", "task", "task"
     if any(chart.run_count > 1 for chart in charts):

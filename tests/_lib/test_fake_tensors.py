@@ -55,15 +55,26 @@ def stepped(x: Tensor) -> Tensor:
 
 
 FUNCTIONS = [
-    lambda x: LINEAR(normed(x)), strided, pooled, pooled_in_channels_last, rounded, attended, padded, stepped,
+    lambda x: LINEAR(normed(x)),
+    strided,
+    pooled,
+    pooled_in_channels_last,
+    rounded,
+    attended,
+    padded,
+    stepped,
     lambda x: torch.copysign(x.mT, x.mT[:1]).stride(0) * x,
     lambda x: functional.conv1d(x.mT, torch.ones(8, 8, 3)).as_strided((4, 8), (24, 3)),
-    lambda x: functional.conv2d(x[:, None].to(memory_format=torch.channels_last), torch.ones(2, 1, 2, 2)).flatten(),
+    lambda x: functional.conv2d(
+        x[:, None].to(memory_format=torch.channels_last), torch.ones(2, 1, 2, 2)
+    ).flatten(),
     lambda x: functional.instance_norm(x.mT).flatten(1),
     lambda x: functional.group_norm(x.mT, 4).flatten(1),
     lambda x: functional.interpolate(x[:, None].transpose(2, 3), scale_factor=2).flatten(1),
-    lambda x: functional.max_pool2d(x[:, None].permute(0, 3, 2, 1), 1, return_indices=True)[1].flatten(1),
-]  # fmt: skip
+    lambda x: functional.max_pool2d(x[:, None].permute(0, 3, 2, 1), 1, return_indices=True)[
+        1
+    ].flatten(1),
+]
 
 
 @pytest.mark.parametrize("fn", FUNCTIONS)

@@ -145,8 +145,11 @@ def test_operators_methods_and_setitem_are_counted():
     found = estimate(graph, {"x": floats(2, 3), "w": floats(3, 5)})
     assert found.unknown == {}
     assert {name: work.flops for name, work in found.costs.work.items()} == {
-        "matmul": 60, "relu": 10, "iadd": 10, "setitem": 5,
-    }  # fmt: skip
+        "matmul": 60,
+        "relu": 10,
+        "iadd": 10,
+        "setitem": 5,
+    }
 
 
 # ---- bytes of values

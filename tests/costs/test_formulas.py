@@ -21,9 +21,13 @@ HIDES = re.compile(
     r"^(?!.*upsample).*(linalg|chol|_mm|mm$|conv|dist|linear|attention|solve|_qr|geqrf|svd|eig|rnn|ormqr)"
 )
 PLAIN = {
-    "_linalg_check_errors", "dist", "linalg_cross", "linalg_vector_norm",
-    "_sparse_mm_reduce_impl", "sparse_sampled_addmm",
-}  # fmt: skip
+    "_linalg_check_errors",
+    "dist",
+    "linalg_cross",
+    "linalg_vector_norm",
+    "_sparse_mm_reduce_impl",
+    "sparse_sampled_addmm",
+}
 
 
 class Noting(TorchDispatchMode):

@@ -38,8 +38,8 @@ def markers(svg, tone):
     return [(float(use.get("x")), float(use.get("y"))) for use in mine][:-1]
 
 
-def lines(series, **options):
-    return charts.lines(series, **{"title": "t", "x": "x", "y": "y", **options})
+def lines(series, title="t", x="x", y="y", **options):
+    return charts.lines(series, title=title, x=x, y=y, **options)
 
 
 # ---- lines

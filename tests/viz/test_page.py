@@ -318,13 +318,7 @@ def trained(blocks):
                 made.append(name)
     for block in range(blocks):
         origin = Origin(("model.py", 1), f"block{block}", "optimizer")
-        graph.output(
-            **{
-                f"u{block}": graph.record(
-                    add, (value,), {}, name=f"block{block}.update", origin=origin
-                )
-            }
-        )
+        graph.output(graph.record(add, (value,), {}, name=f"block{block}.update", origin=origin))
     return planned(graph, policy="single", costs=asc.Costs(default_seconds=1e-3))
 
 
