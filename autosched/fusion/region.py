@@ -503,9 +503,9 @@ def _settings() -> Hashable:
 # 1. Results agree if they are close. What is written into an argument is judged by how it changes:
 #    a step of a wrong size or sign is small beside the weights.
 # 2. Others are compared with what rounding does to the operators themselves: they are computed in
-#    double precision (as ``torch._dynamo.utils.same`` does), and from arguments changed by one unit in
-#    the last place, or by 1e-11 where that is more. Kernels may deviate from the operators a few times
-#    as far as these do.
+#    double precision (as ``torch._dynamo.utils.same`` does), and from arguments changed by a few
+#    units in the last place, or by 1e-11 where that is more. Kernels may deviate from the operators a
+#    few times as far as these do.
 #
 # Integers, bools, and whether a number is finite, must be equal. Where they depend on rounding, as a
 # comparison near a tie does, a few times as many may differ as in the two computations above, and one
@@ -520,6 +520,9 @@ _NOISE, _NOISE_OF_HALVES = 10.0, 4.0
 _PEAK = 10.0  # times the root mean square, for the largest difference of an element
 _TIES = 16  # units in the last place, within which the result of a comparison is open
 
+# Arguments are changed by so many units of single or double precision, since sums round repeatedly:
+# a sum of n numbers that cancel has some sqrt(n) times the error that changing them by a unit makes.
+_UNITS = 8
 _LEAST_UNIT = 1e-11  # by which arguments are changed: nothing is wider than double precision
 
 _WIDER = {
@@ -674,7 +677,8 @@ def references(
         widened = list(map(_widened, args))
         with _Double():  # type: ignore[no-untyped-call]
             made.append(run(widened))
-    unit = max(precision, _LEAST_UNIT)
+    single = torch.finfo(torch.float32).eps
+    unit = max(precision if precision > single else _UNITS * precision, _LEAST_UNIT)
     generator = torch.Generator().manual_seed(0)
     with contextlib.suppress(Exception):
         made.append(run([_disturbed(arg, unit, generator) for arg in args]))

@@ -128,6 +128,15 @@ def test_references_compute_in_double_precision_and_from_disturbed_arguments() -
     assert torch.equal(disturbed.made[1], mask)  # whole numbers are masks or counters
 
 
+def test_single_precision_is_disturbed_by_several_units() -> None:
+    """The gradient of a bias before a batch norm is zero; sums round it to more than one unit."""
+    unit = torch.finfo(torch.float32).eps
+    x = torch.rand(1000) + 0.1
+    _, disturbed = references(lambda args: Results([args[0]], [None]), [x], unit)
+    changes = (disturbed.made[0].double() / x.double() - 1).abs()
+    assert 7 * unit < changes.min() <= changes.max() < 9 * unit
+
+
 def test_a_reference_that_cannot_run_is_left_out() -> None:
     def run(args: Sequence[Any]) -> Results:
         if args[0].dtype == torch.float64:
