@@ -192,7 +192,7 @@ def predicted(step: Any, batch: Sequence[Tensor], rounds: int) -> float:
     ranks: list[dict[str, float]] = [{}] * RANKS
     dist.all_gather_object(ranks, own)
     costs = schedule.costs.override({name: t for one in ranks for name, t in one.items()}, {})
-    makespan: float = replace(schedule, costs=costs).makespan
+    makespan: float = replace(schedule, problem=replace(schedule.problem, costs=costs)).makespan
     return makespan
 
 

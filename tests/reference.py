@@ -1,9 +1,14 @@
-"""Whether a program may run, by brute force: slow, short, and without versions, clocks or anything else of ``verify``.
+"""Whether a program may run, by brute force: slow, short, and without clocks, regions or anything else of ``verify``.
 
-A block of memory holds what some tasks wrote, in the order of their issue. A task sees a value
-rightly in a block in which exactly those tasks wrote the part of the value that wrote it before in
-the serial run, in that order. And of any two accesses to one block that meet, one of which writes,
-one must surely end before the other begins.
+The graph is run once on small tensors, one task after another. So the addresses of the bytes are known that each value
+sees and that each task writes. A block of memory holds what some tasks wrote, in the order of their issue. A task sees
+a value rightly in a block that has the version which the graph names: its versions say in which order tasks change it.
+There, exactly those tasks must have written bytes of the value that did so before in the serial run. And of any two
+accesses to one block that share bytes, one of which writes, one must surely end before the other begins.
+
+``verify`` knows no shapes, so it may take two parts of a tensor to overlap that have no byte in common. With
+``cautious``, the same is decided by the regions that the graph notes. So what is refused by addresses, ``verify`` must
+refuse; what it refuses, the cautious reference must refuse.
 """
 
 from __future__ import annotations
@@ -12,11 +17,28 @@ import functools
 from dataclasses import dataclass, field
 from typing import Any
 
-from autosched.graph.graph import Graph, Task
+import torch
+
+from autosched.graph.graph import Graph, Task, called_with
 from autosched.graph.regions import Region
 from autosched.program.program import Copy, Free, Program, Record, Run, Stream, Wait, occupied
+from autosched.testing import inputs_for
 
-WHOLE = Region()
+
+class Bytes(frozenset[int]):
+    """A set of addresses."""
+
+    def overlaps(self, other: Bytes) -> bool:
+        return not self.isdisjoint(other)
+
+
+Part = Bytes | Region | None  # None: all of a block
+WHOLE = None
+
+
+def share(one: Any, other: Any) -> bool:
+    """Whether two parts of a block have a byte in common."""
+    return one is WHOLE or other is WHOLE or one.overlaps(other)
 
 
 class RefusedError(Exception):
@@ -54,56 +76,93 @@ class Block:
     device: str
     writers: list[int]  # tasks
     holds: dict[str, int]  # values, and what put them there (a position)
-    accesses: list[tuple[int, Region, bool]] = field(default_factory=list)
+    accesses: list[tuple[int, Part, bool]] = field(default_factory=list)
     kept: bool = False
     freed: bool = False
 
 
 class Serial:
-    """What the serial run of a graph says: which tasks write what."""
+    """What the serial run of a graph says: which bytes each value has, and which tasks write what."""
 
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: Graph, cautious: bool):
         self.graph = graph
+        self.sees: dict[int, Part] = {}  # by value
+        self.touched: dict[tuple[int, int], Part] = {}  # by task and argument, if not all of it
+        self._regions() if cautious else self._run()
         self.writers = functools.cache(self._writers)
-        self.written = functools.cache(self._written)
-        self.expected = functools.cache(self._expected)
+        # By value, the tasks that change it, in the order of its versions.
+        self.changes: dict[int, list[int]] = {value.index: [] for value in graph.values}
+        for task in graph.tasks:
+            for use in task.changes:
+                self.changes[use.value].append(task.index)
 
-    def _writers(self, name: str, part: Region, until: int) -> list[int]:
-        """The tasks before ``until`` that write a part of the memory behind a value."""
-        root = self.graph.value(name).root
+    def _run(self) -> None:
+        """Run the tasks on small tensors, all of which are kept, so that no address is used twice."""
+        data: dict[int, Any] = {}
+        for value in self.graph.sources:
+            given = inputs_for(self.graph)[value.name] if value.tensor is None else value.tensor
+            data[value.index] = given.clone()
+            self.sees[value.index] = addresses(data[value.index])
+        for task in self.graph.tasks:
+            args, kwargs = called_with(task, data)
+            if task.region is not None and not task.view:  # x[key] = y
+                self.touched[task.index, task.region[0]] = addresses(args[0][args[1]])
+            with torch.no_grad():
+                made = dict(task.results(task.fn(*args, **kwargs)))  # type: ignore[misc]
+            data.update(made)
+            self.sees.update((index, addresses(item)) for index, item in made.items())
+            if task.region is not None and task.view:
+                # A view is an access to what it sees; of several, to all of its argument.
+                seen = self.sees[next(iter(made))] if len(made) == 1 else self.sees[task.region[0]]
+                self.touched[task.index, task.region[0]] = seen
+        self.data = data
+
+    def _regions(self) -> None:
+        self.sees = {value.index: value.region for value in self.graph.values}
+        for task in self.graph.tasks:
+            if task.region is not None:
+                self.touched[task.index, task.region[0]] = task.region[1]
+
+    def part(self, task: Task, value: int) -> Part:
+        """What a task touches of an argument."""
+        return self.touched.get((task.index, value), self.sees[value])
+
+    def written(self, task: int) -> list[Part]:
+        """What a task writes."""
         return [
-            t.index
-            for t in self.graph.tasks[:until]
-            if any(part.overlaps(p) for p in self.written(t.index, root))
+            self.part(self.graph.tasks[task], use.value) for use in self.graph.tasks[task].writes
         ]
 
-    def _written(self, task: int, root: int) -> list[Region]:
-        writes = self.graph.tasks[task].writes
-        values = [self.graph.values[use.value] for use in writes]
-        return [
-            self.graph.touched(self.graph.tasks[task], v.index) or v.region
-            for v in values
-            if v.root == root
-        ]
+    def _writers(self, root: int, part: Part, until: int) -> list[int]:
+        """The tasks before ``until`` that write some of a part of a storage."""
+        return [task for task in range(until) if self.writes(task, root, part)]
 
-    def _expected(self, name: str, version: int) -> list[int]:
-        """The tasks that wrote a value in this version."""
-        value = self.graph.value(name)
-        wrote = self.writers(name, value.region, len(self.graph))
-        made = -1 if value.producer is None else value.producer
-        first = [task for task in wrote if task < made]
-        return first + [task for task in wrote if task > made][:version]
+    def writes(self, task: int, root: int, part: Part) -> bool:
+        """Whether a task writes some of a part of a storage."""
+        uses = self.graph.tasks[task].writes
+        return any(self.graph.values[use.value].root == root for use in uses) and any(
+            share(part, one) for one in self.written(task)
+        )
 
 
-serial_run = functools.lru_cache(maxsize=1)(Serial)  # many programs of one graph are checked
+def addresses(tensor: torch.Tensor) -> Bytes:
+    """The addresses of a tensor's bytes."""
+    places = [0]
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        places = [place + k * stride for place in places for k in range(size)]
+    width, begin = tensor.element_size(), tensor.data_ptr()
+    return Bytes(begin + place * width + k for place in places for k in range(width))
+
+
+serial_run = functools.lru_cache(maxsize=2)(Serial)  # many programs of one graph are checked
 
 
 class Reference:
     """Walks a program once; raises RefusedError where it may go wrong."""
 
-    def __init__(self, program: Program, graph: Graph):
+    def __init__(self, program: Program, graph: Graph, cautious: bool = False):
         self.program, self.graph = program, graph
-        self.serial = serial_run(graph)
+        self.serial = serial_run(graph, cautious)
         self.before = happens_before(program)
         self.blocks: list[Block] = []
         self.ran: dict[str, int] = {}
@@ -131,32 +190,46 @@ class Reference:
 
     # ---- what the program does
 
-    def seen(self, block: Block, name: str, part: Region) -> list[int]:
-        root = self.graph.value(name).root
-        seen = [
-            task
-            for task in block.writers
-            if any(part.overlaps(p) for p in self.serial.written(task, root))
-        ]
-        return self.sorted(seen, root)
+    def has(self, block: Block, name: str, device: str, version: int) -> bool:
+        """Whether a block has a version of a value on a device: the tasks that made it wrote there."""
+        if block.device != device or name not in block.holds:
+            return False
+        changes = self.serial.changes[self.graph.value(name).index]
+        return self.sorted([task for task in block.writers if task in changes]) == changes[:version]
 
-    def sorted(self, tasks: list[int], root: int) -> list[int]:
+    def sorted(self, tasks: list[int]) -> list[int]:
         """Return them in the order of the serial run, as far as what they write is apart."""
-        parts = {index: self.serial.written(index, root) for index in tasks}
+        parts = {index: self.serial.written(index) for index in tasks}
         for end in range(len(tasks) - 1, 0, -1):
             for k in range(end):
                 a, b = tasks[k : k + 2]
-                if a > b and not any(p.overlaps(q) for p in parts[a] for q in parts[b]):
+                if a > b and not any(share(p, q) for p in parts[a] for q in parts[b]):
                     tasks[k : k + 2] = b, a
         return tasks
 
-    def find(self, i: int, name: str, device: str, part: Region, expected: list[int]) -> Block:
+    def check(self, block: Block, name: str, part: Part, until: int) -> None:
+        """Refuse a block unless just those tasks wrote some of a part that did in the serial run."""
+        root = self.graph.value(name).root
+        wrote = [task for task in block.writers if self.serial.writes(task, root, part)]
+        expected = self.serial.writers(root, part, until)
+        need(self.sorted(wrote) == expected, f"{name} has other bytes than in the serial run")
+
+    def find(self, i: int, name: str, device: str, version: int) -> Block:
         for block in self.blocks:
-            if (
-                block.device == device
-                and name in block.holds
-                and self.seen(block, name, part) == expected
-            ):
+            if self.has(block, name, device, version):
+                need(not block.freed, f"{name} is read after it was freed")
+                need(self.is_behind(i, block.holds[name]), f"{name} may not be there yet")
+                return block
+        raise RefusedError(f"{name}@{version} is not on {device}")
+
+    def find_part(self, i: int, name: str, device: str, part: Part, until: int) -> Block:
+        """Find a value of which a task touches a part: the versions of the rest do not matter."""
+        root = self.graph.value(name).root
+        expected = self.serial.writers(root, part, until)
+        for block in self.blocks:
+            wrote = [task for task in block.writers if self.serial.writes(task, root, part)]
+            held = block.device == device and name in block.holds
+            if held and self.sorted(wrote) == expected:
                 need(not block.freed, f"{name} is read after it was freed")
                 need(self.is_behind(i, block.holds[name]), f"{name} may not be there yet")
                 return block
@@ -165,9 +238,9 @@ class Reference:
     def is_behind(self, i: int, j: int) -> bool:
         return j < 0 or bool(self.before[i] >> j & 1)
 
-    def access(self, i: int, block: Block, part: Region, writes: bool) -> None:
+    def access(self, i: int, block: Block, part: Part, writes: bool) -> None:
         for j, other, wrote in block.accesses:
-            if (wrote or writes) and part.overlaps(other) and j != i:
+            if (wrote or writes) and share(part, other) and j != i:
                 need(self.is_behind(i, j), f"{i} does not wait for {j}")
         block.accesses.append((i, part, writes))
 
@@ -181,23 +254,16 @@ class Reference:
                 need(before in self.ran and self.is_behind(i, self.ran[before]), "order")
         used: dict[int, Block] = {}
         for value, version in task.reads:
-            name, part = self.graph.values[value].name, self.graph.touched(task, value)
-            expected = (
-                self.serial.expected(name, version)
-                if part is None
-                else self.serial.writers(name, part, task.index)
-            )
-            part = part or self.graph.values[value].region
-            used[value] = self.find(i, name, device, part, expected)
+            name, part = self.graph.values[value].name, self.serial.part(task, value)
+            if self.graph.touched(task, value) is None:
+                used[value] = self.find(i, name, device, version)
+                self.check(used[value], name, part, task.index)
+            else:
+                used[value] = self.find_part(i, name, device, part, task.index)
         written = {use.value for use in task.writes}
         for value, block in used.items():
             self.in_parts(task, value, block, value in written)
-            self.access(
-                i,
-                block,
-                self.graph.touched(task, value) or self.graph.values[value].region,
-                value in written,
-            )
+            self.access(i, block, self.serial.part(task, value), value in written)
         self.changed(task, device, [used[value] for value in written])
         for block in {id(used[value]): used[value] for value in written}.values():
             block.writers.append(task.index)
@@ -227,12 +293,10 @@ class Reference:
     def changed(self, task: Task, device: str, written: list[Block]) -> None:
         """What a device has of a value is in one block while it is written."""
         for value, version in task.changes:
-            name, part = self.graph.values[value].name, self.graph.values[value].region
+            name = self.graph.values[value].name
             for block in self.blocks:
-                apart = block.device == device and name in block.holds and block not in written
-                if apart and not block.freed:
-                    seen = self.seen(block, name, part)
-                    need(seen != self.serial.expected(name, version), f"{name} is elsewhere, too")
+                if block not in written and not block.freed:
+                    need(not self.has(block, name, device, version), f"{name} is elsewhere, too")
 
     def copy(self, i: int, copy: Copy) -> None:
         need(copy.value in {v.name for v in self.graph.values}, "no value")
@@ -241,15 +305,11 @@ class Reference:
             and copy.stream.device in (copy.source, copy.destination),
             "ends",
         )
-        part, expected = (
-            self.graph.value(copy.value).region,
-            self.serial.expected(copy.value, copy.version),
-        )
-        source = self.find(i, copy.value, copy.source, part, expected)
-        self.access(i, source, part, False)
+        source = self.find(i, copy.value, copy.source, copy.version)
+        self.access(i, source, self.serial.sees[self.graph.value(copy.value).index], False)
         for block in self.blocks:
-            held = block.device == copy.destination and copy.value in block.holds
-            need(not held or self.seen(block, copy.value, part) != expected, "is there already")
+            there = self.has(block, copy.value, copy.destination, copy.version)
+            need(not there, "is there already")
         if copy.overwrite:
             block = self.home.get(copy.value)
             need(block is not None and block.device == copy.destination, "no home")
@@ -263,17 +323,12 @@ class Reference:
 
     def free(self, i: int, free: Free) -> None:
         need(free.value in {v.name for v in self.graph.values}, "no value")
-        part, expected = (
-            self.graph.value(free.value).region,
-            self.serial.expected(free.value, free.version),
-        )
         need(
             free.version <= self.graph.last_version(self.graph.value(free.value).index),
             "no such version",
         )
         for block in self.blocks:
-            held = block.device == free.stream.device and free.value in block.holds
-            if held and self.seen(block, free.value, part) == expected and not block.freed:
+            if self.has(block, free.value, free.stream.device, free.version) and not block.freed:
                 need(
                     not block.kept and (not block.owners or free.stream in block.owners),
                     "not to be freed here",
@@ -297,14 +352,11 @@ class Reference:
             need(not (block.freed and block.kept), "freed and needed")
 
     def final(self, name: str, device: str) -> Block:
-        part = self.graph.value(name).region
+        index = self.graph.value(name).index
+        last = len(self.serial.changes[index])
         for block in self.blocks:
-            expected = self.serial.writers(name, part, len(self.graph))
-            if (
-                block.device == device
-                and name in block.holds
-                and self.seen(block, name, part) == expected
-            ):
+            if self.has(block, name, device, last):
+                self.check(block, name, self.serial.sees[index], len(self.graph))
                 return block
         raise RefusedError(f"{name} is not there at the end")
 
@@ -312,8 +364,8 @@ class Reference:
 class LoopReference(Reference):
     """Checks one run as ``Reference`` does, and then every two accesses of different runs, one by one."""
 
-    def __init__(self, program: Program, graph: Graph, runs: int = 3):
-        super().__init__(program, graph)
+    def __init__(self, program: Program, graph: Graph, cautious: bool = False, runs: int = 3):
+        super().__init__(program, graph, cautious)
         before = happens_before_of_runs(program, runs)
         count = len(program)
         accesses = [access for block in self.home.values() for access in self.pairs(block.accesses)]
@@ -323,12 +375,12 @@ class LoopReference(Reference):
                     seen = before[later * count + b] >> (earlier * count + a) & 1
                     need(seen, f"{b} does not wait for {a} of {later - earlier} runs ago")
 
-    def pairs(self, accesses: list[tuple[int, Region, bool]]) -> list[tuple[int, int]]:
+    def pairs(self, accesses: list[tuple[int, Part, bool]]) -> list[tuple[int, int]]:
         return [
             (i, j)
             for i, part, writes in accesses
             for j, other, wrote in accesses
-            if (writes or wrote) and part.overlaps(other)
+            if (writes or wrote) and share(part, other)
         ]
 
     def sharing(self) -> list[tuple[int, int]]:

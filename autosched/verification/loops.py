@@ -20,8 +20,7 @@ Two runs suffice for any number of runs:
 
 A program that spans several ranks is no loop: they execute one run at a time.
 
-The requirements come from the graph and the accesses that ``verify`` found; only the clocks are
-shared with lowering.
+The requirements come from the graph and the accesses that ``verify`` found.
 """
 
 from __future__ import annotations
@@ -35,9 +34,10 @@ import numpy as np
 from autosched._lib.allowed import is_whole
 from autosched.errors import ProgramError
 from autosched.graph.graph import Graph
-from autosched.graph.regions import Accesses, Region
+from autosched.graph.regions import Region
 from autosched.program.clocks import ordered
 from autosched.program.program import Copy, Program, Record, Run, Wait, excerpt
+from autosched.verification.conflicts import Conflicts
 
 __all__ = ["Access", "check_runs", "check_waits", "in_words"]
 
@@ -105,7 +105,7 @@ def _in_memory(memory: Mapping[str, Sequence[Access]]) -> Iterator[_Need]:
     for name, accesses in memory.items():
         if not any(access.writes for access in accesses):
             continue
-        unrolled = Accesses()
+        unrolled = Conflicts()
         for repetition in range(2):
             for number, access in enumerate(accesses):
                 who = number + repetition * len(accesses)
@@ -116,7 +116,7 @@ def _in_memory(memory: Mapping[str, Sequence[Access]]) -> Iterator[_Need]:
                     yield _Need(access.at, before.at, shared)
 
 
-def _added(unrolled: Accesses, access: Access, who: int) -> Iterable[int]:
+def _added(unrolled: Conflicts, access: Access, who: int) -> Iterable[int]:
     """Add an access; return the earlier ones with which it conflicts."""
     if not access.writes:
         return unrolled.read(access.region, who)

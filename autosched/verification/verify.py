@@ -41,7 +41,7 @@ from autosched._lib.allowed import is_storage
 from autosched.errors import GraphError, ProgramError
 from autosched.graph.flow import flow, rows_of
 from autosched.graph.graph import HOST, STORAGE, Graph, Task, Use, Value
-from autosched.graph.regions import Accesses, Region
+from autosched.graph.regions import Region
 from autosched.machine.machine import Machine
 from autosched.program.clocks import ordered
 from autosched.program.program import (
@@ -56,6 +56,7 @@ from autosched.program.program import (
     Wait,
     excerpt,
 )
+from autosched.verification.conflicts import Conflicts
 from autosched.verification.loops import Access, check_runs, check_waits, in_words
 from autosched.verification.ranks import RankLaws, joined
 
@@ -162,7 +163,7 @@ class _Memory:
 
     __slots__ = ("accesses", "freed", "kept", "maker", "owner", "place", "uses")
 
-    def __init__(self, place: _Place, owner: Stream | None, accesses: Accesses | None, line: int):
+    def __init__(self, place: _Place, owner: Stream | None, accesses: Conflicts | None, line: int):
         self.place = place  # for which it was made
         self.owner = owner  # None if any stream of the device may free it
         self.accesses = accesses  # None if nothing writes it after it is made
@@ -331,7 +332,7 @@ class _Walk:
             self._fail("result", f"the program's inputs are {found}, the graph's {names}")
         for name, device in self.program.inputs:
             place = self.index[name] + self.devices[device]
-            self.home[name] = block = self._new(place, None, Accesses())
+            self.home[name] = block = self._new(place, None, Conflicts())
             block.kept = True
             self.shared[block] = []
 
@@ -461,11 +462,11 @@ class _Walk:
             )
             self.table.put(place, base, self.own)
 
-    def _accesses(self, made: Value) -> Accesses | None:
+    def _accesses(self, made: Value) -> Conflicts | None:
         """Return the accesses of a new block; None if nothing writes it after it is made."""
         if made.root not in self.rewritten:
             return None
-        accesses = Accesses()
+        accesses = Conflicts()
         accesses.write(made.region, self.own)
         return accesses
 
@@ -584,7 +585,7 @@ class _Walk:
             self._fail("result", f"{what}, {self._named(place)}, is freed")
         return block
 
-    def _new(self, place: _Place, owner: Stream | None, accesses: Accesses | None) -> _Memory:
+    def _new(self, place: _Place, owner: Stream | None, accesses: Conflicts | None) -> _Memory:
         block = _Memory(place, owner, accesses, self.own)
         self.blocks.append(block)
         self.table.put(place, block, self.own)

@@ -117,7 +117,7 @@ def _makespan(step: Any, batch: tuple[Tensor, Tensor]) -> float:
     """Return what is predicted of a step's program with costs learnt of some runs, which train the model further."""
     schedule = step.schedule(*batch)
     learnt = schedule.profile(repeat=3, warmup=1, **step.inputs(*batch)).costs()
-    return float(replace(schedule, costs=learnt).makespan)
+    return float(replace(schedule, problem=replace(schedule.problem, costs=learnt)).makespan)
 
 
 def _check(models: dict[str, nn.Module]) -> None:
