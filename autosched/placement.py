@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -25,7 +25,10 @@ from autosched.graph.flow import flow, rows_of
 from autosched.graph.graph import HOST, STORAGE, Graph, Task, Value
 from autosched.machine.machine import Machine
 
-__all__ = ["Placement", "Send", "check", "choices", "constraint", "home"]
+if TYPE_CHECKING:
+    from autosched.problem import Problem
+
+__all__ = ["Placement", "Send", "check", "choices", "constraint"]
 
 
 class Send(NamedTuple):
@@ -62,11 +65,6 @@ class Placement:
     streams: int | None = field(default=None, repr=False)
 
 
-def home(graph: Graph, machine: Machine, value: Value) -> str:
-    """Return the initial device of an input or constant; default: the host."""
-    return value.home or machine.host
-
-
 @dataclass(frozen=True)
 class Choices:
     """The devices on which each task may run, and which tasks must share a device.
@@ -86,8 +84,10 @@ def constraint(task: Task, machine: Machine) -> str | None:
     return machine.host if task.device == HOST else task.device
 
 
-def choices(graph: Graph, machine: Machine) -> Choices:
+def choices(graph: Graph, machine: Machine, homes: Mapping[int, str]) -> Choices:
     """Return where tasks may run: constraints, and which tasks must share a device.
+
+    ``homes`` has the devices of inputs and constants, by value.
 
     A view is on the device of its base. If a value that has views is written in place, the task
     that made it (if any), all views and all writers share a device. So do tasks that write parts of
@@ -111,7 +111,7 @@ def choices(graph: Graph, machine: Machine) -> Choices:
         a, b = sorted((find(one), find(other)))
         parent[b] = a
     pinned: dict[int, tuple[str, str, int]] = {}
-    for index, device, why in _pins(graph, machine):
+    for index, device, why in _pins(graph, machine, homes):
         machine.device(device)
         required, reason, first = pinned.setdefault(find(index), (device, why, index))
         if required != device:
@@ -228,7 +228,9 @@ def _pairs(graph: Graph) -> Iterator[tuple[int, int]]:
             yield first.setdefault(bond, task.index), task.index
 
 
-def _pins(graph: Graph, machine: Machine) -> Iterator[tuple[int, str, str]]:
+def _pins(
+    graph: Graph, machine: Machine, homes: Mapping[int, str]
+) -> Iterator[tuple[int, str, str]]:
     """Yield tasks (indices) with a required device, that device, and the reason."""
     for task in graph.tasks:
         device = constraint(task, machine)
@@ -239,7 +241,7 @@ def _pins(graph: Graph, machine: Machine) -> Iterator[tuple[int, str, str]]:
             is_placed = root.home is not None or root.name not in graph.kept
             if root.producer is None and not graph.last_version(root.index) and is_placed:
                 why = f"{root.name!r}, which {task.name!r} shares memory with, lives on"
-                yield task.index, home(graph, machine, root), why
+                yield task.index, homes[root.index], why
 
 
 def _bases(graph: Graph, task: Task) -> Sequence[Value]:
@@ -261,12 +263,14 @@ def _bases(graph: Graph, task: Task) -> Sequence[Value]:
     return [values[root] for root in roots]
 
 
-def check(placement: Placement, graph: Graph, machine: Machine) -> None:
+def check(placement: Placement, problem: Problem) -> None:
     """Raise ScheduleError if a placement is invalid.
 
     It is invalid if it leaves out a task, breaks a constraint, orders tasks against a dependency,
     or has copies with unknown names. Raises MachineError for unknown devices.
     """
+    graph = problem.graph
+    machine = problem.machine
     table = placement.device
     order = placement.order
     is_order = isinstance(order, Sequence) and all(isinstance(name, str) for name in order)
@@ -276,7 +280,7 @@ def check(placement: Placement, graph: Graph, machine: Machine) -> None:
     tasks = len(graph.tasks)
     if len(order) != tasks or len(set(order)) != tasks:
         raise ScheduleError(f"a placement orders {len(set(order))} tasks, the graph has {tasks}")
-    allowed = choices(graph, machine)
+    allowed = problem.choices
     position = {name: i for i, name in enumerate(order)}
     at = [position.get(task.name, -1) for task in graph.tasks]
     flown = flow(graph)

@@ -26,7 +26,7 @@ from autosched.errors import MemoryLimitError, ScheduleError, listed, shown
 from autosched.graph.flow import flow
 from autosched.graph.graph import Graph, Task, Use
 from autosched.machine.machine import Device, Machine
-from autosched.placement import Placement, Send, choices, home
+from autosched.placement import Choices, Placement, Send, choices
 
 __all__ = ["Constraints", "Goal", "Objective", "Policy", "Problem", "Tables", "grouped"]
 
@@ -185,6 +185,19 @@ class Problem:
     def _tabulated(self) -> _Tabulated:
         return _tabulated(self)
 
+    @cached_property
+    def homes(self) -> Mapping[int, str]:
+        """The devices of inputs and constants before a run, by value; by default the host."""
+        return {value.index: value.home or self.machine.host for value in self.graph.sources}
+
+    @cached_property
+    def choices(self) -> Choices:
+        """Where tasks may run, and which must share a device.
+
+        Raises ScheduleError for contradictory constraints.
+        """
+        return choices(self.graph, self.machine, self.homes)
+
     @property
     def is_limited(self) -> bool:
         """Whether some device could not hold all versions of all values."""
@@ -312,7 +325,7 @@ def _tabulated(problem: Problem) -> _Tabulated:
     graph = problem.graph
     machine = problem.machine
     costs = problem.costs
-    found = choices(graph, machine)
+    found = problem.choices
     count = len(machine.names)
     allowed = _allowed(found.devices, machine)
     seconds = _seconds(graph, machine, costs)
@@ -328,7 +341,7 @@ def _tabulated(problem: Problem) -> _Tabulated:
     ]
     number = {name: p for p, name in enumerate(machine.names)}
     homes = [
-        number[home(graph, machine, value)] if maker is None else -1
+        number[problem.homes[value.index]] if maker is None else -1
         for maker, value in zip(makers, values, strict=True)
     ]
     replay = costs.replay
@@ -337,7 +350,7 @@ def _tabulated(problem: Problem) -> _Tabulated:
         for maker, value in zip(makers, values, strict=True)
     ]
     maker = np.array([-1 if maker is None else maker for maker in makers], np.int64)
-    back = [number[home(graph, machine, values[datum])] for datum in returned]
+    back = [number[problem.homes[values[datum].index]] for datum in returned]
     before_at, before = _ragged(_others(graph, reads, maker.tolist()))
     reads_at, flat_reads = _ragged(reads)
     tables = Tables(
@@ -642,7 +655,7 @@ class _Count:
         self.graph = graph = problem.graph
         self.machine = machine = problem.machine
         self.nbytes = [problem.costs.value_nbytes(value) for value in graph.values]
-        self.home = {value.index: home(graph, machine, value) for value in graph.sources}
+        self.home = problem.homes
         self.lives = dict.fromkeys(machine.names, 0.0)
         for index, device in self.home.items():
             self.lives[device] += self.nbytes[index]
@@ -693,7 +706,7 @@ def _check_groups(
     graph = problem.graph
     machine = problem.machine
     costs = problem.costs
-    allowed = choices(graph, machine)
+    allowed = problem.choices
     left: dict[int, list[str]] = {}
     for task in graph.tasks:
         group = allowed.group[task.index]

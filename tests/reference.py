@@ -97,7 +97,13 @@ class Serial:
                 self.changes[use.value].append(task.index)
 
     def _run(self) -> None:
-        """Run the tasks on small tensors, all of which are kept, so that no address is used twice."""
+        """Run the tasks on small tensors, all of which are kept, so that no address is used twice.
+
+        If no task writes and no values share memory, each has an address of its own, and nothing runs.
+        """
+        if self.graph.is_plain:
+            self.sees = {value.index: Bytes([value.index]) for value in self.graph.values}
+            return
         data: dict[int, Any] = {}
         for value in self.graph.sources:
             given = inputs_for(self.graph)[value.name] if value.tensor is None else value.tensor

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import autosched as asc
-from autosched.placement import Placement, check, choices
+from autosched.placement import Placement, check
 from autosched.policies import POLICIES, single_on
 from autosched.testing import graphs, machines, scattered
 
@@ -44,7 +44,7 @@ def test_makers_and_writers_of_what_is_kept_together_share_a_device(
     for _ in range(data.draw(st.integers(1, 2))):
         graph.together(*data.draw(st.lists(st.sampled_from(graph.values), min_size=1, max_size=4)))
     try:
-        choices(graph, machine)
+        _ = asc.Problem(graph, machine).choices
     except asc.ScheduleError:
         for policy in POLICIES_AND_WORSE:
             with pytest.raises(asc.ScheduleError, match="these must share a device and cannot"):
@@ -52,7 +52,7 @@ def test_makers_and_writers_of_what_is_kept_together_share_a_device(
         return
     for policy in POLICIES_AND_WORSE:
         placement = policy(asc.Problem(graph, machine, COSTS))
-        check(placement, graph, machine)
+        check(placement, asc.Problem(graph, machine))
         for values in graph.kept_together:
             assert len({placement.device[task.name] for task in keepers(graph, values)}) <= 1
         asc.schedule(
@@ -87,7 +87,7 @@ def test_a_placement_that_parts_what_is_kept_together_is_refused() -> None:
     with pytest.raises(
         asc.ScheduleError, match="'sub' is placed on 'cuda:1' but must be with 'mul' on 'cuda:0'"
     ):
-        check(apart, graph, machine)
+        check(apart, asc.Problem(graph, machine))
 
 
 def test_verify_refuses_a_program_that_parts_what_is_kept_together() -> None:

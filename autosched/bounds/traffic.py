@@ -16,7 +16,6 @@ import numpy as np
 from autosched.bounds.load import shared
 from autosched.bounds.relaxation import Array, Relaxation, links, readers
 from autosched.graph.graph import Task
-from autosched.placement import home
 from autosched.problem import Problem
 
 __all__ = ["copies", "fitting", "places", "traffic"]
@@ -165,9 +164,8 @@ def _short(problem: Problem) -> bool:
 
 def _homes(problem: Problem) -> dict[int, int]:
     """Return the devices of inputs and constants, by value."""
-    graph = problem.graph
-    machine = problem.machine
-    return {v.index: machine.names.index(home(graph, machine, v)) for v in graph.sources}
+    number = problem.devices.index
+    return {value: number(device) for value, device in problem.homes.items()}
 
 
 def _resident(problem: Problem) -> Array:

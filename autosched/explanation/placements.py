@@ -17,7 +17,7 @@ from autosched.errors import ScheduleError
 from autosched.explanation.advice import Remedy
 from autosched.explanation.what_if import SMALL, Case
 from autosched.graph.graph import Task
-from autosched.placement import Placement, choices, home
+from autosched.placement import Placement
 from autosched.policies.candidates import candidates
 from autosched.program.program import Copy
 
@@ -117,7 +117,7 @@ def _tasks_on(case: Case, device: str) -> list[Task]:
 def _divided(case: Case, other: str, at: int) -> Case | None:
     """Return the case with later tasks on another device, or None if impossible."""
     used = case.used[0]
-    allowed = choices(case.graph, case.machine)
+    allowed = case.problem.choices
     device = dict(case.placement.device)
     goes: dict[int, bool] = {}  # by group, whether it moves to the other device
     for number, task in enumerate(_tasks_on(case, used)):
@@ -132,7 +132,7 @@ def _divided(case: Case, other: str, at: int) -> Case | None:
     moved = {
         value.name: other
         for value in case.graph.sources
-        if home(case.graph, case.machine, value) == used and readers.get(value.index) == {other}
+        if case.problem.homes[value.index] == used and readers.get(value.index) == {other}
     }
     try:
         graph = case.graph.pinned(moved)

@@ -18,7 +18,7 @@ from autosched.explanation.placements import promised
 from autosched.explanation.what_if import SMALL, Case
 from autosched.graph.graph import Task, Value
 from autosched.machine.machine import Device, Link
-from autosched.placement import Placement, choices, home
+from autosched.placement import Placement
 from autosched.policies import single_on
 from autosched.program.program import Copy, Program, Run, Stream, Wait
 from autosched.simulation.simulate import is_pageable, makespan
@@ -240,7 +240,7 @@ def _constant_sources(case: Case) -> tuple[list[Value], list[Value]]:
     certain = list[Value]()
     possible = list[Value]()
     for value in case.graph.sources:
-        if case.machine.device(home(case.graph, case.machine, value)).kind == "cpu":
+        if case.machine.device(case.problem.homes[value.index]).kind == "cpu":
             stays = case.graph.last_version(value.index) > 0 or value.tensor is not None
             (certain if stays else possible).append(value)
     return certain, _largest(case, possible)[:-1]
@@ -279,7 +279,7 @@ def _destinations(case: Case, names: Sequence[str]) -> dict[str, str]:
         if isinstance(copy, Copy) and copy.value in names and not copy.overwrite:
             value = case.graph.value(copy.value)
             goes = case.machine.device(copy.destination).kind != "cpu"
-            if goes and copy.source == home(case.graph, case.machine, value):
+            if goes and copy.source == case.problem.homes[value.index]:
                 found.setdefault(copy.value, copy.destination)
     return found
 
@@ -517,7 +517,7 @@ def _delaying_readers(case: Case, waited: Mapping[str, float]) -> tuple[list[Tas
 
     They are those whose results accelerators need, and others, separately.
     """
-    allowed = choices(case.graph, case.machine).devices
+    allowed = case.problem.choices.devices
     readers = [
         task
         for task in case.graph.tasks

@@ -17,7 +17,7 @@ from autosched.errors import ScheduleError
 from autosched.explanation.facts import Predecessor, binding_predecessors, predecessors, slack
 from autosched.explanation.what_if import SMALL, Case
 from autosched.graph.task import Task
-from autosched.placement import Choices, Placement, choices, constraint
+from autosched.placement import Choices, Placement, constraint
 from autosched.program.program import Copy
 from autosched.timeline.timeline import Span, Timeline
 
@@ -101,7 +101,7 @@ def explain_task(case: Case, name: str, measured: Timeline | None = None) -> Tas
     timeline = case.predicted if measured is None else measured
     spans = timeline.spans
     before = predecessors(case, timeline)
-    allowed = choices(case.graph, case.machine)
+    allowed = case.problem.choices
     group = allowed.group[task.index]
     others = (t for t in case.graph.tasks if allowed.group[t.index] == group and t is not task)
     together = tuple(other.name for other in others)
@@ -197,10 +197,10 @@ def _options(case: Case, task: Task, together: tuple[str, ...]) -> tuple[Option,
     The first one is its own device.
     """
     own = case.placement.device[task.name]
-    devices = choices(case.graph, case.machine).devices[task.index]
+    devices = case.problem.choices.devices[task.index]
     if len(devices) == 1:
         case = case.freed
-        devices = choices(case.graph, case.machine).devices[task.index]
+        devices = case.problem.choices.devices[task.index]
     moved = [task, *map(case.graph.task, together)]
     others = [
         device

@@ -16,7 +16,7 @@ from autosched.graph.graph import HOST, Graph, Task, Use
 from autosched.lowering.fitting import fitted
 from autosched.lowering.resident_state import with_resident_state
 from autosched.machine.machine import Machine
-from autosched.placement import Placement, home
+from autosched.placement import Placement
 from autosched.problem import Constraints, Problem
 from autosched.program.program import Copy, Program
 from autosched.simulation.issuing import Issuing, issuing
@@ -152,7 +152,7 @@ class Case:
         value = self.graph.values[self.graph.outputs[label]]
         maker = self.graph.maker(Use(value.index, self.graph.last_version(value.index)))
         if maker is None:
-            return home(self.graph, self.machine, value)
+            return self.problem.homes[value.index]
         return self.placement.device[self.graph.tasks[maker].name]
 
     def maker(self, copy: Copy) -> str | None:

@@ -37,7 +37,7 @@ from autosched.lowering.hazards import find_hazards, single_copy_streams
 from autosched.lowering.ranks import insert_by_rank
 from autosched.lowering.spill import spill_copies
 from autosched.lowering.streams import assign_streams
-from autosched.placement import Placement, check, home
+from autosched.placement import Placement, check
 from autosched.problem import Problem
 from autosched.program.program import Copy, Free, Program, Run
 
@@ -64,31 +64,27 @@ def lower(
         )
     graph = problem.graph
     machine = problem.machine
-    outputs = problem.constraints.outputs
     if in_flight > 1 and machine.ranks:
         raise ScheduleError("several ranks execute one run at a time; use in_flight=1")
-    check(placement, graph, machine)
+    check(placement, problem)
     tasks = [graph.task(name) for name in placement.order]
     runs = assign_streams(graph, machine, tasks, placement)
     instructions: Sequence[Run | Copy | Free]
     hazards = None
     relayed = bool(machine.ranks) or any(send.source is not None for send in placement.copies)
     if not limited and not relayed and is_functional(graph, machine):
-        instructions, places, hazards = insert_functional(
-            graph, machine, tasks, runs, outputs, placement.copies
-        )
+        instructions, places, hazards = insert_functional(problem, tasks, runs, placement.copies)
     elif not limited:
-        instructions, places = insert_copies(graph, machine, tasks, runs, outputs, placement.copies)
+        instructions, places = insert_copies(problem, tasks, runs, placement.copies)
     else:
-        nbytes = [problem.costs.value_nbytes(value) for value in graph.values]
-        instructions, places = spill_copies(graph, machine, tasks, runs, outputs, nbytes)
+        instructions, places = spill_copies(problem, tasks, runs)
     if machine.ranks:
-        program = insert_by_rank(graph, machine, instructions, places)
+        program = insert_by_rank(problem, instructions, places)
     else:
-        hazards = hazards or find_hazards(graph, machine, instructions, places)
+        hazards = hazards or find_hazards(problem, instructions, places)
         single = frozenset() if machine.contention else single_copy_streams(instructions, hazards)
         program = insert_events(instructions, hazards, single, ends=in_flight == 1)
-    homes = {value.index: home(graph, machine, value) for value in graph.sources}
+    homes = problem.homes
     if in_flight > 1:
         program = insert_carried(program, graph, homes)
     return Program(

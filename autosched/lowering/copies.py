@@ -34,7 +34,8 @@ from autosched._lib.allowed import is_storage
 from autosched.errors import ScheduleError
 from autosched.graph.graph import Graph, Task, Use
 from autosched.machine.machine import Machine
-from autosched.placement import Send, home
+from autosched.placement import Send
+from autosched.problem import Problem
 from autosched.program.program import Copy, Run, Stream
 from autosched.program.residency import Residency
 
@@ -42,20 +43,17 @@ __all__ = ["CopyMaker", "check_outputs", "copy_streams", "insert_copies", "missi
 
 
 def insert_copies(
-    graph: Graph,
-    machine: Machine,
-    tasks: Sequence[Task],
-    runs: Sequence[Run],
-    outputs: Mapping[str, str],
-    sends: Sequence[Send] = (),
+    problem: Problem, tasks: Sequence[Task], runs: Sequence[Run], sends: Sequence[Send] = ()
 ) -> tuple[list[Run | Copy], dict[str, str]]:
     """Return the runs with copies inserted, and the final device of each output, by label.
 
     ``tasks`` are those of the runs, in the same order; ``sends`` are hints for the positions of
     copies.
     """
-    check_outputs(graph, machine, outputs)
-    maker = CopyMaker(graph, machine)
+    graph = problem.graph
+    outputs = problem.constraints.outputs
+    check_outputs(problem)
+    maker = CopyMaker(problem)
     walk = _Walk(graph, maker, _hints(graph, tasks, sends))
     # 1. Copy to each run what its device lacks.
     for i, (task, run) in enumerate(zip(tasks, runs, strict=True)):
@@ -77,10 +75,11 @@ def insert_copies(
     return result, places
 
 
-def check_outputs(graph: Graph, machine: Machine, outputs: Mapping[str, str]) -> None:
+def check_outputs(problem: Problem) -> None:
     """Raise ScheduleError for an unknown output, and MachineError for an unknown device."""
-    for label, device in outputs.items():
-        if machine.device(device).is_storage:
+    graph = problem.graph
+    for label, device in problem.constraints.outputs.items():
+        if problem.machine.device(device).is_storage:
             raise ScheduleError(f"output {label!r} cannot be on {device!r}, which is storage")
         if label not in graph.outputs:
             raise ScheduleError(
@@ -123,12 +122,12 @@ class _Hint(NamedTuple):
 class CopyMaker:
     """Makes copies: from the first device with a link, on copy streams."""
 
-    def __init__(self, graph: Graph, machine: Machine):
-        self.graph = graph
-        self.machine = machine
-        self.home = {value.index: home(graph, machine, value) for value in graph.sources}
+    def __init__(self, problem: Problem):
+        self.graph = problem.graph
+        self.machine = problem.machine
+        self.home = problem.homes
         self.count = 0
-        self._streams = cache(partial(copy_streams, machine))
+        self._streams = cache(partial(copy_streams, self.machine))
 
     def overwrites(self, use: Use, device: str) -> bool:
         """Whether a copy overwrites the caller's tensor: of a written input, to its own device."""

@@ -20,7 +20,8 @@ from autosched.graph.graph import Graph, Task
 from autosched.lowering.copies import check_outputs, copy_streams
 from autosched.lowering.hazards import Hazards
 from autosched.machine.machine import Machine
-from autosched.placement import Send, home
+from autosched.placement import Send
+from autosched.problem import Problem
 from autosched.program.program import Copy, Run, Stream
 
 __all__ = ["insert_functional", "is_functional"]
@@ -36,23 +37,19 @@ def is_functional(graph: Graph, machine: Machine) -> bool:
 
 
 def insert_functional(
-    graph: Graph,
-    machine: Machine,
-    tasks: Sequence[Task],
-    runs: Sequence[Run],
-    outputs: Mapping[str, str],
-    sends: Sequence[Send] = (),
+    problem: Problem, tasks: Sequence[Task], runs: Sequence[Run], sends: Sequence[Send] = ()
 ) -> tuple[list[Run | Copy], dict[str, str], Hazards]:
     """Return the runs with copies inserted, the final device of each output, and the hazards.
 
     ``tasks`` are those of the runs, in the same order; ``sends`` are hints for the positions of
     copies.
     """
-    check_outputs(graph, machine, outputs)
-    arrays = _Arrays(graph, machine, tasks, runs)
+    outputs = problem.constraints.outputs
+    check_outputs(problem)
+    arrays = _Arrays(problem, tasks, runs)
     places = {
-        label: outputs.get(label, machine.names[arrays.first[index]])
-        for label, index in graph.outputs.items()
+        label: outputs.get(label, problem.devices[arrays.first[index]])
+        for label, index in problem.graph.outputs.items()
     }
     arrays.insert(places, sends)
     return arrays.instructions, places, arrays.hazards(places)
@@ -64,9 +61,9 @@ class _Arrays:
     Devices are numbers.
     """
 
-    def __init__(self, graph: Graph, machine: Machine, tasks: Sequence[Task], runs: Sequence[Run]):
-        self.graph = graph
-        self.machine = machine
+    def __init__(self, problem: Problem, tasks: Sequence[Task], runs: Sequence[Run]):
+        self.graph = graph = problem.graph
+        self.machine = machine = problem.machine
         self.runs = runs
         self.flow = flow(graph)
         self.count = len(machine.names)
@@ -83,8 +80,8 @@ class _Arrays:
         self.maker[made] = self.run[maker]
         self.first = np.zeros_like(self.maker)  # by value, the device where it is made
         self.first[made] = self.device[maker]
-        for value in graph.sources:
-            self.first[value.index] = self.number[home(graph, machine, value)]
+        for value, home in problem.homes.items():
+            self.first[value] = self.number[home]
 
     def _of_outputs(self, outputs: Mapping[str, str]) -> Ints:
         """Return the buffers of outputs."""

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from autosched.graph.flow import offsets, rows_of, starts
 from autosched.graph.graph import Graph, Task
 from autosched.graph.regions import Accesses, Region
-from autosched.machine.machine import Machine
-from autosched.placement import home
+from autosched.problem import Problem
 from autosched.program.program import Copy, Free, Receive, Run, Send, Stream, occupied
 from autosched.program.residency import Buffer, Buffers, Step
 
@@ -114,18 +113,15 @@ def single_copy_streams(instructions: Sequence[Line], hazards: Hazards) -> froze
 
 
 def find_hazards(
-    graph: Graph,
-    machine: Machine,
-    instructions: Sequence[Line],
-    outputs: Mapping[str, str],
+    problem: Problem, instructions: Sequence[Line], outputs: Mapping[str, str]
 ) -> Hazards:
     """Return the hazards of runs and copies in issue order; ``outputs`` has their final devices.
 
     If the instructions contain frees, memory is limited: an allocation on a device then comes after
     all earlier frees there.
     """
-    buffers = Buffers(graph, {v.index: home(graph, machine, v) for v in graph.sources})
-    walk = _Walk(graph, buffers)
+    buffers = Buffers(problem.graph, problem.homes)
+    walk = _Walk(problem.graph, buffers)
     for step in buffers.walk(instructions):
         walk.step(step)
     return walk.hazards(outputs)

@@ -20,10 +20,9 @@ import numpy as np
 
 from autosched.errors import ScheduleError
 from autosched.graph.flow import rows_of, starts
-from autosched.graph.graph import Graph
 from autosched.lowering.events import insert_events
 from autosched.lowering.hazards import Hazards, Line, find_hazards, single_copy_streams
-from autosched.machine.machine import Machine
+from autosched.problem import Problem
 from autosched.program.parts import crosses, halves, numbered, whole_of
 from autosched.program.program import Copy, Free, Instruction, Receive, Run, Send
 
@@ -31,8 +30,7 @@ __all__ = ["insert_by_rank"]
 
 
 def insert_by_rank(
-    graph: Graph,
-    machine: Machine,
+    problem: Problem,
     instructions: Sequence[Run | Copy | Free],
     outputs: Mapping[str, str],
 ) -> list[Instruction]:
@@ -41,6 +39,7 @@ def insert_by_rank(
     What cannot be freed earlier is freed at the end. Raises ScheduleError if tasks of different ranks
     share anything but values.
     """
+    machine = problem.machine
     ranks = machine.ranks
     lines: list[Line] = []
     for instruction in instructions:
@@ -48,7 +47,7 @@ def insert_by_rank(
             lines += halves(instruction)
         else:
             lines.append(instruction)
-    hazards = find_hazards(graph, machine, lines, outputs)
+    hazards = find_hazards(problem, lines, outputs)
     _check_local(lines, hazards, ranks)
     received = np.array([at for at, line in enumerate(lines) if type(line) is Receive], np.int64)
     told = starts(received, len(lines)), received - 1  # its send is the line before

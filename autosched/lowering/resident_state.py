@@ -23,7 +23,7 @@ from autosched.graph.effects import counts_in_memory
 from autosched.graph.graph import Graph, Task, Value, emptied
 from autosched.graph.including import repeat
 from autosched.machine.machine import Machine
-from autosched.placement import Placement, home
+from autosched.placement import Placement
 from autosched.problem import Problem
 
 __all__ = [
@@ -98,7 +98,7 @@ def with_resident_state(problem: Problem, placement: Placement) -> tuple[Problem
     if not graph.lasting | graph.kept.keys():
         return problem, placement
     kept = {graph.value(name).index for name in graph.kept}
-    device = _with_views_at_readers(graph, machine, placement, kept)
+    device = _with_views_at_readers(problem, placement, kept)
     if device != placement.device:
         placement = replace(placement, device=device)
     readers: dict[int, dict[str, None]] = {index: {} for index in kept}
@@ -157,7 +157,7 @@ def within(problem: Problem, part: float) -> list[str]:
     sizes: dict[str, list[tuple[str, float]]] = {}
     for name, source in graph.kept.items():
         value = graph.value(name)
-        device = value.home or machine.host
+        device = problem.homes[value.index]
         sizes.setdefault(source, []).append((device, problem.costs.value_nbytes(value)))
     found = []
     for source, places in sizes.items():
@@ -169,15 +169,16 @@ def within(problem: Problem, part: float) -> list[str]:
 
 
 def _with_views_at_readers(
-    graph: Graph, machine: Machine, placement: Placement, kept: set[int]
+    problem: Problem, placement: Placement, kept: set[int]
 ) -> dict[str, str]:
     """Return the devices of tasks; views of kept state are with the first task that reads them.
 
     So are views of views, since they share the same memory. Views of other state are on its device.
     """
+    graph = problem.graph
     names = graph.lasting | graph.kept.keys()
     state = {
-        value.index: home(graph, machine, value)
+        value.index: problem.homes[value.index]
         for value in graph.sources
         if value.name in names and not graph.last_version(value.index)
     }

@@ -33,7 +33,7 @@ from autosched._lib.allowed import is_storage
 from autosched.errors import MemoryLimitError
 from autosched.graph.graph import Graph, Task, Use
 from autosched.lowering.copies import CopyMaker, missing
-from autosched.machine.machine import Machine
+from autosched.problem import Problem
 from autosched.program.program import Copy, Free, Run, Stream
 from autosched.program.residency import Residency
 
@@ -130,21 +130,17 @@ class _Block:
 
 
 def spill_copies(
-    graph: Graph,
-    machine: Machine,
-    tasks: Sequence[Task],
-    runs: Sequence[Run],
-    outputs: Mapping[str, str],
-    nbytes: Sequence[float],
+    problem: Problem, tasks: Sequence[Task], runs: Sequence[Run]
 ) -> tuple[list[Run | Copy | Free], dict[str, str]]:
     """Return the runs with copies and frees inserted, and the final device of each output.
 
-    ``tasks`` are those of the runs, in the same order; ``nbytes`` is by value (index). Raises
-    ScheduleError if something does not fit, naming the blocks that are in use.
+    ``tasks`` are those of the runs, in the same order. Raises ScheduleError if something does not
+    fit, naming the blocks that are in use.
     """
-    walk = _Walk(graph, machine, Future(graph, tasks, runs, outputs), nbytes)
+    outputs = problem.constraints.outputs
+    walk = _Walk(problem, Future(problem.graph, tasks, runs, outputs))
     walk.send(walk.reads_of_sources())
-    for device in machine.names:
+    for device in problem.devices:
         walk.prefetch(device)
     for task, run in zip(tasks, runs, strict=True):
         walk.run(task, run)
@@ -154,11 +150,11 @@ def spill_copies(
 class _Walk:
     """The blocks on each device, while runs are walked in issue order."""
 
-    def __init__(self, graph: Graph, machine: Machine, future: Future, nbytes: Sequence[float]):
-        self.graph = graph
-        self.machine = machine
+    def __init__(self, problem: Problem, future: Future):
+        self.graph = problem.graph
+        self.machine = machine = problem.machine
         self.future = future
-        self.nbytes = nbytes
+        self.nbytes = [problem.costs.value_nbytes(value) for value in self.graph.values]
         self.result: list[Run | Copy | Free] = []
         self.limit = {device.name: device.nbytes for device in machine.devices}
         self.held = dict.fromkeys(machine.names, 0.0)
@@ -168,7 +164,7 @@ class _Walk:
         self.idle: dict[str, dict[_Block, None]] = {name: {} for name in machine.names}
         self.idle_bytes = dict.fromkeys(machine.names, 0.0)
         self.busy: set[_Block] = set()  # blocks that the current run needs, never evicted
-        self.maker = CopyMaker(graph, machine)
+        self.maker = CopyMaker(problem)
         for value, device in self.maker.home.items():
             self._put(Use(value, 0), device, None).kept = True
         for device, held in self.held.items():

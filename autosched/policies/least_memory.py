@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from autosched.graph.graph import Graph, Task
-from autosched.placement import Placement, home
+from autosched.placement import Placement
 from autosched.policies.single import single
 from autosched.problem import Problem
 
@@ -72,7 +72,7 @@ class _Search:
                 self.needs[task.index] |= 1 << before
                 self.next[before].append(task.index)
         here = [placement.device[task.name] == device for task in graph.tasks]
-        there = {v.index for v in graph.sources if home(graph, problem.machine, v) == device}
+        there = {value for value, home in problem.homes.items() if home == device}
         self.touched: list[list[int]] = []  # by task, the roots that it reads or makes
         self.users: dict[int, int] = {}  # by root, the bits of the tasks that do
         self.makers: dict[int, int] = {}  # by root, those that need it on the device

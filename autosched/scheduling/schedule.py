@@ -574,8 +574,8 @@ def joined(saved: Saved, graph: Graph) -> Schedule:
     for _, device in (*saved.program.inputs, *saved.program.outputs):
         saved.machine.device(device)
     saved.costs.check(pinned)
-    check_placement(saved.placement, pinned, saved.machine)
     problem = Problem(pinned, saved.machine, saved.costs)
+    check_placement(saved.placement, problem)
     made = Schedule(problem, saved.placement, saved.program, saved.backend, saved.check)
     made.verify()
     _ = made.makespan  # raises for instructions that the machine cannot execute

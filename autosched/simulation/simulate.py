@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from autosched._lib.jit import Mode, kernel, mode
 from autosched.costs.costs import Costs
 from autosched.errors import ProgramError, ScheduleError
-from autosched.placement import home
 from autosched.problem import Problem
 from autosched.program.arrays import CARRIED, COPY, RECORD, RUN, WAIT
 from autosched.program.program import Copy, Instruction, Program, Run, Wait, occupied
@@ -256,7 +255,7 @@ def is_pageable(copy: Copy, problem: Problem) -> bool:
         machine.device(end).kind for end in (copy.source, copy.destination)
     } == {"cpu"}:
         return False
-    where = home(graph, machine, root)
+    where = problem.homes[root.index]
     return machine.device(where).kind == "cpu" and (copy.source == where or copy.overwrite)
 
 

@@ -420,7 +420,7 @@ def test_no_placement_is_faster_than_a_bound(case):
     for devices in itertools.product(machine.names, repeat=len(names)):
         device = dict(zip(names, devices, strict=True))
         try:
-            check(Placement(device, tuple(names)), graph, machine)
+            check(Placement(device, tuple(names)), Problem(graph, machine))
         except ScheduleError:
             continue
         if not breaks_a_rule(graph, machine, device):

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 import autosched as asc
-from autosched.placement import home
 from autosched.testing.strategies import inputs_for, noisy
 
 
@@ -31,7 +30,7 @@ def there(
     machine: asc.Machine, graph: asc.Graph, inputs: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Move inputs to where they must live."""
-    device = {name: machine.device(home(graph, machine, graph.value(name))) for name in inputs}
+    device = {name: machine.device(graph.value(name).home or machine.host) for name in inputs}
     return {name: tensor.to(device[name].physical or "cpu") for name, tensor in inputs.items()}
 
 

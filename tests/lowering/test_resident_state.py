@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 import autosched as asc
 from autosched.lowering.resident_state import keepable
-from autosched.placement import choices
 from autosched.program.program import Copy
 
 MACHINE = asc.Machine.emulated(gpus=2)
@@ -294,7 +293,7 @@ def test_law_a_training_step_equals_the_eager_one_for_each_placement(
 
 def moved(placement: asc.Placement, graph: asc.Graph, machine: asc.Machine) -> asc.Placement:
     """Return the placement with tasks that must share a device on that of the first."""
-    found = choices(graph, machine)
+    found = asc.Problem(graph, machine).choices
     names = [task.name for task in graph.tasks]
     device = {}
     for name, group, possible in zip(names, found.group, found.devices, strict=True):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import autosched as asc
 from autosched.lowering import lower
 from autosched.lowering.copies import copy_streams
-from autosched.placement import Placement, check, choices
+from autosched.placement import Placement, check
 from autosched.policies import exact, heft, search
 from autosched.simulation.simulate import simulate
 from autosched.testing import graphs, machines
@@ -52,7 +52,7 @@ def processors(count: int, contention: bool) -> asc.Machine:
 
 def best_of_all(graph: asc.Graph, machine: asc.Machine, costs: asc.Costs) -> float:
     """Return the least makespan of all placements: each choice of devices, with tasks and copies in each order."""
-    allowed = choices(graph, machine)
+    allowed = asc.Problem(graph, machine).choices
     best = math.inf
     for devices in itertools.product(*allowed.devices):
         if all(
@@ -162,7 +162,7 @@ def test_nothing_is_better_and_that_is_proved(case):
 @given(graphs(), machines())
 def test_no_bound_is_above_a_makespan(graph, machine):
     found = asc.schedule(graph, machine, policy=exact(seconds=0.3), costs=COSTS)
-    check(found.placement, found.graph, machine)
+    check(found.placement, asc.Problem(found.graph, machine))
     other = asc.schedule(graph, machine, policy="heft", costs=COSTS)
     assert found.placement.bound <= min(found.makespan, other.makespan) * (1 + 1e-9)
 

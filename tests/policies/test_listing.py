@@ -179,7 +179,7 @@ def test_a_plan_keeps_to_what_data_and_streams_allow(case):
         assert_is_plan(problem, found)
         assert found.begins.tolist() == sorted(found.begins)
         placed = made.placement(problem, found)
-        check(placed, graph, machine)
+        check(placed, asc.Problem(graph, machine))
         assert not breaks_a_rule(graph, machine, placed.device)
 
 
@@ -484,5 +484,5 @@ def test_what_must_stay_together_moves_together():
     annealer = Annealer(listing, listing.placed([0] * n, list(range(n))))
     for _ in range(20):
         annealer.move(20, 0.1)
-        check(listing.placement(problem, annealer.best), graph, machine)
+        check(listing.placement(problem, annealer.best), problem)
     assert len(set(annealer.best.device)) == 3

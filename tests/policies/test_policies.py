@@ -16,7 +16,7 @@ from autosched.costs.costs import Costs
 from autosched.errors import MachineError, ScheduleError
 from autosched.graph.graph import Graph, Value
 from autosched.machine.machine import Device, Link, Machine
-from autosched.placement import Placement, check, choices, home
+from autosched.placement import Placement, check
 from autosched.policies import POLICIES, heft, round_robin, single, single_on
 from autosched.policies.base.possible import Possible
 from autosched.policies.base.ranks import upward_ranks
@@ -30,7 +30,7 @@ def replay(graph: Graph, machine: Machine, placement: Placement) -> dict[str, tu
     """Return when each task starts and ends: in order, each on the stream that is free first, copies when needed."""
     free = {device.name: [0.0] * device.streams for device in machine.devices}
     copy_streams = dict.fromkeys(itertools.product(machine.names, ("in", "out")), 0.0)
-    made = {(value.index, 0): (0.0, home(graph, machine, value)) for value in graph.sources}
+    made = {(value.index, 0): (0.0, value.home or machine.host) for value in graph.sources}
     arrived: dict[tuple[int, int, str], float] = {}
     spans: dict[str, tuple[float, float]] = {}
     for name in placement.order:
@@ -505,7 +505,7 @@ def cases(draw: st.DrawFn, devices: int = 4, tasks: int = 9) -> tuple[Graph, Mac
 
 def breaks_a_rule(graph: Graph, machine: Machine, device: dict[str, str]) -> bool:
     """Whether a task takes forever where it is, or something would have to travel where no link is."""
-    made = {(value.index, 0): home(graph, machine, value) for value in graph.sources}
+    made = {(value.index, 0): value.home or machine.host for value in graph.sources}
     for task in graph.tasks:
         here = device[task.name]
         if math.isinf(COSTS.task_seconds(task, machine.device(here))):
@@ -518,7 +518,7 @@ def breaks_a_rule(graph: Graph, machine: Machine, device: dict[str, str]) -> boo
     return any(
         math.isinf(
             machine.copy_seconds(
-                made[v.index, graph.last_version(v.index)], home(graph, machine, v), 0
+                made[v.index, graph.last_version(v.index)], v.home or machine.host, 0
             )
         )
         for v in graph.sources
@@ -533,7 +533,7 @@ def test_what_a_policy_returns_obeys_the_rules_and_is_always_the_same(name, case
         placement = POLICIES[name](asc.Problem(graph, machine, COSTS))
     except ScheduleError:
         return
-    check(placement, graph, machine)
+    check(placement, asc.Problem(graph, machine))
     assert not breaks_a_rule(graph, machine, placement.device)
     again = POLICIES[name](asc.Problem(graph, machine, COSTS))
     assert (list(again.device.items()), again.order) == (
@@ -551,7 +551,7 @@ def test_a_policy_refuses_only_what_cannot_be(name, case):
         POLICIES[name](asc.Problem(graph, machine, COSTS))
     except ScheduleError:
         try:
-            allowed = choices(graph, machine)
+            allowed = asc.Problem(graph, machine).choices
         except ScheduleError:
             return
         for picked in itertools.product(*allowed.devices):

@@ -7,7 +7,6 @@ last reader is placed. Outputs stay. Values that share memory count once. Knows 
 from __future__ import annotations
 
 from autosched.graph.graph import Task
-from autosched.placement import home
 from autosched.problem import Problem
 
 __all__ = ["Room"]
@@ -39,8 +38,8 @@ class Room:
         for task in graph.tasks:
             for root in self._read(task):
                 self.readers[root] += 1
-        for value in graph.sources:
-            self._put(value.index, machine.names.index(home(graph, machine, value)))
+        for value, home in problem.homes.items():
+            self._put(value, machine.names.index(home))
 
     def excess(self, task: int, device: int) -> float:
         """Return by how many bytes a device would exceed its memory if a task ran there next."""

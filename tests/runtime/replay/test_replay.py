@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autosched as asc
-from autosched.placement import home
 from autosched.runtime.replay.cuda_graphs import Replay
 from autosched.testing.checking import scattered
 from autosched.testing.strategies import graphs, inputs_for, mix, noisy
@@ -44,7 +43,7 @@ THERE = {noisy: noisy_there, mix: mix_there}
 
 def there(machine, graph, inputs):
     """Move inputs to where they must live."""
-    device = {name: machine.device(home(graph, machine, graph.value(name))) for name in inputs}
+    device = {name: machine.device(graph.value(name).home or machine.host) for name in inputs}
     return {name: tensor.to(device[name].physical or "cpu") for name, tensor in inputs.items()}
 
 
