@@ -42,6 +42,7 @@ _NAMES = frozenset(
         *"read_text read_bytes write_text write_bytes".split(),  # of paths
     )
 )
+_READ = frozenset((*(f"time.{name}" for name in dir(time) if name != "sleep"), "posix.urandom"))
 _WARNED: dict[Any, Any] = {}  # so that Python's filter "default" shows each line once
 
 
@@ -51,6 +52,11 @@ class Call(NamedTuple):
     name: str
     file: str
     line: int
+
+    @property
+    def only_reads(self) -> bool:
+        """Whether the function has no effect, so that it may be called again."""
+        return self.name in _READ
 
 
 @contextlib.contextmanager

@@ -107,6 +107,12 @@ def trace(graph: Captured, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tr
     return found
 
 
+def _described(module: torch.fx.GraphModule) -> tuple[str, list[str]]:
+    """Describe a graph and its constants, so that equal descriptions mean equal results."""
+    constants = [getattr(module, str(n.target)) for n in module.graph.nodes if n.op == "get_attr"]
+    return str(module.graph), [str(getattr(item, "tolist", str)()) for item in constants]
+
+
 def _without_shapes(graph: torch.fx.Graph) -> None:
     """Remove unused operators on meta tensors, which torch calls to find shapes.
 
@@ -179,7 +185,23 @@ class _Tracer:
                     continue
                 if why:
                     warn_of_fake_check(checks.lines[-1], why, definition_of(self.fn))
+                self._check_clocks(checks)
                 return self.found
+
+    def _check_clocks(self, checks: FakeChecks) -> None:
+        """Raise CaptureError if what a clock says is in the graph: trace again, and compare."""
+        first = self.found
+        if not first.calls or not all(call.only_reads for call in first.calls):
+            return
+        self._attempt(checks)
+        if _described(first.module) != _described(self.found.module):
+            name, file, line = first.calls[0]
+            differs = CaptureError(
+                f"another graph results when it is traced again, because {name} is called at "
+                f"{file}:{line}; call it outside of the step, and pass its result as a tensor"
+            )
+            raise CaptureError(failure_message(self.fn, differs))
+        self.found = first
 
     def _attempt(self, checks: FakeChecks) -> None:
         self.outside = None

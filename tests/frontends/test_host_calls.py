@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,6 +46,16 @@ def test_calls_that_a_graph_does_not_do_are_told_of(name: str) -> None:
     ) as caught:
         asc.capture(step, torch.ones(2))
     assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize("of", [float, torch.tensor, lambda number: torch.full((2,), number)])
+def test_a_clock_whose_value_is_in_the_graph_is_refused(of: Callable[[float], Any]) -> None:
+    with pytest.raises(
+        asc.CaptureError, match=r"again, because time\.perf_counter is called at .*calls\.py"
+    ):
+        asc.capture(lambda x: x * of(time.perf_counter()), torch.ones(2))
+    with pytest.warns(RuntimeWarning, match="time is called when"):
+        asc.capture(lambda x: x * (2 if time.time() > 0 else 3), torch.ones(2))
 
 
 def test_each_line_is_told_of_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,7 +102,7 @@ def test_a_profiler_of_the_user_stays() -> None:
 
     def step(x: Tensor) -> Tensor:
         assert sys.getprofile() is profile
-        return x * time.time()
+        return x * 2 if time.time() > 0 else x
 
     sys.setprofile(profile)
     try:
