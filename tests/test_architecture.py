@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "machine": FOUNDATION,
     "costs": [*FOUNDATION, "graph", "machine", "timeline"],  # learns from timelines
     "placement": [*FOUNDATION, "graph", "machine"],
-    "coarsening": PLACED,
+    "coarsening": [*PLACED, "codegen"],
     "problem": PLACED,
     # intermediate representation
     "program": FOUNDATION,
@@ -70,7 +70,8 @@ MAY_IMPORT = {
     "comparison": [*INPUTS, "policies", "problem", "scheduling", "viz"],
     "measurement": [*IR, "policies", "runtime", "scheduling"],
     "fusion": [
-        *[*IR, "coarsening", "measurement", "policies", "problem", "scheduling", "timeline"],
+        *[*IR, "codegen", "coarsening", "measurement", "policies", "problem", "scheduling"],
+        "timeline",
     ],
     # futures of submitted calls are those of runs
     "frontends": [*INPUTS, "coarsening", "fusion", "policies", "runtime", "scheduling"],

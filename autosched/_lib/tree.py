@@ -9,7 +9,7 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["flatten", "is_deeper", "match", "transform"]
+__all__ = ["flatten", "is_deeper", "match", "of_its_kind", "transform"]
 
 _TREES = (tuple, list, dict)
 
@@ -50,11 +50,11 @@ def transform(
         return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
     if isinstance(tree, dict):
         changed = {key: transform(change, item, is_leaf) for key, item in tree.items()}
-        return changed if type(tree) is dict else _of_its_kind(tree, changed)
+        return changed if type(tree) is dict else of_its_kind(tree, changed)
     return change(tree)
 
 
-def _of_its_kind(tree: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
+def of_its_kind(tree: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
     """Return a dict of a subclass with other items.
 
     A subclass that also has its items as attributes keeps these in step by itself.

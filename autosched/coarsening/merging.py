@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 from autosched._lib.topological import topological_order
 from autosched._lib.tree import flatten, transform
 from autosched.coarsening.folding import Folding
-from autosched.graph.composite import Composite
+from autosched.codegen.composite import Composite
 from autosched.graph.graph import Graph, emptied
 from autosched.graph.including import repeat
 from autosched.graph.task import Origin, Seconds, Task

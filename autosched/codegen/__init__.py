@@ -1,16 +1,17 @@
-"""Generate PyTorch source code from programs.
+"""Write programs as Python: what is shown to people, and the functions that threads execute.
 
-The source is for people to read, keep and run without this package.
-
+    slots       the values of a program, which get variables
+    calls       a task as a line; its parts, and regions, as lines
+    threads     functions of threads, with the instruction that each line belongs to
+    composite   merged tasks, which are functions of their parts
     pieces      lines of at most 120 columns
     names       identifiers for the names that users chose
     origins     where a function is defined
-    functions   how the source refers to a function: import, copied source, or parameter
-    calls       a task as a line; its parts, and regions, as lines
+    functions   how a line refers to a function: import, copied source, parameter; or bound to a name
 
-The source does what the backend ``accelerator`` does: it uses the same streams, events between
-them, non-blocking copies, and ``del`` where the program frees memory. Where the backend adds
-nothing to calls in one thread, the source is the code that runs.
+``generate`` writes source that people read, keep and run without this package. It does what the
+backend ``accelerator`` does: it uses the same streams, events between them, non-blocking copies,
+and ``del`` where the program frees memory. Its statements are those that the runtime executes.
 
 One thread issues everything, so that the source can be read from top to bottom. A CPU task
 therefore delays what is issued after it; results are the same. Knows no times. Generating source
@@ -33,13 +34,13 @@ from autosched.codegen.calls import Caller, Statements, deletion, is_region, reg
 from autosched.codegen.functions import Functions
 from autosched.codegen.names import Names, identifier
 from autosched.codegen.pieces import WIDTH, Piece, bracketed, laid_out, quoted
+from autosched.codegen.slots import Slots
 from autosched.errors import MachineError, ScheduleError
 from autosched.graph.files import StoredTensor
 from autosched.graph.graph import Graph, Value
 from autosched.graph.task import Task
 from autosched.machine.machine import Machine
 from autosched.program.program import Copy, Free, Program, Record, Run, Stream, Wait, occupied
-from autosched.program.residency import Residency
 
 __all__ = ["Code", "generate"]
 
@@ -54,15 +55,10 @@ class Code(str):
     """Generated source.
 
     ``given`` has the objects that cannot be written as source, by the keyword parameter of ``step``
-    that takes them. ``inputs`` has the parameters of the graph's inputs. ``means`` has the objects
-    whose source was copied, by their names in the module. ``calls`` has, by the lines of each call,
-    its position in the program and the names of what it reads.
+    that takes them.
     """
 
     given: Mapping[str, Any]
-    inputs: Mapping[str, str]
-    means: Mapping[str, Any]
-    calls: Mapping[int, tuple[int, tuple[str, ...]]]
 
 
 def generate(
@@ -114,7 +110,7 @@ class _Writer:
         self.tasks = {task.name: task for top in graph.tasks for task in _called(top)}
         for task in self.tasks.values():  # names in calls precede names of values
             if not isinstance(task.fn, StoredTensor):
-                caller.call(task, lambda _: "_")
+                caller.call(task, lambda _: "_", lambda _: "_")
         constants = {
             value.index: self.functions.give(value.tensor, value.name, "")
             for value in graph.sources
@@ -135,23 +131,11 @@ class _Writer:
             _imports([*self.functions.imports, "import torch", *self._helpers()]),
             *self.preamble,
             *self.functions.texts,
-            "\n".join([*self._head(), *(text for text, _ in lines)]) + "\n",
+            "\n".join([*self._head(), *lines]) + "\n",
         ]
         code = Code(_spaced(parts))
-        code.given, code.means = dict(self.functions.given), dict(self.functions.means)
-        code.inputs = {self.graph.values[index].name: name for index, name in self.inputs.items()}
-        code.calls = dict(self._calls(code.count("\n"), lines))
+        code.given = dict(self.functions.given)
         return code
-
-    def _calls(
-        self, last: int, lines: list[tuple[str, int]]
-    ) -> Iterator[tuple[int, tuple[int, tuple[str, ...]]]]:
-        number = last - sum(text.count("\n") + 1 for text, _ in lines)
-        for text, position in lines:
-            for _ in text.splitlines():
-                number += 1
-                if position >= 0:
-                    yield number, (position, self.body.reads[position])
 
     def _helpers(self) -> Iterator[str]:
         texts = "".join(self.preamble)
@@ -440,8 +424,7 @@ class _Section:
 
     streams: tuple[Stream, ...]
     launches: bool = False
-    # With the position of its call in the program, or -1.
-    pieces: list[tuple[Piece, int]] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
 
     def takes(self, streams: tuple[Stream, ...], launches: bool) -> bool:
         """Whether an instruction can be added to this section."""
@@ -454,9 +437,8 @@ class _Body:
     """Writes the lines of ``step``; ``sources`` are the names of inputs and constants (indices).
 
     Instructions are written in issue order, with a section for each run of instructions on one
-    stream. ``there`` is the variable that holds each version of each value on each device. One
-    thread issues everything, so work on a CPU stream is complete when the next line begins: events
-    of CPU streams need no line.
+    stream. ``at`` is the variable of each slot. One thread issues everything, so work on a CPU
+    stream is complete when the next line begins: events of CPU streams need no line.
     """
 
     def __init__(
@@ -475,26 +457,25 @@ class _Body:
         self.module = module
         self.statements = Statements(caller, names)
         self.names = names
-        self.sources = sources
-        self.reads: dict[int, tuple[str, ...]] = {}  # names of what a call reads, by its position
-        self.there: Residency[int, str] = Residency()
-        self.sharing: dict[str, list[str]] = {}  # the names that share memory, by each of them
-        homes = dict(program.inputs)
-        for index, name in sources.items():
-            self._put(index, 0, homes[graph.values[index].name], name)
+        self.slots = Slots(program, graph)
+        own = {graph.values[index].name: text for index, text in sources.items()}
+        self.at = {slot: own[name] for name, slot in self.slots.homes.items()}
 
-    def lines(self) -> Iterator[tuple[str, int]]:
-        """Yield the lines, indented, each with the position of its call in the program, or -1."""
+    def lines(self) -> Iterator[str]:
+        """Yield the lines, indented."""
         for section in self._sections():
-            yield f"    # stream {' and '.join(map(str, section.streams))}", -1
+            yield f"    # stream {' and '.join(map(str, section.streams))}"
             known = self.module.streams
             streams = [known[stream] for stream in section.streams if stream in known]
             indent = 8 if streams and section.launches else 4
             if indent == 8:
-                yield f"    with {', '.join(streams)}:", -1
-            for piece, position in section.pieces:
-                yield " " * indent + laid_out(piece, indent), position
-        yield "    " + laid_out(self._returned().prefixed("return "), 4), -1
+                yield f"    with {', '.join(streams)}:"
+            for piece in section.pieces:
+                yield " " * indent + laid_out(piece, indent)
+        found = [
+            Piece(f"{quoted(label)}: {self.at[slot]}") for label, slot in self.slots.outputs_at
+        ]
+        yield "    " + laid_out(bracketed("", "{}", found).prefixed("return "), 4)
 
     def _sections(self) -> list[_Section]:
         sections: list[_Section] = []
@@ -510,21 +491,11 @@ class _Body:
             if launches:
                 section.streams = streams
                 section.launches = True
-            last = section.pieces[-1][0].before if section.pieces else ""
+            last = section.pieces[-1].before if section.pieces else ""
             if isinstance(instruction, Free) and last == "del ":
-                pieces = [Piece("del ", section.pieces.pop()[0].items + pieces[0].items)]
-            for piece in pieces:
-                is_call = i in self.reads and piece.before != "del "
-                section.pieces.append((piece, i if is_call else -1))
+                pieces = [Piece("del ", section.pieces.pop().items + pieces[0].items)]
+            section.pieces += pieces
         return sections
-
-    def _returned(self) -> Piece:
-        found = []
-        for label, device in self.program.outputs:
-            index = self.graph.outputs[label]
-            name = self._name(index, self.graph.last_version(index), device)
-            found.append(Piece(f"{quoted(label)}: {name}"))
-        return bracketed("", "{}", found)
 
     # ---- instructions
 
@@ -535,7 +506,7 @@ class _Body:
             case Run(stream, name):
                 yield from self._run(i, self.graph.task(name), stream.device)
             case Copy():
-                yield from self._copy(instruction)
+                yield from self._copy(i, instruction)
             case Record(stream, event) if stream in streams:
                 yield Piece(f"{events[event]}.record({streams[stream]})")
             case Wait(stream, event) if event in events:
@@ -544,16 +515,17 @@ class _Body:
                 yield Piece(
                     f"{streams[stream]}.wait_event({name})" if waits else f"{name}.synchronize()"
                 )
-            case Free(stream, name, version) if not is_storage(stream.device):
-                index = self.graph.value(name).index
-                yield deletion(self.sharing[self._name(index, version, stream.device)])
+            case Free(stream) if not is_storage(stream.device):
+                yield deletion(list(dict.fromkeys(self.at[slot] for slot in self.slots.freed[i])))
 
-    def _copy(self, copy: Copy) -> Iterator[Piece]:
+    def _copy(self, i: int, copy: Copy) -> Iterator[Piece]:
         value = self.graph.value(copy.value)
+        (made,) = self.slots.made[i]
+        assert made is not None
         if is_storage(copy.source):
-            yield self._read(value, copy.destination)
+            yield self._read(value, made)
             return
-        source = self._name(value.index, copy.version, copy.source)
+        source = self.at[self.slots.reads[i][0]]
         one, other = (self._real(end) for end in (copy.source, copy.destination))
         ends = [self.module.streams.get(stream, "") for stream in occupied(copy)]
         # Between two devices, torch makes the streams wait for each other.
@@ -561,73 +533,41 @@ class _Body:
         if same_device:
             yield Piece(f"{ends[1]}.wait_stream({ends[0]})")
         if copy.overwrite:
-            home = self.sources[value.index]
-            self._put(value.index, copy.version, copy.destination, home)
-            yield Piece(f"{home}.copy_({source}, non_blocking=True)")
+            yield Piece(f"{self.at[made]}.copy_({source}, non_blocking=True)")
         else:
             device = self.module.devices[copy.destination]
             version = f"_v{copy.version}" if copy.version else ""
-            twin = self.names.variable(f"{value.name}{version}_{device}")
-            self._put(value.index, copy.version, copy.destination, twin)
-            yield Piece(f"{twin} = to({source}, {device})")
+            self.at[made] = self.names.variable(f"{value.name}{version}_{device}")
+            yield Piece(f"{self.at[made]} = to({source}, {device})")
         if same_device:
             yield Piece(f"{ends[0]}.wait_stream({ends[1]})")
 
     def _real(self, device: str) -> str:
         return self.machine.device(device).physical or device
 
-    def _read(self, value: Value, device: str) -> Piece:
-        """Return the statement that reads a value from a file to a device."""
+    def _read(self, value: Value, slot: int) -> Piece:
+        """Return the statement that reads a value from a file into a slot."""
         assert value.producer is not None
         stored = self.graph.tasks[value.producer].fn
         assert isinstance(stored, StoredTensor)
-        name = self.names.variable(value.name)
-        self._put(value.index, 0, device, name)
+        self.at[slot] = self.names.variable(value.name)
         where = quoted(stored.path), f"torch.{stored.dtype}", repr(stored.shape)
         call = [*where, str(stored.offset), str(stored.nbytes)]
-        return bracketed("read", "()", list(map(Piece, call))).prefixed(f"{name} = ")
+        return bracketed("read", "()", list(map(Piece, call))).prefixed(f"{self.at[slot]} = ")
 
     def _run(self, i: int, task: Task, device: str) -> Iterator[Piece]:
+        results = list(zip(task.outputs, self.slots.made[i], strict=True))
         if isinstance(task.fn, StoredTensor):
-            if not is_storage(device) and self.graph.is_used(task.result.index):
-                yield self._read(task.result, device)
-            self.reads[i] = ()
+            for _, slot in results if not is_storage(device) else ():
+                if slot is not None:
+                    yield self._read(task.result, slot)
             return
-        found: dict[int, str] = {}
-        for use in task.reads:
-            partly = self.graph.touched(task, use.value) is not None
-            name = self.there.held(use.value, device) if partly else self._name(*use, device)
-            assert name is not None
-            found[use.value] = name
-        self.reads[i] = tuple(found.values())
-        for use in task.changes:
-            self.there.change(*use, device)
-        used = [use for use in task.outputs if self.graph.is_used(use.value)]
+        reads = zip(task.reads, self.slots.reads[i], strict=True)
+        given = {use.value: self.at[slot] for use, slot in reads}
+        used = {use.value for use, slot in results if slot is not None}
         made: dict[int, str] = {}
         spelled = self.module.devices.get(device) or 'torch.device("cpu")'
-        yield from self.statements.of(task, found, made, {use.value for use in used}, spelled)
-        for use in used:
-            self._put(*use, device, made[use.value], self._base(use.value, found))
-
-    def _base(self, value: int, found: Mapping[int, str]) -> str | None:
-        """Return the argument that a result shares memory with."""
-        root = self.graph.values[value].root
-        if root == value:
-            return None
-        return next(name for read, name in found.items() if self.graph.values[read].root == root)
-
-    # ---- names
-
-    def _put(
-        self, value: int, version: int, device: str, name: str, base: str | None = None
-    ) -> None:
-        self.there.put(value, version, device, name)
-        group = self.sharing.setdefault(name, []) if base is None else self.sharing[base]
-        if name not in group:
-            group.append(name)
-        self.sharing[name] = group
-
-    def _name(self, value: int, version: int, device: str) -> str:
-        name = self.there.get(value, version, device)
-        assert name is not None, f"{self.graph.values[value].name}@{version} is not on {device}"
-        return name
+        yield from self.statements.of(task, given, made, used, lambda _: spelled)
+        for use, slot in results:
+            if slot is not None:
+                self.at[slot] = made[use.value]

@@ -3,25 +3,41 @@
 A call is one line: an operator, a method, a subscript or a call of a function. A merged task is
 written as the calls of its parts. A region, whose function is not its composite, is written as one
 call, of a function of the module that contains these calls.
+
+The lines are for people, with ``Functions``, or for the runtime, with ``Bound`` objects. The
+runtime's lines are *exact*: they do what ``task.fn(*args)`` does with arguments of any type, and
+raise what ``Task.results`` raises for results of another shape.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from autosched._lib.tree import flatten
-from autosched.codegen.functions import Functions
+from autosched._lib.tree import flatten, of_its_kind
+from autosched.codegen.functions import Bound, Functions, literal
 from autosched.codegen.names import Names, identifier
 from autosched.codegen.origins import torch_path
 from autosched.codegen.pieces import Piece, bracketed, laid_out, quoted
-from autosched.graph.composite import Composite
 from autosched.graph.task import Here, Task
 from autosched.graph.value import Attribute, InPlace, Method, On, Value
 
-__all__ = ["Call", "Caller", "Statements", "deletion", "is_region", "literal", "region_text"]
+if TYPE_CHECKING:
+    from autosched.codegen.composite import Composite
+
+__all__ = ["Call", "Caller", "Device", "Statements", "Variables", "deletion", "is_region"]
+__all__ += ["region_text"]
+
+Device = Callable[[Here], str]  # the text for the device that replaces a placeholder
+
+
+class Variables(Protocol):
+    """Gives names to intermediate results."""
+
+    def variable(self, name: str) -> str:
+        """Return a name that is not in use."""
+
 
 _INFIX = {
     **{"add": "+", "sub": "-", "mul": "*", "matmul": "@", "truediv": "/"},
@@ -43,22 +59,28 @@ class Call(NamedTuple):
 class Caller:
     """Writes calls; ``functions`` collects the functions that they refer to."""
 
-    def __init__(self, functions: Functions):
+    def __init__(self, functions: Functions | Bound):
         self.functions = functions
 
-    def call(self, task: Task, name: Callable[[int], str], device: str = "_") -> Call:
+    def call(self, task: Task, name: Callable[[int], str], device: Device) -> Call:
         """Return the source of a task's call; ``name`` maps values (indices) to variables."""
         fn: Any = task.fn
         args = task.args
         kwargs = task.kwargs
-        while isinstance(fn, functools.partial):
+        while isinstance(fn, functools.partial) and not self.functions.exact:
             fn, args, kwargs = fn.func, (*fn.args, *args), {**fn.keywords, **kwargs}
         writer = _Writer(self.functions, task, name, device)
         return writer.special(fn, args, kwargs) or Call(writer.call(fn, args, kwargs), "call")
 
 
 class _Writer:
-    def __init__(self, functions: Functions, task: Task, name: Callable[[int], str], device: str):
+    def __init__(
+        self,
+        functions: Functions | Bound,
+        task: Task,
+        name: Callable[[int], str],
+        device: Device,
+    ):
         self.device = device
         self.functions = functions
         self.task = task
@@ -67,7 +89,12 @@ class _Writer:
     def call(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Piece:
         """Write ``fn(*args, **kwargs)``, or a method call on a tensor."""
         on_value = bool(args) and isinstance(args[0], Value)
-        if isinstance(fn, Method) or (_tensor_method(fn) and on_value):
+        exact = self.functions.exact
+        if isinstance(fn, Method) and (on_value or not exact):
+            is_method = True
+        else:
+            is_method = on_value and not exact and _tensor_method(fn)
+        if is_method:
             method = f"{self.item(args[0])}.{fn.__name__}"
             return bracketed(method, "()", self.arguments(args[1:], kwargs))
         called = self.functions.reference(fn, f"{self.task.name}_fn", self.task.name)
@@ -94,12 +121,14 @@ class _Writer:
 
         Return None for other calls.
         """
+        if isinstance(fn, InPlace) and self.functions.exact:
+            return None
         if isinstance(fn, (Attribute, On)):
             dotted = f".{fn.attribute}" if isinstance(fn, Attribute) else ""
             return Call(Piece(f"{self.item(args[0])}{dotted}"), "operator")
         operator = fn.fn if isinstance(fn, InPlace) else fn
         texts = functools.partial(map, self.operand, args)
-        match _operator_name(operator), len(args):
+        match self._operator_name(operator), len(args):
             case _ if kwargs:
                 return None
             case "getitem", 2:
@@ -118,6 +147,16 @@ class _Writer:
                 return Call(self.call(abs, args, {}), "call")
         return None
 
+    def _operator_name(self, fn: Any) -> str | None:
+        """Return the Python operator of a function or a tensor method, without underscores."""
+        name = getattr(fn, "__name__", None)
+        if not isinstance(name, str):
+            return None
+        if getattr(fn, "__module__", None) == "_operator":
+            return name.strip("_")
+        dunder = name.startswith("__") and name.endswith("__") and not self.functions.exact
+        return name.strip("_") if dunder and _tensor_method(fn) else None
+
     def operand(self, item: Any) -> str:
         """Write an argument of an operator."""
         text = str(self.item(item))
@@ -126,7 +165,10 @@ class _Writer:
     def subscript(self, key: Any) -> str:
         """Write the content of square brackets."""
         if type(key) is tuple and key:
-            return ", ".join(map(self.subscript, key)) + ("," if len(key) == 1 else "")
+            return ", ".join(map(self._index, key)) + ("," if len(key) == 1 else "")
+        return self._index(key)
+
+    def _index(self, key: Any) -> str:
         if type(key) is slice:
             parts = key.start, key.stop, key.step
             first, last, step = ("" if part is None else str(self.item(part)) for part in parts)
@@ -138,18 +180,22 @@ class _Writer:
         if isinstance(item, Value):
             return Piece(self.name(item.index))
         if isinstance(item, Here):
-            return Piece(self.device)
-        if type(item) is dict:
+            return Piece(self.device(item))
+        if type(item) is dict or (isinstance(item, dict) and self.functions.exact):
             pairs = [
                 self.item(value).prefixed(f"{self.item(key)}: ") for key, value in item.items()
             ]
-            return bracketed("", "{}", pairs)
+            whole = bracketed("", "{}", pairs)
+            if type(item) is dict:
+                return whole
+            make = functools.partial(of_its_kind, item)
+            return bracketed(self.functions.give(make, "of_its_kind", ""), "()", [whole])
         if isinstance(item, (tuple, list)):
             return self._sequence(item, hint)
-        if type(item) is slice:
+        if type(item) is slice and not self.functions.exact:
             parts = item.start, item.stop, item.step
             return bracketed("slice", "()", list(map(self.item, parts)))
-        text = literal(item)
+        text = self.functions.literal(item)
         if text is None:
             hint = hint or f"{self.task.name}_arg"
             give = self.functions.reference if callable(item) else self.functions.give
@@ -165,42 +211,8 @@ class _Writer:
         return bracketed(kind, "()", pieces if is_named_tuple else [bracketed("", "[]", pieces)])
 
 
-def literal(item: Any) -> str | None:
-    """Return a number, a string, or a constant of torch as source; None for anything else.
-
-    >>> import torch
-    >>> list(map(literal, (0.5, float("inf"), torch.float32, torch.device("cpu"), [])))
-    ['0.5', 'float("inf")', 'torch.float32', 'torch.device("cpu")', None]
-    """
-    kind = type(item)
-    if kind is float and not math.isfinite(item):
-        return f'float("{item}")'
-    if kind is complex:
-        return f"complex({literal(item.real)}, {literal(item.imag)})"
-    if kind in (str, bytes):
-        return quoted(item)
-    if kind in (bool, int, float, type(None), range):
-        return repr(item)
-    if item is Ellipsis:
-        return "..."
-    if kind.__module__ != "torch":
-        return None
-    if kind.__name__ == "device":
-        return f'torch.device("{item}")'
-    return repr(item) if kind.__name__ in ("dtype", "layout", "memory_format") else None
-
-
 def _bare(text: str) -> Piece:
     return Piece("", (Piece(text),))
-
-
-def _operator_name(fn: Any) -> str | None:
-    """Return the Python operator of a function or a tensor method, without underscores."""
-    name = getattr(fn, "__name__", None)
-    if not isinstance(name, str):
-        return None
-    dunder = name.startswith("__") and name.endswith("__") and _tensor_method(fn)
-    return name.strip("_") if dunder or getattr(fn, "__module__", None) == "_operator" else None
 
 
 def _tensor_method(fn: Any) -> bool:
@@ -226,7 +238,8 @@ def region_text(task: Task, name: str, caller: Caller, names: Names) -> str:
     given = {index: names.variable(label) for index, label in zip(whole.takes, taken, strict=True)}
     devices = [names.variable("device") for _ in whole.heres]
     head = bracketed(f"def {name}", "()", [Piece(text) for text in (*given.values(), *devices)])
-    pieces = Statements(caller, names).parts(whole, given, devices[0] if devices else "_")
+    here = dict(zip(whole.heres, devices, strict=True))
+    pieces = Statements(caller, names).parts(whole, given, here.__getitem__)
     lines = [" " * 4 + laid_out(piece, 4) for piece in pieces if piece.before != "del "]
     returned = Piece("", tuple(Piece(given[index]) for index in whole.gives))
     lines.append("    " + laid_out(returned.prefixed("return "), 4))
@@ -242,11 +255,16 @@ def deletion(names: list[str]) -> Piece:
 
 
 class Statements:
-    """Writes statements; ``names`` gives variables to the results."""
+    """Writes statements; ``names`` gives variables to results.
 
-    def __init__(self, caller: Caller, names: Names):
+    While a statement of a part of a merged task is yielded, ``within`` has that part; and where
+    merged tasks are nested, those that contain it.
+    """
+
+    def __init__(self, caller: Caller, names: Variables):
         self.caller = caller
         self.names = names
+        self.within: tuple[Task, ...] = ()
 
     def of(
         self,
@@ -254,21 +272,32 @@ class Statements:
         given: Mapping[int, str],
         made: dict[int, str],
         used: Container[int],
-        device: str,
+        device: Device,
     ) -> Iterator[Piece]:
-        """Write the calls of a task, and add the names of used results to ``made``."""
+        """Write the calls of a task, and add the names of used results to ``made``.
+
+        Results that have a name in ``made`` keep it.
+        """
         whole = task.composite
         if whole is not None and not is_region(task):
             yield from self._merged(task, whole, given, made, used, device)
             return
         call = self.caller.call(task, given.__getitem__, device)
-        values = list(flatten(task.result))
-        if not values or (call.kind == "call" and not any(value.index in used for value in values)):
+        values = list(flatten(task.result)) if task.outputs else []
+        is_checked = self.caller.functions.exact and not isinstance(task.result, Value)
+        is_used = is_checked or any(value.index in used for value in values)
+        if not values or (call.kind == "call" and not is_used):
             yield call.piece
             return
-        names = {value.index: self.names.variable(value.name) for value in values}
+        names = {
+            value.index: made.get(value.index) or self.names.variable(value.name)
+            for value in values
+        }
         made.update(names)
-        yield from self._unpacked(task.result, call.piece, names)
+        if isinstance(self.caller.functions, Bound):
+            yield from self._checked(task, call.piece, names, self.caller.functions)
+        else:
+            yield from self._unpacked(task.result, call.piece, names)
         if unused := [name for index, name in names.items() if index not in used]:
             yield deletion(unused)
 
@@ -279,25 +308,53 @@ class Statements:
         given: Mapping[int, str],
         made: dict[int, str],
         used: Container[int],
-        device: str,
+        device: Device,
     ) -> Iterator[Piece]:
         """Write the calls of a merged task; delete intermediate results after their last use."""
         names = {
             inner: given[value.index] for inner, value in zip(whole.takes, task.args, strict=False)
         }
+        results = list(zip(whole.gives, (use.value for use in task.outputs), strict=True))
+        for inner, value in results:
+            if value in made:
+                names.setdefault(inner, made[value])
         yield from self.parts(whole, names, device)
-        results = zip(whole.gives, task.outputs, strict=True)
-        made.update((use.value, names[inner]) for inner, use in results)
+        for inner, value in results:
+            if made.setdefault(value, names[inner]) != names[inner]:
+                yield Piece(f"{made[value]} = {names[inner]}")
         if unused := [made[use.value] for use in task.outputs if use.value not in used]:
             yield deletion(unused)
 
-    def parts(self, whole: Composite, names: dict[int, str], device: str) -> Iterator[Piece]:
+    def parts(self, whole: Composite, names: dict[int, str], device: Device) -> Iterator[Piece]:
         """Write the calls of the parts of a merged task; add the names of their results."""
+        outer = self.within
         for part, dead in zip(whole.tasks, whole.dead, strict=True):
+            self.within = (*outer, part)
             own = {use.value for use in part.outputs}
             yield from self.of(part, names, names, own.difference(dead), device)
+            self.within = outer
             if last := [names[index] for index in dead if index not in own]:
                 yield deletion(last)
+
+    def _checked(
+        self, task: Task, piece: Piece, names: Mapping[int, str], bound: Bound
+    ) -> Iterator[Piece]:
+        """Assign results to names. The lines raise ValueError for results of another shape."""
+        shape = task.result
+        if isinstance(shape, Value):
+            yield piece.prefixed(f"{names[shape.index]} = ")
+            return
+        targets = ", ".join(names[use.value] for use in task.outputs)
+        targets += "," if len(task.outputs) == 1 else ""
+        leaves = bound.reference(functools.partial(_leaves, task), "leaves", "")
+        if isinstance(shape, dict) or not all(isinstance(leaf, Value) for leaf in shape):
+            yield Piece(f"{targets} = {leaves}({piece})")
+            return
+        yield piece.prefixed("r = ")
+        kind = "type(r) is not tuple and type(r) is not list"
+        yield Piece(f"if {kind} or len(r) != {len(shape)}: r = {leaves}(r)")
+        yield Piece(f"{targets} = r")
+        yield Piece("del r")
 
     def _unpacked(self, shape: Any, piece: Piece, made: Mapping[int, str]) -> Iterator[Piece]:
         """Assign the result of a call to names, in its structure."""
@@ -325,3 +382,8 @@ class Statements:
             return dicts[-1][0]
         inner = ", ".join(self._target(item, made, dicts) for item in shape)
         return f"({inner},)" if len(shape) == 1 else f"({inner})"
+
+
+def _leaves(task: Task, returned: Any) -> list[Any]:
+    """Return the results of a task in order. Raises ValueError if their shape differs."""
+    return [item for _, item in task.results(returned)]

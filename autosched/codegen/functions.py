@@ -4,6 +4,8 @@ A function is referred to by its name in torch, or imported, or its source is co
 what that needs in turn. A function for which none of these works is *given*: it becomes a keyword
 parameter of ``step``, as does every other object that cannot be written as source. If such an
 argument is missing, Python's own error names it.
+
+The runtime needs no text that others can read: it binds each object to a name.
 """
 
 from __future__ import annotations
@@ -18,14 +20,51 @@ from autosched.codegen.names import Names
 from autosched.codegen.origins import importable, source_of, torch_path
 from autosched.codegen.pieces import quoted
 
-__all__ = ["Functions"]
+__all__ = ["Bound", "Functions", "literal"]
 
 # Used by the generated source itself.
 _OURS = frozenset("complex copy float functools range slice threading torch".split())
 
 
+class Bound:
+    """Objects that a source refers to, bound to names; none of these is a variable's.
+
+    >>> bound = Bound()
+    >>> bound.reference(len, "len", ""), bound.give([], "of users", ""), bound.means["len_0"]
+    ('len_0', 'given_1', <built-in function len>)
+    """
+
+    exact = True  # calls are written so that arguments may have any type
+
+    def __init__(self, between: str = "_") -> None:
+        self.means: dict[str, Any] = {}  # the objects by name, which are kept alive
+        self._names: dict[int, str] = {}
+        self._between = between  # a hint and a number
+
+    def reference(self, item: Any, hint: str, user: str) -> str:
+        """Return the name of an object."""
+        name = self._names.get(id(item))
+        if name is None:
+            stem = hint if hint.isascii() and hint.isidentifier() else "given"
+            name = self._names[id(item)] = f"{stem}{self._between}{len(self._names)}"
+            self.means[name] = item
+        return name
+
+    give = reference
+
+    @staticmethod
+    def literal(item: Any) -> str | None:
+        """Return an immutable constant as source; None for anything else."""
+        kind = type(item)
+        if kind in (bool, int, str, bytes, type(None)) or (kind is float and math.isfinite(item)):
+            return repr(item)
+        return "..." if item is Ellipsis else None
+
+
 class Functions:
     """The functions and constants that a source refers to, collected while it is written."""
+
+    exact = False
 
     def __init__(self, names: Names):
         self.names = names
@@ -35,6 +74,7 @@ class Functions:
         self.uses: dict[str, str] = {}  # the task or function that uses each given object
         self.means: dict[str, Any] = {}  # the objects that names of the module stand for
         self._known: dict[int, str] = {}
+        self.literal = literal
 
     def reference(self, item: Any, hint: str, user: str) -> str:
         """Return the expression by which ``step`` refers to a function or class."""
@@ -149,3 +189,28 @@ def _defined(name: str, item: Any) -> str | None:
 
 def _from(module: str, name: str, local: str) -> str:
     return f"from {module} import {name}" + (f" as {local}" if local != name else "")
+
+
+def literal(item: Any) -> str | None:
+    """Return a number, a string, or a constant of torch as source; None for anything else.
+
+    >>> import torch
+    >>> list(map(literal, (0.5, float("inf"), torch.float32, torch.device("cpu"), [])))
+    ['0.5', 'float("inf")', 'torch.float32', 'torch.device("cpu")', None]
+    """
+    kind = type(item)
+    if kind is float and not math.isfinite(item):
+        return f'float("{item}")'
+    if kind is complex:
+        return f"complex({literal(item.real)}, {literal(item.imag)})"
+    if kind in (str, bytes):
+        return quoted(item)
+    if kind in (bool, int, float, type(None), range):
+        return repr(item)
+    if item is Ellipsis:
+        return "..."
+    if kind.__module__ != "torch":
+        return None
+    if kind.__name__ == "device":
+        return f'torch.device("{item}")'
+    return repr(item) if kind.__name__ in ("dtype", "layout", "memory_format") else None

@@ -20,6 +20,7 @@ import torch
 
 from autosched._lib.tree import flatten, transform
 from autosched.coarsening.merging import carried, merged
+from autosched.codegen.composite import Composite
 from autosched.costs.costs import Costs
 from autosched.costs.estimate import Estimate, estimate
 from autosched.errors import ScheduleError
@@ -34,7 +35,6 @@ from autosched.fusion.candidates import (
 )
 from autosched.fusion.inductor import unavailable
 from autosched.fusion.region import Compiler, Region
-from autosched.graph.composite import Composite
 from autosched.graph.graph import HOST, Graph
 from autosched.graph.task import Seconds, Task
 from autosched.graph.value import Value

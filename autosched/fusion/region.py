@@ -38,10 +38,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from autosched._lib.forks import rlock
 from autosched._lib.logs import LOG
 from autosched._lib.tree import transform
+from autosched.codegen.composite import Composite
 from autosched.errors import ScheduleError
 from autosched.fusion.inductor import compile_graph, guard, unavailable, unsuitable
 from autosched.fusion.tracing import NotTraceableError, Traced, as_tensor, described, trace
-from autosched.graph.composite import Composite
 from autosched.graph.task import Here, Task
 from autosched.graph.value import Value
 from autosched.measurement.signatures import function_text, literal_text

@@ -8,7 +8,6 @@ files      tensors in files
 storages   versions of values, and values that share a storage
 regions    which elements of a storage a view covers
 effects    which arguments torch functions write, alias or draw random numbers for
-composite  several calls as one task
 including  one graph inserted into another
 pinning    a copy of a graph with the devices of inputs and tasks
 marked     ``@asc.task``: functions that are captured as one task

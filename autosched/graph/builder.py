@@ -30,7 +30,7 @@ from autosched.graph.task import STORAGE, Dependency, Kind, Origin, Seconds, Tas
 from autosched.graph.value import Value
 
 if TYPE_CHECKING:
-    from autosched.graph.composite import Composite
+    from autosched.codegen.composite import Composite
     from autosched.graph.graph import Graph
 
 __all__ = ["GraphBuilder", "check_costs", "check_device", "check_runs"]

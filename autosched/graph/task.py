@@ -19,7 +19,7 @@ from autosched._lib.tree import match
 from autosched.graph.regions import Region
 
 if TYPE_CHECKING:
-    from autosched.graph.composite import Composite
+    from autosched.codegen.composite import Composite
 
 __all__ = ["HOST", "STORAGE", "Dependency", "Followed", "Here", "Kind", "Origin", "Seconds"]
 __all__ += ["Task", "Use"]

@@ -1,12 +1,12 @@
 """Execution of programs.
 
-execute      runs the steps of a program
-compiler     compiles instructions to steps
+execute      runs a program
+compiler     emits the functions of threads, with what a backend does for each instruction
 memory       the tensors of one run, in numbered slots
 check        comparing what a task does with what it declared
 profile      measured times of instructions while a program runs
 hang_report  the position of each thread when a run is late
-threads/     threads that execute steps
+threads/     threads that execute these functions
 backends/    devices: CPU threads, accelerators, emulated machines
 in_flight/   several runs of a schedule that execute at the same time
 ranks/       copies between processes, and failures of them

@@ -1,8 +1,12 @@
-"""Compile programs to steps.
+"""Emit the functions of a program's threads for a backend.
 
-Each instruction is compiled once to a step. A step is a closure without arguments, and a run calls
-lists of such steps, one list per thread. Between threads there is one lock per event and waiter. It
-is released once and acquired once in a run, so nothing has to be built again for the next run.
+Each instruction becomes lines of the function of the thread that issues its stream: a task the
+statements that ``codegen`` writes, on slots of values; the rest calls of what the backend returns
+for it. Between threads there is one lock per event and waiter. It is released once and acquired
+once in a run, so nothing has to be built again for the next run.
+
+What is checked, measured or named is called: its statements are a function of their own, with which
+others do what they like.
 
 This module makes no decisions: streams, order and waits are given by the program, and the backend
 implements streams and events. This module adds that a wait never comes before its record where
@@ -14,9 +18,16 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cached_property, partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakSet
 
-from autosched.graph.graph import Graph
+from autosched._lib.allowed import is_storage
+from autosched.codegen.calls import Caller, Statements
+from autosched.codegen.functions import Bound
+from autosched.codegen.threads import Emitted, Line, Module, Numbered
+from autosched.graph.graph import Graph, Here, Task
 from autosched.machine.machine import Machine
 from autosched.program.program import (
     Copy,
@@ -33,18 +44,31 @@ from autosched.program.program import (
 from autosched.runtime.backends import Backend, Capabilities, Step
 from autosched.runtime.memory import Memory
 from autosched.runtime.profile import annotation, ranged
-from autosched.runtime.threads.tapes import Stretch, Tape
 
 if TYPE_CHECKING:
     from autosched.runtime.ranks.generators import Drawing
 
-__all__ = ["Carried", "Compiler", "Lines", "Wrap", "drawing_of"]
+__all__ = ["Call", "Carried", "Compiler", "Part", "Wrap", "drawing_of"]
 
 Wrap = Callable[[int, Step], Step]  # of the instruction at a position
+_OTHERS = (Record, Wait, Free)  # nothing is added to these, so they are not called
+_LONGEST = 5_000  # instructions of a function with local variables, which cannot be divided
 
 
-class Lines(NamedTuple):
-    """A program to compile.
+class Call:
+    """The effect of a run, copy or free: its statements, as a function when it is called."""
+
+    def __init__(self, compiler: Compiler, position: int):
+        self.position = position
+        self._compiler = compiler
+
+    def __call__(self) -> None:
+        """Execute the statements."""
+        self._compiler.functions[self.position]()
+
+
+class Part(NamedTuple):
+    """A program to emit: the whole one, or what a recording replays or records.
 
     ``calls`` are the effects of its instructions (None: nothing), ``at`` their positions in the
     whole program.
@@ -70,7 +94,7 @@ class Carried(NamedTuple):
 
 
 class Compiler:
-    """Compiles a schedule's program, and parts of it, for a backend.
+    """Emits a schedule's program, and parts of it, for a backend.
 
     ``seconds`` are the modelled seconds of each instruction. With ``nvtx``, runs and copies are
     ranges of NVTX, named by their streams.
@@ -92,95 +116,198 @@ class Compiler:
         self.seconds = seconds
         self.nvtx = nvtx
         self.can = Capabilities(backend)
-        self.memory = Memory(program, graph, self.can.located, self.can.emulating)
+        self.memory = Memory(program, graph, self.can.located)
         on = {run.task: run.stream.device for run in program if isinstance(run, Run)}
         self.drawing = None if machine.rank is not None else drawing_of(graph, on, machine)
         self.calls = [self._call(i) for i in range(len(program))]
         issued = [machine.device(stream.device).is_accelerator for stream in program.streams]
         self.on_cpu = not any(issued)
-        self.only_issues = all(issued)  # no step takes long: each issues work to a device
+        self._bound = Bound()
+        self._statements = Statements(Caller(self._bound), Numbered())
+        self._transfers: dict[int, Callable[[Any, Any], Any]] = {}
+        self._on_data: dict[int, list[Line]] = {}  # the statements of each instruction, on slots
+        self._emitted: WeakSet[Emitted] = WeakSet()
+        self._others: list[Compiler] = []
+        self._module = Module(f"instructions of {graph.name!r}", self._bound.means)
 
     def over(self, backend: Backend) -> Compiler:
         """Return a compiler of the same program for another backend, with memory of its own."""
-        parts = self.program, self.graph, self.machine, backend, self.seconds, self.nvtx
-        return Compiler(*parts)
+        other = Compiler(self.program, self.graph, self.machine, backend, self.seconds, self.nvtx)
+        self._others.append(other)
+        return other
 
-    def _call(self, i: int) -> Step | None:
-        """Return the function that changes memory for an instruction.
+    def _call(self, i: int) -> Call | None:
+        """Return the effect of an instruction; None for a record or a wait."""
+        is_event = isinstance(self.program.instructions[i], (Record, Wait))
+        return None if is_event else Call(self, i)
 
-        None for records, waits and some frees.
-        """
+    @cached_property
+    def functions(self) -> dict[int, Callable[[], None]]:
+        """The statements of each run and copy as a function, by position."""
+        instructions = enumerate(self.program.instructions)
+        positions = [at for at, each in instructions if not isinstance(each, _OTHERS)]
+        for at in positions:
+            lines = self.lines(at) or [Line("pass", at)]
+            self._module.define(f"call{at}", ["data=data"], lines)
+        self._bound.means["data"] = self.memory.data
+        self._module.load()
+        return {at: self._module[f"call{at}"] for at in positions}
+
+    def forget(self) -> None:
+        """Drop all objects that functions name: functions name themselves, too."""
+        self._bound.means.clear()
+        self.calls.clear()
+        self._on_data.clear()
+        for emitted in self._emitted:
+            emitted.forget()
+        for other in self._others:
+            other.forget()
+
+    def lines(self, i: int) -> list[Line]:
+        """Return the statements of an instruction, on slots."""
+        if i not in self._on_data:
+            self._on_data[i] = self.lines_on(_in_data, i)
+        return self._on_data[i]
+
+    # ---- statements
+
+    def lines_on(self, name: Callable[[int], str], i: int) -> list[Line]:
+        """Return the statements of an instruction; ``name`` gives the variables of slots."""
         memory = self.memory
         match self.program.instructions[i]:
-            case Run(_, name):
-                task = self.graph.task(name)
-                dropped = self._dropped(i)
-                if task.random and self.drawing is not None:
-                    return self.drawing.around(task, memory.run(i, task, dropped))
-                call = memory.call(i, task, dropped)
-                return Stretch(memory.data, [call]) if call else memory.run(i, task, dropped)
+            case Run(stream, label):
+                return self._run(i, self.graph.task(label), stream.device, name)
             case Copy() as copy:
-                return memory.copy(i, copy, self.backend.transfer(copy))
-            case (Send() | Receive()) as half if self.can.exchanging is not None:
-                return memory.exchange(i, half, self.can.exchanging.exchange(half))
+                source, target = name(memory.reads[i][0]), name(memory.made[i][0] or 0)
+                check = []
+                if memory.is_counted(copy):
+                    checked = self._bound.give(partial(memory.check_copy, copy), "check", "")
+                    check = [Line(f"{checked}({source})", i)]
+                transfer = self._bound.give(self._transfer(i), "copy", "")
+                into = target if copy.overwrite else None
+                return [*check, Line(f"{target} = {transfer}({source}, {into})", i)]
+            case Send() if self.can.exchanging is not None:
+                transfer = self._bound.give(self._transfer(i), "send", "")
+                return [Line(f"{transfer}({name(memory.reads[i][0])}, None)", i)]
+            case Receive(overwrite=overwrite) if self.can.exchanging is not None:
+                target = name(memory.made[i][0] or 0)
+                transfer = self._bound.give(self._transfer(i), "receive", "")
+                return [Line(f"{target} = {transfer}(None, {target if overwrite else None})", i)]
             case Free(stream):
-                return None if self._dropped(i - 1) else memory.free(i, self.can.free(stream))
-        return _nothing
+                names = [name(slot) for slot in memory.freed[i]]
+                act = self.can.free(stream)
+                lines = []
+                if act is not None:
+                    acting = self._bound.give(act, "free", "")
+                    lines = [Line(f"{acting}({each})", i) for each in names]
+                return [*lines, Line(" = ".join([*names, "None"]), i)]
+        return []
 
-    def _dropped(self, i: int) -> int:
-        """Return the slot that is freed together with a run, which saves a step; 0 if none."""
-        match self.program.instructions[i : i + 2]:
-            case (Run(stream), Free(owner)) if stream == owner and self.can.free(owner) is None:
-                slots = self.memory.freed[i + 1]
-                return slots[0] if len(slots) == 1 else 0
-        return 0
+    def _transfer(self, i: int) -> Callable[[Any, Any], Any]:
+        """Return what copies, sends or receives for an instruction; the same each time."""
+        if i not in self._transfers:
+            instruction = self.program.instructions[i]
+            if isinstance(instruction, Copy):
+                self._transfers[i] = self.backend.transfer(instruction)
+            elif isinstance(instruction, (Send, Receive)) and self.can.exchanging is not None:
+                self._transfers[i] = self.can.exchanging.exchange(instruction)
+        return self._transfers[i]
 
-    def tape(
+    def _run(self, i: int, task: Task, device: str, name: Callable[[int], str]) -> list[Line]:
+        made = {
+            use.value: name(slot)
+            for use, slot in zip(task.outputs, self.memory.made[i], strict=True)
+            if slot is not None
+        }
+        if is_storage(device):  # the copy from there reads what the task gives
+            stored = self._bound.give(task.fn, "stored", "")
+            return [Line(f"{text} = {stored}", i) for text in made.values()]
+        reads = zip(task.reads, self.memory.reads[i], strict=True)
+        given = {use.value: name(slot) for use, slot in reads}
+
+        def here(leaf: Here) -> str:
+            return self._bound.give(self._here(device, leaf), "device", "")
+
+        own = self._statements
+        pieces = own.of(task, given, made, {*made}, here)
+        lines = [Line(str(piece), i, within=own.within) for piece in pieces]
+        if task.random and self.drawing is not None:
+            drawing = self._bound.give(partial(self.drawing, task), "drawing", "")
+            inner = [Line(f" {line.text}", i, within=line.within) for line in lines]
+            return [Line(f"with {drawing}():", i), *inner]
+        return lines
+
+    def _here(self, device: str, leaf: Here) -> Any:
+        """Return the device that replaces ``Here`` in a run."""
+        if self.can.emulating is not None:
+            return self.can.emulating.here(device, leaf.usual)
+        return self.memory.place(device) or leaf.usual
+
+    # ---- functions of threads
+
+    def emit(
         self,
-        lines: Lines | None = None,
+        part: Part | None = None,
         call: Wrap | None = None,
         launched: Wrap | None = None,
         carried: Carried | None = None,
-    ) -> Tape:
-        """Return the steps of each thread; by default, of the whole program.
+        relay: Callable[[], object] | None = None,
+    ) -> Emitted:
+        """Return the functions of threads; by default, of the whole program.
 
         ``call`` and ``launched`` wrap runs and copies before and after launch. Without ``carried``
-        the run is alone, and does not wait for earlier ones.
+        the run is alone, and does not wait for earlier ones. With ``relay``, that is what the
+        calling thread does, and another one does what it would.
         """
-        lines = lines or Lines(self.program, self.calls, range(len(self.calls)), self.backend)
-        program, calls, positions, backend = lines
-        can = self.can if backend is self.backend else Capabilities(backend)
-        tape = Tape(quick=self.only_issues)
-        handshakes = _Handshakes(program, can, tape, carried)
-        current: dict[str | None, Sequence[Stream]] = {}
-        _add_first(program, can, tape)
-        for at, instruction in enumerate(program.instructions):
-            i = positions[at]
-            made = calls[at]
-            streams = occupied(instruction)
-            thread = can.thread(instruction.stream)
-            match instruction:
-                case Record(stream, event):
-                    tape.add(thread, i, backend.record(stream, event), *handshakes.record(event))
-                case Wait(stream, event, ago):
-                    tape.add(thread, i, *handshakes.wait(at))
-                    source = backend if not ago else carried and carried.earlier(ago)
-                    tape.add(thread, i, source.wait(stream, event) if source else None)
-                case Free():
-                    tape.add(thread, i, made)
-                case Run() | Copy() | Send() | Receive() if made is not None:
-                    if current.get(thread) != streams:
-                        current[thread] = streams
-                        tape.add(thread, i, can.enter(streams))
-                    step = backend.launch(streams, self.seconds[i], call(i, made) if call else made)
-                    if self.nvtx:
-                        on = " and ".join(map(str, streams))
-                        step = ranged(f"{annotation(i, instruction)} on {on}", step)
-                    with handshakes.meeting(i, streams):
-                        tape.add(thread, i, launched(i, step) if launched else step)
-        _add_last(program, can, tape)
-        _add_ending(can, tape)
-        return tape
+        part = part or Part(self.program, self.calls, range(len(self.calls)), self.backend)
+        emission = _Emission(self, part, carried, _in_data)
+        emission.add_all(call, launched)
+        emitted = emission.emitted
+        if relay is not None:
+            if None in emitted.names:
+                emitted.rename(None, "under a profiler")
+            emitted.add(None, 0, relay)
+        if emission.has_calls:
+            _ = self.functions  # threads would compile them at the same time
+        emitted.load()
+        self._emitted.add(emitted)
+        return emitted
+
+    def emit_local(self) -> Emitted | None:
+        """Return a function with local variables, from the inputs in order to the outputs by name.
+
+        None if several threads issue the program, if the backend adds anything to calls of tasks,
+        or if the program is too long for one function.
+        """
+        is_alone = all(self.can.thread(stream) is None for stream in self.program.streams)
+        if not is_alone or len(self.program) > _LONGEST:
+            return None
+        part = Part(self.program, self.calls, range(len(self.calls)), self.backend)
+        emission = _Emission(self, part, None, _in_variable)
+        emission.add_all(None, None)
+        if emission.has_calls:
+            return None
+        memory = self.memory
+        constants = [
+            Line(
+                f"{_in_variable(memory.homes[name])} = {self._bound.give(item, 'constant', '')}", -1
+            )
+            for name, item in memory.constants.items()
+        ]
+        outputs = [f"{label!r}: {_in_variable(slot)}" for label, slot in memory.outputs_at]
+        parameters = [_in_variable(memory.homes[name]) for name in memory.names]
+        last = Line(f"return {{{', '.join(outputs)}}}", -1)
+        emission.emitted.load_local(parameters, constants, last)
+        self._emitted.add(emission.emitted)
+        return emission.emitted
+
+    def bound_with(self, bound: Bound) -> dict[str, Any]:
+        """Return what names of statements mean, and names of a function's own."""
+        return {**self._bound.means, **bound.means, "data": self.memory.data}
+
+    def parts_at(self, trace: TracebackType | None) -> tuple[Task, ...]:
+        """Return the parts of a merged task that raised an error, if its call was a function."""
+        return next((line.within for line, _ in self._module.lines(trace)), ())
 
 
 def drawing_of(graph: Graph, devices: Mapping[str, str], machine: Machine) -> Drawing | None:
@@ -195,48 +322,36 @@ def drawing_of(graph: Graph, devices: Mapping[str, str], machine: Machine) -> Dr
     return Drawing(graph, devices, machine.ranks)
 
 
-def _add_first(program: Program, can: Capabilities, tape: Tape) -> None:
-    """Add the steps with which a run begins on each stream, where there are any."""
-    if can.bracketed is not None:
-        for stream in program.streams:
-            tape.add(can.thread(stream), 0, can.bracketed.follow(stream))
-
-
-def _add_last(program: Program, can: Capabilities, tape: Tape) -> None:
-    """Add the steps with which a run ends on each stream, where there are any."""
-    if can.bracketed is not None:
-        for stream in program.streams:
-            tape.add(can.thread(stream), len(program) - 1, can.bracketed.leave(stream))
-
-
-def _add_ending(can: Capabilities, tape: Tape) -> None:
-    """Add the steps with which a run ends in each thread that exchanges values with other ranks."""
-    for thread, steps in [*tape.steps.items()] if can.exchanging is not None else ():
-        assert can.exchanging is not None
-        ending = can.exchanging.ending(thread) if steps else None
-        if ending is not None:
-            tape.add(thread, steps[-1][0], ending)
-
-
-class _Handshakes:
-    """Locks between threads.
+class _Emission:
+    """Adds the instructions of a program, or of a part of it, to the functions of threads.
 
     A record releases the threads that wait for its event; a copy on two streams synchronizes their
     threads.
     """
 
     def __init__(
-        self, program: Program, can: Capabilities, tape: Tape, carried: Carried | None = None
+        self,
+        compiler: Compiler,
+        part: Part,
+        carried: Carried | None,
+        name: Callable[[int], str],
     ):
-        self.can = can
-        self.tape = tape
-        self.carried = carried or Carried({}, {}, lambda ago: can.backend)
+        self.compiler = compiler
+        self.part = part
+        self.carried = carried
+        self.name = name
+        self.has_calls = False  # whether a task is called, as the backend adds something to it
+        self.can = compiler.can
+        if part.backend is not compiler.backend:
+            self.can = Capabilities(part.backend)
+        yields = None if self.can.choosing is None else self.can.choosing.yields
+        self.emitted = emitted = Emitted(compiler, yields, stops=name is _in_data)
         self.locks: dict[int, threading.Lock] = {}  # by the position of the wait
         self.waiting: dict[int, list[threading.Lock]] = {}
         recorder: dict[int, str | None] = {}
         held: set[tuple[int, str | None]] = set()
-        for i, instruction in enumerate(program):
-            thread = can.thread(instruction.stream)
+        for i, instruction in enumerate(part.program):
+            thread = self.can.thread(instruction.stream)
             match instruction:
                 case Record(_, event):
                     recorder[event] = thread
@@ -244,36 +359,97 @@ class _Handshakes:
                     recorder.get(event, thread) != thread and (event, thread) not in held
                 ):
                     held.add((event, thread))
-                    self.locks[i] = tape.lock()
+                    self.locks[i] = emitted.lock()
                     self.waiting.setdefault(event, []).append(self.locks[i])
 
-    def record(self, event: int) -> list[Step]:
+    def add_all(self, call: Wrap | None, launched: Wrap | None) -> None:
+        """Add all instructions, and what a run begins and ends with."""
+        program, calls, positions, backend = self.part
+        can, emitted = self.can, self.emitted
+        current: dict[str | None, Sequence[Stream]] = {}
+        bracketed = can.bracketed
+        for stream in program.streams if bracketed is not None else ():
+            assert bracketed is not None
+            emitted.add(can.thread(stream), 0, bracketed.follow(stream))
+        for at, instruction in enumerate(program.instructions):
+            i, made = positions[at], calls[at]
+            thread = can.thread(instruction.stream)
+            match instruction:
+                case Record(stream, event):
+                    emitted.add(thread, i, backend.record(stream, event), *self._passed(event))
+                case Wait(stream, event, ago):
+                    self._wait(thread, at, i, stream, event, ago)
+                case Free():
+                    self._add(thread, i, made)
+                case Run() | Copy() | Send() | Receive() if made is not None:
+                    streams = occupied(instruction)
+                    if current.get(thread) != streams:
+                        current[thread] = streams
+                        emitted.add(thread, i, can.enter(streams))
+                    wrapped = call(i, made) if call else made
+                    step = backend.launch(streams, self.compiler.seconds[i], wrapped)
+                    if self.compiler.nvtx:
+                        on = " and ".join(map(str, streams))
+                        step = ranged(f"{annotation(i, instruction)} on {on}", step)
+                    with self._together(i, streams):
+                        self._add(thread, i, launched(i, step) if launched else step, True)
+        for stream in program.streams if bracketed is not None else ():
+            assert bracketed is not None
+            emitted.add(can.thread(stream), len(program) - 1, bracketed.leave(stream))
+        exchanging = can.exchanging
+        for thread in emitted.names if exchanging is not None else ():
+            assert exchanging is not None
+            emitted.add(thread, emitted.last_position(thread), exchanging.ending(thread))
+
+    def _add(self, thread: str | None, i: int, step: Step | None, is_task: bool = False) -> None:
+        """Add a step; of a call to which nothing was added, the statements."""
+        if isinstance(step, Call):
+            at = step.position
+            own = self.name is _in_data
+            lines = self.compiler.lines(at) if own else self.compiler.lines_on(self.name, at)
+            self.emitted.write(thread, i, lines, is_task)
+        elif step is not None:
+            self.has_calls = True
+            self.emitted.write(thread, i, [self.emitted.line(step, i)], is_task)
+
+    def _passed(self, event: int) -> list[Step]:
         """Return the steps that release the waiting threads, of this run and of later ones."""
         own = [lock.release for lock in self.waiting.get(event, ())]
-        return [*own, *self.carried.passed.get(event, ())]
+        return [*own, *(self.carried.passed.get(event, ()) if self.carried else ())]
 
-    def wait(self, i: int) -> list[Step]:
-        """Return the step that waits for the recording thread: one for each thread and event.
+    def _wait(
+        self, thread: str | None, at: int, i: int, stream: Stream, event: int, ago: int
+    ) -> None:
+        """Add a wait; first for the recording thread: once for each thread and event.
 
-        None if the event is recorded later, or never: CUDA does not wait then.
+        Not if the event is recorded later, or never: CUDA does not wait then.
         """
-        lock = self.locks.get(i) or self.carried.awaited.get(i)
-        return [] if lock is None else [lock.acquire]
+        lock = self.locks.get(at) or (self.carried and self.carried.awaited.get(at))
+        if lock:
+            self.emitted.acquire(thread, i, lock)
+        source = self.part.backend if not ago else self.carried and self.carried.earlier(ago)
+        if source:
+            self.emitted.add(thread, i, source.wait(stream, event))
 
     @contextlib.contextmanager
-    def meeting(self, i: int, streams: Sequence[Stream]) -> Iterator[None]:
+    def _together(self, i: int, streams: Sequence[Stream]) -> Iterator[None]:
         """Block the thread of a copy's second stream, where the copy is, until it is issued."""
         here, *others = [self.can.thread(stream) for stream in streams]
         if not others or others[0] == here:
             yield
             return
-        arrived = self.tape.lock()
-        done = self.tape.lock()
-        self.tape.add(others[0], i, arrived.release, done.acquire)
-        self.tape.add(here, i, arrived.acquire)
+        emitted = self.emitted
+        arrived, done = emitted.lock(), emitted.lock()
+        emitted.add(others[0], i, arrived.release)
+        emitted.acquire(others[0], i, done)
+        emitted.acquire(here, i, arrived)
         yield
-        self.tape.add(here, i, done.release)
+        emitted.add(here, i, done.release)
 
 
-def _nothing() -> None:
-    pass
+def _in_data(slot: int) -> str:
+    return f"data[{slot}]"
+
+
+def _in_variable(slot: int) -> str:
+    return f"v{slot}"

@@ -13,16 +13,16 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NoReturn, Protocol
 
 from autosched._lib.forks import forks, in_child, rlock
-from autosched.codegen import Code
+from autosched.codegen.threads import Emitted
 from autosched.errors import AutoschedError, RunTimeoutError, ScheduleError
-from autosched.graph.graph import Graph, Value
+from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
-from autosched.program.program import Copy, Program, Run
+from autosched.program.program import Program, Run
 from autosched.runtime.backends import Backend, Capabilities, Step
 from autosched.runtime.backends.host import prepare_thread
 from autosched.runtime.check import Check, Watcher
@@ -32,7 +32,7 @@ from autosched.runtime.memory import Memory
 from autosched.runtime.profile import Notes, Trace, is_traced
 from autosched.runtime.replay.cache import Recordings
 from autosched.runtime.replay.segments import segmented
-from autosched.runtime.threads.tapes import Fault, Late, Stretch, Tape, Team
+from autosched.runtime.threads.team import Fault, Late, Team
 from autosched.runtime.threads.thread_team import ThreadTeam
 from autosched.timeline.timeline import Timeline
 
@@ -60,7 +60,6 @@ class Executor:
         backend: Backend,
         seconds: Sequence[float],
         check: Check = False,
-        code: Callable[[], Code] | None = None,
         nvtx: bool = False,
     ):
         for task in graph.tasks:
@@ -82,10 +81,6 @@ class Executor:
         backend.open(program if cut is None else cut.everything, machine)
         self.compiler = Compiler(program, graph, machine, backend, seconds, nvtx)
         self.memory = self.compiler.memory
-        # Generated code executes one run, checks files less, and draws for no rank.
-        reads = any(task.reads_file for task in graph.tasks)
-        is_plain = self.compiler.on_cpu and not reads and self.compiler.drawing is None
-        self.code = code if is_plain and program.in_flight == 1 else None
         self.check = check
         self._begin()
         _serving[id(backend)] = backend
@@ -96,16 +91,25 @@ class Executor:
     def _begin(self) -> None:
         """Create everything that belongs to this process: threads, and their locks."""
         self.forks = forks()
-        self.tape = self.compiler.tape()
+        vars(self).pop("emitted", None)  # with locks that a thread of the parent may hold
         self.watcher = Watcher(self.graph, self.check, self.memory.is_entangled)
         self.checked = False
-        threads = [thread for thread in self.tape.steps if thread is not None]
+        names = dict.fromkeys(map(self.compiler.can.thread, self.program.streams))
+        threads = [name for name in names if name is not None]
         threaded = self.compiler.can.threaded
         self.team = threaded.team(threads) if threaded else ThreadTeam(threads, prepare_thread)
         self.busy = threading.Lock()
         self.caller = 0  # the thread that holds it, or held it last
         self.tidy = functools.partial(_tidy, self.team, self.backend, self.memory)
-        self.close = weakref.finalize(self, _close, self.team, self.backend, self.busy, self.forks)
+        self.close = weakref.finalize(
+            self,
+            _close,
+            self.team,
+            self.backend,
+            self.busy,
+            self.forks,
+            weakref.ref(self.compiler),
+        )
 
     def _begin_in_child(self) -> None:
         """Start again in a forked process.
@@ -211,10 +215,8 @@ class Executor:
         recordings = self.recordings if notes is None else None
         watched = notes is None and bool(self.check or not self.checked)
         wrapped = watched or notes is not None or is_traced()
-        may_inline = deadline is None and not wrapped and recordings is None
-        inline = self.inline if may_inline else None
-        if inline is not None and self._suits(inputs):
-            return self._run_inline(inline, inputs)
+        if deadline is None and not wrapped and recordings is None and self.local is not None:
+            return self._run_local(self.local, inputs)
         team = self.team
         try:
             # 1. Bind the inputs. Those of a recording were checked when it was made.
@@ -222,16 +224,16 @@ class Executor:
             if recordings is not None and not watched:
                 recording = recordings.find_last(inputs)
             self.memory.fill(inputs, is_checked=recording is not None)
-            # 2. Choose the steps: of a recording that is valid for these inputs, or the program's.
+            # 2. Choose the functions: of a recording that is valid for these inputs, or the program's.
             if recordings is not None and not watched and recording is None:
                 recording = recordings.find(inputs, deadline is not None)
             if recording is not None:
-                tape = recording.tape(inputs)
+                emitted = recording.emitted(inputs)
             else:
-                tape = self._wrapped_tape(watched, notes, deadline) if wrapped else self.tape
+                emitted = self._wrapped(watched, notes, deadline) if wrapped else self.emitted
             # 3. Run them.
             self.backend.begin(lambda: team.stopped)
-            self._raise(team.run(tape, deadline), "end in time")
+            self._raise(team.run(emitted, deadline), "end in time")
             if team.stopped:
                 raise ScheduleError("the schedule was closed while it ran")
             self.backend.join()
@@ -241,7 +243,7 @@ class Executor:
                 return {}
             if recordings is not None and recording is not None:
                 return recordings.outputs(inputs)
-            outputs = self._outputs()
+            outputs = self._handed_out(self.memory.outputs())
             if watched:
                 self.checked = True
                 if recordings is not None:
@@ -253,75 +255,43 @@ class Executor:
                 with contextlib.suppress(Exception):
                     self.backend.join()
 
-    def _outputs(self) -> dict[str, Any]:
-        outputs = self.memory.outputs()
+    def _handed_out(self, outputs: dict[str, Any]) -> dict[str, Any]:
         if self.compiler.can.hands_out is not None:
             self.compiler.can.hands_out.hand_out(outputs)
         return outputs
 
     @functools.cached_property
-    def inline(self) -> Inline | None:
-        """The generated code, if it is available and the backend adds nothing to it."""
-        tape = self.tape
-        calls = self.compiler.calls
-        is_equal = (
-            self.code is not None
-            and "torch" in sys.modules
-            and tape.steps.keys() <= {None}
-            and all(
-                isinstance(step, Stretch) or step is calls[i]
-                for i, step in tape.steps.get(None, ())
-            )
-            and not any(isinstance(instruction, Copy) for instruction in self.program)
-            and all(self.compiler.can.free(stream) is None for stream in self.program.streams)
-        )
-        return Inline(self.code()) if is_equal and self.code is not None else None
-
-    def _suits(self, inputs: Mapping[str, Any]) -> bool:
-        """Whether generated code, which calls methods of tensors, can have these inputs."""
-        if all(map(_is_tensor, {*map(type, inputs.values())})):
-            return True
-        others = [name for name, item in inputs.items() if not _is_tensor(type(item))]
-        return self.scalars.issuperset(others) and all(
-            type(inputs[name]) is float for name in others
-        )
+    def emitted(self) -> Emitted:
+        """The functions of threads."""
+        return self.compiler.emit()
 
     @functools.cached_property
-    def scalars(self) -> frozenset[str]:
-        """The inputs that are arguments, but not objects, of methods: these can be numbers."""
-        objects = {
-            use.value
-            for task in self.graph.tasks
-            for use in task.reads
-            if task.composite is not None
-            or (
-                getattr(task.fn, "__module__", "") != "_operator"
-                and task.args
-                and isinstance(task.args[0], Value)
-                and task.args[0].index == use.value
-            )
-        }
-        return frozenset(v.name for v in self.graph.sources if v.index not in objects)
+    def local(self) -> Emitted | None:
+        """The program as one function with local variables, if one thread executes it alone."""
+        return None if self.program.in_flight > 1 else self.compiler.emit_local()
 
-    def _run_inline(self, inline: Inline, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Run the generated code once."""
-        self.memory.check(inputs)
-        self.backend.begin(lambda: self.team.stopped)
+    def _run_local(self, emitted: Emitted, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Run once in the calling thread."""
+        memory = self.memory
+        memory.check(inputs)
+        aborted: list[bool] = []
+        self.backend.begin(lambda: bool(aborted) or self.team.stopped)
         try:
-            outputs: dict[str, Any] = inline(inputs)
+            outputs: dict[str, Any] = emitted.local(*memory.in_order(inputs))
         except BaseException as error:
-            found = inline.fault(error)
-            if found is None:
-                raise
+            aborted.append(True)
+            with contextlib.suppress(Exception):
+                self.backend.join()
+            position, arguments = emitted.clear(error, memory.reads)
             try:
-                self._raise_fault(*found)
+                self._raise_fault(Fault(position, error), arguments)
             finally:
                 # The error refers to this frame: the inputs would wait for garbage collection.
-                del found
+                del arguments
         if self.team.stopped:
             raise ScheduleError("the schedule was closed while it ran")
         self.backend.join()
-        return outputs
+        return self._handed_out(outputs)
 
     # ---- errors
 
@@ -342,33 +312,31 @@ class Executor:
         # What is not an Exception is no task's fault.
         if isinstance(error, AutoschedError) or not isinstance(error, Exception):
             return error
+        if fault.position < 0:  # it comes from no instruction
+            return error
         named = failed(self.graph, self.program.instructions[fault.position], error, arguments)
         named.__cause__ = error.with_traceback(from_users_code(error.__traceback__))
         return named
 
     # ---- runs that are checked, profiled or traced
 
-    def _wrapped_tape(self, watched: bool, notes: Notes | None, deadline: float | None) -> Tape:
-        """Return steps that are checked, that are measured, or that a torch.profiler shows."""
+    def _wrapped(self, watched: bool, notes: Notes | None, deadline: float | None) -> Emitted:
+        """Return functions that are checked, measured, or shown by a torch.profiler."""
         call = self._watch if watched else None
         launched = None if notes is None else notes.timed
         if not is_traced():
-            return self.compiler.tape(None, call, launched)
+            return self.compiler.emit(None, call, launched)
         team = self.team
         # Tasks of the calling thread can be executed by another one, unless they issue to streams.
-        can_idle = None not in self.tape.steps or self.compiler.on_cpu
+        is_issuing = None in map(self.compiler.can.thread, self.program.streams)
+        can_idle = not is_issuing or self.compiler.on_cpu
         idle = bool(team.threads) and can_idle and deadline is None
         trace = Trace(self.program, idle, lambda: team.stopped)
 
         def named(i: int, step: Step) -> Step:
             return trace.named(i, launched(i, step) if launched else step)
 
-        tape = self.compiler.tape(None, call, named)
-        if trace.relays:
-            if None in tape.steps:
-                tape.steps["under a profiler"] = tape.steps.pop(None)
-            tape.add(None, 0, trace.relay)
-        return tape
+        return self.compiler.emit(None, call, named, relay=trace.relay if trace.relays else None)
 
     def _watch(self, i: int, call: Step) -> Step:
         """Return a run with a check around it."""
@@ -417,10 +385,6 @@ def executor_of_rank(
     return Executor(part, graph, machine, backend_of(part), seconds, check, nvtx=nvtx)
 
 
-def _is_tensor(kind: type) -> bool:
-    return hasattr(kind, "data_ptr")
-
-
 def _tidy(team: Team, backend: Backend, memory: Memory) -> None:
     """Drop a run's tensors when devices have finished the issued work."""
     if team.stopped:
@@ -429,7 +393,13 @@ def _tidy(team: Team, backend: Backend, memory: Memory) -> None:
     memory.clear()
 
 
-def _close(team: Team, backend: Backend, busy: threading.Lock, process: int) -> None:
+def _close(
+    team: Team,
+    backend: Backend,
+    busy: threading.Lock,
+    process: int,
+    emitting: weakref.ref[Compiler],
+) -> None:
     """End the threads.
 
     A call in another thread gets a moment to leave torch before the interpreter exits.
@@ -438,56 +408,11 @@ def _close(team: Team, backend: Backend, busy: threading.Lock, process: int) -> 
         return
     team.close()
     if busy.acquire(timeout=1.0):
+        if (compiler := emitting()) is not None:
+            compiler.forget()
         busy.release()
     backend.close()
     _serving.pop(id(backend), None)
-
-
-# ---- generated code instead of steps, where one thread suffices
-#
-# Used where a backend adds nothing to the calls and one thread suffices. Python executes the
-# generated code faster than a loop over steps. The code that is shown to the user is the code that
-# runs, except that functions whose source text it contains are called as the user's own objects.
-
-
-class Inline:
-    """Loaded code; it is called with the inputs of a graph by name.
-
-    >>> import autosched as asc
-    >>> graph = asc.Graph()
-    >>> graph.output(y=graph.input("x") * 2)
-    >>> Inline(asc.schedule(graph, asc.Machine([asc.Device("cpu")])).code)({"x": 21})
-    {'y': 42}
-    """
-
-    def __init__(self, code: Code):
-        module: dict[str, Any] = {"__name__": "autosched.generated"}
-        exec(compile(code, "<code of an autosched schedule>", "exec"), module)
-        module.update(code.means)
-        self._step = module["step"].__wrapped__  # its caller has switched autograd off
-        self._inputs = tuple(code.inputs)
-        self._given = dict(code.given)
-        self._calls = code.calls
-
-    def __call__(self, inputs: Mapping[str, Any]) -> Any:
-        """Run once; return the outputs by name."""
-        return self._step(*[inputs[name] for name in self._inputs], **self._given)
-
-    def fault(self, error: BaseException) -> tuple[Fault, list[Any]] | None:
-        """Return the call that raised, and its arguments.
-
-        None if there is none. Drops everything else that the step held.
-        """
-        trace = error.__traceback__
-        while trace is not None:
-            frame = trace.tb_frame
-            if frame.f_code is self._step.__code__:
-                position, names = self._calls.get(trace.tb_lineno, (-1, ()))
-                arguments = [frame.f_locals[name] for name in names if name in frame.f_locals]
-                frame.clear()
-                return (Fault(position, error), arguments) if position >= 0 else None
-            trace = trace.tb_next
-        return None
 
 
 # ---- schedules that are called by tasks of other schedules

@@ -1,9 +1,6 @@
-"""Tensors of an executor, and the steps that change them.
+"""Tensors of a run in their slots, and what inputs must be like.
 
-Tensors are in numbered slots; run, copy and free become steps that read and write slots.
-A slot is a value on a device; an in-place write leaves the next version in the same slot. A result
-that nothing uses gets no slot: it is dropped immediately. Knows no stream and no event: others
-decide when a step may be called.
+Knows no instruction but by the slots that it reads and fills, and no stream and no event.
 """
 
 from __future__ import annotations
@@ -11,23 +8,20 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
-from operator import itemgetter, setitem
 from typing import Any
 
 from autosched._lib.aliasing import Extent, are_apart, extents, first_meeting, overlaps_itself
-from autosched._lib.allowed import is_storage
 from autosched._lib.copying import span
 from autosched._lib.tensor_guards import recognizer
-from autosched._lib.tree import flatten, transform
+from autosched._lib.tree import flatten
+from autosched.codegen.slots import Slots
 from autosched.errors import GraphError, HazardError
 from autosched.graph.effects import COUNTS_IN_MEMORY, function_name
-from autosched.graph.graph import Graph, Here, Task, Value
-from autosched.program.program import Copy, Free, Program, Receive, Run, Send
-from autosched.program.residency import Buffers
-from autosched.runtime.backends import Emulating, Located, Step, Transfer
-from autosched.runtime.threads.tapes import Call
+from autosched.graph.graph import Graph
+from autosched.program.program import Copy, Program, Receive, Run, Send
+from autosched.runtime.backends import Located
 
 __all__ = ["Known", "Memory"]
 
@@ -35,52 +29,41 @@ _ATTEMPTS = 16  # at knowing inputs, each of which takes longer than a check
 _MANY = 16  # inputs; fewer are checked faster than they are recognized
 
 
-class Memory:
-    """The slots of a program, and the effect of its instructions on them."""
+class Memory(Slots):
+    """The slots of a program, and what is in them during a run."""
 
-    def __init__(
-        self,
-        program: Program,
-        graph: Graph,
-        located: Located | None = None,
-        emulating: Emulating | None = None,
-    ):
+    def __init__(self, program: Program, graph: Graph, located: Located | None = None):
+        super().__init__(program, graph)
         self.program = program
         self.graph = graph
         self.located = located
-        self.emulating = emulating
-        self.data: list[Any] = [None]  # slot 0 is for results that nothing uses
-        self.reads: dict[int, list[int]] = {}  # of each run and copy, the slots it reads
-        self.made: dict[int, list[int | None]] = {}  # and fills; None for unused results
-        self.freed: dict[int, list[int]] = {}
-        self.sharing: dict[int, list[int]] = {}  # slots that share memory, by each of them
-        self._outputs: list[tuple[str, int]] = []
-        sources = self._assign()
-        present = [value for value in graph.sources if value.index in sources]
-        self._names = [value.name for value in present if value.tensor is None]
+        present = [value for value in graph.sources if value.name in self.homes]
+        self.names = [value.name for value in present if value.tensor is None]
         constants = [value for value in present if value.tensor is not None]
-        self._constants = {value.name: value.tensor for value in constants}
+        self.constants = {value.name: value.tensor for value in constants}
         index = {name: graph.value(name).index for name, _ in program.inputs}
         self.written = {name for name in index if graph.last_version(index[name])}
         self._used = {name for name in index if graph.is_used(index[name])}
         # The inputs, by name, and constants that must not share memory, if tasks write some.
         self.kept_apart = (
-            [name for name in self._names if name in self._used] if self.written else []
+            [name for name in self.names if name in self._used] if self.written else []
         )
-        self.used_constants = [item for name, item in self._constants.items() if name in self._used]
+        self.used_constants = [item for name, item in self.constants.items() if name in self._used]
         self._in_parts = {name for name in self.written if graph.in_parts(index[name])}
-        self.homes = {graph.values[index].name: slot for index, slot in sources.items()}
+        self._blank: list[Any] = [None] * self.count
+        for name, tensor in self.constants.items():
+            self._blank[self.homes[name]] = tensor
+        self.data = self._blank.copy()
         copied = {i.value for i in program if isinstance(i, (Copy, Send, Receive))}
         self._counted = _counted(program, graph)
         # Inputs with several tensors, each of which is written by itself, or copied by itself.
         self._separate = self._in_parts | self.written & copied
-        placed = [(name, self._place(device)) for name, device in program.inputs]
+        placed = [(name, self.place(device)) for name, device in program.inputs]
         self._placed = [(name, device) for name, device in placed if device is not None]
         self._entangled: set[str] = set()
         self._known: Known | None = None
         self._attempts = 0  # at knowing inputs
         self._addresses: dict[str, int] = {}  # of the inputs that were checked last
-        self._blank = self.data.copy()
 
     # ---- during a run
 
@@ -88,9 +71,17 @@ class Memory:
         """Put the caller's inputs into their slots. Raises as ``check`` does."""
         if not is_checked:
             self.check(inputs)
-        in_order = list(inputs) == self._names
-        items = inputs.values() if in_order else map(inputs.__getitem__, self._names)
-        self.data[1 : 1 + len(self._names)] = items
+        self.data[1 : 1 + len(self.names)] = self.in_order(inputs)
+
+    def place(self, device: str) -> Any:
+        """Return the ``.device`` of tensors on a device, None where any is accepted."""
+        return None if self.located is None else self.located.place(device)
+
+    def in_order(self, inputs: Mapping[str, Any]) -> Iterable[Any]:
+        """Return the inputs in the order of their slots, of which the first is slot 1."""
+        if list(inputs) == self.names:
+            return inputs.values()
+        return map(inputs.__getitem__, self.names)
 
     def check(self, inputs: Mapping[str, Any]) -> None:
         """Raise GraphError for missing and unknown inputs, and for inputs on other devices.
@@ -98,14 +89,14 @@ class Memory:
         Raises HazardError if one that tasks write shares its memory with another, or a constant, or
         itself.
         """
-        if list(inputs) != self._names and inputs.keys() != {*self._names}:
+        if list(inputs) != self.names and inputs.keys() != {*self.names}:
             self.graph.bind(inputs)
         self._entangled = set()
         if not self.written and not self._placed:
             return
         if self._known is not None and self._known.recognizes(inputs):
             return
-        given = {**self._constants, **inputs}
+        given = {**self.constants, **inputs}
         apart = not self.written or (
             are_apart(item for name, item in given.items() if name in self._used)
             and all(given[name].is_contiguous() for name in self._in_parts)
@@ -167,11 +158,15 @@ class Memory:
                     "parts of it are written in place; pass a clone"
                 )
 
-    def check_copy(self, i: int, copy: Copy) -> None:
-        """Raise HazardError if ``as_strided`` would find other elements in a copy."""
+    def is_counted(self, copy: Copy) -> bool:
+        """Whether ``as_strided`` counts elements in the memory of what is copied."""
+        return (self.graph.value(copy.value).root, copy.destination) in self._counted
+
+    def check_copy(self, copy: Copy, item: Any) -> None:
+        """Raise HazardError if ``as_strided`` would find other elements in a copy of this."""
         value = self.graph.value(copy.value)
         absolute = self._counted.get((value.root, copy.destination))
-        for leaf in flatten(self.data[self.reads[i][0]]) if absolute is not None else ():
+        for leaf in flatten(item) if absolute is not None else ():
             if not hasattr(leaf, "storage_offset") or not leaf.numel():
                 continue
             if absolute and leaf.storage_offset():
@@ -194,7 +189,7 @@ class Memory:
 
     def outputs(self) -> dict[str, Any]:
         """Return the outputs by name."""
-        return {label: self.data[slot] for label, slot in self._outputs}
+        return {label: self.data[slot] for label, slot in self.outputs_at}
 
     def clear(self) -> None:
         """Drop everything but the constants."""
@@ -212,153 +207,9 @@ class Memory:
     @cached_property
     def _own(self) -> list[int]:
         """The slots whose memory belongs to the run."""
-        kept = [*self.homes.values(), *(slot for _, slot in self._outputs)]
+        kept = [*self.homes.values(), *(slot for _, slot in self.outputs_at)]
         others = {slot for one in kept for slot in self.sharing[one]}
         return [slot for slot in self.sharing if slot not in others]
-
-    # ---- steps
-
-    def call(self, i: int, task: Task, dropped: int) -> Call | None:
-        """Return the call of a task with one result that is only ``fn(a)`` or ``fn(a, b)``.
-
-        None for any other. The call drops slot ``dropped`` at its end.
-        """
-        if not isinstance(task.result, Value) or task.kwargs or not 1 <= len(task.args) <= 2:
-            return None
-        target = self.made[i][0]
-        fn = task.fn
-        if target is None or fn is None or not all(_is_whole(fn, arg) for arg in task.args):
-            return None
-        first, second = ([self._argument(i, task, arg) for arg in task.args] + [-1])[:2]
-        return i, fn, target, first, second, dropped
-
-    def run(self, i: int, task: Task, dropped: int) -> Step:
-        """Return the call of any task as a step, which drops slot ``dropped`` at its end."""
-        data = self.data
-        made = self.made[i]
-        call = self._called(i, task)
-        if isinstance(task.result, Value) and (target := made[0]) is not None:
-
-            def single() -> None:
-                data[target] = call()
-                data[dropped] = None
-
-            return single
-
-        def step() -> None:
-            results = task.results(call())
-            for slot, (_, item) in zip(made, results, strict=True):
-                if slot is not None:
-                    data[slot] = item
-            data[dropped] = None
-
-        return step
-
-    def _called(self, i: int, task: Task) -> Callable[[], Any]:
-        """Return a task's function with its arguments, evaluated at each call.
-
-        On a storage device a task gives what it reads as it is: the copy from there reads it.
-        """
-        data = self.data
-        fn = task.fn
-        if is_storage(self.program.instructions[i].stream.device):
-            return lambda: fn
-        args = task.args
-        kwargs = task.kwargs
-        assert fn is not None
-        if any(isinstance(leaf, Here) for leaf in flatten((args, kwargs))):
-
-            def located(leaf: Any) -> Any:
-                return self._here(i, leaf) if isinstance(leaf, Here) else leaf
-
-            args, kwargs = transform(located, (args, kwargs))
-        fixed = all(_is_fixed(fn, item) for item in kwargs.values())
-        if args and fixed and all(_is_whole(fn, arg) for arg in args):
-            slots = [self._argument(i, task, arg) for arg in args]
-            if len(slots) == 1:
-                (only,) = slots
-                return lambda: fn(data[only], **kwargs)
-            gather = itemgetter(*slots)
-            return lambda: fn(*gather(data), **kwargs)
-        slot_of = dict(zip((use.value for use in task.reads), self.reads[i], strict=True))
-
-        def current(leaf: Any) -> Any:
-            return data[slot_of[leaf.index]] if isinstance(leaf, Value) else leaf
-
-        def general() -> Any:
-            found, named = transform(current, (args, kwargs))
-            return fn(*found, **named)
-
-        return general
-
-    def _argument(self, i: int, task: Task, arg: Any) -> int:
-        """Return the slot of an argument. An argument that is not a Value gets a permanent slot."""
-        if isinstance(arg, Value):
-            return self.reads[i][[use.value for use in task.reads].index(arg.index)]
-        if isinstance(arg, Here):
-            arg = self._here(i, arg)
-        self.data.append(arg)
-        self._blank.append(arg)
-        return len(self.data) - 1
-
-    def _here(self, i: int, leaf: Here) -> Any:
-        """Return the device that replaces ``Here`` in a run."""
-        run = self.program.instructions[i]
-        assert isinstance(run, Run)
-        device = run.stream.device
-        if self.emulating is not None:
-            return self.emulating.here(device, leaf.usual)
-        return self._place(device) or leaf.usual
-
-    def _place(self, device: str) -> Any:
-        """Return the ``.device`` of tensors on a device, None where any is accepted."""
-        return None if self.located is None else self.located.place(device)
-
-    def copy(self, i: int, copy: Copy, transfer: Transfer) -> Step:
-        """Return a copy as a step."""
-        data = self.data
-        source = self.reads[i][0]
-        target = self.made[i][0]
-        assert target is not None
-
-        def step() -> None:
-            data[target] = transfer(data[source], data[target] if copy.overwrite else None)
-
-        def checked() -> None:
-            self.check_copy(i, copy)
-            step()
-
-        is_counted = (self.graph.value(copy.value).root, copy.destination) in self._counted
-        return checked if is_counted else step
-
-    def exchange(self, i: int, half: Send | Receive, transfer: Transfer) -> Step:
-        """Return a send or a receive as a step."""
-        data = self.data
-        if isinstance(half, Send):
-            (source,) = self.reads[i]
-            return lambda: transfer(data[source], None)
-        (target,) = self.made[i]
-        assert target is not None
-
-        def step() -> None:
-            data[target] = transfer(None, data[target] if half.overwrite else None)
-
-        return step
-
-    def free(self, i: int, spoil: Callable[[Any], None] | None) -> Step:
-        """Return a free as a step; ``spoil`` is what the backend does to freed memory."""
-        data = self.data
-        slots = self.freed[i]
-        if spoil is None and len(slots) == 1:
-            return partial(setitem, data, slots[0], None)
-
-        def step() -> None:
-            for slot in slots:
-                if spoil is not None:
-                    spoil(data[slot])
-                data[slot] = None
-
-        return step
 
     def arguments(self, i: int) -> list[Any]:
         """Return the current values that a run or a copy reads; nothing for other instructions."""
@@ -367,64 +218,6 @@ class Memory:
     def results(self, i: int) -> list[Any]:
         """Return the current results of a run, without those that nothing uses."""
         return [self.data[slot] for slot in self.made[i] if slot is not None]
-
-    # ---- numbering
-
-    def _assign(self) -> dict[int, int]:
-        """Give each buffer a slot; return the slots of inputs and constants by value (index)."""
-        values = self.graph.values
-        homes = dict(self.program.inputs)
-        # Those of other ranks have no home in this one's part of a program.
-        present = [value for value in self.graph.sources if value.name in homes]
-        sources = {value.index: homes[value.name] for value in present}
-        buffers = Buffers(self.graph, sources)
-        # Inputs come first, so that a run can put them into their slots at once.
-        given = sorted(buffers.sources.items(), key=lambda pair: values[pair[0]].tensor is not None)
-        slots = {buffer: self._new(values[v].tensor) for v, buffer in given}
-        for step in buffers.walk(self.program.instructions):
-            for made in step.made:
-                if made is not None and made not in slots:
-                    slots[made] = self._new(None)
-                    if made.base is not None:
-                        self._share(slots[made], slots[made.base])
-            if isinstance(step.instruction, Free):
-                self.freed[step.at] = self.sharing[slots[step.reads[0]]]
-            elif isinstance(step.instruction, (Run, Copy, Send, Receive)):
-                self.reads[step.at] = [slots[buffer] for buffer in step.reads]
-                self.made[step.at] = [None if made is None else slots[made] for made in step.made]
-        for label, device in self.program.outputs:
-            index = self.graph.outputs[label]
-            final = buffers.find(index, self.graph.last_version(index), device)
-            self._outputs.append((label, slots[final]))
-        return {value: slots[buffer] for value, buffer in buffers.sources.items()}
-
-    def _new(self, data: Any) -> int:
-        slot = len(self.data)
-        self.sharing[slot] = [slot]
-        self.data.append(data)
-        return slot
-
-    def _share(self, slot: int, base: int) -> None:
-        """Note that a slot shares memory with another."""
-        self.sharing[base].append(slot)
-        self.sharing[slot] = self.sharing[base]
-
-
-def _is_whole(fn: Any, arg: Any) -> bool:
-    """Whether an argument is the same in every run, or a single value."""
-    return isinstance(arg, Value) or _is_fixed(fn, arg)
-
-
-def _is_fixed(fn: Any, tree: Any) -> bool:
-    """Whether an argument contains no value, and nothing that a run may change.
-
-    Torch operators do not change lists.
-    """
-    if not isinstance(tree, (tuple, list, dict)):
-        return not isinstance(tree, Value)
-    if not isinstance(tree, tuple) and not hasattr(fn, "_schema"):
-        return False
-    return all(_is_fixed(fn, item) for item in (tree.values() if isinstance(tree, dict) else tree))
 
 
 def _counted(program: Program, graph: Graph) -> dict[tuple[int, str], bool]:

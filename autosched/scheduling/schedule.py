@@ -271,7 +271,7 @@ class Schedule(Running):
             return executor_of_rank(self.program, self.graph, self.machine, self.check, self.nvtx)
         backend = make(self.backend) if isinstance(self.backend, str) else self.backend
         parts = self.program, self.graph, self.machine, backend, self._durations
-        return Executor(*parts, self.check, lambda: self.code, self.nvtx)
+        return Executor(*parts, self.check, self.nvtx)
 
     # ---- files
 

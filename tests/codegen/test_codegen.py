@@ -787,3 +787,15 @@ def test_the_code_of_several_runs_in_flight_executes_one_after_another():
     assert schedule.code == asc.schedule(graph, ONE_GPU).code
     w, step = torch.zeros(2), loaded(on_cpu(schedule.code))["step"]
     assert [step(w, torch.ones(2))["y"].tolist() for _ in range(3)] == [[2, 2], [4, 4], [6, 6]]
+
+
+def test_a_tuple_in_an_index_is_one_index():
+    """It was written without its brackets, as several."""
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(y=x[1, (0, 2)], z=x[(1, 2), 1:])
+    schedule = asc.schedule(graph, CPU)
+    assert "x[1, (0, 2)]" in schedule.code
+    x = torch.arange(9.0).reshape(3, 3)
+    found, expected = run(schedule, {"x": x}), graph.run_serial(x=x)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 import autosched as asc
 from autosched.coarsening.merging import merged
+from autosched.codegen.composite import Composite
 from autosched.fusion.candidates import is_repeatable, unfusable
 from autosched.fusion.inductor import unavailable
 from autosched.fusion.region import Region
-from autosched.graph.composite import Composite
 
 needs_compiler = pytest.mark.skipif(
     unavailable("cpu") is not None, reason=unavailable("cpu") or "compiles"

@@ -15,10 +15,10 @@ import torch
 
 import autosched as asc
 from autosched.coarsening.merging import merged
+from autosched.codegen.composite import Composite
 from autosched.costs.estimate import estimate
 from autosched.fusion.candidates import unfusable
 from autosched.fusion.region import Region
-from autosched.graph.composite import Composite
 from tests.frontends.op_samples import operators
 from tests.fusion.operators import DTYPES, Sample, runs, sample_of, together
 from tests.fusion.regions import needs_compiler

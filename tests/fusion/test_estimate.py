@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import autosched as asc
+from autosched.codegen.composite import Composite
 from autosched.costs.estimate import estimate
 from autosched.fusion.fusing import region_seconds
-from autosched.graph.composite import Composite
 from autosched.measurement.sanity import least_work, work_of
 from tests.fusion.regions import compiled_by
 

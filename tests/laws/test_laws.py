@@ -28,9 +28,6 @@ from autosched.program.program import Copy, Free, Program, Record, Run, Stream, 
 from autosched.runtime.backends import Step
 from autosched.runtime.backends.host import Host
 from autosched.runtime.backends.virtual import Virtual
-from autosched.runtime.execute import Inline
-from autosched.runtime.threads.interleaver import Interleaver
-from autosched.runtime.threads.tapes import Fault, Late, Tape, Team
 from autosched.testing import DEVICES, graphs, inputs_for, machines
 from autosched.verification.verify import verify
 from tests.codegen.test_codegen import run as run_code
@@ -100,11 +97,10 @@ def as_code(
 def inline(
     graph: asc.Graph, machine: asc.Machine, policy: str, data: st.DataObject
 ) -> Iterator[Call]:
-    """By the generated code that a schedule on one CPU calls itself."""
+    """By the function with local variables that a schedule on one CPU calls."""
     with on("host", graph, machine, policy) as schedule:
         schedule(**inputs_for(graph))  # is watched
-        reads = any(task.reads_file for task in graph.tasks)
-        assert isinstance(schedule._executor.inline, Inline) is not reads
+        assert schedule._executor.local is not None
         yield schedule
 
 
@@ -340,16 +336,7 @@ def test_law_5_every_interleaving_in_virtual_time_gives_the_timeline_of_the_simu
 class AnyStep(Virtual):
     """Goes on with any stream after each step, where ``Virtual`` ends the instruction first."""
 
-    class Switched(Interleaver):
-        def run(self, tape: Tape, deadline: float | None = None) -> Fault | Late | None:
-            steps = {
-                name: [(n, step) for n, (_, step) in enumerate(line)]
-                for name, line in tape.steps.items()
-            }
-            return super().run(Tape(steps, tape.locks), deadline)
-
-    def team(self, threads: Sequence[str]) -> Team:
-        return AnyStep.Switched(self.choose)
+    yields = "step"
 
 
 @pytest.mark.parametrize("policy", ["heft", "round_robin"])
@@ -413,7 +400,7 @@ def test_law_7_a_run_ends_with_nothing_in_memory_but_what_is_kept(
     """Inputs, constants, outputs, and what shares memory with those."""
     with asc.schedule(graph, machine, policy=policy, costs=COSTS, backend="host") as schedule:
         schedule(**inputs_for(graph))  # makes the executor, and is watched; the next one is not
-        schedule._executor.code = None  # which Python clears itself
+        schedule._executor.local = None  # whose variables Python clears itself
         memory = schedule._executor.memory
         at_the_end: list[set[int]] = []
 
@@ -423,7 +410,7 @@ def test_law_7_a_run_ends_with_nothing_in_memory_but_what_is_kept(
 
         memory.outputs = outputs
         schedule(**inputs_for(graph))
-        kept = [*memory.homes.values(), *(slot for _, slot in memory._outputs)]
+        kept = [*memory.homes.values(), *(slot for _, slot in memory.outputs_at)]
         constants = {slot for slot, item in enumerate(memory._blank) if item is not None}
         assert at_the_end[0] <= constants.union(*(memory.sharing[slot] for slot in kept))
 

@@ -25,12 +25,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import autosched as asc
+from autosched.codegen.threads import Emitted
 from autosched.runtime.backends.emulated import Emulated
 from autosched.runtime.backends.host import Host
 from autosched.runtime.backends.virtual import Virtual
 from autosched.runtime.execute import Executor
 from autosched.runtime.threads import thread_team
-from autosched.runtime.threads.tapes import Fault, Tape
+from autosched.runtime.threads.team import Fault
 from autosched.runtime.threads.thread_team import ThreadTeam
 from tests.faults import FAULTS, inject
 from tests.serial import some
@@ -39,7 +40,7 @@ GENEROUS = 30  # seconds until a test that hangs fails
 SOON = 10  # seconds in which control is back: half of one in truth, but the computer has other things to do
 TWO_GPUS = asc.Machine.emulated(gpus=2)
 CPUS = asc.Machine([asc.Device("cpu", streams=2)])
-# ``inline`` is a machine on which later runs are calls of the generated code.
+# ``inline`` is a machine on which later runs are calls of a function with local variables.
 MACHINES = {
     "host": TWO_GPUS,
     "threads": CPUS,
@@ -218,8 +219,6 @@ def test_the_right_task_is_named_none_behind_it_runs_and_the_next_call_is_right(
     fault, check, backend
 ):
     name, cause, says, behind = WHO[fault]
-    if (fault, backend, check) == ("count", "inline", False):
-        says = "not enough values to unpack"
     ledger, broken = Ledger(), []
     graph = net(ledger)
     with on(backend, inject(graph, "split", fault, when=lambda: broken), check) as schedule:
@@ -308,7 +307,7 @@ def test_a_thousand_failing_calls_leave_nothing_behind(backend, timed):
         before, blocks, locks = (
             census(),
             sys.getallocatedblocks(),
-            list(schedule._executor.tape.locks),
+            list(schedule._executor.emitted.locks),
         )
         depths = fail_often(schedule, 1000, asc.TaskError, **options)
         after = census()
@@ -320,7 +319,10 @@ def test_a_thousand_failing_calls_leave_nothing_behind(backend, timed):
         assert slots_are_blank(schedule)
         assert len(depths) == 1
         team = schedule._executor.team
-        assert (getattr(team, "fault", None), list(schedule._executor.tape.locks)) == (None, locks)
+        assert (getattr(team, "fault", None), list(schedule._executor.emitted.locks)) == (
+            None,
+            locks,
+        )
         assert all(lock.locked() for lock in locks)
 
 
@@ -461,7 +463,7 @@ def test_an_interrupt_in_a_step_that_is_no_task_is_an_interrupt(base, where, kin
 
 def test_an_interrupt_that_comes_behind_a_fault_is_not_lost():
     """It was once taken for the echo of the fault, and the wait for the others went on."""
-    tape, mine = Tape(), threading.Event()
+    emitted, mine = Emitted(), threading.Event()
 
     def fail():
         assert mine.wait(GENEROUS)
@@ -473,18 +475,19 @@ def test_an_interrupt_that_comes_behind_a_fault_is_not_lost():
             time.sleep(0.001)
         raise KeyboardInterrupt
 
-    tape.add("a", 0, fail)
-    tape.add(None, 1, interrupted)
+    emitted.add("a", 0, fail)
+    emitted.add(None, 1, interrupted)
+    emitted.load()
     team = ThreadTeam(["a"], prepare=lambda: None)
-    end = team.run(tape)
+    end = team.run(emitted)
     team.close()
     assert isinstance(end, Fault)
     assert (end.position, type(end.error)) == (1, KeyboardInterrupt)
 
 
 def failing_first(*then):
-    """Return a tape of a thread that fails when the other is in a step, and of that, which goes on with some more."""
-    tape, begun = Tape(), threading.Event()
+    """Return functions: of a thread that fails when the other is in a step, and of that, which goes on."""
+    emitted, begun = Emitted(), threading.Event()
 
     def fail():
         assert begun.wait(GENEROUS)
@@ -497,15 +500,16 @@ def failing_first(*then):
         for step in then:
             step()
 
-    tape.add("a", 0, fail)
-    tape.add("b", 1, begin)
+    emitted.add("a", 0, fail)
+    emitted.add("b", 1, begin)
     team = ThreadTeam(["a", "b"], prepare=lambda: None)
-    return team, tape
+    return team, emitted
 
 
 def test_the_first_fault_is_told_of_and_not_what_fails_behind_it():
-    team, tape = failing_first(lambda: 1 / 0)
-    end = team.run(tape)
+    team, emitted = failing_first(lambda: 1 / 0)
+    emitted.load()
+    end = team.run(emitted)
     team.close()
     assert isinstance(end, Fault)
     assert (end.position, type(end.error)) == (0, ValueError)
@@ -513,10 +517,11 @@ def test_the_first_fault_is_told_of_and_not_what_fails_behind_it():
 
 def test_a_lock_to_which_nobody_came_in_a_run_that_failed_is_locked_again():
     """Whoever did come has locked it himself, in passing."""
-    team, tape = failing_first()
-    lock = tape.lock()
-    tape.add("b", 2, lock.acquire)
-    team.run(tape)
+    team, emitted = failing_first()
+    lock = emitted.lock()
+    emitted.acquire("b", 2, lock)
+    emitted.load()
+    team.run(emitted)
     assert not lock.locked()
     assert team.afterwards(lambda: None)
     team.close()
@@ -1081,9 +1086,10 @@ def test_a_thread_whose_step_never_ends_is_replaced():
     stuck, entered, ended = threading.Event(), threading.Event(), threading.Event()
     said = []
     team = ThreadTeam(["a", "b"], lambda: None)
-    tape = Tape()
-    tape.add("a", 3, entered.set, stuck.wait)
-    tape.add("b", 4, lambda: said.append("first"), ended.set)
+    emitted = Emitted()
+    emitted.add("a", 3, entered.set, stuck.wait)
+    emitted.add("b", 4, lambda: said.append("first"), ended.set)
+    emitted.load()
     fault = Fault(3, RuntimeError("lost"))
     (thread,) = [each.thread for each in team._workers if each.name == "a"]
 
@@ -1093,13 +1099,15 @@ def test_a_thread_whose_step_never_ends_is_replaced():
         team.abandon(thread.ident, fault)
 
     threading.Thread(target=abandon).start()
-    assert team.run(tape) == fault
-    tape = Tape()
-    lock = tape.lock()
-    tape.add("a", 0, lambda: said.append("second"), lock.release)
-    tape.add("b", 1, lock.acquire, lambda: said.append("third"))
+    assert team.run(emitted) == fault
+    emitted = Emitted()
+    lock = emitted.lock()
+    emitted.add("a", 0, lambda: said.append("second"), lock.release)
+    emitted.acquire("b", 1, lock)
+    emitted.add("b", 1, lambda: said.append("third"))
+    emitted.load()
     assert team.settle() is None
-    assert team.run(tape) is None
+    assert team.run(emitted) is None
     assert said == ["first", "second", "third"]
     team.close()
     stuck.set()

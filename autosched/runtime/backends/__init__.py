@@ -28,13 +28,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
+from autosched.codegen.threads import Yields
 from autosched.errors import ScheduleError
 from autosched.machine.machine import Machine
 from autosched.program.program import Copy, Program, Receive, Send, Stream
 from autosched.runtime.threads.loop_runs import LoopTeam
-from autosched.runtime.threads.tapes import Step, Team
+from autosched.runtime.threads.team import Step, Team
 
-__all__ = ["BACKENDS", "Backend", "Bracketed", "Capabilities", "Emulating", "Entered"]
+__all__ = ["BACKENDS", "Backend", "Bracketed", "Capabilities", "Choosing", "Emulating"]
+__all__ += ["Entered"]
 __all__ += ["Exchanging", "Freeing", "HandsOut", "Located", "Looping", "Recorder"]
 __all__ += ["Replayable", "Step", "Threaded", "Timed", "Transfer"]
 __all__ += ["TransientError", "make"]
@@ -83,6 +85,16 @@ class Threaded(Protocol):
 
     def team(self, threads: Sequence[str]) -> Team:
         """Return the team that runs steps in these threads."""
+
+
+@runtime_checkable
+class Choosing(Protocol):
+    """Executes all threads in turn, in one; its teams get generators."""
+
+    yields: Yields
+
+    def choose(self, ready: list[str]) -> str:
+        """Return the thread that continues, of those that can."""
 
 
 @runtime_checkable
@@ -264,6 +276,7 @@ class Capabilities:
     def __init__(self, backend: Backend):
         self.backend = backend
         self.threaded = backend if isinstance(backend, Threaded) else None
+        self.choosing = backend if isinstance(backend, Choosing) else None
         self.located = backend if isinstance(backend, Located) else None
         self.entered = backend if isinstance(backend, Entered) else None
         self.freeing = backend if isinstance(backend, Freeing) else None

@@ -21,7 +21,7 @@ from autosched.program.program import Copy, Program, Stream
 from autosched.runtime.backends import Backend, Step, Transfer
 from autosched.runtime.threads.loop_runs import LoopTeam
 from autosched.runtime.threads.loop_team import QueueTeam
-from autosched.runtime.threads.tapes import Team
+from autosched.runtime.threads.team import Team
 from autosched.runtime.threads.thread_team import ThreadTeam
 
 __all__ = ["Host", "copy_in_host_memory", "prepare_thread", "read_file"]

@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 import torch
 
 from autosched._lib.allowed import is_storage
+from autosched.codegen.threads import Emitted
 from autosched.errors import MachineError
 from autosched.machine.machine import Machine
 from autosched.program.program import Program, Run, Stream
 from autosched.runtime.backends.host import Host
-from autosched.runtime.threads.draining import Steps
 from autosched.runtime.threads.loop_runs import LoopTeam
-from autosched.runtime.threads.tapes import Step, Team
+from autosched.runtime.threads.team import Step, Team
 from autosched.runtime.threads.thread_team import ThreadTeam
 
 __all__ = ["Threads"]
@@ -98,7 +98,7 @@ class _Team(ThreadTeam):
         )
         return functions() == operators() == 0
 
-    def execute(self, steps: Steps) -> None:
+    def execute(self, emitted: Emitted) -> None:
         """Execute the calling thread's part with its share of the intra-op threads."""
         before = torch.get_num_threads()
         with contextlib.ExitStack() as modes:
@@ -109,7 +109,7 @@ class _Team(ThreadTeam):
                 modes.enter_context(torch._C._DisableAutocast())
             try:
                 torch.set_num_threads(self._intra_op_threads)
-                super().execute(steps)
+                super().execute(emitted)
             finally:
                 torch.set_num_threads(before)
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from autosched.codegen.threads import Yields
 from autosched.machine.machine import Machine
 from autosched.program.program import Program, Stream
 from autosched.runtime.backends import Backend, Step
 from autosched.runtime.backends.emulated import Emulated
 from autosched.runtime.threads.interleaver import Choose, Interleaver, QueueInterleaver
 from autosched.runtime.threads.loop_runs import LoopTeam
-from autosched.runtime.threads.tapes import Team
+from autosched.runtime.threads.team import Team
 
 __all__ = ["Virtual"]
 
@@ -28,6 +29,8 @@ class Virtual(Emulated):
     ``choose`` gets the names of the streams that can continue, and returns the one that does:
     ``random.Random(1).choice`` explores. Default: the stream with the earliest modelled clock.
     """
+
+    yields: Yields = "instruction"
 
     def __init__(self, choose: Choose | None = None) -> None:
         super().__init__()

@@ -19,6 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from autosched._lib.forks import forks
+from autosched.codegen.threads import Emitted
 from autosched.errors import CancelledRunError, RunTimeoutError, ScheduleError
 from autosched.program.program import Record, Wait
 from autosched.runtime.backends import Backend, Capabilities, Looping
@@ -29,7 +30,7 @@ from autosched.runtime.hang_report import report
 from autosched.runtime.in_flight.future import RunFuture, UnderWay
 from autosched.runtime.memory import Memory
 from autosched.runtime.threads.loop_runs import Line, LoopRun, LoopTeam, unlock
-from autosched.runtime.threads.tapes import Step, Tape
+from autosched.runtime.threads.team import Step
 from autosched.runtime.threads.thread_team import GRACE, end_threads
 
 __all__ = ["CLOSED", "OverlappingRuns", "call_each"]
@@ -43,7 +44,7 @@ class Started(LoopRun):
     late: RunTimeoutError | None = None
 
     def __init__(self, future: RunFuture, inputs: Mapping[str, Any], slot: Slot, *others: Any):
-        super().__init__(future.number, slot.tape, slot.locks, *others)
+        super().__init__(future.number, slot.emitted, slot.locks, *others)
         self.future = future
         self.inputs = inputs
         self.slot = slot
@@ -69,7 +70,7 @@ class OverlappingRuns:
         self._turns = deque(self.slots.all)  # the slot of the next run comes first
         self._advance = partial(self._turns.rotate, -1)
         first = self.slots.all[0]
-        self.team = looping.loop_team(list(first.tape.steps) or [None])
+        self.team = looping.loop_team(list(first.emitted.threads) or [None])
         self._ending = _Ending() if first.is_asynchronous else None
         self._deadlines = Deadlines(partial(_expire, weakref.ref(self)))
         parts = self.team, self._ending, self._deadlines, self.under_way, forks()
@@ -385,19 +386,19 @@ class Slot:
         return self._compiler.memory
 
     @cached_property
-    def tape(self) -> Tape:
-        """The steps of the run."""
+    def emitted(self) -> Emitted:
+        """The functions of the run."""
         slots = self._slots
         number = self.number
         carried = Carried(
             slots.awaited(number), slots.passed(number), partial(slots.earlier, number)
         )
-        return self._compiler.tape(carried=carried)
+        return self._compiler.emit(carried=carried)
 
     @cached_property
     def locks(self) -> Sequence[threading.Lock]:
         """The locks that threads wait for during the run."""
-        return [*self.tape.locks, *self._slots.awaited(self.number).values()]
+        return [*self.emitted.locks, *self._slots.awaited(self.number).values()]
 
     @cached_property
     def _spoil(self) -> Callable[[Any], None] | None:
@@ -412,7 +413,7 @@ class Slot:
             self.memory.spoil(self._spoil)
         self.memory.clear()
         if stopped:
-            for lock in self.tape.locks:
+            for lock in self.emitted.locks:
                 lock.acquire(blocking=False)
 
 

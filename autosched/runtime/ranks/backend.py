@@ -31,6 +31,7 @@ from functools import partial
 from typing import Any
 
 from autosched._lib.process_group import ProcessGroup
+from autosched.codegen.threads import Emitted
 from autosched.errors import AutoschedError, MachineError
 from autosched.machine.cluster import joined
 from autosched.machine.machine import Machine
@@ -48,7 +49,7 @@ from autosched.runtime.backends import Step, Transfer
 from autosched.runtime.backends.accelerator import Accelerator
 from autosched.runtime.backends.threads import Threads
 from autosched.runtime.ranks.exchange import Exchange
-from autosched.runtime.threads.tapes import Fault, Late, Tape, Team
+from autosched.runtime.threads.team import Fault, Late, Team
 from autosched.runtime.threads.thread_team import ThreadTeam
 
 __all__ = ["AcceleratorRanks", "Ranks", "backend_of", "relays"]
@@ -174,16 +175,16 @@ class _Team(ThreadTeam):
         self._awaited = ""
         super().__init__(names, prepare)
 
-    def run(self, tape: Tape, deadline: float | None = None) -> Fault | Late | None:
-        """Execute a tape; where that takes too long, say what this rank waited for."""
-        end = super().run(tape, deadline)
+    def run(self, emitted: Emitted, deadline: float | None = None) -> Fault | Late | None:
+        """Execute functions; where that takes too long, say what this rank waited for."""
+        end = super().run(emitted, deadline)
         if not isinstance(end, Late):
             return end
         return Late(end.places, f"\n    this rank waited: {self._awaited}" if self._awaited else "")
 
     def stop(self, fault: Fault | None = None) -> None:
         """Abort the run, and tell the other ranks."""
-        is_first = bool(self._tape.steps) and not self.stopped
+        is_first = self._emitted is not None and not self.stopped
         super().stop(fault)
         if is_first and not self.closed and (backend := self._backend()) is not None:
             self._awaited = backend.tell(fault)

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 from autosched._lib.copying import span
 from autosched._lib.logs import LOG
 from autosched._lib.tree import flatten, transform
+from autosched.codegen.threads import Emitted
 from autosched.errors import ScheduleError
 from autosched.graph.graph import Graph
 from autosched.program.program import Copy, Record, Run, Wait
 from autosched.runtime.backends import Backend, Capabilities, Replayable, Step, TransientError
-from autosched.runtime.compiler import Compiler, Lines
+from autosched.runtime.compiler import Compiler, Part
 from autosched.runtime.memory import Known, Memory
 from autosched.runtime.replay.segments import Segment, Segmented
-from autosched.runtime.threads.tapes import Stretch, Tape
 
 __all__ = ["Recordings"]
 
@@ -265,7 +265,7 @@ class Parts:
 class Recording:
     """A run of a segmented program for inputs of one kind.
 
-    The first tape records; later ones replay. ``fixed`` are the inputs on devices that are used
+    The first functions record; later ones replay. ``fixed`` are the inputs on devices that are used
     where they are, with their addresses.
     """
 
@@ -280,7 +280,7 @@ class Recording:
         # By slot, the recording's memory that instructions outside segments access.
         self._held: dict[int, Any] = {}
         self._homes = {*parts.memory.homes.values()}
-        self._replayed: Tape | None = None
+        self._replayed: Emitted | None = None
         self._outputs: Outputs | None = None
         moving = [name for name in parts.on_devices if name not in fixed]
         try:
@@ -299,8 +299,8 @@ class Recording:
         """Return the inputs that are not at the address of the recording."""
         return [name for name, address in self.fixed.items() if addresses[name] != address]
 
-    def tape(self, inputs: Mapping[str, Any]) -> Tape:
-        """Return the steps of a run, and fill its slots.
+    def emitted(self, inputs: Mapping[str, Any]) -> Emitted:
+        """Return the functions of a run, and fill its slots.
 
         Inputs that must be copied are copied immediately.
         """
@@ -372,59 +372,46 @@ class Recording:
 
     # ---- recording
 
-    def _recording(self) -> Tape:
-        """Return steps for the calling thread that record each segment, and replay it immediately.
+    def _recording(self) -> Emitted:
+        """Return what records each segment in the calling thread, and replays it immediately.
 
         If one cannot be recorded, it and all later ones are run as usual.
         """
         parts = self.parts
         backend = parts.backend.alone(recording=False)
         calls: list[Step | None] = [None] * len(parts.cut.program)
+        inner: list[Emitted] = []
         for i, part in parts.works.items():
-            calls[i] = _Placeholder(i, part) if isinstance(part, Segment) else self._outside(part)
-        lines = Lines(parts.cut.program, calls, parts.positions, backend)
-        tape = Tape()
-        for position, step in parts.compiler.tape(lines).steps.get(None, ()):
-            if isinstance(step, _Placeholder):
-                for inner in self._recorded(step, backend):
-                    tape.add(None, *inner)
+            if isinstance(part, Segment):
+                inner.append(self._inside(part, backend))
+                enter = Capabilities(backend).enter((part.stream,))
+                calls[i] = partial(self._record_and_replay, i, part, inner[-1], enter)
             else:
-                tape.add(None, position, step)
-        return tape
+                calls[i] = self._outside(part)
+        emitted = parts.compiler.emit(Part(parts.cut.program, calls, parts.positions, backend))
+        emitted.inner = inner
+        return emitted
 
-    def _recorded(self, whole: _Placeholder, backend: Backend) -> Iterator[tuple[int, Step | None]]:
-        """Yield steps that record a segment and replay it, and run it if recording fails."""
-        at, segment = whole.at, whole.segment
-        first = segment.positions[0]
-        yield first, lambda: self._record(at, segment)
-        for position, step in self._inside(segment, backend):
-            yield position, partial(self._run_unless_recorded, at, step)
-        yield first, Capabilities(backend).enter((segment.stream,))
-        yield first, lambda: self._replay(at)
-
-    def _run_unless_recorded(self, at: int, step: Step) -> None:
+    def _record_and_replay(
+        self, at: int, segment: Segment, inside: Emitted, enter: Step | None
+    ) -> None:
+        """Record a segment, and replay it; run it if recording fails."""
+        self._record(at, segment)
         if at not in self._graphs:
-            step()
-
-    def _replay(self, at: int) -> None:
+            _execute(inside)
+        if enter is not None:
+            enter()
         if at in self._graphs:
             self._graphs[at]()
 
-    def _inside(self, segment: Segment, backend: Backend) -> list[tuple[int, Step]]:
-        """Return the steps of a segment, one by one."""
+    def _inside(self, segment: Segment, backend: Backend) -> Emitted:
+        """Return the function of a segment."""
         compiler = self.parts.compiler
         rest = iter(segment.positions)
         own = [None if isinstance(i, (Record, Wait)) else next(rest) for i in segment.program]
         calls = [None if position is None else compiler.calls[position] for position in own]
         at = [segment.positions[0] if position is None else position for position in own]
-        found: list[tuple[int, Step]] = []
-        tape = compiler.tape(Lines(segment.program, calls, at, backend))
-        for position, step in tape.steps.get(None, ()):
-            if isinstance(step, Stretch):
-                found += [(call[0], Stretch(step.data, [call])) for call in step.calls]
-            else:
-                found.append((position, step))
-        return found
+        return compiler.emit(Part(segment.program, calls, at, backend))
 
     def _record(self, at: int, segment: Segment) -> None:
         """Record a segment, or note why not, and leave its slots unchanged."""
@@ -436,9 +423,12 @@ class Recording:
 
         def issue() -> None:
             nonlocal position
-            for at_step, step in self._inside(segment, parts.backend.alone(recording=True)):
-                position = at_step
-                step()
+            inside = self._inside(segment, parts.backend.alone(recording=True))
+            try:
+                _execute(inside)
+            except Exception as error:
+                position = inside.fault(error)
+                raise
             self._check(segment)
 
         tasks = [parts.graph.task(run.task) for run in segment.program if isinstance(run, Run)]
@@ -496,7 +486,7 @@ class Recording:
     def _outside(self, i: int) -> Step | None:
         """Return an instruction outside segments, which retains the memory it accesses."""
         parts = self.parts
-        call = parts.compiler.calls[i]
+        call: Step | None = parts.compiler.calls[i]
         copy = parts.cut.whole.instructions[i]
         if not isinstance(copy, Copy) or call is None:
             return call
@@ -546,8 +536,8 @@ class Recording:
 
     # ---- replaying
 
-    def _replaying(self) -> Tape:
-        """Return the steps of a replay, thread by thread."""
+    def _replaying(self) -> Emitted:
+        """Return the functions of a replay."""
         parts = self.parts
         calls: list[Step | None] = [None] * len(parts.cut.program)
         for i, part in parts.works.items():
@@ -556,7 +546,7 @@ class Recording:
             elif self._graphs[i] is not _nothing:
                 calls[i] = self._graphs[i]
         compiler = parts.compiler
-        return compiler.tape(Lines(parts.cut.program, calls, parts.positions, compiler.backend))
+        return compiler.emit(Part(parts.cut.program, calls, parts.positions, compiler.backend))
 
     def _again(self, i: int) -> Step | None:
         """Return an instruction outside segments; copies go into the memory of the recording."""
@@ -572,7 +562,7 @@ class Recording:
 
         def step() -> None:
             _check_alike(data[source], into, copy.value)
-            memory.check_copy(i, copy)
+            memory.check_copy(copy, data[source])
             transfer(data[source], into)
 
         return step
@@ -582,15 +572,10 @@ class _RefusalError(Exception):
     """The reason why a segment was not recorded, for the user."""
 
 
-@dataclass(frozen=True)
-class _Placeholder:
-    """Takes the place of a segment among steps; ``at`` is its position among the segments."""
-
-    at: int
-    segment: Segment
-
-    def __call__(self) -> None:
-        raise AssertionError("it is replaced by the steps of the segment")
+def _execute(emitted: Emitted) -> None:
+    """Execute a function of the calling thread."""
+    if None in emitted.threads:
+        emitted.threads[None]([])
 
 
 def _nothing() -> None:

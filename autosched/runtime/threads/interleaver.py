@@ -1,7 +1,7 @@
 """Simulate a team of threads in one thread, in a chosen interleaving.
 
-Executes one instruction at a time. A chooser decides which of the simulated threads continues.
-Knows no program and no device.
+Emitted functions are generators here, which yield before each instruction. A chooser decides which
+of the simulated threads continues. Knows no program and no device.
 """
 
 from __future__ import annotations
@@ -9,118 +9,134 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from threading import Lock
+from typing import Any
 
 from autosched._lib.forks import rlock
+from autosched.codegen.threads import Emitted
 from autosched.runtime.threads.loop_runs import LoopRun
 from autosched.runtime.threads.loop_team import at_once
-from autosched.runtime.threads.tapes import Fault, Late, Place, Step, Tape, lock_awaited
+from autosched.runtime.threads.team import Fault, Late, Place, Step, Stoppable
 from autosched.runtime.threads.thread_team import ThreadTeam
 
 __all__ = ["Choose", "Interleaver", "QueueInterleaver"]
 
+_END: Any = object()  # of a generator
 Choose = Callable[[list[str]], str]  # of the threads that could go on, the one that does
 
 
-class Interleaver(ThreadTeam):
-    """Executes tapes in one thread, an instruction at a time, of whichever thread ``choose`` picks.
+class _Simulated:
+    """A simulated thread in a run."""
 
-    >>> tape, said = Tape(), []
-    >>> lock = tape.lock()
-    >>> tape.add("a", 0, lambda: said.append("first"), lock.release)
-    >>> tape.add("b", 1, lock.acquire, lambda: said.append("second"))
-    >>> Interleaver(max).run(tape), said
+    def __init__(self, emitted: Emitted, name: str | None, run: Stoppable):
+        self._emitted = emitted
+        self._run = run
+        function = emitted.threads.get(name)
+        self._parts = iter(() if function is None else function.parts)
+        self._steps: Any = iter(())  # the generator of the current part
+        self._awaited: Lock | None = None
+        self._inside = False
+        self.has_ended = False
+        self.advance()  # to the first instruction
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether there is a next instruction that would not wait for another thread."""
+        waits = self._awaited is not None and self._awaited.locked()
+        return not self.has_ended and (not waits or bool(self._run.aborted))
+
+    def advance(self) -> None:
+        """Execute the next instruction; abort the run if it raises."""
+        self._inside = True
+        try:
+            while (awaited := next(self._steps, _END)) is _END:
+                self._steps = next(self._parts)(self._run.aborted)
+            self._awaited = awaited
+        except StopIteration:
+            self.has_ended = True
+        except BaseException as error:
+            self.has_ended = True
+            raised = _of_task(error)
+            self._run.stop(Fault(self._emitted.fault(raised), raised))
+        self._inside = False
+
+    @property
+    def place(self) -> Place | None:
+        """Where the thread is; None if it has ended."""
+        if self.has_ended:
+            return None
+        line = self._emitted.place(getattr(self._steps, "gi_frame", None))
+        if line is None:
+            return Place(-1, "before")
+        return Place(line.position, "in" if self._inside else line.how)
+
+
+class Interleaver(ThreadTeam):
+    """Executes functions in one thread, an instruction at a time, of whichever ``choose`` picks.
+
+    >>> said, emitted = [], Emitted(yields="instruction")
+    >>> lock = emitted.lock()
+    >>> emitted.add("a", 0, partial(said.append, "first"), lock.release)
+    >>> emitted.acquire("b", 1, lock)
+    >>> emitted.add("b", 1, partial(said.append, "second"))
+    >>> emitted.load()
+    >>> Interleaver(max).run(emitted), said
     (None, ['first', 'second'])
     """
 
     def __init__(self, choose: Choose, prepare: Step | None = None):
         super().__init__([], prepare or _nothing)
         self.choose = choose
-        self._simulated = _Run(Tape())
+        self._simulated: dict[str | None, _Simulated] = {}
 
     def settle(self, deadline: float | None = None) -> Late | None:
         """Wait for a run that was abandoned, if any."""
         late = super().settle(deadline)
-        return None if late is None else Late(self._simulated.places())
+        return None if late is None else Late(self._simulated_places())
 
-    def run(self, tape: Tape, deadline: float | None = None) -> Fault | Late | None:
-        """Execute a tape.
+    def run(self, emitted: Emitted, deadline: float | None = None) -> Fault | Late | None:
+        """Execute functions.
 
-        Return the fault of the step that raised, or all positions when it was late. With a deadline
-        a spare thread executes it, so that a step that hangs does not block the caller.
+        Return the fault of the instruction that raised, or all positions when it was late. With a
+        deadline a spare thread executes it, so that an instruction that hangs does not block the
+        caller.
         """
-        self._simulated = run = _Run(tape)
-        found: list[Fault] = []
-        if deadline is None:
-            self._interleave(run, found)
-        else:
-            whole = Tape()
-            whole.add(None, 0, lambda: self._interleave(run, found))
-            end = super().run(whole, deadline)
-            if isinstance(end, Late):
-                return Late(run.places())
-            if end is not None:  # raised by ``choose``: no step is to blame
-                raise end.error
-        if not found:
-            return None
-        self.stopped = True
-        return found[0]
+        whole = Emitted(stops=False)
+        whole.locks = emitted.locks
+        whole.add(None, -1, partial(self._interleave, emitted))
+        whole.load()
+        end = super().run(whole, deadline)
+        if isinstance(end, Late):
+            return Late(self._simulated_places())
+        if end is not None and end.position < 0:  # raised by ``choose``: no instruction is to blame
+            raise end.error
+        return end
 
-    def _interleave(self, run: _Run, found: list[Fault]) -> None:
-        """Execute steps until none can continue, one raises, or the run is aborted."""
+    def _interleave(self, emitted: Emitted) -> None:
+        """Execute instructions until none can continue, one raises, or the run is aborted."""
+        simulated = {name: _Simulated(emitted, name, self) for name in emitted.threads}
+        self._simulated = simulated
         try:
-            while (ready := run.ready()) and not self.stopped:
-                position, error = run.advance(self.choose(ready))
-                if error is not None:
-                    found.append(Fault(position, error))
-                    return
+            while (ready := _ready(simulated)) and not self.stopped:
+                simulated[self.choose(ready)].advance()
         finally:
-            for lock in run.tape.locks:
+            self._simulated = {}
+            for lock in emitted.locks:
                 lock.acquire(blocking=False)
 
-
-class _Run:
-    """The positions of the simulated threads in a tape."""
-
-    def __init__(self, tape: Tape):
-        self.tape = tape
-        self.at = {name: 0 for name in tape.steps if name is not None}
-        self.inside: str | None = None  # the one that is in a step
-
-    def ready(self) -> list[str]:
-        """Return the threads that can continue."""
-        return [name for name in self.at if _can_go_on(self.tape, name, self.at[name])]
-
-    def advance(self, name: str) -> tuple[int, BaseException | None]:
-        """Execute a thread's next instruction; return its position, and what it raised."""
-        steps = self.tape.steps[name]
-        position = steps[self.at[name]][0]
-        self.inside = name
-        while _can_go_on(self.tape, name, self.at[name]) and steps[self.at[name]][0] == position:
-            try:
-                steps[self.at[name]][1]()
-            except BaseException as error:
-                return position, error
-            self.at[name] += 1
-        self.inside = None
-        return position, None
-
-    def places(self) -> dict[str | None, Place | None]:
-        """Return where each thread is."""
-        return {name: self._place(name) for name in self.at}
-
-    def _place(self, name: str) -> Place | None:
-        at = self.at[name]
-        if at == len(self.tape.steps[name]):
-            return None
-        position, step = self.tape.steps[name][at]
-        if name == self.inside:
-            return Place(position, "in")
-        return Place(position, "waiting" if lock_awaited(step) else "before")
+    def _simulated_places(self) -> dict[str | None, Place | None]:
+        return {name: each.place for name, each in self._simulated.items()}
 
 
-def _can_go_on(tape: Tape, name: str, at: int) -> bool:
-    """Whether a thread has a next step that would not wait for another thread."""
-    return at < len(tape.steps[name]) and not lock_awaited(tape.steps[name][at][1])
+def _of_task(error: BaseException) -> BaseException:
+    """Return the StopIteration that a generator replaced by a RuntimeError; any other as it is."""
+    cause = error.__cause__
+    is_replaced = isinstance(error, RuntimeError) and isinstance(cause, StopIteration)
+    return cause if is_replaced and cause is not None else error
+
+
+def _ready(simulated: Mapping[str | None, _Simulated]) -> list[str]:
+    return [name or "" for name, each in simulated.items() if each.can_go_on]
 
 
 def _nothing() -> None:
@@ -129,19 +145,18 @@ def _nothing() -> None:
 
 # ---- runs in flight
 #
-# One thread executes an instruction at a time, of whichever simulated thread a chooser picks. Nothing
-# is executed before somebody asks for the end of a run.
+# Nothing is executed before somebody asks for the end of a run.
 
 
 class QueueInterleaver:
     """Executes runs in the calling thread, an instruction at a time, of the thread chosen.
 
     >>> from autosched.runtime.threads.loop_runs import Line
-    >>> from autosched.runtime.threads.tapes import Tape
-    >>> tape, said, line = Tape(), [], Line(False)
-    >>> tape.add("a", 0, partial(said.append, "a"))
-    >>> tape.add("b", 1, partial(said.append, "b"))
-    >>> runs = [LoopRun(i, tape, [], line, lambda run: None) for i in range(2)]
+    >>> said, emitted, line = [], Emitted(yields="instruction"), Line(False)
+    >>> emitted.add("a", 0, partial(said.append, "a"))
+    >>> emitted.add("b", 1, partial(said.append, "b"))
+    >>> emitted.load()
+    >>> runs = [LoopRun(i, emitted, [], line, lambda run: None) for i in range(2)]
     >>> team = QueueInterleaver(["a", "b"], max)
     >>> team.start(runs[0]), team.start(runs[1]), team.drive(runs[0]), said
     (None, None, None, ['b', 'b', 'a'])
@@ -152,8 +167,7 @@ class QueueInterleaver:
     def __init__(self, names: Sequence[str | None], choose: Choose):
         self._choose = choose
         self._queues: dict[str, deque[LoopRun]] = {name or "": deque() for name in names}
-        self._at = dict.fromkeys(self._queues, 0)  # the next step of each thread
-        self._inside: str | None = None  # the thread that is in a step
+        self._simulated: dict[str | None, _Simulated] = {}  # in the first run of each queue
         self._guard = rlock()
 
     def start(self, run: LoopRun, *others: Step) -> None:
@@ -163,8 +177,13 @@ class QueueInterleaver:
     def drive(self, run: LoopRun) -> None:
         """Execute instructions until a run has ended."""
         with self._guard:
-            while self._takes_part(run):
-                self._advance(self._choose(self._ready()))
+            while any(run in queue for queue in self._queues.values()):
+                for name in self._queues:
+                    self._enter(name)
+                if any(run in queue for queue in self._queues.values()):
+                    name = self._choose(_ready(self._simulated))
+                    self._simulated[name].advance()
+                    self._leave_if_ended(name)
 
     def places(self, run: LoopRun) -> Mapping[str | None, Place | None]:
         """Return where each thread is in a run; None if it has left it."""
@@ -173,60 +192,27 @@ class QueueInterleaver:
     def close(self) -> None:
         """Execute what is left: only runs that were aborted are left then."""
         with self._guard:
+            self._simulated.clear()
             for name, queue in self._queues.items():
                 while queue:
-                    self._at[name] = 0
                     queue.popleft().leave(name)
 
-    def _takes_part(self, run: LoopRun) -> bool:
-        return any(run in queue for queue in self._queues.values())
-
-    def _ready(self) -> list[str]:
-        """Return the threads that can continue."""
-        return [name for name, queue in self._queues.items() if queue and self._can_go_on(name)]
-
-    def _can_go_on(self, name: str) -> bool:
-        """Whether a thread has a next step that would not wait for another thread."""
-        run = self._queues[name][0]
-        steps = run.tape.steps.get(name, ())
-        at = self._at[name]
-        if not at:
-            run.enter()
-        return run.stopped or at >= len(steps) or not lock_awaited(steps[at][1])
-
-    def _advance(self, name: str) -> None:
-        """Execute a thread's next instruction, and leave the run after the last one."""
+    def _enter(self, name: str) -> None:
+        """Let a thread begin with the first run of its queue that has something for it."""
         queue = self._queues[name]
-        run = queue[0]
-        steps = run.tape.steps.get(name, ())
-        at = self._at[name]
-        position = steps[at][0] if at < len(steps) else -1
-        self._inside = name
-        while (
-            at < len(steps)
-            and steps[at][0] == position
-            and not run.stopped
-            and self._can_go_on(name)
-        ):
-            try:
-                steps[at][1]()
-            except BaseException as error:
-                run.stop(Fault(position, error))
-            at += 1
-            self._at[name] = at
-        self._inside = None
-        if run.stopped or at >= len(steps):
-            self._at[name] = 0
-            queue.popleft()
-            run.leave(name)
+        while queue and name not in self._simulated:
+            queue[0].enter()
+            self._simulated[name] = _Simulated(queue[0].emitted, name, queue[0])
+            self._leave_if_ended(name)
+
+    def _leave_if_ended(self, name: str) -> None:
+        if self._simulated[name].has_ended:
+            del self._simulated[name]
+            self._queues[name].popleft().leave(name)
 
     def _place(self, name: str, run: LoopRun) -> Place | None:
         if name in run.left:
             return None
-        at = self._at[name]
-        if not self._queues[name] or self._queues[name][0] is not run or not at:
-            return Place(-1, "before")
-        position, step = run.tape.steps[name][at]
-        if name == self._inside:
-            return Place(position, "in")
-        return Place(position, "waiting" if lock_awaited(step) else "before")
+        queue = self._queues[name]
+        is_in = bool(queue) and queue[0] is run and name in self._simulated
+        return self._simulated[name].place if is_in else Place(-1, "before")

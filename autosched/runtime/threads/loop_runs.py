@@ -1,4 +1,4 @@
-"""Runs of a loop: one for each time that a team executes a tape.
+"""Runs of a loop: one for each time that a team executes emitted functions.
 
 Threads take part in every run, in the order of the runs, and go on with the next one without
 waiting for each other. A run has ended when all threads have left it. Knows no program.
@@ -10,7 +10,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from autosched.runtime.threads.tapes import Fault, Place, Step, Tape
+from autosched.codegen.threads import Emitted
+from autosched.runtime.threads.team import Fault, Place, Step
 
 __all__ = ["Line", "LoopRun", "LoopTeam", "unlock"]
 
@@ -38,12 +39,11 @@ class Line:
 
 
 class LoopRun:
-    """One run of a tape.
+    """One run of emitted functions.
 
     ``locks`` are those that its threads wait for; ``ended`` is called with it by the last thread.
     """
 
-    stopped = False
     fault: Fault | None = None
     cause: LoopRun | None = None  # the run whose abortion aborted this one
     reason = ""  # why it was aborted, in words
@@ -51,17 +51,23 @@ class LoopRun:
     def __init__(
         self,
         number: int,
-        tape: Tape,
+        emitted: Emitted,
         locks: Sequence[threading.Lock],
         line: Line,
         ended: Callable[[Any], None],
     ):
         self.number = number
-        self.tape = tape
+        self.emitted = emitted
+        self.aborted: list[bool] = []
         self.left: set[str | None] = set()  # the threads that have left it
         self._locks = locks
         self._line = line
         self._ended = ended
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run was aborted."""
+        return bool(self.aborted)
 
     def enter(self) -> None:
         """Begin in a thread. Aborts the run if an earlier one broke the line."""
@@ -78,7 +84,7 @@ class LoopRun:
             self.fault = fault
             # First, because a thread that leaves this run goes on with the next one.
             self._line.break_at(self)
-            self.stopped = True
+            self.aborted.append(True)
         for lock in self._locks:
             unlock(lock)
 
@@ -86,7 +92,7 @@ class LoopRun:
         """Note that a thread has nothing left to do; the last one ends the run."""
         with self._line.guard:
             self.left.add(thread)
-            if len(self.left) < max(1, len(self.tape.steps)):
+            if len(self.left) < max(1, len(self.emitted.threads)):
                 return
         self._ended(self)
 

@@ -13,9 +13,8 @@ from functools import partial
 from operator import call
 from queue import SimpleQueue
 
-from autosched.runtime.threads.draining import Progress, drain, straightened
 from autosched.runtime.threads.loop_runs import LoopRun
-from autosched.runtime.threads.tapes import Place, Step
+from autosched.runtime.threads.team import Place, Step, execute, place_of
 from autosched.runtime.threads.thread_team import end_threads
 
 __all__ = ["QueueTeam", "at_once"]
@@ -27,13 +26,14 @@ class QueueTeam:
     A thread that waits for a run does not execute it: then its autocast mode and its streams would
     apply to the tasks, and an interrupt of the wait would abort other runs.
 
+    >>> from autosched.codegen.threads import Emitted
     >>> from autosched.runtime.threads.loop_runs import Line
-    >>> from autosched.runtime.threads.tapes import Tape
-    >>> tape, said, ended = Tape(), [], threading.Lock()
-    >>> tape.add("a", 0, partial(said.append, "step"))
+    >>> emitted, said, ended = Emitted(), [], threading.Lock()
+    >>> emitted.add("a", 0, partial(said.append, "step"))
+    >>> emitted.load()
     >>> team = QueueTeam(["a"], prepare=lambda: None)
     >>> with ended:
-    ...     team.start(LoopRun(0, tape, [], Line(False), lambda run: ended.release()))
+    ...     team.start(LoopRun(0, emitted, [], Line(False), lambda run: ended.release()))
     ...     _ = ended.acquire()
     >>> said, team.close()
     (['step'], None)
@@ -77,7 +77,6 @@ class _Worker:
     def __init__(self, name: str | None, prepare: Step, queue: SimpleQueue[LoopRun | None]):
         self.name = name
         self.queue = queue
-        self.progress = Progress()
         self.run: LoopRun | None = None  # that it is in
         self.unfit: BaseException | None = None
         self._ready = threading.Lock()
@@ -103,17 +102,14 @@ class _Worker:
         while (run := self.queue.get()) is not None:
             self.run = run
             run.enter()
-            tape = run.tape
-            steps = straightened(tape) if self.name is None else tape.steps.get(self.name, ())
-            drain(run, steps, self.progress)
-            self.progress.clear()
+            execute(run, run.emitted, self.name)
             self.run = None
             run.leave(self.name)
-            del run, steps, tape  # an idle thread keeps nothing alive
+            del run  # an idle thread keeps nothing alive
 
     def place(self, run: LoopRun) -> Place:
         """Return where the thread is in a run that it has not left."""
-        return self.progress.place() if self.run is run else Place(-1, "before")
+        return place_of(self.thread, run.emitted) if self.run is run else Place(-1, "before")
 
 
 def at_once(*steps: Step) -> None:

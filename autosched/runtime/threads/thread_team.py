@@ -23,8 +23,8 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 
-from autosched.runtime.threads.draining import Progress, Steps, drain, straightened
-from autosched.runtime.threads.tapes import Fault, Late, Place, Step, Tape
+from autosched.codegen.threads import Emitted
+from autosched.runtime.threads.team import Fault, Late, Place, Step, execute, place_of
 
 __all__ = ["GRACE", "ThreadTeam", "end_threads"]
 
@@ -34,26 +34,28 @@ _PATIENCE = 1.0  # seconds that ``close`` waits: most steps end, and an interpre
 
 
 class ThreadTeam:
-    """Named threads that execute tapes.
+    """Named threads that execute emitted functions.
 
-    >>> tape, said = Tape(), []
-    >>> lock = tape.lock()
-    >>> tape.add("a", 0, lambda: said.append("first"), lock.release)
-    >>> tape.add("b", 1, lock.acquire, lambda: said.append("second"))
+    >>> said, emitted = [], Emitted()
+    >>> lock = emitted.lock()
+    >>> emitted.add("a", 0, lambda: said.append("first"), lock.release)
+    >>> emitted.acquire("b", 1, lock)
+    >>> emitted.add("b", 1, lambda: said.append("second"))
+    >>> emitted.load()
     >>> team = ThreadTeam(["a", "b"], prepare=lambda: None)
-    >>> team.run(tape), said, team.close()
+    >>> team.run(emitted), said, team.close()
     (None, ['first', 'second'], None)
     """
 
     def __init__(self, names: Sequence[str], prepare: Step):
-        self.stopped = False
+        self.aborted: list[bool] = []
         self.closed = False
         self.fault: Fault | None = None
         self.threads: frozenset[int] = frozenset()
         # Garbage collection may close this team in a thread that holds the lock.
         self._guard = threading.RLock()
-        # It has steps until the run has ended and all abandoned threads have returned.
-        self._tape = Tape()
+        # None when the run has ended and all abandoned threads have returned.
+        self._emitted: Emitted | None = None
         self._late: Step | None = None
         self._prepare = prepare
         self._workers: list[_Worker] = []
@@ -78,40 +80,50 @@ class ThreadTeam:
         for worker in workers:
             worker.begin()
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the run was aborted."""
+        return bool(self.aborted)
+
+    def _begin_run(self) -> None:
+        self.aborted.clear()
+        if self.closed:
+            self.aborted.append(True)
+
     def settle(self, deadline: float | None = None) -> Late | None:
         """Wait for threads that the last run abandoned. Returns their places if they are late."""
-        if self._tape.steps:
+        if self._emitted is not None:
             self.stop()
             if not self._wait(deadline):
                 return Late(self._places())
             self._reset()
         with self._guard:
-            self.stopped = self.closed
+            self._begin_run()
         return None
 
-    def run(self, tape: Tape, deadline: float | None = None) -> Fault | Late | None:
-        """Execute a tape, the calling thread's part too; return the first fault, if any.
+    def run(self, emitted: Emitted, deadline: float | None = None) -> Fault | Late | None:
+        """Execute functions, the calling thread's part too; return the first fault, if any.
 
         With a deadline, or if this thread does not suit, a spare thread does the calling thread's
         part. When this returns None, no thread is working. When the deadline has passed, or after
         KeyboardInterrupt, some may be: they have been abandoned. ``stopped`` says whether the run
         was aborted.
         """
-        spare = None in tape.steps and (deadline is not None or not self.suits())
-        used = {name for name in tape.steps if name is not None or spare}
+        spare = None in emitted.threads and (deadline is not None or not self.suits())
+        used = {name for name in emitted.threads if name is not None or spare}
         with self._guard:
             missing = used - {worker.name for worker in self._workers}
             if missing and not self.closed:
                 self._add(missing)
-            self._tape = tape
-            self.stopped = self.closed
+            self._emitted = emitted
+            self._begin_run()
             self.fault = None
         try:
             for worker in self._workers:
                 if worker.name in used:
                     worker.start()
-            if not spare and None in tape.steps:
-                self.execute(straightened(tape))
+            if not spare and None in emitted.threads:
+                self.execute(emitted)
             in_time = self._interrupted or self._wait(deadline)
             return Late(self._places()) if not in_time and self.fault is None else self.fault
         finally:
@@ -124,9 +136,9 @@ class ThreadTeam:
         """Whether the calling thread can execute its part itself."""
         return True
 
-    def execute(self, steps: Steps) -> None:
+    def execute(self, emitted: Emitted) -> None:
         """Execute the calling thread's part, in this thread."""
-        drain(self, steps, Progress())
+        execute(self, emitted, None)
 
     @property
     def _idle(self) -> bool:
@@ -142,18 +154,20 @@ class ThreadTeam:
         return False not in [worker.wait(deadline) for worker in self._workers]
 
     def _places(self) -> dict[str | None, Place | None]:
+        emitted = self._emitted
+        assert emitted is not None
         return {
-            worker.name: None if worker.idle else worker.progress.place()
+            worker.name: None if worker.idle else place_of(worker.thread, emitted)
             for worker in self._workers
-            if worker.name in self._tape.steps
+            if worker.name in emitted.threads
         }
 
     def _reset(self) -> None:
         """Lock all locks of the last run again, and forget it."""
-        if self.stopped:
-            for lock in self._tape.locks:
+        if self.stopped and self._emitted is not None:
+            for lock in self._emitted.locks:
                 lock.acquire(blocking=False)
-        self._tape = Tape()
+        self._emitted = None
 
     def stop(self, fault: Fault | None = None) -> None:
         """Abort the run.
@@ -165,8 +179,8 @@ class ThreadTeam:
             # Others are consequences: of a lock that was released, or of a run that has ended.
             if not self.stopped or (interrupt and self.fault is not None and not self._interrupted):
                 self.fault = fault
-            self.stopped = True
-            for lock in self._tape.locks:
+            self.aborted.append(True)
+            for lock in self._emitted.locks if self._emitted is not None else ():
                 with contextlib.suppress(RuntimeError):
                     lock.release()
 
@@ -216,7 +230,7 @@ class ThreadTeam:
 
 
 class _Worker:
-    """A thread that executes its part of the team's tape whenever it is started.
+    """A thread that executes its part of the team's run whenever it is started.
 
     None is the calling thread's part.
     """
@@ -226,7 +240,6 @@ class _Worker:
         self.open = True
         self.idle = False
         self.unfit: BaseException | None = None
-        self.progress = Progress()
         self.guard = team._guard
         self._go = threading.Lock()  # released to start the thread
         self._go.acquire()
@@ -252,8 +265,10 @@ class _Worker:
         finally:
             self.end()
         while self._go.acquire() and self.open:
-            drain(team, team._tape.steps.get(self.name, ()), self.progress)
-            self.progress.clear()
+            emitted = team._emitted
+            if emitted is not None:
+                execute(team, emitted, self.name)
+            del emitted  # an idle thread keeps nothing alive
             team.back(self)
         team.back(self)  # closed between its start and its first step
 

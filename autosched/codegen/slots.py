@@ -1,0 +1,67 @@
+"""Number the places of values: a slot is a value on a device.
+
+An in-place write leaves the next version in the same slot. A result that nothing uses gets no slot:
+it is dropped immediately. Whoever writes or executes a program gives each slot a variable.
+"""
+
+from __future__ import annotations
+
+from autosched.graph.graph import Graph
+from autosched.program.program import Copy, Free, Program, Receive, Run, Send
+from autosched.program.residency import Buffers
+
+__all__ = ["Slots"]
+
+
+class Slots:
+    r"""The slots of a program; number 0 is that of no value.
+
+    >>> graph = Graph()
+    >>> graph.output(y=graph.input("x") * 2)
+    >>> slots = Slots(Program.parse("input x on cpu\n cpu/a run mul\n output y on cpu"), graph)
+    >>> slots.homes, slots.reads, slots.made, slots.outputs_at
+    ({'x': 1}, {0: [1]}, {0: [2]}, [('y', 2)])
+    """
+
+    def __init__(self, program: Program, graph: Graph):
+        self.count = 1
+        self.reads: dict[int, list[int]] = {}  # of each run and copy, the slots it reads
+        self.made: dict[int, list[int | None]] = {}  # and fills; None for unused results
+        self.freed: dict[int, list[int]] = {}
+        self.sharing: dict[int, list[int]] = {}  # slots that share memory, by each of them
+        self.outputs_at: list[tuple[str, int]] = []  # by the label of an output
+        values = graph.values
+        homes = dict(program.inputs)
+        # Those of other ranks have no home in this one's part of a program.
+        present = [value for value in graph.sources if value.name in homes]
+        buffers = Buffers(graph, {value.index: homes[value.name] for value in present})
+        # Inputs come first, so that a run can put them into their slots at once.
+        given = sorted(buffers.sources.items(), key=lambda pair: values[pair[0]].tensor is not None)
+        slots = {buffer: self._new() for _, buffer in given}
+        self.homes = {values[index].name: slots[buffer] for index, buffer in given}
+        for step in buffers.walk(program.instructions):
+            for made in step.made:
+                if made is not None and made not in slots:
+                    slots[made] = self._new()
+                    if made.base is not None:
+                        self._share(slots[made], slots[made.base])
+            if isinstance(step.instruction, Free):
+                self.freed[step.at] = self.sharing[slots[step.reads[0]]]
+            elif isinstance(step.instruction, (Run, Copy, Send, Receive)):
+                self.reads[step.at] = [slots[buffer] for buffer in step.reads]
+                self.made[step.at] = [None if made is None else slots[made] for made in step.made]
+        for label, device in program.outputs:
+            index = graph.outputs[label]
+            final = buffers.find(index, graph.last_version(index), device)
+            self.outputs_at.append((label, slots[final]))
+
+    def _new(self) -> int:
+        slot = self.count
+        self.count += 1
+        self.sharing[slot] = [slot]
+        return slot
+
+    def _share(self, slot: int, base: int) -> None:
+        """Note that a slot shares memory with another."""
+        self.sharing[base].append(slot)
+        self.sharing[slot] = self.sharing[base]
