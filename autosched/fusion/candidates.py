@@ -165,9 +165,25 @@ def _reason(task: Task, sizes_known: bool) -> str | None:
     if isinstance(task.fn, OpOverload) and task.fn is not READ_NUMBER:
         if task.fn._schema.is_mutable and not any(map(task.fn.has_kernel_for_dispatch_key, _META)):
             return "has no kernel for tensors without data"
+        if _writes_lists(task.fn):
+            return "writes to lists of tensors in one kernel"
         tags = set(task.fn.tags) - ({torch.Tag.dynamic_output_shape} if sizes_known else set())
         return next((why for tag, why in TAGS.items() if tag in tags), None)
     return next((why for part in task.parts if (why := _reason(part, sizes_known))), None)
+
+
+def _writes_lists(fn: OpOverload[Any, Any]) -> bool:
+    """Whether an operator, other than those that can be rewritten, writes to lists of tensors.
+
+    The fused steps of optimizers do. Inductor cannot call them from C++.
+    """
+    written = [arg.type for arg in fn._schema.arguments if _is_written(arg)]
+    is_each = fn._schema.name.startswith("aten::_foreach_")
+    return not is_each and any(isinstance(kind, torch.ListType) for kind in written)
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 def _refuses_number(task: Task, numbers: Container[int]) -> str | None:

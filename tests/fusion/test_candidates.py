@@ -56,6 +56,11 @@ def test_the_reasons_why_tasks_are_not_fused() -> None:
     lists = [[value] for value in graph.inputs("weight", "gradient", "sum", "step")]
     rates = {"lr": 0.1, "lr_decay": 0.0, "weight_decay": 0.0, "eps": 0.0, "maximize": False}
     graph.add(aten._fused_adagrad_.default, *lists, **rates, name="fused")
+    names = "weight", "gradient", "mean", "square", "largest", "step"
+    lists = [[value] for value in graph.inputs(*(f"adam.{name}" for name in names))]
+    rates = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "eps": 0.0}
+    choices = {"amsgrad": False, "maximize": False}
+    graph.add(aten._fused_adam_.default, *lists, **rates, **choices, name="Adam")
     graph.add(layer, x, name="layer")
     graph.add(half, x, name="unknown")
     graph.add(half, x, aliases=x, name="alias")
@@ -71,6 +76,7 @@ def test_the_reasons_why_tasks_are_not_fused() -> None:
         "reads": "reads a view that as_strided makes",
         "sums": "adds numbers in an order that varies, if compiled",
         "fused": "has no kernel for tensors without data",
+        "Adam": "writes to lists of tensors in one kernel",
         "layer": "may leave results undefined",
         "unknown": "reads its mind",
         "alias": "touches a part of memory, or may return its argument",

@@ -79,6 +79,7 @@ def by_torch(trainer: Trainer) -> Callable[..., Tensor]:
 
     Muon's is compiled, too: it orthogonalizes in bfloat16, which rounds far more than a model does.
     """
+    torch._dynamo.reset()  # beyond its limit of compilations, torch would run eagerly
     model = trainer.model
     trainer.model = torch.compile(model)
     if trainer.optimizer == "Muon":
