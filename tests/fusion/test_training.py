@@ -67,11 +67,24 @@ def eager(trainer: Trainer) -> Callable[..., Tensor]:
 
 
 def disturbed(trainer: Trainer) -> Callable[..., Tensor]:
-    """Return a step from weights that are changed by a unit in the last place."""
+    """Return a step from weights that are changed by a unit in the last place.
+
+    Half precision does not see that, so inputs are changed by one of its units.
+    """
     with torch.no_grad():
         for parameter in trainer.model.parameters():
             parameter.mul_(1 + torch.finfo(torch.float32).eps)
-    return trainer.step
+    if trainer.precision != "bfloat16":
+        return trainer.step
+    generator = torch.Generator().manual_seed(0)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        if x.is_floating_point():
+            signs = torch.randint(2, x.shape, generator=generator) * 2 - 1
+            x = x * (1 + signs * torch.finfo(torch.bfloat16).eps)
+        return trainer.step(x, y)
+
+    return step
 
 
 def by_torch(trainer: Trainer) -> Callable[..., Tensor]:
