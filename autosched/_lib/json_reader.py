@@ -17,7 +17,21 @@ from typing import Any, NamedTuple, NoReturn
 
 from autosched.errors import AutoschedError, ScheduleError, listed
 
-__all__ = ["Reader", "each", "json_data", "number", "one", "parse", "refuse", "struct", "table"]
+__all__ = [
+    "NUMBER",
+    "TEXT",
+    "Reader",
+    "each",
+    "json_data",
+    "number",
+    "one",
+    "parse",
+    "perhaps",
+    "record",
+    "refuse",
+    "struct",
+    "table",
+]
 
 Reader = Callable[[Any, str], Any]
 
@@ -118,6 +132,37 @@ def struct(
             raise ScheduleError(f"{place}: {error}" if place else str(error)) from error
 
     return read
+
+
+def perhaps(reader: Reader) -> Reader:
+    """Read null as None, and anything else with ``reader``."""
+    return lambda item, place: None if item is None else reader(item, place)
+
+
+NUMBER = number("a number", lambda number: True)
+TEXT = one("a string", lambda item: isinstance(item, str))
+_BY_TYPE = {
+    "str": TEXT,
+    "str | None": perhaps(TEXT),
+    "float": NUMBER,
+    "float | None": perhaps(NUMBER),
+}
+
+
+def record(cls: Any, optional: Collection[str] | None = None, **readers: Reader) -> Reader:
+    """Read an object as a dataclass, which checks what is in its fields.
+
+    A field is read with its reader among ``readers``, or one for strings or numbers if it is
+    annotated so. Fields with defaults are optional, unless ``optional`` names others.
+    """
+    kept = [field for field in dataclasses.fields(cls) if field.metadata.get("saved", True)]
+    known = {f.name: readers.get(f.name, _BY_TYPE.get(str(f.type), _as_it_is)) for f in kept}
+    needed = {f.name for f in kept if f.default is f.default_factory is dataclasses.MISSING}
+    return struct(cls, known, known.keys() - needed if optional is None else optional)
+
+
+def _as_it_is(item: Any, place: str) -> Any:
+    return item
 
 
 def refuse(place: str, what: str, got: Any) -> NoReturn:

@@ -195,8 +195,7 @@ class Costs:
         True
         """
         try:
-            reader = json_reader.struct(Costs, _COSTS, optional=_COSTS)
-            costs: Costs = json_reader.parse(text, reader)
+            costs: Costs = json_reader.parse(text, _reader())
         except ScheduleError as error:
             raise ScheduleError(f"not the JSON of costs: {error}") from error
         return costs
@@ -398,30 +397,25 @@ def _check_finite(number: Any, what: str) -> None:
         raise ScheduleError(f"{what} must be a number, 0 or more, and finite, got {shown(number)}")
 
 
-_text = json_reader.one("a string", lambda item: isinstance(item, str))
-_amount = json_reader.number("a number, 0 or more", lambda n: n >= 0)
-_finite = json_reader.number("a number, 0 or more", lambda n: n >= 0, infinite=False)
-
-
-def _names(item: Any, place: str) -> frozenset[str]:
-    return frozenset(json_reader.each(_text)(item, place))
-
-
-def _read_seconds(item: Any, place: str) -> Any:
+def _seconds(item: Any, place: str) -> Any:
     """Read the seconds of a task: a number, or one per device."""
-    return (json_reader.table(_amount) if isinstance(item, dict) else _amount)(item, place)
+    number = json_reader.NUMBER
+    return (json_reader.table(number) if isinstance(item, dict) else number)(item, place)
 
 
-_work = json_reader.struct(Work, {"flops": _finite, "nbytes": _finite, "launches": _finite})
-_COSTS = {
-    "seconds": json_reader.table(_read_seconds),
-    "nbytes": json_reader.table(_finite),
-    "work": json_reader.table(_work),
-    "default_seconds": _amount,
-    "default_nbytes": _finite,
-    "pageable": _names,
-    "issue": json_reader.table(_finite),
-    "replay": json_reader.struct(Replay, dict.fromkeys(("call", "graph", "node"), _finite)),
-    "shares": json_reader.table(_finite),
-}
-READER = json_reader.struct(Costs, _COSTS, optional=["pageable", "issue", "replay", "shares"])
+def _reader(optional: Sequence[str] | None = None) -> json_reader.Reader:
+    numbers = json_reader.table(json_reader.NUMBER)
+    return json_reader.record(
+        Costs,
+        optional,
+        seconds=json_reader.table(_seconds),
+        nbytes=numbers,
+        work=json_reader.table(json_reader.record(Work, ())),
+        pageable=lambda item, place: frozenset(json_reader.each(json_reader.TEXT)(item, place)),
+        issue=numbers,
+        replay=json_reader.record(Replay, ()),
+        shares=numbers,
+    )
+
+
+READER = _reader(["pageable", "issue", "replay", "shares"])

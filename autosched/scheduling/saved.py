@@ -14,7 +14,7 @@ from itertools import zip_longest
 from typing import Any
 
 from autosched._lib.allowed import is_device, is_whole
-from autosched._lib.json_reader import each, json_data, one, parse, refuse, struct, table
+from autosched._lib.json_reader import TEXT, each, json_data, one, parse, refuse, struct, table
 from autosched._lib.text import difference
 from autosched.costs.costs import READER as COSTS
 from autosched.costs.costs import Costs
@@ -200,7 +200,6 @@ def _instruction(item: Any, place: str) -> Instruction:
     return instruction
 
 
-_text = one("a string", lambda item: isinstance(item, str))
 _check = one('true, false or "bytes"', lambda item: isinstance(item, bool) or item == "bytes")
 _name = one("the name of a device, such as 'cpu' or 'cuda:0'", is_device)
 
@@ -213,7 +212,7 @@ _backend = one(
 
 _version = one("a version: 0 or more", lambda n: is_whole(n) and n >= 0)
 
-_SEND = {"value": _text, "version": _version, "device": _name, "before": _text, "source": _name}
+_SEND = {"value": TEXT, "version": _version, "device": _name, "before": TEXT, "source": _name}
 _UNREAD = one("anything", lambda item: True)
 _FACTS = {"name": _UNREAD, "seconds": _UNREAD, "nbytes": _UNREAD, "devices": table(_name)}
 _OPTIONAL = ["devices", "facts", "copies", "streams", "in_flight"]
@@ -230,7 +229,7 @@ _DOCUMENT = {
     "in_flight": one("a number of runs: 2 or more", lambda n: is_whole(n) and n >= 2),
     "machine": MACHINE,
     "costs": COSTS,
-    "graph": each(_text),
+    "graph": each(TEXT),
     "devices": table(_name),
     "facts": struct(dict, _FACTS),
 }

@@ -511,7 +511,7 @@ def drop(*place: Any) -> Callable[[Any], None]:
     return edit
 
 
-AMOUNT = 'must be a number, 0 or more, or "inf", got'
+AMOUNT = 'must be a number, or "inf", got'
 INSTRUCTION = (
     "must be an instruction, such as 'cpu/compute  run h', as print(schedule) shows them, got"
 )
@@ -544,21 +544,21 @@ INSTRUCTION = (
         (drop("program", 0), "'x' on cuda:0 is read but not there; it is on cpu: a copy is missing"),
         (put("machine", value=None), "machine must be an object, got null"),
         (put("machine", "devices", value=[]), "machine: a machine needs at least one device"),
-        (put("machine", "devices", 0, "streams", value=1.0), "machine.devices[0].streams must be a whole number"),
+        (put("machine", "devices", 0, "streams", value=1.0), "machine.devices[0]: device 'cpu' has 1.0 streams; 1 to"),
         (put("machine", "devices", 1, "streams", value=25), "machine.devices[1]: device 'cuda:0' has 25 streams; 1 to"),
-        (put("machine", "devices", 0, "nbytes", value=0), 'machine.devices[0].nbytes must be a number above 0, or'),
-        (put("machine", "devices", 0, "physical", value=""), "machine.devices[0].physical must be the name of a"),
+        (put("machine", "devices", 0, "nbytes", value=0), "machine.devices[0]: nbytes of Device(name='cpu'"),
+        (put("machine", "devices", 0, "physical", value=""), "machine.devices[0]: physical of device 'cpu' must be"),
         (put("machine", "devices", 0, "memory", value=1), "machine.devices[0] has an unknown key 'memory'; its keys"),
-        (put("machine", "links", 2, "latency", value="inf"), "machine.links[2].latency must be a number, 0 or more, "),
-        (put("machine", "links", 2, "latency", value=-1), "machine.links[2].latency must be a number, 0 or more, got"),
+        (put("machine", "links", 2, "latency", value="inf"), "machine.links[2]: latency of Link(source="),
+        (put("machine", "links", 2, "latency", value=-1), "machine.links[2]: latency of Link(source="),
         (put("machine", "links", 0, "source", value="tpu"), "machine: the machine has no device 'tpu'; it has 'cpu', "),
         (put("machine", "links", value=[]), "no link joins cpu and cuda:0 (law: place)"),
         (put("costs", "seconds", "h", value=True), f'costs.seconds["h"] {AMOUNT} true'),
         (put("costs", "seconds", "h", value={"cuda:0": None}), f'costs.seconds["h"]["cuda:0"] {AMOUNT} null'),
         (put("costs", "seconds", "h", value="inf"), "cuda:0/compute cannot run h: costs and links make it take for"),
         (put("costs", "seconds", "g", value=1), "costs give seconds for 'g', which graph 'layers' does not have"),
-        (put("costs", "default_nbytes", value=10**309), "costs.default_nbytes must be a number, 0 or more, got 1000"),
-        (put("costs", "nbytes", "h", value="inf"), 'costs.nbytes["h"] must be a number, 0 or more, got "inf"'),
+        (put("costs", "default_nbytes", value=10**309), f'costs.default_nbytes {AMOUNT} 1000'),
+        (put("costs", "nbytes", "h", value="inf"), "costs: nbytes of 'h' must be a number, 0 or more, and finite"),
         (put("costs", "work", "g", value={"flops": 1, "nbytes": 1, "launches": 1}), "costs give work for 'g'"),
         (put("costs", "work", "h", value={"flops": 1}), "costs.work[\"h\"] misses key 'nbytes'; its keys are 'flops'"),
         (put("graph", 0, value={}), "graph[0] must be a string, got an object"),
