@@ -139,7 +139,8 @@ def joint(machines: Sequence[Machine], hosts: Sequence[str], network: Network) -
     for rank, (machine, host) in enumerate(zip(machines, hosts, strict=True)):
         names = dict(_renamed(machine.devices, counts))
         for device in machine.devices:
-            physical = None if device.kind == "cpu" else device.physical or device.name
+            has_own = machine.imagined or not device.is_accelerator
+            physical = None if has_own else device.physical or device.name
             changed = replace(device, name=names[device.name], physical=physical)
             devices.append(replace(changed, rank=rank, host=host))
         for link in machine.links:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
 
 from autosched._lib.allowed import device_name, is_device, is_number, is_storage, is_whole
 from autosched._lib.text import count
@@ -27,7 +28,10 @@ __all__ = [
     "link_line",
     "named_network",
     "network_line",
+    "slower",
 ]
+
+_Part = TypeVar("_Part", "Device", "Link", "Network")
 
 # Achieved bytes per second in one direction (about 80% of the nominal rate), and seconds of
 # latency. They are rough; the latency is that of a message between two processes.
@@ -106,17 +110,6 @@ class Device:
         """Whether work for this device has to be issued, and that takes time."""
         return self.is_accelerator and (self.issue_seconds > 0 or self.event_seconds > 0)
 
-    def slower(self, factor: float) -> Device:
-        """Return this device with rates divided and latencies multiplied by ``factor``."""
-        return replace(
-            self,
-            flops_per_second=self.flops_per_second / factor,
-            bytes_per_second=self.bytes_per_second / factor,
-            launch_seconds=self.launch_seconds * factor,
-            issue_seconds=self.issue_seconds * factor,
-            event_seconds=self.event_seconds * factor,
-        )
-
 
 @dataclass(frozen=True)
 class Link:
@@ -147,16 +140,6 @@ class Link:
         """Return the seconds of a copy, from or to ``pageable`` host memory or other memory."""
         rate = self.pageable_bytes_per_second if pageable else None
         return self.latency + nbytes / (self.bytes_per_second if rate is None else rate)
-
-    def slower(self, factor: float) -> Link:
-        """Return this link with its rates divided and its latency multiplied by ``factor``."""
-        slow = self.pageable_bytes_per_second
-        return replace(
-            self,
-            bytes_per_second=self.bytes_per_second / factor,
-            latency=self.latency * factor,
-            pageable_bytes_per_second=None if slow is None else slow / factor,
-        )
 
 
 def device_line(device: Device) -> str:
@@ -280,12 +263,19 @@ class Network:
             return Link(source.name, destination.name, used.bytes_per_second, used.latency)
         return None
 
-    def slower(self, factor: float) -> Network:
-        """Return this network with its rate divided and its latency multiplied by ``factor``."""
-        rate = self.bytes_per_second / factor
-        near = self.on_host and self.on_host.slower(factor)
-        latency = self.latency * factor
-        return replace(self, bytes_per_second=rate, latency=latency, on_host=near)
+
+def slower(item: _Part, factor: float) -> _Part:
+    """Return a device, a link or a network with its rates divided, and its times multiplied."""
+    changed: dict[str, Any] = {}
+    for name in (part.name for part in fields(item)):
+        value = getattr(item, name)
+        if isinstance(value, Network):
+            changed[name] = slower(value, factor)
+        elif value is not None and name.endswith("_per_second"):
+            changed[name] = value / factor
+        elif name == "latency" or name.endswith("_seconds"):
+            changed[name] = value * factor
+    return replace(item, **changed)
 
 
 def named_network(network: str | Network) -> Network:

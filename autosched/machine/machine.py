@@ -32,6 +32,7 @@ from autosched.machine.device import (
     link_line,
     named_network,
     network_line,
+    slower,
 )
 
 __all__ = ["LINKS", "READER", "Device", "Link", "Machine", "Network", "register_slower"]
@@ -87,11 +88,7 @@ def memory_of(kind: str, index: int, wanted: int, count: int) -> float:
 
 
 def links_of(
-    gpus: list[str],
-    link: str,
-    bytes_per_second: float | None,
-    latency: float | None,
-    cpu: str = "cpu",
+    gpus: list[str], link: str, bytes_per_second: float | None, latency: float | None
 ) -> list[Link]:
     """Return the links of a CPU with GPUs, and of these; figures that are given replace the named.
 
@@ -104,11 +101,11 @@ def links_of(
 
     def make(source: str, destination: str, rates: tuple[float, float]) -> Link:
         rate = rates[0] if bytes_per_second is None else bytes_per_second
-        slow = rate * _PAGEABLE if source == cpu else None
+        slow = rate * _PAGEABLE if source == "cpu" else None
         return Link(source, destination, rate, rates[1] if latency is None else latency, slow)
 
     pairs = [(a, b) for i, a in enumerate(gpus) for b in gpus[i + 1 :]]
-    return [make(cpu, gpu, to_host) for gpu in gpus] + [make(a, b, between) for a, b in pairs]
+    return [make("cpu", gpu, to_host) for gpu in gpus] + [make(a, b, between) for a, b in pairs]
 
 
 # ---- machines
@@ -263,23 +260,16 @@ class Machine:
         _check_count("gpus", gpus)
         gpu = replace(GPU, nbytes=nbytes)
         cpu = Device("cpu", cpu_streams, *CPU_RATES)
-        rates = link or "pcie4", bytes_per_second, latency
-        if hosts is None:
-            names = [f"cuda:{i}" for i in range(gpus)]
-            devices = [cpu, *(replace(gpu, name=name) for name in names)]
-            made = cls(devices, links_of(names, *rates), contention=contention, imagined=True)
-            return made if storage is None else made.with_storage(storage)
-        _check_count("hosts", hosts, least=1)
-        devices = []
-        links: list[Link] = []
-        for rank in range(hosts):
-            where: dict[str, Any] = {"rank": rank, "host": f"host {rank}", "imagined": True}
-            names = [f"cuda:{rank * gpus + i}" for i in range(gpus)]
-            devices.append(replace(cpu, name=f"cpu:{rank}", **where))
-            devices += [replace(gpu, name=name, **where) for name in names]
-            links += links_of(names, *rates, cpu=f"cpu:{rank}")
-        between = named_network(network)
-        made = cls(devices, links, contention=contention, imagined=True, network=between)
+        names = [f"cuda:{i}" for i in range(gpus)]
+        devices = [cpu, *(replace(gpu, name=name) for name in names)]
+        links = links_of(names, link or "pcie4", bytes_per_second, latency)
+        made = cls(devices, links, contention=contention, imagined=True)
+        if hosts is not None:
+            from autosched.machine.cluster import joint
+
+            _check_count("hosts", hosts, least=1)
+            known = [f"host {rank}" for rank in range(hosts)]
+            made = joint([made] * hosts, known, named_network(network))
         return made if storage is None else made.with_storage(storage)
 
     def with_storage(
@@ -317,9 +307,9 @@ class Machine:
             )
         return replace(
             self,
-            devices=tuple(device.slower(factor) for device in self.devices),
-            links=tuple(link.slower(factor) for link in self.links),
-            network=self.network and self.network.slower(factor),
+            devices=tuple(slower(device, factor) for device in self.devices),
+            links=tuple(slower(link, factor) for link in self.links),
+            network=self.network and slower(self.network, factor),
         )
 
     # ---- queries

@@ -14,7 +14,7 @@ coordinates and no times.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple
@@ -192,8 +192,9 @@ def parts(graph: Graph, device: Mapping[str, str]) -> Iterator[Part]:
         if rank is not None:
             rank = [-1] * len(above) + rank + [max(rank) + 1] * len(below)
             rank = [r - rank[0] for r in rank]
-        found = nodes.diagram([*above, *groups, *below], rank, len(above), len(above) + len(groups))
-        members = [[i - first for i in group] for group in (*above, *groups, *below)]
+        shown = [*above, *groups, *below]
+        found = nodes.diagram(shown, rank, len(above), len(above) + len(groups), after)
+        members = [[i - first for i in group] for group in shown]
         yield Part(name, opens, found, members)
         drawn += len(members)
         for at, group in enumerate(groups):
@@ -223,6 +224,7 @@ class _Nodes:
 
     def __post_init__(self) -> None:
         graph = self.graph
+        self._boxes: dict[tuple[int, ...], tuple[Box, Sequence[tuple[str, ...]]]] = {}
         self.nodes: list[Node] = [*graph.sources, *graph.tasks]
         self.places = _places(graph, self.device)
         self.paths = [_path(node) for node in self.nodes]
@@ -256,28 +258,37 @@ class _Nodes:
         rank: Sequence[int] | None = None,
         first: int = 0,
         last: int | None = None,
+        after: Collection[int] = (),
     ) -> Diagram:
         """Return the diagram of groups; those before ``first`` only come before the others.
 
-        Those from ``last`` on only come after them, and may be the same.
+        Those from ``last`` on only come after them, and may be the same; ``after`` are the nodes
+        there that need one of the others.
         """
         last = len(groups) if last is None else last
         source = {node: i for i, group in enumerate(groups[:last]) for node in group}
-        target = {node: i for i, group in enumerate(groups) if i >= first for node in group}
-        boxes = _distinguished([self._box(group) for group in groups])
+        target = {
+            node: i
+            for i, group in enumerate(groups[first:], first)
+            for node in group
+            if i < last or node in after
+        }
+        boxes = _distinguished([self._box(tuple(group)) for group in groups])
         is_simplified = any(len(group) > 1 for group in groups)
-        arrows = self._arrows(source, target, is_simplified, rank)
+        found = self._arrows(source, target, is_simplified, rank)
+        arrows = {(a, b): found[a, b] for a, b in found if a >= first or b < last}
         outer = sorted((a, b) for a, b in arrows if a < first or b >= last)
         most = {b: a for a, b in outer}
         least = dict(reversed(outer))
-        for a, b in outer:
-            is_end = least.get(a) == b or most.get(b) == a
-            if (a < first and b >= last) or (len(outer) > MOST_OUTER and not is_end):
+        for a, b in outer if len(outer) > MOST_OUTER else ():
+            if least[a] != b and most[b] != a:
                 del arrows[a, b]
         return Diagram(boxes, arrows, rank=rank)
 
-    def _box(self, group: Sequence[int]) -> tuple[Box, Sequence[tuple[str, ...]]]:
+    def _box(self, group: tuple[int, ...]) -> tuple[Box, Sequence[tuple[str, ...]]]:
         """Return a box for sources or for tasks, labelled by their common module and phase."""
+        if group in self._boxes:  # boxes around one part are often around another
+            return self._boxes[group]
         nodes = [self.nodes[i] for i in group]
         paths = [self.paths[i] for i in group]
         names = tuple(node.name for node in nodes)
@@ -293,7 +304,8 @@ class _Nodes:
         place = self.places[group[0]] if len(places) == 1 else f"{len(places)} devices"
         outputs = tuple(label for i in group for label in self.outputs.get(i, ()))
         kind = kinds.pop() if len(kinds) == 1 else "task"
-        return Box(kind, label, place, names, path, phase, outputs), paths
+        self._boxes[group] = Box(kind, label, place, names, path, phase, outputs), paths
+        return self._boxes[group]
 
     def _arrows(
         self,
@@ -317,7 +329,9 @@ class _Nodes:
                 if other < sources and is_simplified and reader.setdefault(other, box) != box:
                     continue
                 edge = source[other], box
-                found[edge] = min(kind, found.get(edge, kind), key=KINDS.index)
+                known = found.get(edge)
+                if known is None or KINDS.index(kind) < KINDS.index(known):
+                    found[edge] = kind
         implied = _implied(found)
         if rank is not None:  # where bands hide which data goes where, those nearby are enough
             near = (edge for edge in found if rank[edge[1]] - rank[edge[0]] < 2)
