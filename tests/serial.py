@@ -43,6 +43,17 @@ def pipeline(gpus: int = 2, **options: Any) -> Make:
     return lambda *trained: asc.parallel.pipeline(*trained, **options)
 
 
+def model_parallel(gpus: int = 2, **options: Any) -> Make:
+    """Return how to make a step of a model with its stages on so many devices."""
+    machine = asc.Machine.emulated(gpus=gpus)
+
+    def make(model: nn.Module, loss_fn: Loss, optimizer: optim.Optimizer) -> Step:
+        how: dict[str, Any] = {"loss_fn": loss_fn, "optimizer": optimizer, "backend": "virtual"}
+        return asc.parallel.model_parallel(model, machine, **how, **options)
+
+    return make
+
+
 def among(replicas: int, chunks: int = 1) -> Callable[[int], Rows]:
     """Return how a batch is cut."""
     return lambda rows: [shares(share, chunks) for share in shares(rows, replicas)]

@@ -30,6 +30,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -53,7 +54,7 @@ _FOREVER = timedelta(days=1)
 _MOMENT = timedelta(milliseconds=50)
 _NUMBERS = 4  # of each rank in an agreement at most
 _NOTHING, _TEXT, _FAILED = range(3)  # what a rank has to say beside
-_SPINS = 200  # looks before a process begins to sleep
+_SPINS = 200  # looks, some 100 us, before a process begins to sleep: to sleep at all takes as long
 _SHORTEST = 2e-5  # seconds between two looks; doubled up to the longest
 _LONGEST = 1e-3
 _PATIENCE = 0.5  # seconds for whoever failed to write why, and for others to read it
@@ -183,7 +184,7 @@ class ProcessGroup:
 
     def _all(self, row: torch.Tensor, what: str) -> list[torch.Tensor]:
         found = [torch.empty_like(row) for _ in range(self.size)]
-        self.finish(_dist.all_gather(found, row, group=self.ways[0], async_op=True), what)
+        self.finish(self.ways[0].allgather([found], [row]), what)
         return found
 
     def broadcast(self, row: torch.Tensor, root: int, what: str) -> None:
@@ -206,7 +207,7 @@ class ProcessGroup:
                     raise self.lost(what)
                 if work.is_completed():
                     break
-                time.sleep(pause)
+                pause()
             work.wait()
         except KeyboardInterrupt as error:
             self.fail_by(error)
@@ -433,11 +434,11 @@ def _error(kind: str, text: str, rank: int) -> AutoschedError:
     return found(text if text.startswith("rank ") else f"rank {rank}: {text}")
 
 
-def _pauses() -> Iterator[float]:
-    """Yield how long to sleep before the next look."""
+def _pauses() -> Iterator[Callable[[], None]]:
+    """Yield what to do before the next look: let others run, then sleep ever longer."""
     for _ in range(_SPINS):
-        yield 0.0
+        yield getattr(os, "sched_yield", partial(time.sleep, 0.0))
     pause = _SHORTEST
     while True:
-        yield pause
+        yield partial(time.sleep, pause)
         pause = min(2 * pause, _LONGEST)

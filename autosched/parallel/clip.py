@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from autosched import ScheduleError
+from autosched.parallel.packing import laid_out
 
 __all__ = [
     "check_clip",
@@ -68,10 +69,7 @@ def norms_of_flat(flat: Tensor, layouts: Sequence[Layout]) -> Tensor:
     tensors = []
     for part, (shape, strides) in zip(parts, layouts, strict=True):
         tensor = part.view(shape)
-        if tensor.stride() != strides:
-            empty = torch.empty_strided(shape, strides, dtype=flat.dtype, device=flat.device)
-            tensor = empty.copy_(tensor)
-        tensors.append(tensor)
+        tensors.append(tensor if tensor.stride() == strides else laid_out(tensor, strides))
     return norms(tensors)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from autosched._lib.holders import holders
 
-__all__ = ["Reusing", "flat", "pack", "unpack_"]
+__all__ = ["Reusing", "flat", "laid_out", "pack", "unpack_"]
 
 
 class Reusing:
@@ -56,6 +56,12 @@ class Reusing:
 def flat(tensors: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> torch.Tensor:
     """Return all elements of tensors in one."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors], out=out)
+
+
+def laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """Return a copy of a tensor with other strides."""
+    empty = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    return empty.copy_(tensor)
 
 
 def pack(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -18,6 +18,7 @@ from autosched import Costs, ScheduleError
 from autosched.parallel.batches import batch_homes, shares
 from autosched.parallel.buckets import buckets
 from autosched.parallel.costs import LinearCosts, tabulated
+from autosched.parallel.division import divided
 from autosched.parallel.micro_batch import MicroBatch, micro_batch_of
 from autosched.parallel.pipeline_schedules import ORDERS, Kind, Order, stage_devices, zero_bubble
 from autosched.parallel.planned import Planned
@@ -93,7 +94,7 @@ class _Study:
         self.machine = planner.training.machine
         self.batch = batch
         self.rows = rows
-        self.shares = shares(rows, planner.replicas)  # rows of each replica
+        self.shares = divided(rows, [1] * planner.replicas)  # rows of each replica
         self.passes: dict[int, Template] = {}
         self.variants: dict[tuple[tuple[str, ...], bool], _Variant] = {}
         # Bytes that the optimizer adds, by parameter.

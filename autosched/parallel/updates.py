@@ -18,6 +18,7 @@ import torch
 
 from autosched import Costs, Graph, Machine, ScheduleError, Task, Value, merge
 from autosched.parallel.costs import tabulated
+from autosched.parallel.packing import laid_out
 from autosched.parallel.template import Place, Template
 
 __all__ = ["Bucket", "Update", "check_separable", "updates_of"]
@@ -192,6 +193,10 @@ def _gradients(
         for label, tensor in labels.items():
             values[label] = whole[start : start + tensor.numel()].view(tensor.shape)
             start += tensor.numel()
+            strides = template.examples[label].stride()
+            if strides != torch.empty(tensor.shape, device="meta").stride():
+                # Fused optimizers go through parameter and gradient as they lie in memory.
+                values[label] = graph.add(laid_out, values[label], strides)
     return values
 
 

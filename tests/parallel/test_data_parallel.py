@@ -54,25 +54,6 @@ def small() -> nn.Module:
 # ---- equal to the shares one after another
 
 
-@pytest.mark.parametrize("kind", some(KINDS, "mlp"))
-def test_data_parallel_equals_serial_training(kind: str) -> None:
-    torch.manual_seed(0)
-    model, given = KINDS[kind].make(), batches(kind)
-    loss_fn = functional.mse_loss if kind == "unet" else functional.cross_entropy
-    assert_trains_as_serially(
-        data_parallel(buckets=(100, 300)), among(2), model, given, loss_fn=loss_fn
-    )
-
-
-@pytest.mark.parametrize("reduction", ["sum", "cpu"])
-@pytest.mark.parametrize(
-    "gpus", [3, *(pytest.param(gpus, marks=pytest.mark.slow) for gpus in (1, 4))]
-)
-def test_more_devices_sum_in_their_order(gpus: int, reduction: str) -> None:
-    make = data_parallel(gpus, reduction=reduction, buckets=(100, 300))
-    assert_trains_as_serially(make, among(gpus), small(), vectors(9, 9))
-
-
 @pytest.mark.parametrize("reduction", some(STRATEGIES, "ring", "exchange"))
 @pytest.mark.parametrize("gpus", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_all_replicas_have_the_same_bits_with_every_strategy(gpus: int, reduction: str) -> None:
@@ -92,44 +73,6 @@ def test_all_replicas_have_the_same_bits_with_every_strategy(gpus: int, reductio
         torch.testing.assert_close(tensor, whole.state_dict()[name])
         for replica in range(gpus):
             assert torch.equal(inputs[f"r{replica}.{name}"], tensor), (name, replica)
-
-
-@pytest.mark.parametrize("optimizer", some(OPTIMIZERS, "adamw, fused", "adam, its rate a tensor"))
-def test_optimizers_equal_serial_ones_and_rates_may_change(optimizer: str) -> None:
-    schedulers = {}
-
-    def optimize(parameters: Any) -> optim.Optimizer:
-        made = OPTIMIZERS[optimizer](parameters)
-        schedulers[made] = optim.lr_scheduler.StepLR(made, 2, gamma=0.5)
-        return made
-
-    def slower(model: nn.Module, optimizer: optim.Optimizer) -> None:
-        schedulers[optimizer].step()
-
-    make = data_parallel(buckets=(100, 300))
-    assert_trains_as_serially(
-        make, among(2), small(), vectors(6, 6, 6, 6), optimize, between=slower
-    )
-
-
-def test_uneven_batches_and_such_with_fewer_rows_than_devices() -> None:
-    make = data_parallel(3, buckets=(100, 300))
-    assert_trains_as_serially(make, among(3), small(), vectors(7, 2, 1, 5, 7))
-
-
-@pytest.mark.parametrize(("gpus", "chunks"), some([(1, 3), (2, 2), (2, 4)], (2, 2)))
-def test_gradients_of_micro_batches_are_added_up_before_they_are_summed(
-    gpus: int, chunks: int
-) -> None:
-    make = data_parallel(gpus, accumulate=chunks, buckets=(100, 300))
-    assert_trains_as_serially(
-        make, among(gpus, chunks), mlp(), vectors(16, 17, 9 if gpus == 1 else 16)
-    )
-
-
-def test_batch_norm_and_dropout_are_those_of_micro_batches() -> None:
-    make = data_parallel(2, accumulate=2)
-    assert_trains_as_serially(make, among(2, 2), mlp(), vectors(8, 8))
 
 
 @pytest.mark.parametrize(
@@ -227,44 +170,6 @@ def norm(model: nn.Module, limit: float = 0.05) -> Tensor:
 
 def value(model: nn.Module) -> None:
     nn.utils.clip_grad_value_(model.parameters(), 0.01)
-
-
-class Mixed(nn.Module):
-    """Parameters of two dtypes, in turn, and some that lie in memory in another order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        parts = [nn.Linear(8, 8), nn.Linear(8, 8, dtype=torch.float64), nn.Linear(8, 8)]
-        self.parts = nn.ModuleList([*parts, nn.Linear(8, 4, dtype=torch.float64)])
-        for part in parts:
-            part.weight.data = part.weight.data.t().contiguous().t()
-
-    def forward(self, x: Tensor) -> Tensor:
-        for part in self.parts:
-            x = part(x.to(part.weight.dtype)).tanh()
-        return x
-
-
-@pytest.mark.parametrize("mixed", some([False, True], True))
-@pytest.mark.parametrize(
-    ("make", "rows"),
-    [
-        (functools.partial(data_parallel, buckets=(100,)), among(2)),
-        (functools.partial(data_parallel, 3, accumulate=2, reduction="cpu"), among(3, 2)),
-        (functools.partial(data_parallel, 1), among(1)),
-        (functools.partial(pipeline, 2, schedule="gpipe"), among(1, 2)),
-        (functools.partial(pipeline, 4, schedule="1f1b", replicas=2, reduction="sum"), among(2, 2)),
-    ],
-)
-def test_gradients_are_clipped_as_torch_clips_them(
-    make: Any, rows: Callable[[int], Rows], mixed: bool
-) -> None:
-    """All in one norm, over replicas and stages."""
-    model = Mixed() if mixed else small()
-    assert_trains_as_serially(
-        make(clip_grad_norm=0.05), rows, model, vectors(12, 12), before_step=norm
-    )
 
 
 def test_the_norm_before_clipping_is_known_and_small_gradients_stay() -> None:
@@ -522,23 +427,6 @@ def test_replicas_follow_any_sequence_of_changes(drawn: list[Any]) -> None:
     assert_trains_as_serially(data_parallel(), among(2), mlp(), batches, between=next_one)
 
 
-class Steps(nn.Module):
-    """What it returns depends on how often it was called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 4)
-        self.register_buffer("seen", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen += x.abs().mean().detach()
-        return self.layer(x) / (1 + self.seen)
-
-
-def test_replicas_begin_each_step_with_the_buffers_of_the_first() -> None:
-    assert_trains_as_serially(data_parallel(), among(2), Steps(), vectors(6, 6, 6))
-
-
 def test_state_dicts_are_those_of_the_unwrapped_model() -> None:
     model, plain = mlp(), mlp()
     optimizer, other = (OPTIMIZERS["adam"](m.parameters()) for m in (model, plain))
@@ -561,29 +449,6 @@ def test_gradients_that_the_model_had_are_not_counted_and_stay() -> None:
     assert_trains_as_serially(data_parallel(), among(2), model, vectors(6, 6))
     plain[0].weight.grad = None
     assert_trains_as_serially(data_parallel(), among(2), plain, vectors(6, 6))
-
-
-class Mean(nn.Module):
-    """Puts a new tensor into its buffer and its attribute each time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 4)
-        self.register_buffer("mean", torch.zeros(8))
-        self.last = torch.zeros(4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
-        out = self.layer(x - self.mean) + self.last
-        self.last = out.detach().mean(0)
-        return out
-
-
-@pytest.mark.parametrize(("gpus", "chunks"), [(1, 3), (2, 1), (2, 2)])
-def test_micro_batches_find_what_those_before_them_left(gpus: int, chunks: int) -> None:
-    make = data_parallel(gpus, accumulate=chunks)
-    assert_trains_as_serially(make, among(gpus, chunks), Mean(), vectors(12, 12, 12))
-    assert_trains_as_serially(make, among(gpus, chunks), Steps(), vectors(12, 12, 12))
 
 
 def test_the_plans_used_last_are_cached() -> None:
@@ -719,7 +584,6 @@ def test_batches_that_cannot_be_cut_are_rejected() -> None:
     refused("one first dimension, of 1 or more, to be cut along; got 6, 5", x, y[:5])
     refused("got none", torch.tensor(1.0), torch.tensor(1))
     refused("got 0", x[:0], y[:0])
-    refused("cut into 1 or more parts, got 0", x, y, accumulate=0)
     refused("cut into 1 or more parts, got 1.5", x, y, accumulate=1.5)
 
 
@@ -734,7 +598,6 @@ def test_unknown_names_are_refused() -> None:
     refused("no device 'cuda:7'; it has 'cpu', 'cuda:0', 'cuda:1'", x, y, devices=["cuda:7"])
     refused("each once, got 'cuda:0'", x, y, devices="cuda:0")
     refused(r"each once, got \['cuda:0', 'cuda:0'\]", x, y, devices=["cuda:0", "cuda:0"])
-    refused("sizes of buckets must be one or more numbers", x, y, buckets=())
     refused("sizes of buckets must be one or more numbers", x, y, buckets="large")
 
 

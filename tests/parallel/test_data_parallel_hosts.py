@@ -17,10 +17,10 @@ import autosched as asc
 from autosched.parallel.batches import shares
 from autosched.parallel.division import divided
 from autosched.parallel.ranks import Layout, label_on
+from tests.parallel.networks import Centred
 from tests.serial import (
     among,
     assert_equal,
-    assert_trains_as_serially,
     data_parallel,
     some,
     train,
@@ -43,43 +43,11 @@ def adam(parameters: Any) -> optim.Optimizer:
     return optim.Adam(parameters, 0.01)
 
 
-def tensor_rate(parameters: Any) -> optim.Optimizer:
-    return optim.AdamW(parameters, torch.tensor(0.01), foreach=False)
-
-
 def clipped(model: nn.Module) -> object:
     return nn.utils.clip_grad_norm_(model.parameters(), 0.05)
 
 
 # ---- equal to the shares one after another
-
-
-@pytest.mark.parametrize(
-    ("gpus", "hosts", "optimize"),
-    some([(0, 2, adam), (2, 2, adam), (0, 3, adam), (0, 2, tensor_rate)], (0, 2, adam)),
-)
-def test_hosts_equal_serial_training(gpus: int, hosts: int, optimize: Any) -> None:
-    """With the first step of Adam, ragged batches, and one that leaves ranks without rows."""
-    machine = asc.Machine.emulated(gpus=gpus, hosts=hosts)
-    make = data_parallel(machine=machine, buckets=(100, 300))
-    replicas = hosts * max(gpus, 1)
-    sizes = (2 * replicas, 2 * replicas, 2 * replicas + 1)
-    assert_trains_as_serially(make, among(replicas), normed(), vectors(*sizes), optimize)
-
-
-@pytest.mark.parametrize(
-    "options",
-    some(
-        [{"clip_grad_norm": 0.05}, {"accumulate": 2}, {"reduction": "exchange"}],
-        {"clip_grad_norm": 0.05},
-    ),
-    ids=str,
-)
-def test_options_equal_serial_training(options: dict[str, Any]) -> None:
-    make = data_parallel(machine=HOSTS, **options)
-    rows = among(2, options.get("accumulate", 1))
-    before = {"before_step": clipped} if "clip_grad_norm" in options else {}
-    assert_trains_as_serially(make, rows, normed(), vectors(8, 9), adam, **before)
 
 
 @pytest.mark.parametrize(
@@ -104,22 +72,6 @@ def test_hosts_equal_devices_of_one_host(options: dict[str, Any]) -> None:
     assert torch.stack(found[0][0]).equal(torch.stack(found[1][0]))
 
 
-class Centred(nn.Module):
-    """A model that reads the buffer that it writes, and keeps a tensor in an attribute."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear = nn.Linear(8, 4)
-        self.register_buffer("centre", torch.zeros(8))
-        self.seen = torch.zeros(8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.centre.mul_(0.9).add_(x.mean(0), alpha=0.1)
-        self.seen = self.seen * 0.5 + x.mean(0)
-        return self.linear(x - self.centre)
-
-
 @pytest.mark.parametrize("clip", some([False, True], False))
 @pytest.mark.parametrize("make", [normed, Centred])
 @pytest.mark.parametrize(("gpus", "hosts"), some([(2, 1), (0, 2), (2, 2)], (2, 1), (0, 2)))
@@ -135,7 +87,8 @@ def test_buffers_are_those_of_the_first_replica_with_rows(
         return [[n] if n else [] for n in divided(count, weights)]
 
     assert not rows(2)[0]
-    model, twin = make(), make()
+    model = make()
+    twin = copy.deepcopy(model)
     optimizer, other = adam(model.parameters()), adam(twin.parameters())
     steps = data_parallel(machine=machine, shares=weights, **options)
     with steps(model, functional.cross_entropy, optimizer) as step:

@@ -11,11 +11,11 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import autosched as asc
-from tests.parallel.test_pipeline import PAIR, SYSTEMS
 from tests.serial import (
     among,
     assert_trains_as_serially,
     data_parallel,
+    model_parallel,
     momentum,
     pipeline,
     some,
@@ -107,7 +107,10 @@ def batches(count: int = 1) -> list[tuple[Tensor, Tensor]]:
 
 
 ALL = {
-    **SYSTEMS,
+    "gpipe": (pipeline(2, schedule="gpipe", chunks=3), among(1, 3)),
+    "checkpointed": (pipeline(2, schedule="1f1b", chunks=2, checkpoint=True), among(1, 2)),
+    "auto": (pipeline(2, chunks=2), among(1, 2)),
+    "model parallel": (model_parallel(2), among(1)),
     "data parallel": (data_parallel(2), among(2)),
     "zero-bubble": (pipeline(schedule="zero-bubble"), among(1, 2)),
 }
@@ -153,7 +156,7 @@ def test_numbers_that_depend_on_data_are_refused_under_a_checkpoint() -> None:
 @pytest.mark.parametrize("name", ["checkpoint", "grad"])
 def test_inference_of_a_model_in_training_mode(name: str) -> None:
     model, (x, _) = model_of(FORWARDS[name]), batches()[0]
-    with asc.parallel.model_parallel(model, PAIR, backend="virtual") as run:
+    with asc.parallel.model_parallel(model, asc.Machine.emulated(gpus=2), backend="virtual") as run:
         torch.manual_seed(2)
         found = run(x)
         torch.manual_seed(2)

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 import autosched as asc
 from autosched.parallel import training
@@ -20,8 +19,16 @@ from autosched.parallel.pipeline_schedules import ORDERS
 from autosched.parallel.stages import balanced, blocks_of
 from autosched.parallel.template import pass_of
 from tests.frontends.test_capture import OPTIMIZERS
-from tests.models import KINDS, Tied
-from tests.serial import Make, among, assert_trains_as_serially, momentum, pipeline, some
+from tests.parallel.networks import Past, chain, deep
+from tests.serial import (
+    Make,
+    among,
+    assert_trains_as_serially,
+    model_parallel,
+    momentum,
+    pipeline,
+    some,
+)
 
 PAIR = asc.Machine.emulated(gpus=2)
 SLOW = pytest.mark.slow
@@ -30,34 +37,6 @@ SLOW = pytest.mark.slow
 def vectors(*sizes: int, width: int = 8) -> Iterator[tuple[Tensor, Tensor]]:
     torch.manual_seed(0)
     return iter([(torch.randn(size, width), torch.randint(0, 4, (size,))) for size in sizes])
-
-
-def chain(layers: int = 8, width: int = 8) -> nn.Module:
-    torch.manual_seed(0)
-    inner = itertools.chain.from_iterable(
-        (nn.Linear(width, width), nn.Tanh()) for _ in range(layers - 1)
-    )
-    return nn.Sequential(*inner, nn.Linear(width, 4))
-
-
-def deep(blocks: int = 3) -> nn.Module:
-    """Batch norm and dropout; three blocks are deep enough for eight stages."""
-    torch.manual_seed(0)
-    parts = [nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Dropout(0.3)]
-    return nn.Sequential(
-        *(copy.deepcopy(part) for _ in range(blocks) for part in parts), nn.Linear(8, 4)
-    )
-
-
-def model_parallel(gpus: int = 2, **options: Any) -> Make:
-    machine = asc.Machine.emulated(gpus=gpus)
-
-    def make(model: nn.Module, loss_fn: Any, optimizer: optim.Optimizer) -> asc.parallel.step.Step:
-        return asc.parallel.model_parallel(
-            model, machine, loss_fn=loss_fn, optimizer=optimizer, backend="virtual", **options
-        )
-
-    return make
 
 
 # ---- equal to micro-batches one after another
@@ -71,33 +50,6 @@ def test_every_order_equals_serial_training(order: str, gpus: int, chunks: int) 
     make = pipeline(gpus, schedule=order, chunks=chunks)
     model = chain(8 if gpus > 2 else 4)  # as many as stages
     assert_trains_as_serially(make, among(1, chunks), model, vectors(10, 10))
-
-
-@pytest.mark.parametrize("remember", [False, pytest.param(True, marks=SLOW)])
-@pytest.mark.parametrize("order", some([name for name in ORDERS if name != "interleaved"], "1f1b"))
-def test_every_order_equals_serial_training_with_batch_norm_and_dropout(
-    order: str, remember: bool
-) -> None:
-    make = pipeline(2, schedule=order, chunks=3, checkpoint=not remember)
-    assert_trains_as_serially(make, among(1, 3), deep(2), vectors(11, 11), OPTIMIZERS["adam"])
-
-
-@pytest.mark.parametrize("kind", some(KINDS, "recurrent"))
-@pytest.mark.parametrize("order", some(["1f1b", "zero-bubble"], "1f1b"))
-def test_models_of_all_kinds_are_cut(kind: str, order: str) -> None:
-    torch.manual_seed(0)
-    model, batch = KINDS[kind].make(), KINDS[kind].batch()
-    loss_fn = functional.mse_loss if kind == "unet" else functional.cross_entropy
-    make = pipeline(2, schedule=order, chunks=2, checkpoint=order == "1f1b")
-    assert_trains_as_serially(make, among(1, 2), model, [batch, batch], loss_fn=loss_fn)
-
-
-@pytest.mark.parametrize(
-    "optimizer", some(OPTIMIZERS, "adamw, fused", "momentum, its rate a tensor")
-)
-def test_optimizers_step_stage_by_stage(optimizer: str) -> None:
-    make = pipeline(2, schedule="1f1b", chunks=2)
-    assert_trains_as_serially(make, among(1, 2), chain(4), vectors(6, 6), OPTIMIZERS[optimizer])
 
 
 @pytest.mark.parametrize(
@@ -122,117 +74,6 @@ def test_a_pipeline_trains_as_the_whole_batch_does(options: dict[str, Any]) -> N
 
 
 # ---- unusual models
-
-
-class Shared(nn.Module):
-    """One layer, used three times, in each stage."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for _ in range(3):
-            x = torch.relu(self.layer(x))
-        return self.head(x)
-
-
-class InPlace(nn.Module):
-    """What crosses the cut is written behind it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = functional.relu(self.a(x), inplace=True)
-        z = self.b(y)
-        z += y
-        return self.head(functional.relu(z.mul_(2), inplace=True))
-
-
-class Past(nn.Module):
-    """What it is given is added behind every layer; the first result goes to the loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers, self.head = nn.ModuleList(nn.Linear(8, 8) for _ in range(5)), nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        y = first = torch.tanh(self.layers[0](x))
-        for layer in self.layers:
-            y = torch.tanh(layer(y)) + x + first.detach()
-        return self.head(y), {"first": first}
-
-
-class Hooked(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
-        self.a.register_forward_hook(lambda module, given, out: out * 2)
-        self.b.register_forward_pre_hook(lambda module, given: (given[0] + 1,))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(checkpoint(self.b, torch.tanh(self.a(x)), use_reentrant=False)))
-
-
-class Spectral(nn.Module):
-    """Its buffers change in each forward, which depends on them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))
-        self.b = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
-        self.head = nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.b(torch.tanh(self.a(x)))))
-
-
-class Mixed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
-
-    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            y = torch.tanh(self.a(x)) * scale
-        return self.head(torch.tanh(self.b(y.float())))
-
-
-def first_too(out: Any, y: Tensor) -> Tensor:
-    return functional.cross_entropy(out[0], y) + out[1]["first"].square().mean()
-
-
-def flattened(out: Tensor, y: Tensor) -> Tensor:
-    return functional.cross_entropy(out.flatten(0, 1), y.flatten())
-
-
-X, Y = torch.randn(6, 16)[:, ::2].requires_grad_(), torch.randint(0, 4, (6,))
-WORDS = torch.randint(0, 7, (6, 3))
-UNUSUAL: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...], Any]] = {
-    "shared": (Shared, (X, Y), functional.cross_entropy),
-    "in place": (InPlace, (X, Y), functional.cross_entropy),
-    "past": (Past, (X, Y), first_too),
-    "hooked": (Hooked, (X, Y), functional.cross_entropy),
-    "spectral": (Spectral, (X, Y), functional.cross_entropy),
-    "mixed": (Mixed, (X, torch.tensor(0.5), Y), functional.cross_entropy),
-    "tied": (Tied, (WORDS, WORDS), flattened),
-}
-SYSTEMS: dict[str, tuple[Make, Any]] = {
-    "gpipe": (pipeline(2, schedule="gpipe", chunks=3), among(1, 3)),
-    "checkpointed": (pipeline(2, schedule="1f1b", chunks=2, checkpoint=True), among(1, 2)),
-    "auto": (pipeline(2, chunks=2), among(1, 2)),
-    "model parallel": (model_parallel(2), among(1)),
-}
-
-
-@pytest.mark.parametrize("system", some(SYSTEMS, "checkpointed"))
-@pytest.mark.parametrize("name", UNUSUAL)
-def test_unusual_models_are_trained_too(name: str, system: str) -> None:
-    torch.manual_seed(0)
-    made, batch, loss_fn = UNUSUAL[name]
-    assert_trains_as_serially(*SYSTEMS[system], made(), [batch, batch], loss_fn=loss_fn)
 
 
 class Sampled(nn.Module):

@@ -311,20 +311,3 @@ def test_buffers_of_norms_and_counters_are_not_broadcast():
             assert not [
                 task.name for task in step.schedule(x, y).graph.tasks if "copy_" in task.name
             ]
-
-
-def test_spectral_norms_are_equal_on_all_replicas():
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.utils.parametrizations.spectral_norm(nn.Linear(5, 6)), nn.Tanh(), nn.Linear(6, 4)
-    )
-    plain = copy.deepcopy(model)
-    optimizer = torch.optim.SGD(plain.parameters(), 0.1)
-    with trained(model, 2, batch_norm="replica") as step:
-        for _ in range(4):
-            x, y = torch.randn(5, 5), torch.randint(0, 4, (5,))
-            torch.testing.assert_close(step(x, y), by_hand(plain, x, y, optimizer, [range(5)]))
-        inputs = step.inputs(x, y)
-    for name, tensor in plain.state_dict().items():
-        torch.testing.assert_close(model.state_dict()[name], tensor)
-        assert torch.equal(inputs[f"r1.{name}"], inputs[f"r0.{name}"])

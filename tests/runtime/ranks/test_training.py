@@ -52,6 +52,11 @@ CASES = {
         STAGES,
     ),
     "model parallel": ("model_parallel", {"split": SPLIT, "optimizer": "momentum"}, STAGES),
+    "replicas without rows": (
+        "pipeline",
+        {**REPLICAS, "dropout": True, "optimizer": "momentum"},
+        [[8] * 4, [1] * 4, [8] * 4],
+    ),
     "replicas": ("pipeline", {**REPLICAS, "optimizer": "momentum"}, [[8] * 4] * 2),
 }
 QUICK = ["3 ragged ranks", "clip", "half", "library", "dropout", "1f1b", "gpipe, dropout"]
