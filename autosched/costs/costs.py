@@ -117,7 +117,7 @@ class Costs:
     pageable: frozenset[str] = frozenset()
     issue: Mapping[str, float] = field(default_factory=dict)
     replay: Replay | None = None
-    shares: Mapping[str, float] = field(default_factory=dict)
+    shares: Mapping[str, Seconds] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for kind in ("seconds", "nbytes", "work", "issue", "shares"):
@@ -131,9 +131,10 @@ class Costs:
             for name, number in getattr(self, kind).items():
                 _check_finite(number, f"{kind} of {name!r}")
         for name, share in self.shares.items():
-            if not is_number(share) or share > 1:
-                what = f"share of {name!r} must be a number from 0 to 1"
-                raise ScheduleError(f"{what}, got {shown(share)}")
+            for part in share.values() if isinstance(share, Mapping) else (share,):
+                if not is_number(part) or part > 1:
+                    what = f"share of {name!r} must be a number from 0 to 1"
+                    raise ScheduleError(f"{what}, got {shown(part)}")
         for name, work in self.work.items():
             if not isinstance(work, Work):
                 what = f"work of {name!r} must be Work(flops, nbytes)"
@@ -247,6 +248,8 @@ class Costs:
         """
         seconds = self.task_seconds(task, device)
         share = self.shares.get(task.name)
+        if isinstance(share, Mapping):
+            share = share.get(device.name)
         if share is not None:
             return share * seconds
         if task.view or device.is_storage or seconds == math.inf:
@@ -259,8 +262,9 @@ class Costs:
         return 0.0 if work is None else min(seconds, work.busy_seconds(device))
 
     def has_sharing(self, devices: Iterable[Device]) -> bool:
-        """Return whether it is known what tasks on several streams of a device take of it."""
-        return bool(self.shares or self.work) and any(device.streams > 1 for device in devices)
+        """Return whether tasks on several streams of a device may take it from each other."""
+        known = any(self.shares.values()) or self.work.keys() - self.shares.keys()
+        return bool(known) and any(device.streams > 1 for device in devices)
 
     def guess(self, graph: Graph) -> str:
         """Return what is guessed about tasks of unknown duration; nothing if all are known."""
@@ -414,7 +418,7 @@ def _reader(optional: Sequence[str] | None = None) -> json_reader.Reader:
         pageable=lambda item, place: frozenset(json_reader.each(json_reader.TEXT)(item, place)),
         issue=numbers,
         replay=json_reader.record(Replay, ()),
-        shares=numbers,
+        shares=json_reader.table(_seconds),
     )
 
 

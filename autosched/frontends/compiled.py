@@ -39,7 +39,7 @@ from autosched.frontends.reachability import Reach
 from autosched.frontends.settings import Varying
 from autosched.frontends.state import State
 from autosched.frontends.unsupported import check_function
-from autosched.fusion import Compiler, compiler_of
+from autosched.fusion import Compiler, compiler_of, fused_with_machine
 from autosched.fusion import fuse as fused
 from autosched.machine.machine import Machine
 from autosched.policies import Policy
@@ -308,7 +308,9 @@ class Compiled:
         operators = capture() if agreement is None else agreement.together(capture, lines_of)
         examples = operators.examples
         operators.examples = {}  # or this batch would live as long as the schedule
-        costs = {"costs": self.costs} if self.costs is not None else {"examples": examples}
+        costs: dict[str, Any] = (
+            {"examples": examples} if self.costs is None else {"costs": self.costs}
+        )
         graphs = self._candidates(operators, examples)
         fuses = self.fuse and not _creates_state(operators)
         if self.fuse and not fuses and self.options.get("progress") in (None, True):
@@ -317,7 +319,8 @@ class Compiled:
         if fuses and not self._has_ranks:
             options: dict[str, Any] = {**self.options, "costs": self.costs}
             options["compiler"] = compiler_of(self.fuse)
-            graphs = [fused(graphs[0], examples=examples, **options)]
+            graph, costs["machine"] = fused_with_machine(graphs[0], examples=examples, **options)
+            graphs = [graph]
         made = [self._scheduled(graph, costs, fuses) for graph in graphs]
         return min(made, key=lambda found: found[1].makespan)
 
@@ -329,7 +332,7 @@ class Compiled:
         There the schedule is fused, since a plan for each rank is what forms the regions.
         """
         if not self._has_ranks:
-            return graph, schedule(graph, **self.options, **costs), None
+            return graph, schedule(graph, **{**self.options, **costs}), None
         machine = self.options["machine"]
         twin, devices, ends = on_every_rank(graph, machine, self.options.get("outputs"))
         made = schedule(twin, **{**self.options, "outputs": devices}, **costs)

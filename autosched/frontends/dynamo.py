@@ -44,7 +44,7 @@ from autosched.costs.estimate import estimate
 from autosched.errors import AutoschedError, CaptureError, ScheduleError, TaskError, listed, shown
 from autosched.frontends.operators import Operators, common_device, storages
 from autosched.frontends.unsupported import reason_of
-from autosched.fusion import Compiler, compiler_of, fuse
+from autosched.fusion import Compiler, compiler_of, fused_with_machine
 from autosched.graph.graph import Graph, Value
 from autosched.graph.task import Origin
 from autosched.machine.machine import Machine
@@ -168,14 +168,15 @@ class TorchBackend:
         """Schedule a graph with its outputs on the devices of torch."""
         given = self._costs
         costs = estimate(graph, examples).costs if given is None else given.restricted(graph)
-        if not self.machine.imagined if self._fuse is None else self._fuse:
+        machine = self.machine
+        if not machine.imagined if self._fuse is None else self._fuse:
             outputs = {"outputs": graph.homes, **self._options}
             outputs["compiler"] = None if self._fuse is None else compiler_of(self._fuse)
-            graph = fuse(graph, self.machine, costs, examples=examples, **outputs)
+            graph, machine = fused_with_machine(graph, machine, costs, examples=examples, **outputs)
             costs = costs.restricted(graph)
         backend = self._backend() if callable(self._backend) else self._backend
         return schedule(
-            graph, self.machine, costs=costs, outputs=graph.homes, backend=backend, **self._options
+            graph, machine, costs=costs, outputs=graph.homes, backend=backend, **self._options
         )
 
 

@@ -14,7 +14,7 @@ the planner. A fused graph is a graph: everything else treats a region as a merg
 
 from __future__ import annotations
 
-from autosched.fusion.fusing import fuse
+from autosched.fusion.fusing import fuse, fused_with_machine
 from autosched.fusion.region import Compiler, compiler_of
 
-__all__ = ["Compiler", "compiler_of", "fuse"]
+__all__ = ["Compiler", "compiler_of", "fuse", "fused_with_machine"]

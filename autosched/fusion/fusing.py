@@ -1,7 +1,8 @@
 """Fuse the tasks of a graph into regions that Inductor compiles.
 
 1. Determine the tasks that can be fused, from a plan of the graph without fusion.
-2. Form candidates: the regions of this plan's streams, and one region per device. Estimate each.
+2. Form candidates: the regions of this plan's streams, and one region per device. On a CPU of
+   several streams, 2, 4, ... of them, each with its part of the threads. Estimate each.
 3. On a real machine, with examples: compile the regions of those that may be the fastest, and measure
    all tasks.
 4. There, run the schedules of the candidates and of the graph without fusion in turns, and take the
@@ -14,6 +15,7 @@ import contextlib
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, overload
 
 import torch
@@ -41,7 +43,7 @@ from autosched.graph.value import Value
 from autosched.machine.cluster import joined
 from autosched.machine.machine import Device, Machine
 from autosched.measurement import measure_costs
-from autosched.measurement.hardware import torch_device
+from autosched.measurement.hardware import intra_op_threads, torch_device
 from autosched.measurement.sanity import work_of
 from autosched.measurement.stopwatch import synchronize
 from autosched.measurement.tasks import preserved_random_state, run_on_models
@@ -108,7 +110,9 @@ def fuse(
     ``machine``, ``costs``, ``policy`` and ``options`` are those of ``schedule``. ``examples`` are
     inputs by name, by default those of the capture. With examples and a real machine, regions are
     compiled now, all tasks are measured, and the fastest of several fused graphs is returned, or
-    the graph itself if none is faster; its tasks have the measured seconds. Otherwise regions are
+    the graph itself if none is faster; its tasks have the measured seconds. On a CPU of several
+    streams, also fewer of them are tried; a schedule that is fused keeps the best number, and its
+    machine has as many. Otherwise regions are
     compiled when they are first called. Unless ``progress`` is False, a line on stderr says how far
     compiling is, if it takes seconds. ``compiler`` is a function that takes the place of Inductor:
     of a graph module, whose nodes are torch's operators, and of example tensors it returns a
@@ -127,27 +131,46 @@ def fuse(
     ['add+1']
     """
     if isinstance(graph, Schedule):
-        fusion = _Fusion.of_schedule(graph, examples, progress, compiler)
-    else:
-        machine = Machine.local() if machine is None else machine
-        given = getattr(graph, "examples", None) if examples is None else examples
-        known = estimate(graph, given) if given else Estimate(Costs(), {})
-        known = known if costs is None else Estimate(costs, known.unknown)
-        options = {"policy": policy, **options}
-        fusion = _Fusion(graph, machine, known, given, options, progress, compiler=compiler)
-    if why := fusion.unavailable():
-        what = f"graph {fusion.graph.name!r} is not fused: {why}"
-        warnings.warn(what, RuntimeWarning, stacklevel=2)
-        best = fusion.unfused(why)
-    else:
-        best = fusion.best()
-    return best.schedule if isinstance(graph, Schedule) else best.graph
+        return _best(_Fusion.of_schedule(graph, examples, progress, compiler)).schedule
+    given: dict[str, Any] = {"examples": examples, "progress": progress, "compiler": compiler}
+    return fused_with_machine(graph, machine, costs, policy=policy, **given, **options)[0]
+
+
+def fused_with_machine(
+    graph: G,
+    machine: Machine | None,
+    costs: Costs | None,
+    *,
+    examples: Mapping[str, Any] | None,
+    progress: bool | None = None,
+    compiler: Compiler | None = None,
+    **options: Any,
+) -> tuple[G, Machine]:
+    """Return the fused graph, and the machine with the number of CPU streams that it is for."""
+    machine = Machine.local() if machine is None else machine
+    given = getattr(graph, "examples", None) if examples is None else examples
+    known = estimate(graph, given) if given else Estimate(Costs(), {})
+    known = known if costs is None else Estimate(costs, known.unknown)
+    options = {"policy": "auto", **options}
+    best = _best(_Fusion(graph, machine, known, given, options, progress, compiler=compiler))
+    return best.graph, best.schedule.machine
+
+
+def _best(fusion: _Fusion) -> _Fused:
+    """Return the best fused graph with its schedule; without a compiler, warn the caller of ``fuse``."""
+    why = fusion.unavailable()
+    if not why:
+        return fusion.best()
+    what = f"graph {fusion.graph.name!r} is not fused: {why}"
+    warnings.warn(what, RuntimeWarning, stacklevel=4)
+    return fusion.unfused(why)
 
 
 class _Candidate(NamedTuple):
-    """Groups of tasks by name, the number of threads of each CPU stream, and repeated tasks."""
+    """Groups of tasks by name, where they run, threads of each CPU stream, and repeated tasks."""
 
     groups: Mapping[str, str]
+    machine: Machine
     threads: int
     repeated: frozenset[str] = frozenset()
 
@@ -181,7 +204,7 @@ class _Fusion:
         self.progress = progress
         self.compiler = compiler
         # 1. A plan without fusion, and the tasks that can be fused
-        self.plain = self._scheduled(graph) if plain is None else plain
+        self.plain = self._scheduled(graph, machine) if plain is None else plain
         if callable(self.options["policy"]):  # it may know the tasks of this graph alone
             self.options["policy"] = _following(self.plain.placement)
         given = self.examples or {}
@@ -221,12 +244,12 @@ class _Fusion:
         """Return the texts of all ranks; in one process, its own."""
         return [own] if self.machine.rank is None else joined().texts("fuse()", own)
 
-    def unfused(self, why: str | None = None) -> _Fused:
+    def unfused(self, why: str | None = None, machine: Machine | None = None) -> _Fused:
         """Return a copy of the graph without regions, for one reason or several."""
         copy = merged(self.graph, {})
         tasks = (task.name for task in self.graph.tasks if not task.view)
         copy.not_fused = self.reasons if why is None else dict.fromkeys(tasks, why)
-        return _Fused(copy, self._scheduled(copy))
+        return _Fused(copy, self._scheduled(copy, machine or self.machine))
 
     def best(self) -> _Fused:
         """Return the best fused graph, or one without regions."""
@@ -245,29 +268,44 @@ class _Fusion:
         chosen += [each for each in planned[1:] if self._with_waits(each[1]) < most]
         with self._shown(chosen) as done:
             found = [self._measured(*each, done) for each in chosen]
-        measured = [*filter(None, found), self.unfused()]
+        plain = (self.unfused(machine=machine) for machine in _with_streams(self.machine))
+        measured = [*filter(None, found), *plain]
         # 4. Run in turns
         taken = run_times([made.schedule for made in measured], self.examples or {})
         for made in measured:
             made.schedule.close()
             for region in _regions(made.graph):
                 region.begin_to_compare()
-        return measured[taken.index(min(taken))]
+        fastest = measured[taken.index(min(taken))]
+        return fastest._replace(schedule=replace(fastest.schedule))  # one that is not closed
 
-    def _scheduled(self, graph: Graph) -> Schedule:
-        return schedule(graph, self.machine, costs=self.costs.restricted(graph), **self.options)
+    def _scheduled(self, graph: Graph, machine: Machine) -> Schedule:
+        """Return a plan; where runs are timed, one that uses all streams of a CPU."""
+        costs = self.costs.restricted(graph)
+        if self._is_measurable():
+            cpus = (device.name for device in machine.devices if not device.is_accelerator)
+            nothing = dict.fromkeys(cpus, 0.0)
+            names = (task.name for task in graph.tasks)
+            costs = replace(costs, shares=dict.fromkeys(names, nothing))
+        return schedule(graph, machine, costs=costs, **self.options)
 
     def _planned(self) -> Iterator[tuple[_Candidate, _Fused]]:
         """Yield one region per device; and regions of streams, if there are several."""
-        placement = self.plain.placement
-        program = self.plain.program
-        candidate = _Candidate(by_device(self.graph, placement, self._can_fuse), _threads(1))
+        groups = by_device(self.graph, self.plain.placement, self._can_fuse)
+        machines = list(_with_streams(self.machine)) if self._is_measurable() else [self.machine]
+        candidate = _Candidate(groups, machines[0], _threads(1))
         if (made := self._fused(candidate)) is not None:
             yield candidate, made
-        if len(program.streams) > 1:
+        for machine in machines:
+            plain = self.plain
+            if machine != plain.machine or plain.placement.streams is not None:
+                plain = self._scheduled(self.graph, machine)
+            program = plain.program
+            if len(program.streams) < 2:
+                continue
             repeated = repeatable(self.graph, program, self._can_fuse, self._seconds)
             groups = by_stream(self.graph, program, self._can_fuse, repeated)
-            candidate = _Candidate(groups, _threads(_cpu_streams(program)), repeated)
+            candidate = _Candidate(groups, machine, _threads(_cpu_streams(program)), repeated)
             if (made := self._fused(candidate)) is not None:
                 # Plans do not know that waits take time.
                 fewer = candidate._replace(groups=self._joined(candidate, made))
@@ -316,7 +354,7 @@ class _Fusion:
         made = merged(self.graph, candidate.groups, make, bound, repeated)
         made.not_fused = self.reasons
         try:
-            fused = _Fused(made, self._scheduled(made))
+            fused = _Fused(made, self._scheduled(made, candidate.machine))
         except ScheduleError:  # regions may be too large for memory, or for a policy's order
             return None
         if tight := self._without_room(fused):
@@ -373,7 +411,7 @@ class _Fusion:
         """
         while made is not None:
             regions = _regions(made.graph)
-            with _intra_op_threads(candidate.threads):
+            with intra_op_threads(candidate.threads):
                 self._compile(made, done)
                 if all(region.failure is None for region in regions):
                     with preserved_random_state(self.machine):
@@ -389,12 +427,13 @@ class _Fusion:
             return None
         for region in regions:
             region.compares = False
-        with _intra_op_threads(candidate.threads), warnings.catch_warnings():
+        with intra_op_threads(candidate.threads), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of disturbed timings, for estimates
-            found = measure_costs(made.graph, self.machine, self.examples, repeat=3)
+            one = self.machine.with_one_stream  # with the threads of a stream, as they are
+            found = measure_costs(made.graph, one, self.examples, repeat=3)
         made.schedule.close()
         made.graph.builder.set_seconds(found.seconds)
-        return _Fused(made.graph, self._scheduled(made.graph))
+        return _Fused(made.graph, self._scheduled(made.graph, candidate.machine))
 
     def _compile(self, made: _Fused, done: Callable[[], None]) -> None:
         """Compile the regions of a graph, for arguments as they will be."""
@@ -468,14 +507,17 @@ def _threads(streams: int) -> int:
     return max(1, torch.get_num_threads() // max(1, streams))
 
 
-@contextlib.contextmanager
-def _intra_op_threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def _with_streams(machine: Machine) -> Iterator[Machine]:
+    """Yield a machine of one CPU with 1, 2, 4, ... streams, and all; others as they are."""
+    cpu, *others = machine.devices
+    if others or cpu.streams == 1:
+        yield machine
+        return
+    count = 1
+    while count < cpu.streams:
+        yield replace(machine, devices=(replace(cpu, streams=count),))
+        count *= 2
+    yield machine
 
 
 # ---- seconds of a region before it is compiled

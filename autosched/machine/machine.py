@@ -171,16 +171,22 @@ class Machine:
 
     @classmethod
     def local(
-        cls, gpus: int | None = None, cpu_streams: int = 1, *, storage: float | None = None
+        cls,
+        gpus: int | None = None,
+        cpu_streams: int | Literal["auto"] = 1,
+        *,
+        storage: float | None = None,
     ) -> Machine:
         """Return the machine on which this process runs, as ``torch.accelerator`` reports it.
 
         ``gpus`` is the number of GPUs to use (default: all); a larger number makes logical devices
         that share the real ones. ``cpu_streams`` is the number of tasks that the CPU may run
-        concurrently; they share its intra-op threads. The memory of a GPU is reduced by a share
-        that tasks cannot use; logical devices have equal parts of it. Rates are rough defaults;
-        profiles replace them. ``storage`` as for ``with_storage``. Raises MachineError for GPUs
-        where there is none.
+        concurrently; they share its intra-op threads. ``"auto"`` allows as many as there are
+        threads: ``policy="auto"`` uses fewer where they are predicted to be faster, best by measured
+        costs, and fusion measures 1, 2, 4, ... The memory of a GPU is reduced by a share that tasks
+        cannot use; logical devices have equal parts of it. Rates are rough defaults; profiles
+        replace them. ``storage`` as for ``with_storage``. Raises MachineError for GPUs where there
+        is none.
         """
         import torch
 
@@ -194,6 +200,8 @@ class Machine:
         if wanted and not count:
             hint = f"Machine.emulated(gpus={gpus}) emulates them"
             raise MachineError(f"this machine has no accelerator, but gpus={gpus}; {hint}")
+        if cpu_streams == "auto":
+            cpu_streams = torch.get_num_threads()
         names = [f"{kind}:{i}" for i in range(wanted)]
         memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
         devices = [Device("cpu", cpu_streams, *CPU_RATES, nbytes=memory)]
@@ -311,6 +319,11 @@ class Machine:
             links=tuple(slower(link, factor) for link in self.links),
             network=self.network and slower(self.network, factor),
         )
+
+    @cached_property
+    def with_one_stream(self) -> Machine:
+        """The machine with one compute stream on each device."""
+        return replace(self, devices=tuple(replace(d, streams=1) for d in self.devices))
 
     # ---- queries
 

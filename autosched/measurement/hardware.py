@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,18 @@ import torch
 
 from autosched.machine.machine import Device
 
-__all__ = ["hardware", "model_name", "torch_device"]
+__all__ = ["hardware", "intra_op_threads", "model_name", "torch_device"]
+
+
+@contextlib.contextmanager
+def intra_op_threads(count: int) -> Iterator[None]:
+    """Let torch use so many threads for an operator on the CPU."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def torch_device(device: Device) -> torch.device:

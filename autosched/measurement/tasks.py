@@ -24,7 +24,7 @@ import math
 import os
 import statistics
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -37,7 +37,7 @@ from autosched.errors import MachineError, ScheduleError
 from autosched.graph.graph import Graph, Task, Value, called_with, no_grad
 from autosched.machine.machine import Device, Machine
 from autosched.measurement.cache import MeasurementCache
-from autosched.measurement.hardware import model_name, torch_device
+from autosched.measurement.hardware import intra_op_threads, model_name, torch_device
 from autosched.measurement.links import Track
 from autosched.measurement.sanity import SLOW, least_work, objection, work_of
 from autosched.measurement.signatures import Signature, signature_of, signature_text
@@ -74,6 +74,8 @@ def measure_costs(
     * ``replay``: seconds of the kernels alone, as where CUDA graphs replay them. Otherwise
       ``Costs.issue`` has the seconds that Python needs to launch a task; if the devices of the
       machine have no ``issue_seconds``, a task takes at least so long instead.
+    * Of a CPU with several streams, tasks are measured with all threads, and with those of one
+      stream: ``Costs.shares`` tells how much slower a stream is.
     * ``cache``: a folder in which readings of torch's own functions are cached for this machine,
       driver and torch, or True for ``$XDG_CACHE_HOME/autosched``.
     * ``track``: iterates over a sequence and displays the progress, such as ``tqdm.tqdm``.
@@ -92,21 +94,29 @@ def measure_costs(
     inputs = inputs or {}
     known = mark_pageable(Costs.estimate(graph, inputs), graph, machine, inputs)
     cached = MeasurementCache(cache)
-    benches = [
-        Bench(graph, machine, inputs, known, devices, repeat, cached)
-        for devices in _device_groups(machine)
-    ]
+    groups = _device_groups(machine)
+    make = partial(Bench, graph, machine, inputs, known)
+    benches = [make(devices, repeat, cached) for devices in groups]
+    divided = {
+        devices: make(devices, repeat, cached, threads=threads)
+        for devices in groups
+        if (threads := _threads_of_stream(devices))
+    }
+    every = [*benches, *divided.values()]
     with preserved_random_state(machine):
-        for bench, run in track([(bench, run) for bench in benches for run in range(repeat + 1)]):
+        for bench, run in track([(bench, run) for bench in every for run in range(repeat + 1)]):
             if not bench.is_done(run):
                 bench.run(warm=run == 0)
         readings = {bench.devices: bench.accepted_readings() for bench in benches}
-    for complaint in (complaint for bench in benches for complaint in bench.complaints):
+        slower = {devices: bench.accepted_readings() for devices, bench in divided.items()}
+    for complaint in (complaint for bench in every for complaint in bench.complaints):
         warnings.warn(complaint, stacklevel=3)
     cached.save()
     tables = _tables(graph, machine, known, _seconds(readings, replay))
     measured = known.override(tables, benches[0].nbytes)
-    measured = replace(measured, issue={} if replay else _issue(readings))
+    measured = replace(
+        measured, issue={} if replay else _issue(readings), shares=_shares(readings, slower)
+    )
     measured.check(graph)
     return measured
 
@@ -148,6 +158,29 @@ def _issue(readings: _Measured) -> dict[str, float]:
         if devices[0].has_issuing
         for name, reading in found.items()
     }
+
+
+def _threads_of_stream(devices: Sequence[Device]) -> int:
+    """Return the threads that each of several CPU streams has; 0 if a stream has all threads."""
+    streams = max((device.streams for device in devices if device.kind == "cpu"), default=1)
+    threads = torch.get_num_threads()
+    each = max(1, threads // streams)
+    return each if each < threads else 0
+
+
+def _shares(readings: _Measured, slower: _Measured) -> dict[str, dict[str, float]]:
+    """Return by task and CPU the part of the CPU that it takes, from its time with fewer threads.
+
+    With a part of the threads, that part of its seconds takes as many times longer.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for devices, fewer in slower.items():
+        times = torch.get_num_threads() / _threads_of_stream(devices)
+        for name in fewer.keys() & readings[devices].keys():
+            longer = fewer[name].seconds / readings[devices][name].seconds
+            share = min(1.0, max(0.0, (longer - 1) / (times - 1)))
+            found[name] = dict.fromkeys((device.name for device in devices), share)
+    return dict(sorted(found.items()))
 
 
 def preserved_random_state(machine: Machine) -> contextlib.AbstractContextManager[None]:
@@ -260,6 +293,7 @@ class Bench:
     devices: tuple[Device, ...]
     repeat: int
     cached: MeasurementCache
+    threads: int = 0  # of an operator on the CPU; 0: all
     readings: dict[Signature, Readings] = field(default_factory=dict)
     signature: dict[str, Signature] = field(default_factory=dict)  # by task
     nbytes: dict[str, float] = field(default_factory=dict)
@@ -267,7 +301,8 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.device = torch_device(self.devices[0])
-        self.model = model_name(self.device)
+        with self._threads():
+            self.model = model_name(self.device)
         self.watch: Stopwatch = stopwatch(self.device)
 
     def is_done(self, run: int) -> bool:
@@ -283,7 +318,11 @@ class Bench:
 
     def run_by(self, call: Call) -> None:
         """Run the graph serially once; tasks are called by ``call``."""
-        self.nbytes = run_serially(self.graph, self.inputs, self.device, self._place, call)
+        with self._threads():
+            self.nbytes = run_serially(self.graph, self.inputs, self.device, self._place, call)
+
+    def _threads(self) -> contextlib.AbstractContextManager[None]:
+        return intra_op_threads(self.threads) if self.threads else contextlib.nullcontext()
 
     def _elsewhere(self, task: Task) -> str | None:
         """Return the device where a task runs unmeasured, if any.

@@ -19,7 +19,6 @@ __all__ = [
     "of_problem",
     "splits",
     "stream_limits",
-    "with_one_stream",
 ]
 
 _SMALL = 2_000  # tasks, up to which there is time to lower and simulate policies that rarely win
@@ -72,15 +71,6 @@ def fewer_devices(problem: Problem) -> Iterator[Problem]:
             devices = tuple(device for device in machine.devices if device.name in names)
             links = tuple(k for k in machine.links if {k.source, k.destination} <= names)
             yield replace(problem, machine=replace(machine, devices=devices, links=links))
-
-
-def with_one_stream(problem: Problem) -> Problem:
-    """Return the problem with one compute stream on each device.
-
-    Policies count on each stream doing what the device can do.
-    """
-    devices = tuple(replace(device, streams=1) for device in problem.machine.devices)
-    return replace(problem, machine=replace(problem.machine, devices=devices))
 
 
 def of_problem(problem: Problem, policies: Iterable[Policy]) -> Iterator[Policy]:

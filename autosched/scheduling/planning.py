@@ -54,7 +54,6 @@ from autosched.policies.candidates import (
     of_problem,
     splits,
     stream_limits,
-    with_one_stream,
 )
 from autosched.problem import Constraints, Goal, Objective, Problem
 from autosched.runtime.backends import Backend, check_name, suited
@@ -444,7 +443,8 @@ def _best(problem: Problem, policies: Iterable[Policy]) -> Plan:
     limits = stream_limits(problem)
     machine = problem.machine
     if machine.contention and problem.costs.has_sharing(machine.devices):
-        one = with_one_stream(problem.confined)
+        # Policies count on each stream doing what the device can do.
+        one = dataclasses.replace(problem.confined, machine=machine.with_one_stream)
         policies = (*policies, *of_problem(one, candidates(problem)))
     tried: list[Placement] = []
     plan = best_plan(problem, (*policies, *frugal), limits, tried)

@@ -9,8 +9,10 @@ on not shorter either.
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from autosched.errors import MemoryLimitError, ScheduleError, shown
@@ -77,14 +79,23 @@ def best_plan(
                 raise ScheduleError(f"policy {policy!r} must return a Placement, got {placement!r}")
             if placement not in tried:
                 tried.append(placement)
+                best = None
                 for most in limits if placement.streams is None else (placement.streams,):
-                    limited = dataclasses.replace(placement, streams=most)
-                    plans.append(_lowered(problem, limited))
+                    plan = _lowered(problem, dataclasses.replace(placement, streams=most))
+                    if best is None or _is_shorter(plan, best):  # more streams that bring something
+                        best = plan
+                        plans.append(plan)
         except ScheduleError as error:
             refusal = error
     if not plans:
         raise refusal
     return min(plans, key=merit)
+
+
+def _is_shorter(plan: Plan, other: Plan) -> bool:
+    """Whether the period or makespan of a plan is less than another's, by more than rounding."""
+    mine, others = (plan.period, plan.makespan), (other.period, other.makespan)
+    return mine < others and not all(map(partial(math.isclose, rel_tol=1e-9), mine, others))
 
 
 def merit(plan: Plan) -> tuple[float, float, int]:

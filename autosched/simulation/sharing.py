@@ -50,7 +50,7 @@ def shared(seconds: Sequence[float], program: Program, problem: Problem) -> Sequ
     """
     machine = problem.machine
     costs = problem.costs
-    if not machine.contention or not (costs.shares or costs.work):
+    if not machine.contention or not (any(costs.shares.values()) or costs.work):
         return seconds
     streams: dict[_Place, int] = {}
     for stream in program.streams:

@@ -64,6 +64,10 @@ def test_the_local_machine_has_what_torch_sees():
     assert machine.host == "cpu"
     assert machine.device("cpu").streams == 2
     assert 2**20 < machine.device("cpu").nbytes < math.inf
+    auto = Machine.local(gpus=0, cpu_streams="auto")
+    assert auto.device("cpu").streams == torch.get_num_threads()
+    with pytest.raises(MachineError, match="'cpu' has 'all' streams; 1 to 1024 are possible"):
+        Machine.local(cpu_streams="all")
 
 
 def accelerators(monkeypatch, count):

@@ -204,6 +204,46 @@ def test_a_cpu_is_not_kept_busy_with_what_a_gpu_does_in_a_tenth_of_the_time() ->
     assert [seconds[name]["cpu"] == on_cpu for name, on_cpu in given] == [True, False, False]
 
 
+@pytest.mark.parametrize(
+    ("serial", "streams", "share", "used"),
+    [(0.0, 4, 1.0, 1), (1e-3, 4, 0.0, 4), (5e-4, 4, 0.5, 4), (5e-4, 2, 0.5, 2), (0.0, 1, None, 1)],
+)
+def test_a_cpu_with_streams_is_measured_with_all_threads_and_with_those_of_a_stream(
+    monkeypatch: pytest.MonkeyPatch, serial: float, streams: int, share: float | None, used: int
+) -> None:
+    """A task takes 1 ms with four threads; what is not serial takes longer with fewer.
+
+    Eight tasks of which half is serial take 8 ms on one stream, and on four streams two times 2.5.
+    """
+
+    class Watch:
+        def time(
+            self, calls: Sequence[Callable[[], Any]], ahead: float = 0.0
+        ) -> tuple[Reading, Any]:
+            taken = serial + (1e-3 - serial) * 4 / torch.get_num_threads()
+            return Reading(taken, taken), [call() for call in calls][-1]
+
+    monkeypatch.setattr(tasks, "stopwatch", lambda device: Watch())
+    machine = asc.Machine.local(gpus=0, cpu_streams=streams)
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(*(graph.add(torch.mul, x, x + i, name=f"t{i}") for i in range(8)))
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        costs = asc.measure_costs(graph, machine, {"x": torch.ones(300, 300)}, repeat=2)
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
+    assert costs.seconds["t0"] == 1e-3
+    found = costs.shares.get("t0")
+    assert found == (None if share is None else {"cpu": pytest.approx(share)})
+    made = asc.schedule(graph, machine, costs=costs)
+    computing = {s for s in made.program.streams if s.name.startswith("compute")}
+    assert len(computing) == used
+    assert asc.Costs.from_json(costs.to_json()) == costs
+
+
 def test_merged_tasks_are_measured_whole() -> None:
     graph = asc.merge(products(4), {"matmul": "pair", "matmul_1": "pair"})
     costs = asc.measure_costs(graph, HERE, X, repeat=2)
