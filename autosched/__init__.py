@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from autosched.frontends.compiled import compile
     from autosched.frontends.dynamo import TorchBackend
     from autosched.frontends.guards import Watch
-    from autosched.fusion import fuse
+    from autosched.fusion import Frozen, fuse
     from autosched.measurement import measure_costs, measure_machine, measure_storage
 else:  # a type checker would take any name for one of ours
 
@@ -71,6 +71,7 @@ else:  # a type checker would take any name for one of ours
 
 
 _LAZY = {
+    "Frozen": "autosched.fusion",
     "TorchBackend": "autosched.frontends.dynamo",
     "Watch": "autosched.frontends.guards",
     "capture": "autosched.frontends.capture",
@@ -102,6 +103,7 @@ __all__ = [
     "Comparison",
     "Costs",
     "Device",
+    "Frozen",
     "GradientError",
     "Graph",
     "GraphError",

@@ -207,10 +207,11 @@ def by_torch(model: nn.Module, inputs: dict[str, Tensor]) -> tuple[Run, Any]:
 
 
 def by_autosched(
-    model: nn.Module, inputs: dict[str, Tensor], streams: int, fuse: bool
+    model: nn.Module, inputs: dict[str, Tensor], streams: int, fuse: bool, freeze: bool = False
 ) -> tuple[Run, Any]:
     machine = asc.Machine.local(gpus=0, cpu_streams=streams)
-    compiled = asc.compile(copy.deepcopy(model), machine, fuse=fuse)
+    own = copy.deepcopy(model)
+    compiled = asc.compile(own, machine, fuse=asc.Frozen(own) if freeze else fuse)
     return lambda: compiled(**inputs), dict
 
 

@@ -6,7 +6,7 @@ time to settle. Before, each compares its result with that of eager mode: the la
 relative to the largest element, must be at most 1e-3.
 
 The network is exported by ``torch.onnx.export``. ``freezing`` is an option of Inductor that makes
-constants of weights; regions of autosched take them as arguments.
+constants of weights; regions of autosched take them as arguments, or as constants by ``Frozen``.
 """
 
 from __future__ import annotations
@@ -72,6 +72,10 @@ CONTESTANTS: dict[str, Callable[[nn.Module, dict[str, Tensor]], tuple[Run, Any]]
     "ONNX Runtime": by_onnx_runtime,
     "autosched, fused, 1 stream": lambda model, inputs: by_autosched(model, inputs, 1, True),
     "autosched, fused, 2 streams": lambda model, inputs: by_autosched(model, inputs, 2, True),
+    "autosched, frozen, 1 stream": lambda model, inputs: by_autosched(model, inputs, 1, True, True),
+    "autosched, frozen, 2 streams": lambda model, inputs: by_autosched(
+        model, inputs, 2, True, True
+    ),
 }
 
 

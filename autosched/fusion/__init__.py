@@ -2,6 +2,7 @@
 
 candidates    which tasks can be fused, and groups of them
 inductor      compilation by Inductor, through public options
+frozen        a compiler: Inductor, with weights as constants
 joining       fewer waits: which regions are joined
 region        a compiled region, the function of its task; compared with its operators
 rewriting     operators that Inductor computes otherwise
@@ -14,7 +15,8 @@ the planner. A fused graph is a graph: everything else treats a region as a merg
 
 from __future__ import annotations
 
+from autosched.fusion.frozen import Frozen
 from autosched.fusion.fusing import fuse, fused_with_machine
 from autosched.fusion.region import Compiler, compiler_of
 
-__all__ = ["Compiler", "compiler_of", "fuse", "fused_with_machine"]
+__all__ = ["Compiler", "Frozen", "compiler_of", "fuse", "fused_with_machine"]

@@ -7,15 +7,19 @@ region becomes one C++ function, which runs without the GIL: other streams can r
 
 from __future__ import annotations
 
+import copy
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from autosched._lib.forks import rlock
 from autosched.fusion.tracing import as_tensor, described, silenced
 
-__all__ = ["compile_graph", "guard", "unavailable", "unsuitable"]
+__all__ = ["LOCK", "compile_graph", "guard", "unavailable", "unsuitable"]
+
+LOCK = rlock()  # Inductor compiles one graph at a time
 
 
 def unavailable(kind: str) -> str | None:
@@ -70,11 +74,12 @@ def _unsuitable(arg: Any) -> str | None:
 
 
 def compile_graph(
-    graph: torch.fx.GraphModule, args: Sequence[Any], threads: int
+    graph: torch.fx.GraphModule, args: Sequence[Any], threads: int, constants: Sequence[int] = ()
 ) -> Callable[..., Sequence[torch.Tensor]]:
     """Compile a traced graph for arguments like these; its CPU kernels use so many threads.
 
-    The generated code checks no sizes. Raises what Inductor raises.
+    Those at the positions ``constants`` are part of the code, and no arguments of it. The generated
+    code checks no sizes. Raises what Inductor raises.
     """
     from torch._inductor import standalone_compile
 
@@ -93,6 +98,10 @@ def compile_graph(
         "alignment_asserts": False,
         "joint_graph_constant_folding": False,  # it takes x * 0 for 0, and x + zeros for x
     }
+    if constants:
+        patches["freezing"] = True
+        graph = _with_constants(graph, {i: args[i].detach() for i in constants})
+        args = [arg for i, arg in enumerate(args) if i not in constants]
     with torch.no_grad(), torch._C._DisableAutocast(), silenced():
         return standalone_compile(
             graph,
@@ -100,6 +109,23 @@ def compile_graph(
             dynamic_shapes="from_example_inputs",
             options={"config_patches": patches},
         )
+
+
+def _with_constants(
+    graph: torch.fx.GraphModule, constants: Mapping[int, torch.Tensor]
+) -> torch.fx.GraphModule:
+    """Return a copy of a graph that holds these arguments, by position."""
+    made = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
+    inputs = made.graph.find_nodes(op="placeholder")
+    for i, tensor in constants.items():
+        made.register_buffer(f"constant_{i}", tensor)
+        with made.graph.inserting_before(inputs[i]):
+            held = made.graph.get_attr(f"constant_{i}")
+        held.meta = inputs[i].meta
+        inputs[i].replace_all_uses_with(held)
+        made.graph.erase_node(inputs[i])
+    made.recompile()
+    return made
 
 
 def _apart(examples: Sequence[torch.Tensor]) -> list[Any]:

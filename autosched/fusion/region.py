@@ -35,12 +35,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autosched._lib.forks import rlock
 from autosched._lib.logs import LOG
 from autosched._lib.tree import transform
 from autosched.codegen.composite import Composite
 from autosched.errors import ScheduleError
-from autosched.fusion.inductor import compile_graph, guard, unavailable, unsuitable
+from autosched.fusion.inductor import LOCK, compile_graph, guard, unavailable, unsuitable
 from autosched.fusion.tracing import NotTraceableError, Traced, as_tensor, described, trace
 from autosched.graph.task import Here, Task
 from autosched.graph.value import Value
@@ -55,7 +54,6 @@ COMPARED = frozenset((1, 2, 3, 10, 100, 1_000))  # runs, for each kind of argume
 
 _MOST = 8  # variants of one region, for different arguments
 _SHOWN = 5  # operators in a warning
-_LOCK = rlock()  # Inductor compiles one graph at a time
 
 
 class _Kernels:
@@ -317,7 +315,7 @@ class Region:
             return None
         if self._written and _overlap(tensors):
             return None  # kernels would take it for granted in later calls, too
-        with _LOCK:
+        with LOCK:
             for variant in self._variants:
                 if variant.others == others and variant.matches(*tensors):
                     return variant
