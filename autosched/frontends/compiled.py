@@ -606,14 +606,16 @@ class _Autograd:
         """
         options = self.compiled.options
         backend = options.get("backend")
-        others = options.keys() - {"machine", "policy", "backend", "check"}
+        own = {"machine", "policy", "backend", "check"}
+        others = {name for name, given in options.items() if given not in (None, False)} - own
         is_made = backend is not None and not isinstance(backend, str)
         is_cluster = options["machine"] is not None and options["machine"].ranks
         if others or is_made or is_cluster or "backward" in Reach([self.compiled.fn]).mentioned:
             return None
         from autosched.frontends.dynamo import TorchBackend
 
-        self.backend = TorchBackend(costs=self.compiled.costs, fuse=self.compiled.fuse, **options)
+        known = {name: options[name] for name in own & options.keys()}
+        self.backend = TorchBackend(costs=self.compiled.costs, fuse=self.compiled.fuse, **known)
         # Its ``forward``: calling torch's wrapper would run hooks of all modules once more.
         wrapper: Any = torch.compile(self.compiled.fn, backend=self.backend)
         run: Callable[..., Any] = wrapper.forward
@@ -728,6 +730,10 @@ def _of_values(before: Sequence[Hashable], after: Sequence[Hashable]) -> Iterato
                 return  # all later positions differ
             if None not in (_name_in(old), _name_in(new)):
                 yield "a dict or object", f"it has {_name_in(new)!r} where it had {_name_in(old)!r}"
+                return
+            if len(before) != len(after):
+                how = "more" if len(before) < len(after) else "fewer"
+                yield "a list, dict or object", f"it has {how} items"
                 return
             yield known, f"{_value(old)} -> {_value(new)}"
         elif (found := _name_in(new)) is not None:

@@ -87,11 +87,9 @@ class State:
             for name, field, item in self._moments(key, state):
                 if isinstance(item, torch.Tensor):
                     found[f"{key}.{name}.{field}"] = (("moment", key, name, field), item)
-        for key, number, group in self._groups():
-            for field, item in group.items():
-                if isinstance(item, torch.Tensor):
-                    place = ("setting", key, str(number), field)
-                    found[_setting(key, number, field)] = (place, item)
+        for key, number, part, item in self._parts_of_settings():
+            if isinstance(item, torch.Tensor):
+                found[_setting(key, number, part)] = (("setting", key, str(number), part), item)
         return found
 
     def _states(self) -> Iterator[tuple[str, Any]]:
@@ -109,6 +107,13 @@ class State:
             for number, group in enumerate(optimizer.param_groups):
                 found.setdefault(id(group), (key, number, group))
         yield from found.values()
+
+    def _parts_of_settings(self) -> Iterator[tuple[str, int, str, Any]]:
+        """Yield the settings of optimizers with their groups; of a tuple, its items."""
+        for key, number, group in self._groups():
+            for field, setting in group.items():
+                for part, item in _parts(field, setting).items():
+                    yield key, number, part, item
 
     def _moments(self, key: str, state: Mapping[Any, Any]) -> Iterator[tuple[str, str, Any]]:
         """Yield a parameter's name, the kind of moment, and its value.
@@ -207,8 +212,10 @@ class State:
                 dict(self.modules[key].named_modules())[path].__dict__[name] = tensor
             case ("moment", key, name, field):
                 self.optimizers[key].state[self.parameters[name]][field] = tensor
-            case ("setting", key, number, field):
-                self.optimizers[key].param_groups[int(number)][field] = tensor
+            case ("setting", key, number, part):
+                group = self.optimizers[key].param_groups[int(number)]
+                field = part.partition(".")[0]
+                group[field] = _replaced(field, group[field], {part: tensor})
 
     # ---- replaced tensors
 
@@ -271,7 +278,7 @@ class State:
         twins: dict[int, Any] = {}  # by the ids of groups, lists of them, and states
         for key, number, group in self._groups():
             twins[id(group)] = {
-                field: tensors.get(_setting(key, number, field), item)
+                field: _replaced(_setting(key, number, field), item, tensors)
                 for field, item in group.items()
             }
             for optimizer in self.optimizers.values():  # several may share a group
@@ -352,11 +359,15 @@ def parts_of(name: str, setting: Any) -> dict[str, float]:
     >>> parts_of("lr", 0.5), parts_of("betas", (0.9, 0.99)), parts_of("momentum", 0)
     ({'lr': 0.5}, {'betas.0': 0.9, 'betas.1': 0.99}, {})
     """
-    if isinstance(setting, float):
-        return {name: setting}
-    if type(setting) is tuple and all(isinstance(part, float) for part in setting):
+    parts = _parts(name, setting)
+    return parts if all(isinstance(part, float) for part in parts.values()) else {}
+
+
+def _parts(name: str, setting: Any) -> dict[str, Any]:
+    """Return an optimizer's setting by name, those of a tuple each by itself."""
+    if type(setting) is tuple:
         return {f"{name}.{i}": part for i, part in enumerate(setting)}
-    return {}
+    return {name: setting}
 
 
 def _replaced(name: str, setting: Any, found: Mapping[str, Any]) -> Any:

@@ -61,12 +61,16 @@ _METHODS = (
 # The module of the hooks of ``register_multi_grad_hook``.
 _MULTI = torch.autograd.graph.__name__
 
+_BY_ITSELF = (
+    " reads the elements of tensors; call its step() after the function, or use another optimizer"
+)
+
 # Advice by words in torch's message, in the name of its error, or in the names of its files in the
 # traceback. The first that is found counts.
 _ADVICE = {
-    "optim/lbfgs.py": "LBFGS reads the elements of tensors; use another optimizer",
-    "optim/asgd.py": "ASGD reads its factors; use capturable=True, or another optimizer",
-    "optim/_adafactor.py": "Adafactor reads the elements of tensors; use another optimizer",
+    "optim/lbfgs.py": "LBFGS" + _BY_ITSELF,
+    "optim/asgd.py": "ASGD" + _BY_ITSELF,
+    "optim/_adafactor.py": "Adafactor" + _BY_ITSELF,
     "distributions/von_mises.py": "VonMises draws until all numbers are accepted; " + _OUTSIDE,
     "distributions/wishart.py": "Wishart reads its degrees of freedom; " + _OUTSIDE,
     "distributions/distribution.py": "leave out validate_args=True, which reads elements",

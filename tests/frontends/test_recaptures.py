@@ -161,6 +161,26 @@ def test_loading_a_state_dict_changes_no_setting(kind: type) -> None:
     assert [new[1] for old, new in zip(before, after, strict=True) if old != new] == ["0.2"]
 
 
+def test_another_group_of_an_optimizer_is_no_change_of_its_settings(caplog: Any) -> None:
+    """All keys after it are at other places: changes were said of settings that had stayed."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = torch.optim.AdamW(model[1].parameters())
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    with asc.compile(step, HERE) as run, caplog.at_level(logging.INFO, "autosched"):
+        run(torch.ones(2, 2))
+        run(torch.ones(2, 2))
+        optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.5})
+        run(torch.ones(2, 2))
+    assert "3rd time: a list, dict or object: it has more items" in caplog.text
+
+
 def by_setting(x: Tensor) -> Tensor:
     return x * next(iter(FACTORS.values()))
 

@@ -446,7 +446,10 @@ def averaging(optimizer: optim.Optimizer, model: nn.Module) -> Callable[[], Any]
             "'_steps' of a Counting is 1 after the step",
         ),
         (trained(searching, optim.LBFGS), "LBFGS reads the elements of tensors"),
-        (trained(counting, optim.ASGD), "ASGD reads its factors"),
+        (
+            trained(counting, optim.ASGD),
+            "ASGD reads the elements of tensors; call its step() after the function",
+        ),
         (trained(counting, optim.Adafactor), "Adafactor reads the elements of tensors"),
         (trained(strict), "leave out error_if_nonfinite"),
         (trained(averaging), "update it outside of the step"),

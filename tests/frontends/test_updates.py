@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import autosched as asc
 from autosched.frontends.capture import Captured
 from autosched.policies import POLICIES
 from autosched.testing import scattered
-from tests.frontends.test_capture import OPTIMIZERS, stepper
+from tests.frontends.test_capture import OPTIMIZERS, assert_same, stepper
 from tests.models import KINDS, vectors
 from tests.serial import some
 
@@ -255,3 +256,60 @@ def test_updates_may_be_on_the_host_while_backward_is_on_a_gpu(optimizer: str, t
     schedule.save(tmp_path / "schedule.json")
     loaded = asc.load(tmp_path / "schedule.json", asc.capture(step, *batch))
     assert loaded.program == schedule.program
+
+
+@pytest.mark.parametrize("kind", [torch.optim.ASGD, torch.optim.Adafactor])
+def test_optimizers_that_read_elements_step_after_the_compiled_function(kind: Any) -> None:
+    """That is the advice of the error with which they are refused within."""
+
+    def made() -> tuple[nn.Module, Any, Callable[[Tensor], Tensor]]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4)
+        optimizer = kind(model.parameters())
+
+        def backward(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss.detach()
+
+        return model, optimizer, backward
+
+    eager, own, plain = made()
+    twin, other, function = made()
+    with asc.compile(function, asc.Machine.emulated(gpus=1)) as run:
+        for _ in range(4):
+            assert torch.equal(plain(torch.ones(2, 4)), run(torch.ones(2, 4)))
+            own.step()
+            other.step()
+    assert_same(dict(twin.named_parameters()), dict(eager.named_parameters()), 4)
+
+
+def test_betas_that_are_tensors_change_without_a_recapture() -> None:
+    """Tensors in tuples were constants of the trace, which it refused with a message of torch's."""
+
+    def made() -> tuple[nn.Module, Any, Callable[[Tensor], Tensor]]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4)
+        betas = torch.tensor(0.9), torch.tensor(0.99)
+        rate = torch.tensor(0.01)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=betas, foreach=False)
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return model, optimizer, step
+
+    eager, own, plain = made()
+    twin, other, function = made()
+    with asc.compile(function, asc.Machine.emulated(gpus=1)) as run:
+        for _ in range(6):
+            assert torch.equal(plain(torch.ones(2, 4)), run(torch.ones(2, 4)))
+            for optimizer in own, other:
+                optimizer.param_groups[0]["betas"][0].mul_(0.9)
+        assert run.cache_info().misses == 2
+    assert_same(dict(twin.named_parameters()), dict(eager.named_parameters()), 4)
