@@ -23,7 +23,7 @@ import numpy as np
 from autosched._lib.gc_pause import without_collecting
 from autosched.bounds.chains import heads, tails, through
 from autosched.bounds.load import gathered, host, interval, shared
-from autosched.bounds.relaxation import Relaxation
+from autosched.bounds.relaxation import Array, Relaxation
 from autosched.bounds.traffic import copies, fitting, traffic
 from autosched.errors import ScheduleError, shown
 from autosched.problem import Problem
@@ -65,12 +65,10 @@ def bounds(problem: Problem) -> dict[str, float]:
     total = through(head, tail, relaxed.seconds)
     path = float(np.min(total, axis=1, initial=math.inf).max(initial=0.0))
     work = shared(gathered(relaxed.seconds, relaxed.group), relaxed.streams)
-    if machine.contention and costs.has_sharing(machine.devices):
-        busy = np.array([[costs.busy_seconds(task, device) for device in machine.devices]
-                         for task in problem.graph.tasks]).reshape(relaxed.seconds.shape)  # fmt: skip
-        busy[np.isinf(relaxed.seconds)] = math.inf
-        one = np.ones_like(relaxed.streams)
-        work = max(work, shared(gathered(busy, relaxed.group), one))
+    is_shared = machine.contention and costs.has_sharing(machine.devices)
+    if is_shared:
+        busy = _busy(relaxed)
+        work = max(work, shared(gathered(busy, relaxed.group), np.ones(busy.shape[1], np.int64)))
     found = {
         "critical_path": path,
         "work": work,
@@ -78,9 +76,22 @@ def bounds(problem: Problem) -> dict[str, float]:
         "copies": copies(relaxed),
         "memory": traffic(relaxed),
     }
-    if _is_whole(problem):
+    if _is_whole(problem) and not is_shared:
         found = {name: _next_whole(seconds) for name, seconds in found.items()}
     return {**found, "host": host(relaxed)}
+
+
+def _busy(relaxed: Relaxation) -> Array:
+    """Return the seconds of each physical device that a task needs at least, if it is there."""
+    machine, costs = relaxed.problem.machine, relaxed.problem.costs
+    tasks = relaxed.problem.graph.tasks
+    each = [[costs.busy_seconds(task, device) for device in machine.devices] for task in tasks]
+    busy = np.where(np.isinf(relaxed.seconds), math.inf, np.reshape(each, relaxed.seconds.shape))
+    hardware = [device.hardware for device in machine.devices]
+    groups = [
+        [i for i, name in enumerate(hardware) if name == one] for one in dict.fromkeys(hardware)
+    ]
+    return np.column_stack([busy[:, group].min(axis=1) for group in groups])
 
 
 def _is_whole(problem: Problem) -> bool:

@@ -212,19 +212,21 @@ def _numbered(names: Sequence[str]) -> list[str]:
 def _facts(machine: Machine) -> tuple[str, ...]:
     gpus = len(machine.accelerators)
     cpus = len(machine.devices) - gpus
-    streams = machine.device(machine.host).streams
     other = "GPU" if _has_gpus(machine) else "processor"
     devices = [count(number, kind) for number, kind in ((cpus, "CPU"), (gpus, other)) if number]
-    speed = ""
+    speed = streams = ""
     if gpus:
-        speed = amount(machine.device(machine.accelerators[0]).flops_per_second, "FLOP/s")
+        first = machine.device(machine.accelerators[0])
+        speed = amount(first.flops_per_second, "FLOP/s")
+        streams = count(first.streams, f"{other} stream")
     held = " and ".join(devices if cpus > 1 else devices[-1:])
     hosts = len(set(machine.hosts.values()))
     return (
         f"{count(hosts, 'host')} with {held}" if hosts else held,
         _link(machine),
         speed,
-        count(streams, "CPU stream"),
+        count(machine.device(machine.host).streams, "CPU stream") if cpus else "",
+        streams,
         "with contention" if machine.contention else "no contention",
     )
 

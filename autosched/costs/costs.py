@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -262,9 +263,15 @@ class Costs:
         return 0.0 if work is None else min(seconds, work.busy_seconds(device))
 
     def has_sharing(self, devices: Iterable[Device]) -> bool:
-        """Return whether tasks on several streams of a device may take it from each other."""
+        """Return whether tasks on several streams of a device may take it from each other.
+
+        So may tasks on several logical devices on one GPU.
+        """
         known = any(self.shares.values()) or self.work.keys() - self.shares.keys()
-        return bool(known) and any(device.streams > 1 for device in devices)
+        streams = Counter({device.hardware: 0 for device in devices})
+        for device in devices:
+            streams[device.hardware] += device.streams
+        return bool(known) and any(count > 1 for count in streams.values())
 
     def guess(self, graph: Graph) -> str:
         """Return what is guessed about tasks of unknown duration; nothing if all are known."""

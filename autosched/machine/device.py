@@ -96,6 +96,11 @@ class Device:
         return self.name.partition(":")[0]
 
     @property
+    def hardware(self) -> tuple[str | None, str]:
+        """The host and the name of the physical device, which several names may stand for."""
+        return self.host, self.physical or self.name
+
+    @property
     def is_storage(self) -> bool:
         """Whether this is a storage device, from which ``Graph.read`` reads: ``"disk:0"``."""
         return is_storage(self.name)

@@ -23,7 +23,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TypeVar
 
-from autosched.machine.machine import Device
 from autosched.problem import Problem
 from autosched.program.arrays import RECORD, WAIT
 from autosched.program.program import Program, Run
@@ -54,7 +53,7 @@ def shared(seconds: Sequence[float], program: Program, problem: Problem) -> Sequ
         return seconds
     streams: dict[_Place, int] = {}
     for stream in program.streams:
-        place = _place(machine.device(stream.device))
+        place = machine.device(stream.device).hardware
         streams[place] = streams.get(place, 0) + stream.name.startswith("compute")
     if max(streams.values(), default=0) < 2:
         return seconds
@@ -65,7 +64,7 @@ def shared(seconds: Sequence[float], program: Program, problem: Problem) -> Sequ
         if type(instruction) is not Run or not 0 < seconds[i] < math.inf:
             continue
         device = machine.device(instruction.stream.device)
-        place = _place(device)
+        place = device.hardware
         busy = 0.0
         if streams[place] > 1:
             busy = costs.busy_seconds(problem.graph.task(instruction.task), device)
@@ -106,11 +105,6 @@ def _sums(pairs: Iterable[tuple[_Key, float]]) -> dict[_Key, float]:
     for key, number in pairs:
         found[key] = found.get(key, 0.0) + number
     return found
-
-
-def _place(device: Device) -> _Place:
-    """Return the host and the name of a physical device."""
-    return device.host, device.physical or device.name
 
 
 class _Sharing:

@@ -84,6 +84,12 @@ def test_machines_are_named_by_what_tells_them_apart() -> None:
     ]
 
 
+def test_streams_of_gpus_are_not_called_streams_of_a_cpu() -> None:
+    machines = [asc.Machine([asc.Device("cuda:0", streams=n)], imagined=True) for n in (1, 2)]
+    names = [row.machine for row in asc.compare(wide(), machines, "single").rows]
+    assert names == ["1 GPU, 1 GPU stream", "1 GPU, 2 GPU streams"]
+
+
 def test_a_cpu_alone_needs_no_rates_to_be_told_from_gpus() -> None:
     names = [row.machine for row in asc.compare(wide(), emulated(0, 1, 2), "single").rows]
     assert names == ["1 CPU", "1 GPU, pcie4", "2 GPUs, pcie4"]

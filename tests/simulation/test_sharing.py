@@ -72,6 +72,15 @@ def test_shares_that_are_given_count_rather_than_work():
     assert made.makespan == 1
 
 
+def test_where_tasks_share_a_device_seconds_are_not_whole() -> None:
+    """All seconds are whole numbers, and so were bounds, above what a schedule reaches."""
+    graph, _ = independent(1, 1)
+    shares = {"t0": 0.8, "t1": {"cuda:0": 0.7}}
+    costs = replace(asc.Costs.table({"t0": 1.0, "t1": 1.0}), shares=shares)
+    made = asc.schedule(graph, asc.Machine([gpu(2)]), costs=costs)
+    assert (made.makespan, made.gap) == (pytest.approx(1.5), pytest.approx(0))
+
+
 def test_tasks_whose_seconds_are_given_and_nothing_else_do_not_disturb_each_other():
     graph, _ = independent(1, 1)
     costs = asc.Costs.table({"t0": 1.0, "t1": 1.0})
@@ -86,7 +95,8 @@ def test_logical_devices_share_the_gpu_on_which_they_are():
     devices = [gpu(1, f"cuda:{i}", physical="cuda:0") for i in range(2)]
     machine = asc.Machine(devices, [FREE])
     place = {"t0": "cuda:0", "t1": "cuda:1"}
-    assert asc.schedule(graph, machine, costs=costs, place=place).makespan == 2
+    made = asc.schedule(graph, machine, costs=costs, place=place)
+    assert (made.makespan, made.gap) == (2, 0)
     apart = asc.Machine([replace(device, physical=None) for device in devices], [FREE])
     assert asc.schedule(graph, apart, costs=costs, place=place).makespan == 1
 
