@@ -10,7 +10,6 @@ import copy
 import functools
 import sys
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, zip_longest
@@ -21,6 +20,7 @@ import torch
 from autosched._lib.containers import leaves
 from autosched._lib.forks import rlock
 from autosched._lib.logs import LOG
+from autosched._lib.recent import MOST, Recent
 from autosched.coarsening.grouping import Granularity, check_granularity
 from autosched.costs.costs import Costs
 from autosched.errors import ScheduleError, shown
@@ -70,9 +70,9 @@ class _Entry(NamedTuple):
     def run(self, inputs: dict[str, Any]) -> Any:
         """Run the schedule, put new state where it belongs, and return the function's result."""
         if self.ends is None:
-            return self.graph.finish(self.schedule.call_with((), inputs, None))
+            return self.graph.finish(self.schedule.run_with(inputs))
         self.ends.check(inputs)
-        outputs = self.schedule.call_with((), inputs, None, is_agreed=True)
+        outputs = self.schedule.run_with(inputs, is_agreed=True)
         return self.graph.finish(self.ends.collect(inputs, outputs))
 
 
@@ -97,7 +97,7 @@ def compile(
     *,
     policy: str | Policy = "auto",
     costs: Costs | None = None,
-    maxsize: int = 8,
+    maxsize: int = MOST,
     granularity: Granularity = "op",
     fuse: bool | Compiler = False,
     **options: Any,
@@ -162,7 +162,7 @@ class Compiled:
         self.costs = costs
         self.options = options  # of schedule
         self.stacklevel = 4  # of the user's call, in ``_explain``
-        self._cache: OrderedDict[int, _Entry] = OrderedDict()  # least recently used first
+        self._cache = Recent[int, _Entry](lambda entry: entry.schedule.close(), maxsize)
         self._varying = Varying()
         self._hits = 0
         self._misses = 0
@@ -281,9 +281,7 @@ class Compiled:
         key = capture_key(state, reach, arguments, given)
         guard = Guard(state, reach, arguments, given)
         entry = _Entry(key, graph, made, ends, guard, graph.settings.reader(state))
-        self._cache[number] = entry
-        while len(self._cache) > self.maxsize:
-            self._cache.popitem(last=False)[1].schedule.close()
+        self._cache.use(number, entry)
         return entry, {**state.tensors(), **given, **graph.settings.inputs(state)}
 
     def _known(self, key: Hashable, state: State) -> int | None:
@@ -417,8 +415,7 @@ class Compiled:
     def close(self) -> None:
         """Close all schedules, and drop them."""
         with self._lock:
-            while self._cache:
-                self._cache.popitem()[1].schedule.close()
+            self._cache.close()
             self._submitted = None
 
     def __reduce__(self) -> Any:
@@ -725,27 +722,19 @@ def _of_values(before: Sequence[Hashable], after: Sequence[Hashable]) -> Iterato
     for old, new in zip_longest(before, after):
         if old != new:
             known = name or "an object"
+            if isinstance(old, str) and isinstance(new, str):
+                yield "a dict or object", f"it has {new!r} where it had {old!r}"
+                return
             if not _is_value(old) or not _is_value(new):
                 yield known, "it was replaced"
                 return  # all later positions differ
-            if None not in (_name_in(old), _name_in(new)):
-                yield "a dict or object", f"it has {_name_in(new)!r} where it had {_name_in(old)!r}"
-                return
             if len(before) != len(after):
                 how = "more" if len(before) < len(after) else "fewer"
                 yield "a list, dict or object", f"it has {how} items"
                 return
             yield known, f"{_value(old)} -> {_value(new)}"
-        elif (found := _name_in(new)) is not None:
-            name = found
-
-
-def _name_in(item: Any) -> str | None:
-    """Return a name, which ``Reach`` marks by a subclass, or None."""
-    if isinstance(item, str):
-        return item
-    is_marked = _is_value(item) and issubclass(item[0], str) and item[0] is not str
-    return str(item[1]) if is_marked else None
+        elif isinstance(new, str):
+            name = new
 
 
 def _is_value(item: Any) -> bool:

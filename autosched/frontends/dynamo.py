@@ -22,7 +22,7 @@ import re
 import threading
 import warnings
 import weakref
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -38,6 +38,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autosched._lib.allowed import WORDS
 from autosched._lib.forks import rlock
+from autosched._lib.recent import Recent
 from autosched._lib.tree import flatten
 from autosched.costs.costs import Costs
 from autosched.costs.estimate import estimate
@@ -55,8 +56,6 @@ from autosched.scheduling.schedule import Schedule
 __all__ = ["TorchBackend", "default"]
 
 Planned: TypeAlias = "tuple[AotGraph, Schedule]"
-
-_MOST_CACHED = 8  # schedules of one graph, for as many shapes
 
 
 class TorchBackend:
@@ -189,7 +188,7 @@ class _Runner:
         self.module = module
         self.phase = phase
         self.plan = plan
-        self._cache: OrderedDict[Hashable, Planned | None] = OrderedDict()
+        self._cache: Recent[Hashable, Planned | None] = Recent()  # a thread may be in what it drops
         self._warned = False
         self._lock = rlock()
 
@@ -214,16 +213,14 @@ class _Runner:
     def _find(self, arguments: Sequence[Any]) -> Planned | None:
         """Return the graph and schedule for such arguments, or None."""
         key = tuple(map(_properties, arguments))
+        found = self._cache.get(key)
         if key not in self._cache:
             try:
-                self._cache[key] = self.plan(arguments)
+                found = self.plan(arguments)
             except Exception as error:
-                self._cache[key] = None
                 self._warn(error)
-            while len(self._cache) > _MOST_CACHED:
-                self._cache.popitem(last=False)  # not closed: another thread may be in it
-        self._cache.move_to_end(key)
-        return self._cache[key]
+        self._cache.use(key, found)
+        return found
 
     def _warn(self, error: Exception) -> None:
         """Warn, once, of a graph that runs without a schedule."""

@@ -137,32 +137,28 @@ def _settings() -> Hashable:
 
 
 class _Properties:
-    """The properties of tensors, and of gradients, that a capture depends on."""
+    """The properties of tensors, and of gradients, that a capture depends on: torch's guards."""
 
     def __init__(self, tensors: Tensors, parameters: Tensors):
         self._tensors = tensors
         self._parameters = parameters
-        grads = _present(parameters)
-        self._grads = list(grads)
-        self._before = list(map(_properties, {**tensors, **grads}.values()))
-        self._are_alike: Callable[[Mapping[str, Any]], bool] | None = None
+        self._grads = _present(parameters).keys()
+        given = self._given(_present(parameters))
+        missing = [name.removesuffix(".grad") for name in parameters.keys() - self._grads]
+        self._hooks = list(map(hooks_of, given.values())) if have_hooks(given.values()) else []
+        self._are_alike = recognizer(given, without_grad=missing, bare=not self._hooks)
+
+    def _given(self, grads: Tensors) -> Tensors:
+        return {**self._tensors, **grads} if grads else self._tensors
 
     def hold(self) -> Tensors | None:
-        """Return the gradients, if they and the tensors have the same properties, or None.
-
-        The first time that they do, and none has hooks, they are noted in compiled code.
-        """
-        if self._are_alike is not None:
-            grads = _present(self._parameters) if self._grads else {}
-            given = {**self._tensors, **grads} if grads else self._tensors
-            return grads if self._are_alike(given) else None
-        grads = _present(self._parameters)
-        given = {**self._tensors, **grads}
-        if list(grads) != self._grads or list(map(_properties, given.values())) != self._before:
+        """Return the gradients, if they and the tensors have the same properties, or None."""
+        grads = _present(self._parameters) if self._grads else {}
+        given = self._given(grads)
+        if self._are_alike is None or not self._are_alike(given):
             return None
-        if not have_hooks(given.values()):
-            missing = [name.removesuffix(".grad") for name in self._parameters.keys() - grads]
-            self._are_alike = recognizer(given, without_grad=missing, bare=True)
+        if self._hooks and list(map(hooks_of, given.values())) != self._hooks:
+            return None
         return grads
 
 

@@ -173,7 +173,9 @@ class Reach:
         visit = self._visit
         while pending:
             item = pending.pop()
-            if is_value(item):
+            if type(item) is _Name:
+                self.key.append(item)
+            elif is_value(item):
                 self.key.append(value_key(item))
                 if type(item) is str and item.isidentifier():
                     self.mentioned.add(item)  # for getattr

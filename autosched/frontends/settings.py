@@ -334,9 +334,15 @@ class Counters:
                 self._note(tensor, name, before, added + more * kwargs.get("alpha", 1))
         else:
             result = fn(*args, **kwargs)
-            if name == "item" and isinstance(result, torch.SymFloat):
-                known = self._find(args[0])
-                return result if known is None else self._number(result, known)
+            known = self._find(args[0]) if args else None
+            if known is not None and name == "item" and isinstance(result, torch.SymFloat):
+                return self._number(result, known)
+            if (
+                known is not None
+                and isinstance(result, torch.Tensor)
+                and result is not known.tensor
+            ):
+                del self._known[id(known.tensor)]  # ``data`` has no common version
         return result
 
     def _number(self, symbol: torch.SymFloat, known: _Known) -> Number:

@@ -449,22 +449,15 @@ class MadeTensors:
         """
         known = {id(item) for item in retained}
         self._refs = [ref for ref in self._refs if id(ref()) not in known]
+        names: list[str] = []
         if self._alive():
             gc.collect(1)
-        alive = self._alive()
-        if not _holders(alive):
-            self._refs = []
-            return []
-        if len(alive) <= _MOST and clear_caches_of(*alive):
-            alive = self._alive()
-        if alive:
-            del alive
-            gc.collect()
-            alive = self._alive()
-            if alive and clear_caches_of(*alive):
-                del alive
-                alive = self._alive()
-        names = list(_removed(alive))
+        if _holders(self._alive()):
+            clear_caches_of(*self._alive())
+            if self._alive():
+                gc.collect()
+                clear_caches_of(*self._alive())
+            names += _removed(self._alive())
         self._refs = []
         return names
 

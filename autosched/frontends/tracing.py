@@ -193,7 +193,10 @@ class _Tracer:
         first = self.found
         if not first.calls or not all(call.only_reads for call in first.calls):
             return
-        self._attempt(checks)
+        try:
+            self._attempt(checks)
+        except Exception as error:
+            raise CaptureError(failure_message(self.fn, error)) from error
         if _described(first.module) != _described(self.found.module):
             name, file, line = first.calls[0]
             differs = CaptureError(

@@ -157,7 +157,7 @@ class Forward(Plans[_Planned]):
         with self._guard:
             planned = self._after_others(batch)
             try:
-                outputs = planned.schedule.call_with((), planned.inputs(batch), None, True)
+                outputs = planned.schedule.run_with(planned.inputs(batch), is_agreed=True)
             except BaseException as error:
                 if self._agreement is not None:
                     self._agreement.give_up(error)

@@ -11,10 +11,9 @@ import torch
 
 import autosched as asc
 from autosched import Graph, Machine, Schedule, Watch, in_order
+from autosched._lib.recent import Recent
 
-__all__ = ["CACHED", "Key", "Plans", "move_model", "move_state", "scheduled", "torch_device"]
-
-CACHED = 8  # the plans used last, as many as ``compile`` caches
+__all__ = ["Key", "Plans", "move_model", "move_state", "scheduled", "torch_device"]
 
 
 class _Plan(Protocol):
@@ -44,16 +43,14 @@ class Plans(Generic[P]):
     """A cache of plans, closed by ``close()``, by ``with``, or by garbage collection."""
 
     def __init__(self) -> None:
-        self._plans: dict[Any, P] = {}
+        self._plans = Recent[Any, P](lambda plan: plan.schedule.close())
         self._watch: Watch | None = None
         self._guard = threading.RLock()
 
     def close(self) -> None:
         """Close all schedules, and drop them."""
         with self._guard:
-            for plan in self._plans.values():
-                plan.schedule.close()
-            self._plans.clear()
+            self._plans.close()
 
     def __enter__(self) -> Self:
         return self
@@ -63,10 +60,9 @@ class Plans(Generic[P]):
 
     def _cached(self, key: Hashable, plan: Callable[[], P]) -> P:
         """Return the plan of a key, a new one if necessary."""
-        found = self._plans.pop(key, None)
-        self._plans[key] = found = plan() if found is None else found
-        while len(self._plans) > CACHED:
-            self._plans.pop(next(iter(self._plans))).schedule.close()
+        found = self._plans.get(key)
+        found = plan() if found is None else found
+        self._plans.use(key, found)
         return found
 
     def known(self, key: Hashable) -> int:

@@ -22,10 +22,11 @@ import torch
 from autosched import Schedule, ScheduleError
 from autosched._lib.copying import clone
 from autosched._lib.gc_pause import without_collecting
+from autosched._lib.recent import MOST
 from autosched.parallel.batches import batch_inputs, key_of, rows_cut, rows_of
 from autosched.parallel.checkpoints import read, shared_out, write
 from autosched.parallel.planned import Planned
-from autosched.parallel.plans import CACHED, Key, Plans, move_model, move_state, torch_device
+from autosched.parallel.plans import Key, Plans, move_model, move_state, torch_device
 from autosched.parallel.ranks import Kind, kind_of, label_on, same_rows
 from autosched.parallel.shared_state import SharedState, parameters_of
 from autosched.parallel.step_spec import Held
@@ -103,7 +104,7 @@ class Step(Plans[Planned]):
             try:
                 inputs = self._inputs(planned, batch)
                 with torch.no_grad():  # gradients are taken inside
-                    outputs = planned.schedule.call_with((), inputs, None, is_agreed=True)
+                    outputs = planned.schedule.run_with(inputs, is_agreed=True)
                 if self._agreement is not None and planned is not self._compiled:
                     self._agreement.give_up_regions(planned.regions)
                     self._compiled = planned
@@ -286,7 +287,7 @@ class Step(Plans[Planned]):
             raise
         key, counts = found
         counts = counts if self._divided else (same_rows(counts),)
-        if len(self._counts) >= CACHED:
+        if len(self._counts) >= MOST:
             self._counts.clear()
         self._counts[key] = counts
         return self._planned(batch, key, counts)

@@ -164,7 +164,7 @@ class Running:
         return self._runs.submit((), inputs, None, finish)
 
     def call_with(
-        self, args: Sequence[Any], inputs: Mapping[str, Any], timeout: Any, is_agreed: bool = False
+        self, args: Sequence[Any], inputs: Mapping[str, Any], timeout: Any
     ) -> dict[str, Any]:
         """Call the schedule."""
         raise NotImplementedError

@@ -107,21 +107,41 @@ class Schedule(Running):
         return self.call_with(args, inputs, inputs.pop("timeout", None))
 
     def call_with(
-        self, args: Sequence[Any], inputs: Mapping[str, Any], timeout: Any, is_agreed: bool = False
+        self, args: Sequence[Any], inputs: Mapping[str, Any], timeout: Any
     ) -> dict[str, Any]:
-        """Do what a call with these arguments does.
-
-        For functions that are called by schedules. ``is_agreed``: all ranks make such a call.
-        """
-        runs = self._state.runs
-        if self.program.in_flight > 1 or (runs is not None and not runs.is_idle):
+        """Do what a call with these arguments does."""
+        if self._is_busy:
             return self._call(args, dict(inputs), timeout)
         seconds = checked_timeout(timeout)
-        inputs, keep = self.graph.completed(args, dict(inputs))
+        found, keep = self.graph.completed(args, dict(inputs))
+        outputs = self._run(found, seconds)
+        if keep is not None:
+            keep(outputs)
+        return outputs
+
+    def run_with(self, inputs: dict[str, Any], is_agreed: bool = False) -> dict[str, Any]:
+        """Run on all inputs, given by name, for functions that are called by schedules.
+
+        ``is_agreed``: all ranks make such a call.
+        """
+        if self._is_busy:
+            return self._call((), dict(inputs), None)
+        return self._run(inputs, None, is_agreed)
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether other runs are under way, or may be."""
+        runs = self._state.runs
+        return self.program.in_flight > 1 or (runs is not None and not runs.is_idle)
+
+    def _run(
+        self, inputs: dict[str, Any], seconds: float | None, is_agreed: bool = False
+    ) -> dict[str, Any]:
+        """Run now, in the calling thread as far as possible."""
         own = own_inputs(self, inputs, is_agreed)
         kept = self._kept
         try:
-            outputs = self._guarded(inputs, self._executor(kept.inputs(own), seconds))
+            return self._guarded(inputs, self._executor(kept.inputs(own), seconds))
         except TaskError as error:
             raise error.with_traceback(None)  # noqa: B904
         except BaseException as error:
@@ -130,9 +150,6 @@ class Schedule(Running):
             raise
         finally:
             kept.wrote(inputs)
-        if keep is not None:
-            keep(outputs)
-        return outputs
 
     def profile(
         self, /, *args: Any, repeat: Any = 1, warmup: Any = 0, timeout: Any = None, **inputs: Any

@@ -79,3 +79,44 @@ def test_a_graph_is_refused_when_the_step_would_take_another_path() -> None:
             schedule(x)
         with pytest.raises(asc.GraphError, match=r"\.step.* takes another path"):
             schedule(x)
+
+
+class Halving(optim.Optimizer):
+    """Halves its rate from the fourth step on, which it counts in a tensor."""
+
+    def __init__(self, parameters: Any, count: Callable[[Tensor], object]):
+        super().__init__(parameters, {"lr": 0.1})
+        self.count = count
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        (group,) = self.param_groups
+        for parameter in group["params"]:
+            counter = self.state[parameter].setdefault("step", torch.tensor(0.0))
+            self.count(counter)
+            rate = group["lr"] if counter.item() < 4 else group["lr"] / 2
+            parameter.add_(parameter.grad, alpha=-rate)
+
+
+def test_an_optimizer_of_the_user_may_compare_its_counter() -> None:
+    model = nn.Linear(4, 3)
+    models = model, copy.deepcopy(model)
+    eager, ours = (
+        stepping(each, Halving(each.parameters(), lambda counter: counter.add_(1)))
+        for each in models
+    )
+    with asc.compile(ours, CPU) as run:
+        for x in torch.randn(8, 2, 4):
+            assert torch.equal(run(x), eager(x))
+        assert run.cache_info().misses == 3
+
+
+@pytest.mark.parametrize(
+    "count", [lambda counter: counter.data.add_(1), lambda counter: counter.copy_(counter + 1)]
+)
+def test_a_counter_that_is_written_otherwise_is_refused(count: Callable[[Tensor], object]) -> None:
+    model = nn.Linear(4, 3)
+    step = stepping(model, Halving(model.parameters(), count))
+    step(x := torch.ones(2, 4))
+    with pytest.raises(asc.CaptureError, match="reads elements of a tensor"):
+        asc.capture(step, x)

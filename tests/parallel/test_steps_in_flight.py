@@ -226,13 +226,13 @@ def test_a_step_whose_submission_was_interrupted_is_waited_for():
 
 def test_a_call_that_was_interrupted_is_waited_for(monkeypatch):
     def use(step):
-        def interrupted(self, args, inputs, timeout, is_agreed):
+        def interrupted(self, inputs, is_agreed):
             step.future = self.submit(**inputs)
             raise KeyboardInterrupt
 
         step(*batch)
         with monkeypatch.context() as patch:
-            patch.setattr(asc.Schedule, "call_with", interrupted)
+            patch.setattr(asc.Schedule, "run_with", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 step(*batch)
         step.wait()
