@@ -237,7 +237,10 @@ def _arithmetic(name: str, fn: Callable[..., Any], is_reflected: bool = False) -
     traced = getattr(torch.SymFloat, name)
 
     def method(self: Number, *others: Any) -> Any:
-        symbol = traced(self, *others)
+        # What torch itself compares, the base of a power, is a condition for settings alone.
+        is_setting = bool(self.names) and self.names <= self.settings.wanted
+        plain = self if is_setting else torch.SymFloat(self.node)  # type: ignore[no-untyped-call]
+        symbol = traced(plain, *others)
         if not isinstance(symbol, torch.SymFloat) or not all(map(_is_known, others)):
             return symbol
         items = (*others, self) if is_reflected else (self, *others)

@@ -120,3 +120,15 @@ def test_a_counter_that_is_written_otherwise_is_refused(count: Callable[[Tensor]
     step(x := torch.ones(2, 4))
     with pytest.raises(asc.CaptureError, match="reads elements of a tensor"):
         asc.capture(step, x)
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("kind", [optim.Adam, optim.NAdam])
+def test_what_torch_checks_of_a_power_is_no_condition(kind: Any, foreach: bool) -> None:
+    """Or each call would read all counters, and wait for the call before."""
+    model = nn.Linear(4, 3)
+    step = stepping(model, kind(model.parameters(), 0.1, foreach=foreach))
+    step(x := torch.ones(2, 4))
+    graph = asc.capture(step, x)
+    assert not graph.settings.conditions
+    assert not graph.keeps
