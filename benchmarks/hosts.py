@@ -188,8 +188,8 @@ def main() -> None:
         "Copies between ranks, and killed ranks",
         [
             table(head, rows),
-            "Target: 1.2 from 1 MiB. A schedule receives ahead, so that data come while a rank "
-            "computes: then each value has memory of its own, and the caches hold less of it.",
+            "Target: 1.2 from 1 MiB. The ranks of a schedule also compare their inputs before each "
+            f"call, of {HOPS} hops.",
             failures,
         ],
         chosen,
