@@ -10,6 +10,24 @@ uses happen before. A free never adds a wait while the program has work to do: i
 first point where existing waits order it after every use. Blocks that remain are freed at the end:
 the owner of a block waits for the other streams that use it, with as few waits as suffice. This
 trades some memory for time.
+
+Three streams, where q follows p, r follows p and q, and s follows r. A clock has for each stream the
+number of its instructions that have surely ended:
+
+    instruction        clocks of a, b, c after it           issued
+    a  run p           a [1 0 0]                            run p, record e0
+    b  run q                     b [1 1 0]                  wait e0, run q, record e1
+    c  run r                               c [1 1 1]        wait e1, run r, record e2
+    a  run s           a [2 1 1]                            wait e2, free p, run s
+
+    r: the latest predecessor comes first. It is q, whose clock includes p, so p needs no wait.
+    s: its wait for r brings r's clock, so a knows that b's q has ended, too.
+
+The block that p made belongs to stream a, and is read by q and r. When p has ended, a knows of none
+of these: the first, q, is noted as what the block waits for, and the block is tried again when the
+clock of a includes it. The wait for e2 advances the clock of a, so the block is freed there, before s.
+The block that q made belongs to b, which waits for nothing more: it is freed at the end, after a
+wait for e2.
 """
 
 from __future__ import annotations

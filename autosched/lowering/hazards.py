@@ -5,6 +5,16 @@ writes change the version that it holds; views share it. Hazards are between par
 between tasks or values: a reader of an older copy on another device, or of another part, does not
 delay a writer. (Policies use the dependencies between tasks, which are only more conservative.) A
 freed value may be copied again, into another block.
+
+For ``y = f(h)`` on another device, and then ``h.mul_(2)``:
+
+    position  instruction             block A on cuda:0    block B on cuda:1    must follow
+    0         cuda:0  run h           makes it: h                               -
+    1         cuda:0  copy h          reads it             makes it: h          0, the writer of A
+    2         cuda:1  run y                                reads it             1, the maker of B
+    3         cuda:0  run mul_        writes it: h@1                            0 and 1, all that used A
+
+3 does not follow 2, which reads the copy. A is used last by 3, and B by 2: there they may be freed.
 """
 
 from __future__ import annotations

@@ -18,6 +18,16 @@ Each free that makes room is in the program. ``hazards`` finds what must happen 
 rule (IBM Systems Journal 5, 1966) needs to know the next reads of values while runs are walked;
 their positions are those of runs in issue order, and a value that is needed at the end has a next
 use at ``len(runs)``. This module knows the bytes of values and no times.
+
+A device has room for two blocks, and its runs read these values of one block each:
+
+    run             1       2       3                       4       5
+    reads           a       b       c                       a       b
+    in memory       a .     a b     a c                     a c     a b
+    before it       copy a  copy b  spill b, copy c                 free c, reload b
+
+Before run 3 one of a and b must go. The next read of a is at 4, that of b at 5, so b goes to the host.
+After run 3 nothing reads c, so c is the first to go, and nothing needs to be copied for that.
 """
 
 from __future__ import annotations

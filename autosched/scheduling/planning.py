@@ -450,10 +450,11 @@ def _best(problem: Problem, policies: Iterable[Policy]) -> Plan:
     plan = best_plan(problem, (*policies, *frugal), limits, tried)
     smaller = fewer_devices(problem.confined) if problem.goal.objective == "makespan" else ()
     for fewer in smaller:
-        if max(bounds(fewer).values()) < plan.makespan:
-            others = of_problem(fewer, (*candidates(fewer), *frugal))
-            with suppress(ScheduleError):  # all were tried, or none is possible
-                plan = min(plan, best_plan(problem, others, limits, tried), key=merit)
+        if max(bounds(fewer).values()) >= plan.makespan:
+            break  # what is planned for still fewer devices is possible on these, too
+        others = of_problem(fewer, (*candidates(fewer), *frugal))
+        with suppress(ScheduleError):  # all were tried, or none is possible
+            plan = min(plan, best_plan(problem, others, limits, tried), key=merit)
     return plan
 
 

@@ -9,6 +9,14 @@ predecessor and its first successor; the moves are new. A move costs O(e) for e 
 less, since evaluation stops as soon as the plan turns out too late. Where OR-Tools is installed,
 CP-SAT continues from the best plan of a small graph: see ``proof``.
 
+    list  a b c d on p0 p1 p1 p0, where d reads c       after the move of c to p0
+    p0    aaa....ddddd                                  aaaccccccddddd
+    p1    bcccccc          takes 12                     b                  takes 14: 2 longer
+
+A plan that is no longer is taken; one that is longer by x seconds with probability exp(-x / heat). The
+heat falls in each round, and rounds begin again from the best plan so far, so that early moves leave
+local optima and late ones only improve.
+
 Without a time limit, searches count moves, so that planning twice returns the same bytes on any
 computer.
 """
