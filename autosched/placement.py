@@ -87,7 +87,7 @@ def constraint(task: Task, machine: Machine) -> str | None:
 def choices(graph: Graph, machine: Machine, homes: Mapping[int, str]) -> Choices:
     """Return where tasks may run: constraints, and which tasks must share a device.
 
-    ``homes`` has the devices of inputs and constants, by value.
+    ``homes`` has the devices of inputs and constants, by value, as far as they are chosen.
 
     A view is on the device of its base. If a value that has views is written in place, the task
     that made it (if any), all views and all writers share a device. So do tasks that write parts of
@@ -238,8 +238,7 @@ def _pins(
             yield task.index, device, f"task {task.name!r} on"
     for task in graph.tasks:
         for root in _bases(graph, task):
-            is_placed = root.home is not None or root.name not in graph.kept
-            if root.producer is None and not graph.last_version(root.index) and is_placed:
+            if root.index in homes and not graph.last_version(root.index):
                 why = f"{root.name!r}, which {task.name!r} shares memory with, lives on"
                 yield task.index, homes[root.index], why
 

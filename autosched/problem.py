@@ -24,7 +24,7 @@ from autosched._lib.gc_pause import without_collecting
 from autosched.costs.costs import Costs
 from autosched.errors import MemoryLimitError, ScheduleError, listed, shown
 from autosched.graph.flow import flow
-from autosched.graph.graph import Graph, Task, Use
+from autosched.graph.graph import Graph, Task, Use, Value
 from autosched.machine.machine import Device, Machine
 from autosched.placement import Choices, Placement, Send, choices
 
@@ -137,9 +137,16 @@ class Goal(NamedTuple):
 
 @dataclass(frozen=True)
 class Constraints:
-    """What the user asks of a plan; ``outputs`` are the requested devices of outputs, by label."""
+    """What a plan has to keep to, apart from what the graph says.
+
+    ``outputs`` are the requested devices of outputs, by label, and ``inputs`` the devices of inputs
+    and constants, by name, if not those of the graph. The inputs ``resident`` are state that stays
+    on devices between runs; until these are chosen, it is wherever it is read.
+    """
 
     outputs: Mapping[str, str] = field(default_factory=dict)
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    resident: tuple[str, ...] = ()
 
 
 class _Tabulated(NamedTuple):
@@ -185,10 +192,18 @@ class Problem:
     def _tabulated(self) -> _Tabulated:
         return _tabulated(self)
 
+    def requesting(self, outputs: Mapping[str, str]) -> Problem:
+        """Return the problem with other requested devices of outputs."""
+        return replace(self, constraints=replace(self.constraints, outputs=outputs))
+
     @cached_property
     def homes(self) -> Mapping[int, str]:
         """The devices of inputs and constants before a run, by value; by default the host."""
-        return {value.index: value.home or self.machine.host for value in self.graph.sources}
+        host = self.machine.host
+        return {value.index: self._home(value) or host for value in self.graph.sources}
+
+    def _home(self, value: Value) -> str | None:
+        return self.constraints.inputs.get(value.name) or value.home
 
     @cached_property
     def choices(self) -> Choices:
@@ -196,7 +211,14 @@ class Problem:
 
         Raises ScheduleError for contradictory constraints.
         """
-        return choices(self.graph, self.machine, self.homes)
+        resident = set(self.constraints.resident)
+        values = self.graph.values
+        known = {
+            index: home
+            for index, home in self.homes.items()
+            if values[index].name not in resident or self._home(values[index])
+        }
+        return choices(self.graph, self.machine, known)
 
     @property
     def is_limited(self) -> bool:
@@ -333,7 +355,7 @@ def _tabulated(problem: Problem) -> _Tabulated:
     seconds[~allowed] = np.inf
     group = np.array(found.group, np.int64)
     together = _together(seconds, group)
-    data, reads, returned = _reads(graph)
+    data, reads, returned = _reads(problem)
     values = [graph.values[use.value] for use in data]
     makers = [
         graph.maker(use) if use.version else value.producer
@@ -447,15 +469,16 @@ def _together(seconds: Floats, group: Ints) -> Floats:
     return total[group]
 
 
-def _reads(graph: Graph) -> tuple[list[Use], list[list[int]], list[int]]:
+def _reads(problem: Problem) -> tuple[list[Use], list[list[int]], list[int]]:
     """Number the data; return them, those that each task reads, and those that are copied back.
 
     State that is kept on devices is no datum until it is written: it is wherever it is read. Nor
     are views of such state that no task writes.
     """
+    graph = problem.graph
     number: dict[Use, int] = {}
     values = graph.values
-    kept = {graph.value(name).index for name in graph.kept}
+    kept = {graph.value(name).index for name in problem.constraints.resident}
     unwritten = {index for index in kept if not graph.last_version(index)}
 
     def is_there(use: Use) -> bool:

@@ -111,7 +111,7 @@ def _row(made: Schedule, gpus: Sequence[str], how: str, fits: bool) -> Row:
     peak = made.peak_bytes[fullest]
     homes = {True: 0.0, False: 0.0}  # bytes of inputs there, by whether they are the optimizer's
     for value in made.graph.sources:
-        if value.home == fullest:
+        if made.problem.homes[value.index] == fullest:
             homes["optimizer." in value.name] += made.costs.value_nbytes(value)
     parallel = how != "compile"  # which takes no policy, and no homes of inputs
     advice = [one for one in made.explain().advice if not (parallel and "=" in one.words)]

@@ -52,7 +52,7 @@ from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies import Policy
 from autosched.policies.candidates import splits
-from autosched.problem import Constraints, Goal
+from autosched.problem import Goal
 from autosched.program.parts import crosses
 from autosched.program.program import Copy, Program, Run, Stream, occupied
 from autosched.simulation.footprint import needs_of_runs
@@ -221,7 +221,7 @@ def _periods_of(case: Case, policies: Iterable[Policy]) -> Iterator[float]:
 def _period_of(case: Case, placement: Placement, machine: Machine) -> float:
     """Return the period of a placement; infinity if so many runs in flight do not fit."""
     count = case.program.in_flight
-    problem = replace(case.problem, machine=machine, constraints=Constraints(case.outputs))
+    problem = replace(case.problem.requesting(case.outputs), machine=machine)
     loop = lower(problem, placement, in_flight=count)
     if min(need.most for need in needs_of_runs(loop, problem).values()) < count:
         return math.inf

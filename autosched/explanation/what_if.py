@@ -17,7 +17,7 @@ from autosched.lowering.fitting import fitted
 from autosched.lowering.resident_state import with_resident_state
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
-from autosched.problem import Constraints, Problem
+from autosched.problem import Problem
 from autosched.program.program import Copy, Program
 from autosched.simulation.issuing import Issuing, issuing
 from autosched.simulation.simulate import durations, makespan, simulate
@@ -138,7 +138,7 @@ class Case:
             placement = replace(placement, streams=self.placement.streams)
         asked = replace(self.problem, machine=machine or self.machine)
         problem, placement = with_resident_state(asked, placement)
-        program = fitted(replace(problem, constraints=Constraints(self.outputs)), placement)
+        program = fitted(problem.requesting(self.outputs), placement)
         return Case(problem, placement, program)
 
     @cached_property

@@ -121,6 +121,11 @@ class GraphBuilder:
             )
         return self._add_value(self.check_free(name), home=home, nbytes=nbytes)
 
+    def add_copy(self, value: Value, label: str, nbytes: int) -> Value:
+        """Add an input that runs fill with the contents of another one, ``value``."""
+        name = self.fresh(f"{value.name}.{label}")
+        return self._add_value(name, nbytes=nbytes, copy_of=value.name)
+
     def add_constant(self, tensor: Any, name: str | None = None) -> Value:
         """Return the value of a tensor, which is added if it is new."""
         found = self._constants.get(id(tensor))
@@ -140,7 +145,12 @@ class GraphBuilder:
     def add_source(self, like: Value) -> Value:
         """Add an input or constant like that of a graph with the same coordinate frames."""
         found = self._add_value(
-            like.name, region=like.region, home=like.home, tensor=like.tensor, nbytes=like.nbytes
+            like.name,
+            region=like.region,
+            home=like.home,
+            tensor=like.tensor,
+            nbytes=like.nbytes,
+            copy_of=like.copy_of,
         )
         if like.tensor is not None:
             self._constants[id(like.tensor)] = found
@@ -156,11 +166,14 @@ class GraphBuilder:
         home: str | None = None,
         tensor: Any = None,
         nbytes: int | None = None,
+        copy_of: str | None = None,
     ) -> Value:
         index = len(self.graph.values)
         root = index if base is None else base.root
         region = region or self.storages.frames.root()
-        value = Value(self.graph, index, name, producer, root, region, home, tensor, nbytes)
+        value = Value(
+            self.graph, index, name, producer, root, region, home, tensor, nbytes, copy_of
+        )
         self.storages.add(value)
         self.graph.names[name] = value
         return value

@@ -88,7 +88,6 @@ class Graph:
     alike: Set[str] = frozenset()  # tasks that other ranks do, too, whose results must be the same
     homes: Mapping[str, str] = {}  # by output, the torch device on which eager execution has it
     made: Collection[str] = frozenset()  # outputs that are new state
-    kept: Mapping[str, str] = {}  # inputs that stay on devices, with those they are copies of
 
     def __init__(self, name: str = "graph", *, generators: Mapping[str, str] | None = None):
         self.name = name
@@ -317,8 +316,7 @@ class Graph:
     @property
     def input_names(self) -> tuple[str, ...]:
         """The names of the inputs that a run requires."""
-        names = (v.name for v in self.sources if v.tensor is None)
-        return tuple([name for name in names if self.kept.get(name, name) == name])
+        return tuple(v.name for v in self.sources if v.tensor is None and v.copy_of is None)
 
     @property
     def is_plain(self) -> bool:
@@ -490,8 +488,10 @@ class Graph:
         if what:
             its = f"its inputs are {listed(names)}"
             raise GraphError(f"graph {self.name!r} {' and '.join(what)}; {its}")
-        given = {**inputs, **{name: inputs[source] for name, source in self.kept.items()}}
-        return {v.index: given.get(v.name, v.tensor) for v in self.sources}
+        return {
+            v.index: inputs.get(v.name if v.copy_of is None else v.copy_of, v.tensor)
+            for v in self.sources
+        }
 
     # ---- networkx
 

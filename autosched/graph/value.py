@@ -99,7 +99,10 @@ class Value:
     Value('relu')
     """
 
-    __slots__ = ("graph", "home", "index", "name", "nbytes", "producer", "region", "root", "tensor")
+    __slots__ = (
+        *("copy_of", "graph", "home", "index", "name", "nbytes", "producer", "region", "root"),
+        "tensor",
+    )
 
     def __init__(
         self,
@@ -112,6 +115,7 @@ class Value:
         home: str | None,
         tensor: Any,
         nbytes: int | None,
+        copy_of: str | None = None,
     ):
         self.graph = graph
         self.index = index
@@ -122,6 +126,7 @@ class Value:
         self.home = home  # the device of an input; None if schedule() may choose it
         self.tensor = tensor  # of a constant
         self.nbytes = nbytes  # its size, if the user gave it
+        self.copy_of = copy_of  # of an input that runs fill with the contents of another, its name
 
     def __repr__(self) -> str:
         return f"Value({self.name!r})"

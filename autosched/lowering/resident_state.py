@@ -13,8 +13,7 @@ caller has it.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from autosched._lib.tree import flatten, transform
@@ -45,7 +44,8 @@ def keepable(graph: Graph, machine: Machine) -> tuple[str, ...]:
 
     Over ranks, it is the inputs that each of them has. No rank can write those of another.
     """
-    state = graph.everywhere if machine.ranks else graph.lasting | graph.kept.keys()
+    state = graph.everywhere if machine.ranks else graph.lasting
+    state |= {value.name for value in graph.sources if value.copy_of is not None}
     if not state:
         return ()
     is_shared = machine.imagined or not machine.accelerators
@@ -65,19 +65,16 @@ def keepable(graph: Graph, machine: Machine) -> tuple[str, ...]:
     )
 
 
-def keeping(graph: Graph, names: Iterable[str]) -> Graph:
-    """Return a copy of a graph that keeps this state on devices, which are not chosen yet.
+def keeping(problem: Problem, names: Iterable[str]) -> Problem:
+    """Return the problem with this state resident, on devices that are not chosen yet.
 
     Further inputs for state that several devices read remain such.
     """
-    others = {name: source for name, source in graph.kept.items() if name != source}
-    twin = graph.pinned()
-    twin.kept = {name: others.get(name, name) for name in (*names, *others)}
-    for name in twin.kept:
-        value = twin.names[name] = copy.copy(graph.value(name))
-        value.home = None
-        twin.values[value.index] = value
-    return twin
+    copies = (value.name for value in problem.graph.sources if value.copy_of is not None)
+    resident = tuple(dict.fromkeys([*names, *copies]))
+    given = problem.constraints
+    inputs = {name: home for name, home in given.inputs.items() if name not in resident}
+    return replace(problem, constraints=replace(given, inputs=inputs, resident=resident))
 
 
 def with_resident_state(problem: Problem, placement: Placement) -> tuple[Problem, Placement]:
@@ -89,15 +86,16 @@ def with_resident_state(problem: Problem, placement: Placement) -> tuple[Problem
     >>> graph = asc.Graph()
     >>> graph.output(y=graph.add(abs, graph.input("w"), name="y"))
     >>> machine, placement = asc.Machine.emulated(gpus=1), Placement({"y": "cuda:0"}, ("y",))
-    >>> problem = Problem(keeping(graph, ["w"]), machine)
-    >>> with_resident_state(problem, placement)[0].graph.value("w").home
-    'cuda:0'
+    >>> problem = keeping(Problem(graph, machine), ["w"])
+    >>> with_resident_state(problem, placement)[0].constraints.inputs
+    {'w': 'cuda:0'}
     """
     graph = problem.graph
     machine = problem.machine
-    if not graph.lasting | graph.kept.keys():
+    given = problem.constraints
+    if not (graph.lasting or given.resident):
         return problem, placement
-    kept = {graph.value(name).index for name in graph.kept}
+    kept = sorted(graph.value(name).index for name in given.resident)
     device = _with_views_at_readers(problem, placement, kept)
     if device != placement.device:
         placement = replace(placement, device=device)
@@ -116,16 +114,22 @@ def with_resident_state(problem: Problem, placement: Placement) -> tuple[Problem
         homes[graph.values[index].name] = writer.get(index, devices[0])
         if len(devices) > 1 and index not in writer:
             others[index] = devices[1:]
-    placed = graph.pinned(homes)
+    resident = given.resident
     if others:
-        placed = _Writer(placed, problem.costs, device, others).new.pinned()
-    return replace(problem, graph=placed), placement
+        writer_of = _Writer(graph, problem.costs, device, others)
+        graph = writer_of.new.pinned()
+        homes |= writer_of.homes
+        resident += tuple(writer_of.homes)
+    constraints = replace(given, inputs={**given.inputs, **homes}, resident=resident)
+    return replace(problem, graph=graph, constraints=constraints), placement
 
 
 def with_resident_state_as(
-    graph: Graph, machine: Machine, placement: Placement, inputs: Mapping[str, str]
-) -> Graph:
-    """Return the graph with state kept as in a program with these ``inputs``."""
+    problem: Problem, placement: Placement, inputs: Mapping[str, str]
+) -> Problem:
+    """Return the problem with state kept as in a program with these ``inputs``."""
+    graph = problem.graph
+    machine = problem.machine
     names = [
         name
         for name in keepable(graph, machine)
@@ -133,32 +137,34 @@ def with_resident_state_as(
         or any(f"{name}.{device}" in inputs for device in machine.names)
     ]
     if not names or not all(task.name in placement.device for task in graph.tasks):
-        return graph
-    problem = Problem(keeping(graph, names), machine)
-    return with_resident_state(problem, placement)[0].graph
+        return problem
+    return with_resident_state(keeping(problem, names), placement)[0]
 
 
 def without_resident_state(problem: Problem) -> Problem:
     """Return a problem with kept state on no accelerator, for bounds on all placements."""
-    graph = problem.graph
-    if not graph.kept:
+    given = problem.constraints
+    if not given.resident:
         return problem
-    return replace(problem, graph=graph.pinned(dict.fromkeys(graph.kept, problem.machine.host)))
+    inputs = {**given.inputs, **dict.fromkeys(given.resident, problem.machine.host)}
+    return replace(problem, constraints=replace(given, inputs=inputs))
 
 
 def within(problem: Problem, part: float) -> list[str]:
     """Return kept state that takes at most this part of the memory of each limited device.
 
-    Its graph has the devices of its state. What tasks read first comes first.
+    The devices of its state are chosen. What tasks read first comes first.
     """
     graph = problem.graph
     machine = problem.machine
     held = dict.fromkeys(machine.names, 0.0)
     sizes: dict[str, list[tuple[str, float]]] = {}
-    for name, source in graph.kept.items():
+    for name in problem.constraints.resident:
         value = graph.value(name)
         device = problem.homes[value.index]
-        sizes.setdefault(source, []).append((device, problem.costs.value_nbytes(value)))
+        sizes.setdefault(value.copy_of or name, []).append(
+            (device, problem.costs.value_nbytes(value))
+        )
     found = []
     for source, places in sizes.items():
         if all(held[p] + size <= part * machine.device(p).nbytes for p, size in places):
@@ -169,14 +175,14 @@ def within(problem: Problem, part: float) -> list[str]:
 
 
 def _with_views_at_readers(
-    problem: Problem, placement: Placement, kept: set[int]
+    problem: Problem, placement: Placement, kept: Collection[int]
 ) -> dict[str, str]:
     """Return the devices of tasks; views of kept state are with the first task that reads them.
 
     So are views of views, since they share the same memory. Views of other state are on its device.
     """
     graph = problem.graph
-    names = graph.lasting | graph.kept.keys()
+    names = graph.lasting | {*problem.constraints.resident}
     state = {
         value.index: problem.homes[value.index]
         for value in graph.sources
@@ -210,17 +216,16 @@ class _Writer:
     ):
         self.old = graph
         self.new = emptied(graph)  # with the other attributes of a subclass
-        self.new.kept = dict(graph.kept)
+        self.homes: dict[str, str] = {}  # the devices of further inputs, by name
         builder = self.new.builder
         self.values = {value.index: builder.add_source(value) for value in graph.sources}
         self.others: dict[str, dict[int, Value]] = {}  # what tasks read instead, by their device
         for index, devices in others.items():
             value = graph.values[index]
             for name in devices:
-                other = builder.add_input(builder.fresh(f"{value.name}.{name}"), name)
-                other.nbytes = int(costs.value_nbytes(value))
+                other = builder.add_copy(value, name, int(costs.value_nbytes(value)))
                 self.others.setdefault(name, {})[index] = other
-                self.new.kept[other.name] = graph.kept[value.name]
+                self.homes[other.name] = name
         for task in graph.tasks:
             self._repeat(task, device[task.name])
         for name, index in graph.outputs.items():

@@ -85,7 +85,8 @@ def of_problem(problem: Problem, policies: Iterable[Policy]) -> Iterator[Policy]
 def _bound(problem: Problem) -> set[str | None]:
     """Return the devices to which something is bound."""
     graph = problem.graph
-    return {task.device for task in graph.tasks} | {value.home for value in graph.sources}
+    homes = {*problem.constraints.inputs.values(), *(value.home for value in graph.sources)}
+    return homes | {task.device for task in graph.tasks}
 
 
 def splits(

@@ -16,6 +16,7 @@ from autosched.errors import GraphError, ScheduleError, listed
 from autosched.graph.graph import Graph
 from autosched.lowering.resident_state import with_resident_state_as
 from autosched.machine.cluster import joined
+from autosched.problem import Problem
 from autosched.program.program import Program
 from autosched.scheduling.saved import Saved, describe, from_text
 
@@ -41,9 +42,10 @@ def agreed(
 
     def join_own() -> T:
         inputs = dict(saved.program.inputs)
-        own = with_resident_state_as(graph, saved.machine, saved.placement, inputs)
+        asked = Problem(graph, saved.machine)
+        own = with_resident_state_as(asked, saved.placement, inputs)
         who = f"rank {group.rank}"
-        if lines := difference("rank 0", saved.graph, who, describe(own)):
+        if lines := difference("rank 0", saved.graph, who, describe(own.graph)):
             raise ScheduleError(f"{who}: its graph {graph.name!r} differs from rank 0's{lines}")
         return join(saved)
 
@@ -52,8 +54,9 @@ def agreed(
 
 def inputs_on(devices: Collection[str], program: Program, graph: Graph) -> tuple[str, ...]:
     """Return the inputs that live on some devices, or of which there is one for them."""
-    here = {graph.kept.get(name, name) for name, device in program.inputs if device in devices}
-    return tuple(name for name in graph.input_names if name in here)
+    here = [graph.value(name) for name, device in program.inputs if device in devices]
+    names = {value.copy_of or value.name for value in here}
+    return tuple(name for name in graph.input_names if name in names)
 
 
 def own_inputs(schedule: Running, inputs: dict[str, Any], is_agreed: bool) -> dict[str, Any]:

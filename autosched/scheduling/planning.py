@@ -273,8 +273,6 @@ def _pinned(
     graph: Graph, machine: Machine, inputs: Any, place: Any, policy: Any, examples: Any
 ) -> Graph:
     """Return a copy of the graph with constraints and default devices."""
-    if graph.kept:  # by another schedule
-        graph = keeping(graph, graph.kept)
     pinned = graph.pinned(
         dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs, place
     )
@@ -388,10 +386,8 @@ def problem_of(
     graph: Graph, machine: Machine, costs: Costs, outputs: Mapping[str, str], goal: Goal
 ) -> Problem:
     """Return what is to be planned, with the state that may stay on devices."""
-    state = keepable(graph, machine)
-    if state or graph.kept:
-        graph = keeping(graph, state)
-    return Problem(graph, machine, costs, Constraints(outputs), goal)
+    problem = Problem(graph, machine, costs, Constraints(outputs), goal)
+    return keeping(problem, keepable(graph, machine))
 
 
 # ---- 4. policies

@@ -134,14 +134,13 @@ def _with_state(problem: Problem, placement: Placement) -> Iterator[tuple[Proble
     """Yield the problem with state on its devices; with less and less, where memory is limited."""
     found = with_resident_state(problem, placement)
     yield found
-    kept = list(problem.graph.kept)
+    kept = list(problem.constraints.resident)
     if kept and problem.is_limited:
         for part in _PARTS:
             fewer = within(found[0], part)
             if fewer != kept:
                 kept = fewer
-                own = dataclasses.replace(problem, graph=keeping(problem.graph, kept))
-                yield with_resident_state(own, placement)
+                yield with_resident_state(keeping(problem, kept), placement)
 
 
 def with_runs_in_flight(problem: Problem, plan: Plan) -> Plan:

@@ -87,7 +87,7 @@ class Running:
             devices = self.machine.here
             names = [value.name for value in self.graph.sources if value.tensor is None]
             here = [name for name, at in self.program.inputs if at in devices and name in names]
-        return ResidentState(self.graph, moves_to(self.machine, self.backend), here)
+        return ResidentState(self.problem, moves_to(self.machine, self.backend), here)
 
     @cached_property
     def inputs_here(self) -> tuple[str, ...]:
@@ -246,21 +246,22 @@ def moves_to(machine: Machine, backend: str | Backend) -> dict[str, Move]:
 
 
 class ResidentState:
-    """The state that a schedule of ``graph`` keeps; ``moves`` copy tensors to physical devices.
+    """The state that a schedule of ``problem`` keeps; ``moves`` copy tensors to physical devices.
 
     ``here`` are the inputs of this rank, if there are several.
     """
 
     def __init__(
-        self, graph: Graph, moves: Mapping[str, Move], here: Collection[str] | None = None
+        self, problem: Problem, moves: Mapping[str, Move], here: Collection[str] | None = None
     ):
-        self._sources = (
-            None if here is None else {name: graph.kept.get(name, name) for name in here}
-        )
-        homes = {name: graph.value(name).home or "" for name in graph.kept}
+        graph = problem.graph
+        source = {value.name: value.copy_of or value.name for value in graph.sources}
+        self._sources = None if here is None else {name: source[name] for name in here}
+        resident = problem.constraints.resident
+        homes = {name: problem.homes[graph.value(name).index] for name in resident}
         self._moves = {name: (home, moves[home]) for name, home in homes.items() if home in moves}
-        self._others = {name: source for name, source in graph.kept.items() if name != source}
-        self._moved = {graph.kept[name] for name in self._moves}
+        self._others = {name: source[name] for name in resident if name != source[name]}
+        self._moved = {source[name] for name in self._moves}
         self._written = {
             value.name
             for value in graph.sources

@@ -397,7 +397,7 @@ class Schedule(Running):
     @property
     def _as_is(self) -> Problem:
         """The problem with the outputs where the program leaves them."""
-        return replace(self.problem, constraints=Constraints(dict(self.program.outputs)))
+        return self.problem.requesting(dict(self.program.outputs))
 
     @property
     def _durations(self) -> tuple[float, ...]:
@@ -583,15 +583,19 @@ def load(path: str | os.PathLike[str], graph: Graph) -> Schedule:
 def joined(saved: Saved, graph: Graph) -> Schedule:
     """Join a saved schedule to its graph, with the checks of ``schedule`` and ``lower``."""
     inputs = dict(saved.program.inputs)
-    graph = with_resident_state_as(graph, saved.machine, saved.placement, inputs)
-    pinned = graph.pinned()
+    asked = Problem(graph, saved.machine, saved.costs)
+    asked = with_resident_state_as(asked, saved.placement, inputs)
+    pinned = asked.graph.pinned()
     release_gradients(pinned, saved.devices)
     check_graph(saved, pinned)
-    pinned = pinned.pinned(inputs)
+    resident = asked.constraints.resident
+    pinned = pinned.pinned({name: at for name, at in inputs.items() if name not in resident})
     for _, device in (*saved.program.inputs, *saved.program.outputs):
         saved.machine.device(device)
     saved.costs.check(pinned)
-    problem = Problem(pinned, saved.machine, saved.costs)
+    kept = {name: at for name, at in inputs.items() if name in resident}
+    constraints = Constraints(inputs=kept, resident=resident)
+    problem = Problem(pinned, saved.machine, saved.costs, constraints)
     check_placement(saved.placement, problem)
     made = Schedule(problem, saved.placement, saved.program, saved.backend, saved.check)
     made.verify()

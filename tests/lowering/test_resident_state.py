@@ -62,7 +62,9 @@ def test_a_run_copies_the_batch_and_no_weights():
     model = layers(3)
     schedule = planned(asc.capture(model, X), asc.Machine.emulated(gpus=1), policy=cut())
     assert copied(schedule) == ["input"]
-    assert {schedule.graph.value(name).home for name, _ in model.named_parameters()} == {"cuda:0"}
+    assert {schedule.problem.constraints.inputs[name] for name, _ in model.named_parameters()} == {
+        "cuda:0"
+    }
     assert torch.equal(schedule(X)["result"], model(X))
 
 
@@ -165,7 +167,7 @@ def test_state_that_fits_in_part_stays_in_part():
     one = asc.Machine([*MACHINE.devices[:1], replace(MACHINE.devices[1], nbytes=60 * 1024)],
                       [link for link in MACHINE.links if "cuda:1" not in (link.source, link.destination)])  # fmt: skip
     schedule = planned(asc.capture(model, X), one, policy="single")
-    kept = [name for name in schedule.graph.kept if name.endswith("weight")]
+    kept = [name for name in schedule.problem.constraints.resident if name.endswith("weight")]
     assert 0 < len(kept) < 6
     assert schedule.peak_bytes["cuda:0"] <= 60 * 1024
     assert torch.equal(schedule(X)["result"], model(X))
@@ -181,7 +183,7 @@ def test_a_saved_schedule_keeps_the_same_state(tmp_path: Path):
     schedule.save(tmp_path / "plan.json")
     loaded = asc.load(tmp_path / "plan.json", asc.capture(twice, X))
     assert str(loaded) == str(schedule)
-    assert loaded.graph.kept == schedule.graph.kept
+    assert loaded.problem.constraints.resident == schedule.problem.constraints.resident
     assert torch.equal(loaded(X)["result"], twice(X))
     with pytest.raises(asc.ScheduleError, match="is not the one that was saved"):
         asc.load(tmp_path / "plan.json", asc.capture(layers(3), X))
