@@ -118,18 +118,11 @@ LONGER_MODULES: dict[str, str] = {}  # each with a reason
 # Modules that one other module of their folder imports and that are a concept of their own, each
 # with the reason. Any other such module is a part of the one that imports it.
 CONCEPTS = {
-    "_lib.extension": "how C++ is built, whatever it is for",
-    "cli": "one command a module; the parser lists them",
     "frontends.replacements": "what is set in torch, with reasons; tracing knows none of it",
     "frontends.side_effects": "what changes besides tensors; tracing refuses it",
     "frontends.tracing": "functions to operators; capture makes tasks of operators",
     "fusion.joining": "an algorithm on steps and waits, without graphs",
-    "machine.hardware": "a table of figures",
-    "machine.readers": "what a file says; a machine checks it",
-    "measurement.bench": "timing calls; which calls, and what follows, is not its business",
-    "measurement.issuing": "one measured quantity a module",
     "measurement.ranks": "one measured quantity a module",
-    "measurement.stream_sharing": "one measured quantity a module",
     "parallel.checkpoints": "the state of a step in a folder",
     "parallel.division": "rows for each device, by its speed and memory",
     "parallel.shared_state": "the state of rank 0, on all ranks",
@@ -138,14 +131,9 @@ CONCEPTS = {
     "policies.local_search.stage_moves": "moves and loads, compiled; splitting chooses among them",
     "runtime.in_flight.overlapping_runs": "the engine; runs decides when it may begin a run",
     "runtime.ranks": "what is for several processes is one layer",
-    "scheduling.hosting": "graph to graph",
-    "scheduling.periodic": "predictions of a loop",
     "scheduling.plans": "the choice among placements",
     "simulation.sharing": "processor sharing, event by event; the rest is one pass over instructions",
-    "scheduling.rebuilding": "a graph from a saved schedule",
-    "scheduling.resident_state": "state that a schedule keeps on devices",
     "verification.loops": "laws of runs in flight",
-    "verification.ranks": "laws of copies between ranks, and that none waits for ever",
     "viz.layered_layout": "an algorithm on nodes and edges, without pictures",
 }
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from autosched.machine.machine import Device
 from autosched.policies.literature.heft import heft
-from autosched.policies.local_search.search import Progress, quick, search
+from autosched.policies.local_search.annealer import Progress
+from autosched.policies.local_search.search import quick, search
 from autosched.policies.local_search.splitting import split
 from autosched.policies.round_robin import round_robin
 from autosched.policies.single import single, single_on

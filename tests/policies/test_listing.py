@@ -26,8 +26,8 @@ from autosched.policies.base.kernels import earliest_gap
 from autosched.policies.base.listing import Listed, Listing
 from autosched.policies.base.possible import Possible
 from autosched.policies.base.ranks import downward_ranks, mean, upward_ranks
+from autosched.policies.local_search.annealer import Annealer, anneal, below, shift
 from autosched.policies.local_search.portfolio import best_listed, members
-from autosched.policies.local_search.search import Annealer, anneal, below, shift
 from autosched.problem import Policy, Problem
 from autosched.simulation.issuing import issuing
 from autosched.simulation.simulate import durations, makespan

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import autosched as asc
-from autosched.policies.local_search.splitting import _Splitter, shift, split
+from autosched.policies.local_search.splitting import _Splitter, split
+from autosched.policies.local_search.stage_moves import shift
 from autosched.problem import Problem
 
 RATE = 1.0  # a byte takes a second

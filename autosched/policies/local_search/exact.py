@@ -14,7 +14,8 @@ from time import perf_counter
 from autosched.errors import ScheduleError
 from autosched.placement import Placement
 from autosched.policies.constraint_programming.proof import can_solve, solved
-from autosched.policies.local_search.search import Progress, handed_over, quick
+from autosched.policies.local_search.annealer import Progress
+from autosched.policies.local_search.search import handed_over, quick
 from autosched.problem import Policy, Problem
 
 __all__ = ["exact"]
