@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import chain, pairwise, product
 from typing import Any, Literal, NamedTuple
@@ -187,6 +187,10 @@ class Problem:
         for name, kind in (("graph", Graph), ("machine", Machine), ("costs", Costs)):
             if not isinstance(item := getattr(self, name), kind):
                 raise ScheduleError(f"{name} must be a {kind.__name__}, got {shown(item)}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for copies and pickles, without tables."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
 
     @cached_property
     def _tabulated(self) -> _Tabulated:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -151,6 +153,15 @@ def test_a_policy_is_given_the_problem():
     assert (str(given.graph), given.machine, given.costs) == (str(graph), TWO_GPUS, costs)
     assert given.constraints.outputs == dict(schedule.program.outputs)
     assert given.goal == ("makespan", 1)
+
+
+def test_a_schedule_is_copied_and_pickled_without_what_policies_have_read():
+    graph = asc.Graph()
+    graph.output(y=graph.add(abs, graph.input("x"), seconds=1.0))
+    schedule = asc.schedule(graph, TWO_GPUS, policy="peft", backend="host")
+    assert schedule.problem.lists.group == [0]
+    for twin in (copy.deepcopy(schedule), pickle.loads(pickle.dumps(schedule))):
+        assert (str(twin), twin(x=-3)) == (str(schedule), {"y": 3})
 
 
 def test_auto_takes_two_devices_when_copies_are_cheap():
