@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any, Literal
 
 from autosched._lib.json_reader import json_data
@@ -205,7 +204,7 @@ def explain(arguments: argparse.Namespace) -> int:
 
 def compare(arguments: argparse.Namespace) -> int:
     """Plan a graph for many machines by many policies."""
-    form = arguments.format or _format(arguments.output)
+    form = _format(arguments, {".txt": "text", ".json": "json", ".svg": "svg"})
     subject = subject_of(arguments)
     costs = costs_of(arguments, subject)
     made = comparing.compare(
@@ -224,15 +223,6 @@ def compare(arguments: argparse.Namespace) -> int:
     if not made.rows:
         raise UsageError("no machine can run this; the reasons are printed above")
     return 0
-
-
-def _format(output: Path | None) -> str:
-    suffix = output.suffix.lower() if output else ".txt"
-    form = {".txt": "text", ".json": "json", ".svg": "svg"}.get(suffix)
-    if form is None:
-        known = ".txt, .json and .svg, or --format"
-        raise UsageError(f"{output}: no format has this suffix; known are {known}")
-    return form
 
 
 def _machines(arguments: argparse.Namespace) -> dict[str, Machine] | list[Machine]:
@@ -292,16 +282,21 @@ def show(arguments: argparse.Namespace) -> int:
 
 def _choice(arguments: argparse.Namespace) -> tuple[str, str]:
     """Return the format and the view. Raises UsageError if they do not go together."""
-    suffix = arguments.output.suffix.lower() if arguments.output else ".txt"
-    form = arguments.format or _SUFFIXES.get(suffix)
-    if form is None:
-        known = f"{', '.join(_SUFFIXES)}, or give --format"
-        raise UsageError(f"{arguments.output}: no format has this suffix; known are {known}")
+    form = _format(arguments, _SUFFIXES)
     view = arguments.what or next(iter(FORMATS[form]))
     if view not in FORMATS[form]:
         able = ", ".join(name for name, views in FORMATS.items() if view in views)
         raise UsageError(f"--what {view} cannot be shown as {form}; it can as {able}")
     return form, view
+
+
+def _format(arguments: argparse.Namespace, suffixes: Mapping[str, str]) -> str:
+    """Return the format that an option names, or else the suffix of the output."""
+    suffix = arguments.output.suffix.lower() if arguments.output else ".txt"
+    if arguments.format is None and suffix not in suffixes:
+        known = f"{', '.join(suffixes)}, or give --format"
+        raise UsageError(f"{arguments.output}: no format has this suffix; known are {known}")
+    return arguments.format or suffixes[suffix]
 
 
 def _timeline(made: Schedule) -> Timeline:

@@ -133,24 +133,19 @@ class Costs:
                 _check_finite(number, f"{kind} of {name!r}")
         for name, share in self.shares.items():
             for part in share.values() if isinstance(share, Mapping) else (share,):
-                if not is_number(part) or part > 1:
-                    what = f"share of {name!r} must be a number from 0 to 1"
-                    raise ScheduleError(f"{what}, got {shown(part)}")
+                fits = is_number(part) and part <= 1
+                _require(fits, f"share of {name!r} must be a number from 0 to 1", part)
         for name, work in self.work.items():
-            if not isinstance(work, Work):
-                what = f"work of {name!r} must be Work(flops, nbytes)"
-                raise ScheduleError(f"{what}, got {shown(work)}")
-        if not is_number(self.default_seconds, infinite=True):
-            what = "default_seconds must be a number, 0 or more"
-            raise ScheduleError(f"{what}, got {shown(self.default_seconds)}")
+            fits = isinstance(work, Work)
+            _require(fits, f"work of {name!r} must be Work(flops, nbytes)", work)
+        fits = is_number(self.default_seconds, infinite=True)
+        _require(fits, "default_seconds must be a number, 0 or more", self.default_seconds)
         _check_finite(self.default_nbytes, "default_nbytes")
         names = self.pageable
-        if not isinstance(names, frozenset) or not all(isinstance(name, str) for name in names):
-            what = "pageable must be a frozenset of names of inputs"
-            raise ScheduleError(f"{what}, got {shown(names)}")
-        if self.replay is not None and not isinstance(self.replay, Replay):
-            what = "replay of costs must be Replay(call, graph, node) or None"
-            raise ScheduleError(f"{what}, got {shown(self.replay)}")
+        fits = isinstance(names, frozenset) and all(isinstance(name, str) for name in names)
+        _require(fits, "pageable must be a frozenset of names of inputs", names)
+        fits = self.replay is None or isinstance(self.replay, Replay)
+        _require(fits, "replay of costs must be Replay(call, graph, node) or None", self.replay)
 
     @classmethod
     def table(
@@ -393,19 +388,22 @@ def _with_parts(task: Task) -> Iterator[Task]:
         yield from _with_parts(part)
 
 
+def _require(fits: bool, what: str, got: Any) -> None:
+    if not fits:
+        raise ScheduleError(f"{what}, got {shown(got)}")
+
+
 def _check_table(given: Any, kind: str) -> None:
-    if not isinstance(given, Mapping):
-        raise ScheduleError(f"{kind} must be a table by name, got {shown(given)}")
+    _require(isinstance(given, Mapping), f"{kind} must be a table by name", given)
 
 
 def _check_seconds(given: Any, what: str) -> None:
     for number in no_seconds(given):
-        raise ScheduleError(f"{what} must be a number, 0 or more, got {shown(number)}")
+        _require(False, f"{what} must be a number, 0 or more", number)
 
 
 def _check_finite(number: Any, what: str) -> None:
-    if not is_number(number):
-        raise ScheduleError(f"{what} must be a number, 0 or more, and finite, got {shown(number)}")
+    _require(is_number(number), f"{what} must be a number, 0 or more, and finite", number)
 
 
 def _seconds(item: Any, place: str) -> Any:

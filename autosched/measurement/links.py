@@ -11,7 +11,6 @@ thread that issues them and are timed by the host's clock.
 from __future__ import annotations
 
 import statistics
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +22,7 @@ import torch
 from autosched.machine.machine import Link, Machine
 from autosched.measurement.cache import MeasurementCache
 from autosched.measurement.hardware import torch_device
-from autosched.measurement.stopwatch import Stopwatch, stopwatch, synchronize
+from autosched.measurement.stopwatch import Stopwatch, median_seconds, stopwatch, synchronize
 
 __all__ = ["SIZES", "Track", "fitted", "is_possible", "measured_links"]
 
@@ -170,8 +169,9 @@ def _copies(
         return earlier[0]
     here, there = (_memory(nbytes, device, pinned) for device in (source, destination))
     copy = partial(there.copy_, here, non_blocking=True)
-    timed = _by_events if pinned and {source.type, destination.type} != {"cpu"} else _by_host
-    seconds = timed(copy, source, destination, repeat)
+    has_events = pinned and {source.type, destination.type} != {"cpu"}
+    timed = _by_events if has_events else median_seconds
+    seconds = timed(copy, repeat, source, destination)
     cached.put((seconds, seconds), "copy", name)
     return seconds
 
@@ -182,7 +182,7 @@ def _memory(nbytes: int, device: torch.device, pinned: bool) -> torch.Tensor:
 
 
 def _by_events(
-    copy: Callable[[], Any], source: torch.device, destination: torch.device, repeat: int
+    copy: Callable[[], Any], repeat: int, source: torch.device, destination: torch.device
 ) -> float:
     """Time copies on their stream: between accelerators that of the source."""
     synchronize(source, destination)
@@ -191,16 +191,3 @@ def _by_events(
     readings = [watch.time([copy], 2 * issued)[0] for _ in range(repeat)]
     counted = [reading for reading in readings if reading.clean] or readings
     return statistics.median(reading.seconds for reading in counted)
-
-
-def _by_host(
-    copy: Callable[[], Any], source: torch.device, destination: torch.device, repeat: int
-) -> float:
-    times = []
-    for _ in range(repeat + 1):  # the first warms up
-        synchronize(source, destination)
-        start = time.perf_counter()
-        copy()
-        synchronize(source, destination)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[1:])

@@ -8,8 +8,6 @@ its own.
 from __future__ import annotations
 
 import math
-import statistics
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,6 +16,7 @@ import torch
 from autosched.costs.costs import Costs
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Device, Link, Machine
+from autosched.measurement.stopwatch import median_seconds
 from autosched.policies import in_order
 from autosched.runtime.backends.emulated import Emulated
 from autosched.runtime.backends.pace import rounded_up
@@ -58,13 +57,8 @@ def _finite_sum(rates: Iterable[float]) -> float:
 
 
 def _seconds(call: Callable[[], Any]) -> float:
-    times = []
     with torch.no_grad():
-        for _ in range(_REPEAT + 1):
-            begun = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - begun)
-    return max(statistics.median(times[1:]), 1e-9)
+        return max(median_seconds(call, _REPEAT), 1e-9)
 
 
 def _issuing() -> float:

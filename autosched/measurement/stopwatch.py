@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-__all__ = ["Reading", "Stopwatch", "stopwatch", "synchronize"]
+__all__ = ["Reading", "Stopwatch", "median_seconds", "stopwatch", "synchronize"]
 
 Call = Callable[[], Any]
 
@@ -129,6 +129,21 @@ def synchronize(*devices: torch.device) -> None:
     for device in devices:
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
+
+
+def median_seconds(call: Call, repeat: int, *devices: torch.device) -> float:
+    """Return the median time of calls by the host's clock, until devices are idle.
+
+    One more call, the first, does not count.
+    """
+    times = []
+    for _ in range(repeat + 1):
+        synchronize(*devices)
+        start = time.perf_counter()
+        call()
+        synchronize(*devices)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])
 
 
 def _called(calls: Sequence[Call]) -> Any:

@@ -127,6 +127,8 @@ def test_tables_that_are_none():
         Costs(nbytes=["a"])
     with refused("work of 'a' must be Work(flops, nbytes), got 3"):
         Costs(work={"a": 3})
+    with refused("default_seconds must be a number, 0 or more, got {'cpu': 1.0}"):
+        Costs(default_seconds={"cpu": 1.0})
 
 
 @pytest.mark.parametrize("number", [0, 0.0, 3, Fraction(1, 3)])

@@ -752,7 +752,7 @@ def test_copies_are_timed_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         ("cuda:0", "cpu", True),
     ]
     assert all(0 < seconds < 1 for way in ways for seconds in way.seconds.values())
-    monkeypatch.setattr(links, "_by_host", lambda *_: pytest.fail("it was known"))
+    monkeypatch.setattr(links, "median_seconds", lambda *_: pytest.fail("it was known"))
     assert [*links._directions(PLAYED, 1, found, iter)] == ways
 
 
