@@ -32,8 +32,8 @@ from autosched.runtime.memory import Memory
 from autosched.runtime.profile import Notes, Trace, is_traced
 from autosched.runtime.replay.cache import Recordings
 from autosched.runtime.replay.segments import segmented
-from autosched.runtime.threads.team import Fault, Late, Team
-from autosched.runtime.threads.thread_team import ThreadTeam
+from autosched.runtime.threads.runs import Fault, Late
+from autosched.runtime.threads.team import ThreadTeam
 from autosched.timeline.timeline import Timeline
 
 __all__ = ["CALLS", "Executor", "executor_of_rank"]
@@ -81,6 +81,7 @@ class Executor:
         backend.open(program if cut is None else cut.everything, machine)
         self.compiler = Compiler(program, graph, machine, backend, seconds, nvtx)
         self.memory = self.compiler.memory
+        _ = self.compiler.functions  # the first run calls them, and may have a deadline
         self.check = check
         self._begin()
         _serving[id(backend)] = backend
@@ -96,8 +97,7 @@ class Executor:
         self.checked = False
         names = dict.fromkeys(map(self.compiler.can.thread, self.program.streams))
         threads = [name for name in names if name is not None]
-        threaded = self.compiler.can.threaded
-        self.team = threaded.team(threads) if threaded else ThreadTeam(threads, prepare_thread)
+        self.team = self.new_team(threads)
         self.busy = threading.Lock()
         self.caller = 0  # the thread that holds it, or held it last
         self.tidy = functools.partial(_tidy, self.team, self.backend, self.memory)
@@ -110,6 +110,11 @@ class Executor:
             self.forks,
             weakref.ref(self.compiler),
         )
+
+    def new_team(self, threads: Sequence[str | None]) -> ThreadTeam:
+        """Return a team with these threads."""
+        threaded = self.compiler.can.threaded
+        return threaded.team(threads) if threaded else ThreadTeam(threads, prepare_thread)
 
     def _begin_in_child(self) -> None:
         """Start again in a forked process.
@@ -385,7 +390,7 @@ def executor_of_rank(
     return Executor(part, graph, machine, backend_of(part), seconds, check, nvtx=nvtx)
 
 
-def _tidy(team: Team, backend: Backend, memory: Memory) -> None:
+def _tidy(team: ThreadTeam, backend: Backend, memory: Memory) -> None:
     """Drop a run's tensors when devices have finished the issued work."""
     if team.stopped:
         with contextlib.suppress(Exception):
@@ -394,7 +399,7 @@ def _tidy(team: Team, backend: Backend, memory: Memory) -> None:
 
 
 def _close(
-    team: Team,
+    team: ThreadTeam,
     backend: Backend,
     busy: threading.Lock,
     process: int,

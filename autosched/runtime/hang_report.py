@@ -22,7 +22,7 @@ from autosched.program.program import (
     Wait,
     occupied,
 )
-from autosched.runtime.threads.team import Place
+from autosched.runtime.threads.runs import Place
 
 __all__ = ["failed", "from_users_code", "report"]
 

@@ -195,14 +195,14 @@ class Memory(Slots):
         """Drop everything but the constants."""
         self.data[:] = self._blank
 
-    def spoil(self, spoil: Callable[[Any], None]) -> None:
+    def leave(self, free: Callable[[Any], None]) -> None:
         """Do to all that the run has left what is done to freed memory.
 
         Inputs, constants and outputs are kept, and what shares memory with them.
         """
         for slot in self._own:
             if self.data[slot] is not None:
-                spoil(self.data[slot])
+                free(self.data[slot])
 
     @cached_property
     def _own(self) -> list[int]:

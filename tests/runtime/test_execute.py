@@ -139,6 +139,26 @@ def test_a_schedule_called_again_rebuilds_nothing(machine, backend, monkeypatch)
         assert our_threads() == threads
 
 
+@pytest.mark.parametrize("backend", ["host", "threads", "virtual"])
+def test_a_program_that_executes_nothing_returns(backend):
+    graph = asc.Graph()
+    graph.output(y=graph.input("x"))
+    with asc.schedule(graph, CPUS, backend=backend) as schedule:
+        for timeout in (None, GENEROUS, None):
+            assert schedule(x=1, timeout=timeout) == {"y": 1}
+        assert schedule.submit(x=2).result() == {"y": 2}
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_a_fault_counts_where_some_streams_execute_nothing(in_flight):
+    graph = asc.Graph()
+    graph.output(y=graph.add(fail, graph.add(plus, graph.input("x"), on="cuda:0"), on="cuda:1"))
+    with asc.schedule(graph, TWO_GPUS, backend="virtual", in_flight=in_flight) as schedule:
+        for _ in range(2):
+            with pytest.raises(asc.TaskError, match="task 'fail' on cuda:1 failed"):
+                schedule(x=1)
+
+
 def test_a_run_leaves_nothing_of_it_behind():
     with placed(chain(plus, torch.clone), plus="cuda:0") as schedule:
         x = torch.ones(1)

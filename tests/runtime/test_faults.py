@@ -30,9 +30,9 @@ from autosched.runtime.backends.emulated import Emulated
 from autosched.runtime.backends.host import Host
 from autosched.runtime.backends.virtual import Virtual
 from autosched.runtime.execute import Executor
-from autosched.runtime.threads import thread_team
-from autosched.runtime.threads.team import Fault
-from autosched.runtime.threads.thread_team import ThreadTeam
+from autosched.runtime.threads import team as teams
+from autosched.runtime.threads.runs import Fault
+from autosched.runtime.threads.team import ThreadTeam
 from tests.faults import FAULTS, inject
 from tests.serial import some
 
@@ -55,8 +55,8 @@ every_backend = pytest.mark.parametrize("backend", MACHINES)
 @pytest.fixture
 def impatient(monkeypatch):
     """Abandon tasks of aborted runs soon: here they go on until they are told to end."""
-    monkeypatch.setattr(thread_team, "GRACE", 0.1)
-    monkeypatch.setattr(thread_team, "_PATIENCE", 0.2)
+    monkeypatch.setattr(teams, "GRACE", 0.1)
+    monkeypatch.setattr(teams, "_PATIENCE", 0.2)
 
 
 def on(backend, graph, check=False, machine=None):
@@ -319,7 +319,7 @@ def test_a_thousand_failing_calls_leave_nothing_behind(backend, timed):
         assert slots_are_blank(schedule)
         assert len(depths) == 1
         team = schedule._executor.team
-        assert (getattr(team, "fault", None), list(schedule._executor.emitted.locks)) == (
+        assert (team._call, list(schedule._executor.emitted.locks)) == (
             None,
             locks,
         )
@@ -754,7 +754,7 @@ def test_a_task_that_was_let_go_cannot_call_its_schedule():
 
     with on("host", chain(call_back)) as schedule:
         with pytest.raises(asc.RunTimeoutError):
-            schedule(x=1, timeout=0.01)
+            schedule(x=1, timeout=0.2)
         assert schedule(x=1) == {"y": 1}
     assert told == ["a task calls the schedule that it is part of, and would wait for itself"]
 
@@ -768,7 +768,7 @@ def test_closing_does_not_wait_for_ever_for_a_task_that_was_let_go(backend, ende
     held = Held()
     schedule = on(backend, chain(held, plus))
     with pytest.raises(asc.RunTimeoutError):
-        schedule(x=torch.ones(1), timeout=0.01)
+        schedule(x=torch.ones(1), timeout=0.2)
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("autosched")]
     start = time.perf_counter()
     if ended_by == "close":
@@ -1091,7 +1091,7 @@ def test_a_thread_whose_step_never_ends_is_replaced():
     emitted.add("b", 4, lambda: said.append("first"), ended.set)
     emitted.load()
     fault = Fault(3, RuntimeError("lost"))
-    (thread,) = [each.thread for each in team._workers if each.name == "a"]
+    (thread,) = [each.thread for each in team._workers.values() if each.name == "a"]
 
     def abandon():
         entered.wait(GENEROUS)

@@ -32,8 +32,8 @@ from autosched.codegen.threads import Yields
 from autosched.errors import ScheduleError
 from autosched.machine.machine import Machine
 from autosched.program.program import Copy, Program, Receive, Send, Stream
-from autosched.runtime.threads.loop_runs import LoopTeam
-from autosched.runtime.threads.team import Step, Team
+from autosched.runtime.threads.runs import Step
+from autosched.runtime.threads.team import ThreadTeam
 
 __all__ = ["BACKENDS", "Backend", "Bracketed", "Capabilities", "Choosing", "Emulating"]
 __all__ += ["Entered"]
@@ -83,8 +83,8 @@ class Threaded(Protocol):
     def thread(self, stream: Stream) -> str | None:
         """Return the name of the thread that issues a stream; None for the calling thread."""
 
-    def team(self, threads: Sequence[str]) -> Team:
-        """Return the team that runs steps in these threads."""
+    def team(self, threads: Sequence[str | None]) -> ThreadTeam:
+        """Return a team with these threads; None is one that issues what the calling one would."""
 
 
 @runtime_checkable
@@ -217,9 +217,6 @@ class Looping(Protocol):
         called in the thread that submits a run, while earlier runs execute; ``join`` when all steps
         of the run have been called, in any thread.
         """
-
-    def loop_team(self, threads: Sequence[str | None]) -> LoopTeam:
-        """Return a team that executes the runs of a loop in these threads."""
 
     def adopting(self) -> Step:
         """Return a step that makes, in its thread, those streams current that are current here."""

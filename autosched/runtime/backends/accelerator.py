@@ -196,7 +196,7 @@ class Accelerator(Host):
             return copy_in_host_memory
         streams = [self.streams[stream] for stream in occupied(copy) if stream in self.streams]
         relayed = (copy.value, copy.version) in self.returned
-        return Way(source, target, streams, self.pinned, relayed, self.in_use)
+        return DeviceCopy(source, target, streams, self.pinned, relayed, self.in_use)
 
     def record(self, stream: Stream, event: int) -> Step | None:
         """Record the event on the stream. A CPU stream needs none: its work is complete."""
@@ -353,7 +353,7 @@ class _Slot(Accelerator):
     def transfer(self, copy: Copy) -> Transfer:
         """Copy without blocking, unless an earlier run has yet to leave the value in host memory."""
         way = super().transfer(copy)
-        if isinstance(way, Way) and any(name == copy.value for name, _ in self.returned):
+        if isinstance(way, DeviceCopy) and any(name == copy.value for name, _ in self.returned):
             way.relayed = True
         return way
 
@@ -590,7 +590,7 @@ def _tick(stream: torch.Stream) -> Tick:
 # memory that has gaps, and to send on data that has not yet been moved to its destination.
 
 
-class Way:
+class DeviceCopy:
     """Moves tensors from a source to a target, at least one of which is an accelerator.
 
     ``streams`` are those that the copy occupies, the target's last. ``relayed``: the source may

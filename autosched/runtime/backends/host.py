@@ -19,10 +19,7 @@ from autosched.graph.files import StoredTensor
 from autosched.machine.machine import Machine
 from autosched.program.program import Copy, Program, Stream
 from autosched.runtime.backends import Backend, Step, Transfer
-from autosched.runtime.threads.loop_runs import LoopTeam
-from autosched.runtime.threads.loop_team import QueueTeam
-from autosched.runtime.threads.team import Team
-from autosched.runtime.threads.thread_team import ThreadTeam
+from autosched.runtime.threads.team import ThreadTeam
 
 __all__ = ["Host", "copy_in_host_memory", "prepare_thread", "read_file"]
 
@@ -40,7 +37,7 @@ class Host:
         """Issue every stream from the calling thread."""
         return None
 
-    def team(self, threads: Sequence[str]) -> Team:
+    def team(self, threads: Sequence[str | None]) -> ThreadTeam:
         """Return a team with these threads."""
         return ThreadTeam(threads, self.prepare)
 
@@ -51,10 +48,6 @@ class Host:
     def slot(self) -> Backend:
         """Return a copy: only the clock is its own."""
         return copying.copy(self)
-
-    def loop_team(self, threads: Sequence[str | None]) -> LoopTeam:
-        """Return a team with these threads."""
-        return QueueTeam(threads, self.prepare)
 
     def adopting(self) -> Step:
         """Return a step that does nothing: no stream is current."""

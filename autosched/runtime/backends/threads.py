@@ -17,14 +17,13 @@ from typing import Any, TypeVar
 import torch
 
 from autosched._lib.allowed import is_storage
-from autosched.codegen.threads import Emitted
 from autosched.errors import MachineError
 from autosched.machine.machine import Machine
 from autosched.program.program import Program, Run, Stream
 from autosched.runtime.backends.host import Host
-from autosched.runtime.threads.loop_runs import LoopTeam
-from autosched.runtime.threads.team import Step, Team
-from autosched.runtime.threads.thread_team import ThreadTeam
+from autosched.runtime.threads.runs import Run as TeamRun
+from autosched.runtime.threads.runs import Step
+from autosched.runtime.threads.team import ThreadTeam
 
 __all__ = ["Threads"]
 
@@ -58,15 +57,11 @@ class Threads(Host):
         """Return a separate thread for each stream but the first one."""
         return str(stream) if self.shared and stream != self.first else None
 
-    def team(self, threads: Sequence[str]) -> Team:
+    def team(self, threads: Sequence[str | None]) -> ThreadTeam:
         """Return a team of these threads."""
         if not threads:
             return super().team(threads)
         return _Team(threads, self.prepare, self.intra_op_threads)
-
-    def loop_team(self, threads: Sequence[str | None]) -> LoopTeam:
-        """Return a team with these threads."""
-        return _restoring(lambda: super(Threads, self).loop_team(threads))
 
     def prepare(self) -> None:
         """Set this thread's number of intra-op threads, and disable autograd."""
@@ -80,7 +75,7 @@ class _Team(ThreadTeam):
 
     def __init__(
         self,
-        names: Sequence[str],
+        names: Sequence[str | None],
         prepare: Step,
         intra_op_threads: int,
     ):
@@ -98,7 +93,7 @@ class _Team(ThreadTeam):
         )
         return functions() == operators() == 0
 
-    def execute(self, emitted: Emitted) -> None:
+    def execute(self, run: TeamRun) -> None:
         """Execute the calling thread's part with its share of the intra-op threads."""
         before = torch.get_num_threads()
         with contextlib.ExitStack() as modes:
@@ -109,7 +104,7 @@ class _Team(ThreadTeam):
                 modes.enter_context(torch._C._DisableAutocast())
             try:
                 torch.set_num_threads(self._intra_op_threads)
-                super().execute(emitted)
+                super().execute(run)
             finally:
                 torch.set_num_threads(before)
 

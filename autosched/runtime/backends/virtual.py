@@ -16,9 +16,8 @@ from autosched.machine.machine import Machine
 from autosched.program.program import Program, Stream
 from autosched.runtime.backends import Backend, Step
 from autosched.runtime.backends.emulated import Emulated
-from autosched.runtime.threads.interleaver import Choose, Interleaver, QueueInterleaver
-from autosched.runtime.threads.loop_runs import LoopTeam
-from autosched.runtime.threads.team import Team
+from autosched.runtime.threads.interleaver import Choose, Interleaver
+from autosched.runtime.threads.team import ThreadTeam
 
 __all__ = ["Virtual"]
 
@@ -43,17 +42,13 @@ class Virtual(Emulated):
         super().open(program, machine)
         self.named = {str(stream): stream for stream in program.streams}
 
-    def team(self, threads: Sequence[str]) -> Team:
-        """Run the steps of all threads in one thread, interleaved."""
-        return Interleaver(self.choose, self.prepare)
+    def team(self, threads: Sequence[str | None]) -> ThreadTeam:
+        """Return a team that executes the functions of all threads in one, interleaved."""
+        return Interleaver(threads, self.choose, self.prepare)
 
     def slot(self) -> Backend:
         """Return a backend with the same clocks, and with events of its own."""
         return _Slot(self)
-
-    def loop_team(self, threads: Sequence[str | None]) -> LoopTeam:
-        """Run the steps of all threads in one thread, interleaved."""
-        return QueueInterleaver(threads, self.choose)
 
     def begin(self, stopped: Callable[[], bool]) -> None:
         """Set all clocks to zero."""

@@ -17,9 +17,9 @@ from typing import Any, Protocol
 from autosched._lib.forks import forks
 from autosched.errors import ScheduleError
 from autosched.runtime.execute import CALLS
-from autosched.runtime.threads.loop_runs import unlock
+from autosched.runtime.threads.runs import Flag
 
-__all__ = ["RunFuture", "UnderWay", "Waiting"]
+__all__ = ["RunFuture", "Unfinished", "Waiting"]
 
 _SOON = 0.01  # seconds, within which short runs end
 _LOOK = 1.0  # seconds after which a waiting thread looks again
@@ -55,7 +55,7 @@ class RunFuture(Future[Any]):
         self._waiting = waiting
         self._finish: Callable[[dict[str, Any]], Any] | None = finish
         self._wrote = wrote
-        self._done = _Flag()  # it has a result
+        self._done = Flag()  # it has a result
         self._ended = self._done  # no thread works on it; another flag if it failed before that
 
     @property
@@ -111,7 +111,7 @@ class RunFuture(Future[Any]):
         if not self._wait_for(self._done, deadline):
             raise TimeoutError(f"run {self.number} has not ended within {timeout} seconds")
 
-    def _wait_for(self, flag: _Flag, deadline: float | None) -> bool:
+    def _wait_for(self, flag: Flag, deadline: float | None) -> bool:
         """Wait for a flag. Raises ScheduleError if the run waits for this thread.
 
         Whether it does is asked after a moment: most runs have ended by then.
@@ -132,7 +132,7 @@ class RunFuture(Future[Any]):
             CALLS.leave(waiting)
             waiting.flags.pop(me, None)
 
-    def _block(self, flag: _Flag, deadline: float | None) -> bool:
+    def _block(self, flag: Flag, deadline: float | None) -> bool:
         drive = self.drive
         if drive is not None and not flag.is_set:
             drive()
@@ -161,7 +161,7 @@ class RunFuture(Future[Any]):
         if abandoned:
             self._is_over = True
         else:
-            self._ended = _Flag()
+            self._ended = Flag()
             if self._is_over:  # it has ended meanwhile
                 self._ended.set()
         if (wrote := self._wrote) is not None:  # the run may end at any moment
@@ -210,7 +210,7 @@ class Waiting:
     def __init__(self, name: str, executing: Callable[[], frozenset[int]]):
         self.name = name
         self.process = forks()
-        self.flags: dict[int, _Flag] = {}  # what each thread waits for
+        self.flags: dict[int, Flag] = {}  # what each thread waits for
         self._executing = executing
 
     @property
@@ -224,7 +224,7 @@ class Waiting:
         return flag is not None and not flag.is_set
 
 
-class UnderWay(Protocol):
+class Unfinished(Protocol):
     """A run that has not ended, with its inputs."""
 
     future: RunFuture
@@ -232,25 +232,3 @@ class UnderWay(Protocol):
 
     def stop(self) -> None:
         """Abort the run, if it can be aborted separately."""
-
-
-class _Flag:
-    """As ``threading.Event``, which is written in Python, and so is not safe from interrupts."""
-
-    __slots__ = ("_lock", "is_set")
-
-    def __init__(self) -> None:
-        self.is_set = False
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
-    def set(self) -> None:
-        """Let all waiting threads go on."""
-        self.is_set = True
-        unlock(self._lock)
-
-    def wait(self, seconds: float) -> bool:
-        """Wait; return whether it is set. Others that wait get the lock in turn."""
-        if self._lock.acquire(timeout=seconds):
-            unlock(self._lock)
-        return self.is_set

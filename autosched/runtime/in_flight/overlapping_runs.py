@@ -27,18 +27,17 @@ from autosched.runtime.backends.host import prepare_thread
 from autosched.runtime.compiler import Carried, Compiler
 from autosched.runtime.execute import Executor
 from autosched.runtime.hang_report import report
-from autosched.runtime.in_flight.future import RunFuture, UnderWay
+from autosched.runtime.in_flight.future import RunFuture, Unfinished
 from autosched.runtime.memory import Memory
-from autosched.runtime.threads.loop_runs import Line, LoopRun, LoopTeam, unlock
-from autosched.runtime.threads.team import Step
-from autosched.runtime.threads.thread_team import GRACE, end_threads
+from autosched.runtime.threads.runs import Loop, Run, Step, unlock
+from autosched.runtime.threads.team import GRACE, ThreadTeam, end_threads
 
 __all__ = ["CLOSED", "OverlappingRuns", "call_each"]
 
 CLOSED = "the schedule was closed while it ran"
 
 
-class Started(LoopRun):
+class Started(Run):
     """A run in a slot; ``late`` is its error if it was aborted for being late."""
 
     late: RunTimeoutError | None = None
@@ -56,7 +55,7 @@ class OverlappingRuns:
     ``under_way`` are the runs that have not ended, by number, in order: ``start`` adds to it.
     """
 
-    def __init__(self, executor: Executor, under_way: dict[int, UnderWay]):
+    def __init__(self, executor: Executor, under_way: dict[int, Unfinished]):
         looping = executor.compiler.can.looping
         if looping is None:
             raise ScheduleError(
@@ -66,11 +65,11 @@ class OverlappingRuns:
         self.executor = executor
         self.under_way = under_way
         self.slots = Slots(executor.compiler, looping)
-        self.line = Line(self.slots.carries)
+        self.loop = Loop(self.slots.carries)
         self._turns = deque(self.slots.all)  # the slot of the next run comes first
         self._advance = partial(self._turns.rotate, -1)
         first = self.slots.all[0]
-        self.team = looping.loop_team(list(first.emitted.threads) or [None])
+        self.team = executor.new_team(list(first.emitted.threads) or [None])
         self._ending = _Ending() if first.is_asynchronous else None
         self._deadlines = Deadlines(partial(_expire, weakref.ref(self)))
         parts = self.team, self._ending, self._deadlines, self.under_way, forks()
@@ -87,11 +86,11 @@ class OverlappingRuns:
     @property
     def is_broken(self) -> bool:
         """Whether an aborted run left state that later runs need: all must end before the next."""
-        return self.line.broken is not None
+        return self.loop.broken is not None
 
     def begin_again(self) -> None:
         """Begin with the first slot, after all runs have ended."""
-        self.line.mend()
+        self.loop.go_on()
         self.slots.reset()
         self._turns.rotate(self._turns[0].number)
 
@@ -101,10 +100,10 @@ class OverlappingRuns:
             self.begin_again()
         slot = self._turns[0]
         slot.memory.fill(inputs)
-        run = Started(future, inputs, slot, self.line, self._left)
+        run = Started(future, inputs, slot, self.loop, self._left)
         if not self.team.threads:
             future.drive = partial(self._drive, run)
-        slot.backend.begin(lambda: run.stopped)
+        slot.backend.begin(lambda: bool(run.aborted))
         note = partial(self.under_way.__setitem__, future.number, run)
         self.team.start(run, note, self._advance)
         if deadline is not None:
@@ -125,7 +124,7 @@ class OverlappingRuns:
 
     # ---- the end of a run
 
-    def _drive(self, run: LoopRun) -> None:
+    def _drive(self, run: Run) -> None:
         with _without_autograd():
             self.team.drive(run)
 
@@ -145,14 +144,14 @@ class OverlappingRuns:
         error: BaseException | None = None
         try:
             slot.backend.join()
-            if run.stopped:
+            if run.aborted:
                 error = run.late or self._error(run)
             else:
                 outputs = slot.memory.outputs()
         except BaseException as raised:
             error = raised
         try:  # noqa: SIM105 - each run comes here: ``suppress`` is slower
-            slot.clear(run.stopped)
+            slot.clear(bool(run.aborted))
         except Exception:
             pass
         try:
@@ -221,10 +220,10 @@ def _expire(runs: weakref.ref[OverlappingRuns], number: int) -> None:
 
 
 def _close(
-    team: LoopTeam,
+    team: ThreadTeam,
     ending: _Ending | None,
     deadlines: Deadlines,
-    under_way: Mapping[int, UnderWay],
+    under_way: Mapping[int, Unfinished],
     process: int,
 ) -> None:
     """Abort all runs, and end the threads.
@@ -401,7 +400,7 @@ class Slot:
         return [*self.emitted.locks, *self._slots.awaited(self.number).values()]
 
     @cached_property
-    def _spoil(self) -> Callable[[Any], None] | None:
+    def _free(self) -> Callable[[Any], None] | None:
         """What the backend does to freed memory."""
         streams = self._parent.program.streams
         can = self._compiler.can
@@ -409,8 +408,8 @@ class Slot:
 
     def clear(self, stopped: bool) -> None:
         """Release the memory of a run that has ended, and lock all locks between its threads."""
-        if self._spoil is not None:
-            self.memory.spoil(self._spoil)
+        if self._free is not None:
+            self.memory.leave(self._free)
         self.memory.clear()
         if stopped:
             for lock in self.emitted.locks:

@@ -25,10 +25,9 @@ from autosched._lib.aliasing import Extent, extents, first_meeting
 from autosched._lib.forks import forks
 from autosched.errors import RunTimeoutError, ScheduleError
 from autosched.runtime.execute import Executor
-from autosched.runtime.in_flight.future import RunFuture, UnderWay, Waiting
+from autosched.runtime.in_flight.future import RunFuture, Unfinished, Waiting
 from autosched.runtime.in_flight.overlapping_runs import CLOSED, OverlappingRuns, call_each
-from autosched.runtime.threads.loop_team import at_once
-from autosched.runtime.threads.thread_team import end_threads
+from autosched.runtime.threads.team import at_once, end_threads
 
 __all__ = ["Runs"]
 
@@ -67,7 +66,7 @@ class Runs:
         self._guarded = guarded
         self._placed = placed
         self._wrote = wrote
-        self._under_way: dict[int, UnderWay] = {}  # by number, in order
+        self._under_way: dict[int, Unfinished] = {}  # by number, in order
         self._turn = threading.Lock()  # held by the thread that submits
         self._submitted = 0
         self._names = {*names}
@@ -339,7 +338,7 @@ class Queued:
 class SingleRuns:
     """A thread that calls an executor. ``under_way`` are the runs that have not ended."""
 
-    def __init__(self, executor: Executor, under_way: dict[int, UnderWay]):
+    def __init__(self, executor: Executor, under_way: dict[int, Unfinished]):
         self.executor = executor
         self.under_way = under_way
         self._looping = executor.compiler.can.looping
@@ -382,7 +381,7 @@ def _close(
     queue: SimpleQueue[_Work | None],
     thread: threading.Thread,
     abort: Callable[[], object],
-    under_way: Mapping[int, UnderWay],
+    under_way: Mapping[int, Unfinished],
     process: int,
 ) -> None:
     """Abort the run, and end the thread."""

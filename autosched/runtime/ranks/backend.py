@@ -49,8 +49,8 @@ from autosched.runtime.backends import Step, Transfer
 from autosched.runtime.backends.accelerator import Accelerator
 from autosched.runtime.backends.threads import Threads
 from autosched.runtime.ranks.exchange import Exchange
-from autosched.runtime.threads.team import Fault, Late, Team
-from autosched.runtime.threads.thread_team import ThreadTeam
+from autosched.runtime.threads.runs import Fault, Late
+from autosched.runtime.threads.team import CalledRun, ThreadTeam
 
 __all__ = ["AcceleratorRanks", "Ranks", "backend_of", "relays"]
 
@@ -90,7 +90,7 @@ class Ranks(Threads):
         """Return the thread that issues a stream."""
         return self.threads[stream]
 
-    def team(self, threads: Sequence[str]) -> Team:
+    def team(self, threads: Sequence[str | None]) -> ThreadTeam:
         """Return a team that tells other ranks when it stops."""
         team = _Team(threads, self.prepare, self)
         held = weakref.ref(team)
@@ -170,7 +170,7 @@ def relays(part: Program) -> set[Stream]:
 class _Team(ThreadTeam):
     """A team that tells other ranks when a run stops before its end."""
 
-    def __init__(self, names: Sequence[str], prepare: Step, backend: Ranks):
+    def __init__(self, names: Sequence[str | None], prepare: Step, backend: Ranks):
         self._backend = weakref.ref(backend)
         self._awaited = ""
         super().__init__(names, prepare)
@@ -182,12 +182,32 @@ class _Team(ThreadTeam):
             return end
         return Late(end.places, f"\n    this rank waited: {self._awaited}" if self._awaited else "")
 
+    def _new_call(self, emitted: Emitted) -> CalledRun:
+        return _ToldRun(emitted, self._left, self._tell)
+
+    def _tell(self, fault: Fault | None) -> None:
+        if not self.closed and (backend := self._backend()) is not None:
+            self._awaited = backend.tell(fault)
+
+
+class _ToldRun(CalledRun):
+    """A run of which the other ranks are told when it is aborted."""
+
+    def __init__(
+        self,
+        emitted: Emitted,
+        ended: Callable[[Any], None],
+        tell: Callable[[Fault | None], None],
+    ):
+        super().__init__(emitted, ended)
+        self._tell = tell
+
     def stop(self, fault: Fault | None = None) -> None:
         """Abort the run, and tell the other ranks."""
-        is_first = self._emitted is not None and not self.stopped
+        is_first = not self.aborted
         super().stop(fault)
-        if is_first and not self.closed and (backend := self._backend()) is not None:
-            self._awaited = backend.tell(fault)
+        if is_first:
+            self._tell(fault)
 
 
 class AcceleratorRanks(Ranks, Accelerator):

@@ -1,8 +1,6 @@
 """Threads that execute emitted functions.
 
-team         how a run ends, and the protocol of a team
-thread_team  a team of threads that stop together
+runs         a run: what its threads do, how it ends, and where threads are
+team         threads that execute runs, those of calls and those of loops; the rules of stopping them
 interleaver  several threads simulated by one, in a chosen interleaving
-loop_runs    runs of a loop, several of which are in flight
-loop_team    a team of threads, each with a queue of runs
 """

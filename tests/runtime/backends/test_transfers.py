@@ -9,7 +9,7 @@ import torch
 import autosched as asc
 from autosched.errors import MemoryLimitError
 from autosched.runtime.backends import accelerator, pinned
-from autosched.runtime.backends.accelerator import Accelerator, Way
+from autosched.runtime.backends.accelerator import Accelerator, DeviceCopy
 from autosched.runtime.backends.pinned import Pinned
 from autosched.runtime.execute import Executor
 from tests.gpu.fake_gpu import playing
@@ -53,7 +53,7 @@ def a_way(ends, pool=None, seed=0, peers=True):
         streams = [torch.Stream(end) for end in ends if end.type != "cpu"]
         for stream in streams:
             torch.accelerator.set_stream(stream)
-        yield gpus, Way(*ends, streams, pool or Pinned()), streams
+        yield gpus, DeviceCopy(*ends, streams, pool or Pinned()), streams
 
 
 def whole(dtype):
@@ -96,7 +96,7 @@ def test_a_copy_has_the_numbers_and_the_strides_of_the_original(ends, pin):
 def test_on_accelerators_a_copy_has_the_numbers_and_the_strides_of_the_original(kind, pin):
     stream = torch.Stream(ONE)
     with stream:
-        check_layouts(Way(*ENDS[kind], [stream], Pinned()), [stream], ENDS[kind], pin)
+        check_layouts(DeviceCopy(*ENDS[kind], [stream], Pinned()), [stream], ENDS[kind], pin)
 
 
 @pytest.mark.multigpu
@@ -108,7 +108,7 @@ def test_on_accelerators_a_copy_between_two_keeps_numbers_and_strides(peers, mon
         )
     streams = [torch.Stream(ONE), torch.Stream(OTHER)]
     with streams[0], streams[1]:
-        check_layouts(Way(ONE, OTHER, streams, Pinned()), streams, (ONE, OTHER), False)
+        check_layouts(DeviceCopy(ONE, OTHER, streams, Pinned()), streams, (ONE, OTHER), False)
 
 
 ARRANGED = {  # the shape of some memory, and where 6 times 5 numbers lie in it
@@ -188,7 +188,7 @@ def test_on_accelerators_pageable_memory_holds_nobody_who_issues_a_copy(ends, mo
     torch.accelerator.synchronize(ONE)
     with stream:
         torch.cuda._sleep(200_000_000)
-        found = Way(*ends, [stream], pool)(given, into)
+        found = DeviceCopy(*ends, [stream], pool)(given, into)
         asleep = not stream.query()
         if ends[0] == CPU:
             given.zero_()
