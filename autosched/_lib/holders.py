@@ -20,7 +20,7 @@ def holders(tensor: torch.Tensor) -> tuple[int, int, int]:
 
     >>> tensor = torch.zeros(2)
     >>> before = holders(tensor)
-    >>> view = tensor[:1]
+    >>> twin = tensor.detach()
     >>> [now - then for now, then in zip(holders(tensor), before, strict=True)]
     [0, 0, 1]
     """

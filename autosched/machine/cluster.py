@@ -129,7 +129,7 @@ def _gathered(
 def joint(machines: Sequence[Machine], hosts: Sequence[str], network: Network) -> Machine:
     """Return one machine with the devices of several; names are numbered over all.
 
-    >>> both = joint([Machine.emulated(gpus=1)] * 2, ["a", "b"], Network(1e9))
+    >>> both = joint([Machine([Device("cpu:0"), Device("cuda:0")])] * 2, ["a", "b"], Network(1e9))
     >>> both.names, both.device("cuda:1").physical
     (('cpu:0', 'cuda:0', 'cpu:1', 'cuda:1'), 'cuda:0')
     """

@@ -163,12 +163,6 @@ class Running:
         """
         return self._runs.submit((), inputs, None, finish)
 
-    def call_with(
-        self, args: Sequence[Any], inputs: Mapping[str, Any], timeout: Any
-    ) -> dict[str, Any]:
-        """Call the schedule."""
-        raise NotImplementedError
-
     def _call(self, args: Any, inputs: dict[str, Any], timeout: Any) -> dict[str, Any]:
         """Submit a run, and wait for it; abort it on an interrupt."""
         run = self.submit(*args, timeout=timeout, **inputs)
@@ -211,7 +205,9 @@ class Running:
         names = self.graph.input_names
         only = names[0] if len(names) == 1 else None
         if self.machine.rank is not None:
-            return (self.call_with(*unpacked(batch, only), None) for batch in batches)
+            call: Any = self
+            pairs = (unpacked(batch, only) for batch in batches)
+            return (call(*args, **inputs) for args, inputs in pairs)
         return results(self.submit, batches, self.program.in_flight, only)
 
     @property

@@ -9,7 +9,7 @@ copied from the device of their producer are taken as requested where they go.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -104,16 +104,11 @@ class Schedule(Running):
         child process starts its own threads.
         """
         # Python takes longer to call a function with many keywords if one is a parameter.
-        return self.call_with(args, inputs, inputs.pop("timeout", None))
-
-    def call_with(
-        self, args: Sequence[Any], inputs: Mapping[str, Any], timeout: Any
-    ) -> dict[str, Any]:
-        """Do what a call with these arguments does."""
+        timeout = inputs.pop("timeout", None)
         if self._is_busy:
-            return self._call(args, dict(inputs), timeout)
+            return self._call(args, inputs, timeout)
         seconds = checked_timeout(timeout)
-        found, keep = self.graph.completed(args, dict(inputs))
+        found, keep = self.graph.completed(args, inputs)
         outputs = self._run(found, seconds)
         if keep is not None:
             keep(outputs)

@@ -13,6 +13,7 @@ from torch import Tensor, nn, optim
 from torch.nn import functional
 
 import autosched as asc
+from autosched.machine.device import slower
 from tests.serial import Rows, assert_trains_as_serially, data_parallel, momentum
 
 
@@ -20,7 +21,7 @@ def unequal(*speeds: float, nbytes: Any = None) -> asc.Machine:
     """Return GPUs of such speeds, and bytes of memory."""
     machine = asc.Machine.emulated(gpus=len(speeds))
     cpu, *gpus = machine.devices
-    gpus = [gpu.slower(1 / speed) for gpu, speed in zip(gpus, speeds, strict=True)]
+    gpus = [slower(gpu, 1 / speed) for gpu, speed in zip(gpus, speeds, strict=True)]
     if nbytes is not None:
         gpus = [replace(gpu, nbytes=limit) for gpu, limit in zip(gpus, nbytes, strict=True)]
     return replace(machine, devices=(cpu, *gpus))

@@ -421,7 +421,7 @@ def test_what_is_learnt_predicts_what_was_measured(seconds):
         graph, TWO_GPUS, costs=asc.Costs(default_seconds=1.0), policy="heft", backend="virtual"
     )
     truth = asc.Costs(dict(zip(names, seconds, strict=True)), default_nbytes=8)
-    with replace(placed, costs=truth, backend=Virtual()) as real:
+    with replace(placed, problem=replace(placed.problem, costs=truth), backend=Virtual()) as real:
         measured = replace(real.profile(x=torch.ones(2)), learn=None)
     found = learn(measured, graph, TWO_GPUS, placed.costs)
     again = asc.schedule(graph, TWO_GPUS, costs=found, policy=lambda *_: placed.placement)
@@ -445,7 +445,9 @@ def test_plans_that_learn_from_all_profiles_reach_the_best_and_stay_there():
     profiles, makespans, costs = [], [], known
     for _ in range(4):
         placed = asc.schedule(graph, machine, costs=costs, policy="heft", backend="virtual")
-        with replace(placed, costs=truth, backend=Virtual()) as real:
+        with replace(
+            placed, problem=replace(placed.problem, costs=truth), backend=Virtual()
+        ) as real:
             profiles.append(replace(real.profile(x=torch.ones(2)), learn=None))
         makespans.append(profiles[-1].makespan)
         costs = learn(profiles, graph, machine, known)
