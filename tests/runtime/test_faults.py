@@ -515,6 +515,16 @@ def test_the_first_fault_is_told_of_and_not_what_fails_behind_it():
     assert (end.position, type(end.error)) == (0, ValueError)
 
 
+def test_no_thread_begins_a_task_after_another_one_s_fault():
+    team, emitted = failing_first()
+    ran = []
+    emitted.write("b", 2, [emitted.line(lambda: ran.append(2), 2)], is_task=True)
+    emitted.load()
+    team.run(emitted)
+    team.close()
+    assert ran == []
+
+
 def test_a_lock_to_which_nobody_came_in_a_run_that_failed_is_locked_again():
     """Whoever did come has locked it himself, in passing."""
     team, emitted = failing_first()
