@@ -185,10 +185,6 @@ class Emitted:
         """The names of threads that execute anything."""
         return list(self._lines)
 
-    def rename(self, thread: str | None, name: str | None) -> None:
-        """Let another thread execute what a thread would."""
-        self._lines[name] = self._lines.pop(thread)
-
     def last_position(self, thread: str | None) -> int:
         """Return the position of the last line of a thread."""
         return self._lines[thread][-1].position

@@ -120,8 +120,6 @@ class Compiler:
         on = {run.task: run.stream.device for run in program if isinstance(run, Run)}
         self.drawing = None if machine.rank is not None else drawing_of(graph, on, machine)
         self.calls = [self._call(i) for i in range(len(program))]
-        issued = [machine.device(stream.device).is_accelerator for stream in program.streams]
-        self.on_cpu = not any(issued)
         self._bound = Bound()
         self._statements = Statements(Caller(self._bound), Numbered())
         self._transfers: dict[int, Callable[[Any, Any], Any]] = {}
@@ -251,22 +249,16 @@ class Compiler:
         call: Wrap | None = None,
         launched: Wrap | None = None,
         carried: Carried | None = None,
-        relay: Callable[[], object] | None = None,
     ) -> Emitted:
         """Return the functions of threads; by default, of the whole program.
 
         ``call`` and ``launched`` wrap runs and copies before and after launch. Without ``carried``
-        the run is alone, and does not wait for earlier ones. With ``relay``, that is what the
-        calling thread does, and another one does what it would.
+        the run is alone, and does not wait for earlier ones.
         """
         part = part or Part(self.program, self.calls, range(len(self.calls)), self.backend)
         emission = _Emission(self, part, carried, _in_data)
         emission.add_all(call, launched)
         emitted = emission.emitted
-        if relay is not None:
-            if None in emitted.names:
-                emitted.rename(None, "under a profiler")
-            emitted.add(None, 0, relay)
         if emission.has_calls:
             _ = self.functions  # threads would compile them at the same time
         emitted.load()

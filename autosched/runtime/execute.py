@@ -29,7 +29,7 @@ from autosched.runtime.check import Check, Watcher
 from autosched.runtime.compiler import Compiler
 from autosched.runtime.hang_report import failed, from_users_code, report
 from autosched.runtime.memory import Memory
-from autosched.runtime.profile import Notes, Trace, is_traced
+from autosched.runtime.profile import Notes, annotation, is_traced, named
 from autosched.runtime.replay.cache import Recordings
 from autosched.runtime.replay.segments import segmented
 from autosched.runtime.threads.runs import Fault, Late
@@ -235,7 +235,7 @@ class Executor:
             if recording is not None:
                 emitted = recording.emitted(inputs)
             else:
-                emitted = self._wrapped(watched, notes, deadline) if wrapped else self.emitted
+                emitted = self._wrapped(watched, notes) if wrapped else self.emitted
             # 3. Run them.
             self.backend.begin(lambda: team.stopped)
             self._raise(team.run(emitted, deadline), "end in time")
@@ -325,23 +325,16 @@ class Executor:
 
     # ---- runs that are checked, profiled or traced
 
-    def _wrapped(self, watched: bool, notes: Notes | None, deadline: float | None) -> Emitted:
+    def _wrapped(self, watched: bool, notes: Notes | None) -> Emitted:
         """Return functions that are checked, measured, or shown by a torch.profiler."""
-        call = self._watch if watched else None
-        launched = None if notes is None else notes.timed
-        if not is_traced():
-            return self.compiler.emit(None, call, launched)
-        team = self.team
-        # Tasks of the calling thread can be executed by another one, unless they issue to streams.
-        is_issuing = None in map(self.compiler.can.thread, self.program.streams)
-        can_idle = not is_issuing or self.compiler.on_cpu
-        idle = bool(team.threads) and can_idle and deadline is None
-        trace = Trace(self.program, idle, lambda: team.stopped)
+        traced = is_traced()
 
-        def named(i: int, step: Step) -> Step:
-            return trace.named(i, launched(i, step) if launched else step)
+        def launched(i: int, step: Step) -> Step:
+            if notes is not None:
+                step = notes.timed(i, step)
+            return named(annotation(i, self.program.instructions[i]), step) if traced else step
 
-        return self.compiler.emit(None, call, named, relay=trace.relay if trace.relays else None)
+        return self.compiler.emit(None, self._watch if watched else None, launched)
 
     def _watch(self, i: int, call: Step) -> Step:
         """Return a run with a check around it."""

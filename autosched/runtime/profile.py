@@ -12,18 +12,15 @@ import contextlib
 import gc
 import sys
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from autosched._lib.tree import flatten
 from autosched.errors import MachineError
-from autosched.program.program import Copy, Program, Receive, Run, Send, occupied
+from autosched.program.program import Copy, Instruction, Program, Receive, Run, Send, occupied
 from autosched.runtime.backends import Step, Timed
 from autosched.timeline.timeline import Span, Timeline, what
 
-__all__ = ["Notes", "Trace", "annotation", "is_traced", "ranged"]
-
-_NAP = 0.05  # seconds after which a thread that waits notices that the run was aborted
+__all__ = ["Notes", "annotation", "is_traced", "named", "ranged"]
 
 
 class Notes:
@@ -102,65 +99,7 @@ def is_traced() -> bool:
     return profiler is not None and getattr(profiler, "_is_profiler_enabled", False)
 
 
-class Trace:
-    """Names runs and copies in the trace of a torch.profiler.
-
-    By default the profiler sees only the thread in which it was started. If this one is ``idle``
-    while others work, it writes their steps into the trace: they post when each begins and ends.
-    Then what happens inside a step is not visible, times are some microseconds late, and slices of
-    steps that overlap are on one thread.
-    """
-
-    def __init__(self, program: Program, idle: bool, stopped: Callable[[], bool]):
-        import torch
-
-        self.relays = idle and torch._C._autograd._profiler_enabled()
-        self._program = program
-        self._stopped = stopped
-        self._posted: SimpleQueue[tuple[int, str]] = SimpleQueue()  # "": the end of this position
-        self._expected = 0  # ends
-
-    def named(self, i: int, step: Step) -> Step:
-        """Return a run or a copy that appears in the trace under its name."""
-        instruction = self._program.instructions[i]
-        assert isinstance(instruction, (Run, Copy, Send, Receive))
-        name = annotation(i, instruction)
-        if not self.relays:
-            return _annotated(name, step)
-        post = self._posted.put
-        self._expected += 1
-
-        def posted() -> None:
-            post((i, name))
-            try:
-                step()
-            finally:
-                post((i, ""))
-
-        return posted
-
-    def relay(self) -> None:
-        """Write the steps of other threads into the trace, until they have ended."""
-        from torch.profiler import record_function
-
-        slices: dict[int, record_function] = {}
-        ended = 0
-        try:
-            while ended < self._expected and not self._stopped():
-                with contextlib.suppress(Empty):
-                    i, name = self._posted.get(timeout=_NAP)
-                    if name:
-                        slices[i] = record_function(name)
-                        slices[i].__enter__()  # type: ignore[no-untyped-call]
-                    else:
-                        slices.pop(i).__exit__(None, None, None)
-                        ended += 1
-        finally:
-            for found in slices.values():
-                found.__exit__(None, None, None)
-
-
-def annotation(i: int, instruction: Run | Copy | Send | Receive) -> str:
+def annotation(i: int, instruction: Instruction) -> str:
     """Return the name of a run or a copy in a trace of torch.profiler.
 
     >>> from autosched.program.program import Stream
@@ -170,15 +109,15 @@ def annotation(i: int, instruction: Run | Copy | Send | Receive) -> str:
     return f"autosched::{instruction}#{i}"
 
 
-def _annotated(name: str, step: Step) -> Step:
-    """Return a step under a name in a trace of torch.profiler."""
+def named(name: str, step: Step) -> Step:
+    """Return a step under a name in a trace of torch.profiler, if this sees its thread."""
     from torch.profiler import record_function
 
-    def named() -> None:
+    def within() -> None:
         with record_function(name):
             step()
 
-    return named
+    return within
 
 
 def ranged(name: str, step: Step) -> Step:
