@@ -4,7 +4,6 @@
     calls       a task as a line; its parts, and regions, as lines
     threads     functions of threads, with the instruction that each line belongs to
     composite   merged tasks, which are functions of their parts
-    pieces      lines of at most 120 columns
     names       identifiers for the names that users chose
     origins     where a function is defined
     functions   how a line refers to a function: import, copied source, parameter; or bound to a name
@@ -21,7 +20,7 @@ inspects the loaded modules to find the definitions of functions, and runs no us
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -30,10 +29,9 @@ from typing import Any
 
 from autosched._lib.allowed import is_storage
 from autosched._lib.text import count, duration, file_name
-from autosched.codegen.calls import Caller, Statements, deletion, is_region, region_text
-from autosched.codegen.functions import Functions
+from autosched.codegen.calls import Statements, call_of, is_region, region_text
+from autosched.codegen.functions import Functions, quoted
 from autosched.codegen.names import Names, identifier
-from autosched.codegen.pieces import WIDTH, Piece, bracketed, laid_out, quoted
 from autosched.codegen.slots import Slots
 from autosched.errors import MachineError, ScheduleError
 from autosched.graph.files import StoredTensor
@@ -48,6 +46,7 @@ _FREED = (
     "A tensor is deleted where the stream that made it is behind all that used it: "
     "its memory is free again there."
 )
+_WIDTH = 120  # columns of the docstring; statements have a line each
 _USED_IN_STEP = "complex float range slice to torch".split()
 
 
@@ -99,30 +98,26 @@ class _Writer:
         self.machine = machine
         names = Names(module=_HELPERS, both=_USED_IN_STEP)
         self.functions = Functions(names)
-        caller = Caller(self.functions)
         inputs = [value for value in graph.sources if value.tensor is None]
         self.inputs = {value.index: names.parameter(value.name) for value in inputs}
         self.module = _name_globals(program, machine, names)
         reads = any(isinstance(task.fn, StoredTensor) for task in graph.tasks)
         self.preamble = list(_preamble(program, machine, self.module, reads))
         for task in filter(is_region, graph.tasks):
-            self._define(task, caller, names)
+            write = partial(region_text, task, functions=self.functions, names=names)
+            self.functions.define(task.fn, task.name, write)
         self.tasks = {task.name: task for top in graph.tasks for task in _called(top)}
         for task in self.tasks.values():  # names in calls precede names of values
             if not isinstance(task.fn, StoredTensor):
-                caller.call(task, lambda _: "_", lambda _: "_")
+                call_of(self.functions, task, lambda _: "_", lambda _: "_")
         constants = {
             value.index: self.functions.give(value.tensor, value.name, "")
             for value in graph.sources
             if value.tensor is not None
         }
         self.body = _Body(
-            program, graph, machine, self.module, caller, names, self.inputs | constants
+            program, graph, machine, self.module, self.functions, names, self.inputs | constants
         )
-
-    def _define(self, task: Task, caller: Caller, names: Names) -> None:
-        write = partial(region_text, task, caller=caller, names=names)
-        self.functions.define(task.fn, task.name, write)
 
     def code(self, seconds: float | None) -> Code:
         lines = list(self.body.lines())
@@ -151,10 +146,10 @@ class _Writer:
         first = f"{self.graph.name}: {tasks} on {where}{about}. Written by autosched."
         notes = [_FREED] if self.module.streams else []
         notes += [*self._renamed(), *self._needed()]
-        yield fill('"""' + _escaped(first) + ('"""' if not notes else ""), WIDTH)
+        yield fill('"""' + _escaped(first) + ('"""' if not notes else ""), _WIDTH)
         if notes:
             yield ""
-            yield from (fill(_escaped(note), WIDTH, subsequent_indent="    ") for note in notes)
+            yield from (fill(_escaped(note), _WIDTH, subsequent_indent="    ") for note in notes)
             yield '"""'
 
     def _renamed(self) -> Iterator[str]:
@@ -174,9 +169,8 @@ class _Writer:
         yield "@torch.no_grad()"
         if self.module.streams:
             yield "@ordered_with_caller"
-        given = [Piece("*"), *map(Piece, self.functions.given)] if self.functions.given else []
-        parameters = [*map(Piece, self.inputs.values()), *given]
-        yield laid_out(bracketed("def step", "()", parameters), 0, 1) + ":"
+        given = ["*", *self.functions.given] if self.functions.given else []
+        yield f"def step({', '.join([*self.inputs.values(), *given])}):"
         yield '    """Run once; return the outputs by name."""'
 
 
@@ -356,8 +350,7 @@ def _idle(machine: Machine, module: _Globals) -> str:
     names = [name for device, name in module.devices.items() if not _is_cpu(machine, device)]
     if len(names) == 1:
         return f'{names[0]}.type == "cpu"'
-    devices = bracketed('all(device.type == "cpu" for device in ', "()", list(map(Piece, names)))
-    return laid_out(devices, 3, 2) + ")"
+    return f'all(device.type == "cpu" for device in ({", ".join(names)}))'
 
 
 def _streams(program: Program, machine: Machine, module: _Globals) -> Iterator[str]:
@@ -369,23 +362,13 @@ def _streams(program: Program, machine: Machine, module: _Globals) -> Iterator[s
             names = of_device.setdefault(module.devices[i.stream.device], [])
             names.append(module.events[i.event])
     for device, events in of_device.items():
-        yield from _events(device, events)
-    yield laid_out(bracketed("streams = ", "[]", list(map(Piece, module.streams.values()))), 0)
-    host = _host_streams(program, machine, module)
-    text = laid_out(bracketed("host_streams = ", "[]", list(map(Piece, host))), 0)
-    yield f"{text}  # copy from or to host memory"
-
-
-def _events(device: str, names: Sequence[str]) -> Iterator[str]:
-    """Yield lines that create events, as many per line as fit."""
-    room = WIDTH - len(f" = (Event({device}) for _ in range(99))")
-    count = max(1, room // (max(map(len, names)) + 2))
-    for start in range(0, len(names), count):
-        some = names[start : start + count]
         made = f"Event({device})"
-        if len(some) > 1:
-            made = f"({made} for _ in range({len(some)}))"
-        yield f"{', '.join(some)} = {made}"
+        if len(events) > 1:
+            made = f"({made} for _ in range({len(events)}))"
+        yield f"{', '.join(events)} = {made}"
+    yield f"streams = [{', '.join(module.streams.values())}]"
+    host = _host_streams(program, machine, module)
+    yield f"host_streams = [{', '.join(host)}]  # copy from or to host memory"
 
 
 def _host_streams(program: Program, machine: Machine, module: _Globals) -> list[str]:
@@ -424,7 +407,7 @@ class _Section:
 
     streams: tuple[Stream, ...]
     launches: bool = False
-    pieces: list[Piece] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
 
     def takes(self, streams: tuple[Stream, ...], launches: bool) -> bool:
         """Whether an instruction can be added to this section."""
@@ -447,7 +430,7 @@ class _Body:
         graph: Graph,
         machine: Machine,
         module: _Globals,
-        caller: Caller,
+        functions: Functions,
         names: Names,
         sources: Mapping[int, str],
     ):
@@ -455,7 +438,7 @@ class _Body:
         self.graph = graph
         self.machine = machine
         self.module = module
-        self.statements = Statements(caller, names)
+        self.statements = Statements(functions, names)
         self.names = names
         self.slots = Slots(program, graph)
         own = {graph.values[index].name: text for index, text in sources.items()}
@@ -470,18 +453,15 @@ class _Body:
             indent = 8 if streams and section.launches else 4
             if indent == 8:
                 yield f"    with {', '.join(streams)}:"
-            for piece in section.pieces:
-                yield " " * indent + laid_out(piece, indent)
-        found = [
-            Piece(f"{quoted(label)}: {self.at[slot]}") for label, slot in self.slots.outputs_at
-        ]
-        yield "    " + laid_out(bracketed("", "{}", found).prefixed("return "), 4)
+            yield from (" " * indent + line for line in section.lines)
+        found = [f"{quoted(label)}: {self.at[slot]}" for label, slot in self.slots.outputs_at]
+        yield f"    return {{{', '.join(found)}}}"
 
     def _sections(self) -> list[_Section]:
         sections: list[_Section] = []
         for i, instruction in enumerate(self.program):
-            pieces = list(self._pieces(i, instruction))
-            if not pieces:
+            lines = list(self._lines(i, instruction))
+            if not lines:
                 continue
             streams = occupied(instruction)
             launches = isinstance(instruction, (Run, Copy))
@@ -491,15 +471,15 @@ class _Body:
             if launches:
                 section.streams = streams
                 section.launches = True
-            last = section.pieces[-1].before if section.pieces else ""
-            if isinstance(instruction, Free) and last == "del ":
-                pieces = [Piece("del ", section.pieces.pop().items + pieces[0].items)]
-            section.pieces += pieces
+            last = section.lines[-1] if section.lines else ""
+            if isinstance(instruction, Free) and last.startswith("del "):
+                lines = [f"{section.lines.pop()}, {lines[0].removeprefix('del ')}"]
+            section.lines += lines
         return sections
 
     # ---- instructions
 
-    def _pieces(self, i: int, instruction: Any) -> Iterator[Piece]:
+    def _lines(self, i: int, instruction: Any) -> Iterator[str]:
         streams = self.module.streams
         events = self.module.events
         match instruction:
@@ -508,17 +488,16 @@ class _Body:
             case Copy():
                 yield from self._copy(i, instruction)
             case Record(stream, event) if stream in streams:
-                yield Piece(f"{events[event]}.record({streams[stream]})")
+                yield f"{events[event]}.record({streams[stream]})"
             case Wait(stream, event) if event in events:
                 name = events[event]
                 waits = stream in streams
-                yield Piece(
-                    f"{streams[stream]}.wait_event({name})" if waits else f"{name}.synchronize()"
-                )
+                yield f"{streams[stream]}.wait_event({name})" if waits else f"{name}.synchronize()"
             case Free(stream) if not is_storage(stream.device):
-                yield deletion(list(dict.fromkeys(self.at[slot] for slot in self.slots.freed[i])))
+                freed = dict.fromkeys(self.at[slot] for slot in self.slots.freed[i])
+                yield f"del {', '.join(freed)}"
 
-    def _copy(self, i: int, copy: Copy) -> Iterator[Piece]:
+    def _copy(self, i: int, copy: Copy) -> Iterator[str]:
         value = self.graph.value(copy.value)
         (made,) = self.slots.made[i]
         assert made is not None
@@ -531,21 +510,21 @@ class _Body:
         # Between two devices, torch makes the streams wait for each other.
         same_device = one == other and len(ends) == 2 and all(ends)
         if same_device:
-            yield Piece(f"{ends[1]}.wait_stream({ends[0]})")
+            yield f"{ends[1]}.wait_stream({ends[0]})"
         if copy.overwrite:
-            yield Piece(f"{self.at[made]}.copy_({source}, non_blocking=True)")
+            yield f"{self.at[made]}.copy_({source}, non_blocking=True)"
         else:
             device = self.module.devices[copy.destination]
             version = f"_v{copy.version}" if copy.version else ""
             self.at[made] = self.names.variable(f"{value.name}{version}_{device}")
-            yield Piece(f"{self.at[made]} = to({source}, {device})")
+            yield f"{self.at[made]} = to({source}, {device})"
         if same_device:
-            yield Piece(f"{ends[0]}.wait_stream({ends[1]})")
+            yield f"{ends[0]}.wait_stream({ends[1]})"
 
     def _real(self, device: str) -> str:
         return self.machine.device(device).physical or device
 
-    def _read(self, value: Value, slot: int) -> Piece:
+    def _read(self, value: Value, slot: int) -> str:
         """Return the statement that reads a value from a file into a slot."""
         assert value.producer is not None
         stored = self.graph.tasks[value.producer].fn
@@ -553,9 +532,9 @@ class _Body:
         self.at[slot] = self.names.variable(value.name)
         where = quoted(stored.path), f"torch.{stored.dtype}", repr(stored.shape)
         call = [*where, str(stored.offset), str(stored.nbytes)]
-        return bracketed("read", "()", list(map(Piece, call))).prefixed(f"{self.at[slot]} = ")
+        return f"{self.at[slot]} = read({', '.join(call)})"
 
-    def _run(self, i: int, task: Task, device: str) -> Iterator[Piece]:
+    def _run(self, i: int, task: Task, device: str) -> Iterator[str]:
         results = list(zip(task.outputs, self.slots.made[i], strict=True))
         if isinstance(task.fn, StoredTensor):
             for _, slot in results if not is_storage(device) else ():

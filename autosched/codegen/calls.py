@@ -16,18 +16,16 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from autosched._lib.tree import flatten, of_its_kind
-from autosched.codegen.functions import Bound, Functions, literal
+from autosched.codegen.functions import Bound, Functions, literal, quoted
 from autosched.codegen.names import Names, identifier
 from autosched.codegen.origins import torch_path
-from autosched.codegen.pieces import Piece, bracketed, laid_out, quoted
 from autosched.graph.task import Here, Task
 from autosched.graph.value import Attribute, InPlace, Method, On, Value
 
 if TYPE_CHECKING:
     from autosched.codegen.composite import Composite
 
-__all__ = ["Call", "Caller", "Device", "Statements", "Variables", "deletion", "is_region"]
-__all__ += ["region_text"]
+__all__ = ["Call", "Device", "Statements", "Variables", "call_of", "is_region", "region_text"]
 
 Device = Callable[[Here], str]  # the text for the device that replaces a placeholder
 
@@ -52,41 +50,33 @@ _PREFIX = {"neg": "-", "pos": "+", "invert": "~"}
 class Call(NamedTuple):
     """The text of a call; statements have no value, values of operators are assigned."""
 
-    piece: Piece
+    text: str
     kind: str  # call, operator, statement
 
 
-class Caller:
-    """Writes calls; ``functions`` collects the functions that they refer to."""
+def call_of(
+    functions: Functions | Bound, task: Task, name: Callable[[int], str], device: Device
+) -> Call:
+    """Return the source of a task's call; ``name`` maps values (indices) to variables.
 
-    def __init__(self, functions: Functions | Bound):
-        self.functions = functions
-
-    def call(self, task: Task, name: Callable[[int], str], device: Device) -> Call:
-        """Return the source of a task's call; ``name`` maps values (indices) to variables."""
-        fn: Any = task.fn
-        args = task.args
-        kwargs = task.kwargs
-        while isinstance(fn, functools.partial) and not self.functions.exact:
-            fn, args, kwargs = fn.func, (*fn.args, *args), {**fn.keywords, **kwargs}
-        writer = _Writer(self.functions, task, name, device)
-        return writer.special(fn, args, kwargs) or Call(writer.call(fn, args, kwargs), "call")
+    ``functions`` collects the functions that it refers to.
+    """
+    fn: Any = task.fn
+    args = task.args
+    kwargs = task.kwargs
+    while isinstance(fn, functools.partial) and not functions.exact:
+        fn, args, kwargs = fn.func, (*fn.args, *args), {**fn.keywords, **kwargs}
+    writer = _Writer(functions, task, name, device)
+    return writer.special(fn, args, kwargs) or Call(writer.call(fn, args, kwargs), "call")
 
 
-class _Writer:
-    def __init__(
-        self,
-        functions: Functions | Bound,
-        task: Task,
-        name: Callable[[int], str],
-        device: Device,
-    ):
-        self.device = device
-        self.functions = functions
-        self.task = task
-        self.name = name
+class _Writer(NamedTuple):
+    functions: Functions | Bound
+    task: Task
+    name: Callable[[int], str]
+    device: Device
 
-    def call(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Piece:
+    def call(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Write ``fn(*args, **kwargs)``, or a method call on a tensor."""
         on_value = bool(args) and isinstance(args[0], Value)
         exact = self.functions.exact
@@ -95,26 +85,21 @@ class _Writer:
         else:
             is_method = on_value and not exact and _tensor_method(fn)
         if is_method:
-            method = f"{self.item(args[0])}.{fn.__name__}"
-            return bracketed(method, "()", self.arguments(args[1:], kwargs))
-        called = self.functions.reference(fn, f"{self.task.name}_fn", self.task.name)
-        return bracketed(called, "()", self.arguments(args, kwargs))
-
-    def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Piece]:
-        """Write the arguments of a call."""
-        named: list[Piece] = []
-        others: list[Piece] = []  # keywords that are no identifiers
+            called = f"{self.item(args[0])}.{fn.__name__}"
+            args = args[1:]
+        else:
+            called = self.functions.reference(fn, f"{self.task.name}_fn", self.task.name)
+        given = [*map(self.item, args)]
+        others: list[str] = []  # keywords that are no identifiers
         for key, item in kwargs.items():
-            piece = self.item(item, key)
+            text = self.item(item, key)
             if identifier(key) == key:
-                named.append(piece.prefixed(f"{key}="))
+                given.append(f"{key}={text}")
             else:
-                others.append(piece.prefixed(f"{quoted(key)}: "))
-        return [
-            *map(self.item, args),
-            *named,
-            *([bracketed("**", "{}", others)] if others else []),
-        ]
+                others.append(f"{quoted(key)}: {text}")
+        if others:
+            given.append(f"**{{{', '.join(others)}}}")
+        return f"{called}({', '.join(given)})"
 
     def special(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
         """Write attributes, subscripts and operators in their own syntax.
@@ -125,7 +110,7 @@ class _Writer:
             return None
         if isinstance(fn, (Attribute, On)):
             dotted = f".{fn.attribute}" if isinstance(fn, Attribute) else ""
-            return Call(Piece(f"{self.item(args[0])}{dotted}"), "operator")
+            return Call(f"{self.item(args[0])}{dotted}", "operator")
         operator = fn.fn if isinstance(fn, InPlace) else fn
         texts = functools.partial(map, self.operand, args)
         match self._operator_name(operator), len(args):
@@ -133,16 +118,16 @@ class _Writer:
                 return None
             case "getitem", 2:
                 text = f"{self.operand(args[0])}[{self.subscript(args[1])}]"
-                return Call(Piece(text), "operator")
+                return Call(text, "operator")
             case "setitem", 3 if not self.task.outputs:
-                target = f"{self.operand(args[0])}[{self.subscript(args[1])}] = "
-                return Call(self.item(args[2]).prefixed(target), "statement")
+                target = f"{self.operand(args[0])}[{self.subscript(args[1])}]"
+                return Call(f"{target} = {self.item(args[2])}", "statement")
             case str(name), 2 if name in _INFIX:
-                return Call(_bare(f" {_INFIX[name]} ".join(texts())), "operator")
+                return Call(f" {_INFIX[name]} ".join(texts()), "operator")
             case str(name), 2 if name in _IN_PLACE and not self.task.outputs:
-                return Call(Piece(f" {_IN_PLACE[name]} ".join(texts())), "statement")
+                return Call(f" {_IN_PLACE[name]} ".join(texts()), "statement")
             case str(name), 1 if name in _PREFIX:
-                return Call(Piece(_PREFIX[name] + self.operand(args[0])), "operator")
+                return Call(_PREFIX[name] + self.operand(args[0]), "operator")
             case "abs", 1:
                 return Call(self.call(abs, args, {}), "call")
         return None
@@ -159,7 +144,7 @@ class _Writer:
 
     def operand(self, item: Any) -> str:
         """Write an argument of an operator."""
-        text = str(self.item(item))
+        text = self.item(item)
         return f"({text})" if text.startswith("-") else text
 
     def subscript(self, key: Any) -> str:
@@ -171,48 +156,43 @@ class _Writer:
     def _index(self, key: Any) -> str:
         if type(key) is slice:
             parts = key.start, key.stop, key.step
-            first, last, step = ("" if part is None else str(self.item(part)) for part in parts)
+            first, last, step = ("" if part is None else self.item(part) for part in parts)
             return f"{first}:{last}" + (f":{step}" if step else "")
-        return str(self.item(key))
+        return self.item(key)
 
-    def item(self, item: Any, hint: str = "") -> Piece:
+    def item(self, item: Any, hint: str = "") -> str:
         """Write an argument: a value, a literal, a tree of them, or a given object."""
         if isinstance(item, Value):
-            return Piece(self.name(item.index))
+            return self.name(item.index)
         if isinstance(item, Here):
-            return Piece(self.device(item))
+            return self.device(item)
         if type(item) is dict or (isinstance(item, dict) and self.functions.exact):
-            pairs = [
-                self.item(value).prefixed(f"{self.item(key)}: ") for key, value in item.items()
-            ]
-            whole = bracketed("", "{}", pairs)
+            pairs = [f"{self.item(key)}: {self.item(value)}" for key, value in item.items()]
+            whole = f"{{{', '.join(pairs)}}}"
             if type(item) is dict:
                 return whole
             make = functools.partial(of_its_kind, item)
-            return bracketed(self.functions.give(make, "of_its_kind", ""), "()", [whole])
+            return f"{self.functions.give(make, 'of_its_kind', '')}({whole})"
         if isinstance(item, (tuple, list)):
             return self._sequence(item, hint)
         if type(item) is slice and not self.functions.exact:
             parts = item.start, item.stop, item.step
-            return bracketed("slice", "()", list(map(self.item, parts)))
+            return f"slice({', '.join(map(self.item, parts))})"
         text = self.functions.literal(item)
         if text is None:
             hint = hint or f"{self.task.name}_arg"
             give = self.functions.reference if callable(item) else self.functions.give
             text = give(item, hint, self.task.name)
-        return Piece(text)
+        return text
 
-    def _sequence(self, items: Any, hint: str) -> Piece:
-        pieces = [self.item(item, hint) for item in items]
-        if type(items) in (tuple, list):
-            return bracketed("", "()" if type(items) is tuple else "[]", pieces)
+    def _sequence(self, items: Any, hint: str) -> str:
+        text = ", ".join(self.item(item, hint) for item in items)
+        if type(items) is tuple:
+            return f"({text},)" if len(items) == 1 else f"({text})"
+        if type(items) is list:
+            return f"[{text}]"
         kind = self.functions.reference(type(items), type(items).__name__, self.task.name)
-        is_named_tuple = hasattr(items, "_fields")
-        return bracketed(kind, "()", pieces if is_named_tuple else [bracketed("", "[]", pieces)])
-
-
-def _bare(text: str) -> Piece:
-    return Piece("", (Piece(text),))
+        return f"{kind}({text})" if hasattr(items, "_fields") else f"{kind}([{text}])"
 
 
 def _tensor_method(fn: Any) -> bool:
@@ -227,7 +207,7 @@ def is_region(task: Task) -> bool:
     return task.composite is not None and task.fn is not task.composite
 
 
-def region_text(task: Task, name: str, caller: Caller, names: Names) -> str:
+def region_text(task: Task, name: str, functions: Functions, names: Names) -> str:
     """Return the definition of a function that does what a region does.
 
     Its last parameters are the devices of ``Here``.
@@ -237,21 +217,15 @@ def region_text(task: Task, name: str, caller: Caller, names: Names) -> str:
     taken = [leaf.name for leaf in task.args[: len(whole.takes)]]
     given = {index: names.variable(label) for index, label in zip(whole.takes, taken, strict=True)}
     devices = [names.variable("device") for _ in whole.heres]
-    head = bracketed(f"def {name}", "()", [Piece(text) for text in (*given.values(), *devices)])
+    head = f"def {name}({', '.join([*given.values(), *devices])}):"
     here = dict(zip(whole.heres, devices, strict=True))
-    pieces = Statements(caller, names).parts(whole, given, here.__getitem__)
-    lines = [" " * 4 + laid_out(piece, 4) for piece in pieces if piece.before != "del "]
-    returned = Piece("", tuple(Piece(given[index]) for index in whole.gives))
-    lines.append("    " + laid_out(returned.prefixed("return "), 4))
+    statements = Statements(functions, names).parts(whole, given, here.__getitem__)
+    lines = [f"    {text}" for text in statements if not text.startswith("del ")]
+    returned = f"    return {', '.join(given[index] for index in whole.gives)}"
     compiler = getattr(task.fn, "compiler", None)
     name = getattr(compiler, "__qualname__", type(compiler).__qualname__)
     how = "@torch.compile" if compiler is None else f"# compiled by {name}"
-    return "\n".join([how, laid_out(head, 0, 1) + ":", *lines]) + "\n"
-
-
-def deletion(names: list[str]) -> Piece:
-    """Return a statement that deletes variables."""
-    return Piece("del ", tuple(map(Piece, names)))
+    return "\n".join([how, head, *lines, returned]) + "\n"
 
 
 class Statements:
@@ -261,8 +235,8 @@ class Statements:
     merged tasks are nested, those that contain it.
     """
 
-    def __init__(self, caller: Caller, names: Variables):
-        self.caller = caller
+    def __init__(self, functions: Functions | Bound, names: Variables):
+        self.functions = functions
         self.names = names
         self.within: tuple[Task, ...] = ()
 
@@ -273,7 +247,7 @@ class Statements:
         made: dict[int, str],
         used: Container[int],
         device: Device,
-    ) -> Iterator[Piece]:
+    ) -> Iterator[str]:
         """Write the calls of a task, and add the names of used results to ``made``.
 
         Results that have a name in ``made`` keep it.
@@ -282,24 +256,24 @@ class Statements:
         if whole is not None and not is_region(task):
             yield from self._merged(task, whole, given, made, used, device)
             return
-        call = self.caller.call(task, given.__getitem__, device)
+        call = call_of(self.functions, task, given.__getitem__, device)
         values = list(flatten(task.result)) if task.outputs else []
-        is_checked = self.caller.functions.exact and not isinstance(task.result, Value)
+        is_checked = self.functions.exact and not isinstance(task.result, Value)
         is_used = is_checked or any(value.index in used for value in values)
         if not values or (call.kind == "call" and not is_used):
-            yield call.piece
+            yield call.text
             return
         names = {
             value.index: made.get(value.index) or self.names.variable(value.name)
             for value in values
         }
         made.update(names)
-        if isinstance(self.caller.functions, Bound):
-            yield from self._checked(task, call.piece, names, self.caller.functions)
+        if isinstance(self.functions, Bound):
+            yield from self._checked(task, call.text, names, self.functions)
         else:
-            yield from self._unpacked(task.result, call.piece, names)
+            yield from self._unpacked(task.result, call.text, names)
         if unused := [name for index, name in names.items() if index not in used]:
-            yield deletion(unused)
+            yield f"del {', '.join(unused)}"
 
     def _merged(
         self,
@@ -309,7 +283,7 @@ class Statements:
         made: dict[int, str],
         used: Container[int],
         device: Device,
-    ) -> Iterator[Piece]:
+    ) -> Iterator[str]:
         """Write the calls of a merged task; delete intermediate results after their last use."""
         names = {
             inner: given[value.index] for inner, value in zip(whole.takes, task.args, strict=False)
@@ -321,11 +295,11 @@ class Statements:
         yield from self.parts(whole, names, device)
         for inner, value in results:
             if made.setdefault(value, names[inner]) != names[inner]:
-                yield Piece(f"{made[value]} = {names[inner]}")
+                yield f"{made[value]} = {names[inner]}"
         if unused := [made[use.value] for use in task.outputs if use.value not in used]:
-            yield deletion(unused)
+            yield f"del {', '.join(unused)}"
 
-    def parts(self, whole: Composite, names: dict[int, str], device: Device) -> Iterator[Piece]:
+    def parts(self, whole: Composite, names: dict[int, str], device: Device) -> Iterator[str]:
         """Write the calls of the parts of a merged task; add the names of their results."""
         outer = self.within
         for part, dead in zip(whole.tasks, whole.dead, strict=True):
@@ -334,39 +308,39 @@ class Statements:
             yield from self.of(part, names, names, own.difference(dead), device)
             self.within = outer
             if last := [names[index] for index in dead if index not in own]:
-                yield deletion(last)
+                yield f"del {', '.join(last)}"
 
     def _checked(
-        self, task: Task, piece: Piece, names: Mapping[int, str], bound: Bound
-    ) -> Iterator[Piece]:
+        self, task: Task, call: str, names: Mapping[int, str], bound: Bound
+    ) -> Iterator[str]:
         """Assign results to names. The lines raise ValueError for results of another shape."""
         shape = task.result
         if isinstance(shape, Value):
-            yield piece.prefixed(f"{names[shape.index]} = ")
+            yield f"{names[shape.index]} = {call}"
             return
         targets = ", ".join(names[use.value] for use in task.outputs)
         targets += "," if len(task.outputs) == 1 else ""
         leaves = bound.reference(functools.partial(_leaves, task), "leaves", "")
         if isinstance(shape, dict) or not all(isinstance(leaf, Value) for leaf in shape):
-            yield Piece(f"{targets} = {leaves}({piece})")
+            yield f"{targets} = {leaves}({call})"
             return
-        yield piece.prefixed("r = ")
+        yield f"r = {call}"
         kind = "type(r) is not tuple and type(r) is not list"
-        yield Piece(f"if {kind} or len(r) != {len(shape)}: r = {leaves}(r)")
-        yield Piece(f"{targets} = r")
-        yield Piece("del r")
+        yield f"if {kind} or len(r) != {len(shape)}: r = {leaves}(r)"
+        yield f"{targets} = r"
+        yield "del r"
 
-    def _unpacked(self, shape: Any, piece: Piece, made: Mapping[int, str]) -> Iterator[Piece]:
+    def _unpacked(self, shape: Any, text: str, made: Mapping[int, str]) -> Iterator[str]:
         """Assign the result of a call to names, in its structure."""
         dicts: list[tuple[str, dict[Any, Any]]] = []
         target = self._target(shape, made, dicts)
         if target.endswith(")") and len(shape) > 1:
             target = target[1:-1]
-        yield piece.prefixed(f"{target} = ")
+        yield f"{target} = {text}"
         for name, items in dicts:
             for key, item in items.items():
-                yield from self._unpacked(item, Piece(f"{name}[{literal(key) or repr(key)}]"), made)
-            yield deletion([name])
+                yield from self._unpacked(item, f"{name}[{literal(key) or repr(key)}]", made)
+            yield f"del {name}"
 
     def _target(
         self, shape: Any, made: Mapping[int, str], dicts: list[tuple[str, dict[Any, Any]]]

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from autosched._lib.tree import flatten
-from autosched.codegen.calls import Caller, Statements
+from autosched.codegen.calls import Statements
 from autosched.codegen.functions import Bound
 from autosched.codegen.threads import Line, Module, Numbered, add_notes
 from autosched.graph.task import Here, Task
@@ -60,9 +60,9 @@ class Composite:
         here = {leaf: names.variable("") for leaf in self.heres}
         parameters = [*made.values(), *here.values()]
         bound = Bound()
-        statements = Statements(Caller(bound), names)
-        pieces = statements.parts(self, made, here.__getitem__)
-        lines = [Line(str(piece), -1, within=statements.within) for piece in pieces]
+        statements = Statements(bound, names)
+        texts = statements.parts(self, made, here.__getitem__)
+        lines = [Line(text, -1, within=statements.within) for text in texts]
         lines.append(Line(f"return {', '.join(made[value] for value in self.gives) or '()'}", -1))
         module = Module("a merged task", bound.means)
         module.define("composite", parameters, lines)

@@ -18,9 +18,8 @@ from typing import Any
 
 from autosched.codegen.names import Names
 from autosched.codegen.origins import importable, source_of, torch_path
-from autosched.codegen.pieces import quoted
 
-__all__ = ["Bound", "Functions", "literal"]
+__all__ = ["Bound", "Functions", "literal", "quoted"]
 
 # Used by the generated source itself.
 _OURS = frozenset("complex copy float functools range slice threading torch".split())
@@ -214,3 +213,14 @@ def literal(item: Any) -> str | None:
     if kind.__name__ == "device":
         return f'torch.device("{item}")'
     return repr(item) if kind.__name__ in ("dtype", "layout", "memory_format") else None
+
+
+def quoted(text: str | bytes) -> str:
+    r"""Return a string as source, in double quotes where they need no escape.
+
+    >>> quoted("y"), quoted('"')
+    ('"y"', '\'"\'')
+    """
+    written = repr(text)
+    mark, inner = ("b", written[2:-1]) if isinstance(text, bytes) else ("", written[1:-1])
+    return written if '"' in inner or "'" in inner else f'{mark}"{inner}"'

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet
 
 from autosched._lib.allowed import is_storage
-from autosched.codegen.calls import Caller, Statements
+from autosched.codegen.calls import Statements
 from autosched.codegen.functions import Bound
 from autosched.codegen.threads import Emitted, Line, Module, Numbered
 from autosched.graph.graph import Graph, Here, Task
@@ -121,7 +121,7 @@ class Compiler:
         self.drawing = None if machine.rank is not None else drawing_of(graph, on, machine)
         self.calls = [self._call(i) for i in range(len(program))]
         self._bound = Bound()
-        self._statements = Statements(Caller(self._bound), Numbered())
+        self._statements = Statements(self._bound, Numbered())
         self._transfers: dict[int, Callable[[Any, Any], Any]] = {}
         self._on_data: dict[int, list[Line]] = {}  # the statements of each instruction, on slots
         self._emitted: WeakSet[Emitted] = WeakSet()
@@ -227,8 +227,8 @@ class Compiler:
             return self._bound.give(self._here(device, leaf), "device", "")
 
         own = self._statements
-        pieces = own.of(task, given, made, {*made}, here)
-        lines = [Line(str(piece), i, within=own.within) for piece in pieces]
+        texts = own.of(task, given, made, {*made}, here)
+        lines = [Line(text, i, within=own.within) for text in texts]
         if task.random and self.drawing is not None:
             drawing = self._bound.give(partial(self.drawing, task), "drawing", "")
             inner = [Line(f" {line.text}", i, within=line.within) for line in lines]

@@ -17,7 +17,6 @@ from hypothesis import given
 
 import autosched as asc
 from autosched.codegen import generate
-from autosched.codegen.pieces import WIDTH, Piece, bracketed, laid_out
 from autosched.program.program import Program, Record, Wait
 from autosched.testing import graphs, inputs_for, machines
 from autosched.testing.comparing import difference
@@ -227,11 +226,6 @@ def test_operators_whose_results_are_wanted_are_functions():
     )
 
 
-def test_a_broken_tuple_of_one_item_keeps_its_comma():
-    broken = laid_out(bracketed("", "()", [Piece("x" * 112)]).prefixed("before = "), 0)
-    assert broken == f"before = (\n    {'x' * 112},\n)"
-
-
 def nested(x):
     return x + 1, [{"low": x - 1, "high": [x * 2, x * 3]}]
 
@@ -280,18 +274,6 @@ def test_names_that_python_or_the_text_has_for_other_things_are_told_apart():
 
 def step(x):
     return x * 3
-
-
-def test_long_calls_are_broken_into_lines_of_at_most_120_columns():
-    graph = asc.Graph("wide " * 30)
-    values = graph.inputs(*(f"a_rather_long_name_{i}" for i in range(9)))
-    graph.output(graph.add(torch.cat, [*values], dim=0))
-    graph.output(graph.add(torch.add, *values[:2], alpha=1.5, name="long_name_" * 4))
-    code = asc.schedule(graph, TWO_GPUS, policy="round_robin").code
-    assert max(map(len, code.splitlines())) <= WIDTH
-    assert "    cat = torch.cat(\n        [\n            a_rather_long_name_0" in code.replace(
-        "_cuda1", ""
-    )
 
 
 # ---- functions
