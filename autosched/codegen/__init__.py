@@ -438,7 +438,7 @@ class _Body:
         self.graph = graph
         self.machine = machine
         self.module = module
-        self.statements = Statements(functions, names)
+        self.statements = Statements(functions, names.variable)
         self.names = names
         self.slots = Slots(program, graph)
         own = {graph.values[index].name: text for index, text in sources.items()}

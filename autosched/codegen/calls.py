@@ -12,8 +12,9 @@ raise what ``Task.results`` raises for results of another shape.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autosched._lib.tree import flatten, of_its_kind
 from autosched.codegen.functions import Bound, Functions, literal, quoted
@@ -25,16 +26,10 @@ from autosched.graph.value import Attribute, InPlace, Method, On, Value
 if TYPE_CHECKING:
     from autosched.codegen.composite import Composite
 
-__all__ = ["Call", "Device", "Statements", "Variables", "call_of", "is_region", "region_text"]
+__all__ = ["Call", "Device", "Statements", "call_of", "is_region", "numbered"]
+__all__ += ["region_text"]
 
 Device = Callable[[Here], str]  # the text for the device that replaces a placeholder
-
-
-class Variables(Protocol):
-    """Gives names to intermediate results."""
-
-    def variable(self, name: str) -> str:
-        """Return a name that is not in use."""
 
 
 _INFIX = {
@@ -219,7 +214,7 @@ def region_text(task: Task, name: str, functions: Functions, names: Names) -> st
     devices = [names.variable("device") for _ in whole.heres]
     head = f"def {name}({', '.join([*given.values(), *devices])}):"
     here = dict(zip(whole.heres, devices, strict=True))
-    statements = Statements(functions, names).parts(whole, given, here.__getitem__)
+    statements = Statements(functions, names.variable).parts(whole, given, here.__getitem__)
     lines = [f"    {text}" for text in statements if not text.startswith("del ")]
     returned = f"    return {', '.join(given[index] for index in whole.gives)}"
     compiler = getattr(task.fn, "compiler", None)
@@ -229,15 +224,15 @@ def region_text(task: Task, name: str, functions: Functions, names: Names) -> st
 
 
 class Statements:
-    """Writes statements; ``names`` gives variables to results.
+    """Writes statements; ``variable`` returns a name that is not in use, for that of a result.
 
     While a statement of a part of a merged task is yielded, ``within`` has that part; and where
     merged tasks are nested, those that contain it.
     """
 
-    def __init__(self, functions: Functions | Bound, names: Variables):
+    def __init__(self, functions: Functions | Bound, variable: Callable[[str], str]):
         self.functions = functions
-        self.names = names
+        self.variable = variable
         self.within: tuple[Task, ...] = ()
 
     def of(
@@ -264,8 +259,7 @@ class Statements:
             yield call.text
             return
         names = {
-            value.index: made.get(value.index) or self.names.variable(value.name)
-            for value in values
+            value.index: made.get(value.index) or self.variable(value.name) for value in values
         }
         made.update(names)
         if isinstance(self.functions, Bound):
@@ -352,10 +346,16 @@ class Statements:
         if isinstance(shape, Value):
             return made[shape.index]
         if isinstance(shape, dict):
-            dicts.append((self.names.variable("results"), shape))
+            dicts.append((self.variable("results"), shape))
             return dicts[-1][0]
         inner = ", ".join(self._target(item, made, dicts) for item in shape)
         return f"({inner},)" if len(shape) == 1 else f"({inner})"
+
+
+def numbered() -> Callable[[str], str]:
+    """Return what gives variables numbers, for the runtime."""
+    numbers = itertools.count()
+    return lambda name: f"t{next(numbers)}"
 
 
 def _leaves(task: Task, returned: Any) -> list[Any]:

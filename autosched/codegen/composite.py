@@ -12,9 +12,9 @@ from functools import cached_property
 from typing import Any
 
 from autosched._lib.tree import flatten
-from autosched.codegen.calls import Statements
+from autosched.codegen.calls import Statements, numbered
 from autosched.codegen.functions import Bound
-from autosched.codegen.threads import Line, Module, Numbered, add_notes
+from autosched.codegen.threads import Line, Module, add_notes
 from autosched.graph.task import Here, Task
 
 __all__ = ["Composite"]
@@ -55,12 +55,12 @@ class Composite:
 
     @cached_property
     def _module(self) -> Module:
-        names = Numbered()
-        made = {value: names.variable("") for value in self.takes}
-        here = {leaf: names.variable("") for leaf in self.heres}
+        variable = numbered()
+        made = {value: variable("") for value in self.takes}
+        here = {leaf: variable("") for leaf in self.heres}
         parameters = [*made.values(), *here.values()]
         bound = Bound()
-        statements = Statements(bound, names)
+        statements = Statements(bound, variable)
         texts = statements.parts(self, made, here.__getitem__)
         lines = [Line(text, -1, within=statements.within) for text in texts]
         lines.append(Line(f"return {', '.join(made[value] for value in self.gives) or '()'}", -1))

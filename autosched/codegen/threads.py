@@ -14,16 +14,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import count, groupby
+from itertools import groupby
 from types import CodeType, FrameType, TracebackType
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from autosched.codegen.functions import Bound
 from autosched.graph.task import Task
 
-__all__ = ["Emitted", "Line", "Module", "Numbered", "Thread", "Yields", "add_notes"]
+__all__ = ["Emitted", "Line", "Module", "Thread", "Yields", "add_notes"]
 
 _LINES = 2_000  # of one function: Python takes much memory to compile longer ones
+_NO_NAMES: Mapping[str, Any] = {"data": None}
 Yields = Literal["instruction", "step"] | None  # before what generators yield; None: no generators
 
 
@@ -37,22 +38,6 @@ class Line(NamedTuple):
     position: int
     how: Literal["in", "waiting", "before"] = "in"
     within: tuple[Task, ...] = ()
-
-
-class Numbered:
-    """Gives variables numbers.
-
-    >>> names = Numbered()
-    >>> names.variable("x"), names.variable("x")
-    ('t0', 't1')
-    """
-
-    def __init__(self) -> None:
-        self._count = count()
-
-    def variable(self, name: str) -> str:
-        """Return a name that is not in use."""
-        return f"t{next(self._count)}"
 
 
 class Module:
@@ -141,22 +126,12 @@ class Thread:
             part(stop)
 
 
-class Names(Protocol):
-    """What knows the names of statements that are added."""
-
-    def bound_with(self, bound: Bound) -> dict[str, Any]:
-        """Return what names of statements mean, and names of a function's own."""
-
-    def parts_at(self, trace: TracebackType | None) -> tuple[Task, ...]:
-        """Return the parts of a merged task that raised an error, if its call was a function."""
-
-
 class Emitted:
     """The functions of threads, by name; None is the calling thread. Call ``load`` at the end.
 
-    ``statements`` knows the names of statements, if there are any. ``locks`` are those between
-    threads: each is released once and acquired once in a run, so all are ready for the next.
-    ``stops``: threads execute tasks, and return between two of them if a run is aborted.
+    ``locks`` are those between threads: each is released once and acquired once in a run, so all are
+    ready for the next. ``stops``: threads execute tasks, and return between two of them if a run is
+    aborted.
 
     >>> said, emitted = [], Emitted()
     >>> lock = emitted.lock()
@@ -168,17 +143,16 @@ class Emitted:
     (None, None, ['first', 'second'])
     """
 
-    def __init__(self, statements: Names | None = None, yields: Yields = None, stops: bool = True):
+    def __init__(self, yields: Yields = None, stops: bool = True):
         self.threads: dict[str | None, Thread] = {}
         self.local: Callable[..., Any] = dict  # instead, if one thread executes all
         self.locks: list[threading.Lock] = []
-        self.inner: list[Emitted] = []  # what its steps execute
-        self._statements = statements
+        self.inner: list[Module] = []  # with functions that its steps call, outermost first
         self._bound = Bound("_s")
         self._yields = yields
         self._stops = stops
         self._lines: dict[str | None, list[Line]] = {}
-        self._module = Module("threads", {})
+        self.module = Module("threads", {})
 
     @property
     def names(self) -> list[str | None]:
@@ -239,49 +213,49 @@ class Emitted:
         given = ", ".join(self._bound.give(item, "given", "") for item in args)
         return Line(f"{self._bound.reference(fn, _hint(fn), '')}({given})", position)
 
-    def _means(self) -> dict[str, Any]:
-        if self._statements is None:
-            return {**self._bound.means, "data": None}
-        return self._statements.bound_with(self._bound)
-
-    def load(self) -> None:
-        """Compile the functions."""
-        self._module.means.update(self._means())
+    def load(self, means: Mapping[str, Any] = _NO_NAMES) -> None:
+        """Compile the functions; ``means`` are the objects that statements name."""
+        self.module.means.update({**means, **self._bound.means})
         names: dict[str | None, list[str]] = {}
         for thread, lines in self._lines.items():
             for number, part in enumerate(_parted(lines)):
                 name = f"thread{len(names)}part{number}"
                 first = [Line("if stop: return", part[0].position, "before")]
-                self._module.define(name, ["stop", "data=data"], [*first, *part])
+                self.module.define(name, ["stop", "data=data"], [*first, *part])
                 names.setdefault(thread, []).append(name)
-        self._module.load()
+        self.module.load()
         self.threads = {
-            thread: Thread([self._module[name] for name in parts])
-            for thread, parts in names.items()
+            thread: Thread([self.module[name] for name in parts]) for thread, parts in names.items()
         }
         self._lines.clear()
 
-    def load_local(self, parameters: Sequence[str], first: Sequence[Line], last: Line) -> None:
+    def load_local(
+        self,
+        means: Mapping[str, Any],
+        parameters: Sequence[str],
+        first: Sequence[Line],
+        last: Line,
+    ) -> None:
         """Compile the only function, ``self.local``, with parameters, and lines around the others."""
-        self._module.means.update(self._means())
+        self.module.means.update({**means, **self._bound.means})
         lines = [*first, *self._lines.pop(None, ()), last]
-        self._module.define("step", parameters, lines)
-        self._module.load()
-        self.local = self._module["step"]
+        self.module.define("step", parameters, lines)
+        self.module.load()
+        self.local = self.module["step"]
 
     def forget(self) -> None:
         """Drop all objects that the functions name: these name themselves, too."""
-        self._module.means.clear()
+        self.module.means.clear()
 
     def fault(self, error: BaseException) -> int:
         """Return the position at which a function was when an error was raised, or -1.
 
         Lets an error of a part of a merged task name it.
         """
-        modules = [self._module, *(inner._module for inner in self.inner)]
+        modules = [self.module, *self.inner]
         lines = [line for each in modules for line, _ in each.lines(error.__traceback__)]
-        if isinstance(error, Exception) and lines and self._statements is not None:
-            add_notes(error, lines[-1].within or self._statements.parts_at(error.__traceback__))
+        if isinstance(error, Exception) and lines:
+            add_notes(error, lines[-1].within)
         return lines[-1].position if lines else -1
 
     def clear(
@@ -293,7 +267,7 @@ class Emitted:
         """
         position = self.fault(error)
         arguments: list[Any] = []
-        for line, frame in self._module.lines(error.__traceback__):
+        for line, frame in self.module.lines(error.__traceback__):
             held = frame.f_locals
             names = [f"v{slot}" for slot in reads.get(line.position, ())]
             arguments = [held[name] for name in names if name in held]
@@ -302,7 +276,7 @@ class Emitted:
 
     def place(self, frame: FrameType | None) -> Line | None:
         """Return the line at which a function is, by the frame of its thread."""
-        return self._module.line(frame)
+        return self.module.line(frame)
 
 
 def _hint(step: Any) -> str:

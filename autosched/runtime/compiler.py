@@ -19,14 +19,13 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet
 
 from autosched._lib.allowed import is_storage
-from autosched.codegen.calls import Statements
+from autosched.codegen.calls import Statements, numbered
 from autosched.codegen.functions import Bound
-from autosched.codegen.threads import Emitted, Line, Module, Numbered
+from autosched.codegen.threads import Emitted, Line, Module
 from autosched.graph.graph import Graph, Here, Task
 from autosched.machine.machine import Machine
 from autosched.program.program import (
@@ -121,12 +120,12 @@ class Compiler:
         self.drawing = None if machine.rank is not None else drawing_of(graph, on, machine)
         self.calls = [self._call(i) for i in range(len(program))]
         self._bound = Bound()
-        self._statements = Statements(self._bound, Numbered())
+        self._statements = Statements(self._bound, numbered())
         self._transfers: dict[int, Callable[[Any, Any], Any]] = {}
         self._on_data: dict[int, list[Line]] = {}  # the statements of each instruction, on slots
         self._emitted: WeakSet[Emitted] = WeakSet()
         self._others: list[Compiler] = []
-        self._module = Module(f"instructions of {graph.name!r}", self._bound.means)
+        self.module = Module(f"instructions of {graph.name!r}", self._bound.means)
 
     def over(self, backend: Backend) -> Compiler:
         """Return a compiler of the same program for another backend, with memory of its own."""
@@ -146,10 +145,10 @@ class Compiler:
         positions = [at for at, each in instructions if not isinstance(each, _OTHERS)]
         for at in positions:
             lines = self.lines(at) or [Line("pass", at)]
-            self._module.define(f"call{at}", ["data=data"], lines)
+            self.module.define(f"call{at}", ["data=data"], lines)
         self._bound.means["data"] = self.memory.data
-        self._module.load()
-        return {at: self._module[f"call{at}"] for at in positions}
+        self.module.load()
+        return {at: self.module[f"call{at}"] for at in positions}
 
     def forget(self) -> None:
         """Drop all objects that functions name: functions name themselves, too."""
@@ -261,9 +260,12 @@ class Compiler:
         emitted = emission.emitted
         if emission.has_calls:
             _ = self.functions  # threads would compile them at the same time
-        emitted.load()
+        emitted.load(self._means())
         self._emitted.add(emitted)
         return emitted
+
+    def _means(self) -> dict[str, Any]:
+        return {**self._bound.means, "data": self.memory.data}
 
     def emit_local(self) -> Emitted | None:
         """Return a function with local variables, from the inputs in order to the outputs by name.
@@ -289,17 +291,9 @@ class Compiler:
         outputs = [f"{label!r}: {_in_variable(slot)}" for label, slot in memory.outputs_at]
         parameters = [_in_variable(memory.homes[name]) for name in memory.names]
         last = Line(f"return {{{', '.join(outputs)}}}", -1)
-        emission.emitted.load_local(parameters, constants, last)
+        emission.emitted.load_local(self._means(), parameters, constants, last)
         self._emitted.add(emission.emitted)
         return emission.emitted
-
-    def bound_with(self, bound: Bound) -> dict[str, Any]:
-        """Return what names of statements mean, and names of a function's own."""
-        return {**self._bound.means, **bound.means, "data": self.memory.data}
-
-    def parts_at(self, trace: TracebackType | None) -> tuple[Task, ...]:
-        """Return the parts of a merged task that raised an error, if its call was a function."""
-        return next((line.within for line, _ in self._module.lines(trace)), ())
 
 
 def drawing_of(graph: Graph, devices: Mapping[str, str], machine: Machine) -> Drawing | None:
@@ -337,7 +331,8 @@ class _Emission:
         if part.backend is not compiler.backend:
             self.can = Capabilities(part.backend)
         yields = None if self.can.choosing is None else self.can.choosing.yields
-        self.emitted = emitted = Emitted(compiler, yields, stops=name is _in_data)
+        self.emitted = emitted = Emitted(yields, stops=name is _in_data)
+        emitted.inner.append(compiler.module)
         self.locks: dict[int, threading.Lock] = {}  # by the position of the wait
         self.waiting: dict[int, list[threading.Lock]] = {}
         recorder: dict[int, str | None] = {}

@@ -389,7 +389,7 @@ class Recording:
             else:
                 calls[i] = self._outside(part)
         emitted = parts.compiler.emit(Part(parts.cut.program, calls, parts.positions, backend))
-        emitted.inner = inner
+        emitted.inner[:0] = [each.module for each in inner]
         return emitted
 
     def _record_and_replay(
