@@ -18,8 +18,7 @@ from autosched.graph.graph import Graph
 from autosched.machine.machine import Device, Link, Machine
 from autosched.measurement.stopwatch import median_seconds
 from autosched.policies import in_order
-from autosched.runtime.backends.emulated import Emulated
-from autosched.runtime.backends.pace import rounded_up
+from autosched.runtime.backends.emulated import Emulated, rounded_up
 from autosched.scheduling.planning import schedule
 
 __all__ = ["emulation_slowdown"]

@@ -18,9 +18,11 @@ accumulate from task to task, as they would not on a device with a hardware queu
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -36,9 +38,8 @@ from autosched._lib.forks import in_child, rlock
 from autosched._lib.tree import flatten
 from autosched.machine.machine import Machine
 from autosched.program.program import Program, Stream
-from autosched.runtime.backends import Backend, Step
+from autosched.runtime.backends import Step
 from autosched.runtime.backends.host import Host
-from autosched.runtime.backends.pace import Pace
 
 __all__ = ["Emulated", "Queues"]
 
@@ -102,7 +103,9 @@ def _free() -> None:
 class Emulated(Host):
     """See ``autosched.runtime.backends``.
 
-    If real work takes much longer than modelled in several runs, one warning says so: see ``pace``.
+    If real work takes much longer than modelled in several runs, one warning says so. Clocks of
+    streams go on from run to run, and a slot has the same ones: a run starts on a stream when it has
+    begun and the stream has finished what was issued before.
     With ``serial``, instructions run one at a time, in issue order: the time of the same work
     without any overlap.
     """
@@ -118,6 +121,8 @@ class Emulated(Host):
         self.contention = True
         self.mixing = Mixing()
         self.mixes = False
+        # By stream, the seconds that it worked in this run: modelled, and measured.
+        self.worked: dict[Stream, tuple[float, float]] = {}
 
     def open(self, program: Program, machine: Machine) -> None:
         """Create a clock for each stream."""
@@ -142,24 +147,18 @@ class Emulated(Host):
         """Return the call of a task that raises, as on GPUs, if it mixes devices."""
         return self.mixing.watched(device, fn, call, arguments) if self.mixes else call
 
-    def slot(self) -> Backend:
-        """Return a backend with the same clocks, and with events of its own."""
-        return _Slot(self)
-
     def begin(self, stopped: Callable[[], bool]) -> None:
-        """Set all clocks to now."""
+        """Note the time."""
         super().begin(stopped)
         self.mixing.forget()
         self.stopped = stopped
-        self.events.clear()
-        for stream in self.clock:
-            self.clock[stream] = self.begun
-        self.pace.begin()
+        self.events = {}
+        self.worked = dict.fromkeys(self.clock, (0.0, 0.0))
 
     def join(self) -> None:
-        """Warn if the run, and those before it, took much longer than modelled."""
-        if not self.stopped():
-            self.pace.end(max(self.clock.values(), default=self.begun) - self.begun)
+        """Warn if the busiest stream worked much longer than modelled, and in runs before, too."""
+        if self.worked and not self.stopped():
+            self.pace.judge(*max(self.worked.values()))
 
     def launch(self, streams: Sequence[Stream], seconds: float, call: Step) -> Step:
         """Call a function, then sleep until the modelled end."""
@@ -178,21 +177,17 @@ class Emulated(Host):
             finally:
                 queues.leave(queueing, start + seconds)
             for stream in streams:
-                clock[stream] = end
-            self._note(streams, seconds, end - start)
+                clock[stream] = min(end, time.perf_counter())  # earlier, if the run was aborted
+                modelled, measured = self.worked[stream]
+                self.worked[stream] = modelled + seconds, measured + end - start
 
         return step
-
-    def _note(self, streams: Sequence[Stream], modelled: float, measured: float) -> None:
-        """Note the seconds that streams worked."""
-        self.pace.run(streams, modelled)
 
     def record(self, stream: Stream, event: int) -> Step | None:
         """Store the stream's clock."""
 
         def step() -> None:
             self.events[event] = self.clock[stream]
-            self.pace.record(stream, event)
 
         return step
 
@@ -202,7 +197,6 @@ class Emulated(Host):
         def step() -> None:
             # An event that was not recorded is ignored, as by CUDA.
             self.clock[stream] = max(self.clock[stream], self.events.get(event, 0.0))
-            self.pace.wait(stream, event)
 
         return step
 
@@ -213,42 +207,6 @@ class Emulated(Host):
     def _sleep_until(self, end: float) -> None:
         while (left := end - time.perf_counter()) > 0 and not self.stopped():
             time.sleep(min(left, _NAP))
-
-
-class _Slot(Emulated):
-    """An emulated machine for one of several runs in flight.
-
-    The clocks of streams go on from run to run: a run starts on a stream when it has begun and the
-    stream has finished what was issued before.
-    """
-
-    def __init__(self, whole: Emulated) -> None:
-        super().__init__(whole.serial)
-        self.clock = whole.clock
-        self.queues = whole.queues
-        self.contention = whole.contention
-        self.mixing = whole.mixing
-        self.mixes = whole.mixes
-        self.whole = whole
-        # By stream, the seconds that it worked in a run: modelled, and measured.
-        self.worked: dict[Stream, tuple[float, float]] = {}
-
-    def begin(self, stopped: Callable[[], bool]) -> None:
-        """Note the time."""
-        self.begun = time.perf_counter()
-        self.stopped = stopped
-        self.events.clear()
-        self.worked = dict.fromkeys(self.clock, (0.0, 0.0))
-
-    def join(self) -> None:
-        """Warn if the busiest stream worked much longer than modelled, and before, too."""
-        if self.worked and not self.stopped():
-            self.whole.pace.judge("the busiest stream in a run", *max(self.worked.values()))
-
-    def _note(self, streams: Sequence[Stream], modelled: float, measured: float) -> None:
-        for stream in streams:
-            before = self.worked[stream]
-            self.worked[stream] = before[0] + modelled, before[1] + measured
 
 
 def _computes(stream: Stream) -> bool:
@@ -265,6 +223,58 @@ def _poison(value: Any) -> None:
         strides = (*(n * size for n in leaf.stride()), 1)
         raw = torch.empty(0, dtype=torch.uint8, device=leaf.device)
         raw.set_(leaf.untyped_storage(), leaf.storage_offset() * size, shape, strides).fill_(255)
+
+
+# ---- emulation that falls behind
+
+_LATE = 2.0  # times as long as modelled; less may be due to delays of the operating system
+_RUNS = 3  # in a row: the first run is checked, and one may be late by chance
+
+
+class Pace:
+    """Warns once if streams work much longer than modelled in several runs in a row."""
+
+    def __init__(self) -> None:
+        self._warned = False
+        self._late: list[float] = []
+
+    def judge(self, modelled: float, measured: float) -> None:
+        """Note for how long the busiest stream of a run worked."""
+        if self._warned or modelled <= 0.0 or measured <= _LATE * modelled:
+            self._late.clear()
+            return
+        self._late.append(measured / modelled)
+        if len(self._late) == _RUNS:
+            self._warned = True
+            message = (
+                "this CPU cannot keep up with the emulated machine: the busiest stream in a run is "
+                f"predicted to take {modelled * 1e3:.3g} ms and took {measured * 1e3:.3g} ms, so "
+                "what is measured says little of the machine; with "
+                f"machine.slower({rounded_up(min(self._late))}), or machine.slower('auto'), all "
+                "ratios stay and it can (costs that are given as seconds, or by default, stay as "
+                "they are: examples= estimates them)"
+            )
+            warnings.warn(message, RuntimeWarning, stacklevel=_users())
+
+
+def _users() -> int:
+    """Return the number of stack frames up to the nearest one outside this package."""
+    frame = sys._getframe(1)
+    level = 1
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith("autosched."):
+        frame = frame.f_back
+        level += 1
+    return level
+
+
+def rounded_up(factor: float) -> int:
+    """Return the next of 1, 2, 5, 10, 20, 50, ...
+
+    >>> rounded_up(1.5), rounded_up(61.7), rounded_up(0.1)
+    (2, 100, 1)
+    """
+    power: int = 10 ** max(0, math.floor(math.log10(max(1.0, factor))))
+    return next(step * power for step in (1, 2, 5, 10, 20) if step * power >= factor)
 
 
 # ---- tasks that mix tensors of several emulated devices

@@ -87,7 +87,6 @@ class _Slot(Virtual):
         self.whole = whole
         self.clock = whole.clock
         self.mixing = whole.mixing
-        self.mixes = whole.mixes
 
     def begin(self, stopped: Callable[[], bool]) -> None:
         """Note the time, as far as it has come."""

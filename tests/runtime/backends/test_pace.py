@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import autosched as asc
-from autosched.program.program import Stream
-from autosched.runtime.backends.pace import Pace
+from autosched.runtime.backends.emulated import Pace
 
 
 def late(caught: list[warnings.WarningMessage]) -> list[str]:
@@ -73,20 +72,12 @@ def test_virtual_time_is_always_kept() -> None:
 def test_the_factor_is_the_least_of_late_runs_in_a_row_and_one_that_is_in_time_begins_anew() -> (
     None
 ):
-    one, other = Stream("cuda:0", "compute"), Stream("cuda:1", "compute")
     pace = Pace()
 
     def run(measured: float) -> list[str]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            pace.begin()
-            pace.run([one], 1.0)
-            pace.record(one, 0)
-            pace.wait(other, 0)
-            pace.run([other], 2.0)
-            pace.run([one, other], 1.0)  # 4 s in all
-            pace.end(measured)
-            pace.end(9.0)  # a run ends once
+            pace.judge(4.0, measured)
         return late(caught)
 
     assert [len(run(measured)) for measured in (40.0, 90.0, 5.0, 400.0, 100.0)] == [0] * 5
