@@ -129,7 +129,6 @@ CONCEPTS = {
     "policies.constraint_programming.cpsat": "the model; the proof asks it for a bound",
     "policies.local_search.annealer": "annealing, compiled; the search chooses what to anneal",
     "policies.local_search.stage_moves": "moves and loads, compiled; splitting chooses among them",
-    "runtime.in_flight.overlapping_runs": "the engine; runs decides when it may begin a run",
     "runtime.ranks": "what is for several processes is one layer",
     "scheduling.plans": "the choice among placements",
     "simulation.sharing": "processor sharing, event by event; the rest is one pass over instructions",

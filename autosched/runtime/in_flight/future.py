@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from concurrent.futures._base import FINISHED, RUNNING
-from typing import Any, Protocol
+from typing import Any
 
 from autosched._lib.forks import forks
 from autosched.errors import ScheduleError
 from autosched.runtime.execute import CALLS
 from autosched.runtime.threads.runs import Flag
 
-__all__ = ["RunFuture", "Unfinished", "Waiting"]
+__all__ = ["RunFuture", "Waiting"]
 
 _SOON = 0.01  # seconds, within which short runs end
 _LOOK = 1.0  # seconds after which a waiting thread looks again
@@ -222,13 +222,3 @@ class Waiting:
         """Whether a thread waits for a run."""
         flag = self.flags.get(thread)
         return flag is not None and not flag.is_set
-
-
-class Unfinished(Protocol):
-    """A run that has not ended, with its inputs."""
-
-    future: RunFuture
-    inputs: Mapping[str, Any]
-
-    def stop(self) -> None:
-        """Abort the run, if it can be aborted separately."""

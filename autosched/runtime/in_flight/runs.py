@@ -1,4 +1,4 @@
-"""Submit runs of a schedule, and wait for them.
+"""Submit runs of a schedule, execute several at the same time, and wait for them.
 
 Runs behave as if executed one after another in the order in which they were submitted. The
 program's waits order the runs in flight where they share state; what no program can know is found
@@ -7,27 +7,42 @@ here, and then a run begins only after those before it have ended:
 * an input shares memory with another input of an earlier run, which tasks write;
 * a captured step puts outputs into modules when it ends, and the next run reads them there;
 * the first run, and each one if ``check`` is set, is checked, and runs alone.
+
+A run has a slot of its own, and threads go from run to run. The last thread that leaves a run ends
+it; where devices work on after the steps have been called, a thread of its own waits for them, so
+that no other thread has to. A run that must be alone, and each run of a schedule with one run in
+flight, is a call of the executor, in that thread.
 """
 
 from __future__ import annotations
 
+import contextlib
+import operator
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from autosched._lib.aliasing import Extent, extents, first_meeting
 from autosched._lib.forks import forks
-from autosched.errors import RunTimeoutError, ScheduleError
+from autosched.codegen.threads import Emitted
+from autosched.errors import CancelledRunError, RunTimeoutError, ScheduleError
+from autosched.program.program import Record, Wait
+from autosched.runtime.backends import Backend, Capabilities
+from autosched.runtime.backends.host import prepare_thread
+from autosched.runtime.compiler import Carried, Compiler
 from autosched.runtime.execute import Executor
-from autosched.runtime.in_flight.future import RunFuture, Unfinished, Waiting
-from autosched.runtime.in_flight.overlapping_runs import CLOSED, OverlappingRuns, call_each
-from autosched.runtime.threads.team import at_once, end_threads
+from autosched.runtime.hang_report import report
+from autosched.runtime.in_flight.future import RunFuture, Waiting
+from autosched.runtime.memory import Memory
+from autosched.runtime.threads.runs import Loop, Run, Step, unlock
+from autosched.runtime.threads.team import GRACE, ThreadTeam, at_once, end_threads
 
 __all__ = ["Runs"]
 
@@ -39,6 +54,35 @@ Guarded = Callable[[Mapping[str, Any], dict[str, Any]], dict[str, Any]]
 Made = TypeVar("Made")
 
 _LATE = "the run did not begin in time: earlier runs go on"
+_CLOSED = "the schedule was closed while it ran"
+
+
+class Started(Run):
+    """A run in a slot; ``late`` is its error if it was aborted for being late, by its ``alarm``."""
+
+    late: RunTimeoutError | None = None
+    alarm: threading.Timer | None = None
+
+    def __init__(
+        self,
+        future: RunFuture,
+        inputs: Mapping[str, Any],
+        slot: Slot,
+        loop: Loop,
+        ended: Callable[[Any], None],
+    ):
+        super().__init__(future.number, slot.emitted, slot.locks, loop, ended)
+        self.future = future
+        self.inputs = inputs
+        self.slot = slot
+
+
+@dataclass(eq=False)
+class Alone:
+    """A run that is a call of the executor, and that cannot be aborted separately."""
+
+    future: RunFuture
+    inputs: Mapping[str, Any]
 
 
 class Runs:
@@ -66,16 +110,22 @@ class Runs:
         self._guarded = guarded
         self._placed = placed
         self._wrote = wrote
-        self._under_way: dict[int, Unfinished] = {}  # by number, in order
+        self._under_way: dict[int, Started | Alone] = {}  # by number, in order
         self._turn = threading.Lock()  # held by the thread that submits
         self._submitted = 0
         self._names = {*names}
         self._written = self._names & executor.memory.written
         self._overlaps = Overlaps(self._written)
-        self._single: SingleRuns | None = None
-        self._overlapping: OverlappingRuns | None = None
+        self._slots: Slots | None = None
+        self._threads = _Threads()
         self._closed = False
         self._waiting = Waiting(executor.name, self._executing)
+        parts = self._under_way, executor.close, self._threads, self.process
+        # Without threads, runs that nobody can wait for any more are garbage.
+        self._is_driven = executor.compiler.can.choosing is not None
+        self._close: Callable[[], object] = partial(_close, *parts)
+        if not self._is_driven:
+            self._close = weakref.finalize(self, _close, *parts)
 
     @property
     def is_idle(self) -> bool:
@@ -99,6 +149,7 @@ class Runs:
     def _submit(
         self, args: Sequence[Any], inputs: Inputs, deadline: float | None, finish: Keep | None
     ) -> RunFuture:
+        # 1. Wait for room, and for the inputs.
         self._wait_until_fewer(self.in_flight, deadline)
         found, keep = self._complete(args, inputs)
         if keep is not None and self._under_way:
@@ -106,17 +157,27 @@ class Runs:
             found, keep = self._complete(args, inputs)
         if found.keys() != self._names:
             self.executor.graph.bind(found)
-        engine = self._engine(deadline)
-        wrote = None
-        if self._written:
-            wrote = partial(self._wrote, found)
-            if self._overlaps.exist(found, [run.inputs for run in list(self._under_way.values())]):
-                self._wait_until_fewer(1, deadline)
+        # 2. Wait for all earlier runs, if this one must begin after they have ended.
+        under_way = [run.inputs for run in list(self._under_way.values())]
+        slots = self._slots
+        is_broken = slots is not None and slots.loop.broken is not None
+        if is_broken or self._is_alone or self._overlaps.exist(found, under_way):
+            self._wait_until_fewer(1, deadline)
+        if slots is not None and is_broken:
+            slots.begin_again()
+        # 3. Start it.
         self._submitted += 1
-        ending = partial(self._finish, found, keep, finish, _autograd())
+        wrote = partial(self._wrote, found) if self._written else None
+        ending = partial(self._finish, found, keep, finish, _is_recording())
         future = RunFuture(self._submitted, ending, wrote, self._waiting)
-        engine.start(future, self._placed(found), deadline)
+        start = self._start_alone if self._is_alone else self._start
+        start(future, self._placed(found), deadline)
         return future
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether the next run must be alone; the first one, until it has ended."""
+        return self.in_flight == 1 or bool(self.executor.check) or not self.executor.checked
 
     def wait(self, deadline: float | None = None) -> None:
         """Wait until all runs have ended that were submitted before.
@@ -130,7 +191,7 @@ class Runs:
     def abort(self, future: RunFuture) -> None:
         """Abort a run that nobody waits for any more, if it can be aborted separately."""
         run = self._under_way.get(future.number)
-        if run is not None:
+        if isinstance(run, Started):
             run.stop()
 
     def paused(self, call: Callable[[], Made], deadline: float | None = None) -> Made:
@@ -145,11 +206,7 @@ class Runs:
     def close(self) -> None:
         """Abort all runs, and end the threads."""
         self._closed = True
-        for engine in (self._overlapping, self._single):
-            if engine is not None:
-                engine.close()
-
-    # ---- submitting
+        self._close()
 
     def _in_turn(self, deadline: float | None, call: Callable[[], Made]) -> Made:
         """Call a function in one thread at a time.
@@ -181,24 +238,6 @@ class Runs:
         if self._closed:
             raise ScheduleError("the schedule is closed; make a new one")
 
-    def _engine(self, deadline: float | None) -> SingleRuns | OverlappingRuns:
-        """Return what executes the next run."""
-        executor = self.executor
-        if self.in_flight == 1 or executor.check or not executor.checked:
-            self._wait_until_fewer(1, deadline)
-            if self.in_flight == 1 or executor.check or not executor.checked:
-                if self._single is None:
-                    self._single = SingleRuns(executor, self._under_way)
-                return self._single
-        if self._single is not None:
-            self._single.close()
-            self._single = None
-        if self._overlapping is None:
-            self._overlapping = OverlappingRuns(executor, self._under_way)
-        if self._overlapping.is_broken:
-            self._wait_until_fewer(1, deadline)
-        return self._overlapping
-
     def _is_executing(self, thread: int) -> bool:
         """Whether a thread executes a task of the schedule."""
         executor = self.executor
@@ -208,8 +247,131 @@ class Runs:
 
     def _executing(self) -> frozenset[int]:
         """Return the identities of the threads that execute tasks."""
-        engines = [engine for engine in (self._single, self._overlapping) if engine is not None]
-        return self.executor.threads.union(*(engine.threads for engine in engines))
+        return self.executor.threads | self._threads.identities
+
+    # ---- a run begins
+
+    def _start_alone(
+        self, future: RunFuture, inputs: Mapping[str, Any], deadline: float | None
+    ) -> None:
+        looping = self.executor.compiler.can.looping
+        adopt = _nothing if looping is None else looping.adopting()
+        work = partial(self._run_alone, future, inputs, deadline, adopt)
+        note = partial(self._under_way.__setitem__, future.number, Alone(future, inputs))
+        if self._is_driven:
+            future.drive = partial(next, map(operator.call, [work]), None)  # once
+            note()
+        else:
+            at_once(note, partial(self._threads.aside().queue.put, work))
+
+    def _start(self, future: RunFuture, inputs: Mapping[str, Any], deadline: float | None) -> None:
+        """Start a run in the next slot. Raises as ``Memory.check`` does."""
+        slots = self._slots = self._slots or Slots(self.executor)
+        slot = slots.turns[0]
+        team = self._threads.team
+        if team is None:
+            names = list(slot.emitted.threads) or [None]
+            team = self._threads.team = self.executor.new_team(names)
+        slot.memory.fill(inputs)
+        run = Started(future, inputs, slot, slots.loop, self._left)
+        if self._is_driven:
+            future.drive = partial(_drive, team, run)
+        slot.backend.begin(lambda: bool(run.aborted))
+        note = partial(self._under_way.__setitem__, future.number, run)
+        team.start(run, note, slots.advance)
+        if deadline is not None:
+            seconds = _patience(deadline)
+            run.alarm = threading.Timer(seconds, _expire, [weakref.ref(self), future.number])
+            run.alarm.daemon = True
+            run.alarm.start()
+            weakref.finalize(future, run.alarm.cancel).atexit = False
+
+    # ---- a run ends
+
+    def _run_alone(
+        self,
+        future: RunFuture,
+        inputs: Mapping[str, Any],
+        deadline: float | None,
+        adopt: Callable[[], object],
+    ) -> None:
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            adopt()
+            left = None if deadline is None else max(0.0, deadline - time.perf_counter())
+            result = future.finish(self.executor(inputs, left))
+        except BaseException as raised:
+            error = raised
+        del self._under_way[future.number]
+        future.end(result, error)
+
+    def expire(self, number: int) -> None:
+        """Abort a run that is late, unless it has ended."""
+        run = self._under_way.get(number)
+        if not isinstance(run, Started) or self._threads.team is None:
+            return
+        executor = self.executor
+        places = report(executor.program, executor.graph, self._threads.team.places(run))
+        run.late = RunTimeoutError(f"the run did not end in time:\n{places}")
+        run.reason = "it did not end in time"
+        run.stop()
+        run.future.settle(GRACE)
+        run.future.fail(run.late)
+
+    def _left(self, run: Started) -> None:
+        """End a run whose steps have been called."""
+        if run.slot.is_asynchronous:
+            self._threads.aside().queue.put(partial(self._end, run))
+        else:
+            self._end(run)
+
+    def _end(self, run: Started) -> None:
+        """Collect the outputs, release everything else, and set the future."""
+        future = run.future
+        slot = run.slot
+        outputs: dict[str, Any] = {}
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            slot.backend.join()
+            if run.aborted:
+                error = run.late or self._error(run)
+            else:
+                outputs = slot.memory.outputs()
+        except BaseException as raised:
+            error = raised
+        try:  # noqa: SIM105 - each run comes here: ``suppress`` is slower
+            slot.clear(bool(run.aborted))
+        except Exception:
+            pass
+        try:
+            if error is None:
+                result = future.finish(outputs)
+                future.hand_out = slot.handing_out(outputs)
+        except BaseException as raised:
+            error = raised
+        if run.alarm is not None:
+            run.alarm.cancel()
+        # The slot refers to the run until its next one; an error refers to frames.
+        run.inputs = {}
+        run.fault = None
+        del self._under_way[future.number]
+        future.end(result, error)
+
+    def _error(self, run: Started) -> BaseException:
+        """Return the error that aborted a run."""
+        if run.fault is not None:
+            arguments = run.slot.memory.arguments(run.fault.position)
+            error = self.executor.error(run.fault, arguments)
+            run.reason = str(error).partition("\n")[0] or type(error).__name__
+            return error
+        if run.cause is not None:
+            return CancelledRunError(
+                f"run {run.number} was cancelled, because it needs what run {run.cause.number} "
+                f"leaves, which was aborted: {run.cause.reason}"
+            )
+        return ScheduleError(_CLOSED)
 
     def _finish(
         self,
@@ -220,30 +382,127 @@ class Runs:
         outputs: dict[str, Any],
     ) -> Any:
         """Put outputs where they belong; return the result. Called when the run has ended."""
-        if autograd:
-            torch: Any = sys.modules["torch"]
-            before = torch.is_grad_enabled()
-            torch._C._set_grad_enabled(True)
-        try:
+        with _autograd(autograd):
             if autograd:
                 outputs = self._guarded(inputs, outputs)
             if keep is not None:
                 keep(outputs)
             return outputs if finish is None else finish(outputs)
-        finally:
-            if autograd:
-                torch._C._set_grad_enabled(before)
-
-
-def _autograd() -> bool:
-    torch: Any = sys.modules.get("torch")
-    return torch is not None and bool(torch.is_grad_enabled())
 
 
 def _patience(deadline: float | None) -> float:
     if deadline is None:
         return -1.0
     return min(max(0.0, deadline - time.perf_counter()), threading.TIMEOUT_MAX)
+
+
+def _is_recording() -> bool:
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and bool(torch.is_grad_enabled())
+
+
+@contextlib.contextmanager
+def _autograd(records: bool) -> Iterator[None]:
+    """Let autograd record in this thread, or not."""
+    before = _is_recording()
+    if before == records:
+        yield
+        return
+    grad: Any = sys.modules["torch"]._C
+    grad._set_grad_enabled(records)
+    try:
+        yield
+    finally:
+        grad._set_grad_enabled(before)
+
+
+def _drive(team: ThreadTeam, run: Run) -> None:
+    """Execute a run in this thread, where no other does."""
+    with _autograd(False):
+        team.drive(run)
+
+
+def _nothing() -> None:
+    pass
+
+
+# ---- threads
+
+
+class _Threads:
+    """The threads of submitted runs; those of the team are started at the first run in a slot."""
+
+    def __init__(self) -> None:
+        self.team: ThreadTeam | None = None
+        self._aside: Aside | None = None
+
+    def aside(self) -> Aside:
+        """Return the thread that calls the executor, and ends runs."""
+        if self._aside is None:
+            self._aside = Aside()
+        return self._aside
+
+    @property
+    def identities(self) -> frozenset[int]:
+        """The identities of those that execute tasks or end runs."""
+        own = frozenset() if self._aside is None else frozenset([self._aside.thread.ident or 0])
+        return own if self.team is None else own | self.team.threads
+
+    def close(self) -> None:
+        """End them, in this order: the team's threads let the other one end runs."""
+        for each in (self.team, self._aside):
+            if each is not None:
+                each.close()
+
+
+class Aside:
+    """A thread that calls what comes through its queue, in order."""
+
+    def __init__(self) -> None:
+        self.queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        name = "autosched submitted runs"
+        self.thread = threading.Thread(target=_serve, args=(self.queue,), name=name, daemon=True)
+        self.thread.start()
+
+    def close(self) -> None:
+        """End the thread, after what is in its queue."""
+        self.queue.put(None)
+        end_threads([self.thread])
+
+
+def _serve(queue: SimpleQueue[Callable[[], None] | None]) -> None:
+    prepare_thread()
+    while (work := queue.get()) is not None:
+        work()
+        del work  # an idle thread keeps nothing alive
+
+
+def _close(
+    under_way: Mapping[int, Started | Alone],
+    close_executor: Callable[[], object],
+    threads: _Threads,
+    process: int,
+) -> None:
+    """Abort all runs, and end the threads.
+
+    Nobody waits for a thread that does not end: what it works on is abandoned.
+    """
+    if process != forks():  # they are the parent's
+        return
+    for run in list(under_way.values()):
+        if isinstance(run, Started):
+            run.stop()
+        else:
+            close_executor()
+    threads.close()
+    for run in list(under_way.values()):
+        run.future.fail(ScheduleError(_CLOSED), abandoned=True)
+
+
+def _expire(runs: weakref.ref[Runs], number: int) -> None:
+    found = runs()
+    if found is not None:
+        found.expire(number)
 
 
 # ---- inputs that share memory with those of earlier runs
@@ -317,83 +576,135 @@ def _shape(extent: Extent) -> Any:
     return extent.first, tuple(tensor.shape), tuple(strides), tensor.dtype
 
 
-# ---- one run at a time, in a thread of its own
+# ---- slots
 #
-# For schedules with one run in flight, and for runs that are checked: a check must see one run alone.
-
-_Work = Callable[[], None]
-
-
-@dataclass(eq=False)
-class Queued:
-    """A run that waits for the thread, or is executed by it."""
-
-    future: RunFuture
-    inputs: Mapping[str, Any]
-
-    def stop(self) -> None:
-        """Do nothing: it cannot be aborted separately."""
+# Runs use the slots in turn. A wait for an event of an earlier run waits for the event of an earlier
+# slot. Where different threads issue record and wait, a lock between the slots makes sure that the
+# record comes first, as within a run.
+#
+# There are as many slots as runs in flight, and as many more as the longest wait reaches back. With
+# fewer, a run could record an event again, and release its lock again, before the run that waits for
+# the last record has come to its wait. That run has ended when the slot is used again.
 
 
-class SingleRuns:
-    """A thread that calls an executor. ``under_way`` are the runs that have not ended."""
+class Slots:
+    """The slots of a loop, and the order of its runs. ``turns`` has the slot of the next run first.
 
-    def __init__(self, executor: Executor, under_way: dict[int, Unfinished]):
-        self.executor = executor
-        self.under_way = under_way
-        self._looping = executor.compiler.can.looping
-        self._queue: SimpleQueue[_Work | None] = SimpleQueue()
-        name = "autosched submitted runs"
-        thread = threading.Thread(target=call_each, args=(self._queue,), name=name, daemon=True)
-        thread.start()
-        self.threads = frozenset([thread.ident or 0])
-        parts = self._queue, thread, executor.close, under_way, forks()
-        self.close = weakref.finalize(self, _close, *parts)
+    Raises ScheduleError if the backend executes one run at a time.
+    """
 
-    def start(self, future: RunFuture, inputs: Mapping[str, Any], deadline: float | None) -> None:
-        """Start a run, for which there must be room."""
-        adopt = _nothing if self._looping is None else self._looping.adopting()
-        at_once(
-            partial(self.under_way.__setitem__, future.number, Queued(future, inputs)),
-            partial(self._queue.put, partial(self._run, future, inputs, deadline, adopt)),
+    def __init__(self, executor: Executor):
+        compiler = executor.compiler
+        looping = compiler.can.looping
+        if looping is None:
+            raise ScheduleError(
+                f"{executor.backend!r} executes one run at a time, as it has no method 'slot'; use "
+                "in_flight=1"
+            )
+        program = compiler.program
+        waits = [i for i in program if isinstance(i, Wait) and i.ago]
+        # Streams may order accesses to memory that all runs share, without waits.
+        carries = bool(waits) or any(
+            compiler.graph.last_version(value.index) for value in compiler.graph.sources
         )
+        self.loop = Loop(carries)
+        reach = max((wait.ago for wait in waits), default=0)
+        self._backends = [looping.slot() for _ in range(program.in_flight + reach)]
+        self._waits = _locked(compiler)
+        # By slot, the locks that its waits for earlier runs acquire, by position.
+        self._locks = [{at: threading.Lock() for at in self._waits} for _ in self._backends]
+        self._reset()
+        self.turns: deque[Slot] = deque()
+        for number, backend in enumerate(self._backends):
+            own = compiler.over(backend)
+            awaited = self._locks[number]
+            carried = Carried(awaited, self._passed(number), partial(self._earlier, number))
+            emitted = own.emit(carried=carried)
+            locks = [*emitted.locks, *awaited.values()]
+            self.turns.append(Slot(number, backend, own, emitted, locks))
+        self.advance = partial(self.turns.rotate, -1)
 
-    def _run(
-        self,
-        future: RunFuture,
-        inputs: Mapping[str, Any],
-        deadline: float | None,
-        adopt: _Work,
-    ) -> None:
-        result: Any = None
-        error: BaseException | None = None
-        try:
-            adopt()
-            left = None if deadline is None else max(0.0, deadline - time.perf_counter())
-            result = future.finish(self.executor(inputs, left))
-        except BaseException as raised:
-            error = raised
-        del self.under_way[future.number]
-        future.end(result, error)
+    def begin_again(self) -> None:
+        """Begin with the first slot, after all runs have ended."""
+        self.loop.go_on()
+        self.turns.rotate(self.turns[0].number)
+        self._reset()
+
+    def _reset(self) -> None:
+        """Lock what waits for earlier runs acquire, as if these had recorded all events."""
+        for slot, locks in enumerate(self._locks):
+            for at, lock in locks.items():
+                lock.acquire(blocking=False)
+                if slot < self._waits[at].ago:
+                    lock.release()
+
+    def _earlier(self, slot: int, ago: int) -> Backend:
+        """Return the backend of the run that many before that in a slot."""
+        return self._backends[(slot - ago) % len(self._backends)]
+
+    def _passed(self, slot: int) -> dict[int, list[Step]]:
+        """Return the steps that let later runs go on after a slot's records, by event."""
+        steps: dict[int, list[Step]] = {}
+        for at, wait in self._waits.items():
+            lock = self._locks[(slot + wait.ago) % len(self._locks)][at]
+            steps.setdefault(wait.event, []).append(partial(unlock, lock))
+        return steps
 
 
-def _close(
-    queue: SimpleQueue[_Work | None],
-    thread: threading.Thread,
-    abort: Callable[[], object],
-    under_way: Mapping[int, Unfinished],
-    process: int,
-) -> None:
-    """Abort the run, and end the thread."""
-    if process != forks():  # it is the parent's
-        return
-    queue.put(None)
-    if under_way:
-        abort()
-    end_threads([thread])
-    for run in list(under_way.values()):
-        run.future.fail(ScheduleError(CLOSED), abandoned=True)
+@dataclass(frozen=True)
+class Slot:
+    """What belongs to one run in flight; ``locks`` are those that threads wait for during the run."""
+
+    number: int
+    backend: Backend
+    compiler: Compiler
+    emitted: Emitted
+    locks: Sequence[threading.Lock]
+
+    @property
+    def memory(self) -> Memory:
+        """The tensors of the run."""
+        return self.compiler.memory
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether devices may work on when all steps of a run have been called."""
+        return self.compiler.can.bracketed is not None
+
+    def handing_out(self, outputs: Mapping[str, Any]) -> Callable[[], None] | None:
+        """Return what prepares outputs for the thread that asks for them, if that is needed."""
+        hands_out = self.compiler.can.hands_out
+        return None if hands_out is None else partial(hands_out.hand_out, outputs)
+
+    @cached_property
+    def _free(self) -> Callable[[Any], None] | None:
+        """What the backend does to freed memory."""
+        streams = self.compiler.program.streams
+        return self.compiler.can.free(streams[0]) if streams else None
+
+    def clear(self, stopped: bool) -> None:
+        """Release the memory of a run that has ended, and lock all locks between its threads."""
+        if self._free is not None:
+            self.memory.leave(self._free)
+        self.memory.clear()
+        if stopped:
+            for lock in self.emitted.locks:
+                lock.acquire(blocking=False)
 
 
-def _nothing() -> None:
-    pass
+def _locked(compiler: Compiler) -> dict[int, Wait]:
+    """Return the waits for earlier runs, by position, that other threads issue than the records.
+
+    One for each thread and event.
+    """
+    can = Capabilities(compiler.backend)
+    program = compiler.program
+    recorder = {i.event: can.thread(i.stream) for i in program if isinstance(i, Record)}
+    found: dict[tuple[int, int, str | None], tuple[int, Wait]] = {}
+    for at, instruction in enumerate(program):
+        if isinstance(instruction, Wait) and instruction.ago and instruction.event in recorder:
+            thread = can.thread(instruction.stream)
+            if recorder[instruction.event] != thread:
+                key = instruction.event, instruction.ago, thread
+                found.setdefault(key, (at, instruction))
+    return dict(found.values())

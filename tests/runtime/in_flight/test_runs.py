@@ -555,6 +555,8 @@ def test_virtual_runs_that_nobody_waits_for_are_garbage_with_their_schedule():
     del run, schedule, x
     gc.collect()
     assert [item() for item in left] == [None] * 3
+    for alarm in [each for each in threading.enumerate() if isinstance(each, threading.Timer)]:
+        alarm.join(GENEROUS)
     assert threading.active_count() == threads
 
 
