@@ -9,7 +9,7 @@ cycles        the cycle of greatest ratio in a graph
 display       registration of what draws graphs and timelines
 fake_tensors  fake tensors with the strides of real kernels
 fetching      the items of an iterable, ahead of use
-files         atomic writes, the folder for caches
+files         atomic writes
 forks         locks that are free in forked processes
 gc_pause      pausing cyclic garbage collection
 holders       who refers to a tensor and its memory

@@ -1,4 +1,4 @@
-"""Write files atomically, and find the folder for caches."""
+"""Write files atomically."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import secrets
 from pathlib import Path
 
-__all__ = ["user_folder", "write"]
+__all__ = ["write"]
 
 
 def write(path: str | os.PathLike[str], content: str | bytes) -> None:
@@ -25,9 +25,3 @@ def write(path: str | os.PathLike[str], content: str | bytes) -> None:
         raise OSError(error.errno, error.strerror, os.fspath(path)) from None
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def user_folder() -> Path:
-    """Return the folder for this user's caches."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "autosched"

@@ -254,8 +254,6 @@ def _measure(subparsers: Any) -> None:
     what = "measure links too, and write the machine there"
     add("--links", type=Path, metavar="FILE", help=what)
     add("--replay", action="store_true", help="what kernels take alone, as CUDA graphs replay them")
-    what = "keep readings there (default: in ~/.cache/autosched)"
-    add("--cache", nargs="?", const=True, metavar="FOLDER", help=what)
 
 
 _COMMANDS = (_demo, _devices, _show, _run, _explain, _compare, _plan, _measure)

@@ -249,8 +249,7 @@ def measure(arguments: argparse.Namespace) -> int:
     subject = subject_of(arguments)
     inputs = inputs_of(subject)
     machine = Machine.local(gpus=arguments.gpus)
-    cache = arguments.cache
-    options = {"repeat": arguments.repeat, "replay": arguments.replay, "cache": cache}
+    options = {"repeat": arguments.repeat, "replay": arguments.replay}
     try:
         costs = measure_costs(subject.graph, machine, inputs, **options, track=tracker("measuring"))
     except AutoschedError:
@@ -259,7 +258,7 @@ def measure(arguments: argparse.Namespace) -> int:
         raise UserCodeError("a task failed while it was measured") from error
     deliver(costs.to_json() + "\n", arguments.output)
     if arguments.links is not None:
-        measured = measure_machine(machine, cache=cache, track=tracker("copying"))
+        measured = measure_machine(machine, track=tracker("copying"))
         deliver(measured.to_json() + "\n", arguments.links)
     return 0
 

@@ -44,9 +44,8 @@ from autosched.machine.cluster import joined
 from autosched.machine.machine import Device, Machine
 from autosched.measurement import measure_costs
 from autosched.measurement.hardware import intra_op_threads, torch_device
-from autosched.measurement.sanity import work_of
 from autosched.measurement.stopwatch import synchronize
-from autosched.measurement.tasks import preserved_random_state, run_on_models
+from autosched.measurement.tasks import preserved_random_state, run_on_models, work_of
 from autosched.placement import Placement
 from autosched.policies import Policy
 from autosched.problem import Problem

@@ -7,8 +7,6 @@
     links       rate and latency of links, from copies of many sizes
     machines    a machine with measured links, storage and times of issuing
     ranks       the network and the devices of all ranks of a cluster
-    sanity      readings that are impossible
-    cache       a file of earlier measurements
     slowdown    how much slower an emulated machine must be for this CPU
 
 Nothing is modelled here, and no policy is used: what was not measured remains unchanged.

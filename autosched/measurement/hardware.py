@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from autosched.machine.machine import Device
 
-__all__ = ["hardware", "intra_op_threads", "model_name", "torch_device"]
+__all__ = ["intra_op_threads", "model_name", "torch_device"]
 
 
 @contextlib.contextmanager
@@ -43,22 +42,3 @@ def model_name(device: torch.device) -> str:
             if line.startswith("model name"):
                 return f"{line.partition(':')[2].strip()}, {torch.get_num_threads()} threads"
     return f"cpu, {torch.get_num_threads()} threads"
-
-
-def hardware() -> dict[str, Any]:
-    """Return what readings depend on: devices, number of CPU threads, driver and torch."""
-    devices = [torch.device("cpu")]
-    if torch.accelerator.is_available():
-        kind = str(torch.accelerator.current_accelerator())
-        devices += [torch.device(kind, index) for index in range(torch.accelerator.device_count())]
-    return {
-        "devices": list(map(model_name, devices)),
-        "driver": _first_line("/proc/driver/nvidia/version"),
-        "torch": torch.__version__,
-    }
-
-
-def _first_line(path: str) -> str:
-    with contextlib.suppress(OSError):
-        return Path(path).read_text().partition("\n")[0]
-    return ""

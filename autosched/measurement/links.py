@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import torch
 
 from autosched.machine.machine import Link, Machine
-from autosched.measurement.cache import MeasurementCache
 from autosched.measurement.hardware import torch_device
 from autosched.measurement.stopwatch import Stopwatch, median_seconds, stopwatch, synchronize
 
@@ -45,20 +44,14 @@ class _Direction(NamedTuple):
     seconds: Mapping[int, float]
 
 
-def measured_links(
-    machine: Machine,
-    *,
-    repeat: int = 9,
-    cached: MeasurementCache | None = None,
-    track: Track = iter,
-) -> Machine:
+def measured_links(machine: Machine, *, repeat: int = 9, track: Track = iter) -> Machine:
     """Return the machine with measured links: each is as fast as the slower of its two directions.
 
     A link without a measurable rate, or with an impossible one, is not changed, with a warning.
     Links of storage devices are left out: see ``measure_storage``.
     """
     by_ends: dict[frozenset[str], list[_Direction]] = {}
-    for found in _directions(machine, repeat, cached or MeasurementCache(None), track):
+    for found in _directions(machine, repeat, track):
         by_ends.setdefault(frozenset((found.source, found.destination)), []).append(found)
     ends = [frozenset((link.source, link.destination)) for link in machine.links]
     links = [
@@ -68,9 +61,7 @@ def measured_links(
     return replace(machine, links=tuple(links))
 
 
-def _directions(
-    machine: Machine, repeat: int, cached: MeasurementCache, track: Track
-) -> Iterator[_Direction]:
+def _directions(machine: Machine, repeat: int, track: Track) -> Iterator[_Direction]:
     """Yield the times of copies in each direction; of host memory page-locked and pageable."""
     device = {d.name: torch_device(d) for d in machine.devices}
     pairs = []
@@ -83,7 +74,7 @@ def _directions(
         for ends in ((link.source, link.destination), (link.destination, link.source)):
             pairs += [(*ends, True), (*ends, False)] if on_host else [(*ends, True)]
     for start, end, pinned in track(pairs):
-        copy = partial(_copies, device[start], device[end], pinned, repeat, cached)
+        copy = partial(_copies, device[start], device[end], pinned, repeat)
         yield _Direction(start, end, pinned, {size: copy(size) for size in SIZES})
 
 
@@ -161,19 +152,13 @@ def _copies(
     destination: torch.device,
     pinned: bool,
     repeat: int,
-    cached: MeasurementCache,
     nbytes: int,
 ) -> float:
-    name = f"{source} -> {destination}{'' if pinned else ' pageable'} {nbytes}"
-    if earlier := cached.get("copy", name):
-        return earlier[0]
     here, there = (_memory(nbytes, device, pinned) for device in (source, destination))
     copy = partial(there.copy_, here, non_blocking=True)
     has_events = pinned and {source.type, destination.type} != {"cpu"}
     timed = _by_events if has_events else median_seconds
-    seconds = timed(copy, repeat, source, destination)
-    cached.put((seconds, seconds), "copy", name)
-    return seconds
+    return timed(copy, repeat, source, destination)
 
 
 def _memory(nbytes: int, device: torch.device, pinned: bool) -> torch.Tensor:

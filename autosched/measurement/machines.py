@@ -14,8 +14,7 @@ import torch
 from autosched.errors import MachineError
 from autosched.graph.files import StoredTensor
 from autosched.machine.machine import Device, Machine
-from autosched.measurement.cache import MeasurementCache
-from autosched.measurement.hardware import model_name, torch_device
+from autosched.measurement.hardware import torch_device
 from autosched.measurement.links import SIZES, Track, fitted, measured_links
 from autosched.measurement.stopwatch import Call, EventWatch, synchronize
 from autosched.scheduling.arguments import checked_count
@@ -27,15 +26,14 @@ def measure_machine(
     machine: Machine | None = None,
     *,
     repeat: int = 9,
-    cache: bool | str | os.PathLike[str] | None = None,
     track: Track = iter,
 ) -> Machine:
     """Return ``machine`` with links and times of issuing as measured.
 
     The default is ``Machine.local()``. A link has the rate and latency of the line through copies
     of 1 KiB to 64 MiB, in its slower direction. ``issue_seconds`` and ``event_seconds`` of an
-    accelerator are those of calls of torch.
-    ``cache`` and ``track`` as for ``measure_costs``. Raises MachineError for an emulated machine.
+    accelerator are those of calls of torch: what a run adds to each instruction is far less.
+    ``track`` as for ``measure_costs``. Raises MachineError for an emulated machine.
 
     Of ``Machine.cluster()`` all ranks call this, and get the same machine: each measures its own
     devices, and one pair of ranks on one host and one on two hosts measure the network.
@@ -47,7 +45,7 @@ def measure_machine(
     if machine.imagined:
         raise MachineError("an emulated machine has nothing to measure; measure Machine.local()")
     checked_count(repeat, "repeat", 1)
-    own = partial(_measured_machine, repeat=repeat, cache=cache, track=track)
+    own = partial(_measured_machine, repeat=repeat, track=track)
     if machine.rank is None:
         return own(machine)
     from autosched.measurement.ranks import measured_cluster
@@ -55,23 +53,18 @@ def measure_machine(
     return measured_cluster(machine, repeat, own)
 
 
-def _measured_machine(
-    machine: Machine, repeat: int, cache: bool | str | os.PathLike[str] | None, track: Track
-) -> Machine:
+def _measured_machine(machine: Machine, repeat: int, track: Track) -> Machine:
     """Return the machine of one process as measured."""
-    cached = MeasurementCache(cache)
-    made = measured_links(machine, repeat=repeat, cached=cached, track=track)
-    devices = tuple(_measured(device, cached) for device in made.devices)
-    cached.save()
-    return replace(made, devices=devices)
+    made = measured_links(machine, repeat=repeat, track=track)
+    return replace(made, devices=tuple(map(_measured, made.devices)))
 
 
-def _measured(device: Device, cached: MeasurementCache) -> Device:
+def _measured(device: Device) -> Device:
     """Return an accelerator with its times of issuing; a CPU unchanged."""
     where = torch_device(device)
     if where.type == "cpu":
         return device
-    issue, event = issuing_seconds(where, cached)
+    issue, event = issuing_seconds(where)
     return replace(device, issue_seconds=issue, event_seconds=event)
 
 
@@ -82,20 +75,8 @@ _REPEAT = 9
 # ---- issuing
 
 
-def issuing_seconds(device: torch.device, cached: MeasurementCache) -> tuple[float, float]:
-    """Return the seconds to issue an operator, and to issue a record or a wait.
-
-    Measured are the calls of torch alone: what a run adds to each instruction is far less. Tasks
-    differ in the number of operators and in what these check, so ``measure_costs`` measures each of
-    them, too.
-    """
-    name = "issuing", model_name(device)
-    found = cached.get(*name) or _issuing(device)
-    cached.put(found, *name)
-    return found
-
-
-def _issuing(device: torch.device) -> tuple[float, float]:
+def issuing_seconds(device: torch.device) -> tuple[float, float]:
+    """Return the seconds to issue an operator, and to issue a record or a wait."""
     watch = EventWatch(device)
     x = torch.zeros(1, device=device)
     event = torch.Event(device)

@@ -15,7 +15,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from autosched._lib.tree import flatten
 
-__all__ = ["Signature", "function_text", "literal_text", "signature_of", "signature_text"]
+__all__ = ["Signature", "function_text", "literal_text", "signature_of"]
 
 Signature = tuple[Hashable, ...]
 
@@ -34,21 +34,6 @@ def signature_of(fn: Callable[..., Any], args: Any, kwargs: Any) -> Signature:
         tuple(kwargs),
         *map(_leaf, flatten((args, kwargs))),
     )
-
-
-def signature_text(signature: Signature) -> str | None:
-    """Return a signature as text valid in other processes, or None.
-
-    Functions must be torch's own, or Python's operators: others may change from one day to the
-    next.
-
-    >>> signature_text(signature_of(torch.add, (torch.ones(2, 3), 1), {}))
-    'torch._VariableFunctionsClass.add () float32(2, 3)(3, 1) 1'
-    >>> signature_text(signature_of(abs, (print,), {}))
-    """
-    fn, names, *leaves = signature
-    words = [fn if isinstance(fn, str) else function_text(fn), str(names), *map(_word, leaves)]
-    return None if None in words else " ".join(filter(None, words))
 
 
 def _leaf(leaf: Any) -> Hashable:
@@ -71,14 +56,6 @@ _LITERALS = (
     *(bool, int, float, complex, str, type(None)),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
-
-
-def _word(leaf: Any) -> str | None:
-    if len(leaf) == 3:
-        dtype, sizes, strides = leaf
-        return f"{str(dtype).removeprefix('torch.')}{sizes}{strides}"
-    kind, item = leaf
-    return literal_text(item) if kind in _LITERALS else None
 
 
 def literal_text(item: Any) -> str | None:

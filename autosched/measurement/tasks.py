@@ -12,16 +12,13 @@ left them, as it will in real runs: that task's results are cached, weights used
 be. A task that is too short for the device's clock is timed many times in a row, with its arguments
 in the cache.
 
-An estimate may be a thousand times too low (an SVD, a task that sleeps), so a reading that is much
-longer than its estimate is accepted if it is repeated. A reading beyond the peak performance of any
-device is rejected, however often it is repeated.
+A reading beyond the peak performance of any device is taken again, and then rejected.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import os
 import statistics
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -32,15 +29,13 @@ from typing import Any
 import torch
 
 from autosched._lib.tree import flatten, transform
-from autosched.costs.costs import Costs
+from autosched.costs.costs import Costs, Work
 from autosched.errors import MachineError, ScheduleError
 from autosched.graph.graph import Graph, Task, Value, called_with, no_grad
 from autosched.machine.machine import Device, Machine
-from autosched.measurement.cache import MeasurementCache
 from autosched.measurement.hardware import intra_op_threads, model_name, torch_device
 from autosched.measurement.links import Track
-from autosched.measurement.sanity import SLOW, least_work, objection, work_of
-from autosched.measurement.signatures import Signature, signature_of, signature_text
+from autosched.measurement.signatures import Signature, signature_of
 from autosched.measurement.stopwatch import Reading, Stopwatch, stopwatch
 from autosched.placement import constraint
 from autosched.runtime.backends.host import as_parameter, copy_in_host_memory
@@ -60,7 +55,6 @@ def measure_costs(
     *,
     repeat: int = 5,
     replay: bool = False,
-    cache: bool | str | os.PathLike[str] | None = None,
     track: Track = iter,
 ) -> Costs:
     """Measure the seconds of tasks on the devices of this machine, and the bytes of values.
@@ -76,8 +70,6 @@ def measure_costs(
       machine have no ``issue_seconds``, a task takes at least so long instead.
     * Of a CPU with several streams, tasks are measured with all threads, and with those of one
       stream: ``Costs.shares`` tells how much slower a stream is.
-    * ``cache``: a folder in which readings of torch's own functions are cached for this machine,
-      driver and torch, or True for ``$XDG_CACHE_HOME/autosched``.
     * ``track``: iterates over a sequence and displays the progress, such as ``tqdm.tqdm``.
 
     Raises MachineError for an emulated machine, and what tasks raise.
@@ -93,12 +85,11 @@ def measure_costs(
     checked_count(repeat, "repeat", 1)
     inputs = inputs or {}
     known = mark_pageable(Costs.estimate(graph, inputs), graph, machine, inputs)
-    cached = MeasurementCache(cache)
     groups = _device_groups(machine)
     make = partial(Bench, graph, machine, inputs, known)
-    benches = [make(devices, repeat, cached) for devices in groups]
+    benches = [make(devices, repeat) for devices in groups]
     divided = {
-        devices: make(devices, repeat, cached, threads=threads)
+        devices: make(devices, repeat, threads=threads)
         for devices in groups
         if (threads := _threads_of_stream(devices))
     }
@@ -111,7 +102,6 @@ def measure_costs(
         slower = {devices: bench.accepted_readings() for devices, bench in divided.items()}
     for complaint in (complaint for bench in every for complaint in bench.complaints):
         warnings.warn(complaint, stacklevel=3)
-    cached.save()
     tables = _tables(graph, machine, known, _seconds(readings, replay))
     measured = known.override(tables, benches[0].nbytes)
     measured = replace(
@@ -128,10 +118,9 @@ def run_on_models(
 
     ``known`` are the costs of this graph; ``inputs`` stay as they are.
     """
-    cached = MeasurementCache(None)
     with preserved_random_state(machine):
         for devices in _device_groups(machine):
-            Bench(graph, machine, inputs, known, devices, 1, cached).run_by(call)
+            Bench(graph, machine, inputs, known, devices, 1).run_by(call)
 
 
 def _seconds(readings: _Measured, replay: bool) -> dict[tuple[Device, ...], dict[str, float]]:
@@ -254,7 +243,6 @@ class Readings:
     calls: int = 1  # in a row, for one reading
     missed: int = 0
     readings: list[Reading] = field(default_factory=list)
-    cached: bool = False  # from a file: slow readings were already repeated
 
     def is_done(self, repeat: int) -> bool:
         clean = sum(reading.clean for reading in self.readings)
@@ -292,7 +280,6 @@ class Bench:
     known: Costs
     devices: tuple[Device, ...]
     repeat: int
-    cached: MeasurementCache
     threads: int = 0  # of an operator on the CPU; 0: all
     readings: dict[Signature, Readings] = field(default_factory=dict)
     signature: dict[str, Signature] = field(default_factory=dict)  # by task
@@ -301,8 +288,6 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.device = torch_device(self.devices[0])
-        with self._threads():
-            self.model = model_name(self.device)
         self.watch: Stopwatch = stopwatch(self.device)
 
     def is_done(self, run: int) -> bool:
@@ -353,7 +338,7 @@ class Bench:
             return call()
         signature = signature_of(task.fn, args, kwargs)
         self.signature[task.name] = signature
-        measured = self.readings.get(signature) or self._new_readings(signature, task)
+        measured = self.readings.setdefault(signature, Readings(task))
         # A task that writes, or keeps a state, may do other work when it is called again.
         repeatable = not (task.writes or task.shared)
         if measured.is_done(self.repeat) or (measured.calls > 1 and not repeatable):
@@ -366,22 +351,13 @@ class Bench:
             measured.add(reading, short=repeatable and self.device.type != "cpu")
         return returned
 
-    def _new_readings(self, signature: Signature, task: Task) -> Readings:
-        """Return the readings of a signature, from the cache if it has some."""
-        measured = self.readings[signature] = Readings(task)
-        if earlier := self.cached.get(self.model, signature_text(signature)):
-            measured.readings = [Reading(*earlier)] * self.repeat
-            measured.cached = True
-        return measured
-
     # ---- accepted readings
 
     def accepted_readings(self) -> dict[str, Reading]:
         """Return the reading of each measured task.
 
-        An impossible reading is repeated once, and then omitted.
+        An impossible reading is taken again; if it still is impossible, it is reported and left out.
         """
-        first = {signature: measured.median() for signature, measured in self.readings.items()}
         odd = [key for key, measured in self.readings.items() if self._objection(measured)]
         for signature in odd:
             before = self.readings[signature]
@@ -389,44 +365,78 @@ class Bench:
         for number in range(self.repeat if odd else 0):
             if not self.is_done(number + 1):
                 self.run()
-        refused = {key for key in odd if self._is_refused(self.readings[key], first[key])}
         found = {}
         for signature, measured in self.readings.items():
             reading = measured.median()
-            if reading is not None and signature not in refused:
+            if why := self._objection(measured):
+                self.complaints.append(f"{why}; it is left as estimated")
+            elif reading is not None:
                 found[signature] = reading
-                pair = reading.seconds, reading.issued
-                self.cached.put(pair, self.model, signature_text(signature))
         tasks = self.signature.items()
         return {name: found[signature] for name, signature in tasks if signature in found}
 
     def _objection(self, measured: Readings) -> str | None:
-        """Return why a reading is impossible, or should be repeated."""
-        reading = measured.median()
+        """Return why a reading is impossible, if it is."""
+        reading, device = measured.median(), self.devices[0]
         if reading is None:
             return None
-        known = work_of(measured.task, self.known)
-        device = self.devices[0]
-        expected = 0.0 if known is None or measured.cached else known.seconds(device)
-        if reading.seconds > SLOW * expected > 0:
-            return f"is more than {SLOW} times what its work lets expect"
-        return objection(reading.seconds, least_work(measured.task, self.known), device)
-
-    def _is_refused(self, measured: Readings, before: Reading | None) -> bool:
-        """Report a reading that is odd again; accept one as slow as before."""
-        why = self._objection(measured)
-        reading = measured.median()
-        if why is None or reading is None or before is None:
-            return False
-        device = self.devices[0]
-        possible = objection(reading.seconds, least_work(measured.task, self.known), device) is None
-        slow = possible and before.seconds / 2 <= reading.seconds <= before.seconds * 2
-        result = "it is left as estimated"
-        if slow:
-            result = "it was the same when measured again, and is accepted"
+        why = objection(reading.seconds, least_work(measured.task, self.known), device)
         took = f"task {measured.task.name!r} took {reading.seconds:.3g} s on {device.name}"
-        self.complaints.append(f"{took}, which {why}; {result}")
-        return not slow
+        return why and f"{took}, which {why}"
+
+
+# ---- impossible readings
+
+FAST = 10  # times a device's peak: beyond is no measurement of work that was done
+
+# Rates of the fastest existing devices, in FLOP and bytes per second. Rates of a machine may be
+# rough defaults.
+_PEAKS = {"cpu": (1e13, 1e12)}
+_ACCELERATOR = 1e15, 1e13
+
+
+def objection(seconds: float, work: Work | None, device: Device) -> str | None:
+    """Return why it is impossible that a task with this work took these seconds, or None.
+
+    >>> objection(1e-9, Work(flops=2e12, nbytes=0), Device("cuda:0"))
+    'would be 2,000,000 times the peak of such a device'
+    """
+    if not 0 <= seconds < math.inf:
+        return "is no time"
+    if work is None:
+        return None
+    flops, nbytes = _PEAKS.get(device.kind, _ACCELERATOR)
+    # At the peak.
+    least = max(
+        work.flops / max(flops, device.flops_per_second),
+        work.nbytes / max(nbytes, device.bytes_per_second),
+    )
+    if seconds == 0:
+        return "is no time for work" if least else None
+    if least > FAST * seconds:
+        return f"would be {least / seconds:,.0f} times the peak of such a device"
+    return None
+
+
+def least_work(task: Task, costs: Costs) -> Work | None:
+    """Return the work that a task does at least: kernels of a region keep what stays inside it."""
+    work = work_of(task, costs)
+    is_region = task.composite is not None and task.fn is not task.composite
+    return work and (Work(work.flops, 0) if is_region else work)
+
+
+def work_of(task: Task, costs: Costs) -> Work | None:
+    """Return the work of a task and its parts; None if unknown."""
+    if not task.parts:
+        return Work(0, 0, 0) if task.view else costs.work.get(task.name)
+    total = Work(0, 0, 0)
+    for part in task.parts:
+        work = work_of(part, costs)
+        if work is None:
+            return None
+        launches = total.launches + work.launches
+        total = Work(total.flops + work.flops, total.nbytes + work.nbytes, launches)
+    return total
 
 
 Place = Callable[[Task], torch.device]

@@ -2,8 +2,7 @@
 
 ui.perfetto.dev and chrome://tracing open such traces. They have a process for each device, a thread
 for each stream, arrows for waits, and counters for bytes. The module follows the rules of
-Perfetto's importer, which silently drops what violates them. ``autosched.timeline.timeline`` reads
-the text back.
+Perfetto's importer, which silently drops what violates them.
 
 Times are whole nanoseconds, since Perfetto drops slices that overlap by a rounding error. Slices of
 one thread do not touch and last at least 1 ns, because Perfetto binds an arrow to the slice that
@@ -115,7 +114,7 @@ class _Group:
     def _process(self, pid: int, name: str, host: str = "") -> Iterator[_Event]:
         known = ", ".join(filter(None, (host, self.name)))
         shown = f"{name} ({known})" if known else name
-        yield _meta("process_name", {"pid": pid}, name=shown, device=name, group=self.name)
+        yield _meta("process_name", {"pid": pid}, name=shown)
         yield _meta("process_sort_index", {"pid": pid}, sort_index=pid)
 
     def _arrows(self, threads: Mapping[Stream, _Event], numbers: Iterator[int]) -> Iterator[_Event]:

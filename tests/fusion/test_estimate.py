@@ -11,7 +11,7 @@ import autosched as asc
 from autosched.codegen.composite import Composite
 from autosched.costs.estimate import estimate
 from autosched.fusion.fusing import region_seconds
-from autosched.measurement.sanity import least_work, work_of
+from autosched.measurement.tasks import least_work, work_of
 from tests.fusion.regions import compiled_by
 
 GPU = asc.Device("cuda:0", launch_seconds=1e-5)

@@ -14,7 +14,6 @@ from torch import Tensor
 import autosched as asc
 from autosched.coarsening.merging import merged
 from autosched.fusion.region import Region
-from autosched.measurement.signatures import signature_of, signature_text
 from tests.fusion.regions import compiled_by, region_of
 
 aten = torch.ops.aten
@@ -62,7 +61,6 @@ def test_functions_of_users_have_none(fn: Callable[[Tensor], Tensor]) -> None:
     graph = asc.Graph()
     made = region_of(graph, [graph.add(fn, graph.input("x"))])
     assert made.structure is None
-    assert signature_text(signature_of(made, (torch.ones(2),), {})) is None
 
 
 def test_parts_of_parts_are_written_out() -> None:
@@ -76,27 +74,15 @@ def test_parts_of_parts_are_written_out() -> None:
     )
 
 
-def test_equal_regions_are_measured_once_and_cached_on_disk(tmp_path: Path) -> None:
-    machine = asc.Machine.local(gpus=0)
+def test_equal_regions_are_measured_once() -> None:
     graph = asc.Graph()
     x = graph.input("x")
     for _ in range(2):
         x = graph.add(own, (x + 1) * 2)
     graph.output(y=x)
-    inputs = {"x": torch.ones(1000)}
     with compiled_by() as compiled:
         groups = {"add": "a", "mul": "a", "add_1": "b", "mul_1": "b"}
         fused = merged(graph, groups, lambda composite: (Region(composite, 1), None))
-        first = asc.measure_costs(fused, machine, inputs, cache=tmp_path)
-        assert first.seconds["a"] == first.seconds["b"]
-        assert len(compiled) == 1
-    (file,) = tmp_path.iterdir()
-    text = "1 threads: %0 -> %1 = _operator.add(%0, 1); %2 = _operator.mul(%1, 2) -> %2"
-    assert file.read_text().count(text) == 1
-    assert (
-        asc.measure_costs(fused, machine, inputs, cache=tmp_path).seconds["a"] == first.seconds["a"]
-    )
-
-
-def test_addresses_are_no_part_of_a_signature() -> None:
-    assert signature_text(signature_of(torch.add, (slice(1),), {})) is None
+        found = asc.measure_costs(fused, asc.Machine.local(gpus=0), {"x": torch.ones(1000)})
+    assert found.seconds["a"] == found.seconds["b"]
+    assert len(compiled) == 1

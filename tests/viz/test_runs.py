@@ -1,4 +1,4 @@
-"""Pictures of runs in flight: two shades, the period, and traces that are read back."""
+"""Pictures of runs in flight: two shades, and the period."""
 
 from __future__ import annotations
 
@@ -67,13 +67,11 @@ def test_arrows_lead_from_the_end_of_a_run_to_the_next_that_may_begin(timeline):
     assert between == [("c", run, "a", run + 3) for run in range(3)]
 
 
-def test_a_trace_shows_runs_and_is_read_back(loop, timeline):
-    text = perfetto_json(timeline, graph=loop.graph)
-    found = Timeline.from_chrome_trace(text)
-    assert found.spans == timeline.spans
-    assert set(found.arrows) == set(timeline.arrows)
-    names = {event["name"] for event in json.loads(text)["traceEvents"]}
-    assert {"run 0", "run 5", "period"} <= names
+def test_a_trace_shows_runs_and_the_period(loop, timeline):
+    events = json.loads(perfetto_json(timeline, graph=loop.graph))["traceEvents"]
+    names = [event["name"] for event in events if event["ph"] == "X"]
+    assert {"run 0", "run 5", "period"} <= set(names)
+    assert names.count("b") == 6
 
 
 def test_a_page_has_items_for_each_run(loop, timeline):
