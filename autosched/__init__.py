@@ -38,7 +38,7 @@ from autosched.errors import (
 )
 from autosched.graph.graph import Graph, Here, Task, Value
 from autosched.graph.marked import task
-from autosched.machine.machine import Device, Link, Machine, Network, register_slower
+from autosched.machine.machine import Device, Link, Machine, Network
 from autosched.placement import Placement
 from autosched.policies import in_order
 from autosched.policies.base.possible import Possible
@@ -81,13 +81,6 @@ _LAZY = {
     "measure_machine": "autosched.measurement",
     "measure_storage": "autosched.measurement",
 }
-
-
-def _slower(machine: Machine) -> float:
-    return import_module("autosched.measurement").emulation_slowdown(machine)  # type: ignore[no-any-return]
-
-
-register_slower(_slower)
 
 
 def __dir__() -> list[str]:

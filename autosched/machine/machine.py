@@ -14,7 +14,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -35,7 +35,7 @@ from autosched.machine.device import (
     slower,
 )
 
-__all__ = ["LINKS", "READER", "Device", "Link", "Machine", "Network", "register_slower"]
+__all__ = ["LINKS", "READER", "Device", "Link", "Machine", "Network"]
 
 # ---- rough figures of common hardware
 
@@ -109,14 +109,6 @@ def links_of(
 
 
 # ---- machines
-
-# Measurement is in a higher layer, which registers its function here.
-_MEASURED: dict[str, Callable[[Machine], float]] = {}
-
-
-def register_slower(measure: Callable[[Machine], float]) -> None:
-    """Register the function that returns the factor of ``Machine.slower("auto")``."""
-    _MEASURED["slower"] = measure
 
 
 @dataclass(frozen=True)
@@ -299,20 +291,15 @@ class Machine:
         link = Link(name, self.host, bytes_per_second, latency)
         return replace(self, devices=(*self.devices, Device(name)), links=(*self.links, link))
 
-    def slower(self, factor: float | Literal["auto"]) -> Machine:
+    def slower(self, factor: float) -> Machine:
         """Return this machine with every rate divided and every latency multiplied by ``factor``.
 
-        A slow CPU can then emulate a fast machine in real time: all ratios stay. ``"auto"``
-        measures this CPU, which takes a moment, and chooses the factor at which it keeps up with
-        all devices and links working concurrently; a smaller one may do for a graph that does not
-        use them all. Raises MachineError unless the factor is above 0.
+        A slow CPU can then emulate a fast machine in real time: all ratios stay. A run that this
+        CPU cannot keep up with says which factor it needs. Raises MachineError unless the factor
+        is above 0.
         """
-        if isinstance(factor, str) and factor == "auto":
-            return self.slower(_MEASURED["slower"](self))
         if not is_number(factor) or factor == 0:
-            raise MachineError(
-                f"a machine can be slower by a number above 0, or 'auto', got {shown(factor)}"
-            )
+            raise MachineError(f"a machine can be slower by a number above 0, got {shown(factor)}")
         return replace(
             self,
             devices=tuple(slower(device, factor) for device in self.devices),

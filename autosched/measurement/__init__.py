@@ -7,7 +7,6 @@
     links       rate and latency of links, from copies of many sizes
     machines    a machine with measured links, storage and times of issuing
     ranks       the network and the devices of all ranks of a cluster
-    slowdown    how much slower an emulated machine must be for this CPU
 
 Nothing is modelled here, and no policy is used: what was not measured remains unchanged.
 """
@@ -16,11 +15,9 @@ from __future__ import annotations
 
 from autosched.measurement.links import measured_links
 from autosched.measurement.machines import measure_machine, measure_storage
-from autosched.measurement.slowdown import emulation_slowdown
 from autosched.measurement.tasks import measure_costs
 
 __all__ = [
-    "emulation_slowdown",
     "measure_costs",
     "measure_machine",
     "measure_storage",

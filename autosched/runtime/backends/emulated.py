@@ -250,7 +250,7 @@ class Pace:
                 "this CPU cannot keep up with the emulated machine: the busiest stream in a run is "
                 f"predicted to take {modelled * 1e3:.3g} ms and took {measured * 1e3:.3g} ms, so "
                 "what is measured says little of the machine; with "
-                f"machine.slower({rounded_up(min(self._late))}), or machine.slower('auto'), all "
+                f"machine.slower({_rounded_up(min(self._late))}), all "
                 "ratios stay and it can (costs that are given as seconds, or by default, stay as "
                 "they are: examples= estimates them)"
             )
@@ -267,10 +267,10 @@ def _users() -> int:
     return level
 
 
-def rounded_up(factor: float) -> int:
+def _rounded_up(factor: float) -> int:
     """Return the next of 1, 2, 5, 10, 20, 50, ...
 
-    >>> rounded_up(1.5), rounded_up(61.7), rounded_up(0.1)
+    >>> _rounded_up(1.5), _rounded_up(61.7), _rounded_up(0.1)
     (2, 100, 1)
     """
     power: int = 10 ** max(0, math.floor(math.log10(max(1.0, factor))))
