@@ -23,16 +23,6 @@ import autosched as asc
 from autosched.runtime.backends.emulated import Emulated
 from autosched.viz import gantt_svg
 
-__all__ = [
-    "Digits",
-    "averaged_example",
-    "load_digits",
-    "machine_of_two",
-    "main",
-    "mlp_example",
-    "mlp_step",
-]
-
 BATCH = 128
 RATE = 0.5
 HIDDEN = 256

@@ -9,30 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = [
-    "AutoschedError",
-    "CancelledRunError",
-    "CaptureError",
-    "ChartError",
-    "GradientError",
-    "GraphError",
-    "HazardError",
-    "InterleavingError",
-    "MachineError",
-    "MemoryLimitError",
-    "ProgramError",
-    "RankError",
-    "RunTimeoutError",
-    "ScheduleError",
-    "StorageError",
-    "TaskError",
-    "TimelineError",
-    "UnknownMethodError",
-    "UsageError",
-    "listed",
-    "shown",
-]
-
 
 class AutoschedError(Exception):
     """Any error raised by autosched."""

@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 
 from autosched._lib.tree import flatten
 
-__all__ = ["Extent", "are_apart", "extents", "first_meeting", "overlaps_itself"]
-
 
 class Extent(NamedTuple):
     """The bytes of a tensor or array: from address ``first`` to before ``end``, in a storage.

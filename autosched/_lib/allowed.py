@@ -12,18 +12,6 @@ from collections.abc import Iterator, Mapping
 from numbers import Real
 from typing import Any, TypeGuard
 
-__all__ = [
-    "WORDS",
-    "by_device",
-    "device_name",
-    "is_device",
-    "is_name",
-    "is_number",
-    "is_storage",
-    "is_whole",
-    "no_seconds",
-]
-
 # Keywords of runs of a schedule, so no input has these names.
 WORDS = ("repeat", "timeout", "warmup")
 

@@ -7,8 +7,6 @@ import functools
 from types import CodeType
 from typing import NamedTuple
 
-__all__ = ["Names", "names_in"]
-
 
 class Names(NamedTuple):
     """The globals, attributes (also strings) and imports that code names."""

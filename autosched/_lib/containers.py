@@ -14,8 +14,6 @@ from typing import Any
 
 from autosched._lib.tree import transform
 
-__all__ = ["leaves", "parts_of", "with_leaves"]
-
 
 def parts_of(item: Any) -> dict[Any, Any] | None:
     """Return what is in a container, by key, position or field; None if it is none.

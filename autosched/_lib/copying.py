@@ -9,8 +9,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-__all__ = ["ALIGNMENT", "clone", "span"]
-
 # Bytes of a cache line, and of the widest vectors of CPUs. Torch allocates at multiples of it.
 ALIGNMENT = 64
 

@@ -20,8 +20,6 @@ import numpy as np
 
 from autosched._lib.jit import kernel, mode
 
-__all__ = ["Edge", "maximum_cycle_ratio"]
-
 Edge = tuple[int, int, int]
 """(node, later node, distance). Edges of distance 0 lead to nodes of greater numbers."""
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-__all__ = ["Renderer", "public_names", "register", "renderer_of"]
-
 
 class Renderer(NamedTuple):
     """Functions that draw objects of one class: into a file, and as a notebook's MIME bundle."""

@@ -25,8 +25,6 @@ from torch.utils._mode_utils import no_dispatch
 
 from autosched._lib.tree import flatten, transform
 
-__all__ = ["Fakes"]
-
 Strides = tuple[tuple[int, ...] | None, ...]  # by tensor that an operator returns
 
 _MOST_KNOWN = 10_000

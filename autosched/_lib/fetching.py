@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["fetched_ahead"]
-
 _PATIENCE = 1.0  # seconds that a consumer who stops waits for the thread
 
 T = TypeVar("T")

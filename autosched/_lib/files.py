@@ -6,8 +6,6 @@ import os
 import secrets
 from pathlib import Path
 
-__all__ = ["write"]
-
 
 def write(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Write a file atomically: to a temporary file that then replaces the target."""

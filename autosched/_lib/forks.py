@@ -13,8 +13,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["forks", "in_child", "rlock"]
-
 _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 _to_call: list[Callable[[], None]] = []
 _forks = [0]

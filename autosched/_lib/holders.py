@@ -10,8 +10,6 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["holders"]
-
 _uses: Callable[[int], int] = torch._C._storage_Use_Count  # of a storage's address
 
 

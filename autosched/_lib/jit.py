@@ -20,8 +20,6 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-__all__ = ["Mode", "is_there", "kernel", "mode"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T", bound=tuple[Any, ...])
 _KERNELS: list[Callable[..., Any]] = []

@@ -17,22 +17,6 @@ from typing import Any, NamedTuple, NoReturn
 
 from autosched.errors import AutoschedError, ScheduleError, listed
 
-__all__ = [
-    "NUMBER",
-    "TEXT",
-    "Reader",
-    "each",
-    "json_data",
-    "number",
-    "one",
-    "parse",
-    "perhaps",
-    "record",
-    "refuse",
-    "struct",
-    "table",
-]
-
 Reader = Callable[[Any, str], Any]
 
 # Written only if set, because older files do not have them.

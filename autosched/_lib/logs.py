@@ -10,7 +10,5 @@ from __future__ import annotations
 
 import logging
 
-__all__ = ["LOG"]
-
 LOG = logging.getLogger("autosched")
 LOG.addHandler(logging.NullHandler())

@@ -9,8 +9,6 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
-__all__ = ["quiet"]
-
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:

@@ -6,8 +6,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["MOST", "Recent"]
-
 MOST = 8
 
 K = TypeVar("K")

@@ -11,8 +11,6 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-__all__ = ["have_hooks", "recognizer"]
-
 Recognizer = Callable[[Mapping[str, Any]], bool]
 
 

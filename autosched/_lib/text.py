@@ -7,23 +7,6 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, zip_longest
 
-__all__ = [
-    "amount",
-    "count",
-    "device_list",
-    "difference",
-    "duration",
-    "file_name",
-    "name_list",
-    "percent",
-    "ranges",
-    "shortened",
-    "spelled",
-    "table",
-    "time_unit",
-    "wrapped",
-]
-
 _PREFIXES = ("", "k", "M", "G", "T", "P")
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
 

@@ -6,8 +6,6 @@ import heapq
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-__all__ = ["topological_order"]
-
 
 def topological_order(before: Sequence[Iterable[int]], key: Sequence[Any]) -> list[int]:
     """Return nodes 0, 1, ... in topological order: of those that may come next the least key first.

@@ -9,8 +9,6 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["flatten", "is_deeper", "match", "of_its_kind", "transform"]
-
 _TREES = (tuple, list, dict)
 
 

@@ -50,17 +50,6 @@ from autosched.viz import (
 from autosched.viz.charts import links, memory
 from autosched.viz.drawing import phases
 
-__all__ = [
-    "FORMATS",
-    "compare",
-    "demo",
-    "devices",
-    "explain",
-    "measure",
-    "run",
-    "show",
-]
-
 
 def demo(arguments: argparse.Namespace) -> int:
     """Run the demo."""

@@ -23,17 +23,6 @@ from autosched.machine.machine import Machine
 from autosched.scheduling.planning import schedule
 from autosched.scheduling.schedule import Schedule, load
 
-__all__ = [
-    "Subject",
-    "costs_of",
-    "examples_of",
-    "inputs_of",
-    "planned",
-    "read",
-    "returned",
-    "subject_of",
-]
-
 T = TypeVar("T")
 
 

@@ -23,17 +23,6 @@ from typing import Any
 from autosched._lib.files import write
 from autosched.errors import AutoschedError, ProgramError, UsageError
 
-__all__ = [
-    "UserCodeError",
-    "deliver",
-    "has_colours",
-    "json_text",
-    "reported_errors",
-    "say",
-    "tracker",
-    "width",
-]
-
 CHECK_FAILED = 1
 WRONG_INPUT = 2
 INTERRUPTED = 130

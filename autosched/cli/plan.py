@@ -20,8 +20,6 @@ from autosched.errors import AutoschedError, ScheduleError, UsageError, shown
 from autosched.machine.machine import Machine
 from autosched.scheduling.schedule import Schedule
 
-__all__ = ["Row", "plan", "rows_of", "ways_of"]
-
 _FORMS = "(step, arguments) or (model, loss, optimizer, batch)"
 _Way = Callable[[Machine], Schedule]
 

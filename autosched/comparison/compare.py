@@ -28,8 +28,6 @@ from autosched.scheduling.arguments import check_arguments
 from autosched.scheduling.planning import estimate_costs, find_policy, mark_pageable, schedule
 from autosched.scheduling.schedule import Schedule
 
-__all__ = ["compare"]
-
 _GPUS = frozenset("cuda hip xpu mps mtia hpu npu".split())  # other devices are abstract
 POLICIES = ("single", "round_robin", "heft", "auto")
 

@@ -12,8 +12,6 @@ from typing import Literal
 from autosched._lib.text import amount, duration, table
 from autosched.viz import charts
 
-__all__ = ["Comparison", "Refusal", "Row"]
-
 Objective = Literal["makespan", "period"]
 
 

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-__all__ = ["LEAST", "Advice", "Remedy", "fewest", "worthwhile"]
-
 LEAST = 0.02  # of the makespan; changes that gain less are not listed
 _MOST = 0.9  # of the gain of all changes, with which the first few suffice
 

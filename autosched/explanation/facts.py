@@ -17,19 +17,6 @@ from autosched.program.parts import crosses
 from autosched.program.program import Copy, Instruction, Program, Run
 from autosched.timeline.timeline import Span, Timeline, preceding_spans
 
-__all__ = [
-    "Idle",
-    "Predecessor",
-    "Step",
-    "binding_predecessors",
-    "critical_path",
-    "idle",
-    "idle_by_span",
-    "path_seconds",
-    "predecessors",
-    "slack",
-]
-
 Cause = Literal["data", "copy", "order", "device", "link", "batch"]
 """Why a span follows another.
 

@@ -21,8 +21,6 @@ from autosched.placement import Placement
 from autosched.policies.candidates import candidates
 from autosched.program.program import Copy
 
-__all__ = ["Plans", "change_placement", "device_count_note", "promised"]
-
 _MOST = 20_000  # tasks, up to which there is time to plan again
 _FAR = 3  # times the makespan, from which percentages are hard to read
 _SAME = 0.05  # of the makespan, by which fewer devices may be slower and are still mentioned

@@ -23,21 +23,6 @@ from autosched.policies import single_on
 from autosched.program.program import Copy, Program, Run, Stream, Wait
 from autosched.simulation.simulate import is_pageable, makespan
 
-__all__ = [
-    "add_copy_streams",
-    "avoid_host_reads",
-    "fuse_launches",
-    "host_note",
-    "host_read_note",
-    "is_issued_late",
-    "keep_inputs",
-    "pageable_note",
-    "pin_memory",
-    "reloads",
-    "replay_launches",
-    "spill_note",
-]
-
 _PAGEABLE = 0.1  # of the makespan, from which pageable memory is mentioned
 _MOST = 4_000  # copies, each with a stream of its own at first: lowering takes long for more
 

@@ -61,8 +61,6 @@ from autosched.simulation.periods import Period, fewest_in_flight, period
 from autosched.simulation.simulate import durations
 from autosched.timeline.timeline import Timeline, what
 
-__all__ = ["Efficiency", "Explanation", "Late", "PeriodFacts", "explain"]
-
 # ---- the period of a loop
 
 Limit = Literal["device", "copies", "carried", "order", "in_flight", "host"]

@@ -21,8 +21,6 @@ from autosched.placement import Choices, Placement, constraint
 from autosched.program.program import Copy
 from autosched.timeline.timeline import Span, Timeline
 
-__all__ = ["Option", "TaskExplanation", "explain_task"]
-
 _OPERATORS = 12  # of a merged task, in the text
 _FEW = 3  # other devices to compare in a large graph
 

@@ -23,8 +23,6 @@ from autosched.simulation.issuing import Issuing, issuing
 from autosched.simulation.simulate import durations, makespan, simulate
 from autosched.timeline.timeline import Timeline
 
-__all__ = ["SMALL", "Case"]
-
 SMALL = 2_000  # tasks, up to which there is time to lower many variants
 
 

@@ -10,8 +10,6 @@ import torch
 
 from autosched.machine.machine import Device
 
-__all__ = ["intra_op_threads", "model_name", "torch_device"]
-
 
 @contextlib.contextmanager
 def intra_op_threads(count: int) -> Iterator[None]:

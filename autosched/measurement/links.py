@@ -23,8 +23,6 @@ from autosched.machine.machine import Link, Machine
 from autosched.measurement.hardware import torch_device
 from autosched.measurement.stopwatch import Stopwatch, median_seconds, stopwatch, synchronize
 
-__all__ = ["SIZES", "Track", "fitted", "is_possible", "measured_links"]
-
 Track = Callable[[Sequence[Any]], Iterable[Any]]
 
 SIZES = tuple(1 << n for n in (10, 13, 16, 18, 20, 22, 24, 26))  # bytes of the timed copies

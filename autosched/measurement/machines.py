@@ -19,8 +19,6 @@ from autosched.measurement.links import SIZES, Track, fitted, measured_links
 from autosched.measurement.stopwatch import Call, EventWatch, synchronize
 from autosched.scheduling.arguments import checked_count
 
-__all__ = ["measure_machine", "measure_storage"]
-
 
 def measure_machine(
     machine: Machine | None = None,

@@ -15,8 +15,6 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from autosched._lib.tree import flatten
 
-__all__ = ["Signature", "function_text", "literal_text", "signature_of"]
-
 Signature = tuple[Hashable, ...]
 
 

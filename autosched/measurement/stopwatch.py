@@ -17,8 +17,6 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-__all__ = ["Reading", "Stopwatch", "median_seconds", "stopwatch", "synchronize"]
-
 Call = Callable[[], Any]
 
 _TRIES = 5

@@ -42,8 +42,6 @@ from autosched.runtime.backends.host import as_parameter, copy_in_host_memory
 from autosched.scheduling.arguments import checked_count
 from autosched.scheduling.planning import mark_pageable
 
-__all__ = ["measure_costs", "run_on_models", "run_serially"]
-
 _Measured = Mapping[tuple[Device, ...], Mapping[str, Reading]]
 """By equal devices, the reading of each task that was measured there."""
 
@@ -245,6 +243,7 @@ class Readings:
     readings: list[Reading] = field(default_factory=list)
 
     def is_done(self, repeat: int) -> bool:
+        """Whether there are enough."""
         clean = sum(reading.clean for reading in self.readings)
         return clean >= repeat or len(self.readings) >= 2 * repeat
 
@@ -263,6 +262,7 @@ class Readings:
         self.readings.append(reading)
 
     def median(self) -> Reading | None:
+        """Return the median of those that count, if there are any."""
         counted = [reading for reading in self.readings if reading.clean] or self.readings
         if not counted:
             return None

@@ -29,8 +29,6 @@ from autosched.testing.comparing import difference
 from autosched.testing.interleavings import attempt, contrary, uniform
 from autosched.testing.reference import Reference, Setting, traced
 
-__all__ = ["Checked", "check", "machines_for", "scattered"]
-
 
 @dataclass(frozen=True)
 class Checked:

@@ -13,8 +13,6 @@ import torch
 
 from autosched._lib.tree import flatten
 
-__all__ = ["bits", "difference"]
-
 
 def bits(tree: Any) -> Hashable:
     """Return an object that is equal for trees whose leaves are equal bit for bit.

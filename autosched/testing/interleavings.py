@@ -27,19 +27,6 @@ from autosched.runtime.memory import Memory
 from autosched.runtime.threads.interleaver import Choose
 from autosched.testing.reference import Setting
 
-__all__ = [
-    "Explored",
-    "Footprint",
-    "attempt",
-    "contrary",
-    "explore",
-    "following",
-    "footprints",
-    "interleavings",
-    "races",
-    "uniform",
-]
-
 _Resource = tuple[str, object]  # a slot, state that tasks share, or an order by ``after=``
 
 

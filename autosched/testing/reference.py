@@ -23,8 +23,6 @@ from autosched.runtime.backends.host import copy_in_host_memory
 from autosched.runtime.check import Watcher
 from autosched.testing.comparing import bits
 
-__all__ = ["Reference", "Setting", "traced", "watched"]
-
 
 class Setting:
     """Inputs and a seed, with which a graph is run repeatedly."""

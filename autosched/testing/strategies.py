@@ -18,8 +18,6 @@ from hypothesis import strategies as st
 from autosched.graph.graph import Graph, Value, called_with
 from autosched.machine.machine import Device, Link, Machine
 
-__all__ = ["DEVICES", "graphs", "inputs_for", "machines"]
-
 DEVICES = ("cpu", "cuda:0", "cuda:1", "cuda:2")
 
 # ---- functions of tasks: for any shapes, with results in [-1, 1]

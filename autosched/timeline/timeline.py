@@ -23,8 +23,6 @@ from autosched.program.program import Copy, Receive, Run, Send, Stream
 if TYPE_CHECKING:
     from autosched.costs.costs import Costs
 
-__all__ = ["Overlap", "Span", "Timeline", "preceding_spans", "what"]
-
 
 @dataclass(frozen=True, slots=True)
 class Span:

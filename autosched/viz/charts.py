@@ -22,8 +22,6 @@ from autosched.viz.svg import SERIES, TITLE, color, escape
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["bars", "lines", "links", "memory"]
-
 Points = Sequence[tuple[float, float]]
 Artists = Mapping[str, Any]  # a legend: artists by label
 

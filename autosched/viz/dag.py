@@ -26,8 +26,6 @@ from autosched.viz.svg import (
     text,
 )
 
-__all__ = ["graph_dot", "graph_parts", "graph_svg"]
-
 BOX = 28.0  # the height of a node
 PITCH = 62.0  # from one rank to the next
 DENSE = 42.0  # the same where a drawing would be too high otherwise

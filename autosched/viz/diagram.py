@@ -22,20 +22,6 @@ from typing import Literal, NamedTuple
 from autosched.errors import ChartError, shown
 from autosched.graph.graph import Graph, Task, Value
 
-__all__ = [
-    "KINDS",
-    "NOWHERE",
-    "Arrow",
-    "Box",
-    "Diagram",
-    "Edge",
-    "Part",
-    "diagram",
-    "fold",
-    "is_host",
-    "parts",
-]
-
 NOWHERE = ""  # the device of unplaced tasks
 MOST_NAMES = 12  # in the tooltip of a box
 MOST_BANDS = 24

@@ -18,8 +18,6 @@ from autosched.viz.format import summary
 from autosched.viz.gantt import gantt_svg, gantt_text
 from autosched.viz.svg import escape
 
-__all__ = ["draw_graph", "draw_timeline", "phases", "picture", "show_graph", "show_timeline"]
-
 
 def draw_graph(
     graph: Graph,

@@ -11,20 +11,6 @@ from autosched._lib.text import duration, time_unit
 from autosched.program.program import Stream
 from autosched.timeline.timeline import Timeline
 
-__all__ = [
-    "Steps",
-    "columns",
-    "legal",
-    "natural",
-    "shorten",
-    "shorten_path",
-    "sorted_streams",
-    "summary",
-    "text_width",
-    "thinned",
-    "ticks",
-]
-
 FONT_SIZE = 12.0
 Steps = Sequence[tuple[float, float]]  # (seconds, amount from then on), in the order of time
 

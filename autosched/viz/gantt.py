@@ -36,8 +36,6 @@ from autosched.viz.svg import (
     text,
 )
 
-__all__ = ["gantt_rows", "gantt_svg", "gantt_text"]
-
 WIDTH = 1000.0
 LEAST_WIDTH = 300.0
 MARGIN = 20.0

@@ -17,8 +17,6 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Layout", "Route", "layout"]
-
 GAP = 18.0  # between nodes side by side
 GUTTER = 56.0  # the most between columns; less if few edges run there
 LANE = 8.0  # between edges in a gutter

@@ -33,8 +33,6 @@ from autosched.viz.format import Steps, natural, summary, thinned
 from autosched.viz.gantt import gantt_rows
 from autosched.viz.svg import PREAMBLE, escape
 
-__all__ = ["page_data", "page_html"]
-
 LINES = 6000  # of each text
 STEPS = 600  # of a device's memory over time, at most: more than a row has pixels
 DIGITS = 8  # of the longest time, so that a tick is far below a pixel at any useful zoom

@@ -24,8 +24,6 @@ from autosched.program.program import Stream
 from autosched.timeline.timeline import Span, Timeline
 from autosched.viz.format import Steps, sorted_streams
 
-__all__ = ["perfetto_json"]
-
 Memory = Mapping[str, Steps]
 _Event = dict[str, Any]
 _COLLECTOR = "garbage collector"

@@ -13,23 +13,6 @@ from collections.abc import Iterable
 
 from autosched.viz.format import FONT_SIZE, legal, text_width
 
-__all__ = [
-    "LABEL",
-    "PHASES",
-    "PREAMBLE",
-    "SERIES",
-    "TITLE",
-    "color",
-    "document",
-    "escape",
-    "legend",
-    "legend_width",
-    "number",
-    "path",
-    "rect",
-    "text",
-]
-
 LABEL = 10.5  # the size of text in narrow boxes
 TITLE = 17.0
 PHASES = ("backward", "optimizer")  # of tasks: these have colours of their own, as on the page
