@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -47,7 +46,6 @@ from autosched.viz import (
     perfetto_json,
     picture,
 )
-from autosched.viz.charts import links, memory
 from autosched.viz.drawing import phases
 
 
@@ -304,16 +302,6 @@ def _graph(draw: Callable[..., str], made: Schedule) -> str:
     return draw(made.graph, made.placement.device, title=made.graph.name)
 
 
-def _memory(made: Schedule) -> str:
-    devices = made.machine.devices
-    limits = {device.name: device.nbytes for device in devices if device.nbytes < math.inf}
-    return memory(made.memory(), title=made.graph.name, limits=limits)
-
-
-def _links(made: Schedule) -> str:
-    return links(_timeline(made), title=made.graph.name)
-
-
 def _trace(made: Schedule) -> str:
     memory = made.memory()
     title = made.graph.name
@@ -323,8 +311,6 @@ def _trace(made: Schedule) -> str:
 _PICTURES: Mapping[str, Callable[[Schedule], str]] = {
     "gantt": _gantt,
     "graph": partial(_graph, graph_svg),
-    "memory": _memory,
-    "links": _links,
 }
 
 

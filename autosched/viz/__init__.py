@@ -14,7 +14,7 @@ module     draws                                         as
 =========  =============================================  =============
 gantt      what ran when, on which stream, and why then  SVG, text
 dag        what depends on what, and on which device     SVG, DOT
-charts     numbers, memory and links over time           SVG
+charts     numbers                                        SVG
 perfetto   what ran when, for Perfetto                   trace JSON
 drawing    any of these that are SVG                     PNG, PDF
 page       a whole schedule, interactively               HTML
