@@ -10,8 +10,7 @@ idle, may be listed first.
 
 ===============  ===========================================================================
 facts            what each task and copy waited for, and why; the critical path, idle times by cause, slack
-what_if          a schedule and its prediction, with variants for what-if questions
-advice           a remedy and its predicted makespan
+what_if          a schedule and its prediction, with variants for what-if questions; which pay
 remedies         advice: page-locked memory, streams for copies, values that are spilled, inputs
                  that could stay on accelerators, launches, reads on the host
 placements       advice: other placements, more devices, fewer
@@ -20,13 +19,12 @@ report           the explanation of a whole schedule, as ``explain`` returns it,
 task_report      why a task runs where and when it does
 ===============  ===========================================================================
 
-To add a remedy, write a function that yields ``Remedy`` with the predicted makespan, and call it in
+To add a remedy, write a function that yields ``Advice`` with the predicted makespan, and call it in
 ``report._remedies``.
 """
 
-from autosched.explanation.advice import Advice
 from autosched.explanation.report import Explanation, explain
 from autosched.explanation.task_report import TaskExplanation, explain_task
-from autosched.explanation.what_if import Case
+from autosched.explanation.what_if import Advice, Case
 
 __all__ = ["Advice", "Case", "Explanation", "TaskExplanation", "explain", "explain_task"]

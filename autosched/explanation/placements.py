@@ -9,13 +9,12 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from autosched._lib.text import count, device_list, duration, file_name, name_list, percent, spelled
 from autosched.errors import ScheduleError
-from autosched.explanation.advice import Remedy
-from autosched.explanation.what_if import SMALL, Case
+from autosched.explanation.what_if import SMALL, Advice, Case
 from autosched.graph.graph import Task
 from autosched.placement import Placement
 from autosched.policies.candidates import candidates
@@ -140,7 +139,7 @@ def _divided(case: Case, other: str, at: int) -> Case | None:
         return None
 
 
-def change_placement(case: Case, plans: Plans) -> Iterator[Remedy]:
+def change_placement(case: Case, plans: Plans) -> Iterator[Advice]:
     """Suggest other placements, and name the bindings that prevent them."""
     best = case.makespan
     for plan in plans.bound[:1]:
@@ -153,10 +152,10 @@ def change_placement(case: Case, plans: Plans) -> Iterator[Remedy]:
     for plan in plans.freed[:1]:
         if plan.makespan < best:
             free = plan.having(graph=case.unbound(case.bound).graph, costs=case.costs)
-            yield _remedy(case, plan, "bound")._replace(makespan=promised(free))
+            yield replace(_remedy(case, plan, "bound"), makespan=promised(free))
 
 
-def _off_host_remedy(case: Case, plan: Case, moved: Sequence[Task]) -> Remedy:
+def _off_host_remedy(case: Case, plan: Case, moved: Sequence[Task]) -> Advice:
     """Suggest releasing tasks that are bound to a CPU and slow there."""
     names = tuple(task.name for task in moved)
     host = case.placement.device[names[0]]
@@ -167,10 +166,10 @@ def _off_host_remedy(case: Case, plan: Case, moved: Sequence[Task]) -> Remedy:
         f"{name_list(names)} {are} bound to {host} ({file_name(moved[0].source)}), which takes "
         f"{taken} for that; policy='auto' without that puts {them} on {there}"
     )
-    return Remedy("host bound", words, names, (), plan.makespan)
+    return Advice("host bound", words, names, (), plan.makespan)
 
 
-def _remedy(case: Case, plan: Case, kind: str) -> Remedy:
+def _remedy(case: Case, plan: Case, kind: str) -> Advice:
     """Describe what is wrong with the devices of tasks."""
     bound = case.bound if kind == "bound" else ()
     unused = [name for name in plan.used if name not in case.used]
@@ -193,7 +192,7 @@ def _remedy(case: Case, plan: Case, kind: str) -> Remedy:
         words = f"tasks could be issued in a better order: {auto} finds one"
     else:
         words = f"{reason or 'tasks could be placed better: '}{auto} finds a faster plan"
-    return Remedy(kind, words, tuple(task.name for task in bound), (), plan.makespan)
+    return Advice(kind, words, tuple(task.name for task in bound), (), plan.makespan)
 
 
 def _binding(case: Case, bound: Sequence[Task]) -> str:

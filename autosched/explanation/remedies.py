@@ -12,10 +12,9 @@ from dataclasses import replace
 from autosched._lib.text import amount, count, device_list, duration, file_name, name_list, percent
 from autosched.costs.costs import Costs, Replay
 from autosched.errors import AutoschedError, ScheduleError
-from autosched.explanation.advice import LEAST, Remedy, fewest
 from autosched.explanation.facts import Predecessor
 from autosched.explanation.placements import promised
-from autosched.explanation.what_if import SMALL, Case
+from autosched.explanation.what_if import LEAST, SMALL, Advice, Case, fewest
 from autosched.graph.graph import Task, Value
 from autosched.machine.machine import Device, Link
 from autosched.placement import Placement
@@ -44,7 +43,7 @@ def _pageable_copies(case: Case, costs: Costs) -> dict[str, Copy]:
     return found
 
 
-def pin_memory(case: Case) -> Iterator[Remedy]:
+def pin_memory(case: Case) -> Iterator[Advice]:
     """Suggest inputs and constants to put into page-locked memory."""
     slow = _pageable_copies(case, case.costs)
     if not slow:
@@ -65,7 +64,7 @@ def pin_memory(case: Case) -> Iterator[Remedy]:
     lies, is_ = ("it lies", "is") if len(pinned) == 1 else ("they lie", "are")
     where = f"{lies} in pageable host memory and {is_} copied {rates}"
     words = f"pin {name_list(pinned)} ({size}), by .pin_memory(): {where}"
-    yield Remedy("pin", words, (), tuple(pinned), makespan)
+    yield Advice("pin", words, (), tuple(pinned), makespan)
 
 
 def pageable_note(case: Case) -> tuple[str, ...]:
@@ -95,7 +94,7 @@ def _rates(link: Link | None) -> str:
 # ---- copy streams
 
 
-def add_copy_streams(case: Case, before: Sequence[Sequence[Predecessor]]) -> Iterator[Remedy]:
+def add_copy_streams(case: Case, before: Sequence[Sequence[Predecessor]]) -> Iterator[Advice]:
     """Suggest a copy stream for each link, if copies are queued.
 
     Copies over the same link share its rate, so a stream for each copy is never suggested.
@@ -114,7 +113,7 @@ def add_copy_streams(case: Case, before: Sequence[Sequence[Predecessor]]) -> Ite
         "(by hand, in schedule.code)"
     )
     by_link = replace(apart, program=_with_streams_by_link(apart.program)).makespan
-    yield Remedy("copy streams", words, (), values, by_link)
+    yield Advice("copy streams", words, (), values, by_link)
 
 
 def _queued_copies(
@@ -201,7 +200,7 @@ _SHOWN = 3  # inputs that are named
 _Homes = Mapping[str, str]
 
 
-def keep_inputs(case: Case) -> Iterator[Remedy]:
+def keep_inputs(case: Case) -> Iterator[Advice]:
     """Suggest inputs and constants to keep on accelerators.
 
     Each variant is planned and simulated.
@@ -236,7 +235,7 @@ def _largest(case: Case, values: Sequence[Value]) -> list[Value]:
     return sorted(values, key=lambda value: (-case.costs.value_nbytes(value), -value.index))
 
 
-def _kept_remedies(case: Case, kind: str, values: Sequence[Value]) -> Iterator[Remedy]:
+def _kept_remedies(case: Case, kind: str, values: Sequence[Value]) -> Iterator[Advice]:
     """Yield remedies that keep inputs, placed as before or on one accelerator."""
     names = [value.name for value in _largest(case, values)]
     used = _destinations(case, names)
@@ -271,7 +270,7 @@ def _destinations(case: Case, names: Sequence[str]) -> dict[str, str]:
 
 def _kept_remedy(
     case: Case, kind: str, names: Sequence[str], homes: _Homes, device: str | None
-) -> Remedy:
+) -> Advice:
     """Return the effect of keeping the first few of these inputs on accelerators.
 
     If ``device`` is given, all tasks are placed there.
@@ -293,7 +292,7 @@ def _kept_remedy(
     inputs, makespan = fewest(names, case.makespan, makespan_with, case.tries)
     if device is None and makespan < (1 - LEAST) * case.makespan:
         makespan = promised(kept(inputs))
-    return Remedy(kind, _kept_words(case, kind, inputs, homes), (), tuple(inputs), makespan)
+    return Advice(kind, _kept_words(case, kind, inputs, homes), (), tuple(inputs), makespan)
 
 
 def _kept_words(case: Case, kind: str, inputs: Sequence[str], homes: _Homes) -> str:
@@ -324,7 +323,7 @@ def _kept_words(case: Case, kind: str, inputs: Sequence[str], homes: _Homes) -> 
 # to fuse kernels or to replay a CUDA graph, for merged tasks too.
 
 
-def fuse_launches(case: Case) -> Iterator[Remedy]:
+def fuse_launches(case: Case) -> Iterator[Advice]:
     """Suggest fusing tasks that take longer to launch than to run.
 
     Consecutive tasks that are launched as one would pay for one launch. ``asc.merge`` alone does
@@ -351,15 +350,15 @@ def fuse_launches(case: Case) -> Iterator[Remedy]:
         f"({duration(whole - launch)}): merge kernels into one (torch.compile), "
         "or replay all as a CUDA graph, by asc.schedule(..., replay=True)"
     )
-    yield Remedy("launch", words, names, (), case.timed(faster, saved.keys() - heads))
+    yield Advice("launch", words, names, (), case.timed(faster, saved.keys() - heads))
 
 
-def replay_launches(case: Case) -> Iterator[Remedy]:
+def replay_launches(case: Case) -> Iterator[Advice]:
     """Suggest replaying CUDA graphs if threads of the host are busy issuing work."""
     if is_issued_late(case) and case.costs.replay is None:
         replayed = case.having(costs=replace(case.costs, replay=Replay()))
         words = f"{_busy(case)}: replay CUDA graphs, by asc.schedule(..., replay=True)"
-        yield Remedy("launch", words, (), (), promised(replayed))
+        yield Advice("launch", words, (), (), promised(replayed))
 
 
 def host_note(case: Case) -> tuple[str, ...]:
@@ -431,7 +430,7 @@ def _task(case: Case, instruction: int) -> Task:
 _READS = ("_local_scalar_dense", "item", "tolist", "numpy", "cpu")
 
 
-def avoid_host_reads(case: Case, idle_by_span: Mapping[int, float]) -> Iterator[Remedy]:
+def avoid_host_reads(case: Case, idle_by_span: Mapping[int, float]) -> Iterator[Advice]:
     """Suggest removing host tasks that read results of accelerators and delay accelerators.
 
     ``idle_by_span`` is how long accelerators waited for each span. Tasks that a policy put on the
@@ -480,7 +479,7 @@ def _alternative(tasks: Sequence[Task]) -> tuple[str, str]:
 
 def _read_remedy(
     case: Case, tasks: Sequence[Task], waited: Mapping[str, float], cure: str, makespan: float
-) -> Remedy:
+) -> Advice:
     values = tuple(dict.fromkeys(name for task in tasks for name in _read_results(case, task)))
     names = tuple(task.name for task in tasks)
     one_task = len(names) == 1
@@ -491,7 +490,7 @@ def _read_remedy(
         f"{'waits' if one_device else 'wait'} {duration(sum(map(waited.__getitem__, names)))} "
         f"for that: {cure}"
     )
-    return Remedy("host read", words, names, values, makespan)
+    return Advice("host read", words, names, values, makespan)
 
 
 # ---- tasks that read on the host

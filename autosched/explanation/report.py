@@ -19,7 +19,6 @@ from autosched._lib.text import amount, count, duration, percent, ranges, shorte
 from autosched.bounds import bounds
 from autosched.bounds.periods import period_bounds
 from autosched.errors import ScheduleError
-from autosched.explanation.advice import Advice, Remedy, worthwhile
 from autosched.explanation.facts import (
     Idle,
     Predecessor,
@@ -45,7 +44,7 @@ from autosched.explanation.remedies import (
     replay_launches,
     spill_note,
 )
-from autosched.explanation.what_if import SMALL, Case
+from autosched.explanation.what_if import SMALL, Advice, Case, worthwhile
 from autosched.lowering import lower
 from autosched.lowering.resident_state import without_resident_state
 from autosched.machine.machine import Machine
@@ -367,7 +366,7 @@ def _remedies(
     plans: Plans,
     before: Sequence[Sequence[Predecessor]],
     waited: Mapping[int, float],
-) -> Iterator[Remedy]:
+) -> Iterator[Advice]:
     yield from pin_memory(case)
     yield from keep_inputs(case)
     yield from avoid_host_reads(case, waited)
