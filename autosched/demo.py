@@ -9,8 +9,6 @@ scikit-learn bundles. Only the public API is used.
 from __future__ import annotations
 
 import statistics
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from operator import getitem
 from pathlib import Path
@@ -20,8 +18,6 @@ import torch
 from torch import Tensor
 
 import autosched as asc
-from autosched.runtime.backends.emulated import Emulated
-from autosched.viz import gantt_svg
 
 BATCH = 128
 RATE = 0.5
@@ -207,18 +203,11 @@ def _batches(data: Digits, epochs: int) -> list[list[dict[str, Tensor]]]:
 
 
 def _train(schedule: asc.Schedule, data: Digits, state: Mapping[str, Tensor], epochs: int) -> None:
-    is_terminal = sys.stdout.isatty()
     for epoch, batches in enumerate(_batches(data, epochs), 1):
-        losses = []
-        for i, batch in enumerate(batches, 1):
-            losses.append(float(schedule(**batch, **state)["loss"]))
-            if is_terminal:
-                step = f"step {i} of {len(batches)}"
-                print(f"\repoch {epoch} of {epochs}, {step}", end="", flush=True)
-        clear = "\r\033[K" if is_terminal else ""
+        losses = [float(schedule(**batch, **state)["loss"]) for batch in batches]
         loss = f"loss {statistics.mean(losses):.4f}"
         accuracy = f"test accuracy {_accuracy(state, data):.4f}"
-        print(f"{clear}epoch {epoch:2}: {loss}, {accuracy}", flush=True)
+        print(f"epoch {epoch:2}: {loss}, {accuracy}", flush=True)
 
 
 def _accuracy(state: Mapping[str, Tensor], data: Digits) -> float:
@@ -254,43 +243,24 @@ def _report(
     inputs = {name: tensor.clone() for name, tensor in examples.items()}
     measured = schedule.profile(repeat=9, **inputs)
     predicted = schedule.simulate()
-    serial = _serial_seconds(schedule, inputs)
-    ratio = f"one task or copy at a time: {serial / measured.makespan:.1f} times the schedule"
-    gap = f"no schedule can be faster; the gap is {schedule.gap:.0%}"
-    rows = [
+    print("\none step")
+    for name, seconds, note in (
         ("predicted makespan", predicted.makespan, ""),
         ("measured makespan", measured.makespan, "median of 9 steps"),
-        ("serial", serial, ratio),
-        ("lower bound", schedule.lower_bound, gap),
-    ]
-    print("\none step")
-    for name, seconds, note in rows:
+        ("serial", schedule.serial_seconds, "one task or copy at a time, as predicted"),
+        ("lower bound", schedule.lower_bound, f"of any schedule; the gap is {schedule.gap:.0%}"),
+    ):
         print(f"    {name:<20}{seconds * 1e3:9.3f} ms  {note}")
     hidden = f"{measured.overlap().copies_hidden:9.0%}     of their time, behind compute"
     print(f"    {'copies hidden':<20}{hidden}; predicted {predicted.overlap().copies_hidden:.0%}")
     gantt, dag, page = (folder / name for name in ("mlp.svg", "mlp_graph.svg", "mlp.html"))
     title = f"One training step of a two-layer MLP on {kind.partition(', so')[0]}"
-    gantt.write_text(gantt_svg(predicted, title=title, measured=measured), encoding="utf-8")
+    schedule.draw(gantt, measured, title=title)
     critical = [span.name for span in predicted.critical_path() if span.kind == "run"]
     schedule.graph.draw(dag, schedule.placement.device, critical=critical)
     schedule.report(page, measured, title=title)
     print(f"\nwrote {gantt} (the schedule), {dag} (the graph)", end=" ")
     print(f"and {page} (all of it, for a browser)")
-
-
-def _serial_seconds(schedule: asc.Schedule, inputs: Mapping[str, Tensor]) -> float:
-    """Measure the same step with one task or copy at a time."""
-    if schedule.machine.imagined:
-        with asc.schedule(
-            schedule.graph, schedule.machine, costs=schedule.costs, backend=Emulated(serial=True)
-        ) as one:
-            return one.profile(repeat=5, **inputs).makespan
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        schedule.run_serial(**inputs)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
 
 
 def _indented(text: str) -> str:

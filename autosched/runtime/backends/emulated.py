@@ -106,13 +106,10 @@ class Emulated(Host):
     If real work takes much longer than modelled in several runs, one warning says so. Clocks of
     streams go on from run to run, and a slot has the same ones: a run starts on a stream when it has
     begun and the stream has finished what was issued before.
-    With ``serial``, instructions run one at a time, in issue order: the time of the same work
-    without any overlap.
     """
 
-    def __init__(self, serial: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.serial = serial
         self.clock: dict[Stream, float] = {}
         self.events: dict[int, float] = {}
         self.stopped: Callable[[], bool] = bool
@@ -133,7 +130,7 @@ class Emulated(Host):
 
     def thread(self, stream: Stream) -> str | None:
         """Return a separate thread for each stream."""
-        return None if self.serial else str(stream)
+        return str(stream)
 
     def here(self, device: str, usual: Any) -> Any:
         """Return the device that replaces ``Here`` on a device: for torch, the CPU."""
@@ -163,7 +160,6 @@ class Emulated(Host):
     def launch(self, streams: Sequence[Stream], seconds: float, call: Step) -> Step:
         """Call a function, then sleep until the modelled end."""
         clock = self.clock
-        streams = tuple(self.clock) if self.serial else streams
         queues = self.queues
         queueing = [stream for stream in streams if self.contention or _computes(stream)]
 

@@ -321,16 +321,6 @@ def test_freed_memory_is_all_nan(dtype):
     assert base.isnan().tolist() == [True, False, True, False]
 
 
-def test_one_thing_at_a_time_takes_the_calling_thread_alone():
-    backend = Emulated(serial=True)
-    with asc.schedule(
-        fork(threading.get_ident), TWO_GPUS, policy="round_robin", backend=backend
-    ) as schedule:
-        assert set(schedule().values()) == {threading.get_ident()}
-        timeline = schedule.profile()
-    assert all(a.end <= b.start for a, b in zip(timeline.spans, timeline.spans[1:], strict=False))
-
-
 def test_virtual_time_is_modelled_time_in_the_calling_thread():
     costs = asc.Costs.table({"t0": 3.0, "t1": 5.0})
     with asc.schedule(fork(threading.get_ident), CPUS, costs=costs, backend="virtual") as schedule:
