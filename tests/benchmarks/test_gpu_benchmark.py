@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
 from types import SimpleNamespace
@@ -10,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import autosched as asc
 from tests.benchmarks.conftest import FOLDER
 from tests.gpu.fake_gpu import playing
 
@@ -33,12 +31,6 @@ def test_a_network_has_the_parameters_that_it_is_known_for(bench, name, paramete
         scores = model(torch.empty(2, 3, kind.pixels, kind.pixels))
     assert scores.shape == (2, 1000)
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
-
-
-def test_a_wiring_reads_only_what_comes_before_and_drops_no_node(bench):
-    wiring = bench.networks.Wiring(2, 2, 12, seed=3)
-    assert all(u < v for v, reads in enumerate(wiring.reads) for u in reads)
-    assert {*wiring.last, *(u for reads in wiring.reads for u in reads)} == set(range(12))
 
 
 # ---- rivals
@@ -68,18 +60,6 @@ def test_a_rehearsal_runs_all_of_it_and_leaves_out_only_what_needs_cuda(bench, c
     assert "autosched" in printed
     assert "failed" not in printed
     assert "NOT" not in printed
-
-
-def test_what_means_nothing_is_not_written(bench, capsys):
-    with pytest.raises(SystemExit):
-        bench.main(["--rehearse", "--write"])
-    assert "nothing that is worth writing" in capsys.readouterr().err
-
-
-def test_without_a_gpu_it_says_so(bench, capsys, monkeypatch):
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    assert bench.main([]) == 2
-    assert "no GPU" in capsys.readouterr().out
 
 
 def test_a_case_that_fails_is_told_and_the_others_go_on(bench, capsys, monkeypatch):
@@ -154,86 +134,6 @@ def test_a_record_reads_back_and_keeps_cases_of_the_same_machine_alone(bench, tm
     assert bench.record.read_json(tmp_path / "r.json") == ("Title", cases, {"GPU": "one"})
     assert bench.record.earlier(tmp_path / "r.json", {"GPU": "one"}) == cases
     assert bench.record.earlier(tmp_path / "r.json", {"GPU": "another"}) == {}
-
-
-@pytest.mark.parametrize(
-    ("value", "holds"), [(0.89, False), (1.0, True), (1.11, False), (float("nan"), False)]
-)
-def test_a_promise_holds_between_its_limits(bench, value, holds):
-    promise = bench.record.predicted(value, 1.0, "ours")
-    assert promise.holds == holds
-    assert promise.target == "0.9 to 1.1"
-
-
-def test_the_summary_counts_what_holds_for_each_machine(bench, tmp_path):
-    for number, machine in enumerate("AB"):
-        found = [bench.record.Promise("x / y", float(number), most=0.5)]
-        path, cases = tmp_path / f"{machine}.json", {"a": bench.record.Case({}, found)}
-        bench.record.write_json(path, machine, cases, {"GPU": machine})
-    told = "\n".join(bench.record.summary(sorted(tmp_path.iterdir())))
-    assert "GPU: A\n\n1 of 1 promises hold." in told
-    assert "GPU: B\n\n0 of 1 promises hold." in told
-
-
-# ---- contestants
-
-
-def test_who_computes_something_else_is_left_out(bench):
-    inference = sys.modules["inference"]
-    entries = {
-        "liar": bench.contestants.Entry(lambda: torch.ones(2)),
-        "nan": bench.contestants.Entry(lambda: torch.full((2,), torch.nan)),
-    }
-    reasons = {}
-    inference._compare(entries, torch.zeros(2), reasons)
-    assert not entries
-    assert reasons.keys() == {"liar", "nan"}
-
-
-class Tokens:
-    """Stands in for a context of CUDASTF: notes who used which token how."""
-
-    def __init__(self):
-        self.made, self.tasks = 0, []
-
-    def token(self):
-        number, self.made = self.made, self.made + 1
-        return SimpleNamespace(
-            **{how: lambda how=how: (how, number) for how in ("read", "write", "rw")}
-        )
-
-    def task(self, *uses):
-        self.tasks.append(uses)
-        return contextlib.nullcontext()
-
-
-def test_tokens_tell_all_that_tasks_depend_on(bench, monkeypatch):
-    monkeypatch.setattr(bench.contestants, "_stream_of", lambda started: contextlib.nullcontext())
-    graph = asc.Graph()
-    x = graph.input("x")
-    y = x + 1
-    part = y[0]
-    part += 1
-    graph.output(z=y * x)
-    context = Tokens()
-    outputs, _ = bench.contestants._submitted(context, graph, {"x": torch.ones(2)})
-    assert outputs["z"].tolist() == [3.0, 2.0]
-    assert context.tasks == [
-        (("write", 0),),
-        (("rw", 0),),
-        (("rw", 0),),
-        (("read", 0), ("write", 1)),
-    ]
-
-
-def test_turns_are_taken_by_all_and_begun_by_each(bench, monkeypatch):
-    monkeypatch.setattr(sys.modules["_rig"], "WARM_SECONDS", 0.0)
-    rig, order = bench.script["Rig"](), []
-    object.__setattr__(rig, "real", 0)  # as if at rest always
-    sys.modules["_rig"].race(
-        rig, {name: lambda name=name: order.append(name) for name in "abc"}, 15
-    )
-    assert order[-9:] == list("abcbcacab")
 
 
 # ---- which rule is kept where

@@ -20,7 +20,6 @@ from autosched import cli, demo
 from autosched.cli import command_parser, loading
 from autosched.cli.output import UserCodeError, deliver, reported_errors, tracker
 from autosched.errors import UsageError
-from autosched.policies import POLICIES, TIMED
 from autosched.scheduling import planning
 
 
@@ -150,12 +149,6 @@ def test_errors_are_told_in_a_line_and_exit_with_2(monkeypatch, capsys, tmp_path
     monkeypatch.setattr(demo, "main", refuse)
     assert cli.main(["demo", "--folder", str(tmp_path)]) == 2
     assert capsys.readouterr().err == "autosched: no such machine\n"
-
-
-def test_a_folder_that_cannot_be_made_exits_with_2(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    assert cli.main(["demo", "--folder", str(tmp_path / "file" / "below")]) == 2
-    assert capsys.readouterr().err.startswith("autosched: ")
 
 
 def test_control_c_exits_with_130(monkeypatch, tmp_path):
@@ -397,27 +390,6 @@ def test_options_that_cannot_be_are_told_in_a_line(
     assert complaints.count("\n") == 1
 
 
-@pytest.mark.parametrize("policy", ["auto", *TIMED, *POLICIES])
-def test_each_policy_plans_from_the_command_line(policy, builder, capsys):
-    if policy == "exact":
-        pytest.importorskip("ortools")
-    seconds = ["--seconds", "0.05"] if policy in ("auto", *TIMED) else []
-    code, said, complaints = run(
-        capsys,
-        "show",
-        f"{builder}:graph",
-        "--what",
-        "summary",
-        "--policy",
-        policy,
-        *seconds,
-        "--seed",
-        "3",
-    )
-    assert (code, complaints) == (0, "")
-    assert said.startswith("two layers: 2 tasks")
-
-
 def test_a_saved_schedule_is_planned_anew_if_it_is_to_be_looked_for_longer(
     plan, monkeypatch, capsys
 ):
@@ -434,23 +406,6 @@ def test_who_knows_no_costs_is_told_so(capsys):
     assert code == 0
     assert complaints.startswith("autosched: note: nothing tells what tasks cost")
     assert run(capsys, "show", "autosched.demo:mlp_example", "--what", "summary")[2] == ""
-
-
-def test_who_knows_seconds_or_needs_no_inputs_is_warned_of_nothing(tmp_path, capsys):
-    file = tmp_path / "graphs.py"
-    file.write_text(
-        "import autosched as asc, torch\n"
-        "timed, drawn, empty = asc.Graph(), asc.Graph(), asc.Graph()\n"
-        "timed.output(y=timed.add(abs, timed.input('x'), seconds=1.0))\n"
-        "drawn.output(y=drawn.add(torch.rand, 3))\n"
-        "def with_seconds(): return timed, {'x': -1}\n"
-    )
-    for name in ("with_seconds", "drawn", "empty"):
-        code, said, complaints = run(capsys, "show", f"{file}:{name}", "--what", "summary")
-        assert (code, complaints) == (0, "")
-    assert said.startswith("graph: 0 tasks, 0 instructions on 0 streams; ")
-    said = run(capsys, "show", f"{file}:drawn", "--what", "summary")[1]
-    assert said.startswith("graph: 1 task, 1 instruction on 1 stream; proved: they cannot race\n")
 
 
 def test_a_file_that_cannot_be_written_is_told_by_its_own_name(plan, tmp_path, capsys):
@@ -686,13 +641,6 @@ def test_machines_and_policies_are_compared(plan, tmp_path, capsys):
     )
 
 
-def test_time_is_for_the_policies_that_take_some(plan, capsys):
-    policies = "--policies", "heft", "search", "--seconds", "0.05", "--json"
-    code, said, complaints = run(capsys, "compare", plan, "--gpus", "2", *policies)
-    assert (code, complaints) == (0, "")
-    assert [row["policy"] for row in json.loads(said)["rows"]] == ["heft", "search"]
-
-
 def test_machines_of_files_are_compared_by_their_names(plan, tmp_path, capsys):
     mine = tmp_path / "mine.json"
     mine.write_text(autosched.Machine.emulated(gpus=2, bytes_per_second=1e9).to_json())
@@ -765,31 +713,6 @@ def uneven():  # lists need 7 s on two devices, and 6 s are possible
         made.add(int, name=f"task{i}", seconds=seconds)
     return made, {}, asc.Machine.emulated(gpus=1)
 """
-
-
-def test_a_search_shows_how_far_it_is_on_a_terminal_alone(tmp_path, monkeypatch, capsys):
-    file = tmp_path / "uneven.py"
-    file.write_text(UNEVEN)
-    command = (
-        "show",
-        f"{file}:uneven",
-        "--what",
-        "summary",
-        "--policy",
-        "search",
-        "--seconds",
-        "0.2",
-    )
-    assert run(capsys, *command)[2] == ""
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    code, said, shown = run(capsys, *command)
-    assert code == 0
-    lines = shown.split("\r")[1:]
-    assert re.match(r"planning \[ {30}\]   0%, best 7 s", lines[0])
-    assert re.match(r"planning \[#{30}\] 100%, best 6 s", lines[-2])
-    assert lines[-1] == "\033[K"
-    assert len(set(lines)) == len(lines)
-    assert said.startswith("uneven: 5 tasks")
 
 
 def test_control_c_ends_a_search_with_the_best_so_far(tmp_path, monkeypatch, capsys):

@@ -552,17 +552,6 @@ def test_one_copy_that_was_held_up_changes_little(size: int) -> None:
     assert fitted(TRUE | {size: TRUE[size] * 7}) == pytest.approx((2e10, 1e-5), rel=0.08)
 
 
-@pytest.mark.parametrize("factor", [2, 7])
-def test_noise_only_adds(factor: float) -> None:
-    least = links.SIZES[0]
-    assert fitted(TRUE | {least: TRUE[least] * factor}) == pytest.approx((2e10, 1e-5), rel=0.02)
-
-
-@pytest.mark.parametrize("size", links.SIZES)
-def test_all_sizes_count_alike(size: int) -> None:
-    assert fitted(TRUE | {size: TRUE[size] * 0.97}) == pytest.approx((2e10, 1e-5), rel=0.03)
-
-
 @pytest.mark.parametrize(
     "odd", [{1: 1.0, 10: 1.0, 100: 1.0}, {1: 1.0}, {}, {1: 0.0, 2: 1.0}, {1: math.nan, 2: 1.0}]
 )
@@ -632,10 +621,6 @@ def test_copies_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         ("cuda:0", "cpu", True),
     ]
     assert all(0 < seconds < 1 for way in ways for seconds in way.seconds.values())
-
-
-def test_a_machine_without_links_keeps_none() -> None:
-    assert measurement.measured_links(HERE) == asc.measure_machine(HERE) == HERE
 
 
 # ---- issuing

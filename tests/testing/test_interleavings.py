@@ -6,7 +6,7 @@ conflicts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from itertools import islice
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import autosched as asc
 from autosched.program.program import Instruction, Program, Record, Run, Stream, Wait
-from autosched.testing import explore, following, graphs, inputs_for, interleavings, machines, races
+from autosched.testing import explore, graphs, inputs_for, interleavings, machines, races
 from autosched.testing.comparing import bits
 from autosched.testing.interleavings import attempt
 from autosched.testing.reference import Reference, Setting
@@ -184,19 +184,6 @@ def test_only_the_order_of_conflicts_makes_a_class() -> None:
     assert second.index("cpu/b") < second.index("cpu/a")
 
 
-def test_classes_are_as_many_as_conflicts_have_directions() -> None:
-    graph = asc.Graph()
-    x = graph.input("x")
-    for _ in range(4):
-        x.mul_(2)
-    text = "input x on cpu\n" + "\n".join(
-        f"cpu/{i} run {task.name}" for i, task in enumerate(graph.tasks)
-    )
-    assert (
-        len(list(interleavings(Program.parse(text), graph))) == 4 * 3 * 2
-    )  # all pairs conflict: every order counts
-
-
 def test_random_tasks_conflict() -> None:
     graph = asc.Graph()
     a, b, c = (graph.add(torch.rand, 2, name=name) for name in "abc")
@@ -206,16 +193,6 @@ def test_random_tasks_conflict() -> None:
     )
     assert races(program, graph) == [(0, 1), (0, 2), (1, 2)]
     assert len(set(explored(program, graph, CPU))) == 6
-
-
-def test_an_order_by_after_is_a_conflict() -> None:
-    graph = asc.Graph()
-    x, y = graph.inputs("x", "y")
-    a = graph.add(torch.sin, x, name="a")
-    graph.output(a, graph.add(torch.cos, y, name="b", after=a))
-    assert races(
-        Program.parse("input x on cpu\ninput y on cpu\ncpu/1 run a\ncpu/2 run b"), graph
-    ) == [(0, 1)]
 
 
 def test_tasks_that_share_a_module_conflict_even_with_others_between_them() -> None:
@@ -239,16 +216,3 @@ def test_a_copy_on_two_streams_synchronizes_with_both() -> None:
     assert only[:3] == ("cuda:1/copy-in", "cuda:0/copy-out", "cuda:1/copy-in")
     (run,) = explore(schedule.program, graph, schedule.machine, examples={"x": torch.zeros(1)})
     assert run.left["output 'y'"] == torch.ones(1)
-
-
-@pytest.mark.parametrize("make", [asc.testing.contrary, asc.testing.uniform])
-def test_a_seeded_choice_repeats_itself(make: Callable[[int], Callable[[list[str]], str]]) -> None:
-    ready = ["a", "b", "c", "d"]
-    first, second = make(3), make(3)
-    assert [first(ready) for _ in range(20)] == [second(ready) for _ in range(20)]
-    assert len({make(seed)(ready) for seed in range(40)}) == len(ready)
-
-
-def test_following_begins_again_with_each_run() -> None:
-    choose = following(("a", "b"))
-    assert [choose(["a", "b"]) for _ in range(4)] == ["a", "b", "a", "b"]

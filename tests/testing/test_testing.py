@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import find, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autosched as asc
 from autosched.errors import InterleavingError
 from autosched.policies import POLICIES
-from autosched.testing import check, contrary, graphs, inputs_for, machines, machines_for
+from autosched.testing import check, graphs, inputs_for, machines, machines_for
 from autosched.testing.comparing import bits, difference
 from autosched.testing.strategies import MOVES
 
@@ -46,35 +46,6 @@ def test_sampled_graphs_stay_within_bounds_and_their_inputs_are_always_the_same(
         assert tensor.dtype == torch.float64
         assert (tensor.abs() <= 1).all()
     assert bits(inputs_for(graph)) == bits(inputs_for(graph))
-
-
-@given(graph=graphs(views=False))
-def test_without_views_no_two_values_share_memory(graph: asc.Graph) -> None:
-    assert all(value.root == value.index for value in graph.values)
-
-
-def leading_to(wanted: Callable[[asc.Graph], bool]) -> asc.Graph:
-    return find(graphs(), wanted)
-
-
-def named(*prefixes: str) -> Callable[[asc.Graph], bool]:
-    return lambda graph: all(
-        any(task.name.startswith(prefix) for task in graph.tasks) for prefix in prefixes
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("prefixes", [["setitem"], ["rest"], ["getitem", "write"]])
-def test_examples_shrink_to_few_moves(prefixes: Sequence[str]) -> None:
-    assert len(leading_to(named(*prefixes))) <= 6
-
-
-@pytest.mark.slow
-def test_disjoint_slices_of_one_value_are_both_written() -> None:
-    graph = leading_to(
-        lambda graph: len({task.writes[0].value for task in graph.tasks if task.writes}) >= 2
-    )
-    assert len(graph) <= 4
 
 
 @pytest.mark.parametrize("kind", MOVES)
@@ -227,21 +198,6 @@ def test_the_report_has_the_difference_its_first_task_and_a_call_to_repeat_it() 
     assert str(error.value).partition("first task")[0] == report.partition("first task")[0]
 
 
-def test_the_backend_of_a_report_replays_its_run() -> None:
-    report = failing(sharing_a_list())
-    (backend,) = [
-        line.partition("backend=")[2] for line in report.splitlines() if "backend=" in line
-    ]
-    from autosched.runtime.backends.virtual import Virtual
-
-    graph = sharing_a_list()  # with a list as it was before the first run
-    machine = machines_for(graph)[1]
-    with asc.schedule(
-        graph, machine, backend=eval(backend, {"asc": asc, "Virtual": Virtual})
-    ) as schedule:
-        assert not torch.equal(schedule(x=X)["third"], X)
-
-
 def test_random_numbers_that_are_not_declared_are_found() -> None:
     graph = asc.Graph()
     x = graph.input("x")
@@ -306,13 +262,6 @@ def test_a_write_that_version_counters_miss_is_named(
         asc.HazardError, match=r"task 'sneaky' wrote its argument 'x' in place without declaring it"
     ):
         check(graph, examples={"x": X})
-
-
-def test_other_seeds_try_other_interleavings() -> None:
-    ready = ["a", "b", "c"]
-    assert [contrary(seed)(ready) for seed in range(9)] != [
-        contrary(seed)(ready) for seed in range(9, 18)
-    ]
 
 
 # ---- comparing
@@ -397,22 +346,6 @@ def test_hypothesis_is_loaded_for_strategies_alone_and_named_where_it_is_not_ins
     assert error == (
         "autosched.testing.graphs needs Hypothesis, which is not installed: "
         "pip install 'autosched[test]'"
-    )
-
-
-def test_unknown_names_are_no_attributes() -> None:
-    with pytest.raises(
-        AttributeError, match=r"module 'autosched\.testing' has no attribute 'nothing'"
-    ):
-        _ = asc.testing.nothing
-    with pytest.raises(AttributeError, match="module 'autosched' has no attribute 'nothing'"):
-        _ = asc.nothing
-
-
-def test_every_public_name_is_there() -> None:
-    assert [name for name in asc.testing.__all__ if not hasattr(asc.testing, name)] == []
-    assert asc.testing.__all__ == sorted(
-        asc.testing.__all__, key=lambda n: (not n.isupper(), n.islower(), n)
     )
 
 

@@ -2,8 +2,6 @@
 
 import html
 import re
-import time
-from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -190,13 +188,6 @@ def test_parts_of_a_graph_open_each_other_and_show_what_is_around_them():
         assert {d.task for i in inside for d in graph.tasks[i].dependencies} - inside <= around
 
 
-def test_nodes_of_one_key_are_in_one_box_unless_another_stands_between_them():
-    assert acyclic_partition("aab", [[], [0], [1]]) == [0, 0, 1]
-    assert len(set(acyclic_partition("aba", [[], [0], [1]]))) == 3
-    # b is behind the first a and not before the second, so one box of both comes first.
-    assert acyclic_partition("aba", [[], [0], [0]]) == [0, 1, 0]
-
-
 def test_a_graph_of_few_tasks_is_shown_whole_and_a_large_one_by_modules():
     graph = network()
     assert diagram(graph).note == ""
@@ -212,14 +203,6 @@ def test_a_graph_of_few_tasks_is_shown_whole_and_a_large_one_by_modules():
         "block0 backward",
         "block0 optimizer",
     ]
-
-
-def test_modules_are_told_apart_as_deeply_as_there_is_room():
-    graph = network()
-    by_layer, by_block = (diagram(graph, most=most) for most in (50, 20))
-    assert "block0.1" in [box.label for box in by_layer.boxes]
-    assert "block0" in [box.label for box in by_block.boxes]
-    assert len(by_block.boxes) <= 20 < len(by_layer.boxes) <= 50
 
 
 def test_folded_boxes_say_how_many_tasks_they_are():
@@ -261,12 +244,6 @@ def test_a_graph_without_modules_or_chains_is_folded_all_the_same(most):
     assert not circle_in(downward(folded))
 
 
-def test_tasks_of_two_devices_share_no_box():
-    graph = network(device=lambda block: f"cuda:{block % 2}")
-    for box in diagram(graph, depth=0).boxes:
-        assert len({graph.task(name).device for name in box.names if box.kind != "input"}) <= 1
-
-
 def test_parameters_of_a_folded_graph_have_an_arrow_to_their_first_user_alone():
     folded = diagram(network(), depth=1)
     from_inputs = [(a, b) for a, b in folded.arrows if folded.boxes[a].kind == "input"]
@@ -288,20 +265,6 @@ def test_data_from_afar_is_faint_only_where_tasks_are_folded():
     assert ("block0", "block0 backward") in faint
     assert ("block0", "block1") not in faint
     assert not any(arrow.faint for arrow in diagram(graph).arrows.values())
-
-
-def test_a_small_graph_has_room_for_its_title():
-    title = "The smallest of all graphs, with a title that says so"
-    assert title in texts(graph_svg(named("a"), title=title))
-
-
-def test_thousands_of_tasks_are_drawn_in_a_second():
-    graph = network(blocks=40, layers=25)
-    assert len(graph) == 4_000
-    start = time.process_time()
-    svg = graph_svg(graph)
-    assert time.process_time() - start < 5  # it takes a fifth of a second where nothing else runs
-    assert len(titled(svg, "task")) <= 200
 
 
 # ---- marks
@@ -431,15 +394,6 @@ def test_any_graph_can_be_folded_and_drawn(graph, most):
     assert not circle_in(downward(folded))
     names = [name for box in folded.boxes for name in box.names]
     assert sorted(names) == sorted(node.name for node in [*graph.sources, *graph.tasks])
-
-
-def test_pairs_of_boxes_next_to_each_other_are_what_critical_arrows_join():
-    graph = network(2, 2)
-    names = [task.name for task in graph.tasks if task.name.endswith(("mm", "relu"))]
-    drawn = diagram(graph, critical=names)
-    position = {box.label: i for i, box in enumerate(drawn.boxes)}
-    marked = {edge for edge, arrow in drawn.arrows.items() if arrow.critical}
-    assert marked == {(position[a], position[b]) for a, b in pairwise(names)}
 
 
 # ---- pictures of many tasks

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autosched._lib.text import duration
 from autosched.errors import ChartError
 from autosched.graph.graph import Graph
 from autosched.program.program import Stream
@@ -124,15 +123,6 @@ def test_a_text_chart_in_colour_is_the_same_text_with_the_critical_path_bold():
     assert "\x1b" not in gantt_text(SMALL)
 
 
-def test_each_row_says_how_long_it_is_idle():
-    shown = {
-        float(t.get("y")): "".join(t.itertext())
-        for t in elements(gantt_svg(SMALL), "text")
-        if "end" in classes(t)
-    }
-    assert [shown[y] for y in sorted(shown)] == ["idle", "90%", "60%", "40%", "60%", "90%"]
-
-
 def test_pauses_are_bands_over_all_rows_at_their_times():
     paused = Timeline(SMALL.spans, SMALL.arrows, pauses=((0.002, 0.004), (0.009, 0.05)))
     svg = gantt_svg(paused)
@@ -178,42 +168,6 @@ def test_boxes_stand_where_and_as_long_as_their_spans_ran():
         assert width / scale == pytest.approx(span.seconds / SMALL.makespan, abs=1e-4)
 
 
-def test_the_chart_is_as_wide_as_the_makespan_and_its_ticks_stand_at_their_times():
-    svg = gantt_svg(SMALL)
-    boxes = titled(svg, "task", "copy")
-    left, right = min(x for _, x, *_ in boxes), max(x + width for _, x, _, width, *_ in boxes)
-    assert right == 930
-    at = {
-        "".join(t.itertext()): float(t.get("x", 0))
-        for t in elements(svg, "text")
-        if t.get("x") != "50%"
-    }
-    assert at["0"] == left
-    assert at["4 ms"] == pytest.approx(left + 0.4 * (right - left), abs=0.01)
-
-
-def test_a_copy_between_two_copy_streams_stands_in_the_rows_of_both():
-    rows = {name: [] for name in ("copy x", "task h")}
-    for name, x, y, *_ in titled(gantt_svg(SMALL), "task", "copy"):
-        if name in rows:
-            rows[name].append((x, y))
-    (a, b), (_,) = rows["copy x"], rows["task h"]
-    assert a[0] == b[0]
-    assert a[1] != b[1]
-
-
-def test_copies_are_hatched_and_tasks_are_not():
-    svg = gantt_svg(SMALL)
-    (pattern,) = elements(svg, "pattern")
-    style = elements(svg, "style")[0].text
-    assert f".copy{{fill:url(#{pattern.get('id')})" in style
-    assert not re.search(r"\.task\{fill:url", style)
-    assert {name.split()[0]: kinds[0] for name, *_, kinds in titled(svg, "task", "copy")} == {
-        "task": "task",
-        "copy": "copy",
-    }
-
-
 def test_each_wait_is_one_arrow_from_the_end_of_a_span_to_the_start_of_another():
     svg = gantt_svg(SMALL)
     boxes = titled(svg, "task", "copy")
@@ -253,12 +207,6 @@ def test_the_tooltip_names_stream_start_and_duration():
     assert tip == "task h\ncuda:0/compute\nstart 3 ms, takes 3 ms"
 
 
-def test_each_device_is_named_once_and_the_caption_has_the_measures():
-    shown = texts(gantt_svg(SMALL, title="small"))
-    assert [shown.count(name) for name in ("cpu", "cuda:0", "small")] == [1, 1, 1]
-    assert "makespan 10 ms, 40% of copy time hidden behind compute" in shown
-
-
 def test_measured_rows_stand_below_predicted_ones_on_the_same_axis():
     slow = [
         Span(s.kind, s.name, s.streams, 2 * s.start, 2 * s.end, s.instruction) for s in SMALL.spans
@@ -268,19 +216,6 @@ def test_measured_rows_stand_below_predicted_ones_on_the_same_axis():
     assert lower[0] > upper[0]
     assert lower[1] == pytest.approx(2 * upper[1], abs=0.02)
     assert max(y for name, _, y, *_ in boxes if y < lower[0]) < lower[0]
-
-
-def test_names_stand_in_boxes_only_where_they_fit():
-    spans = (
-        Span("run", "a_long_name", (COMPUTE,), 0.0, 0.01, 0),
-        Span("run", "wide", (COMPUTE,), 0.01, 1.0, 1),
-    )
-    labels = [
-        "".join(t.itertext())
-        for t in elements(gantt_svg(Timeline(spans)), "text")
-        if "label" in classes(t)
-    ]
-    assert labels == ["wide"]
 
 
 def test_labels_of_narrow_boxes_are_beside_or_vertical_and_overlap_nothing():
@@ -442,32 +377,6 @@ def panels(svg):
     return dict(zip(names, edges, strict=True))
 
 
-def check_nodes(svg, places):
-    """No two nodes overlap, and each stands in the column of its device."""
-    nodes = titled(svg, "task", "view", "input")
-    assert sorted(name for name, *_ in nodes) == sorted(places)
-    columns = panels(svg)
-    for i, (name, x, y, width, height, _) in enumerate(nodes):
-        if columns:
-            left, right = columns[places[name]]
-            assert left <= x <= x + width <= right
-        for _, x2, y2, width2, height2, _ in nodes[:i]:
-            assert x + width < x2 or x2 + width2 < x or y + height < y2 or y2 + height2 < y
-
-
-def test_nodes_stand_in_the_columns_of_their_devices_without_overlap():
-    places = {
-        "x": "cpu",
-        "w": "cpu",
-        "getitem": "cpu",
-        "getitem_1": "cpu",
-        "total": "cpu",
-        "update": "cpu",
-    }
-    places |= {f"{name}{i}": f"cuda:{i}" for name in "hg" for i in range(2)}
-    check_nodes(graph_svg(training_step()), places)
-
-
 @pytest.mark.parametrize(
     ("gpus", "expected"),
     [
@@ -480,14 +389,6 @@ def test_nodes_stand_in_the_columns_of_their_devices_without_overlap():
 def test_the_host_is_in_the_middle(gpus, expected):
     columns = panels(graph_svg(training_step(gpus)))
     assert sorted(columns, key=columns.__getitem__) == expected.split()
-
-
-def test_devices_stand_in_the_order_of_their_numbers():
-    graph = Graph()
-    for i in (10, 2, 9):
-        graph.add(first, 1, name=f"t{i}", on=f"cuda:{i}")
-    columns = panels(graph_svg(graph))
-    assert sorted(columns, key=columns.__getitem__) == ["cuda:2", "cuda:9", "cuda:10"]
 
 
 def test_a_placement_counts_before_constraints_and_without_either_there_is_one_column():
@@ -627,15 +528,6 @@ def test_edges_of_two_nodes_do_not_run_on_each_other_between_columns(dag):
             assert x != x2 or source == source2 or end <= start2 or end2 <= start
 
 
-def test_edges_that_pass_the_same_ranks_beside_a_column_have_lanes_of_their_own():
-    chain = [(i, i + 1) for i in range(4)]
-    found = layout([0] * 5, [50.0] * 5, [*chain, (0, 3), (1, 4)])
-    one, other = (route.passes for route in found.routes[4:])
-    assert one is not None
-    assert other is not None
-    assert one != other
-
-
 def test_nodes_move_to_where_their_edges_do_not_cross():
     found = layout([0] * 4, [50.0] * 4, [(0, 3), (1, 2)])
     assert found.x[0] == found.x[3] < found.x[1] == found.x[2]
@@ -670,21 +562,6 @@ def drawings():
 
 
 # ---- numbers
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (9.999e-4, "1 ms"),
-        (1e-3, "1 ms"),
-        (0.1, "100 ms"),
-        (59.96, "60 s"),
-        (3600, "3,600 s"),
-        (3e-9, "0.003 us"),
-    ],
-)
-def test_durations_are_written_in_the_unit_that_suits_them(seconds, text):
-    assert duration(seconds) == text
 
 
 @given(st.floats(1e-9, 1e6), st.integers(1, 12))
