@@ -175,31 +175,3 @@ def _amount(value: float, unit: str) -> str:
     if unit == "s":
         return duration(value)
     return amount(value, unit) if unit.startswith("B") else f"{value:.4g}{unit}"
-
-
-def _dark_style() -> str:
-    """Return a style sheet that replaces the light colours where readers prefer dark ones."""
-    pairs = [(color(name), color(name, dark=True)) for name in ("paper", "ink", "muted", "grid")]
-    rules = (
-        f'.autosched-chart [style*="{key}: {light}"]{{{key}:{dark}!important}}'
-        for light, dark in [*pairs, *SERIES]
-        for key in ("fill", "stroke")
-    )
-    return f"<style>@media (prefers-color-scheme:dark){{{''.join(rules)}}}</style>"
-
-
-def _label(name: str) -> str:
-    """Return a name in the legend, where matplotlib leaves out those that begin with "_"."""
-    return " " * name.startswith("_") + _line(name)
-
-
-def _line(text: str) -> str:
-    """Return text on one line, without characters that XML forbids."""
-    return legal(" ".join(text.split()))
-
-
-def _amount(value: float, unit: str) -> str:
-    """Return a value with its unit, with a prefix where that is usual."""
-    if unit == "s":
-        return duration(value)
-    return amount(value, unit) if unit.startswith("B") else f"{value:.4g}{unit}"
