@@ -1,23 +1,20 @@
 """Policies choose the device of each task and the order of issue.
 
-A policy is a pure function ``(problem: Problem) -> Placement``. It
-returns no times and no streams. The placement must pass ``placement.check`` and must need no copy
-between devices without a link. If no such placement is found, the policy raises ScheduleError,
-which names the task, the devices and the reason.
+A policy is a pure function ``(problem: Problem) -> Placement``. It returns no times and no streams.
+The placement must pass ``placement.check`` and must need no copy between devices without a link. If
+no such placement is found, the policy raises ScheduleError, which names the task, the devices and
+the reason.
 
 To add a policy, write such a function in a module of its own, cite its paper in the docstring, and
-add it to ``POLICIES``; the tests run over that table. ``Problem`` of ``autosched.problem`` has
-graph, machine and costs, and ``tables`` of them. The modules of ``base`` provide the other parts: ``Possible``
-tracks the devices that are left for each task, ``Room`` the bytes on each device, ``ranks`` computes
-priorities, ``Plan`` times tasks and copies, and ``by_priority`` places tasks one by one. A policy with
-parameters is a function that returns a policy, such as ``single_on(device)``,
-``in_order(sequences)``. Any function with this signature works as ``policy=``, also if it is not in
-the table.
+add it to ``POLICIES``; the tests run over that table. The modules of ``base`` provide the parts:
+``Possible`` tracks the devices that are left for each task, ``ranks`` computes priorities, ``Plan``
+times tasks and copies, and ``by_priority`` places tasks one by one. A policy with parameters is a
+function that returns a policy, such as ``single_on(device)``, ``in_order(sequences)``. Any function
+with this signature works as ``policy=``, also if it is not in the table.
 
-``single`` and ``round_robin`` are the simplest policies, ``least_memory`` searches an order for little
-memory; those of ``literature`` follow papers, and
-those of ``local_search`` and ``constraint_programming`` search. ``candidates`` lists what
-``policy="auto"`` tries.
+``single`` and ``round_robin`` are the simplest policies, ``least_memory`` searches an order for
+little memory; those of ``literature`` follow papers, and those of ``local_search`` and
+``constraint_programming`` search. ``candidates`` lists what ``policy="auto"`` tries.
 
 The copies that a placement lists are hints: lowering skips needless ones, and issues none before
 its value is computed or after a task that reads it. So a policy cannot make a program wrong by its
@@ -34,10 +31,9 @@ from collections.abc import Callable, Mapping
 from autosched.policies.candidates import candidates
 from autosched.policies.in_order import in_order
 from autosched.policies.least_memory import least_memory
-from autosched.policies.literature.baechi import m_etf, m_sct
+from autosched.policies.literature.baechi import m_etf
 from autosched.policies.literature.cpop import cpop
 from autosched.policies.literature.heft import heft
-from autosched.policies.literature.lookahead import lookahead
 from autosched.policies.literature.peft import peft
 from autosched.policies.local_search.annealer import Progress
 from autosched.policies.local_search.exact import exact
@@ -58,9 +54,7 @@ __all__ = [
     "heft",
     "in_order",
     "least_memory",
-    "lookahead",
     "m_etf",
-    "m_sct",
     "peft",
     "portfolio",
     "round_robin",
@@ -77,9 +71,7 @@ POLICIES: Mapping[str, Policy] = {
     "round_robin": round_robin,
     "heft": heft,
     "portfolio": portfolio,
-    "lookahead": lookahead,
     "peft": peft,
     "cpop": cpop,
     "m_etf": m_etf,
-    "m_sct": m_sct,
 }

@@ -45,7 +45,6 @@ from autosched.policies import (
     candidates,
     least_memory,
     m_etf,
-    m_sct,
     search,
     single,
 )
@@ -435,7 +434,7 @@ def _best(problem: Problem, policies: Iterable[Policy]) -> Plan:
     More devices may mislead lists and searches. Plans for fewer are tried, unless a bound shows that
     none is shorter. Splits into stages, for the period, find those that need few devices.
     """
-    frugal = (single, m_etf, m_sct, least_memory) if problem.is_limited else ()
+    frugal = (single, m_etf, least_memory) if problem.is_limited else ()
     limits = stream_limits(problem)
     machine = problem.machine
     if machine.contention and problem.costs.has_sharing(machine.devices):

@@ -19,7 +19,7 @@ from autosched.lowering import lower
 from autosched.lowering.fitting import fits, fitted
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
-from autosched.policies import Policy, m_etf, m_sct
+from autosched.policies import Policy, m_etf
 from autosched.program.program import Copy, Record, Stream, Wait, occupied
 from autosched.simulation.footprint import footprint
 from autosched.testing import graphs, inputs_for, machines
@@ -254,7 +254,7 @@ def test_a_version_may_come_again_only_once_it_was_freed() -> None:
 # ---- policies that mind memory
 
 
-def test_m_etf_and_m_sct_go_where_there_is_room() -> None:
+def test_m_etf_goes_where_there_is_room() -> None:
     graph = Graph()
     graph.output(
         *(
@@ -262,9 +262,8 @@ def test_m_etf_and_m_sct_go_where_there_is_room() -> None:
             for i in range(4)
         )
     )
-    for policy in (m_etf, m_sct):
-        placed = policy(asc.Problem(graph, gpu(100, gpus=2))).device
-        assert sorted(placed.values()) == ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]
+    placed = m_etf(asc.Problem(graph, gpu(100, gpus=2))).device
+    assert sorted(placed.values()) == ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]
 
 
 def test_m_etf_takes_memory_back_from_what_nobody_reads_any_more() -> None:
@@ -276,17 +275,6 @@ def test_m_etf_takes_memory_back_from_what_nobody_reads_any_more() -> None:
         )
     graph.output(value)
     assert set(m_etf(asc.Problem(graph, gpu(80, gpus=2))).device.values()) == {"cuda:0"}
-
-
-def test_m_sct_keeps_a_device_for_the_favourite_child() -> None:
-    graph = Graph()
-    first = graph.add(torch.ones, 3, name="first", seconds=1, nbytes=1e9)
-    other = graph.add(torch.zeros, 3, name="other", seconds=0.999, nbytes=0)
-    joined = graph.add(torch.add, first, other, name="joined", seconds=1, nbytes=0)
-    late = graph.add(torch.neg, other, name="late", seconds=9, nbytes=0)
-    graph.output(joined, late)
-    placed = m_sct(asc.Problem(graph, Machine.emulated(gpus=1, bytes_per_second=1e9))).device
-    assert placed["joined"] == placed["first"] != placed["late"]
 
 
 # ---- the laws, on any graph
@@ -373,7 +361,7 @@ def assert_keeps_to_memory(schedule: asc.Schedule, seed: int) -> None:
         assert all(most[device.name] <= device.nbytes for device in schedule.machine.devices)
 
 
-POLICIES: Sequence[str | Policy] = ("heft", "single", "m_etf", "m_sct", scattered(0), scattered(1))
+POLICIES: Sequence[str | Policy] = ("heft", "single", "m_etf", scattered(0), scattered(1))
 
 
 @given(graph=graphs(views=False, most=20), machine=machines(), data=st.data())

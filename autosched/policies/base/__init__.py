@@ -5,5 +5,4 @@ kernels    start times of tasks and copies, list scheduling; compiled where that
 plan       a schedule under construction, task by task, by priority
 listing    whole lists of tasks, scheduled in one call
 ranks      upward rank and other priorities
-room       free memory per device during placement
 """

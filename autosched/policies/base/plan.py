@@ -56,15 +56,9 @@ class Plan:
     ) -> Slot:
         """Return the slot of least finish time, or of least finish time plus ``bias[device]``.
 
-        Ties go to the device named earlier. Raises ScheduleError if it fits nowhere.
+        The first task of a group decides for all. Ties go to the device named earlier. Raises
+        ScheduleError if it fits nowhere.
         """
-        best = self.find(task, devices, bias)
-        if best is None:
-            raise self.nowhere(task)
-        return best
-
-    def find(self, task: int, devices: Iterable[int], bias: Sequence[float] = ()) -> Slot | None:
-        """Return the slot of ``earliest_finish``, or None."""
         total = self._total[task]
         count = self._sources(task)
         ready = self._ready(task)
@@ -76,26 +70,12 @@ class Plan:
             if start + more < least:
                 best = Slot(device, stream, gap, start)
                 least = start + more
+        if best is None:
+            name = self.problem.tasks[task]
+            raise ScheduleError(
+                f"task {name!r} would end later than a float can say, wherever it runs"
+            )
         return best
-
-    def slots(self, task: int, devices: Iterable[int]) -> list[Slot]:
-        """Return the earliest slot on each device on which the task can finish."""
-        count = self._sources(task)
-        ready = self._ready(task)
-        total = self._total[task]
-        found = []
-        for device in devices:
-            start, stream, gap = self._gap(task, device, count, ready, math.inf)
-            if start + total[device] < math.inf:
-                found.append(Slot(device, stream, gap, start))
-        return found
-
-    def end(self, task: int, slot: Slot) -> float:
-        """Return when a task and the rest of its group would end there.
-
-        Its first task decides for all.
-        """
-        return slot.start + float(self._total[task][slot.device])
 
     def commit(self, task: int, slot: Slot) -> None:
         """Plan a task and its copies in this slot."""
@@ -110,45 +90,6 @@ class Plan:
         self.start[task] = start
         self.finish[task] = finish
         self._stored = -1
-
-    def attempt(self, task: int, slot: Slot) -> Callable[[], None]:
-        """Plan as ``commit`` does; return a function that undoes it.
-
-        It must be called before anything else is planned.
-        """
-        s = self.state
-        stream = slot.stream
-        base = stream * s.most_gaps
-        stored = slice(base, base + s.gaps[stream] + 1)  # commit adds at most one gap
-        gaps = s.gaps[stream], s.begins[stored], s.ends[stored]
-        free = s.out_free[:], s.in_free[:], s.issued[:]
-        sent = s.sent[0]
-        self.commit(task, slot)
-
-        def undo() -> None:
-            s.gaps[stream], s.begins[stored], s.ends[stored] = gaps
-            s.out_free[:], s.in_free[:], s.issued[:] = free
-            for copy in s.copy[sent : s.sent[0]]:
-                s.arrival[copy] = math.nan
-            s.sent[0] = sent
-            self.device[task] = -1
-            self.start[task] = math.nan
-            self.finish[task] = 0.0
-            self._stored = -1
-
-        return undo
-
-    def where(self, datum: int) -> int:
-        """Return the device on which a datum is produced, or is from the beginning."""
-        maker = self.problem.lists.maker[datum]
-        return int(self.device[maker] if maker >= 0 else self.problem.lists.home[datum])
-
-    def nowhere(self, task: int) -> ScheduleError:
-        """Return the error for a task without a slot."""
-        name = self.problem.tasks[task]
-        return ScheduleError(
-            f"task {name!r} would end later than a float can say, wherever it runs"
-        )
 
     def _sources(self, task: int) -> int:
         """Store what a task reads, as far as it is planned, and return the number of data."""
@@ -187,8 +128,8 @@ def by_priority(
 ) -> Placement:
     """Place ready tasks by priority, each in the slot ``pick(plan, task, devices)`` returns.
 
-    Ties go to the task added earlier. O(m + n log n) for m dependencies, plus one call of ``pick``
-    per task.
+    Ties go to the task added earlier; the order is that of starts. O(m + n log n) for m
+    dependencies, plus one call of ``pick`` per task.
     """
     plan = Plan(problem)
     placed = list[int]()
@@ -202,21 +143,8 @@ def by_priority(
             slot = pick(plan, task, possible.devices(task))
         plan.commit(task, slot)
         placed.append(task)
-        for other in _released(problem.after[task], waits):
-            heapq.heappush(ready, (-priority[other], other))
-    return _placement(plan, placed)
-
-
-def _released(after: Iterable[int], waits: list[int]) -> list[int]:
-    """Decrement the counts of unplaced predecessors, and return the tasks that became ready."""
-    found = []
-    for other in after:
-        waits[other] -= 1
-        if not waits[other]:
-            found.append(other)
-    return found
-
-
-def _placement(plan: Plan, placed: Sequence[int]) -> Placement:
-    """Return a plan's placement: tasks by start, ties in the order in which they were placed."""
-    return plan.problem.placement(plan.device, sorted(placed, key=plan.start.__getitem__))
+        for other in problem.after[task]:
+            waits[other] -= 1
+            if not waits[other]:
+                heapq.heappush(ready, (-priority[other], other))
+    return problem.placement(plan.device, sorted(placed, key=plan.start.__getitem__))
