@@ -242,7 +242,11 @@ class Problem:
         and bounds avoid the device without modelling memory. Raises MemoryLimitError if this, or
         the outputs that are wanted on a device, prove that no schedule exists.
         """
-        return _confined(self) if self.is_limited else self
+        if not self.is_limited:
+            return self
+        confined = _confined(self)
+        confined.__dict__["confined"] = confined  # what it knows it need not find again
+        return confined
 
     @property
     def tables(self) -> Tables:

@@ -6,7 +6,6 @@ of floating point sums.
 relaxation  the problem as bounds see it: edges, fastest routes, arrival of inputs
 chains      paths through the graph
 load        total work: of devices, within intervals of time, of copy streams, of issuing threads
-traffic     copies that no placement avoids, because of constraints or of memory
 periods     the same for the period of a loop
 
 Bounds assume that each task runs on one device; if it runs again, it runs there. If tasks could be
@@ -22,19 +21,22 @@ import numpy as np
 
 from autosched._lib.gc_pause import without_collecting
 from autosched.bounds.chains import heads, tails, through
-from autosched.bounds.load import gathered, host, interval, shared
+from autosched.bounds.load import copies, gathered, host, interval, shared
 from autosched.bounds.relaxation import Array, Relaxation
-from autosched.bounds.traffic import copies, fitting, traffic
-from autosched.errors import ScheduleError, shown
+from autosched.errors import MemoryLimitError, ScheduleError, shown
 from autosched.problem import Problem
 
 __all__ = ["bounds"]
+
+_NAMES = ("critical_path", "work", "interval", "copies", "host")
 
 
 @without_collecting()
 @np.errstate(over="ignore")
 def bounds(problem: Problem) -> dict[str, float]:
     """Return named lower bounds on the makespan, in seconds; infinity where no schedule exists.
+
+    Of memory they know which tasks fit on which device.
 
     * ``critical_path``: the longest path of tasks and of copies that no choice of devices avoids.
       It accounts for predecessors and successors that must run on the device of a task, because
@@ -44,7 +46,6 @@ def bounds(problem: Problem) -> dict[str, float]:
     * ``interval``: the same for intervals of time in which certain tasks must run.
     * ``copies``: the time that copy streams need for copies that constraints force; 0 without
       contention.
-    * ``memory``: the time for what must be recomputed or copied again where memory is short.
     * ``host``: the time that threads of the host need to issue all tasks; 0 if that takes no time.
 
     Where all costs are integers, so are bounds. Raises ScheduleError for contradictory constraints.
@@ -53,13 +54,17 @@ def bounds(problem: Problem) -> dict[str, float]:
     >>> graph = Graph()
     >>> y = graph.add(abs, graph.add(abs, graph.input("x"), seconds=1.0), seconds=2.0)
     >>> bounds(Problem(graph, Machine.emulated(gpus=1)))
-    {'critical_path': 3.0, 'work': 1.5, 'interval': 3.0, 'copies': 0.0, 'memory': 0.0, 'host': 0.0}
+    {'critical_path': 3.0, 'work': 1.5, 'interval': 3.0, 'copies': 0.0, 'host': 0.0}
     """
     if not isinstance(problem, Problem):
         raise ScheduleError(f"bounds are of a Problem, got {shown(problem)}")
     machine = problem.machine
     costs = problem.costs
-    relaxed = Relaxation.of(problem, fitting(problem))
+    try:
+        problem = problem.confined
+    except MemoryLimitError:
+        return dict.fromkeys(_NAMES, math.inf)
+    relaxed = Relaxation.of(problem)
     head = heads(relaxed)
     tail = tails(relaxed)
     total = through(head, tail, relaxed.seconds)
@@ -74,7 +79,6 @@ def bounds(problem: Problem) -> dict[str, float]:
         "work": work,
         "interval": interval(relaxed, head, tail, max(path, work)),
         "copies": copies(relaxed),
-        "memory": traffic(relaxed),
     }
     if _is_whole(problem) and not is_shared:
         found = {name: _next_whole(seconds) for name, seconds in found.items()}

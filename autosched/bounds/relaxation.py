@@ -38,9 +38,10 @@ class Relaxation(NamedTuple):
     per_byte: Array
 
     @classmethod
-    def of(cls, problem: Problem, seconds: Array) -> Relaxation:
-        """Return the relaxation of a problem in which tasks take ``seconds``."""
+    def of(cls, problem: Problem) -> Relaxation:
+        """Return the relaxation of a problem."""
         t = problem.tables
+        seconds = problem.by_task(t.seconds)
         latency, per_byte = _routes(problem)
         pageable = _routes(problem, pageable=True) if _has_pageable(problem) else None
         # Rows as in the problem's tables: those of devices, then those of their pageable memory.

@@ -449,7 +449,6 @@ _BOUNDS = {
     "work": "the devices need that long for all tasks together",
     "interval": "there is a span of time in which devices must do that much",
     "copies": "copy streams need that long for what must go through them",
-    "memory": "what does not fit in memory must be fetched, or made, again",
     "host": "threads of the host need that long to issue all tasks",
 }
 _PATH = {

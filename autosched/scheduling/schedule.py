@@ -466,8 +466,7 @@ class Schedule(Running):
     @cached_property
     def lower_bound(self) -> float:
         """Lower bound on the makespan of all schedules of this graph on this machine."""
-        # Tasks that fit into no device's memory cannot run.
-        known = bounds(without_resident_state(self.problem).confined)
+        known = bounds(without_resident_state(self.problem))
         return max([*known.values(), self.placement.bound])
 
     @property

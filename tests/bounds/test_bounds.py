@@ -300,9 +300,9 @@ def test_copies_to_one_of_several_devices_are_shared_out():
     assert bounds(Problem(graph, linked(*names), COSTS))["copies"] == 4 * 3 / 2
 
 
-def short(nbytes: float, *, contention: bool = True) -> Machine:
+def short(nbytes: float) -> Machine:
     devices = [Device("cpu"), Device("cuda:0", nbytes=nbytes)]
-    return Machine(devices, [Link("cpu", "cuda:0", 1)], contention=contention)
+    return Machine(devices, [Link("cpu", "cuda:0", 1)])
 
 
 def held_across() -> Graph:
@@ -314,30 +314,6 @@ def held_across() -> Graph:
         middle = graph.add(int, other, name="middle", seconds=1, nbytes=6)
         graph.output(graph.add(int, middle, first, name="last", seconds=1, nbytes=0))
     return graph
-
-
-def test_what_does_not_fit_while_something_runs_comes_back():
-    """Two of the 6 bytes must be fetched, in 2 seconds, or made again, in 2/6 of 5.5, while 8.5 are computed."""
-    work = 8.5
-    assert bounds(Problem(held_across(), short(14), COSTS))["memory"] == 0
-    found = bounds(Problem(held_across(), short(12), COSTS))["memory"]
-    assert found == pytest.approx(work)  # the copy stream has time for that
-    slow = Machine([Device("cpu"), Device("cuda:0", nbytes=12)], [Link("cpu", "cuda:0", 0.1)])
-    again = 5.5 / 6  # for a byte; the copy stream can bring some of them meanwhile
-    assert bounds(Problem(held_across(), slow, COSTS))["memory"] == pytest.approx(
-        max(w * work + 2 * min(w * again, (1 - w) * 10) for w in np.linspace(0, 1, 65))
-    )
-    assert work < bounds(Problem(held_across(), slow, COSTS))["memory"] < work + 2 * again
-
-
-def test_what_a_task_reads_itself_is_not_brought_back_for_it():
-    """While ``both`` runs, all 12 bytes are in use."""
-    graph = Graph()
-    with graph.on("cuda:0"):
-        a, b = (graph.add(int, name=name, seconds=1, nbytes=6) for name in "ab")
-        graph.add(int, a, b, name="both", seconds=1, nbytes=0)
-        graph.output(graph.add(int, a, b, name="last", seconds=1, nbytes=0, after="both"))
-    assert bounds(Problem(graph, short(12), COSTS))["memory"] == 0
 
 
 def test_a_task_that_fits_in_no_memory_takes_forever():
