@@ -36,9 +36,8 @@ from autosched.policies.literature.cpop import cpop
 from autosched.policies.literature.heft import heft
 from autosched.policies.literature.peft import peft
 from autosched.policies.local_search.annealer import Progress
-from autosched.policies.local_search.exact import exact
 from autosched.policies.local_search.portfolio import portfolio
-from autosched.policies.local_search.search import search
+from autosched.policies.local_search.search import exact, search
 from autosched.policies.round_robin import round_robin
 from autosched.policies.single import single, single_on
 from autosched.problem import Policy

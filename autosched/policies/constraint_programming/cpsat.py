@@ -13,23 +13,21 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ortools.sat.python import cp_model
 
 from autosched.policies.constraint_programming.integer_times import IntegerTimes, Moment, Times
 
-__all__ = ["Alike", "Answer", "Copy", "Limits", "Model", "solve"]
+__all__ = ["Answer", "Model", "solve"]
 
 _Literal = Any  # a Boolean variable or its negation
 
 
-class Copy(NamedTuple):
+class _Copy(NamedTuple):
     """Variables: whether a datum is copied to a device, its start and its end."""
 
-    datum: int
-    device: int
     sent: _Literal
     start: Any
     end: Any
@@ -48,7 +46,7 @@ class Model:
         self.chosen: dict[int, dict[int, _Literal]] = {}  # by group: whether it is on a device
         self.start: dict[int, Any] = {}  # by task
         self.end: dict[int, Any] = {}
-        self.copies: dict[tuple[int, int], Copy] = {}  # by datum and device
+        self.copies: dict[tuple[int, int], _Copy] = {}  # by datum and device
         # By copy stream: the intervals of copies that occupy it.
         self.streams: dict[tuple[str, int], list[Any]] = {}
         self._tasks()
@@ -62,14 +60,6 @@ class Model:
         """Return whether a task runs on a device."""
         return self.chosen[self.problem.lists.group[task]].get(device, self.false)
 
-    def devices(self, value: Callable[[Any], int], tasks: Mapping[int, Moment]) -> dict[int, int]:
-        """Return the device of each task in a solution."""
-        group = self.problem.lists.group
-        return {
-            task: next(p for p, on in self.chosen[group[task]].items() if value(on))
-            for task in tasks
-        }
-
     def hint(self, device: Sequence[int], times: Times) -> None:
         """Give the solver an initial solution."""
         model = self.cp
@@ -79,7 +69,7 @@ class Model:
         for task in self.start:
             model.add_hint(self.start[task], times.tasks[task][0])
             model.add_hint(self.end[task], times.tasks[task][1])
-        for key, (_, _, sent, start, end) in self.copies.items():
+        for key, (sent, start, end) in self.copies.items():
             model.add_hint(sent, key in times.copies)
             if key in times.copies:
                 model.add_hint(start, times.copies[key][0])
@@ -173,7 +163,7 @@ class Model:
         sent = model.new_bool_var("")
         start = model.new_int_var(0, self.most, "")
         end = model.new_int_var(0, self.most, "")
-        self.copies[datum, p] = Copy(datum, p, sent, start, end)
+        self.copies[datum, p] = _Copy(sent, start, end)
         model.add_implication(sent, ~here)
         for task in readers:
             model.add_bool_or(~self.on(task, p), here, sent)
@@ -211,132 +201,58 @@ class Model:
         model.add(sum(ways) == sent)
 
 
-class Alike:
-    """The constraints for devices that are interchangeable: a capacity instead of devices.
-
-    Devices are assigned in the end, which is always possible: each task gets one that is free when
-    it starts.
-    """
-
-    def __init__(self, integer: IntegerTimes, least: int, most: int):
-        self.integer, self.cp = integer, cp_model.CpModel()
-        self.makespan = self.cp.new_int_var(least, most, "makespan")
-        self.copies: dict[tuple[int, int], Copy] = {}
-        self.start: dict[int, Any] = {}
-        self.end: dict[int, Any] = {}
-        for task, row in enumerate(integer.seconds):
-            start = self._start(task, most)
-            self.start[task] = start
-            self.end[task] = start + row[0]
-            self.cp.add(start + row[0] + integer.tails[task][0] <= self.makespan)
-            for maker in integer.problem.before[task]:
-                self.cp.add(start >= self.end[maker])
-        running = [
-            self.cp.new_fixed_size_interval_var(self.start[t], r[0], "")
-            for t, r in enumerate(integer.seconds)
-        ]
-        self.cp.add_cumulative(running, [1] * len(running), sum(integer.problem.lists.streams))
-        self.cp.minimize(self.makespan)
-
-    def hint(self, device: Sequence[int], times: Times) -> None:
-        """Give the solver an initial solution."""
-        for task, start in self.start.items():
-            if self.integer.seconds[task][0]:
-                self.cp.add_hint(start, times.tasks[task][0])
-        self.cp.add_hint(self.makespan, times.makespan)
-
-    def _start(self, task: int, most: int) -> Any:
-        """Return when a task starts.
-
-        One of duration 0 must be first or last, where some device is free.
-        """
-        integer = self.integer
-        if integer.seconds[task][0]:
-            return self.cp.new_int_var(
-                integer.heads[task][0], most - integer.tails[task][0] - integer.seconds[task][0], ""
-            )
-        return self.makespan if integer.problem.before[task] else self.cp.new_constant(0)
-
-    def devices(self, value: Callable[[Any], int], tasks: Mapping[int, Moment]) -> dict[int, int]:
-        """Assign to each task, in order of start, the stream that became free last."""
-        free = [
-            (0, p)
-            for p, count in enumerate(self.integer.problem.lists.streams)
-            for _ in range(count)
-        ]
-        found = {}
-        for task in sorted(tasks, key=lambda task: (*tasks[task], task)):
-            start, end = tasks[task]
-            stream = max(
-                (s for s in range(len(free)) if free[s][0] <= start), key=lambda s: free[s][0]
-            )
-            found[task] = free[stream][1]
-            free[stream] = end, free[stream][1]
-        return found
-
-
 class Answer(NamedTuple):
     """The result of a solver: devices and times of the best solution, if any, and a lower bound."""
 
-    device: dict[int, int] | None  # by task
-    tasks: dict[int, Moment]
+    device: Sequence[int]  # by task
+    tasks: Sequence[Moment]
     copies: dict[tuple[int, int], Moment]  # by datum and device
     makespan: float
     bound: float
-    interrupted: bool
-
-
-class Limits(NamedTuple):
-    """A limit of the solver in seconds, or in deterministic, hence reproducible, work."""
-
-    seconds: float | None
-    work: float
-    seed: int = 0
 
 
 def solve(
-    model: Model | Alike, limits: Limits, improved: Callable[[float], None] | None = None
+    model: Model,
+    seconds: float | None,
+    work: float,
+    seed: int,
+    improved: Callable[[float], None] | None = None,
 ) -> Answer:
     """Run the solver in a thread, so that ctrl-C stops it with the best solution so far.
 
-    ``improved`` is called with each better makespan.
+    It is limited in seconds, or else in deterministic, hence reproducible, work. ``improved`` is
+    called with each better makespan.
     """
     solver = cp_model.CpSolver()
-    solver.parameters.random_seed = limits.seed
+    solver.parameters.random_seed = seed
     solver.parameters.catch_sigint_signal = False
     solver.parameters.linearization_level = 0
-    if limits.seconds is None:
+    if seconds is None:
         solver.parameters.num_workers = 1
-        solver.parameters.max_deterministic_time = limits.work
+        solver.parameters.max_deterministic_time = work
     else:
-        solver.parameters.max_time_in_seconds = limits.seconds
+        solver.parameters.max_time_in_seconds = seconds
         solver.parameters.num_workers = min(8, os.cpu_count() or 1)
-        if isinstance(model, Alike):
-            # Four strategies together find more than any two of them, even on two cores.
-            solver.parameters.num_workers = max(4, solver.parameters.num_workers)
-        else:
-            solver.parameters.subsolvers.extend(["no_lp", "default_lp"])
+        solver.parameters.subsolvers.extend(["no_lp", "default_lp"])
     callback = _Callback(improved) if improved else None
     status: list[Any] = []
     done = threading.Event()  # since an interrupted join() considers the thread ended
 
-    def work() -> None:
+    def run() -> None:
         try:
             status.append(solver.solve(model.cp, callback))
         finally:
             done.set()
 
-    thread = threading.Thread(target=work, name="autosched cp-sat")
+    thread = threading.Thread(target=run, name="autosched cp-sat")
     thread.start()
-    interrupted = False
     while not done.is_set():
         try:
             done.wait()
         except KeyboardInterrupt:
-            interrupted = True
             solver.stop_search()
     thread.join()
-    return _answer(model, solver, solver.status_name(status[0]), interrupted)
+    return _answer(model, solver, solver.status_name(status[0]))
 
 
 class _Callback(cp_model.CpSolverSolutionCallback):
@@ -348,20 +264,22 @@ class _Callback(cp_model.CpSolverSolutionCallback):
         self.improved(self.objective_value)
 
 
-def _answer(
-    model: Model | Alike, solver: cp_model.CpSolver, status: str, interrupted: bool
-) -> Answer:
+def _answer(model: Model, solver: cp_model.CpSolver, status: str) -> Answer:
     if status not in ("OPTIMAL", "FEASIBLE"):
         bound = 0.0 if status != "UNKNOWN" else solver.best_objective_bound
-        return Answer(None, {}, {}, math.inf, bound, interrupted)
+        return Answer((), (), {}, math.inf, bound)
     value = solver.value
-    tasks = {task: (value(model.start[task]), value(model.end[task])) for task in model.start}
-    copies = {
-        key: (value(copy.start), value(copy.end))
-        for key, copy in model.copies.items()
-        if value(copy.sent)
-    }
-    device = model.devices(value, tasks)
     return Answer(
-        device, tasks, copies, solver.objective_value, solver.best_objective_bound, interrupted
+        [
+            next(p for p, on in model.chosen[group].items() if value(on))
+            for group in model.problem.lists.group
+        ],
+        [(value(start), value(model.end[task])) for task, start in model.start.items()],
+        {
+            key: (value(copy.start), value(copy.end))
+            for key, copy in model.copies.items()
+            if value(copy.sent)
+        },
+        solver.objective_value,
+        solver.best_objective_bound,
     )

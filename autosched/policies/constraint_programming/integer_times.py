@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, product
+from itertools import product
 
 from autosched.policies.base.kernels import send
 from autosched.policies.base.possible import Possible
@@ -164,26 +164,6 @@ class IntegerTimes:
                     ]
                     passed[task][p] = max(passed[task][p], min(ways, default=0))
         return passed
-
-    @cached_property
-    def alike(self) -> bool:
-        """Return whether the devices are interchangeable for all tasks."""
-        problem = self.problem
-        inner = set(chain.from_iterable(problem.before))
-        if any(
-            not row[0] and problem.before[task] and task in inner
-            for task, row in enumerate(self.seconds)
-        ):
-            return False  # it needs a device, though its duration is 0
-        one_each = len(set(problem.lists.group)) == len(problem.tasks)
-        everywhere = all(len(devices) == len(problem.devices) for devices in self.devices)
-        even = all(len(set(row)) <= 1 for row in (*self.seconds, *self.heads, *self.returned))
-        return (
-            one_each
-            and everywhere
-            and even
-            and not any(any(t != 0 for t in b.values()) for b in self.apart.values())
-        )
 
     def times(
         self, device: Sequence[int], order: Iterable[int], copies: Iterable[tuple[int, int]] = ()

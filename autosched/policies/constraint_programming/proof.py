@@ -9,7 +9,6 @@ load. With a limit in deterministic work it runs without relaxation, on one thre
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -20,7 +19,7 @@ import numpy as np
 
 from autosched.placement import Placement
 from autosched.policies.base.listing import Listed, timed
-from autosched.policies.constraint_programming.integer_times import IntegerTimes, Times
+from autosched.policies.constraint_programming.integer_times import IntegerTimes
 from autosched.problem import Problem
 
 if TYPE_CHECKING:
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["can_solve", "is_soon_solved", "solved"]
 
 _WORK = 3.0  # deterministic work of a solver without a time limit; a unit takes some seconds
-_ALIKE = 150  # tasks of a small problem, whose devices are alike or not
-_UNLIKE = 80
+_MOST = 80  # tasks of a small problem
 _SURE = {"data", "order"}  # kinds of dependencies that hold for any choice of devices
 
 
@@ -51,14 +49,8 @@ def can_solve() -> bool:
 
 
 def is_soon_solved(problem: Problem) -> bool:
-    """Return whether CP-SAT finds within seconds what annealing does not."""
-    if len(problem.graph) > _ALIKE:
-        return False
-    seconds = problem.by_task(problem.tables.seconds)
-    horizon = float(seconds.max(axis=1, initial=0.0).sum())
-    return len(problem.graph) <= _UNLIKE or (
-        math.isfinite(horizon) and IntegerTimes.of(problem, horizon).alike
-    )
+    """Return whether CP-SAT, if installed, finds within seconds what annealing does not."""
+    return len(problem.graph) <= _MOST and can_solve()
 
 
 def solved(
@@ -80,29 +72,16 @@ def solved(
     least = min(int(start.bound / integer.unit), times.makespan)
     if least == times.makespan:
         return start
+    from autosched.policies.constraint_programming.cpsat import Model, solve
+
     report = None if improved is None else (lambda end: improved(end * integer.unit))
-    answer = _answer(integer, plan, times, least, until, seed, report)
+    model = Model(integer, least, times.makespan)
+    model.hint(plan.device, times)
+    left = None if until is None else max(until - perf_counter(), 0.0)
+    answer = solve(model, left, _WORK, seed, report)
     proved = min(answer.bound, answer.makespan, times.makespan) * integer.unit
     found = _placement(integer, answer) if answer.makespan < times.makespan else start
     return replace(found, bound=max(start.bound, proved if _is_sure(problem) else 0.0))
-
-
-def _answer(
-    integer: IntegerTimes,
-    plan: _Plan,
-    times: Times,
-    least: int,
-    until: float | None,
-    seed: int,
-    report: Callable[[float], None] | None,
-) -> Answer:
-    """Run the solver with a plan as its initial solution."""
-    from autosched.policies.constraint_programming.cpsat import Alike, Limits, Model, solve
-
-    model = (Alike if integer.alike else Model)(integer, least, times.makespan)
-    model.hint(plan.device, times)
-    left = None if until is None else max(until - perf_counter(), 0.0)
-    return solve(model, Limits(left, _WORK, seed), report)
 
 
 def _plan(problem: Problem, placement: Placement) -> _Plan:
@@ -118,17 +97,13 @@ def _plan(problem: Problem, placement: Placement) -> _Plan:
 
 def _placement(integer: IntegerTimes, answer: Answer) -> Placement:
     """Return a solution as a placement: tasks and copies by start, those of duration 0 first."""
-    starts, ends = (
-        np.array([answer.tasks[task][k] for task in sorted(answer.tasks)]) for k in (0, 1)
-    )
+    starts, ends = np.array(answer.tasks, np.int64).T
     copies = sorted(answer.copies, key=answer.copies.__getitem__)
     begins = np.array([answer.copies[copy][0] for copy in copies], float)
     codes = np.array([datum * len(integer.problem.devices) + p for datum, p in copies], np.int64)
     order: Any = np.lexsort((ends, starts))
-    device = [(answer.device or {})[task] for task in sorted(answer.tasks)]
-    return timed(
-        integer.problem, Listed(answer.makespan, order, device, starts, ends, codes, begins), order
-    )
+    listed = Listed(answer.makespan, order, answer.device, starts, ends, codes, begins)
+    return timed(integer.problem, listed, order)
 
 
 def _is_sure(problem: Problem) -> bool:

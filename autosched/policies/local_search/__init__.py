@@ -1,9 +1,8 @@
 """Policies that search: a portfolio of heuristics, simulated annealing, exact search.
 
 portfolio    the best of many list schedules
-search       that, improved by simulated annealing
+search       that, improved by simulated annealing; or to an optimum, by ``constraint_programming``
 annealer     annealing: moves, and the temperatures at which they are made
-exact        an optimal placement, by ``constraint_programming``
 splitting    stages on devices, for runs in flight
 stage_moves  moves of units between stages
 """
