@@ -130,6 +130,7 @@ CONCEPTS = {
     "policies.local_search.annealer": "annealing, compiled; the search chooses what to anneal",
     "policies.local_search.stage_moves": "moves and loads, compiled; splitting chooses among them",
     "runtime.ranks": "what is for several processes is one layer",
+    "scheduling.kept_state": "copies of tensors, and when they are out of date",
     "scheduling.plans": "the choice among placements",
     "simulation.sharing": "processor sharing, event by event; the rest is one pass over instructions",
     "verification.loops": "laws of runs in flight",

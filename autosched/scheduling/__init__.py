@@ -3,8 +3,8 @@
 planning      ``schedule()``: arguments, the problem, and which policies are tried
 plans         placements, their programs, and the choice among several
 agreement     schedules that several ranks make together
-schedule      Schedule: problem, placement and program; reading saved ones
-running       its methods for several runs, and state that stays on devices between them
+schedule      Schedule: problem, placement and program; its runs; reading saved ones
+kept_state    state that stays on devices between runs
 arguments     checks of what users pass
 saved         schedules as JSON
 progress_bar  the progress of planning in a terminal

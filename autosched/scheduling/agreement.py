@@ -21,7 +21,7 @@ from autosched.program.program import Program
 from autosched.scheduling.saved import Saved, describe, from_text
 
 if TYPE_CHECKING:
-    from autosched.scheduling.running import Running
+    from autosched.scheduling.schedule import Schedule
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ def inputs_on(devices: Collection[str], program: Program, graph: Graph) -> tuple
     return tuple(name for name in graph.input_names if name in names)
 
 
-def own_inputs(schedule: Running, inputs: dict[str, Any], is_agreed: bool) -> dict[str, Any]:
+def own_inputs(schedule: Schedule, inputs: dict[str, Any], is_agreed: bool) -> dict[str, Any]:
     """Return the inputs that live on this rank; all of them, if there are no ranks.
 
     Unless ``is_agreed`` that all ranks make such a call, it is collective. Raises GraphError for
@@ -73,7 +73,7 @@ def own_inputs(schedule: Running, inputs: dict[str, Any], is_agreed: bool) -> di
     return joined().together(schedule.call_name, partial(_own_inputs, schedule, inputs))
 
 
-def _own_inputs(schedule: Running, inputs: dict[str, Any]) -> dict[str, Any]:
+def _own_inputs(schedule: Schedule, inputs: dict[str, Any]) -> dict[str, Any]:
     rank = schedule.machine.rank
     graph = schedule.graph
     own = schedule.inputs_here

@@ -32,7 +32,7 @@ class Moves:
     def __enter__(self) -> Moves:
         names = asc.Machine.emulated(gpus=2).accelerators
         self.patch.setattr(
-            "autosched.scheduling.running.moves_to", lambda *_: dict.fromkeys(names, self.move)
+            "autosched.scheduling.kept_state.moves_to", lambda *_: dict.fromkeys(names, self.move)
         )
         return self
 
