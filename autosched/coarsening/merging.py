@@ -8,18 +8,16 @@ are pinned, are not merged, nor are tasks that ``Folding`` calls fixed. This mod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeVar, cast
 
 from autosched._lib.topological import topological_order
-from autosched._lib.tree import flatten, transform
 from autosched.coarsening.folding import Folding
 from autosched.codegen.composite import Composite
-from autosched.graph.graph import Graph, emptied
-from autosched.graph.including import repeat
+from autosched.graph.copying import Copying
+from autosched.graph.graph import Graph
 from autosched.graph.task import Origin, Seconds, Task
-from autosched.graph.value import Value
 from autosched.placement import Placement
 
 __all__ = ["Make", "carried", "common_origin", "merged"]
@@ -111,7 +109,7 @@ def common_origin(tasks: Sequence[Task]) -> Origin:
     )
 
 
-class _Merger:
+class _Merger(Copying):
     """Partitions a graph into clusters, each of which becomes a task of the new graph."""
 
     def __init__(
@@ -121,7 +119,7 @@ class _Merger:
         bound: Mapping[str, str],
         repeated: Collection[int],
     ):
-        self.graph = graph
+        super().__init__(graph)
         self.wanted = wanted
         self.folding = Folding(graph, repeated)
         for name, device in bound.items():
@@ -133,34 +131,33 @@ class _Merger:
             key = (wanted[index], self.folding.devices[index]) if together else index
             cluster[index] = keys.setdefault(key, len(keys))
         self.cluster = _split(cluster, self.folding.before)  # by remaining task
+        self.taken = {*graph.names, *chain(*(_part_names(task) for task in graph.tasks))}
+        self.names: dict[int, str] = {}  # of new tasks, by cluster
 
     def build(self, make: Make) -> Graph:
-        """Add the clusters to a new graph, in topological order, earliest first task first."""
-        writer = _Writer(self.graph, self.folding, self.cluster, make)
+        """Add the clusters to the new graph, in topological order, earliest first task first."""
+        tasks = self.old.tasks
         clusters = self._ordered()
         members = [self._members(own) for own in clusters]
-        taken = [_taken(self.graph, tasks) for tasks in members]
-        needed = set(chain(self.graph.outputs.values(), *taken))
-        for own, tasks, takes in zip(clusters, members, taken, strict=True):
+        taken = [_taken(self.old, some) for some in members]
+        needed = set(chain(self.old.outputs.values(), *taken))
+        for own, some, takes in zip(clusters, members, taken, strict=True):
             label = next(
                 (self.wanted[i] for i in own if i in self.wanted and i in self.folding.merged),
                 None,
             )
-            if len(tasks) == 1 and label in (None, self.graph.tasks[own[0]].name):
-                writer.repeat(self.graph.tasks[own[0]])
+            if len(some) == 1 and label in (None, tasks[own[0]].name):
+                self.repeat(tasks[own[0]], self._after([tasks[own[0]]]))
             else:
-                writer.compose(own, tasks, takes, needed, label)
-        for name, index in self.graph.outputs.items():
-            writer.new.output(**{name: writer.values[index]})
-        for bond in self.graph.kept_together:
-            writer.together(bond)
-        return writer.new
+                self._compose(own, some, takes, needed, label, make)
+            self.names[self.cluster[own[0]]] = self.new.tasks[-1].name
+        return self.finish()
 
     def _members(self, tasks: Sequence[int]) -> list[int]:
         """Return the tasks of a cluster, with the folded tasks that it runs itself."""
         if tasks[0] not in self.folding.merged:
             return list(tasks)
-        folded = (self.folding.folded(self.graph.tasks[task]) for task in tasks)
+        folded = (self.folding.folded(self.old.tasks[task]) for task in tasks)
         return sorted({*tasks, *chain(*folded)})
 
     def _ordered(self) -> list[list[int]]:
@@ -174,47 +171,14 @@ class _Merger:
         ]
         return [tasks[c] for c in topological_order(before, [some[0] for some in tasks])]
 
-
-class _Writer:
-    """Adds the tasks of a graph to a new graph of the same class."""
-
-    def __init__(self, graph: Graph, folding: Folding, cluster: Mapping[int, int], make: Make):
-        self.old = graph
-        self.make = make
-        self.folding = folding
-        self.cluster = cluster
-        self.new = emptied(graph)  # with the other attributes of a subclass
-        self.taken = {*graph.names, *chain(*(_part_names(task) for task in graph.tasks))}
-        self.values: dict[int, Value] = {}  # by index in the old graph
-        self.names: dict[int, str] = {}  # of new tasks, by cluster
-        for value in graph.sources:
-            self._note(value, self.new.builder.add_source(value))
-
-    def repeat(self, task: Task) -> None:
-        """Add an unmerged task."""
-        made = [self.old.values[use.value] for use in task.outputs]
-        result = repeat(
-            self.new,
-            self.old,
-            task,
-            self.values,
-            task.name,
-            outputs=transform(_name, task.result),
-            touched=None if task.view else task.region,
-            regions=[value.region for value in made],
-            on=task.device,
-            after=self._after([task]),
-            seconds=task.seconds,
-        )
-        self._added(task, made, flatten(result))
-
-    def compose(
+    def _compose(
         self,
         cluster: Sequence[int],
         members: Sequence[int],
         takes: Sequence[int],
         needed: set[int],
         label: str | None,
+        make: Make,
     ) -> None:
         """Add a cluster as one merged task, which returns the results that other tasks need.
 
@@ -223,42 +187,27 @@ class _Writer:
         own = [self.old.tasks[i] for i in cluster]
         tasks = [self.old.tasks[i] for i in members]
         made = [self.old.values[u.value] for task in own for u in task.outputs if u.value in needed]
+        names = [value.name for value in made]
         composite = Composite(tasks, takes, [value.index for value in made])
         roots = dict.fromkeys(
             self.old.values[use.value].root for task in own for use in task.writes
         )
-        origin = common_origin(own)
-        fn, seconds = self.make(composite) if all(task.fn for task in tasks) else (None, None)
+        fn, seconds = make(composite) if all(task.fn for task in tasks) else (None, None)
         results = self.new.builder.add_task(
             fn,
             (*(self.values[index] for index in takes), *composite.heres),
             {},
             name=self._label(own[0], label),
-            outputs=_shape([value.name for value in made]),
+            outputs=names[0] if len(names) == 1 else tuple(names),
             writes=[self.values[root] for root in roots if root in takes],
             regions=[value.region for value in made],
             on=self.folding.devices[own[0].index],
             after=self._after(own),
             seconds=seconds,
-            origin=origin,
+            origin=common_origin(own),
             composite=composite,
         )
-        self._added(own[0], made, flatten(results))
-
-    def together(self, bond: Sequence[int]) -> None:
-        """Keep the remaining values together; a folded view is replaced by its base."""
-        seen = [index if index in self.values else self.old.values[index].root for index in bond]
-        if found := [self.values[index] for index in seen if index in self.values]:
-            self.new.together(*found)
-
-    def _added(self, task: Task, made: Sequence[Value], results: Iterable[Any]) -> None:
-        self.names[self.cluster[task.index]] = self.new.tasks[-1].name
-        for value, twin in zip(made, results, strict=True):
-            self._note(value, twin)
-
-    def _note(self, value: Value, twin: Value) -> None:
-        twin.nbytes = value.nbytes
-        self.values[value.index] = twin
+        self.note(made, results)
 
     def _after(self, tasks: Sequence[Task]) -> list[str]:
         """Return the new tasks on which these depend by order alone."""
@@ -329,11 +278,3 @@ def _part_names(task: Task) -> Iterator[str]:
     for part in task.parts:
         yield part.name
         yield from _part_names(part)
-
-
-def _name(leaf: Value) -> str:
-    return leaf.name
-
-
-def _shape(names: Sequence[str]) -> str | tuple[str, ...]:
-    return names[0] if len(names) == 1 else tuple(names)

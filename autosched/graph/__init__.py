@@ -9,6 +9,7 @@ storages   versions of values, and values that share a storage
 regions    which elements of a storage a view covers
 effects    which arguments torch functions write, alias or draw random numbers for
 including  one graph inserted into another
+copying    a graph copied with changes
 pinning    a copy of a graph with the devices of inputs and tasks
 marked     ``@asc.task``: functions that are captured as one task
 flow       producers and consumers as arrays

@@ -23,7 +23,6 @@ networkx only where a graph is converted.
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 import sys
 import warnings
@@ -60,7 +59,6 @@ __all__ = [
     "Use",
     "Value",
     "called_with",
-    "emptied",
     "no_grad",
     "run_serial",
 ]
@@ -648,14 +646,6 @@ def _add_node(
         check_costs(f"{node}->{n}", None, piece.nbytes)
     if dag.out_degree(node) == 0:
         graph.output(whole)
-
-
-def emptied(graph: Graph) -> Graph:
-    """Return a graph of the same class without tasks and values, with the same frames."""
-    new = copy.copy(graph)
-    Graph.__init__(new, graph.name, generators=graph.builder.generators)
-    new.builder.storages.frames = graph.builder.storages.frames
-    return new
 
 
 # ---- running one task after another: the reference

@@ -13,14 +13,12 @@ caller has it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from autosched._lib.tree import flatten, transform
-from autosched.costs.costs import Costs
+from autosched.graph.copying import Copying
 from autosched.graph.effects import counts_in_memory
-from autosched.graph.graph import Graph, Task, Value, emptied
-from autosched.graph.including import repeat
+from autosched.graph.graph import Graph, Task, Value
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.problem import Problem
@@ -116,10 +114,9 @@ def with_resident_state(problem: Problem, placement: Placement) -> tuple[Problem
             others[index] = devices[1:]
     resident = given.resident
     if others:
-        writer_of = _Writer(graph, problem.costs, device, others)
-        graph = writer_of.new.pinned()
-        homes |= writer_of.homes
-        resident += tuple(writer_of.homes)
+        graph, further = _with_copies(problem, device, others)
+        homes |= further
+        resident += tuple(further)
     constraints = replace(given, inputs={**given.inputs, **homes}, resident=resident)
     return replace(problem, graph=graph, constraints=constraints), placement
 
@@ -208,42 +205,22 @@ def _with_views_at_readers(
     return found
 
 
-class _Writer:
-    """Copies a graph, with inputs for state that several devices read."""
-
-    def __init__(
-        self, graph: Graph, costs: Costs, device: dict[str, str], others: dict[int, list[str]]
-    ):
-        self.old = graph
-        self.new = emptied(graph)  # with the other attributes of a subclass
-        self.homes: dict[str, str] = {}  # the devices of further inputs, by name
-        builder = self.new.builder
-        self.values = {value.index: builder.add_source(value) for value in graph.sources}
-        self.others: dict[str, dict[int, Value]] = {}  # what tasks read instead, by their device
-        for index, devices in others.items():
-            value = graph.values[index]
-            for name in devices:
-                other = builder.add_copy(value, name, int(costs.value_nbytes(value)))
-                self.others.setdefault(name, {})[index] = other
-                self.homes[other.name] = name
-        for task in graph.tasks:
-            self._repeat(task, device[task.name])
-        for name, index in graph.outputs.items():
-            self.new.output(**{name: self.values[index]})
-        for bond in graph.kept_together:
-            self.new.together(*(self.values[index] for index in bond))
-
-    def _repeat(self, task: Task, device: str) -> None:
-        made = [self.old.values[use.value] for use in task.outputs]
-        before = [d.task for d in task.dependencies if d.kind == "order"]
-        results = repeat(
-            self.new, self.old, task, {**self.values, **self.others.get(device, {})}, task.name,
-            outputs=transform(lambda leaf: leaf.name, task.result),
-            touched=None if task.view else task.region,
-            regions=[value.region for value in made],
-            on=task.device, after=[self.old.tasks[index].name for index in before],
-            seconds=task.seconds,
-        )  # fmt: skip
-        for value, twin in zip(made, flatten(results), strict=True):
-            twin.nbytes = value.nbytes
-            self.values[value.index] = twin
+def _with_copies(
+    problem: Problem, device: Mapping[str, str], others: Mapping[int, Sequence[str]]
+) -> tuple[Graph, dict[str, str]]:
+    """Return the graph with a further input for state on each of its ``others``, and their devices."""
+    graph = problem.graph
+    copying = Copying(graph)
+    homes: dict[str, str] = {}
+    instead: dict[str, dict[int, Value]] = {}  # what tasks read, by their device
+    for index, devices in others.items():
+        value = graph.values[index]
+        for name in devices:
+            nbytes = int(problem.costs.value_nbytes(value))
+            other = copying.new.builder.add_copy(value, name, nbytes)
+            instead.setdefault(name, {})[index] = other
+            homes[other.name] = name
+    for task in graph.tasks:
+        before = [graph.tasks[d.task].name for d in task.dependencies if d.kind == "order"]
+        copying.repeat(task, before, instead.get(device[task.name]))
+    return copying.finish().pinned(), homes
