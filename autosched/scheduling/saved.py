@@ -29,7 +29,7 @@ from autosched.runtime.check import Check
 
 __all__ = ["Saved", "check_graph", "describe", "from_text", "to_text"]
 
-_FORMATS = (1, 2, 3)  # the first has no devices of tasks, and the second has them among facts
+_FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def to_text(saved: Saved) -> str:
     Raises ScheduleError for what ``from_text`` would not read.
     """
     document = {
-        "format": _FORMATS[-1],
+        "format": _FORMAT,
         "backend": saved.backend,
         "check": saved.check,
         "inputs": dict(saved.program.inputs),
@@ -180,15 +180,12 @@ def _saved(
     copies: tuple[Send, ...] = (),
     streams: int | None = None,
     in_flight: int = 1,
-    devices: Mapping[str, str] | None = None,
-    facts: Mapping[str, Any] | None = None,
     **rest: Any,
 ) -> Saved:
     ends = tuple(inputs.items()), tuple(outputs.items())
     whole = Program(tuple(program), *ends, in_flight, tuple(machine.ranks.items()))
     placed = Placement(placement, tuple(placement), copies, streams=streams)
-    bound = devices or (facts or {}).get("devices", {})
-    return Saved(placement=placed, program=whole, machine=machine, devices=bound, **rest)
+    return Saved(placement=placed, program=whole, machine=machine, **rest)
 
 
 def _instruction(item: Any, place: str) -> Instruction:
@@ -204,7 +201,7 @@ _check = one('true, false or "bytes"', lambda item: isinstance(item, bool) or it
 _name = one("the name of a device, such as 'cpu' or 'cuda:0'", is_device)
 
 _format = one(
-    "1, 2 or 3, the versions that this autosched reads", lambda n: is_whole(n) and n in _FORMATS
+    f"{_FORMAT}, the version that this autosched reads", lambda n: is_whole(n) and n == _FORMAT
 )
 _backend = one(
     f"one of {', '.join(BACKENDS)}", lambda item: isinstance(item, str) and item in BACKENDS
@@ -213,9 +210,7 @@ _backend = one(
 _version = one("a version: 0 or more", lambda n: is_whole(n) and n >= 0)
 
 _SEND = {"value": TEXT, "version": _version, "device": _name, "before": TEXT, "source": _name}
-_UNREAD = one("anything", lambda item: True)
-_FACTS = {"name": _UNREAD, "seconds": _UNREAD, "nbytes": _UNREAD, "devices": table(_name)}
-_OPTIONAL = ["devices", "facts", "copies", "streams", "in_flight"]
+_OPTIONAL = ["copies", "streams", "in_flight"]
 _DOCUMENT = {
     "format": _format,
     "backend": _backend,
@@ -231,5 +226,4 @@ _DOCUMENT = {
     "costs": COSTS,
     "graph": each(TEXT),
     "devices": table(_name),
-    "facts": struct(dict, _FACTS),
 }

@@ -224,22 +224,6 @@ FILE = """\
 """
 
 
-def test_files_of_older_formats_are_read(saved: Path) -> None:
-    made = asc.load(saved, layers())
-
-    def second(document: Any) -> None:
-        costs = {"name": "layers", "seconds": {"h": 1.0}, "nbytes": {}}
-        document.update(format=2, facts={**costs, "devices": document.pop("devices")})
-
-    def first(document: Any) -> None:
-        document.update(format=1)
-        del document["facts"]
-
-    for older in (second, first):
-        change(saved, older)
-        assert asc.load(saved, layers()).simulate() == made.simulate()
-
-
 def test_the_machine_of_a_file_is_one_that_machine_reads(saved: Path) -> None:
     assert asc.Machine.from_json(json.dumps(json.loads(saved.read_text())["machine"])) == TWO_GPUS
 
@@ -520,8 +504,8 @@ INSTRUCTION = (
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (put("format", value=4), "format must be 1, 2 or 3, the versions that this autosched reads, got 4"),
-        (put("format", value=True), "format must be 1, 2 or 3, the versions that this autosched reads, got true"),
+        (put("format", value=4), "format must be 3, the version that this autosched reads, got 4"),
+        (put("format", value=True), "format must be 3, the version that this autosched reads, got true"),
         (drop("format"), "it misses key 'format'; its keys are 'format', 'backend', 'check', 'inputs', 'outputs', "),
         (put("extra", value=1), "it has an unknown key 'extra'; its keys are 'format', 'backend', "),
         (put("backend", value="gpu"), 'emulated, virtual, accelerator, ranks, replay, got "gpu'),
