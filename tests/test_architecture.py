@@ -128,7 +128,6 @@ CONCEPTS = {
     "parallel.shared_state": "the state of rank 0, on all ranks",
     "policies.constraint_programming.cpsat": "the model; the proof asks it for a bound",
     "policies.local_search.annealer": "annealing, compiled; the search chooses what to anneal",
-    "policies.local_search.stage_moves": "moves and loads, compiled; splitting chooses among them",
     "runtime.ranks": "what is for several processes is one layer",
     "scheduling.kept_state": "copies of tensors, and when they are out of date",
     "scheduling.plans": "the choice among placements",

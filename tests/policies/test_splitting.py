@@ -5,13 +5,10 @@ from __future__ import annotations
 import itertools
 import random
 
-import numpy as np
 import pytest
 
 import autosched as asc
-from autosched.policies.local_search.splitting import _Splitter, split
-from autosched.policies.local_search.stage_moves import shift
-from autosched.problem import Problem
+from autosched.policies.local_search.splitting import split
 
 RATE = 1.0  # a byte takes a second
 
@@ -79,18 +76,6 @@ def test_no_contiguous_split_of_a_small_graph_has_less_load(seed):
     assert loads(graph, machine, found.device) == best
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_loads_are_kept_up_to_date_by_moves(seed):
-    graph = random_graph(seed, tasks=12)
-    machine = asc.Machine.emulated(gpus=3, bytes_per_second=RATE, latency=0.0)
-    splitter = _Splitter(Problem(graph, machine, asc.Costs()), overlap=True)
-    start = splitter._divided(np.arange(12), 4)
-    improved = splitter._annealed(start, seed)
-    placement = splitter._placement(improved)
-    assert improved.load <= start.load
-    assert improved.load == loads(graph, machine, placement.device)
-
-
 def test_tasks_that_only_one_device_can_run_belong_to_no_stage():
     graph = asc.Graph()
     value = graph.add(abs, graph.input("x"), name="first", seconds=1.0, on="cpu")
@@ -120,21 +105,3 @@ def test_units_are_joined_where_there_are_many(monkeypatch):
     found = split()(asc.Problem(graph, machine))
     total = sum(task.seconds for task in graph.tasks)
     assert loads(graph, machine, found.device) <= 0.5 * total
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_a_move_changes_loads_as_counting_them_anew_does(seed):
-    graph = random_graph(seed, tasks=10)
-    machine = asc.Machine.emulated(gpus=3, bytes_per_second=RATE, latency=0.0)
-    problem = Problem(graph, machine, asc.Costs())
-    splitter = _Splitter(problem, overlap=True)
-    start = splitter._divided(np.arange(10), 4)
-    moves = splitter._moves(start)
-    parts = splitter.units.seconds, splitter.streams
-    state = moves.state(start.stage, *parts, splitter.units.pairs)
-    rng = random.Random(seed)
-    for _ in range(30):
-        u, to = rng.randrange(10), rng.randrange(moves.stages)
-        if to != state.stage[u]:
-            shift(state, u, state.stage[u], to, len(moves.device))
-            assert state.loads == pytest.approx(moves.loads(state.stage, *parts).ravel())

@@ -15,7 +15,7 @@ from torch import Tensor, nn, optim
 
 import autosched as asc
 from autosched._lib.copying import clone
-from autosched.scheduling import running
+from autosched.scheduling import kept_state
 from tests.gpu.fake_gpu import playing
 
 MACHINE = asc.Machine.emulated(gpus=1)
@@ -216,11 +216,11 @@ def test_state_that_shares_memory_with_what_is_written_is_refused(moves: Moves):
 def test_copies_go_when_no_schedule_needs_them(moves: Moves):
     step = compiled(net())
     run(step)
-    assert running._COPIES
+    assert kept_state._COPIES
     step.close()
     del step
     gc.collect()
-    assert not running._COPIES
+    assert not kept_state._COPIES
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -11,7 +11,7 @@ stage.
    by dynamic programming. Each prefix is an ideal of the graph; Tarnawski et al., "Efficient
    Algorithms for Device Placement of DNN Graph Operators", NeurIPS 2020, do so for all ideals, or
    for one such order.
-3. Annealing from the best of these: units move between stages, as far as stages stay contiguous.
+3. The same for orders that resemble the best one so far, again and again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import count
+from functools import cached_property
+from itertools import count, cycle, pairwise
 from operator import attrgetter
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -27,11 +28,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autosched._lib.jit import mode
 from autosched._lib.topological import topological_order
 from autosched.errors import ScheduleError
 from autosched.placement import Placement, Send
-from autosched.policies.local_search.stage_moves import Moves, move_units
 from autosched.problem import Policy, Problem, grouped
 
 __all__ = ["split"]
@@ -43,10 +42,10 @@ Ints = NDArray[np.int64]
 _MOST_UNITS = 500
 _MOST_STEPS = 200_000_000
 _MOST_KINDS = 12  # of devices: there are two to the power of that many subsets at least
-_MOVES = 200_000
-_EACH = 400  # moves per unit, at most
 _AS_FAST = 1.001  # times the seconds of a direct copy
-_STARTS = 3  # orders from which the best splits are annealed
+_ORDERS = 60  # that resemble the best one, without a time limit
+_ALL_STEPS = 30_000_000  # for all of them, at most
+_NOISE = (0.02, 0.05, 0.15, 0.5)  # on positions, of those of a whole order
 
 
 def split(
@@ -125,21 +124,25 @@ class _Splitter:
         began = perf_counter()
         most = len(self.problem.devices) if stages is None else stages
         found = [self._divided(order, most) for order in self._orders()] if self.count else []
-        starts = sorted((s for s in found if s is not None), key=lambda each: each.load)
-        if self.count and not starts:
+        splits = [each for each in found if each is not None]
+        if self.count and not splits:
             raise ScheduleError(
                 "no contiguous split gives each task a device, or kinds of devices are too many"
             )
-        best = starts[0] if starts else None
-        for number in count() if end is not None else range(_STARTS):
-            if best is None or (end is not None and perf_counter() >= end):
-                break
-            start = starts[number] if number < min(len(starts), _STARTS) else best
-            best = min(best, self._annealed(start, seed + number), key=attrgetter("load"))
-            done = number / _STARTS
+        best = min(splits, key=attrgetter("load"), default=None)
+        rng = np.random.default_rng(seed)
+        enough = min(_ORDERS, _ALL_STEPS // self._steps)
+        for number, noise in zip(count(), cycle(_NOISE)):
+            done = number / max(enough, 1)
             if end is not None:
                 done = (perf_counter() - began) / max(end - began, 1e-9)
-            report(min(done, 1.0), best.load)
+            if best is None or done >= 1.0:
+                break
+            report(done, best.load)
+            key = np.argsort(best.order) + rng.normal(0.0, noise * self.count, self.count)
+            other = self._divided(self._order(key), most)
+            if other is not None and other.load <= best.load:
+                best = other
         return self._placement(best)
 
     # ---- orders
@@ -154,12 +157,19 @@ class _Splitter:
             tails = rank[after[after_at[u] : after_at[u + 1]]]
             rank[u] += tails.max() if len(tails) else 0.0
         keys = [np.arange(n, dtype=float), -rank]
-        before_at, before = grouped(self.units.pairs[:, 1], self.units.pairs[:, 0], n)
-        lists = [before[before_at[u] : before_at[u + 1]].tolist() for u in range(n)]
-        orders = [np.array(topological_order(lists, key.tolist()), np.int64) for key in keys]
+        orders = [self._order(key) for key in keys]
         orders += [self._depth_first(after_at, after, key) for key in (-rank, rank)]
         once = {order.tobytes(): order for order in orders}
         return list(once.values())
+
+    def _order(self, key: Floats) -> Ints:
+        """Return the topological order that takes of the units that may come next that of least key."""
+        return np.array(topological_order(self._before, key.tolist()), np.int64)
+
+    @cached_property
+    def _before(self) -> list[list[int]]:
+        at, before = grouped(self.units.pairs[:, 1], self.units.pairs[:, 0], self.count)
+        return [before[a:b].tolist() for a, b in pairwise(at)]
 
     def _depth_first(self, after_at: Ints, after: Ints, key: Floats) -> Ints:
         """Return an order that follows a chain as far as possible before it begins another."""
@@ -197,12 +207,22 @@ class _Splitter:
         for number, (first, last, kind) in enumerate(best):
             stage[first:last] = number
             device.append(next(taken[kind]))
-        return self._split(stage[where], tuple(device), order)
+        load = self._load(stage[where], np.array(device))
+        return _Split(stage[where], tuple(device), order, load)
+
+    @property
+    def _states(self) -> int:
+        """How many sets of devices dynamic programming considers, times the kinds of devices."""
+        return math.prod(len(devices) + 1 for devices in self.kinds) * len(self.kinds)
+
+    @property
+    def _steps(self) -> int:
+        """About how many steps the split of an order takes."""
+        return self._states * min(self.count, _MOST_UNITS) ** 2 + 1
 
     def _chunks(self, order: Ints) -> Ints:
         """Return the part of each unit in an order: itself, or where there are many, some of them."""
-        states = math.prod(len(devices) + 1 for devices in self.kinds) * len(self.kinds)
-        most = max(min(_MOST_UNITS, math.isqrt(_MOST_STEPS // states)), 1)
+        most = max(min(_MOST_UNITS, math.isqrt(_MOST_STEPS // self._states)), 1)
         if self.count <= most:
             return np.arange(self.count)
         least = np.minimum(self.units.seconds.min(axis=1), 1e300)[order]
@@ -273,33 +293,30 @@ class _Splitter:
         ]
         return sum(found) / len(found) if found else 0.0
 
-    # ---- annealing
+    def _load(self, stage: Ints, device: Ints) -> float:
+        """Return the greatest load: of compute streams, or of copies out or in if these overlap.
 
-    def _moves(self, found: _Split) -> Moves:
-        return Moves.of(self.problem, self.units.unit, self.fixed, found.device, self.contention)
-
-    def _split(self, stage: Ints, device: tuple[int, ...], order: Ints) -> _Split:
-        made = _Split(stage, device, order, math.inf)
-        load = self._moves(made).load(stage, self.overlap, self.units.seconds, self.streams)
-        return _Split(stage, device, order, load)
-
-    def _annealed(self, start: _Split, seed: int) -> _Split:
-        if len(start.device) < 2 or self.count < 2:
-            return start
-        moves = min(_MOVES, _EACH * self.count)
-        how = mode(10.0 * moves, move_units)
-        tables = self._moves(start)
-        best = tables.improved(
-            how,
-            start.stage,
-            self.overlap,
-            self.units.seconds,
-            self.streams,
-            self.units.pairs,
-            moves,
-            seed,
-        )
-        return self._split(best, start.device, start.order)
+        A datum is copied once to each other device where it is read, or must be in the end.
+        """
+        problem = self.problem
+        t = problem.lists
+        on = device[stage]
+        loads = np.zeros((len(problem.devices), 3))
+        np.add.at(loads[:, 0], on, self.units.seconds[np.arange(self.count), on] / self.streams[on])
+        unit = self.units.unit
+        where = np.where(unit >= 0, on[unit], self.fixed).tolist()
+        copies = [
+            (datum, where[task]) for task, reads in enumerate(problem.reads) for datum in reads
+        ]
+        for datum, q in dict.fromkeys([*copies, *problem.returns]) if self.contention else ():
+            p = where[t.maker[datum]] if t.maker[datum] >= 0 else t.home[datum]
+            row = p if t.maker[datum] >= 0 else t.row[datum]
+            seconds = problem.copy_seconds(datum, row, q)
+            if p != q and seconds < math.inf:
+                path = p * len(loads) + q
+                loads[p, 1] += seconds * t.holds_out[path]
+                loads[q, 2] += seconds * t.holds_in[path]
+        return float((loads if self.overlap else loads.sum(axis=1)).max(initial=0.0))
 
     # ---- the result
 
