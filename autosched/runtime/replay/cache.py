@@ -10,36 +10,28 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from autosched._lib.copying import span
 from autosched._lib.logs import LOG
+from autosched._lib.recent import MOST, Recent
 from autosched._lib.tree import flatten, transform
 from autosched.codegen.threads import Emitted
 from autosched.errors import ScheduleError
-from autosched.graph.graph import Graph
 from autosched.program.program import Copy, Record, Run, Wait
 from autosched.runtime.backends import Backend, Capabilities, Replayable, Step, TransientError
 from autosched.runtime.compiler import Compiler, Part
-from autosched.runtime.memory import Known, Memory
+from autosched.runtime.memory import Known
 from autosched.runtime.replay.segments import Segment, Segmented
 
 __all__ = ["Recordings"]
 
-_MOST = 8  # kinds of inputs that are recorded: each recording keeps memory of its own
 _ATTEMPTS = 3  # recordings that may fail for reasons that pass, before runs are ordinary for good
 _SEEN = 64  # kinds that are remembered until they come again
 _Addresses = Mapping[str, Hashable]  # of the tensors of each input on a device
-
-
-class _Pending(NamedTuple):
-    """The recording of the run in progress, and the kind of its inputs."""
-
-    kind: Hashable
-    recording: Recording
 
 
 class Recordings:
@@ -55,28 +47,58 @@ class Recordings:
         compiler: Compiler,
         backend: Replayable,
     ):
-        self.parts = Parts(cut, physical, compiler, backend)
+        self.cut = cut
+        self.physical = physical
+        self.compiler = compiler
+        self.backend = backend
+        self.graph = graph = compiler.graph
+        self.memory = compiler.memory
         self.reason = backend.refusal()
-        self.by_kind: dict[Hashable, Recording] = {}
-        self.seen: dict[Hashable, _Addresses] = {}  # by kind, in the last ordinary run
+        self.by_kind = Recent[Hashable, Recording](self._evict)
+        self.seen = Recent[Hashable, _Addresses](most=_SEEN)  # by kind, in the last ordinary run
         self.moving: set[str] = set()  # inputs that do not come at the same address each time
-        self.pending: _Pending | None = None
+        self.pending: Recording | None = None  # of the run in progress
+        self.last: Recording | None = None  # that was replayed last; to look it up takes long
         self.failures = 0
-        # The recording that was replayed last, of ``by_kind``; to look it up takes long.
-        self.last: _Pending | None = None
+        self.has_evicted = False
+        # The inputs that are on accelerators, and their devices.
+        homes = [(name, home) for name, home in cut.whole.inputs if name in graph.input_names]
+        self.on_devices = {name: home for name, home in homes if physical[home]}
+        self.written = [name for name in self.on_devices if name in self.memory.written]
         # Of these inputs devices read numbers that are not tensors.
         copies = [i for i in cut.whole if isinstance(i, Copy) and physical[i.destination]]
-        copied = {copy.value for copy in copies} | self.parts.on_devices.keys()
-        self.with_numbers = copied.intersection(compiler.graph.input_names)
+        copied = {copy.value for copy in copies} | self.on_devices.keys()
+        self.with_numbers = copied.intersection(graph.input_names)
+
+    @cached_property
+    def works(self) -> dict[int, Segment | int]:
+        """The meaning of each run, copy and free of the segmented program, by its position."""
+        cut = self.cut
+        works = [i for i, each in enumerate(cut.program) if not isinstance(each, (Record, Wait))]
+        return dict(zip(works, cut.parts, strict=True))
+
+    @cached_property
+    def positions(self) -> list[int]:
+        """A position in the whole program for each instruction of the segmented one.
+
+        An event has that of the instruction before it.
+        """
+        found = []
+        last = 0
+        for i in range(len(self.cut.program)):
+            part = self.works.get(i, last)
+            last = part.positions[0] if isinstance(part, Segment) else part
+            found.append(last)
+        return found
 
     def find_last(self, inputs: Mapping[str, Any]) -> Recording | None:
         """Return the recording that was replayed last, if it recognizes the inputs."""
         last = self.last
-        if last is None or not last.recording.recognizes(inputs):
+        if last is None or not last.recognizes(inputs):
             return None
         self._drop_pending()
         self.pending = last
-        return last.recording
+        return last
 
     def find(self, inputs: Mapping[str, Any], has_deadline: bool) -> Recording | None:
         """Return the recording that replays, or is made by, a run on these inputs.
@@ -91,7 +113,7 @@ class Recordings:
             self.moving.update(moved)
             self.by_kind.pop(kind).close()
             self.last = None
-            self.seen[kind] = addresses
+            self.seen.use(kind, addresses)
             recording = None
         if recording is None:
             if has_deadline or not self._may_record(kind, inputs):
@@ -100,27 +122,25 @@ class Recordings:
             last = self.seen[kind]
             self.moving.update(name for name in last if last[name] != addresses[name])
             fixed = {name: at for name, at in addresses.items() if name not in self.moving}
-            recording = Recording(self.parts, inputs, fixed)
-        self.pending = _Pending(kind, recording)
+            recording = Recording(self, kind, inputs, fixed)
+        self.pending = recording
         return recording
 
     def note(self, inputs: Mapping[str, Any]) -> None:
         """Note that there is an ordinary run with inputs of this kind."""
         if self.reason is None:
-            if len(self.seen) >= _SEEN:
-                self.seen.clear()
-            self.seen[self._kind(inputs)] = self._addresses(inputs)
+            self.seen.use(self._kind(inputs), self._addresses(inputs))
 
     def outputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the outputs of the run, when the caller's streams wait for them."""
-        assert self.pending is not None
-        kind, recording = self.pending
+        recording = self.pending
+        assert recording is not None
         outputs = recording.outputs(inputs)
-        if self.pending is self.last:
+        if recording is self.last:
             return outputs
         if recording.reason is None:
-            self.by_kind[kind] = recording
-            self.last = self.pending
+            self.by_kind.use(recording.kind, recording)
+            self.last = recording
         else:
             self.failures += 1
             if not recording.may_succeed_later or self.failures == _ATTEMPTS:
@@ -129,22 +149,26 @@ class Recordings:
 
     def _drop_pending(self) -> None:
         """Drop a recording whose run did not finish."""
-        if self.pending is not None and self.pending is not self.last:
-            kind, recording = self.pending
-            if self.by_kind.get(kind) is not recording:
-                recording.close()
+        pending = self.pending
+        if pending is not None and self.by_kind.get(pending.kind) is not pending:
+            pending.close()
         self.pending = None
+
+    def _evict(self, recording: Recording) -> None:
+        recording.close()
+        if not self.has_evicted:
+            self.has_evicted = True
+            what = f"inputs are of more than {MOST} kinds: shapes, strides, dtypes and numbers"
+            message = f"recordings are dropped, and runs recorded again: {what} make a kind"
+            warnings.warn(message, RuntimeWarning, stacklevel=6)
 
     def _may_record(self, kind: Hashable, inputs: Mapping[str, Any]) -> bool:
         if self.reason is not None or kind not in self.seen:
             return False
-        for name, device in self.parts.on_devices.items():
+        for name, device in self.on_devices.items():
             for leaf in flatten(inputs[name]):
-                if hasattr(leaf, "data_ptr") and (what := self.parts.backend.stays(leaf, device)):
+                if hasattr(leaf, "data_ptr") and (what := self.backend.stays(leaf, device)):
                     self._refuse(f"input {name!r} is {what}")
-        if len(self.by_kind) == _MOST:
-            what = "shapes, strides, dtypes and numbers make a kind"
-            self._refuse(f"inputs are of more than {_MOST} kinds: {what}")
         return self.reason is None
 
     def _refuse(self, reason: str) -> None:
@@ -164,7 +188,7 @@ class Recordings:
         """Return the addresses of inputs on devices."""
         return {
             name: tuple(leaf.data_ptr() for leaf in flatten(inputs[name]) if is_strided(leaf))
-            for name in self.parts.on_devices
+            for name in self.on_devices
         }
 
 
@@ -206,71 +230,22 @@ def _key(item: Any, with_numbers: bool) -> Hashable:
 # device, and replay it, and not how.
 
 
-@dataclass(frozen=True)
-class Parts:
-    """Parts of an executor that recordings share.
-
-    ``physical`` is the physical device of each name; None for the host's.
-    """
-
-    cut: Segmented
-    physical: Mapping[str, str | None]
-    compiler: Compiler
-    backend: Replayable
-
-    @property
-    def graph(self) -> Graph:
-        """The graph of the whole program."""
-        return self.compiler.graph
-
-    @property
-    def memory(self) -> Memory:
-        """The tensors of a run."""
-        return self.compiler.memory
-
-    @cached_property
-    def on_devices(self) -> dict[str, str]:
-        """The inputs that are on accelerators, and their devices."""
-        names = {value.name for value in self.graph.sources if value.tensor is None}
-        homes = self.cut.whole.inputs
-        return {name: home for name, home in homes if name in names and self.physical[home]}
-
-    @cached_property
-    def written(self) -> list[str]:
-        """The inputs on accelerators that tasks write."""
-        return [name for name in self.on_devices if name in self.memory.written]
-
-    @cached_property
-    def works(self) -> dict[int, Segment | int]:
-        """The meaning of each run, copy and free of the segmented program, by its position."""
-        cut = self.cut
-        works = [i for i, each in enumerate(cut.program) if not isinstance(each, (Record, Wait))]
-        return dict(zip(works, cut.parts, strict=True))
-
-    @cached_property
-    def positions(self) -> list[int]:
-        """A position in the whole program for each instruction of the segmented one.
-
-        An event has that of the instruction before it.
-        """
-        found = []
-        last = 0
-        for i in range(len(self.cut.program)):
-            part = self.works.get(i, last)
-            last = part.positions[0] if isinstance(part, Segment) else part
-            found.append(last)
-        return found
-
-
 class Recording:
-    """A run of a segmented program for inputs of one kind.
+    """A run of the segmented program of ``parts`` for inputs of one kind.
 
     The first functions record; later ones replay. ``fixed`` are the inputs on devices that are used
     where they are, with their addresses.
     """
 
-    def __init__(self, parts: Parts, inputs: Mapping[str, Any], fixed: Mapping[str, Hashable]):
+    def __init__(
+        self,
+        parts: Recordings,
+        kind: Hashable,
+        inputs: Mapping[str, Any],
+        fixed: Mapping[str, Hashable],
+    ):
         self.parts = parts
+        self.kind = kind
         self.fixed = fixed
         self.reason: str | None = None  # why it is not replayed
         self.may_succeed_later = False
@@ -334,7 +309,6 @@ class Recording:
                 {label: outputs[label] for label in on_devices},
                 {**inputs, **self._buffers},
                 {value.name: value.tensor for value in sources},
-                self._recorder.borrowed,
             )
             outputs.update(self._first_copies(inputs, outputs))
             self._replayed = None if self.reason else self._replaying()
@@ -618,18 +592,15 @@ def _check_alike(new: Any, into: Any, name: str) -> None:
 # run. Of the recording's own memory the caller gets a copy, and outputs that share memory in the
 # recording share it in the copy. Compares addresses, and reads no element.
 
-_ALIGNED = 16  # bytes: any dtype may begin there
-
 
 class Outputs:
     """Returns copies of ``outputs``, by name, after each replay.
 
     ``lent`` are the inputs of the recorded run, ``lasting`` other memory that keeps its address.
-    ``borrowed`` returns a tensor on the same memory that does not prevent its reuse.
 
     >>> import torch
     >>> x, y = torch.zeros(2), torch.ones(2)
-    >>> again = Outputs({"same": x, "part": x[1:], "new": y}, {"x": x}, {}, lambda tensor: tensor)
+    >>> again = Outputs({"same": x, "part": x[1:], "new": y}, {"x": x}, {})
     >>> found = again({"x": (other := torch.tensor([2.0, 3.0]))})
     >>> found["same"] is other, found["part"], found["new"], found["new"] is y
     (True, tensor([3.]), tensor([1., 1.]), False)
@@ -640,16 +611,12 @@ class Outputs:
         outputs: Mapping[str, Any],
         lent: Mapping[str, Any],
         lasting: Mapping[str, Any],
-        borrowed: Callable[[Any], Any],
     ):
         self._lent = {_storage(leaf): (key, leaf) for key, leaf in _tensors(lent)}
         self._lasting = {_storage(leaf) for _, leaf in _tensors(lasting)}
-        self._spans: dict[int, _Span] = {}  # by address of a storage
+        self._rows: dict[int, Any] = {}  # the bytes of storages, by their addresses
         self._viewed: dict[str, set[int]] = {}  # of inputs, the leaves that outputs are views of
         self._trees = {label: transform(self._found, tree) for label, tree in outputs.items()}
-        self._rows = {
-            at: (borrowed(_output_row(span)), span.first) for at, span in self._spans.items()
-        }
 
     def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the outputs of a replay on these inputs.
@@ -662,19 +629,16 @@ class Outputs:
             for number, leaf in enumerate(flatten(inputs[name]))
             if number in numbers
         }
-        copies = {address: (row.clone(), first) for address, (row, first) in self._rows.items()}
+        copies = {address: row.clone() for address, row in self._rows.items()}
 
         def made(leaf: Any) -> Any:
             if not isinstance(leaf, _View):
                 return leaf
             if leaf.of in copies:
-                copy, first = copies[leaf.of]
+                copy = copies[leaf.of]
                 whole = copy.numel() // leaf.like.element_size() * leaf.like.element_size()
-                return leaf.on(copy[:whole].view(leaf.like.dtype), -first)
-            given_now = given[leaf.of]
-            if leaf.is_whole:
-                return given_now
-            return leaf.on(given_now, given_now.storage_offset() * given_now.element_size())
+                return leaf.on(copy[:whole].view(leaf.like.dtype))
+            return given[leaf.of] if leaf.is_whole else leaf.on(given[leaf.of])
 
         return {label: transform(made, tree) for label, tree in self._trees.items()}
 
@@ -687,27 +651,11 @@ class Outputs:
             name, number = key
             self._viewed.setdefault(name, set()).add(number)
             return _View.of_tensor(key, leaf, leaf.data_ptr() - base.data_ptr(), leaf is base)
-        found = _Span.of(leaf, address)
-        self._spans[address] = found.joined(self._spans.get(address, found))
+        if address not in self._rows:
+            first = leaf.detach().as_strided((1,), (1,), 0).view(sys.modules["torch"].uint8)
+            row = first.as_strided((leaf.untyped_storage().nbytes(),), (1,), 0)
+            self._rows[address] = row
         return _View.of_tensor(address, leaf, leaf.data_ptr() - address)
-
-
-class _Span(NamedTuple):
-    """The bytes of a storage that are returned; ``tensor`` has the smallest elements."""
-
-    tensor: Any
-    first: int
-    end: int
-
-    @classmethod
-    def of(cls, tensor: Any, storage: int) -> _Span:
-        first = tensor.data_ptr() - storage
-        end = first + span(tensor) * tensor.element_size()
-        return cls(tensor, first // _ALIGNED * _ALIGNED, end)
-
-    def joined(self, other: _Span) -> _Span:
-        tensor = min(self.tensor, other.tensor, key=lambda tensor: tensor.element_size())
-        return _Span(tensor, min(self.first, other.first), max(self.end, other.end))
 
 
 @dataclass(frozen=True)
@@ -726,8 +674,9 @@ class _View:
         like = tensor.detach().new_empty(0)
         return cls(of, first, is_whole, like, tuple(tensor.shape), tuple(tensor.stride()))
 
-    def on(self, tensor: Any, start: int) -> Any:
-        """Return the view on a tensor's storage, whose memory begins at the byte ``start``."""
+    def on(self, tensor: Any) -> Any:
+        """Return the view on a tensor's memory."""
+        start = tensor.storage_offset() * tensor.element_size()
         offset = (self.first + start) // self.like.element_size()
         if tensor.dtype == self.like.dtype:
             return tensor.detach().as_strided(self.shape, self.stride, offset)
@@ -758,11 +707,3 @@ def _tensors(trees: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], Any]]:
 def _storage(tensor: Any) -> int:
     address: int = tensor.untyped_storage().data_ptr()
     return address
-
-
-def _output_row(bytes_of: _Span) -> Any:
-    """Return the bytes of a span as a tensor."""
-    tensor, first, end = bytes_of
-    size = tensor.element_size()
-    items = tensor.detach().as_strided(((end - first) // size,), (1,), first // size)
-    return items.view(sys.modules["torch"].uint8)

@@ -180,6 +180,19 @@ def test_a_number_among_inputs_makes_a_recording_of_its_own(gpu):
         assert len(recordings(schedule)) == 2
 
 
+def test_the_kind_that_was_used_least_recently_makes_room(gpu):
+    with asc.schedule(on_both(), gpu, replay=True) as schedule:
+        for size in range(1, 9):
+            runs(schedule, 2, (size,))
+        runs(schedule, 1, (1,))
+        with pytest.warns(RuntimeWarning, match="inputs are of more than 8 kinds"):
+            runs(schedule, 2, (9,))
+        kept = recordings(schedule)
+        assert len(kept) == 8
+        runs(schedule, 1, (2,))
+        assert schedule.not_replayed is None
+
+
 def test_outputs_share_memory_as_they_would_in_any_run(gpu):
     graph = asc.Graph()
     x = graph.input("x")
