@@ -15,8 +15,8 @@ from typing import Any
 
 from autosched._lib.forks import rlock
 from autosched.codegen.threads import Emitted
-from autosched.runtime.threads.runs import Fault, Late, Loop, Place, Run, Step
-from autosched.runtime.threads.team import ThreadTeam, at_once
+from autosched.runtime.threads.runs import Fault, Late, Place, Run, Step
+from autosched.runtime.threads.team import CalledRun, ThreadTeam, at_once
 
 __all__ = ["Choose", "Interleaver"]
 
@@ -43,56 +43,31 @@ class Interleaver(ThreadTeam):
         self._queues: dict[str, deque[Run]] = {name or "": deque() for name in names}
         self._simulated: dict[str, _Simulated] = {}  # in the first run of each queue
         self._driving = rlock()
-        self._inner: Run | None = None  # the call's
 
     def settle(self, deadline: float | None = None) -> Late | None:
         """Wait for a call that was abandoned, if any."""
-        late = super().settle(deadline)
-        return late if late is None or self._inner is None else Late(self.places(self._inner))
+        self.clear()
+        return super().settle(deadline)
 
-    def run(self, emitted: Emitted, deadline: float | None = None) -> Fault | Late | None:
-        """Execute functions.
+    def _parts(self, emitted: Emitted) -> list[str | None]:
+        return [None]  # the calling thread, or a spare one, executes all
 
-        Return the fault of the instruction that raised, or all positions when it was late. With a
-        deadline a spare thread executes it, so that an instruction that hangs does not block the
-        caller.
-        """
-        self._inner = inner = Run(0, emitted, emitted.locks, Loop(False), _nothing)
-        whole = Emitted()
-        whole.add(None, -1, partial(self._drive_call, inner))
-        whole.load()
-        end = super().run(whole, deadline)
-        if isinstance(end, Late):
-            return Late(self.places(inner))
-        if end is not None and isinstance(end.error, Exception):  # raised by ``choose``
-            raise end.error
-        return inner.fault or end
-
-    def _drive_call(self, run: Run) -> None:
-        try:
-            self.start(run)
-            self.drive(run)
-        finally:
-            run.stop()
-            self._clear()
-            for lock in run.emitted.locks:
-                lock.acquire(blocking=False)
+    def _new_call(self, emitted: Emitted) -> CalledRun:
+        return _DrivenCall(emitted, self._left, self)
 
     def start(self, run: Run, *others: Step) -> None:
         """Call ``others``, and queue a run for all threads; no interrupt comes in between."""
         at_once(*others, *(partial(queue.append, run) for queue in self._queues.values()))
 
     def drive(self, run: Run) -> None:
-        """Execute instructions until a run has ended, or its call was aborted."""
+        """Execute instructions until a run has ended."""
         with self._driving:
-            while not self.stopped and not (run is self._inner and run.aborted):
+            while not self.stopped:
                 for name in self._queues:
                     self._enter(name)
                 if not any(run in queue for queue in self._queues.values()):
                     return
                 ready = [name for name, each in self._simulated.items() if each.can_go_on]
-                if not ready and run is self._inner:
-                    return
                 name = self._choose(ready)
                 self._simulated[name].advance()
                 self._leave_if_ended(name)
@@ -106,17 +81,19 @@ class Interleaver(ThreadTeam):
     def close(self) -> None:
         """End the threads, and leave runs: only those that were aborted are left then."""
         super().close()
-        if self._driving.acquire(blocking=False):  # else a thread is in a task that goes on
-            try:
-                self._clear()
-            finally:
-                self._driving.release()
+        self.clear()
 
-    def _clear(self) -> None:
-        self._simulated.clear()
-        for name, queue in self._queues.items():
-            while queue:
-                queue.popleft().leave(name)
+    def clear(self) -> None:
+        """Leave all runs, unless a thread is in one of their tasks, which goes on."""
+        if not self._driving.acquire(blocking=False):
+            return
+        try:
+            self._simulated.clear()
+            for name, queue in self._queues.items():
+                while queue:
+                    queue.popleft().leave(name)
+        finally:
+            self._driving.release()
 
     def _enter(self, name: str) -> None:
         """Let a thread begin with the first run of its queue that has something for it."""
@@ -137,6 +114,24 @@ class Interleaver(ThreadTeam):
         queue = self._queues[name]
         is_in = bool(queue) and queue[0] is run and name in self._simulated
         return self._simulated[name].place if is_in else Place(-1, "before")
+
+
+class _DrivenCall(CalledRun):
+    """The run of a call, all of which one thread executes."""
+
+    def __init__(self, emitted: Emitted, ended: Callable[[Any], None], team: Interleaver):
+        super().__init__(emitted, ended)
+        self._team = team
+
+    def execute(self, thread: str | None) -> None:
+        """Execute all functions in this thread."""
+        self._team.start(self)
+        try:
+            self._team.drive(self)
+        except BaseException as error:  # of ``choose``, or an interrupt
+            self.stop(Fault(-1, error))
+        finally:
+            self._team.clear()
 
 
 class _Simulated:
@@ -187,7 +182,3 @@ def _of_task(error: BaseException) -> BaseException:
     cause = error.__cause__
     is_replaced = isinstance(error, RuntimeError) and isinstance(cause, StopIteration)
     return cause if is_replaced and cause is not None else error
-
-
-def _nothing(run: Run) -> None:
-    pass

@@ -134,11 +134,12 @@ class ThreadTeam:
         KeyboardInterrupt, some may be: they have been abandoned. ``stopped`` says whether the run
         was aborted.
         """
-        spare = None in emitted.threads and (deadline is not None or not self.suits())
-        takes_part = None in emitted.threads and not spare
+        names = self._parts(emitted)
+        spare = None in names and (deadline is not None or not self.suits())
+        takes_part = None in names and not spare
         run = self._new_call(emitted)
         try:
-            self._queue(run, [name for name in emitted.threads if name is not None or spare])
+            self._queue(run, [name for name in names if name is not None or spare])
             if takes_part and run.begun:
                 self.execute(run)
                 run.leave(None)
@@ -163,6 +164,10 @@ class ThreadTeam:
             if not self.closed:
                 queues = [self._workers[name].queue for name in names]
                 at_once(partial(run.begun.append, True), *(partial(q.put, run) for q in queues))
+
+    def _parts(self, emitted: Emitted) -> list[str | None]:
+        """Return the threads that have a part; None is the calling one."""
+        return list(emitted.threads)
 
     def _new_call(self, emitted: Emitted) -> CalledRun:
         return CalledRun(emitted, self._left)
