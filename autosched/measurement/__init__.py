@@ -4,7 +4,6 @@
     stopwatch   seconds that a call takes on a device, and in the thread that launches it
     signatures  which calls do the same work, so that only one of them is measured
     tasks       costs of a graph, from timed calls in serial runs on one device of each model
-    links       rate and latency of links, from copies of many sizes
     machines    a machine with measured links, storage and times of issuing
     ranks       the network and the devices of all ranks of a cluster
 
@@ -13,13 +12,7 @@ Nothing is modelled here, and no policy is used: what was not measured remains u
 
 from __future__ import annotations
 
-from autosched.measurement.links import measured_links
-from autosched.measurement.machines import measure_machine, measure_storage
+from autosched.measurement.machines import measure_machine, measure_storage, measured_links
 from autosched.measurement.tasks import measure_costs
 
-__all__ = [
-    "measure_costs",
-    "measure_machine",
-    "measure_storage",
-    "measured_links",
-]
+__all__ = ["measure_costs", "measure_machine", "measure_storage", "measured_links"]

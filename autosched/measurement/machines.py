@@ -1,23 +1,46 @@
-"""Describe the local machine with measured links, storage and times of issuing."""
+"""Describe the local machine with measured links, storage and times of issuing.
+
+Copies of many sizes are timed in each direction, from and to page-locked and pageable host memory,
+and a line is fitted to them. A link gets one rate for both directions, the lower one: the two
+differ by less than a tenth, and separate rates would double the number of paths. Copies are timed
+by the accelerator's events, except those of pageable memory, which block the thread that issues
+them and are timed by the host's clock.
+"""
 
 from __future__ import annotations
 
 import os
 import statistics
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
 from autosched.errors import MachineError
 from autosched.graph.files import StoredTensor
-from autosched.machine.machine import Device, Machine
+from autosched.machine.machine import Device, Link, Machine
 from autosched.measurement.hardware import torch_device
-from autosched.measurement.links import SIZES, Track, fitted, measured_links
-from autosched.measurement.stopwatch import Call, EventWatch, synchronize
+from autosched.measurement.stopwatch import (
+    Call,
+    EventWatch,
+    Stopwatch,
+    median_seconds,
+    stopwatch,
+    synchronize,
+)
 from autosched.scheduling.arguments import checked_count
+
+Track = Callable[[Sequence[Any]], Iterable[Any]]
+
+SIZES = tuple(1 << n for n in (10, 13, 16, 18, 20, 22, 24, 26))  # bytes of the timed copies
+_RATES = 1e6, 1e14  # bytes per second; readings beyond are rejected
+_LATENCY = 0.1
+_CALLS = 64  # in a row: fewer than an accelerator's queue holds, so that the thread never waits
+_REPEAT = 9
 
 
 def measure_machine(
@@ -66,8 +89,153 @@ def _measured(device: Device) -> Device:
     return replace(device, issue_seconds=issue, event_seconds=event)
 
 
-_CALLS = 64  # in a row: fewer than an accelerator's queue holds, so that the thread never waits
-_REPEAT = 9
+# ---- links
+
+
+class _Direction(NamedTuple):
+    """One direction of a link, and the median seconds of copies by their bytes.
+
+    ``pinned`` says whether host memory was.
+    """
+
+    source: str
+    destination: str
+    pinned: bool
+    seconds: Mapping[int, float]
+
+
+def measured_links(machine: Machine, *, repeat: int = 9, track: Track = iter) -> Machine:
+    """Return the machine with measured links: each is as fast as the slower of its two directions.
+
+    A link without a measurable rate, or with an impossible one, is not changed, with a warning.
+    Links of storage devices are left out: see ``measure_storage``.
+    """
+    by_ends: dict[frozenset[str], list[_Direction]] = {}
+    for found in _directions(machine, repeat, track):
+        by_ends.setdefault(frozenset((found.source, found.destination)), []).append(found)
+    ends = [frozenset((link.source, link.destination)) for link in machine.links]
+    links = [
+        _measured_link(link, by_ends[pair]) if pair in by_ends else link
+        for link, pair in zip(machine.links, ends, strict=True)
+    ]
+    return replace(machine, links=tuple(links))
+
+
+def _directions(machine: Machine, repeat: int, track: Track) -> Iterator[_Direction]:
+    """Yield the times of copies in each direction; of host memory page-locked and pageable."""
+    device = {d.name: torch_device(d) for d in machine.devices}
+    pairs = []
+    for link in machine.links:
+        if machine.device(link.source).is_storage or machine.device(link.destination).is_storage:
+            continue
+        source = device[link.source]
+        destination = device[link.destination]
+        on_host = "cpu" in (source.type, destination.type) and source != destination
+        for ends in ((link.source, link.destination), (link.destination, link.source)):
+            pairs += [(*ends, True), (*ends, False)] if on_host else [(*ends, True)]
+    for start, end, pinned in track(pairs):
+        copy = partial(_copies, device[start], device[end], pinned, repeat)
+        yield _Direction(start, end, pinned, {size: copy(size) for size in SIZES})
+
+
+def _measured_link(link: Link, directions: Sequence[_Direction]) -> Link:
+    line, pageable = (
+        _accepted_line(link, [found for found in directions if found.pinned == pinned])
+        for pinned in (True, False)
+    )
+    if line is None:
+        return link
+    rate, latency = line
+    slow = link.pageable_bytes_per_second if pageable is None else pageable[0]
+    slow = None if slow is None else min(slow, rate)
+    return replace(link, bytes_per_second=rate, latency=latency, pageable_bytes_per_second=slow)
+
+
+def _accepted_line(link: Link, directions: Sequence[_Direction]) -> tuple[float, float] | None:
+    """Return the line through the slower copies of each size.
+
+    None, and a warning, if it is impossible for a link.
+    """
+    if not directions:
+        return None
+    sizes = directions[0].seconds
+    slower = {size: max(found.seconds[size] for found in directions) for size in sizes}
+    line = fitted(slower)
+    if line is not None and is_possible(line):
+        return line
+    what = "no rate" if line is None else f"{line[0]:.3g} bytes per second after {line[1]:.3g} s"
+    ends = f"{link.source!r} and {link.destination!r}"
+    warnings.warn(
+        f"copies between {ends} show {what}, which no link has; it stays as it was", stacklevel=4
+    )
+    return None
+
+
+def is_possible(line: Sequence[float] | None) -> bool:
+    """Whether a link can have these bytes per second and this latency.
+
+    >>> is_possible((1e9, 1e-5)), is_possible((1e20, 0.0)), is_possible(None)
+    (True, False, False)
+    """
+    return line is not None and _RATES[0] <= line[0] <= _RATES[1] and line[1] <= _LATENCY
+
+
+def fitted(seconds: Mapping[int, float]) -> tuple[float, float] | None:
+    """Return bytes per second and latency of the line with least squares of relative residuals.
+
+    Noise only adds: so a copy counts as no longer than any larger one took. The latency is at least
+    0. None if no line rises.
+
+    >>> [round(number, 3) for number in fitted({1: 1.5, 3: 2.5})], fitted({1: 9.0, 3: 9.0})
+    ([2.0, 1.0], None)
+    """
+    sizes = sorted(seconds)
+    if len(sizes) < 2 or not all(0 < seconds[size] < float("inf") for size in sizes):
+        return None
+    least = [min(seconds[larger] for larger in sizes[i:]) for i in range(len(sizes))]
+    weights = [1 / taken**2 for taken in least]
+    middle = sum(w * size for w, size in zip(weights, sizes, strict=True)) / sum(weights)
+    mean = sum(w * taken for w, taken in zip(weights, least, strict=True)) / sum(weights)
+    points = list(zip(weights, sizes, least, strict=True))
+    slope = sum(w * (size - middle) * (taken - mean) for w, size, taken in points)
+    slope /= sum(w * (size - middle) ** 2 for w, size, _ in points)
+    latency = mean - slope * middle
+    if latency < 0:  # then the line through the origin
+        slope = sum(w * size * taken for w, size, taken in points)
+        slope /= sum(w * size**2 for w, size, _ in points)
+        latency = 0.0
+    return (1 / slope, latency) if slope > 0 else None
+
+
+def _copies(
+    source: torch.device,
+    destination: torch.device,
+    pinned: bool,
+    repeat: int,
+    nbytes: int,
+) -> float:
+    here, there = (_memory(nbytes, device, pinned) for device in (source, destination))
+    copy = partial(there.copy_, here, non_blocking=True)
+    has_events = pinned and {source.type, destination.type} != {"cpu"}
+    timed = _by_events if has_events else median_seconds
+    return timed(copy, repeat, source, destination)
+
+
+def _memory(nbytes: int, device: torch.device, pinned: bool) -> torch.Tensor:
+    pin = pinned and device.type == "cpu" and torch.accelerator.is_available()
+    return torch.empty(nbytes, dtype=torch.uint8, device=device, pin_memory=pin)
+
+
+def _by_events(
+    copy: Callable[[], Any], repeat: int, source: torch.device, destination: torch.device
+) -> float:
+    """Time copies on their stream: between accelerators that of the source."""
+    synchronize(source, destination)
+    watch: Stopwatch = stopwatch(source if source.type != "cpu" else destination)
+    issued = watch.time([copy])[0].issued
+    readings = [watch.time([copy], 2 * issued)[0] for _ in range(repeat)]
+    counted = [reading for reading in readings if reading.clean] or readings
+    return statistics.median(reading.seconds for reading in counted)
 
 
 # ---- issuing

@@ -19,7 +19,7 @@ import torch
 from autosched._lib.process_group import ProcessGroup
 from autosched.machine.cluster import joined
 from autosched.machine.machine import Device, Link, Machine, Network
-from autosched.measurement.links import SIZES, fitted, is_possible
+from autosched.measurement.machines import SIZES, fitted, is_possible
 
 __all__ = ["measured_cluster", "network_of"]
 

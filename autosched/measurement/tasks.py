@@ -34,7 +34,7 @@ from autosched.errors import MachineError, ScheduleError
 from autosched.graph.graph import Graph, Task, Value, called_with, no_grad
 from autosched.machine.machine import Device, Machine
 from autosched.measurement.hardware import intra_op_threads, model_name, torch_device
-from autosched.measurement.links import Track
+from autosched.measurement.machines import Track
 from autosched.measurement.signatures import Signature, signature_of
 from autosched.measurement.stopwatch import Reading, Stopwatch, stopwatch
 from autosched.placement import constraint

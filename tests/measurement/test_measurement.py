@@ -22,12 +22,11 @@ from hypothesis import strategies as st
 import autosched as asc
 from autosched import measurement
 from autosched.measurement import (
-    links,
     machines,
     stopwatch,
     tasks,
 )
-from autosched.measurement.links import fitted
+from autosched.measurement.machines import fitted
 from autosched.measurement.signatures import signature_of
 from autosched.measurement.stopwatch import EventWatch, HostWatch, Reading
 from autosched.measurement.tasks import objection, run_serially
@@ -538,16 +537,16 @@ def test_tasks_on_a_gpu_take_what_kernels_take_or_what_launching_them_does(
 
 @given(st.floats(1e3, 1e12), st.floats(0, 1e-2))
 def test_a_line_is_found_again(rate: float, latency: float) -> None:
-    found = fitted({size: latency + size / rate for size in links.SIZES})
+    found = fitted({size: latency + size / rate for size in machines.SIZES})
     assert found is not None
     assert found[0] == pytest.approx(rate, rel=1e-3)
     assert found[1] == pytest.approx(latency, rel=1e-3, abs=1e-6 * (1 + 1e9 / rate))
 
 
-TRUE = {size: 1e-5 + size / 2e10 for size in links.SIZES}
+TRUE = {size: 1e-5 + size / 2e10 for size in machines.SIZES}
 
 
-@pytest.mark.parametrize("size", links.SIZES[:-2])
+@pytest.mark.parametrize("size", machines.SIZES[:-2])
 def test_one_copy_that_was_held_up_changes_little(size: int) -> None:
     assert fitted(TRUE | {size: TRUE[size] * 7}) == pytest.approx((2e10, 1e-5), rel=0.08)
 
@@ -567,7 +566,7 @@ def played_links(
     def copies(source: Any, destination: Any, pinned: bool, repeat: int, nbytes: int) -> float:
         return seconds(str(source), str(destination), pinned, nbytes)
 
-    monkeypatch.setattr(links, "_copies", copies)
+    monkeypatch.setattr(machines, "_copies", copies)
     machine = asc.Machine.emulated(gpus=2)
     return asc.Machine(machine.devices, machine.links)
 
@@ -594,7 +593,7 @@ def test_a_link_is_as_fast_as_the_slower_way_and_pageable_memory_has_a_rate_of_i
     ]
     assert found[0] == found[1] == pytest.approx((16e9, 4e-6, 8e9))
     assert found[2] == pytest.approx((40e9, 4e-6, 0))
-    ways = [*links._directions(machine, 1, iter)]
+    ways = [*machines._directions(machine, 1, iter)]
     assert len(ways) == 4 + 4 + 2
     assert fitted(ways[0].seconds) == pytest.approx((20e9, 4e-6))
     assert fitted(ways[1].seconds) == pytest.approx((8e9, 4e-6))
@@ -614,8 +613,8 @@ def test_a_rate_that_no_link_has_is_not_believed(
 
 
 def test_copies_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "SIZES", (1 << 10, 1 << 20))
-    ways = [*links._directions(PLAYED, 1, iter)]
+    monkeypatch.setattr(machines, "SIZES", (1 << 10, 1 << 20))
+    ways = [*machines._directions(PLAYED, 1, iter)]
     assert [(way.source, way.destination, way.pinned) for way in ways[:2]] == [
         ("cpu", "cuda:0", True),
         ("cuda:0", "cpu", True),
@@ -648,7 +647,7 @@ def test_on_played_gpus_all_is_measured_and_nothing_is_touched_too_early(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     played = pytest.importorskip("tests.gpu.fake_gpu", reason="needs GPUs that are played")
-    monkeypatch.setattr(links, "SIZES", (1 << 10, 1 << 14, 1 << 18))
+    monkeypatch.setattr(machines, "SIZES", (1 << 10, 1 << 14, 1 << 18))
     monkeypatch.setattr(stopwatch, "_SLEEPS", 2)
     graph = asc.Graph()
     x, w = graph.inputs("x", "w")
