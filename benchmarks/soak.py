@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 import autosched as asc
 from autosched.policies import POLICIES
 from autosched.program.program import Copy, Free, Program, Record, Run, Wait
-from autosched.testing import contrary, graphs, inputs_for, machines, scattered, uniform
+from autosched.testing import contrary, scattered, uniform
+from autosched.testing.checking import Reference, Setting, attempt
 from autosched.testing.comparing import bits
-from autosched.testing.interleavings import attempt
-from autosched.testing.reference import Reference, Setting
+from tests.strategies import graphs, inputs_for, machines
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.reference import Reference as BruteForce

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import autosched as asc
 from autosched.policies import POLICIES
 from autosched.program.program import Run, Wait
-from autosched.testing import graphs, machines
+from tests.strategies import graphs, machines
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.laws.test_loops import (

@@ -22,7 +22,7 @@ import torch
 from autosched.graph.graph import Graph, Task, called_with
 from autosched.graph.regions import Region
 from autosched.program.program import Copy, Free, Program, Record, Run, Stream, Wait, occupied
-from autosched.testing import inputs_for
+from tests.strategies import inputs_for
 
 
 class Bytes(frozenset[int]):

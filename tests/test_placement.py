@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import autosched as asc
 from autosched.placement import Placement, check
 from autosched.policies import POLICIES, single_on
-from autosched.testing import graphs, machines, scattered
+from autosched.testing import scattered
+from tests.strategies import graphs, machines
 
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 POLICIES_AND_WORSE = [*POLICIES.values(), scattered(0), scattered(1)]

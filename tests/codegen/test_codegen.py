@@ -18,8 +18,8 @@ from hypothesis import given
 import autosched as asc
 from autosched.codegen import generate
 from autosched.program.program import Program, Record, Wait
-from autosched.testing import graphs, inputs_for, machines
 from autosched.testing.comparing import difference
+from tests.strategies import graphs, inputs_for, machines
 
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 ONE_GPU, TWO_GPUS = asc.Machine.emulated(gpus=1), asc.Machine.emulated(gpus=2)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 import autosched as asc
 from autosched.comparison.compare import POLICIES
 from autosched.policies import TIMED, heft, search, single_on
-from autosched.testing.strategies import graphs, machines
+from tests.strategies import graphs, machines
 
 
 def emulated(*gpus: int, link: str = "pcie4") -> list[asc.Machine]:

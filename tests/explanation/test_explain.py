@@ -18,8 +18,8 @@ import autosched as asc
 from autosched.explanation import Explanation
 from autosched.explanation.report import Late
 from autosched.policies import single_on
-from autosched.testing import DEVICES, graphs, machines
 from autosched.timeline.timeline import Timeline
+from tests.strategies import DEVICES, graphs, machines
 
 ONE, TWO = asc.Machine.emulated(gpus=1), asc.Machine.emulated(gpus=2)
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)

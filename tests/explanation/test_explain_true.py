@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import autosched as asc
 from autosched.explanation import Advice
 from autosched.explanation.what_if import Case
-from autosched.testing import graphs, machines
+from tests.strategies import graphs, machines
 
 ONE, TWO = asc.Machine.emulated(gpus=1), asc.Machine.emulated(gpus=2)
 CUDA = {"*": "cuda:0"}

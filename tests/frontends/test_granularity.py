@@ -17,11 +17,11 @@ from torch import Tensor, nn, optim
 import autosched as asc
 from autosched.coarsening.grouping import STEP
 from autosched.costs.estimate import estimate
-from autosched.testing import graphs, inputs_for
 from tests.codegen.test_codegen import body
 from tests.frontends.test_capture import OPTIMIZERS, stepper
 from tests.models import DISTINCT, KINDS, mlp, vectors
 from tests.serial import some
+from tests.strategies import graphs, inputs_for
 
 GPU = asc.Device("cuda:0")
 TINY = STEP / 5

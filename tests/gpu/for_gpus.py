@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import autosched as asc
-from autosched.testing.strategies import inputs_for, noisy
+from tests.strategies import inputs_for, noisy
 
 
 def noisy_there(a: torch.Tensor) -> torch.Tensor:

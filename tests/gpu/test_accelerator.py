@@ -17,12 +17,12 @@ import autosched as asc
 from autosched.program.program import Program, Wait
 from autosched.runtime.backends.accelerator import Accelerator, check_features
 from autosched.runtime.execute import Executor
-from autosched.testing import graphs, machines
 from autosched.verification.verify import verify
 from tests.gpu.fake_gpu import Hardware, playing
 from tests.gpu.fake_gpu.streams import Stream
 from tests.gpu.fake_gpu.tensors import Played
 from tests.gpu.for_gpus import Left, chain, left, loaded, on_gpus, physical, same
+from tests.strategies import graphs, machines
 
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 SEEDS = range(20)

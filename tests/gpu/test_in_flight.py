@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autosched as asc
-from autosched.testing import graphs, inputs_for, machines
 from tests.gpu.fake_gpu import playing
 from tests.gpu.for_gpus import on_gpus, physical, there
 from tests.sample_policies import policies
+from tests.strategies import graphs, inputs_for, machines
 
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 Tensors = dict[str, torch.Tensor]

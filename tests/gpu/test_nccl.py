@@ -19,9 +19,9 @@ import autosched as asc
 from autosched.program.program import Program
 from autosched.runtime.execute import Executor
 from autosched.runtime.ranks.backend import AcceleratorRanks
-from autosched.testing import graphs, inputs_for
 from tests.gpu.fake_gpu import playing
 from tests.gpu.fake_nccl import Way, World
+from tests.strategies import graphs, inputs_for
 
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 PATIENCE = 20.0

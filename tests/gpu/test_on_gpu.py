@@ -30,10 +30,10 @@ from autosched.runtime.backends import Step
 from autosched.runtime.backends.accelerator import Accelerator
 from autosched.runtime.execute import Executor
 from autosched.simulation.footprint import footprint
-from autosched.testing import graphs, inputs_for
 from tests.gpu import sanitized
 from tests.gpu.fake_gpu import Hardware
 from tests.gpu.for_gpus import chain, loaded, on_gpus, there
+from tests.strategies import graphs, inputs_for
 
 ROOT = Path(__file__).parents[2]
 SLEEP = 50_000_000  # GPU clock cycles: some hundredths of a second, so that whoever does not wait comes too early

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import autosched as asc
 from autosched.fusion.region import Region
-from autosched.testing import graphs, inputs_for
 from tests.fusion.regions import call, compiled_by, drawn_groups, fused, needs_compiler, region
+from tests.strategies import graphs, inputs_for
 
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 

@@ -28,13 +28,13 @@ from autosched.program.program import Copy, Free, Program, Record, Run, Stream, 
 from autosched.runtime.backends import Step
 from autosched.runtime.backends.host import Host
 from autosched.runtime.backends.virtual import Virtual
-from autosched.testing import DEVICES, graphs, inputs_for, machines
 from autosched.verification.verify import verify
 from tests.codegen.test_codegen import run as run_code
 from tests.fusion.regions import compiled_by, drawn_groups, fused
 from tests.gpu.fake_gpu import playing
 from tests.gpu.for_gpus import left, loaded, on_gpus, physical, same
 from tests.sample_policies import policies, under_every_policy
+from tests.strategies import DEVICES, graphs, inputs_for, machines
 
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 CPUS, GPUS = ("cpu", "cpu:1"), ("cuda:0", "cuda:1", "cuda:2")

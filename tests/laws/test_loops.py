@@ -14,12 +14,12 @@ import autosched as asc
 from autosched.lowering import lower
 from autosched.problem import Constraints
 from autosched.program.program import Copy, Free, Instruction, Program, Record, Stream, Wait
-from autosched.testing import graphs, inputs_for, machines
-from autosched.testing.reference import SharedState
+from autosched.testing.checking import SharedState
 from autosched.verification.verify import verify
 from tests.loop_model import Choose, Tensors, execute
 from tests.reference import LoopReference, RefusedError
 from tests.sample_policies import policies
+from tests.strategies import graphs, inputs_for, machines
 
 Execute = Callable[[Program, asc.Graph, Sequence[Tensors], Choose], list[dict[str, torch.Tensor]]]
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)

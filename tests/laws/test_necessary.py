@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 import autosched as asc
 from autosched.program.program import Instruction, Program, occupied
-from autosched.testing.strategies import graphs, machines
 from autosched.verification.verify import verify
 from tests.reference import Reference, RefusedError
 from tests.sample_policies import policies
+from tests.strategies import graphs, machines
 
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 

@@ -19,13 +19,14 @@ from autosched.lowering import lower
 from autosched.machine.machine import Machine
 from autosched.program.clocks import ordered
 from autosched.program.program import Copy, Program, Record, Run, Stream, Wait, occupied
-from autosched.testing import contrary, graphs, inputs_for, run_parts, uniform
+from autosched.testing import contrary, run_parts, uniform
 from autosched.testing.wire import MODES
 from autosched.verification.ranks import joined
 from autosched.verification.verify import verify
 from tests.clusters import clusters, parts_of, pinned
 from tests.laws.test_necessary import refusal
 from tests.sample_policies import policies
+from tests.strategies import graphs, inputs_for
 
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 SELDOM = settings(max_examples=max(6, settings.default.max_examples // 2))

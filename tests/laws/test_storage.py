@@ -13,10 +13,10 @@ from autosched.errors import MemoryLimitError
 from autosched.program.program import Copy, Run
 from autosched.runtime.backends.virtual import Virtual
 from autosched.simulation.footprint import footprint
-from autosched.testing import graphs, machines
 from autosched.verification.verify import verify
 from tests.laws.test_laws import COSTS, assert_equals_serial, reading
 from tests.sample_policies import policies
+from tests.strategies import graphs, machines
 
 few = settings(max_examples=max(1, settings().max_examples // 3))
 

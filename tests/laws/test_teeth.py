@@ -33,11 +33,12 @@ from autosched.program.program import (
     Wait,
     occupied,
 )
-from autosched.testing import contrary, explore, graphs, inputs_for, machines, races
+from autosched.testing import contrary
+from autosched.testing.checking import Setting, attempt
 from autosched.testing.comparing import bits
-from autosched.testing.interleavings import attempt
-from autosched.testing.reference import Setting
 from autosched.verification.verify import verify
+from tests.interleavings import explore, races
+from tests.strategies import graphs, inputs_for, machines
 
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 

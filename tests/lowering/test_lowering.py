@@ -18,7 +18,7 @@ from autosched.placement import Placement, Send
 from autosched.problem import Constraints
 from autosched.program.clocks import single_copy_streams
 from autosched.program.program import Copy, Free, Record, Run, Wait, occupied
-from autosched.testing import graphs, machines
+from tests.strategies import graphs, machines
 from tests.verification.test_verify import WRITTEN, fn, written
 
 TWO_GPUS = asc.Machine.emulated(gpus=2)

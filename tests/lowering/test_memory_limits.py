@@ -22,8 +22,8 @@ from autosched.placement import Placement
 from autosched.policies import Policy, m_etf
 from autosched.program.program import Copy, Record, Stream, Wait, occupied
 from autosched.simulation.footprint import footprint
-from autosched.testing import graphs, inputs_for, machines
 from autosched.testing.checking import scattered
+from tests.strategies import graphs, inputs_for, machines
 
 
 def limited(machine: Machine, nbytes: Mapping[str, float]) -> Machine:

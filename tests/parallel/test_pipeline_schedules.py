@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import autosched as asc
-from autosched import testing
 from autosched.parallel.pipeline_schedules import (
     Action,
     Order,
@@ -22,6 +21,7 @@ from autosched.parallel.pipeline_schedules import (
     zero_bubble,
 )
 from autosched.testing.checking import scattered
+from tests.strategies import graphs, machines
 
 SECONDS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
 CASES = [(p, m) for p in range(1, 9) for m in (*range(1, 18), 24, 31, 32)]
@@ -240,7 +240,7 @@ def test_zero_bubble_is_sound_for_any_durations(p, m, copy, data):
 # ---- the policy
 
 
-@given(graph=testing.graphs(), machine=testing.machines(), seed=st.integers(0, 3))
+@given(graph=graphs(), machine=machines(), seed=st.integers(0, 3))
 def test_any_order_that_a_placement_has_is_kept(graph, machine, seed):
     wanted = scattered(seed)(asc.Problem(graph, machine))
     sequences = {

@@ -21,7 +21,7 @@ from autosched.lowering.copies import copy_streams
 from autosched.placement import Placement, check
 from autosched.policies import exact, heft, search
 from autosched.simulation.simulate import simulate
-from autosched.testing import graphs, machines
+from tests.strategies import graphs, machines
 
 pytest.importorskip("ortools")
 

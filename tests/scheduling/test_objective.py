@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import autosched as asc
 from autosched.errors import ScheduleError
 from autosched.simulation.simulate import simulate
-from autosched.testing.strategies import graphs, machines
+from tests.strategies import graphs, machines
 
 FAST = asc.Machine.emulated(gpus=2, bytes_per_second=1e30, latency=0.0)
 

@@ -26,7 +26,7 @@ from autosched.policies import POLICIES
 from autosched.program.program import Wait
 from autosched.runtime.backends.virtual import Virtual
 from autosched.scheduling.saved import Saved, describe, from_text, to_text
-from autosched.testing.strategies import DEVICES, graphs, inputs_for, machines
+from tests.strategies import DEVICES, graphs, inputs_for, machines
 
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 TWO_GPUS = asc.Machine.emulated(gpus=2)

@@ -15,9 +15,9 @@ from autosched.program.program import Copy, Run, Stream, occupied
 from autosched.runtime.backends import Step
 from autosched.runtime.backends.host import Host
 from autosched.simulation.footprint import footprint, memory_over_time
-from autosched.testing import graphs, inputs_for, machines
 from autosched.testing.checking import scattered
 from autosched.timeline.timeline import Span, Timeline, what
+from tests.strategies import graphs, inputs_for, machines
 
 
 def course(schedule: asc.Schedule) -> dict[str, tuple[float, ...]]:

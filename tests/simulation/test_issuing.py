@@ -16,8 +16,8 @@ from autosched.policies import POLICIES
 from autosched.simulation.issuing import Issuing, issuing
 from autosched.simulation.simulate import durations, makespan, simulate
 from autosched.simulation.simulate import times as predicted
-from autosched.testing import graphs, machines
 from tests.simulation.test_simulate import LINKS
+from tests.strategies import graphs, machines
 
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 ISSUE = 3e-6

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 import autosched as asc
 from autosched.program.program import Instruction, Program, Record, Run, Stream, Wait
-from autosched.testing import explore, graphs, inputs_for, interleavings, machines, races
+from autosched.testing.checking import Reference, Setting, attempt
 from autosched.testing.comparing import bits
-from autosched.testing.interleavings import attempt
-from autosched.testing.reference import Reference, Setting
+from tests.interleavings import explore, interleavings, races
+from tests.strategies import graphs, inputs_for, machines
 
 TWO = ("cpu", "cuda:0")
 CPU = asc.Machine([asc.Device("cpu", streams=4)], imagined=True)

@@ -18,9 +18,9 @@ from autosched.lowering import lower
 from autosched.placement import Placement, Send
 from autosched.problem import Constraints
 from autosched.program.program import Copy, Free, Program, Run
-from autosched.testing.strategies import DEVICES, machines
 from tests.laws.test_necessary import agree, mutants
 from tests.sample_policies import policies, under_every_policy
+from tests.strategies import DEVICES, machines
 
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import autosched as asc
-from autosched.testing import explore
+from tests.interleavings import explore
 
 MACHINE = asc.Machine.emulated(gpus=1)
 X = torch.tensor([1.0, 2.0])

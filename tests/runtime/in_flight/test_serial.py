@@ -19,10 +19,9 @@ from autosched.runtime.backends import Backend
 from autosched.runtime.backends.emulated import Emulated
 from autosched.runtime.backends.host import Host
 from autosched.runtime.backends.virtual import Virtual
-from autosched.testing import graphs, inputs_for, machines
-from autosched.testing.reference import SharedState
-from autosched.testing.strategies import mix
+from autosched.testing.checking import SharedState
 from tests.sample_policies import policies
+from tests.strategies import graphs, inputs_for, machines, mix
 
 COSTS = asc.Costs(default_seconds=0, default_nbytes=0)
 loops = st.integers(2, 4)

@@ -18,8 +18,8 @@ from autosched._lib.copying import ALIGNMENT
 from autosched._lib.tree import flatten
 from autosched.machine.cluster import joined
 from autosched.measurement import ranks as ranks_module
-from autosched.testing.strategies import inputs_for
 from tests.runtime.ranks.processes import until
+from tests.strategies import inputs_for
 
 # ---- agreements
 

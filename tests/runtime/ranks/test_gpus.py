@@ -4,8 +4,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from autosched.testing.strategies import graphs
 from tests.runtime.ranks import gpu_jobs
+from tests.strategies import graphs
 
 DEVICES = "cpu:0", "cuda:0", "cpu:1", "cuda:1"
 

@@ -9,9 +9,9 @@ import autosched as asc
 from autosched.program.program import Stream
 from autosched.runtime.ranks.backend import relays
 from autosched.runtime.ranks.messages import ReceiveBuffer, description_of, in_host_memory, rows
-from autosched.testing.strategies import graphs, squash
 from tests.runtime.ranks import jobs
 from tests.sample_policies import policies
+from tests.strategies import graphs, squash
 
 
 @given(data=st.data(), size=st.integers(2, 4), policy=policies, streams=st.integers(1, 2))

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 import autosched as asc
 from autosched.runtime.replay.cuda_graphs import Replay
 from autosched.testing.checking import scattered
-from autosched.testing.strategies import graphs, inputs_for, mix, noisy
 from tests.gpu.fake_gpu import playing
+from tests.strategies import graphs, inputs_for, mix, noisy
 
 NOWHERE = "nothing of it runs on an accelerator"
 

@@ -12,7 +12,7 @@ import autosched as asc
 from autosched.program.program import Copy, Program, Record, Run, Wait, occupied
 from autosched.runtime.replay.segments import Segment, segmented
 from autosched.testing.checking import scattered
-from autosched.testing.strategies import graphs, machines
+from tests.strategies import graphs, machines
 
 GPUS = {"cpu": None, "cuda:0": "cuda:0", "cuda:1": "cuda:1"}
 ONE_GPU = {"cpu": None, "cuda:0": "cuda:0", "cuda:1": "cuda:0"}

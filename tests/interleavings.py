@@ -1,4 +1,4 @@
-"""Enumerate the interleavings of a run of a program up to equivalence, or sample them.
+"""Enumerate the interleavings of a run of a program up to equivalence.
 
 Two interleavings are equivalent if they have the same order between any two conflicting
 instructions, that is, any two that access the same resource, one of them changing it; equivalent
@@ -11,7 +11,6 @@ visited exactly once. A program without races has one class.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, cycle
 from typing import Any, NamedTuple
@@ -21,11 +20,9 @@ from autosched.graph.graph import Graph
 from autosched.graph.regions import Region
 from autosched.machine.machine import Machine
 from autosched.program.program import Copy, Program, Record, Run, Stream, Wait, occupied
-from autosched.runtime.backends.virtual import Virtual
-from autosched.runtime.execute import Executor
 from autosched.runtime.memory import Memory
 from autosched.runtime.threads.interleaver import Choose
-from autosched.testing.reference import Setting
+from autosched.testing.checking import Setting, attempt
 
 _Resource = tuple[str, object]  # a slot, state that tasks share, or an order by ``after=``
 
@@ -120,21 +117,6 @@ def following(choices: Sequence[str]) -> Choose:
     return lambda ready: next(turn)
 
 
-def contrary(seed: int) -> Choose:
-    """Return a choice that favours some streams, for the backend ``Virtual``.
-
-    So instructions that nothing orders run far apart.
-    """
-    source = random.Random(seed)
-    rank: dict[str, float] = {}
-    return lambda ready: max(ready, key=lambda name: rank.setdefault(name, source.random()))
-
-
-def uniform(seed: int) -> Choose:
-    """Return a random choice among streams that can continue, for the backend ``Virtual``."""
-    return random.Random(seed).choice
-
-
 def _ordered(program: Program) -> list[int]:
     """Return, as a bit mask for each position, its predecessors by streams and events."""
     before: list[int] = []
@@ -206,21 +188,3 @@ def explore(
     setting = Setting(graph, examples, seed)
     for choices in interleavings(program, graph):
         yield Explored(choices, *attempt(setting, program, graph, machine, following(choices)))
-
-
-def attempt(
-    setting: Setting,
-    program: Program,
-    graph: Graph,
-    machine: Machine,
-    choose: Choose | None,
-    seconds: Sequence[float] | None = None,
-) -> tuple[dict[str, Any], AutoschedError | None]:
-    """Run a program once; return its result, or the error that it raises."""
-    executor = Executor(program, graph, machine, Virtual(choose), seconds or [0.0] * len(program))
-    try:
-        return setting.run(executor), None
-    except AutoschedError as error:
-        return {}, error
-    finally:
-        executor.close()
