@@ -139,7 +139,6 @@ CONCEPTS = {
 # Modules that set attributes of torch's modules, with the reason. CONTRIBUTING.md has this list, too.
 PATCHING = {
     "frontends.replacements": "while a function is traced, torch must choose as it does eagerly",
-    "runtime.backends.emulated": "while a task is checked under a mode, attention must not see it",
 }
 
 

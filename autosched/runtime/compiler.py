@@ -236,8 +236,6 @@ class Compiler:
 
     def _here(self, device: str, leaf: Here) -> Any:
         """Return the device that replaces ``Here`` in a run."""
-        if self.can.emulating is not None:
-            return self.can.emulating.here(device, leaf.usual)
         return self.memory.place(device) or leaf.usual
 
     # ---- functions of threads

@@ -344,9 +344,6 @@ class Executor:
         task = self.graph.task(instruction.task)
         memory = self.memory
         arguments = functools.partial(memory.arguments, i)
-        emulating = self.compiler.can.emulating
-        if emulating is not None:
-            call = emulating.watched(instruction.stream.device, task.fn, call, arguments)
         return self.watcher.around(task, call, arguments, functools.partial(memory.results, i))
 
 

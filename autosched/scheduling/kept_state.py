@@ -86,8 +86,6 @@ class ResidentState:
         for name, (device, move) in self._moves.items():
             if (tensor := found.get(name)) is not None:
                 found[name] = self._current(name, tensor, device, move)
-        for name in self._others.keys() & found.keys() - self._moves.keys():
-            found[name] = _another(found[name])
         return found
 
     def wrote(self, given: Mapping[str, Any]) -> None:
@@ -190,11 +188,6 @@ def _note_step(optimizer: Any, *_: Any) -> None:
     """Let a step of an optimizer count as a change of its parameters."""
     if _COPIES:
         forget(item for group in optimizer.param_groups for item in group["params"])
-
-
-def _another(tensor: Any) -> Any:
-    """Return another object for the same memory, since on imagined machines objects have devices."""
-    return tensor.detach() if hasattr(tensor, "detach") else tensor
 
 
 def _move_to(device: str) -> Move:

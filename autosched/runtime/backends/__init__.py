@@ -35,7 +35,7 @@ from autosched.program.program import Copy, Program, Receive, Send, Stream
 from autosched.runtime.threads.runs import Step
 from autosched.runtime.threads.team import ThreadTeam
 
-__all__ = ["BACKENDS", "Backend", "Bracketed", "Capabilities", "Choosing", "Emulating"]
+__all__ = ["BACKENDS", "Backend", "Bracketed", "Capabilities", "Choosing"]
 __all__ += ["Entered"]
 __all__ += ["Exchanging", "Freeing", "HandsOut", "Located", "Looping", "Recorder"]
 __all__ += ["Replayable", "Step", "Threaded", "Timed", "Transfer"]
@@ -162,19 +162,6 @@ class Timed(Protocol):
 
 
 @runtime_checkable
-class Emulating(Protocol):
-    """Emulates devices in host memory."""
-
-    def here(self, device: str, usual: Any) -> Any:
-        """Return the argument of a task on a device that replaces ``asc.Here``."""
-
-    def watched(
-        self, device: str, fn: Any, call: Step, arguments: Callable[[], Sequence[Any]]
-    ) -> Step:
-        """Return the call of a task that raises if it mixes tensors of several devices."""
-
-
-@runtime_checkable
 class Replayable(Protocol):
     """Can record the work that steps issue to devices, and replay it."""
 
@@ -280,7 +267,6 @@ class Capabilities:
         self.exchanging = backend if isinstance(backend, Exchanging) else None
         self.hands_out = backend if isinstance(backend, HandsOut) else None
         self.timed = backend if isinstance(backend, Timed) else None
-        self.emulating = backend if isinstance(backend, Emulating) else None
         self.replayable = backend if isinstance(backend, Replayable) else None
         self.looping = backend if isinstance(backend, Looping) else None
         self.bracketed = backend if isinstance(backend, Bracketed) else None

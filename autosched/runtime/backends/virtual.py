@@ -55,7 +55,6 @@ class Virtual(Emulated):
         self.clock.update(dict.fromkeys(self.clock, 0.0))
         self.ended = 0.0
         self.events.clear()
-        self.mixing.forget()
 
     def launch(self, streams: Sequence[Stream], seconds: float, call: Step) -> Step:
         """Call a function, and advance the clocks."""
@@ -86,7 +85,6 @@ class _Slot(Virtual):
         super().__init__(whole.choose)
         self.whole = whole
         self.clock = whole.clock
-        self.mixing = whole.mixing
 
     def begin(self, stopped: Callable[[], bool]) -> None:
         """Note the time, as far as it has come."""

@@ -17,7 +17,6 @@ from autosched.program.units import waiting_for_host
 from autosched.runtime.backends import (
     BACKENDS,
     Backend,
-    Emulating,
     Entered,
     Freeing,
     HandsOut,
@@ -57,7 +56,7 @@ def chain(*fns):
 
 # ---- the table
 
-CAPABILITIES = (Emulating, Entered, Freeing, HandsOut, Located, Replayable, Threaded, Timed)
+CAPABILITIES = (Entered, Freeing, HandsOut, Located, Replayable, Threaded, Timed)
 
 
 def methods_of(kind):
@@ -310,6 +309,23 @@ def test_one_stream_runs_in_the_calling_thread_with_all_intra_op_threads():
 
 
 # ---- emulated and virtual
+
+
+@pytest.mark.parametrize("how", ["positional", "keyword", "merged"])
+def test_here_is_the_device_of_the_task(how):
+    def task(x, device):
+        return x + torch.arange(4.0, device=device)
+
+    graph = asc.Graph()
+    x, here = graph.input("x"), asc.Here("cpu")
+    with graph.on("cuda:1"):
+        y = graph.add(task, x, device=here) if how == "keyword" else graph.add(task, x, here)
+        graph.output(y=graph.add(torch.add, y, graph.add(torch.ones, 4, device=here)))
+    if how == "merged":
+        graph = asc.merge(graph, {task.name: "all" for task in graph.tasks})
+    x = torch.arange(4.0)
+    with asc.schedule(graph, TWO_GPUS) as schedule:
+        assert torch.equal(schedule(x=x)["y"], 2 * x + 1)
 
 
 @pytest.mark.parametrize(
