@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Callable
 
 import pytest
@@ -28,69 +26,11 @@ def some() -> Inputs:
     return {**weights, "x": torch.rand(3, 3)}
 
 
-def reallocated(inputs: Inputs) -> None:
-    """Let an expanded tensor have the identity, most likely, and the address of a weight."""
-    data = inputs["w0"].data
-    del inputs["w0"]
-    gc.collect()
-    weight = nn.Parameter(data.as_strided((3, 3), (0, 1)))
-    inputs.update({"w0": weight, **{name: inputs.pop(name) for name in list(inputs)}})
-
-
 def put(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Inputs], None]:
     def applied(inputs: Inputs) -> None:
         inputs[name] = change(inputs[name])
 
     return applied
-
-
-def to_data(change: Callable[[Tensor], Tensor]) -> Callable[[Inputs], None]:
-    def applied(inputs: Inputs) -> None:
-        inputs["w0"].data = change(inputs["w0"].data)
-
-    return applied
-
-
-CHANGES: dict[str, Callable[[Inputs], object]] = {
-    "t_": lambda inputs: inputs["w0"].t_(),
-    "requires_grad_": lambda inputs: inputs["w0"].requires_grad_(False),
-    "set_": lambda inputs: inputs["w0"].set_(torch.rand(3, 3)),
-    "resize_": lambda inputs: inputs["w0"].requires_grad_(False).resize_(2, 3).requires_grad_(),
-    "data elsewhere": to_data(torch.clone),
-    "data here, other strides": to_data(torch.t),
-    "data of another dtype": to_data(torch.Tensor.double),
-    "data of another shape": to_data(lambda data: data[:2]),
-    "data begins later": to_data(lambda data: torch.cat([data, data])[3:]),
-    "as_strided_": lambda inputs: inputs["w0"].as_strided_((3, 3), (0, 1)),
-    "unsqueeze_": lambda inputs: inputs["w0"].unsqueeze_(0),
-    "swapped": lambda inputs: torch.utils.swap_tensors(inputs["w0"], inputs["w1"]),
-    "storage elsewhere": lambda inputs: inputs["w0"].untyped_storage().resize_(1 << 20),
-    "storage without memory": lambda inputs: inputs["w0"].untyped_storage().resize_(0),
-    "share_memory_": lambda inputs: inputs["w0"].share_memory_(),
-    "replaced": put("w0", lambda w: nn.Parameter(w.detach().clone())),
-    "same memory, no parameter": put("w0", lambda w: w.detach()),
-    "half": put("w0", torch.Tensor.half),
-    "moved": put("w0", lambda w: w.to("meta")),
-    "expanded": put("x", lambda x: x[:1].expand(3, 3)),
-    "image aliases weight": lambda inputs: inputs.update(x=inputs["w1"].detach()),
-    "renamed": lambda inputs: inputs.update(w99=inputs.pop("w0")),
-    "missing": lambda inputs: inputs.pop("w0"),
-    "more": lambda inputs: inputs.update(more=torch.rand(1)),
-    "reallocated": reallocated,
-    "no tensor": lambda inputs: inputs.update(x=1.0),
-}
-
-
-@pytest.mark.parametrize("what", CHANGES)
-def test_inputs_that_changed_are_not_recognized(what: str) -> None:
-    inputs = some()
-    known = Known.of(inputs, inputs.keys() - {"x"}, [], apart=inputs)
-    assert known is not None
-    assert known.recognizes({**inputs, "x": torch.rand(3, 3)})
-    with torch.no_grad():
-        CHANGES[what](inputs)
-    recognized = known.recognizes(inputs)
-    assert not recognized  # and nobody prints them: some have no memory
 
 
 def test_inputs_in_one_memory_are_not_known_where_that_matters() -> None:
@@ -110,20 +50,11 @@ def test_what_moves_keeps_away_from_constants_and_from_what_moves() -> None:
     part = table.as_strided((2, 2), (2, 1))
     assert known.recognizes({**inputs, "x": inputs["y"], "y": inputs["x"]})
     assert not known.recognizes({**inputs, "x": inputs["y"]})
+    assert not known.recognizes({**inputs, "x": inputs["w1"].detach()})
     small = Known.of({**inputs, "x": torch.rand(2, 2)}, set(), [table], apart=inputs)
     assert small is not None
     assert small.recognizes({**inputs, "x": torch.rand(2, 2)})
     assert not small.recognizes({**inputs, "x": part})
-
-
-def test_known_inputs_are_not_kept_alive() -> None:
-    inputs = some()
-    known = Known.of(inputs, inputs.keys() - {"x"}, [], apart=inputs)
-    last = [weakref.ref(item) for item in inputs.values()]
-    inputs.clear()
-    gc.collect()
-    assert known is not None
-    assert not any(ref() is not None for ref in last)
 
 
 def adding() -> asc.Graph:
