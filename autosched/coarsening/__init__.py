@@ -1,6 +1,6 @@
 """Merge tasks into fewer, larger tasks with the same results.
 
-grouping  which tasks become one, by cost or by module
+grouping  which tasks become one
 folding   which tasks may be merged at all
 merging   the graph with each group as one task
 

@@ -27,8 +27,6 @@ from autosched._lib.logs import LOG
 from autosched._lib.tree import flatten
 from autosched.coarsening.grouping import Granularity, by_mark, check_granularity, merge
 from autosched.coarsening.merging import merged
-from autosched.costs.costs import Costs
-from autosched.costs.estimate import estimate
 from autosched.errors import CaptureError, GraphError
 from autosched.frontends.capture_lock import capturing
 from autosched.frontends.captured import Captured, signature_of
@@ -53,7 +51,6 @@ from autosched.fusion import fuse as fused
 from autosched.graph.effects import effects_of
 from autosched.graph.graph import Graph, Value
 from autosched.graph.task import Followed
-from autosched.machine.machine import Device
 
 __all__ = ["Captured", "capture", "captured", "coarse"]
 
@@ -72,10 +69,9 @@ def capture(
     ``optimizer.step()``; modules and optimizers are found among its arguments and in its closure.
     Inputs have the names of parameters and buffers (``fc1.weight``), of arguments as in the
     signature, ``fc1.weight.grad`` and ``optimizer.fc1.weight.exp_avg``. By default a task is an
-    operator; with ``granularity="module"`` it is a call of a module, forward or backward, and with
-    ``"auto"`` a chain of operators or several small ones. ``fuse`` returns what ``fuse`` makes of
-    the graph for ``Machine.local()``. Raises CaptureError, with the user's line, for what a graph
-    cannot express.
+    operator; with ``granularity="module"`` it is a call of a module, forward or backward. ``fuse``
+    returns what ``fuse`` makes of the graph for ``Machine.local()``. Raises CaptureError, with the
+    user's line, for what a graph cannot express.
 
     >>> model = torch.nn.Linear(3, 2)
     >>> x = torch.ones(4, 3)
@@ -95,8 +91,7 @@ def capture(
                 f"{function!r} has a parameter {name!r}, which is also one of capture; wrap the "
                 "function in a lambda"
             )
-    graph = captured(fn, args, kwargs)
-    graph = coarse(graph, granularity, graph.examples)
+    graph = coarse(captured(fn, args, kwargs), granularity)
     compiler = compiler_of(fuse)
     return fused(graph, compiler=compiler) if fuse else graph
 
@@ -371,25 +366,12 @@ def _is_python(node: Node) -> bool:
 # ---- larger tasks
 #
 # ``"op"``: one operator. ``"module"``: a call of a module (its forward or its backward), or what an
-# optimizer does to it. ``"auto"``: a chain of operators, or small independent ones. A call of a
-# marked function is one task in any case.
+# optimizer does to it. A call of a marked function is one task in any case.
 
 G = TypeVar("G", bound=Graph)
 
 
-def coarse(
-    graph: G,
-    granularity: Granularity,
-    examples: Mapping[str, Any],
-    costs: Costs | None = None,
-    device: Device | None = None,
-) -> G:
-    """Return a graph of operators at a granularity.
-
-    Costs are estimated from ``examples`` where they are not given.
-    """
+def coarse(graph: G, granularity: Granularity) -> G:
+    """Return a graph of operators at a granularity."""
     marks = by_mark(graph)
-    graph = merged(graph, marks) if marks else graph
-    if granularity == "auto" and costs is None:
-        costs = estimate(graph, examples).costs
-    return merge(graph, granularity, costs=costs, device=device)
+    return merge(merged(graph, marks) if marks else graph, granularity)

@@ -107,8 +107,7 @@ def compile(
     ``fn`` is what ``capture`` takes: a function of tensors, a module, or a training step. The first
     call captures and schedules, and so does one that needs a recapture; the ``maxsize`` most
     recently used captures are cached. ``costs`` default to an estimate; ``granularity`` is that
-    of ``capture``, except that ``"auto"`` merges only where that is predicted to be no slower;
-    with ``fuse``, Inductor, or a function that is passed, compiles regions of tasks, and results
+    of ``capture``; with ``fuse``, Inductor, or a function that is passed, compiles regions of tasks, and results
     differ from eager ones by rounding: see ``fuse``; a first step, which creates an optimizer's
     state, is not fused.
     ``options`` are those of ``schedule``. The third capture warns of what changed; the logger
@@ -240,8 +239,7 @@ class Compiled:
 
         1. Return the first entry whose guard recognizes the call.
         2. Otherwise compute the key of the call, and look it up in the cache.
-        3. If there is no such entry, capture the function and schedule the graph. Of several
-           granularities, use the one with the shortest predicted makespan.
+        3. If there is no such entry, capture the function and schedule the graph.
         4. Store a new guard, which recognizes the objects of this call.
         """
         arguments = Arguments(args, kwargs)
@@ -294,7 +292,7 @@ class Compiled:
     def _captured(
         self, args: Any, kwargs: Mapping[str, Any], varying: frozenset[str]
     ) -> tuple[Captured, Schedule, Ends | None]:
-        """Capture the function, and return the best graph with its schedule."""
+        """Capture the function, and return the graph with its schedule."""
 
         def capture() -> Captured:
             found = captured(self.fn, args, kwargs, varying)
@@ -309,7 +307,7 @@ class Compiled:
         costs: dict[str, Any] = (
             {"examples": examples} if self.costs is None else {"costs": self.costs}
         )
-        graphs = self._candidates(operators, examples)
+        graph = self._coarse(operators)
         fuses = self.fuse and not _creates_state(operators)
         if self.fuse and not fuses and self.options.get("progress") in (None, True):
             why = "the first one creates the state of its optimizer"
@@ -317,10 +315,8 @@ class Compiled:
         if fuses and not self._has_ranks:
             options: dict[str, Any] = {**self.options, "costs": self.costs}
             options["compiler"] = compiler_of(self.fuse)
-            graph, costs["machine"] = fused_with_machine(graphs[0], examples=examples, **options)
-            graphs = [graph]
-        made = [self._scheduled(graph, costs, fuses) for graph in graphs]
-        return min(made, key=lambda found: found[1].makespan)
+            graph, costs["machine"] = fused_with_machine(graph, examples=examples, **options)
+        return self._scheduled(graph, costs, fuses)
 
     def _scheduled(
         self, graph: Captured, costs: dict[str, Any], fuses: bool
@@ -365,19 +361,11 @@ class Compiled:
         why = ", ".join(f"{what}: {how}" if what else how for what, how in found)
         return f"needs a new capture ({why})"
 
-    def _candidates(self, graph: Captured, examples: Mapping[str, Any]) -> list[Captured]:
-        """Return the graphs to choose from, the first one at the granularity.
-
-        Its tasks have places; tasks in different places are not merged.
-        """
-        granularity = self.granularity
-        operators = [coarse(graph, "op", examples)] if granularity != "module" else []
-        if granularity == "op":
-            return operators
-        machine = self.options["machine"] or Machine.local()
-        device = machine.device((*machine.accelerators, machine.host)[0])
-        pinned = cast(Captured, graph.pinned(place=self.options.get("place")))
-        return [coarse(pinned, granularity, examples, self.costs, device), *operators]
+    def _coarse(self, graph: Captured) -> Captured:
+        """Return the graph at the granularity; tasks in different places are not merged."""
+        if self.granularity != "op":
+            graph = cast(Captured, graph.pinned(place=self.options.get("place")))
+        return coarse(graph, self.granularity)
 
     def _explain(self, key: Hashable, state: State) -> None:
         """Log why a call needs a recapture; the third time, warn."""

@@ -15,16 +15,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn, optim
 
 import autosched as asc
-from autosched.coarsening.grouping import STEP
 from autosched.costs.estimate import estimate
 from tests.codegen.test_codegen import body
 from tests.frontends.test_capture import OPTIMIZERS, stepper
-from tests.models import DISTINCT, KINDS, mlp, vectors
-from tests.serial import some
+from tests.models import mlp, vectors
 from tests.strategies import graphs, inputs_for
 
 GPU = asc.Device("cuda:0")
-TINY = STEP / 5
 LONG = 1e-3
 
 drawn_groups = st.lists(st.sampled_from(["a", "b", "c", None]), min_size=60, max_size=60)
@@ -41,44 +38,11 @@ def outcome(run: Callable[..., Mapping[str, Any]], graph: asc.Graph) -> dict[str
     return {**{f"output {label}": item for label, item in run(**inputs).items()}, **inputs}
 
 
-def seconds_of(graph: asc.Graph, drawn: list[float]) -> asc.Costs:
-    return asc.Costs.table(
-        {task.name: drawn[i % len(drawn)] for i, task in enumerate(graph.tasks) if not task.view}
-    )
-
-
-def critical_path(graph: asc.Graph, costs: asc.Costs) -> float:
-    ends: list[float] = []
-    for task in graph.tasks:
-        start = max((ends[d.task] for d in task.dependencies), default=0.0)
-        ends.append(start + costs.task_seconds(task, GPU))
-    return max(ends, default=0.0)
-
-
 def named(graph: asc.Graph) -> list[str]:
     return [task.name for task in graph.tasks]
 
 
 # ---- the laws
-
-
-@given(
-    graph=graphs(most=20),
-    drawn=st.lists(st.sampled_from([0.0, STEP / 5, STEP, 1e-4]), min_size=1, max_size=9),
-)
-def test_merging_by_cost_lengthens_no_path_by_more_than_it_saves(
-    graph: asc.Graph, drawn: list[float]
-) -> None:
-    costs = seconds_of(graph, drawn)
-    merged = asc.merge(graph, costs=costs, device=GPU)
-    saved = STEP * sum(
-        len([part for part in task.parts if not part.view]) - 1 for task in merged.tasks
-    )
-    assert critical_path(merged, costs) <= critical_path(graph, costs) + max(saved, 0) + 1e-12
-    before, after = (
-        sum(costs.task_seconds(task, GPU) for task in g.tasks) for g in (graph, merged)
-    )
-    assert after == pytest.approx(before)
 
 
 @given(graph=graphs(), drawn=drawn_groups)
@@ -158,9 +122,8 @@ def test_tasks_pinned_to_different_devices_are_not_merged() -> None:
     with graph.on("cuda:1"):
         x = x + 1 + 1
     graph.output(y=x + 1)
-    for groups in ("auto", dict.fromkeys(named(graph), "all")):
-        merged = asc.merge(graph, groups)
-        assert [task.device for task in merged.tasks] == ["cuda:0", "cuda:1", None]
+    merged = asc.merge(graph, dict.fromkeys(named(graph), "all"))
+    assert [task.device for task in merged.tasks] == ["cuda:0", "cuda:1", None]
 
 
 def test_writes_to_parts_stay_apart() -> None:
@@ -258,13 +221,13 @@ def test_planning_graphs_are_merged_too() -> None:
     networkx = pytest.importorskip("networkx")
     dag = networkx.DiGraph([("a", "b"), ("b", "c"), ("b", "d")])
     networkx.set_node_attributes(dag, LONG, "seconds")
-    merged = asc.merge(asc.Graph.from_networkx(dag))
-    assert named(merged) == ["a+1", "c", "d"]
+    merged = asc.merge(asc.Graph.from_networkx(dag), {"a": "both", "b": "both"})
+    assert named(merged) == ["both", "c", "d"]
     assert asc.schedule(merged, asc.Machine.emulated(gpus=1)).makespan > 2 * LONG
 
 
 def test_an_unknown_word_or_task_is_named() -> None:
-    with pytest.raises(asc.GraphError, match="'op', 'module' or 'auto', got 'layer'"):
+    with pytest.raises(asc.GraphError, match="'op' or 'module', got 'layer'"):
         asc.merge(layer(), "layer")  # type: ignore[arg-type]
     with pytest.raises(asc.GraphError, match="has no task 'nothing'"):
         asc.merge(layer(), {"nothing": "g"})
@@ -300,78 +263,6 @@ def test_a_merged_task_that_fails_is_named(backend: str | None) -> None:
         )  # the first run is watched, later ones are not
         with pytest.raises(asc.TaskError, match=r"task 'all' on cpu failed: ValueError: no"):
             schedule(x=-2 * torch.ones(1))
-
-
-# ---- what is merged, by cost
-
-
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [
-        ({}, ["head", "left", "right", "tail"]),
-        ({"tail": TINY}, ["head", "left", "right", "tail"]),
-        ({"head": TINY}, ["head", "left", "right", "tail"]),
-        ({"left": TINY}, ["head+3"]),
-        ({"head": TINY, "left": TINY, "right": TINY, "tail": TINY}, ["head+3"]),
-    ],
-)
-def test_what_runs_side_by_side_is_merged_only_if_it_is_tiny(
-    seconds: dict[str, float], expected: list[str]
-) -> None:
-    graph = asc.Graph()
-    head = graph.add(abs, graph.input("x"), name="head")
-    left, right = graph.add(abs, head, name="left"), graph.add(abs, head, name="right")
-    graph.output(z=graph.add(max, left, right, name="tail"))
-    merged = asc.merge(graph, costs=asc.Costs(seconds, default_seconds=LONG), device=GPU)
-    assert named(merged) == expected
-
-
-def test_tiny_tasks_that_nothing_follows_are_merged() -> None:
-    graph = asc.Graph()
-    for i in range(9):
-        graph.output(
-            **{f"y{i}": graph.add(abs, graph.input(f"x{i}"), name=f"t{i}", seconds=2 * TINY)}
-        )
-    assert named(asc.merge(graph)) == ["t0+2", "t3+2", "t6+2"]
-
-
-def test_a_source_that_is_still_to_be_copied_is_waited_for() -> None:
-    graph = asc.Graph()
-    x, w = graph.inputs("x", "w")
-    graph.output(y=(x.exp() @ w).relu())
-    costs = asc.Costs(default_seconds=LONG)
-    assert named(asc.merge(graph, costs=costs, device=GPU)) == ["exp", "matmul+1"]
-    assert named(asc.merge(graph, costs=costs, device=asc.Device("cpu"))) == ["exp+2"]
-
-
-@pytest.mark.parametrize("kind", some(KINDS, *DISTINCT))
-def test_auto_halves_the_tasks_of_a_step_and_its_longest_path_stays(kind: str) -> None:
-    torch.manual_seed(0)
-    model = KINDS[kind].make()
-    step, batch = stepper(model, OPTIMIZERS["momentum"](model.parameters())), KINDS[kind].batch()
-    operators, auto = (asc.capture(step, *batch, granularity=word) for word in ("op", "auto"))
-    assert len(auto) * 1.8 < len(operators)
-    paths = [
-        critical_path(graph, estimate(graph, graph.examples).costs) for graph in (operators, auto)
-    ]
-    assert paths[1] <= paths[0] + STEP * (len(operators) - len(auto))
-
-
-@pytest.mark.parametrize(
-    "kind",
-    some(["mlp", "wired0", "unet", "transformer"], "mlp"),
-)
-def test_compiled_steps_are_merged_where_that_is_predicted_to_be_no_slower(kind: str) -> None:
-    torch.manual_seed(0)
-    model = KINDS[kind].make()
-    step, batch = stepper(model, OPTIMIZERS["sgd"](model.parameters())), KINDS[kind].batch()
-    machine = asc.Machine.emulated(gpus=2)
-    captured = [asc.capture(step, *batch, granularity=word) for word in ("op", "auto")]
-    expected = min(
-        asc.schedule(graph, machine, examples=graph.examples).makespan for graph in captured
-    )
-    with asc.compile(step, machine, granularity="auto") as run:
-        assert run.schedule(*batch).makespan == pytest.approx(expected)
 
 
 # ---- granularities of captures
@@ -441,15 +332,14 @@ def test_calls_of_a_module_are_told_apart() -> None:
     assert named(graph) == ["0.forward", "0.forward_1"]
 
 
-@pytest.mark.parametrize("granularity", ["module", "auto"])
-def test_merged_tasks_run_where_their_modules_are_placed(granularity: str) -> None:
+def test_merged_tasks_run_where_their_modules_are_placed() -> None:
     torch.manual_seed(0)
     model, (x, y) = two_layers(), vectors(8)()
     place = {"fc1": "cuda:1", "act": "cuda:1", "fc2": "cuda:0"}
     step = stepper(model, optim.SGD(model.parameters(), lr=0.1))
     machine = asc.Machine.emulated(gpus=2)
     with asc.compile(
-        step, machine, place=place, granularity=granularity, backend="virtual"
+        step, machine, place=place, granularity="module", backend="virtual"
     ) as compiled:
         schedule = compiled.schedule(x, y)
         for task in schedule.graph.tasks:
@@ -470,7 +360,7 @@ def test_parameters_of_the_name_that_capture_takes_are_named() -> None:
         asc.capture(fn, torch.ones(1))
     assert asc.capture(lambda x: fn(x, granularity=3), torch.ones(1)).tasks[0].args[1] == 3
     with asc.compile(
-        fn, asc.Machine.emulated(gpus=0), granularity="auto", backend="host"
+        fn, asc.Machine.emulated(gpus=0), granularity="module", backend="host"
     ) as compiled:
         assert compiled(torch.ones(1), granularity=4).tolist() == [4]
 
@@ -540,7 +430,7 @@ def test_a_name_that_is_no_parameter_is_named() -> None:
             return x
 
 
-@pytest.mark.parametrize("granularity", ["op", "module", "auto"])
+@pytest.mark.parametrize("granularity", ["op", "module"])
 def test_a_call_of_a_marked_function_is_one_task_of_a_capture(granularity: str) -> None:
     model = two_layers()
     model.act.forward = gelu

@@ -220,9 +220,7 @@ def test_a_float_that_becomes_a_tensor_is_captured_again() -> None:
     [
         {"policy": "round_robin"},
         {"granularity": "module", "policy": "heft"},
-        pytest.param(
-            {"granularity": "auto", "policy": "heft", "inputs": "cuda:1"}, marks=pytest.mark.slow
-        ),
+        pytest.param({"policy": "heft", "inputs": "cuda:1"}, marks=pytest.mark.slow),
     ],
 )
 def test_settings_are_numbers_on_every_device(options: dict[str, Any]) -> None:

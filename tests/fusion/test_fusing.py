@@ -121,7 +121,7 @@ def test_a_region_that_fails_runs_unfused_and_its_schedule_says_why() -> None:
 def test_graphs_of_merged_tasks_are_fused(compiled: Any) -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 2))
     x = torch.rand(3, 4)
-    for granularity in ("op", "auto", "module"):
+    for granularity in ("op", "module"):
         graph = asc.capture(model, x, granularity=granularity)
         fused = asc.fuse(graph, GPUS, policy="single")
         assert len(regions(fused)) == 1

@@ -139,9 +139,7 @@ groups = st.lists(st.sampled_from(["a", "b", "c", None]), min_size=60, max_size=
 
 
 def merged(graph: asc.Graph, data: st.DataObject) -> asc.Graph:
-    """Merge tasks by cost, or twice by what is drawn."""
-    if data.draw(st.booleans()):
-        return asc.merge(graph, "auto")
+    """Merge tasks twice, by what is drawn."""
     for _ in range(2):
         drawn = zip(graph.tasks, data.draw(groups), strict=False)
         graph = asc.merge(graph, {task.name: group for task, group in drawn if group})
