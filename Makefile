@@ -72,14 +72,14 @@ clean: ## remove .venv and all that was built or cached
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("autosched needs Python 3.11 or newer and this is %d.%d; name another: make PYTHON=python3.12" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[cli,demo,exact,hf,lint,test,viz]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[demo,exact,hf,lint,test,viz]'
 	@touch $@
 
 $(OTHER)/installed: setup.cfg pyproject.toml constraints.txt
 	@$(if $(TORCH),,$(error make test-torch needs a version of torch, for example: make test-torch TORCH=2.11.0))
 	$(PYTHON) -m venv $(OTHER)
 	sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(OTHER)/constraints.txt
-	$(OTHER)/bin/python -m pip install --quiet --constraint $(OTHER)/constraints.txt --editable '.[cli,demo,exact,hf,test,viz]'
+	$(OTHER)/bin/python -m pip install --quiet --constraint $(OTHER)/constraints.txt --editable '.[demo,exact,hf,test,viz]'
 	@touch $@
 
 $(BENCH_INSTALLED): $(INSTALLED)

@@ -15,8 +15,6 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -72,21 +70,15 @@ def has_colours() -> bool:
 
 
 def tracker(what: str) -> Callable[[Sequence[Any]], Iterable[Any]]:
-    """Return a function that iterates and shows progress, with tqdm in a terminal."""
-    if not sys.stderr.isatty():
-        return iter
-    try:
-        tqdm = import_module("tqdm").tqdm
-    except ImportError:
-        return partial(_counted, what)
-    return partial(tqdm, desc=what, leave=False)
+    """Return a function that iterates and counts in a terminal."""
 
+    def counted(items: Sequence[Any]) -> Iterator[Any]:
+        for i, item in enumerate(items, 1):
+            print(f"\r{what}: {i} of {len(items)}", end="", file=sys.stderr, flush=True)
+            yield item
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
 
-def _counted(what: str, items: Sequence[Any]) -> Iterable[Any]:
-    for i, item in enumerate(items, 1):
-        print(f"\r{what}: {i} of {len(items)}", end="", file=sys.stderr, flush=True)
-        yield item
-    print("\r\033[K", end="", file=sys.stderr, flush=True)
+    return counted if sys.stderr.isatty() else iter
 
 
 # ---- errors

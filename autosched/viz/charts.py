@@ -26,6 +26,7 @@ Points = Sequence[tuple[float, float]]
 WIDTH = 720.0  # in pixels
 BAR = 25.0  # from one bar to the next
 MOST_TICKS = 8  # at the points of a line; else at round numbers
+TRUNCATED = "The vertical axis does not start at 0."
 _MARKERS = "os^Dv"
 INK, MUTED, PAPER, GRID = (color(name) for name in ("ink", "muted", "paper", "grid"))
 _RC = {
@@ -50,10 +51,10 @@ _RC = {
 def lines(
     series: Mapping[str, Points], *, title: str, x: str, y: str, unit: str = "", log_x: bool = False
 ) -> str:
-    """Draw named series of points on common axes; ``unit`` is that of y, whose axis starts at 0.
+    """Draw named series of points on common axes; ``unit`` is that of y.
 
-    Every second line is dashed, so that one below remains visible. Raises ChartError without
-    matplotlib.
+    Every second line is dashed, so that one below remains visible. The y axis starts at 0 unless that
+    would hide differences; then the chart says so. Raises ChartError without matplotlib.
     """
 
     def draw(figure: Figure) -> None:
@@ -71,7 +72,11 @@ def lines(
         if len(xs) <= MOST_TICKS:
             axes.set_xticks(xs, [f"{value:g}" for value in xs])
             axes.minorticks_off()
-        axes.set_ylim(bottom=min([0.0, *(y for points in series.values() for _, y in points)]))
+        ys = [point[1] for points in series.values() for point in points]
+        if min(ys) < max(ys) < 2 * min(ys):
+            axes.text(0.0, 1.02, TRUNCATED, transform=axes.transAxes, color=MUTED)
+        else:
+            axes.set_ylim(bottom=min(0.0, *ys))
 
     return _chart(draw, 350, title)
 

@@ -697,9 +697,6 @@ def test_every_command_has_an_example_that_parses(capsys):
 def test_bars_are_for_terminals_alone(monkeypatch, capsys):
     assert tracker("working") is iter
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    assert list(tracker("working")([1, 2, 3])) == [1, 2, 3]
-    monkeypatch.setitem(sys.modules, "tqdm", None)
-    capsys.readouterr()
     assert list(tracker("working")([1, 2])) == [1, 2]
     assert "working: 2 of 2" in capsys.readouterr().err
 

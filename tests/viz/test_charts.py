@@ -55,9 +55,11 @@ def test_equal_factors_are_equally_far_apart_on_a_logarithmic_axis():
     assert places == pytest.approx([0, 1 / 6, 1 / 3, 1], abs=1e-3)
 
 
-def test_axes_start_at_0():
-    svg = lines({"a": [(1, 0.020), (2, 0.019)]}, unit="s")
-    assert "0 us" in texts(svg)
+def test_an_axis_that_does_not_start_at_0_is_marked():
+    close, far = {"a": [(1, 0.020), (2, 0.019)]}, {"a": [(1, 0.020), (2, 0.001)]}
+    assert charts.TRUNCATED in texts(lines(close, unit="s"))
+    assert charts.TRUNCATED not in texts(lines(far, unit="s"))
+    assert "0 us" in texts(lines(far, unit="s"))
 
 
 def test_colours_differ_and_have_dark_counterparts():
