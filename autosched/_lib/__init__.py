@@ -17,7 +17,6 @@ jit           compiling loops with numba where it pays off
 json_reader   JSON checked against a shape
 logs          the logger ``autosched``
 process_group the processes that torch.distributed joins: agreements and failures
-quiet         silencing torch's logs of failed fake tensor operations
 recent        the cache of schedules that were used last
 replacing     replacing attributes for a while
 tensor_guards comparing properties of tensors in compiled code

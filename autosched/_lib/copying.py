@@ -45,10 +45,7 @@ def clone(tensor: Any) -> Any:
 
 
 def _is_on_cpu(tensor: Any) -> bool:
-    """Whether a tensor is fully described by its bytes in host memory.
-
-    A subclass may have other state.
-    """
+    """Whether host memory has all of a tensor: a subclass may have other state."""
     torch = sys.modules.get("torch")
     if torch is None or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return False

@@ -12,8 +12,10 @@ This module knows no graph.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -188,3 +190,28 @@ def _restrided(result: Any, strides: Strides, mode: FakeTensorMode) -> Any:
             return torch.empty_strided(leaf.shape, right, dtype=leaf.dtype, device=leaf.device)
 
     return transform(change, result)
+
+
+# ---- logs
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress the traceback that torch logs if an operator cannot run on fake tensors.
+
+    The error that follows contains the same information in one line.
+    """
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    drop = _Drop()
+    logger.addFilter(drop)
+    try:
+        yield
+    finally:
+        logger.removeFilter(drop)
+
+
+class _Drop(logging.Filter):
+    """Drops log messages about failed operators; one per use, so that uses may overlap."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("failed while attempting to run meta")

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from autosched._lib.json_reader import json_data
 from autosched._lib.text import amount, count, duration, table
-from autosched._lib.tree import flatten, transform
+from autosched._lib.tree import transform
 from autosched.cli.loading import (
     costs_of,
     emulated_machine,
@@ -356,7 +356,7 @@ def run(arguments: argparse.Namespace) -> int:
     inputs = inputs_of(subject)
     with planned(arguments, subject) as made:
         try:
-            unequal, outputs = _run_both(made, inputs, arguments.seed)
+            unequal = _difference(made, inputs, arguments.seed)
         except TaskError as error:
             raise UserCodeError(str(error)) from error.__cause__
         except AutoschedError:
@@ -372,11 +372,13 @@ def run(arguments: argparse.Namespace) -> int:
         if measured is not None:
             predicted = _times(made, made.simulate())
             times = {"predicted": predicted, "measured": _times(made, measured)}
-        leaves = {name: _leaves(output) for name, output in outputs.items()}
         if arguments.json:
-            print(json_text({"equal": unequal is None, "outputs": leaves, **times}))
+            print(json_text({"equal": unequal is None, **times}))
         else:
-            _print_result(made, unequal is None, leaves)
+            kind = "emulated machine" if made.machine.imagined else "this machine"
+            how = "equal" if unequal is None else "NOT equal"
+            print(f"ran {made.graph.name} on {', '.join(made.machine.names)} ({kind}): ", end="")
+            print(f"{how} to the serial run, bit for bit")
             if times:
                 print("\n" + "\n".join(_table(**times)))
     if unequal is not None:
@@ -391,13 +393,8 @@ def profiled(made: Schedule, inputs: Mapping[str, Any], repeat: int) -> Timeline
     return Timeline.median(runs[1:])
 
 
-def _run_both(
-    made: Schedule, inputs: Mapping[str, Any], seed: int
-) -> tuple[str | None, dict[str, Any]]:
-    """Run serially and by schedule; return how results differ, or None, and the outputs.
-
-    Results are the outputs and the inputs that tasks write.
-    """
+def _difference(made: Schedule, inputs: Mapping[str, Any], seed: int) -> str | None:
+    """Return how outputs and inputs of a serial run and of one by schedule differ, or None."""
     import torch
 
     from autosched.testing.comparing import difference
@@ -407,7 +404,7 @@ def _run_both(
         own = _copied(made, inputs)
         torch.manual_seed(seed)
         results.append((call(**own), own))
-    return difference(*results), results[1][0]
+    return difference(*results)
 
 
 def _copied(made: Schedule, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -439,16 +436,6 @@ def _profile(made: Schedule, measured: Timeline, suffix: str) -> str:
 # ---- text
 
 
-def _leaves(output: Any) -> list[dict[str, Any]]:
-    """Return shape and dtype of the tensors of an output, and the repr of anything else."""
-    return [
-        {"shape": list(leaf.shape), "dtype": str(leaf.dtype).removeprefix("torch.")}
-        if hasattr(leaf, "shape")
-        else {"value": repr(leaf)}
-        for leaf in flatten(output)
-    ]
-
-
 def _times(made: Schedule, timeline: Timeline) -> dict[str, Any]:
     overlap = timeline.overlap()
     return {
@@ -457,15 +444,6 @@ def _times(made: Schedule, timeline: Timeline) -> dict[str, Any]:
         "copies_hidden": overlap.copies_hidden if overlap.copy_seconds else None,
         "busy_seconds": {name: timeline.computing(name) for name in made.machine.names},
     }
-
-
-def _print_result(made: Schedule, equal: bool, outputs: Mapping[str, Any]) -> None:
-    kind = "emulated machine" if made.machine.imagined else "this machine"
-    how = "equal to the serial run, bit for bit" if equal else "NOT equal to the serial run"
-    print(f"ran {made.graph.name} on {', '.join(made.machine.names)} ({kind}): {how}")
-    for name, leaves in outputs.items():
-        texts = [leaf.get("value") or f"{leaf['dtype']} {leaf['shape']}" for leaf in leaves]
-        print(f"  {name}: {', '.join(texts)}")
 
 
 def _table(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> list[str]:

@@ -39,8 +39,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from autosched._lib.fake_tensors import Fakes
-from autosched._lib.quiet import quiet
+from autosched._lib.fake_tensors import Fakes, quiet
 from autosched._lib.tree import flatten, transform
 from autosched.costs.costs import Costs, Work
 from autosched.errors import GraphError

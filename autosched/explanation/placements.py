@@ -226,10 +226,7 @@ def _longer(ratio: float) -> str:
 
 
 def _no_gain(plan: Case, other: float) -> str:
-    """Write that the devices of a plan do not help, and why.
-
-    Copies are the reason if the plan is better when they take no time.
-    """
+    """Write that the devices do not help: copies are the reason if it were better without."""
     pairs = zip(plan.program, plan.seconds, strict=True)
     without_copies = plan.timed([0.0 if isinstance(i, Copy) else s for i, s in pairs])
     why = "there is too little to do at once"

@@ -271,10 +271,7 @@ def _destinations(case: Case, names: Sequence[str]) -> dict[str, str]:
 def _kept_remedy(
     case: Case, kind: str, names: Sequence[str], homes: _Homes, device: str | None
 ) -> Advice:
-    """Return the effect of keeping the first few of these inputs on accelerators.
-
-    If ``device`` is given, all tasks are placed there.
-    """
+    """Return the effect of keeping the first few inputs there, and all tasks on a ``device``."""
 
     def kept(moved: Sequence[str]) -> Case:
         changed = case.having(graph=case.graph.pinned({name: homes[name] for name in moved}))
@@ -465,10 +462,7 @@ def host_read_note(case: Case, idle_by_span: Mapping[int, float]) -> tuple[str, 
 
 
 def _alternative(tasks: Sequence[Task]) -> tuple[str, str]:
-    """Return what to do instead of host tasks, and how.
-
-    For example, a number that torch reads can stay a tensor.
-    """
+    """Return what to do instead of host tasks, and how: a number can stay a tensor."""
     functions = [str(getattr(task.fn, "__name__", "")).partition(".")[0] for task in tasks]
     if all(name in _READS for name in functions):
         return "keep it on the device", "no .item(), float() or .cpu()"
@@ -497,10 +491,7 @@ def _read_remedy(
 
 
 def _delaying_readers(case: Case, waited: Mapping[str, float]) -> tuple[list[Task], list[Task]]:
-    """Return the host tasks for which accelerators wait, the longest wait first.
-
-    They are those whose results accelerators need, and others, separately.
-    """
+    """Return host tasks that accelerators need and wait for, and others, the longest first."""
     allowed = case.problem.choices.devices
     readers = [
         task

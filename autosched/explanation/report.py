@@ -612,10 +612,7 @@ def _shown(steps: Sequence[Step]) -> set[int]:
 
 
 def _lasting(steps: Sequence[Step]) -> Iterator[Step]:
-    """Yield the steps of nonzero duration.
-
-    Waits for steps of duration 0, such as views, are omitted.
-    """
+    """Yield the steps that take time; waits for others, such as views, are left out."""
     for before, step in pairwise((None, *steps)):
         if step is not None and step.end > step.start:
             after_zero = before is not None and before.end <= before.start

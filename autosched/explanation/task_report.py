@@ -190,10 +190,7 @@ def _reason(case: Case, task: Task, allowed: Choices) -> str:
 
 
 def _options(case: Case, task: Task, together: tuple[str, ...]) -> tuple[Option, ...]:
-    """Return the result of each device on which the task could run.
-
-    The first one is its own device.
-    """
+    """Return the result of each device on which the task could run, its own first."""
     own = case.placement.device[task.name]
     devices = case.problem.choices.devices[task.index]
     if len(devices) == 1:

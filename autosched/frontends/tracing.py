@@ -18,9 +18,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autosched._lib.containers import with_leaves
-from autosched._lib.fake_tensors import Fakes
+from autosched._lib.fake_tensors import Fakes, quiet
 from autosched._lib.gc_pause import without_collecting
-from autosched._lib.quiet import quiet
 from autosched._lib.tree import flatten
 from autosched.errors import CaptureError
 from autosched.frontends.captured import Captured, Output

@@ -93,10 +93,7 @@ def _measured(device: Device) -> Device:
 
 
 class _Direction(NamedTuple):
-    """One direction of a link, and the median seconds of copies by their bytes.
-
-    ``pinned`` says whether host memory was.
-    """
+    """One direction of a link, host memory pinned or not: median seconds of copies by bytes."""
 
     source: str
     destination: str
@@ -152,10 +149,7 @@ def _measured_link(link: Link, directions: Sequence[_Direction]) -> Link:
 
 
 def _accepted_line(link: Link, directions: Sequence[_Direction]) -> tuple[float, float] | None:
-    """Return the line through the slower copies of each size.
-
-    None, and a warning, if it is impossible for a link.
-    """
+    """Return the line through the slower copies of each size; warn if no link can have it."""
     if not directions:
         return None
     sizes = directions[0].seconds

@@ -310,10 +310,7 @@ class Bench:
         return intra_op_threads(self.threads) if self.threads else contextlib.nullcontext()
 
     def _elsewhere(self, task: Task) -> str | None:
-        """Return the device where a task runs unmeasured, if any.
-
-        It must run there, or would take too long on the device that is measured.
-        """
+        """Return where a task runs unmeasured, if it must or takes too long on the device."""
         if not self.machine.accelerators:
             return None
         where = constraint(task, self.machine)

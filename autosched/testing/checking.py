@@ -206,10 +206,7 @@ class _Plan(NamedTuple):
 def _plans(
     graph: Graph, machines: Mapping[str, Machine | None], policies: Sequence[str | Policy]
 ) -> list[_Plan]:
-    """Return a schedule for each machine and policy, except where the policy finds none.
-
-    Raises ScheduleError if none finds any.
-    """
+    """Return a schedule for each machine and policy that finds one; raise if none does."""
     plans: list[_Plan] = []
     errors: list[ScheduleError] = []
     for (name, machine), policy in product(machines.items(), policies):
@@ -248,10 +245,7 @@ def _ways(interleavings: int, seed: int) -> list[_Way]:
 
 
 def _try(reference: Reference, plan: _Plan, way: _Way, interleavings: int) -> None:
-    """Run a schedule in one interleaving.
-
-    Raises InterleavingError if the result differs from the serial run.
-    """
+    """Run a schedule in one interleaving; raise InterleavingError if the result differs."""
     made = plan.schedule
     traces = dict[str, int]()
     seconds = durations(made.program, made.problem)

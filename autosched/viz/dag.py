@@ -283,10 +283,7 @@ def _text(box: Box, width: float = 1e6) -> str:
 
 
 def _curve(route: Route, y1: float, y2: float, gap: float) -> Iterator[str | float]:
-    """Return the curve from (leaves, y1) to (enters, y2), which bends only between ranks.
-
-    There are no nodes between ranks. An edge within a rank bends below it, or above it.
-    """
+    """Return the curve of a route, which bends only between ranks, where no nodes are."""
     yield from ("M", route.leaves, y1)
     if y1 == y2:
         y = y1 + 0.7 * gap

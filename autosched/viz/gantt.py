@@ -476,10 +476,7 @@ def _text_period(timeline: Timeline, cells: int) -> str:
 
 
 def _text_row(spans: Sequence[Span], end: float, cells: int, bold: Collection[Key] | None) -> str:
-    """Draw the boxes of one row, each at least one column wide, unless its columns are full.
-
-    In colour, unless ``bold`` is None; otherwise it has the bold ones.
-    """
+    """Draw the boxes of a row, each at least a column wide; in colour unless bold is None."""
     row = ""
     filled = 0
     for span in spans:

@@ -254,10 +254,7 @@ def _ports(
     width: Sequence[float],
     passes: Sequence[float | None],
 ) -> list[float]:
-    """Distribute the edges that leave (end 0) or enter (end 1) each node over its width.
-
-    They are sorted by the position of their other end.
-    """
+    """Spread the edges that leave (0) or enter (1) a node over its width, by other ends."""
     by_node: dict[int, list[tuple[float, int]]] = {}
     for i, edge in enumerate(edges):
         passing = passes[i]
