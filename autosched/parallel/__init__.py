@@ -23,7 +23,6 @@ read.
     tuning, tuning_curve         stages, schedule and number of micro-batches, by simulation
     pipeline_schedules           GPipe, 1F1B, interleaved 1F1B, zero bubble
     buckets, all_reduce, compression, clip    gradients: bucketing, reduction, clipping
-    sync_batch_norm              batch norms with statistics of all replicas
     ranks, shared_state          several processes: where a step lies, what they agree on before
                                  it; the state of rank 0
     checkpoints                  the state of a step in a folder

@@ -10,7 +10,7 @@ import contextlib
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, zip_longest
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -41,7 +41,6 @@ from autosched.parallel.updates import Bucket
 
 __all__ = ["data_parallel"]
 
-_BATCH_NORMS = ("replica", "synchronised")
 _Names = tuple[tuple[str, ...], ...]  # of the gradients in each bucket
 _Division = tuple[int | None, ...]
 
@@ -59,7 +58,6 @@ def data_parallel(
     compression: Compression | None = None,
     accumulate: int = 1,
     shares: Shares = "auto",
-    batch_norm: Literal["replica", "synchronised"] = "replica",
     clip_grad_norm: float | None = None,
     before_step: BeforeStep | None = None,
     averages: bool = True,
@@ -104,10 +102,9 @@ def data_parallel(
       ``progress``, ``replay`` of ``schedule``; and ``fuse``, for regions compiled by Inductor.
 
     Batch norms normalise a replica's rows by their own statistics, and the running statistics of the
-    first replica with rows are the model's, as with ``nn.DataParallel``; with
-    ``batch_norm="synchronised"``, by those of all replicas' rows, as one device with the whole batch
-    would. Other buffers that a step writes and reads, such as a running centre, have at the beginning
-    of a step the value that the first replica with rows left.
+    first replica with rows are the model's, as with ``nn.DataParallel``. Other buffers that a step
+    writes and reads, such as a running centre, have at the beginning of a step the value that the
+    first replica with rows left.
 
     On a machine of ``Machine.cluster`` each rank passes rows of its own, and gets the loss of all.
     Rank 0's model and optimizer count. Where ranks differ in a step, all raise the same error.
@@ -123,18 +120,13 @@ def data_parallel(
     """
     check_count("accumulate", accumulate)
     check_sizes(SIZES if buckets == "auto" else buckets)
-    if batch_norm not in _BATCH_NORMS:
-        raise ScheduleError(
-            f"batch_norm must be {' or '.join(map(repr, _BATCH_NORMS))}, got {batch_norm!r}"
-        )
     trained = (model, loss_fn, optimizer)
     training = Training.of(
         "data_parallel", trained, machine, devices, options, averages, clip_grad_norm, before_step
     )
     check_shares(shares, [training.machine.device(name).rank for name in training.devices])
     how = Reduction(check_strategy(reduction, exact), (), exact)
-    synchronised = batch_norm == "synchronised"
-    system = _DataParallel(training, how, buckets, compression, accumulate, shares, synchronised)
+    system = _DataParallel(training, how, buckets, compression, accumulate, shares)
     return Step(training, system.plan)
 
 
@@ -146,7 +138,6 @@ class _DataParallel:
     compression: Compression | None
     accumulate: int
     shares: Shares
-    synchronised: bool
 
     def plan(self, batch: Sequence[Any], counts: Sequence[int]) -> Planned:
         """Return the plan that is predicted to be fastest, of all divisions of the rows.
@@ -166,7 +157,7 @@ class _Study:
         self.devices = system.training.devices
         self.batch = batch
         self.counts = counts
-        self.captured: dict[tuple[int, bool], Template] = {}
+        self.captured: dict[int, Template] = {}
 
     def best(self) -> Planned:
         """Return the fastest plan of all divisions of the rows."""
@@ -253,7 +244,7 @@ class _Study:
         parts = self.system.accumulate
         large = -(-max(self.counts) // parts)
         sizes = (large // 2, large) if large > 3 else (large, 2 * large)
-        templates = self._passes(sizes, False)
+        templates = self._passes(sizes)
         (low, high) = (self._seconds(templates[size]) for size in sizes)
         peaks = [0.0, 0.0]
         if min(limits) < math.inf:
@@ -299,11 +290,8 @@ class _Study:
         ]
         # 1. Divide each share into micro-batches.
         cuts = tuple(shares(own, system.accumulate) for own in division if own is not None)
-        synchronised = system.synchronised and len(devices) > 1
-        if synchronised and any(sum(sizes) == 1 for sizes in zip_longest(*cuts, fillvalue=0)):
-            self._passes([1], False)  # torch refuses batch norms of one row
         # 2. Capture each size, as the first micro-batch and as a further one.
-        first = self._passes(chain(*cuts), synchronised)
+        first = self._passes(chain(*cuts))
         more = {size: accumulating(t) for size, t in first.items() if system.accumulate > 1}
         one = next(iter(first.values()))
         costs = [
@@ -334,13 +322,12 @@ class _Study:
         assert best is not None
         return best
 
-    def _passes(self, sizes: Iterable[int], synchronised: bool) -> dict[int, Template]:
+    def _passes(self, sizes: Iterable[int]) -> dict[int, Template]:
         """Capture micro-batches of each size, unless that was done."""
         wanted = [size for size in dict.fromkeys(sizes) if size]
-        new = [size for size in wanted if (size, synchronised) not in self.captured]
-        made = self.training.passes(self.batch, new, sum(self.counts), synchronised)
-        self.captured.update(((size, synchronised), one) for size, one in made.items())
-        return {size: self.captured[size, synchronised] for size in wanted}
+        new = [size for size in wanted if size not in self.captured]
+        self.captured.update(self.training.passes(self.batch, new, sum(self.counts)))
+        return {size: self.captured[size] for size in wanted}
 
     def _counts(
         self, devices: Sequence[str], cuts: Sequence[Sequence[int]]

@@ -8,14 +8,13 @@ With several stages, the name of a task has the number of its stage: ``F0``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 from autosched import Costs, Graph, Machine, Task, merge
 from autosched.parallel.costs import tabulated
-from autosched.parallel.sync_batch_norm import COLLECTIVES
 from autosched.parallel.template import Template, producer_of
 
 __all__ = ["MicroBatch", "Role", "micro_batch_of"]
@@ -25,21 +24,19 @@ __all__ = ["MicroBatch", "Role", "micro_batch_of"]
 class Role:
     """The role of a task: a stage's forward (F), backward (B or I and W) or random numbers (R).
 
-    ``part`` numbers the parts into which buckets or branches divide it, ``level`` those into which
-    collectives do.
+    ``part`` numbers the parts into which buckets or branches divide it.
     """
 
     stage: int
     kind: Literal["F", "B", "I", "W", "R"]
     part: int = 0
-    level: int = 0
 
     def label(self, several_stages: bool, several_parts: bool) -> str:
         """Return the name of its task."""
         has_part = self.part or (several_parts and self.kind not in "FR")
         stage = str(self.stage) if several_stages else ""
         part = f".{self.part}" if has_part else ""
-        return f"{self.kind}{stage}{part}" + (f"-{self.level}" if self.level else "")
+        return f"{self.kind}{stage}{part}"
 
 
 @dataclass(frozen=True)
@@ -76,11 +73,6 @@ class MicroBatch:
         return 0 if role is None else role.stage
 
     @cached_property
-    def levels(self) -> tuple[Level, ...]:
-        """The tasks, by the number of collectives before them."""
-        return levels_of(self.graph)
-
-    @cached_property
     def whole(self) -> frozenset[str]:
         """The 0-dimensional inputs of the batch, which all micro-batches read."""
         template = self.template
@@ -111,7 +103,7 @@ def micro_batch_of(
     of_merged = {
         task.name: roles[next(part.name for part in (*task.parts, task) if not part.view)]
         for task in merged.tasks
-        if not task.view and task.fn not in COLLECTIVES
+        if not task.view
     }
     return MicroBatch(template, merged, of_merged, *tabulated(merged, costs, machine))
 
@@ -122,7 +114,7 @@ def _roles(
     split_backward: bool,
     buckets: Sequence[Iterable[str]],
 ) -> dict[str, Role]:
-    """Return the role of each task that is neither a view nor a collective."""
+    """Return the role of each task that is no view."""
     graph = template.graph
     backward = {task.index for task in graph.tasks if _is_backward(task)}
     stage = {task.name: _stage_of(graph, task, stage) for task in graph.tasks if not task.view}
@@ -132,19 +124,18 @@ def _roles(
         for name in bucket:
             for index in _ancestors(graph, _gradient_task(template, name), part.keys(), backward):
                 part[index] = number
-    level = level_of(graph, backward)
     random = _random_tasks(graph)
     roles = {}
     for task in graph.tasks:
         i = task.index
-        if task.view or task.fn in COLLECTIVES:
+        if task.view:
             continue
         if i not in backward:
-            roles[task.name] = Role(stage[task.name], "R" if i in random else "F", 0, level[i])
+            roles[task.name] = Role(stage[task.name], "R" if i in random else "F")
             continue
         kind: Literal["B", "I", "W"] = "B" if not split_backward else "I" if i in inner else "W"
         cut = part.get(i, max(len(buckets) - 1, 0))
-        roles[task.name] = Role(stage[task.name], kind, cut, level[i])
+        roles[task.name] = Role(stage[task.name], kind, cut)
     return roles
 
 
@@ -276,54 +267,3 @@ def _linked_stages(
             for user in graph.users[task.index]:
                 found[task.index] |= found[user] | own[user]
     return [frozenset(stages - one) for stages, one in zip(found, own, strict=True)]
-
-
-# ---- levels between collectives
-#
-# A collective of a level needs all those of earlier levels. Backward tasks are delayed to the level
-# that needs their results, which would otherwise be held in memory for all levels between.
-
-Operator = Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class Level:
-    """The tasks of a level, and the collectives after them.
-
-    ``collectives`` has for each operator the argument of each result, by name.
-    """
-
-    tasks: tuple[str, ...]
-    collectives: Mapping[Operator, Mapping[str, str]]
-
-
-def level_of(graph: Graph, delayed: Set[int] = frozenset()) -> list[int]:
-    """Return, for each task, the number of successive collectives before it.
-
-    Tasks in ``delayed`` (by index) get the level of their first successor.
-    """
-    found: list[int] = []
-    for task in graph.tasks:
-        before = (d.task for d in task.dependencies)
-        levels = (found[i] + (graph.tasks[i].fn in COLLECTIVES) for i in before)
-        found.append(max(levels, default=0))
-    for i in sorted(delayed, reverse=True):
-        if graph.tasks[i].fn not in COLLECTIVES:
-            found[i] = min((found[user] for user in graph.users[i]), default=found[i])
-    return found
-
-
-def levels_of(graph: Graph) -> tuple[Level, ...]:
-    """Return the levels of a graph."""
-    number = level_of(graph)
-    tasks: list[list[str]] = [[] for _ in range(max(number, default=0) + 1)]
-    collectives: list[dict[Operator, dict[str, str]]] = [{} for _ in tasks]
-    for task, level in zip(graph.tasks, number, strict=True):
-        if task.fn is not None and task.fn in COLLECTIVES:
-            ((argument, _),), ((result, _),) = task.reads, task.outputs
-            names = collectives[level].setdefault(task.fn, {})
-            names[graph.values[result].name] = graph.values[argument].name
-        else:
-            tasks[level].append(task.name)
-    ordered = [{fn: dict(sorted(n.items())) for fn, n in of.items()} for of in collectives]
-    return tuple(Level(tuple(names), of) for names, of in zip(tasks, ordered, strict=True))

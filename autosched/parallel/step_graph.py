@@ -19,14 +19,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import getitem
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from autosched import Graph, Machine, ScheduleError, Value
+from autosched import Graph, Value
 from autosched.parallel import clip
 from autosched.parallel.all_reduce import MANY, added, all_reduce, same
 from autosched.parallel.compression import compressed_all_reduce
@@ -35,7 +33,6 @@ from autosched.parallel.micro_batch import MicroBatch
 from autosched.parallel.packing import flat, pack, unpack_
 from autosched.parallel.ranks import Layout, generators_of, label_on
 from autosched.parallel.step_spec import Held, Made, StepGraph, StepSpec
-from autosched.parallel.sync_batch_norm import COLLECTIVES
 from autosched.parallel.template import Place
 from autosched.parallel.updates import Bucket, Update
 
@@ -79,12 +76,13 @@ class _Builder:
         """Add everything in the order of the serial run."""
         spec = self.spec
         # 1. Forward and backward of all micro-batches.
-        for chunk, replicas in self._chunks():
-            parts = {r: self._instance(r, chunk, rows) for r, rows in replicas.items()}
-            label = f"norms.m{chunk}" if chunk else "norms"
-            include(self.graph, list(parts.values()), self.machine, label)
-            for replica, part in parts.items():
-                self._store_results(replica, chunk, part)
+        starts: dict[int | None, int] = {}  # by the rank whose rows they are
+        for replica, sizes in enumerate(spec.rows):
+            owner = None if spec.counts is None else self._rank(replica)
+            for chunk, rows in enumerate(sizes):
+                start = starts.get(owner, 0)
+                starts[owner] = start + rows
+                self._add_micro_batch(replica, chunk, slice(start, start + rows))
         self._add_outputs()
         # 2. Reduction over replicas, and clipping.
         buckets = spec.buckets if self.several else ()
@@ -152,25 +150,8 @@ class _Builder:
                 self.state[label] = Held(replica, name, self.layout.leads(replica, stage))
         return self.inputs[replica, name]
 
-    def _chunks(self) -> list[tuple[int, dict[int, slice]]]:
-        """Return micro-batches: their number, and their rows by replica.
-
-        Those of all replicas are together if they have collectives.
-        """
-        starts: dict[int | None, int] = {}  # by the rank whose rows they are
-        found: dict[tuple[int, int], dict[int, slice]] = {}
-        for replica, sizes in enumerate(self.spec.rows):
-            owner = None if self.spec.counts is None else self._rank(replica)
-            for chunk, rows in enumerate(sizes):
-                is_alone = len(self._micro_batch(chunk, rows).levels) == 1
-                key = (replica if is_alone else -1, chunk)
-                start = starts.get(owner, 0)
-                starts[owner] = start + rows
-                found.setdefault(key, {})[replica] = slice(start, start + rows)
-        return [(chunk, replicas) for (_, chunk), replicas in found.items()]
-
-    def _instance(self, replica: int, chunk: int, cut: slice) -> Instance:
-        """Return a micro-batch of a replica, with the values that it reads."""
+    def _add_micro_batch(self, replica: int, chunk: int, cut: slice) -> None:
+        """Add a micro-batch of a replica; note its tasks, loss, gradients and buffers."""
         rows = cut.stop - cut.start
         prefix = self._prefix(replica, chunk)
         devices = self.spec.devices[replica]
@@ -191,7 +172,31 @@ class _Builder:
                 )
         if chunk:
             values.update((f"sum.{name}", value) for name, value in self.gradients[replica].items())
-        return Instance(rows, part, devices, prefix, values)
+        on = {task: devices[role.stage] for task, role in part.roles.items()}
+        outputs = self.graph.include(
+            part.graph, values, prefix=prefix, seconds=part.seconds, nbytes=part.nbytes, on=on
+        )
+        for name, role in sorted(part.roles.items(), key=lambda item: item[1].part):
+            key = (replica, chunk, role.stage, role.kind)
+            self.tasks.setdefault(key, []).append(prefix + name)
+        self.losses.append(outputs["result"])
+        if not chunk:
+            gradients = part.template.gradients.items()
+            self.gradients[replica] = {name: outputs[output] for name, output in gradients}
+        places = part.template.places
+        self.buffers[replica].update((name, outputs[name]) for name in places)
+        if replica == self.source and chunk == len(self.spec.rows[replica]) - 1:
+            for name, place in places.items():
+                self._store_new(name, outputs[name], place, part.output_stage(name))
+
+    def _store_new(self, name: str, value: Value, place: Place, stage: int) -> None:
+        """Store what the last micro-batch of the first replica with rows left, on each rank."""
+        if self.layout.leads(self.source, stage):
+            self._add_state_output(self.source, name, value, place)
+        for lead in self.layout.other_leads(stage, self.source):
+            device = self.spec.devices[lead][stage]
+            relayed = self._relayed(value, device, value.nbytes or 0)
+            self._add_state_output(lead, name, relayed, place)
 
     def _rank(self, replica: int) -> int | None:
         return self.layout.rank(self.spec.devices[replica][0])
@@ -200,29 +205,6 @@ class _Builder:
         """Return the rows of the batch of which a replica has a part."""
         counts = self.spec.counts
         return sum(map(sum, self.spec.rows)) if counts is None else counts[self._rank(replica)]
-
-    def _store_results(self, replica: int, chunk: int, one: Instance) -> None:
-        """Note the tasks, loss, gradients and buffers of a micro-batch."""
-        roles = one.micro_batch.roles
-        for name, role in sorted(roles.items(), key=lambda item: item[1].part):
-            key = (replica, chunk, role.stage, role.kind)
-            self.tasks.setdefault(key, []).append(one.prefix + name)
-        self.losses.append(one.output("result"))
-        template = one.micro_batch.template
-        if not chunk:
-            gradients = template.gradients.items()
-            self.gradients[replica] = {name: one.output(output) for name, output in gradients}
-        self.buffers[replica].update((name, one.output(name)) for name in template.places)
-        if replica == self.source and chunk == len(self.spec.rows[replica]) - 1:
-            for name, place in template.places.items():
-                value = one.output(name)
-                stage = one.micro_batch.output_stage(name)
-                if self.layout.leads(replica, stage):
-                    self._add_state_output(replica, name, value, place)
-                for lead in self.layout.other_leads(stage, replica):
-                    device = self.spec.devices[lead][stage]
-                    relayed = self._relayed(value, device, value.nbytes or 0)
-                    self._add_state_output(lead, name, relayed, place)
 
     def _add_state_output(self, replica: int, name: str, value: Value, place: Place) -> None:
         label = self._prefix(replica) + name if replica else name
@@ -488,104 +470,3 @@ def input_on(graph: Graph, device: str | None, name: str, nbytes: int) -> Value:
     """Declare an input, on a device if one is given."""
     with graph.on(device) if device is not None else contextlib.nullcontext():
         return graph.input(name, nbytes=nbytes)
-
-
-# ---- micro-batches of all replicas
-#
-# Replicas go through a pass level by level. All collectives of one level by the same operator are
-# combined into one. One device combines the shares, so all replicas read the same bits.
-
-
-@dataclass(frozen=True)
-class Instance:
-    """A micro-batch in the graph of a step: the device of each stage, and its values by name."""
-
-    rows: int
-    micro_batch: MicroBatch
-    devices: Sequence[str]
-    prefix: str
-    values: dict[str, Value]
-
-    def output(self, label: str) -> Value:
-        """Return the value that is an output."""
-        graph = self.micro_batch.graph
-        return self.values[graph.values[graph.outputs[label]].name]
-
-
-def include(graph: Graph, instances: Sequence[Instance], machine: Machine, name: str) -> None:
-    """Add the tasks of micro-batches, one of each replica, with the collectives between them.
-
-    Raises ScheduleError for micro-batches with different collectives.
-    """
-    first = instances[0]
-    levels = [one.micro_batch.levels for one in instances]
-    for one, own in zip(instances, levels, strict=True):
-        if [level.collectives for level in own] != [level.collectives for level in levels[0]]:
-            raise ScheduleError(
-                f"batch norms can be synchronised where replicas have the same, but the model has "
-                f"others for {one.rows} rows than for {first.rows}"
-            )
-    for number, same_level in enumerate(zip(*levels, strict=True)):
-        for one, level in zip(instances, same_level, strict=True):
-            part = one.micro_batch
-            on = {task: one.devices[role.stage] for task, role in part.roles.items()}
-            made = graph.include(
-                part.graph, one.values, prefix=one.prefix, seconds=part.seconds,
-                nbytes=part.nbytes, on=on, only=level.tasks,
-            )  # fmt: skip
-            one.values.update(made)
-        for operator, names in same_level[0].collectives.items():
-            shares = [[one.values[argument] for argument in names.values()] for one in instances]
-            nbytes = [first.micro_batch.nbytes[argument] for argument in names.values()]
-            label = graph.fresh(f"{name}-{number + 1}")
-            devices = [one.devices[0] for one in instances]
-            results = _collective(graph, machine, operator, shares, devices, nbytes, label)
-            for one, values in zip(instances, results, strict=True):
-                one.values.update(zip(names, values, strict=True))
-
-
-def _collective(
-    graph: Graph, machine: Machine, operator: Callable[..., Any], shares: Sequence[list[Value]],
-    devices: Sequence[str], nbytes: Sequence[int], name: str,
-) -> list[list[Value]]:  # fmt: skip
-    """Combine values of replicas on the first one's device; return the values that each reads.
-
-    ``shares`` are several values of each replica, of so many bytes each.
-    """
-    if len(shares) == 1:
-        return [shares[0]]
-    size = sum(nbytes)
-    combine, launches = COLLECTIVES[operator]
-    packed = [own[0] for own in shares]
-    if len(nbytes) > 1:
-        packed = [
-            memory_task(
-                graph, machine, device, join_columns, own, accessed=2 * size,
-                name=f"{name}.pack.{device}", nbytes=size,
-            )
-            for own, device in zip(shares, devices, strict=True)
-        ]  # fmt: skip
-    made = memory_task(
-        graph, machine, devices[0], combine, packed, accessed=2 * len(shares) * size,
-        launches=launches, name=name, nbytes=size,
-    )  # fmt: skip
-    if len(nbytes) == 1:
-        return [[made] for _ in shares]
-    return [
-        memory_task(
-            graph, machine, device, split_columns, made, own, accessed=2 * size, launches=len(own),
-            name=f"{name}.unpack.{device}", outputs=len(own), nbytes=max(nbytes),
-        )
-        for own, device in zip(shares, devices, strict=True)
-    ]  # fmt: skip
-
-
-def join_columns(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the concatenation of tensors as one flat tensor."""
-    return torch.cat(list(tensors), 1)
-
-
-def split_columns(tensor: Tensor, like: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return the parts of a packed tensor, in the shapes and dtypes of other tensors."""
-    parts = torch.split(tensor, [item.shape[1] for item in like], 1)
-    return tuple(part.to(item.dtype, copy=True) for part, item in zip(parts, like, strict=True))

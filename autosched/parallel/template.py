@@ -95,19 +95,17 @@ def pass_of(
     optimizer: torch.optim.Optimizer,
     batch: Sequence[Any],
     weight: float,
-    around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> Template:
     """Capture ``weight * loss_fn(model(*inputs), target)`` and its backward.
 
-    The target is the last of ``batch``. The loss is the output ``result``; forward runs within
-    ``around()``. Raises CaptureError for what cannot be captured, and GraphError for a loss without
-    gradients for the optimizer's parameters.
+    The target is the last of ``batch``. The loss is the output ``result``. Raises CaptureError for
+    what cannot be captured, and GraphError for a loss without gradients for the optimizer's
+    parameters.
     """
     compute = _stateless(loss_fn)
 
     def forward_backward(*batch: Any) -> torch.Tensor:
-        with around():
-            loss: torch.Tensor = compute(model(*batch[:-1]), batch[-1])
+        loss: torch.Tensor = compute(model(*batch[:-1]), batch[-1])
         if weight != 1:
             loss = loss * weight
         loss.backward()  # type: ignore[no-untyped-call]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -10,8 +9,9 @@ from itertools import chain
 from typing import Any, TypeVar
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from autosched import Machine, Schedule, ScheduleError
+from autosched import CaptureError, Machine, Schedule, ScheduleError
 from autosched.frontends.settings import Varying
 from autosched.frontends.state import State
 from autosched.parallel.all_reduce import LIBRARY, MANY, STRATEGIES
@@ -23,7 +23,6 @@ from autosched.parallel.ranks import Agreement, agreement_of
 from autosched.parallel.rewrite import with_hoisted_random_numbers, with_random_numbers_once
 from autosched.parallel.step_graph import build
 from autosched.parallel.step_spec import StepGraph, StepSpec
-from autosched.parallel.sync_batch_norm import Synchronised, check_norms
 from autosched.parallel.template import BeforeStep, Loss, Template, pass_of, update_of
 from autosched.parallel.updates import Bucket, Update, check_separable, updates_of
 
@@ -124,24 +123,20 @@ class Training:
         devices = tuple(replace(device, imagined=True) for device in self.machine.devices)
         return replace(self, machine=replace(self.machine, devices=devices))
 
-    def passes(
-        self, batch: Sequence[Any], sizes: Iterable[int], rows: int, synchronised: bool = False
-    ) -> dict[int, Template]:
+    def passes(self, batch: Sequence[Any], sizes: Iterable[int], rows: int) -> dict[int, Template]:
         """Capture micro-batches of each size, as parts of a batch of this many rows.
 
-        ``synchronised``: batch norms use the statistics of all replicas. Collective on several
-        ranks.
+        Collective on several ranks.
         """
-        around = Synchronised if synchronised else contextlib.nullcontext
 
         def captured(size: int) -> Template:
             part = first_rows(batch, size, self.capture_device)
             weight = size / rows if self.averages else 1.0
-            one = pass_of(self.model, self.loss_fn, self.optimizer, part, weight, around)
+            one = pass_of(self.model, self.loss_fn, self.optimizer, part, weight)
             return with_hoisted_random_numbers(with_random_numbers_once(one))
 
         def all_captured() -> dict[int, Template]:
-            check_norms(self.model)
+            _check_norms(self.model)
             return {size: captured(size) for size in dict.fromkeys(sizes) if size}
 
         return self.together(all_captured)
@@ -228,3 +223,15 @@ class Training:
                     f"and of the optimizer's state takes {nbytes:,.0f} B; cut the model into more "
                     f"stages, with pipeline or model_parallel on more devices"
                 )
+
+
+def _check_norms(model: torch.nn.Module) -> None:
+    """Raise CaptureError for a batch norm whose result depends on its count of batches."""
+    for name, module in model.named_modules():
+        if not isinstance(module, _BatchNorm) or not module.training:
+            continue
+        if module.track_running_stats and module.momentum is None:
+            raise CaptureError(
+                f"batch norm {name!r} has momentum=None, so it reads its count of batches, whose "
+                f"value a graph does not know; give it a number"
+            )

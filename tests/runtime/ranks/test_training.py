@@ -34,7 +34,6 @@ CASES = {
     "accumulate": ("data_parallel", {"accumulate": 2, "reduction": "sum"}, EVEN),
     "half": ("data_parallel", {"compression": "half"}, EVEN),
     "library": ("data_parallel", {"reduction": "library", "exact": False}, EVEN),
-    "synchronised": ("data_parallel", {"batch_norm": "synchronised"}, EVEN),
     "dropout": ("data_parallel", {"dropout": True, "reduction": "sum"}, EVEN),
     "gpipe": ("pipeline", pipeline("gpipe", clip_grad_norm=0.1, optimizer="momentum"), STAGES),
     "1f1b": ("pipeline", pipeline("1f1b", clip_grad_norm=0.1), STAGES),
