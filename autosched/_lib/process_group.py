@@ -192,13 +192,6 @@ class ProcessGroup:
         self.check()
         self.finish(_dist.broadcast(row, root, group=self.ways[0], async_op=True), what)
 
-    def all_reduce(self, row: torch.Tensor, what: str) -> Any:
-        """Start to add a row to those of all other ranks, in place; return the work."""
-        try:
-            return self.ways[0].allreduce([row])
-        except RuntimeError as error:
-            raise self.lost(what, None, error) from error
-
     def finish(self, work: Any, what: str) -> None:
         """Wait for a collective. Raises the cause where one of the ranks has failed."""
         try:

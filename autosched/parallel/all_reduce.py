@@ -13,18 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
 from autosched import Graph, Machine, ScheduleError, Value
-from autosched.machine.cluster import joined
-from autosched.parallel.costs import memory_seconds, memory_task
+from autosched.parallel.costs import memory_task
 
-__all__ = ["LIBRARY", "MANY", "STRATEGIES", "added", "all_reduce"]
-
-LIBRARY = "library"  # the strategy that adds in an order of its own
+__all__ = ["MANY", "STRATEGIES", "added", "all_reduce"]
 
 # Devices; with more, strategies of n * n copies, or with one device for all, are not tried.
 MANY = 16
@@ -104,45 +100,6 @@ class _Sum:
         )
         return chunks
 
-    def start(self, call: AllReduce | _InOneProcess, flat: Value, device: str) -> Value:
-        """Start to add the tensors of all devices in place; return a mark, for all to read.
-
-        Devices start several sums in the order in which these are added to the graph.
-        """
-        tasks = reversed(self.graph.tasks)
-        started = (task for task in tasks if task.device == device and _starts(task.fn))
-        made: Value = self.graph.add(
-            call.start, flat, name=self._fresh("mark", device), on=device, writes=flat,
-            after=list(islice(started, 1)), seconds={device: 0.0}, nbytes=1,
-        )  # fmt: skip
-        return made
-
-    def pass_on(self, mark: Value, device: str) -> Value:
-        """Return a mark for the next device, whose bytes stand for all that are sent there."""
-        n = len(self.devices)
-        made: Value = self.graph.add(
-            torch.clone, mark, name=self._fresh("ring", device), on=device, seconds={device: 0.0},
-            nbytes=2 * (n - 1) * self.numel * self.itemsize // n,
-        )  # fmt: skip
-        return made
-
-    def finish(
-        self, call: AllReduce | _InOneProcess, flat: Value, marks: Sequence[Value], number: int
-    ) -> None:
-        """Wait on a device for the sum of all, given their marks.
-
-        The seconds are those of additions, and of a ring's hops less those of the copy around it.
-        """
-        n, nbytes, device = len(self.devices), self.numel * self.itemsize, self.devices[number]
-        arcs = [(self.devices[i - 1], self.devices[i]) for i in range(n)]
-        hops = 2 * (n - 1) * max(self.machine.copy_seconds(*arc, nbytes / n) for arc in arcs)
-        copy = self.machine.copy_seconds(*arcs[number], 2 * (n - 1) / n * nbytes)
-        adding = memory_seconds(self.machine, device, 3 * (n - 1) / n * nbytes, n - 1)[device]
-        self.graph.add(
-            call.finish, flat, list(marks), name=self._fresh("finish", device), on=device,
-            writes=flat, outputs=(), seconds={device: adding + max(0.0, hops - copy)},
-        )  # fmt: skip
-
     def _task(
         self, what: str, fn: Callable[..., torch.Tensor], args: Sequence[object],
         device: str, numel: int, accesses: int, launches: int = 1,
@@ -169,53 +126,6 @@ def added(tensors: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> t
     for tensor in tensors[1:]:
         total = torch.add(total, tensor, out=out)
     return total
-
-
-class AllReduce:
-    """An all-reduce of torch.distributed, on this rank; in each run it is started and then finished.
-
-    It is finished by another task, which reads a *mark* of each rank: a byte that the rank sends when
-    it has started. So nobody waits for a rank that has not come this far, and what a rank must do
-    before that is never held up. Ranks start all-reduces in one order, as gloo needs it.
-
-    gloo adds a chunk on each rank, on its way around a ring, and then sends the sums around. So all
-    ranks get the same bits, and each element is added in an order that depends on its position.
-    """
-
-    def __init__(self, name: str):
-        self.name = name
-        self._under_way: tuple[torch.Tensor, Any] | None = None  # the row, and the work
-
-    def start(self, row: torch.Tensor) -> torch.Tensor:
-        """Start to add the rows of all ranks, in place, and return a mark."""
-        real = torch.view_as_real(row) if row.is_complex() else row
-        self._under_way = row, joined().all_reduce(real, self.name)
-        return torch.empty(1, dtype=torch.uint8)
-
-    def finish(self, row: torch.Tensor, marks: Sequence[torch.Tensor]) -> None:
-        """Wait until this row is the sum; all ranks have started to add."""
-        assert self._under_way is not None
-        (own, work), self._under_way = self._under_way, None
-        joined().finish(work, self.name)
-        row.copy_(own)  # nothing is copied, unless the program has moved it meanwhile
-
-
-class _InOneProcess:
-    """An ``AllReduce`` where one process plays all ranks: marks are the rows, added in order."""
-
-    def __init__(self, name: str):
-        self.name = name
-
-    def start(self, row: torch.Tensor) -> torch.Tensor:
-        return row.clone()
-
-    def finish(self, row: torch.Tensor, marks: Sequence[torch.Tensor]) -> None:
-        added(marks, out=row)
-
-
-def _starts(fn: object) -> bool:
-    owner = getattr(fn, "__self__", None)
-    return isinstance(owner, (AllReduce, _InOneProcess)) and fn == owner.start
 
 
 # ---- strategies
@@ -300,50 +210,12 @@ def gather(of: _Sum, flats: Sequence[Value]) -> list[Value]:
     return [of.total(flats, device, of.numel) for device in of.devices]
 
 
-def library(of: _Sum, flats: Sequence[Value]) -> list[Value]:
-    """Sum on each rank, and over ranks by the all-reduce of torch.distributed, in any order.
-
-    One process that plays n ranks adds r0 + r1 + ..., and without ranks it is ``on_first``. 2 (n -
-    1) / n N bytes out of each rank and around a ring of all, in 2 (n - 1) hops of its slowest link
-    (Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
-    2005). The library sends them; in the program, a copy to the next rank stands for them. GPUs go
-    by way of their hosts. Where some ranks have nothing to add, it is ``exchange``.
-    """
-    ranks: dict[int | None, list[int]] = {}  # numbers of the devices
-    for i, name in enumerate(of.devices):
-        ranks.setdefault(of.machine.device(name).rank, []).append(i)
-    if len(ranks) == 1:
-        return on_first(of, flats)
-    if len(ranks) < len({*of.machine.ranks.values()}):
-        return exchange(of, flats)
-    sums = []
-    for numbers in ranks.values():
-        own = replace(of, devices=tuple(of.devices[i] for i in numbers))
-        sums.append(on_first(own, [flats[i] for i in numbers])[0])
-    cpus: dict[int | None, str] = {}  # the first of each rank
-    for device in of.machine.devices:
-        if device.kind == "cpu":
-            cpus.setdefault(device.rank, device.name)
-    hosts = tuple(cpus[rank] for rank in ranks)
-    all_ranks = replace(of, devices=hosts)
-    calls = [(_InOneProcess if of.machine.rank is None else AllReduce)(of.name) for _ in hosts]
-    marks = list(map(all_ranks.start, calls, sums, hosts))
-    rings = list(map(all_ranks.pass_on, marks, hosts))
-    for i, (call, total) in enumerate(zip(calls, sums, strict=True)):
-        before = (i - 1) % len(hosts)
-        read = [rings[j] if j == before else mark for j, mark in enumerate(marks)]
-        all_ranks.finish(call, total, read, i)
-    found = {i: total for own, total in zip(ranks.values(), sums, strict=True) for i in own}
-    return [found[i] for i in range(len(flats))]
-
-
 STRATEGIES: Mapping[str, Callable[[_Sum, Sequence[Value]], list[Value]]] = {
     "sum": on_first,
     "cpu": on_host,
     "ring": ring,
     "exchange": exchange,
     "gather": gather,
-    LIBRARY: library,
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from autosched import Device, Machine, MachineError, ScheduleError
-from autosched.parallel.all_reduce import LIBRARY, STRATEGIES
+from autosched.parallel.all_reduce import STRATEGIES
 
 __all__ = ["check_options", "check_strategy", "check_trained", "devices_of"]
 
@@ -48,19 +48,11 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
         raise ScheduleError(f"unexpected option {option}=: {why}. It takes {', '.join(_OPTIONS)}")
 
 
-def check_strategy(name: str, exact: bool) -> str:
-    """Return the name of a strategy, or "auto"; raise ScheduleError for another word.
-
-    Also for one that is not ``exact`` where that is asked for.
-    """
+def check_strategy(name: str) -> str:
+    """Return the name of a strategy, or "auto"; raise ScheduleError for another word."""
     if name != "auto" and name not in STRATEGIES:
         raise ScheduleError(
             f"reduction must be 'auto' or one of {', '.join(map(repr, STRATEGIES))}, got {name!r}"
-        )
-    if exact and name == LIBRARY:
-        raise ScheduleError(
-            f"reduction={LIBRARY!r} adds in an order of its own, which rounds in another way; "
-            "permit that by exact=False"
         )
     return name
 

@@ -53,7 +53,6 @@ def data_parallel(
     *,
     devices: Sequence[str] | None = None,
     reduction: str = "auto",
-    exact: bool = True,
     buckets: Sequence[float] | Literal["auto"] = SIZES,
     compression: Compression | None = None,
     accumulate: int = 1,
@@ -78,12 +77,6 @@ def data_parallel(
       host; ``"ring"``; ``"exchange"``, a chunk on each device, inside of nodes first; ``"gather"``, all
       on each device; ``"auto"``: the one that is predicted to be fastest, over
       several ranks of those that add in the order of devices.
-    * ``exact``: ``False`` permits the all-reduce of torch.distributed over several ranks,
-      ``"library"``, which adds in an order of its own; ``"auto"`` tries it, too. All ranks get the
-      same bits. Each element of the sum of ``n`` gradients ``g`` differs from the exact one by at
-      most ``k * u / (1 - k * u) * sum(|g|)``, with ``k = n - 1``, ``u`` half the ``eps`` of their
-      dtype, as for any order (Higham, "Accuracy and stability of numerical algorithms", 2nd ed.,
-      section 4.2). One process adds in the order of ranks, and without ranks nothing changes.
     * ``buckets``: bytes of gradients that are summed together: of the first bucket, and of the
       others; ``"auto"`` tries several.
     * ``compression``: ``Half()``, ``Int8()`` or ``TopK(share)``: send fewer bytes, and add what was
@@ -125,7 +118,7 @@ def data_parallel(
         "data_parallel", trained, machine, devices, options, averages, clip_grad_norm, before_step
     )
     check_shares(shares, [training.machine.device(name).rank for name in training.devices])
-    how = Reduction(check_strategy(reduction, exact), (), exact)
+    how = Reduction(check_strategy(reduction), ())
     system = _DataParallel(training, how, buckets, compression, accumulate, shares)
     return Step(training, system.plan)
 

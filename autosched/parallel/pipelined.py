@@ -38,7 +38,6 @@ def pipeline(
     checkpoint: bool = False,
     replicas: int = 1,
     reduction: str = "auto",
-    exact: bool = True,
     buckets: Sequence[float] = SIZES,
     clip_grad_norm: float | None = None,
     before_step: BeforeStep | None = None,
@@ -62,7 +61,7 @@ def pipeline(
     * ``checkpoint``: compute forward again in backward instead of keeping its results: less memory,
       a third more time.
     * ``replicas``: how many pipelines share the batch, each on as many devices; their gradients are
-      summed as in ``data_parallel``, whose ``reduction``, ``exact`` and ``buckets`` these are.
+      summed as in ``data_parallel``, whose ``reduction`` and ``buckets`` these are.
     * ``clip_grad_norm``: clip gradients, all together, by that norm as torch does;
       ``step.grad_norm`` is the norm before.
     * ``before_step``: a function of the model that changes gradients in another way, before the
@@ -99,7 +98,7 @@ def pipeline(
         raise ScheduleError(
             f"{count} devices cannot be divided among replicas={replicas!r}, each with as many"
         )
-    how = Reduction(check_strategy(reduction, exact), tuple(buckets), exact)
+    how = Reduction(check_strategy(reduction), tuple(buckets))
     return Pipeline(Planner(training, split, chunks, schedule, checkpoint, replicas, how))
 
 

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from autosched import CaptureError, Machine, Schedule, ScheduleError
 from autosched.frontends.settings import Varying
 from autosched.frontends.state import State
-from autosched.parallel.all_reduce import LIBRARY, MANY, STRATEGIES
+from autosched.parallel.all_reduce import MANY
 from autosched.parallel.arguments import check_options, check_trained, devices_of
 from autosched.parallel.batches import first_rows
 from autosched.parallel.clip import check_clip
@@ -32,18 +32,15 @@ T = TypeVar("T")
 
 # Of several ranks: those that add in the order of the devices.
 _IN_ORDER = ("gather", "exchange", "sum")
+_ON_ONE_HOST = ("sum", "cpu", "ring", "exchange")
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """How gradients are reduced: a strategy or ``"auto"``, and the sizes of buckets in bytes.
-
-    ``exact``: all in an order that is given by the graph.
-    """
+    """How gradients are reduced: a strategy or ``"auto"``, and the sizes of buckets in bytes."""
 
     strategy: str
     sizes: tuple[float, ...]
-    exact: bool = True
 
     def strategies(self, replicas: int, several_ranks: bool = False) -> tuple[str, ...]:
         """Return the strategies to try."""
@@ -51,12 +48,9 @@ class Reduction:
             return ("none",)
         if self.strategy != "auto":
             return (self.strategy,)
-        inexact = () if self.exact or not several_ranks else (LIBRARY,)
         if replicas > MANY:
-            return ("exchange", *inexact)
-        if several_ranks:
-            return (*_IN_ORDER, *inexact)
-        return tuple(name for name in STRATEGIES if name not in ("gather", LIBRARY))
+            return ("exchange",)
+        return _IN_ORDER if several_ranks else _ON_ONE_HOST
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,6 @@ ORDERS: dict[str, Callable[[Sequence[Tensor]], Tensor]] = {
     "ring": around,
     "exchange": in_order,
     "gather": in_order,
-    "library": in_order,
 }
 
 
@@ -241,7 +240,7 @@ def traffic(schedule: asc.Schedule) -> dict[tuple[str, str], float]:
 def expected_traffic(strategy: str, n: int, nbytes: int) -> dict[tuple[str, str], float]:
     gpus = [f"cuda:{i}" for i in range(n)]
     match strategy:
-        case "sum" | "library":
+        case "sum":
             pairs = [(gpus[0], gpu) for gpu in gpus[1:]]
         case "cpu":
             pairs = [("cpu", gpu) for gpu in gpus]

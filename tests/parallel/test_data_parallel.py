@@ -59,7 +59,7 @@ def small() -> nn.Module:
 def test_all_replicas_have_the_same_bits_with_every_strategy(gpus: int, reduction: str) -> None:
     model, whole = small().double(), small().double()
     optimizer, other = momentum(model.parameters()), momentum(whole.parameters())
-    with data_parallel(gpus, reduction=reduction, exact=False, buckets=(100, 300))(
+    with data_parallel(gpus, reduction=reduction, buckets=(100, 300))(
         model, functional.cross_entropy, optimizer
     ) as step:
         for x, y in vectors(9, 8, 9):
@@ -590,7 +590,7 @@ def test_batches_that_cannot_be_cut_are_rejected() -> None:
 def test_unknown_names_are_refused() -> None:
     x, y = next(vectors(6))
     refused(
-        "'auto' or one of 'sum', 'cpu', 'ring', 'exchange', 'gather', 'library', got 'star'",
+        "'auto' or one of 'sum', 'cpu', 'ring', 'exchange', 'gather', got 'star'",
         x,
         y,
         reduction="star",

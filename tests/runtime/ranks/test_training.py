@@ -33,7 +33,6 @@ CASES = {
     "clip": ("data_parallel", {"reduction": "sum", "clip_grad_norm": 0.05}, EVEN),
     "accumulate": ("data_parallel", {"accumulate": 2, "reduction": "sum"}, EVEN),
     "half": ("data_parallel", {"compression": "half"}, EVEN),
-    "library": ("data_parallel", {"reduction": "library", "exact": False}, EVEN),
     "dropout": ("data_parallel", {"dropout": True, "reduction": "sum"}, EVEN),
     "gpipe": ("pipeline", pipeline("gpipe", clip_grad_norm=0.1, optimizer="momentum"), STAGES),
     "1f1b": ("pipeline", pipeline("1f1b", clip_grad_norm=0.1), STAGES),
@@ -58,7 +57,7 @@ CASES = {
     ),
     "replicas": ("pipeline", {**REPLICAS, "optimizer": "momentum"}, [[8] * 4] * 2),
 }
-QUICK = ["3 ragged ranks", "clip", "half", "library", "dropout", "1f1b", "gpipe, dropout"]
+QUICK = ["3 ragged ranks", "clip", "half", "dropout", "1f1b", "gpipe, dropout"]
 IN_PLAIN_TORCH = ["2 ragged ranks", "3 ragged ranks", "4 ragged ranks", "clip"]
 
 
@@ -103,23 +102,8 @@ def test_ranks_equal_one_process(ranks, case):
     assert_same(ranks.run(jobs.train, size, way, options, rows), expected)
 
 
-def test_the_library_leaves_the_same_bits_on_all_ranks(ranks):
-    """Also after a step in which one of them had no rows."""
-    options, rows = (
-        {"reduction": "library", "exact": False, "optimizer": "adam"},
-        [[4] * 3, [5, 4, 0]],
-    )
-    found = ranks.run(jobs.train, 3, "data_parallel", options, rows)
-    assert_same(found, found[0])
-    for (loss, _), (exact, _) in zip(found[0][0], serial({}, rows)[0], strict=True):
-        torch.testing.assert_close(loss, exact)
-
-
-@pytest.mark.parametrize(
-    "options", [{"reduction": "gather"}, {"reduction": "library", "exact": False}], ids=str
-)
-def test_gradients_are_reduced_in_the_same_memory_at_each_step(ranks, options):
-    for found in ranks.run(jobs.addresses, 2, 3, options):
+def test_gradients_are_reduced_in_the_same_memory_at_each_step(ranks):
+    for found in ranks.run(jobs.addresses, 2, 3, {"reduction": "gather"}):
         assert len(found) == 3
         assert found[0] == found[1] == found[2] != []
 
