@@ -122,7 +122,6 @@ CONCEPTS = {
     "frontends.side_effects": "what changes besides tensors; tracing refuses it",
     "frontends.tracing": "functions to operators; capture makes tasks of operators",
     "fusion.joining": "an algorithm on steps and waits, without graphs",
-    "measurement.ranks": "one measured quantity a module",
     "parallel.checkpoints": "the state of a step in a folder",
     "parallel.division": "rows for each device, by its speed and memory",
     "parallel.shared_state": "the state of rank 0, on all ranks",

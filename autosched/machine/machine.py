@@ -217,10 +217,9 @@ class Machine:
 
         ``gpus`` is the number of GPUs of this process. By default the processes of a host have
         equal shares, and share GPUs if there are too few. All have ``timeout`` seconds to come. The
-        default ``network`` is loopback on one host, else 10 Gbit/s, as assumed: ``measure_machine``
-        measures that of the result. Unless it is a ``Network``, it is direct between GPUs if each
-        process has one of its own, and NCCL is there. Raises MachineError, and RankError for
-        missing ranks.
+        default ``network`` is loopback on one host, else 10 Gbit/s, as assumed. Unless it is a
+        ``Network``, it is direct between GPUs if each process has one of its own, and NCCL is
+        there. Raises MachineError, and RankError for missing ranks.
         """
         from autosched.machine.cluster import cluster, own_share
 

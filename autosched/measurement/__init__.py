@@ -5,7 +5,6 @@
     signatures  which calls do the same work, so that only one of them is measured
     tasks       costs of a graph, from timed calls in serial runs on one device of each model
     machines    a machine with measured links, storage and times of issuing
-    ranks       the network and the devices of all ranks of a cluster
 
 Nothing is modelled here, and no policy is used: what was not measured remains unchanged.
 """

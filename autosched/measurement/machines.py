@@ -54,10 +54,8 @@ def measure_machine(
     The default is ``Machine.local()``. A link has the rate and latency of the line through copies
     of 1 KiB to 64 MiB, in its slower direction. ``issue_seconds`` and ``event_seconds`` of an
     accelerator are those of calls of torch: what a run adds to each instruction is far less.
-    ``track`` as for ``measure_costs``. Raises MachineError for an emulated machine.
-
-    Of ``Machine.cluster()`` all ranks call this, and get the same machine: each measures its own
-    devices, and one pair of ranks on one host and one on two hosts measure the network.
+    ``track`` as for ``measure_costs``. Raises MachineError for an emulated machine, and for one of
+    several ranks.
 
     >>> measure_machine(Machine.local(gpus=0)) == Machine.local(gpus=0)
     True
@@ -66,16 +64,11 @@ def measure_machine(
     if machine.imagined:
         raise MachineError("an emulated machine has nothing to measure; measure Machine.local()")
     checked_count(repeat, "repeat", 1)
-    own = partial(_measured_machine, repeat=repeat, track=track)
-    if machine.rank is None:
-        return own(machine)
-    from autosched.measurement.ranks import measured_cluster
-
-    return measured_cluster(machine, repeat, own)
-
-
-def _measured_machine(machine: Machine, repeat: int, track: Track) -> Machine:
-    """Return the machine of one process as measured."""
+    if machine.ranks:
+        raise MachineError(
+            "a machine of several ranks is not measured; give the figures of its network to "
+            "Machine.cluster(network=Network(...))"
+        )
     made = measured_links(machine, repeat=repeat, track=track)
     return replace(made, devices=tuple(map(_measured, made.devices)))
 

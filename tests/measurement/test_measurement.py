@@ -248,6 +248,14 @@ def test_an_emulated_machine_is_not_measured() -> None:
         asc.measure_machine(asc.Machine.emulated(gpus=1))
 
 
+def test_a_machine_of_several_ranks_is_not_measured() -> None:
+    devices = [asc.Device(f"cpu:{rank}", rank=rank, host="a") for rank in range(2)]
+    with pytest.raises(
+        asc.MachineError, match=r"give the figures of its network to Machine\.cluster"
+    ):
+        asc.measure_machine(asc.Machine(devices, network=asc.Network(1e9)))
+
+
 def test_what_is_no_count_is_refused() -> None:
     for measure in (
         lambda **options: asc.measure_costs(products(1), HERE, X, **options),

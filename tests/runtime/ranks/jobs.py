@@ -6,7 +6,6 @@ import operator
 import os
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import autosched as asc
 from autosched._lib.copying import ALIGNMENT
 from autosched._lib.tree import flatten
 from autosched.machine.cluster import joined
-from autosched.measurement import ranks as ranks_module
 from tests.runtime.ranks.processes import until
 from tests.strategies import inputs_for
 
@@ -324,21 +322,6 @@ def keep_memory() -> tuple[int, int]:
             seen[1] |= {item.data_ptr() for item in found.values()}
     assert all(bool((item == 4).all()) for item in kept)
     return len(seen[0]), len(seen[1])
-
-
-def measure() -> tuple[str, str]:
-    """Measure a cluster that seems to have two hosts; return its JSON, and that of one with one.
-
-    The rate that is found is the number of sizes with times, since a busy machine has any.
-    """
-    ranks_module.SIZES = (1 << 10, 1 << 16, 1 << 20)
-    ranks_module.fitted = lambda seconds: (1e9 * len([*filter(None, seconds.values())]), 1e-5)
-    machine = asc.Machine.cluster()
-    assert machine.rank is not None
-    devices = [replace(device, host=f"host {device.rank == 2}") for device in machine.devices]
-    apart = replace(machine, devices=tuple(devices))
-    found = [asc.measure_machine(each, repeat=2).to_json() for each in (apart, machine)]
-    return found[0], found[1]
 
 
 def profile() -> tuple[list[str], float]:

@@ -140,14 +140,6 @@ def test_runs_in_flight_are_for_one_process(ranks):
         assert "several ranks execute one run at a time; use in_flight=1 and objective=" in told
 
 
-def test_all_ranks_get_the_machine_that_was_measured(ranks):
-    found = ranks.run(jobs.measure, 3)
-    assert found == found[:1] * 3
-    apart, machine = (asc.Machine.from_json(text) for text in found[0])
-    assert apart.network == asc.Network(3e9, 1e-5, on_host=asc.Network(3e9, 1e-5))
-    assert machine.network == asc.Network(3e9, 1e-5)
-
-
 def test_a_forked_process_has_joined_nothing(ranks):
     for rank, found in enumerate(ranks.run(jobs.fork, 3)):
         ended = "" if rank else "-2.0"
