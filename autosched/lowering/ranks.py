@@ -23,8 +23,8 @@ from autosched.graph.flow import rows_of, starts
 from autosched.lowering.events import insert_events
 from autosched.lowering.hazards import Hazards, Line, find_hazards, single_copy_streams
 from autosched.problem import Problem
-from autosched.program.parts import crosses, halves, numbered, whole_of
-from autosched.program.program import Copy, Free, Instruction, Receive, Run, Send
+from autosched.program.parts import crosses, halves, whole_of
+from autosched.program.program import Copy, Free, Instruction, Receive, Record, Run, Send, Wait
 
 __all__ = ["insert_by_rank"]
 
@@ -93,4 +93,11 @@ def _joined(lines: Sequence[Instruction], ranks: Mapping[str, int]) -> list[Inst
             sent = None
         else:
             (found if sent is None else begun).append(line)
-    return numbered([(0, line) for line in found])
+    records = (line.event for line in found if type(line) is Record)
+    number = {event: i for i, event in enumerate(records)}
+    for i, line in enumerate(found):
+        if type(line) is Record:
+            found[i] = Record(line.stream, number[line.event])
+        elif type(line) is Wait:
+            found[i] = Wait(line.stream, number[line.event])
+    return found

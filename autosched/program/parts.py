@@ -1,11 +1,11 @@
-"""Divide a program that spans several ranks into the parts of the ranks, and join parts again.
+"""Divide a program that spans several ranks into the parts of the ranks.
 
 A copy between ranks becomes a send and a receive. This module knows no graph and no machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from autosched.errors import ProgramError
@@ -14,13 +14,11 @@ from autosched.program.program import (
     Instruction,
     Program,
     Receive,
-    Record,
     Send,
-    Wait,
     excerpt,
 )
 
-__all__ = ["crosses", "halves", "halves_of", "numbered", "parts_of", "whole_of"]
+__all__ = ["crosses", "halves", "halves_of", "parts_of", "whole_of"]
 
 
 def crosses(instruction: Instruction, rank: Mapping[str, int]) -> bool:
@@ -102,23 +100,3 @@ def _of_rank(
     places: Iterable[tuple[str, str]], rank: Mapping[str, int], number: int
 ) -> tuple[tuple[str, str], ...]:
     return tuple((name, device) for name, device in places if rank.get(device) == number)
-
-
-def numbered(items: Sequence[tuple[int, Instruction]]) -> list[Instruction]:
-    """Return instructions of several ranks, given as (rank, instruction), with their own events.
-
-    Events of different ranks may have the same number. They are numbered in the order of their
-    records; those that are never recorded come last.
-    """
-    records = [(rank, item.event) for rank, item in items if type(item) is Record]
-    waits = [(rank, item.event) for rank, item in items if type(item) is Wait]
-    number = {event: i for i, event in enumerate(dict.fromkeys([*records, *waits]))}
-    found: list[Instruction] = []
-    for rank, item in items:
-        if type(item) is Record:
-            found.append(Record(item.stream, number[rank, item.event]))
-        elif type(item) is Wait:
-            found.append(Wait(item.stream, number[rank, item.event], item.ago))
-        else:
-            found.append(item)
-    return found

@@ -3,10 +3,9 @@
     check                run a graph on many machines and in many interleavings
     machines_for         the machines that ``check`` uses by default
     contrary, uniform    choices of streams, for the backend ``virtual``
-    run_parts            run the parts of several ranks over a simulated wire
     scattered            a policy for tests: random devices and order
 
-These are in ``checking`` and ``wire``. ``comparing`` compares results bit for bit.
+These are in ``checking``. ``comparing`` compares results bit for bit.
 """
 
 from __future__ import annotations
@@ -19,14 +18,12 @@ from autosched.testing.checking import (
     scattered,
     uniform,
 )
-from autosched.testing.wire import run_parts
 
 __all__ = [
     "Checked",
     "check",
     "contrary",
     "machines_for",
-    "run_parts",
     "scattered",
     "uniform",
 ]

@@ -3,5 +3,4 @@
 verify     the laws, and a walk that names what is wrong
 conflicts  which accesses to memory must be ordered
 loops      the proof that runs in flight do not race with each other
-ranks      the laws of programs that span several ranks; joins their parts, none of which waits for ever
 """

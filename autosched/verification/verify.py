@@ -17,8 +17,12 @@ The laws:
                 them; only tasks that read files run on storage, to which nothing is copied; where a
                 machine is given, on its devices and links, and on no more compute streams than it
                 has
+    rank        an event is recorded and waited for on one rank, and tasks that share state run on
+                one; where a machine is given, its devices are of the ranks that the program says
+    exchange    a copy between ranks is on a stream of its source and on one of its destination
 
-``ranks`` has the laws of programs that span several ranks.
+Of a copy between ranks, the receive follows the send, and the send follows nothing of the receiver.
+No rank waits for another that waits for it, because each issues its part in the order of one list.
 
 The proof derives from the graph what must be ordered. It shares only the clock arithmetic with
 lowering. A walk over the program checks all laws but order, and lists the pairs of lines that must
@@ -44,6 +48,7 @@ from autosched.graph.graph import HOST, STORAGE, Graph, Task, Use, Value
 from autosched.graph.regions import Region
 from autosched.machine.machine import Machine
 from autosched.program.clocks import ordered
+from autosched.program.parts import crosses
 from autosched.program.program import (
     Copy,
     Free,
@@ -58,19 +63,14 @@ from autosched.program.program import (
 )
 from autosched.verification.conflicts import Conflicts
 from autosched.verification.loops import Access, check_runs, check_waits, in_words
-from autosched.verification.ranks import RankLaws, joined
 
 __all__ = ["verify"]
 
 
-def verify(
-    program: Program | Sequence[Program], graph: Graph, machine: Machine | None = None
-) -> None:
+def verify(program: Program, graph: Graph, machine: Machine | None = None) -> None:
     """Raise ProgramError if some legal interleaving could differ from the serial run.
 
     If the graph has grown since the program was made, pass ``schedule.graph``, which has not.
-    Instead of a program that spans several ranks, the parts of all ranks can be passed. Then it is
-    proved, too, that no rank waits for ever.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -80,14 +80,12 @@ def verify(
     Traceback (most recent call last):
     autosched.errors.ProgramError: task 'add' never runs
     """
-    if isinstance(program, Sequence) and all(isinstance(part, Program) for part in program):
-        program = joined(program)
     if not isinstance(program, Program):
         raise ProgramError(
             f"verify needs a Program, got {program!r}; Program.parse reads one from text"
         )
     if any(type(i) is Send or type(i) is Receive for i in program):
-        raise ProgramError("this is the part of one rank; pass a list of the parts of all ranks")
+        raise ProgramError("this is the part of one rank; pass the program of all ranks")
     if machine is not None:
         check_machine(program, machine)
     check_waits(program)
@@ -283,7 +281,7 @@ class _Walk:
             self.follows.setdefault(task, []).append(before)
         # By set of values kept together, the first run that made or wrote one.
         self.bound: dict[tuple[int, ...], Run] = {}
-        self.laws = RankLaws(program, self._fail)
+        self.laws = _RankLaws(program, self._fail)
         self.before = array("q")  # the pairs of lines that must be ordered
         self.line = array("q")
         self.at = -1  # the current instruction,
@@ -690,3 +688,60 @@ class _Walk:
 
 def _named(value: str, version: int, device: str) -> str:
     return f"{value!r}{f' (version {version})' if version else ''} on {device}"
+
+
+class _RankLaws:
+    """The ranks of devices while a program is walked; ``fail`` raises an error for a law."""
+
+    def __init__(self, program: Program, fail: Callable[[str, str], NoReturn]):
+        self.program = program
+        self.fail = fail
+        self.rank = dict(program.ranks)
+        self.recorder: dict[int, Stream] = {}  # by event
+        self.sharing: dict[int, Run] = {}  # by state that tasks share, the first that has it
+
+    def check_devices(self) -> None:
+        """Check that each device has one rank."""
+        if not self.rank:
+            return
+        used = [stream.device for stream in self.program.streams]
+        placed = [device for _, device in (*self.program.inputs, *self.program.outputs)]
+        ends = [end for i in self.program if type(i) is Copy for end in (i.source, i.destination)]
+        for device in (*used, *placed, *ends):
+            if device not in self.rank:
+                self.fail("rank", f"device {device} is of no rank")
+        if len(self.rank) < len(self.program.ranks):
+            self.fail("rank", "a device is of two ranks")
+
+    def _apart(self, one: Stream, other: Stream) -> bool:
+        return self.rank.get(one.device) != self.rank.get(other.device)
+
+    def record(self, record: Record) -> None:
+        """Note where an event is recorded."""
+        self.recorder[record.event] = record.stream
+
+    def wait(self, wait: Wait) -> None:
+        """Check that an event is of the rank that waits for it."""
+        recorder = self.recorder[wait.event]
+        if self._apart(recorder, wait.stream):
+            self.fail("rank", f"event e{wait.event} is recorded on {recorder}, on another rank")
+
+    def share(self, task: Task, run: Run) -> None:
+        """Check that tasks that share state are on one rank."""
+        for item in task.shared if self.rank else ():
+            first = self.sharing.setdefault(id(item), run)
+            if self._apart(first.stream, run.stream):
+                what = f"{first.task!r} on {first.stream.device}, on another rank"
+                self.fail("rank", f"task {task.name!r} shares state with {what}")
+
+    def crosses(self, copy: Copy) -> bool:
+        """Whether a copy is between ranks; check that it is on streams of these."""
+        if not crosses(copy, self.rank):
+            if copy.also is not None and self._apart(copy.stream, copy.also):
+                self.fail("exchange", f"a copy within a rank occupies {copy.also}, of another")
+            return False
+        ends = copy.stream.device, copy.also and copy.also.device
+        if ends != (copy.source, copy.destination):
+            what = "a copy between ranks is on a stream of its source and of its destination"
+            self.fail("exchange", what)
+        return True

@@ -25,6 +25,7 @@ from tests.serial import (
     some,
     train,
 )
+from tests.wire import run_parts
 
 HOSTS = asc.Machine.emulated(gpus=0, hosts=2)
 
@@ -148,7 +149,7 @@ def test_parts_of_ranks_equal_the_serial_run(parts: Any, data: st.DataObject, mo
     schedule, feed, serial = parts
     given, program = copy.deepcopy(feed), schedule.program
     own = [program.part(rank) for rank in range(3)]
-    found = asc.testing.run_parts(
+    found = run_parts(
         own, schedule.graph, given, mode, lambda names: data.draw(st.sampled_from(names))
     )
     assert_equal({**given, **found}, serial, "inputs and outputs")

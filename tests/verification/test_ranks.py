@@ -6,7 +6,6 @@ import pytest
 
 import autosched as asc
 from autosched.machine.machine import Machine
-from autosched.program.program import Program
 from tests.clusters import CHAIN, parts_of
 from tests.verification.test_verify import changed
 
@@ -82,55 +81,10 @@ def test_a_program_is_of_the_ranks_of_the_machine():
         asc.verify(changed(CHAIN), chain(), Machine.emulated(0, hosts=3))
 
 
-def test_a_part_is_verified_with_the_others():
-    one, other = parts_of(changed(CHAIN))
-    asc.verify([one, other], chain())
-    asc.verify([other, one], chain())
-    with pytest.raises(asc.ProgramError, match="this is the part of one rank"):
-        asc.verify(one, chain())
-
-
-def crossed(*lines):
-    """Parts of two ranks, each of which sends a value and receives one; ``lines`` are changed."""
-    parts = []
-    for own, other in ((0, 1), (1, 0)):
-        parts.append(
-            [
-                f"rank {own} has cpu:{own}",
-                f"cpu:{own}/copy-out send v{own} -> cpu:{other}",
-                f"cpu:{own}/copy-in receive v{other} <- cpu:{other}",
-            ]
-        )
-    for rank, at, line in lines:
-        parts[rank][at] = line
-    return [Program.parse("\n".join(part)) for part in parts]
-
-
-def test_ranks_that_wait_for_each_other_are_refused():
-    with pytest.raises(asc.ProgramError) as error:
-        asc.verify(crossed(), chain())
-    message = "ranks wait for each other for ever: rank 0 to send v0 -> cpu:1, rank 1 to send v1"
-    assert str(error.value).startswith(message)
-    assert "(law: alive)" in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ((1, 2, "cpu:1/copy-in receive v2 <- cpu:0"), "the other end of this exchange is send v0"),
-        (
-            (1, 2, "cpu:1/copy-in receive v0@1 <- cpu:0"),
-            "the other end of this exchange is send v0",
-        ),
-        ((1, 2, "cpu:1/copy-in record e0"), "the other end of this exchange is nothing"),
-        ((1, 2, "cpu:1/copy-in receive v0 <- cpu:2"), "the other end of this exchange is nothing"),
-        ((1, 1, "cpu:0/copy-out send v1 -> cpu:0"), "cpu:0/copy-out is not on this rank"),
-        ((1, 0, "rank 0 has cpu:1"), "a part is of one rank, each of another"),
-    ],
-)
-def test_parts_that_do_not_fit_are_refused(line, message):
-    with pytest.raises(asc.ProgramError, match=message):
-        asc.verify(crossed(line), chain())
+def test_a_part_is_no_program():
+    for part in parts_of(changed(CHAIN)):
+        with pytest.raises(asc.ProgramError, match="this is the part of one rank"):
+            asc.verify(part, chain())
 
 
 TWO_SENDS = """
@@ -165,9 +119,3 @@ def test_a_sender_learns_nothing_of_its_receiver():
     hasty = changed(TWO_SENDS, ("cpu:0/s wait e1\n", ""))
     with pytest.raises(asc.ProgramError, match="'h' on cpu:0 is freed while the copy of 'h'"):
         asc.verify(hasty, graph)
-
-
-def test_parts_of_loops_are_refused():
-    lines = "2 runs in flight\nrank 0 has cpu:0\ncpu:0/s wait e0 of 1 run ago\ncpu:0/s record e0"
-    with pytest.raises(asc.ProgramError, match="ranks execute one run at a time, and 2 are to be"):
-        asc.verify([Program.parse(lines)], asc.Graph())

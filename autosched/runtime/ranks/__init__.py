@@ -5,7 +5,7 @@ What each of them does::
     all call                 and each                                             by
     Machine.cluster()        meets the others, and gets the devices of all        _lib/process_group, machine/cluster
     asc.schedule()           takes the plan of rank 0, compares its own graph,    scheduling/agreement
-                             proves the program of all ranks, takes its part      verification/ranks, program/parts
+                             proves the program of all ranks, takes its part      verification, program/parts
     schedule(x=...)          runs its part, in the order of the one program       here
 
         part of rank 0                       part of rank 1
