@@ -106,8 +106,6 @@ def unfusable(
             reason = "touches a part of memory, or may return its argument"
         if reason is None and any(use.value in strided for use in task.reads):
             reason = "reads a view that as_strided makes"
-        if reason is None and task.name in graph.alike:
-            reason = "is done by several ranks, which must round alike"
         if reason is not None:
             found[task.name] = reason
     return found

@@ -6,7 +6,7 @@
 3. On a real machine, with examples: compile the regions of those that may be the fastest, and measure
    all tasks.
 4. There, run the schedules of the candidates and of the graph without fusion in turns, and take the
-   fastest. Otherwise take the shortest prediction; of several ranks, that of rank 0 counts.
+   fastest. Otherwise take the shortest prediction.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ from autosched.fusion.region import Compiler, Region
 from autosched.graph.graph import HOST, Graph
 from autosched.graph.task import Seconds, Task
 from autosched.graph.value import Value
-from autosched.machine.cluster import joined
 from autosched.machine.machine import Device, Machine
 from autosched.measurement import measure_costs
 from autosched.measurement.hardware import intra_op_threads, torch_device
@@ -119,9 +118,10 @@ def fuse(
     of ``torch.compile`` do.
 
     A schedule instead of a graph is returned with regions fused: tasks stay on their devices, in
-    their order. On a machine of several ranks all call this, and nothing is measured.
+    their order.
 
-    Without Inductor, a C++ compiler or Triton, nothing is fused, with a warning.
+    Without Inductor, a C++ compiler or Triton, nothing is fused, with a warning. Raises ScheduleError
+    for a machine of several ranks.
 
     >>> import autosched as asc, torch
     >>> graph = asc.Graph()
@@ -195,6 +195,11 @@ class _Fusion:
         plain: Schedule | None = None,
         compiler: Compiler | None = None,
     ):
+        if machine.ranks:
+            raise ScheduleError(
+                "regions are compiled for one process, and this machine has several ranks; leave "
+                "out fuse="
+            )
         self.graph = graph
         self.machine = machine
         self.costs = known.costs
@@ -219,29 +224,22 @@ class _Fusion:
         compiler: Compiler | None,
     ) -> _Fusion:
         """Return the fusion of a schedule, which keeps its devices and order."""
-        asked = plain.problem.constraints.outputs
         options = {
             "policy": _following(plain.placement),
             "backend": plain.backend,
             "check": plain.check,
             "nvtx": plain.nvtx,
-            # The schedules of several ranks have no requests: they are read from a text.
-            "outputs": dict(plain.program.outputs) if plain.machine.ranks else asked,
+            "outputs": plain.problem.constraints.outputs,
         }
         known = Estimate(plain.costs, {})
         return cls(plain.graph, plain.machine, known, examples, options, progress, plain, compiler)
 
     def unavailable(self) -> str:
-        """Return why no regions can be compiled for these devices, on any rank; or nothing."""
+        """Return why no regions can be compiled for these devices, or nothing."""
         devices = map(self.machine.device, self.machine.here)
         kinds = ["cpu"] if self.machine.imagined else [device.kind for device in devices]
         missing = map(unavailable, dict.fromkeys(kinds)) if self.compiler is None else ()
-        own = next(filter(None, missing), "")
-        return _first_reason(self._texts(own))
-
-    def _texts(self, own: str) -> Sequence[str]:
-        """Return the texts of all ranks; in one process, its own."""
-        return [own] if self.machine.rank is None else joined().texts("fuse()", own)
+        return next(filter(None, missing), "")
 
     def unfused(self, why: str | None = None, machine: Machine | None = None) -> _Fused:
         """Return a copy of the graph without regions, for one reason or several."""
@@ -259,7 +257,7 @@ class _Fusion:
         seconds = [made.schedule.makespan for _, made in planned]
         if not self._is_measurable():
             times = [*seconds, self.plain.makespan]
-            best = int(self._texts(str(times.index(min(times))))[0])
+            best = times.index(min(times))
             return planned[best][1] if best < len(planned) else self.unfused()
         # 3. Compile, compare and measure
         most = (1 - _LEAST_GAIN) * self._with_waits(planned[0][1])
@@ -393,7 +391,7 @@ class _Fusion:
         """Whether tasks can be run now without consequences: on examples, and on a real machine."""
         backend = self.options.get("backend")
         one_schedule = backend is not None and not isinstance(backend, str)
-        if self.machine.imagined or self.examples is None or one_schedule or self.machine.ranks:
+        if self.machine.imagined or self.examples is None or one_schedule:
             return False
         return not any(_changes(self.graph, value) for value in self.graph.sources) and not any(
             isinstance(item, (torch.Tensor, torch.nn.Module, torch.optim.Optimizer))
@@ -480,13 +478,6 @@ def _following(placement: Placement) -> Policy:
         return carried(problem.graph, placement)
 
     return following
-
-
-def _first_reason(reasons: Sequence[str]) -> str:
-    """Return the reason of the first rank that has one."""
-    if len(reasons) == 1:
-        return reasons[0]
-    return next((f"rank {rank}: {why}" for rank, why in enumerate(reasons) if why), "")
 
 
 def _changes(graph: Graph, source: Value) -> bool:

@@ -83,7 +83,6 @@ class Graph:
     not_fused: Mapping[str, str] = {}  # by task, why ``fuse`` did not fuse it
     lasting: Set[str] = frozenset()  # inputs that are state: the same tensors in each run
     everywhere: Set[str] = frozenset()  # inputs that each rank has, with equal contents
-    alike: Set[str] = frozenset()  # tasks that other ranks do, too, whose results must be the same
     homes: Mapping[str, str] = {}  # by output, the torch device on which eager execution has it
     made: Collection[str] = frozenset()  # outputs that are new state
 

@@ -78,12 +78,6 @@ class Planned:
         here = {*self.schedule.inputs_here}
         return {label: one for label, one in self.built.residuals.items() if label in here}
 
-    @property
-    def regions(self) -> dict[str, Any]:
-        """The tasks that ``fuse`` has merged for a compiler, by name."""
-        functions = ((task.name, task.fn) for task in self.schedule.graph.tasks)
-        return {name: fn for name, fn in functions if hasattr(fn, "give_up")}
-
     def release(self) -> None:
         """Give back the memory that tasks keep for the next step."""
         for task in self.schedule.graph.tasks:

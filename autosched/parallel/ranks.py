@@ -216,21 +216,6 @@ class Agreement:
         if error is not self._group.raised:
             self._group.fail_by(error)
 
-    def give_up_regions(self, regions: Mapping[str, Any]) -> None:
-        """Let all ranks call the tasks of a region one by one that its rank could not compile.
-
-        So a serial run on any rank has the same bits, and all say why. Called after a run.
-        """
-        if not regions:
-            return
-        failed = {n: r.failure for n, r in regions.items() if r.failure and not r.is_given_up}
-        counts = self._group.gather("which regions it has compiled", [len(failed)])
-        if any(count for (count,) in counts):
-            texts = self.texts("failed regions", json.dumps(failed))
-            for rank, text in reversed([*enumerate(texts)]):
-                for name, why in json.loads(text).items():
-                    regions[name].give_up(f"rank {rank}: {why}")
-
     def _digest(self, key: Hashable, kind: Callable[[], Kind]) -> int:
         found = self._digests.get(key)
         if found is None:

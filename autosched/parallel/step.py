@@ -83,7 +83,6 @@ class Step(Plans[Planned]):
         self._counts: dict[Hashable, tuple[int, ...]] = {}  # that were agreed last, by key
         self._plan = plan
         self._last: Planned | None = None
-        self._compiled: Planned | None = None  # whose regions all ranks have compiled
         self._shared = SharedState(self._agreement, self.model, self.optimizer)
         self._last_key = self._planned_for = Key(())
         self._planned_anew = 0  # calls in turn
@@ -105,9 +104,6 @@ class Step(Plans[Planned]):
                 inputs = self._inputs(planned, batch)
                 with torch.no_grad():  # gradients are taken inside
                     outputs = planned.schedule.run_with(inputs, is_agreed=True)
-                if self._agreement is not None and planned is not self._compiled:
-                    self._agreement.give_up_regions(planned.regions)
-                    self._compiled = planned
                 return self._ended(planned, outputs)
             except BaseException as error:
                 self._under_way.lose(planned.schedule)
@@ -186,7 +182,6 @@ class Step(Plans[Planned]):
             self._copies.clear()
             self._under_way = UnderWay()
             self._last = None
-            self._compiled = None
 
     # ---- state
 

@@ -93,9 +93,6 @@ class _Builder:
         for update in spec.updates:
             self._update(update, totals)
         self._broadcast_buffers()
-        if self.several and len(self.layout.ranks) > 1:
-            own = {name for tasks in self.tasks.values() for name in tasks}
-            self.graph.alike = frozenset(t.name for t in self.graph.tasks if t.name not in own)
         batch = {value.name: key for key, value in self.batch.items()}
         return StepGraph(
             self.graph, self._sequences(), self.layout.ranks, spec.counts, batch, self.state,

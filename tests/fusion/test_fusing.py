@@ -35,15 +35,24 @@ def test_a_task_that_cannot_be_fused_is_none_with_its_views_either() -> None:
     graph = asc.Graph()
     x = graph.input("x") * 2
     noise = graph.add(torch.ops.aten.bernoulli.default, x.t(), name="noise")
-    twin = graph.add(own, x.t(), name="twin")
-    graph.output(y=noise + twin)
-    graph.alike = frozenset(["twin"])
+    graph.output(y=noise + 1)
     fused = asc.fuse(graph, GPUS)
-    assert not any(isinstance(fused.task(name).fn, Region) for name in ("noise", "twin"))
-    assert fused.not_fused == {
-        "noise": "draws random numbers",
-        "twin": "is done by several ranks, which must round alike",
-    }
+    assert not isinstance(fused.task("noise").fn, Region)
+    assert fused.not_fused == {"noise": "draws random numbers"}
+
+
+def test_regions_are_not_compiled_for_several_ranks() -> None:
+    machine = asc.Machine.emulated(gpus=0, hosts=2)
+    graph = asc.capture(lambda x: (x + 1) * 2, torch.ones(3))
+    for fuse in (
+        lambda: asc.fuse(graph, machine),
+        lambda: asc.fuse(asc.schedule(graph, machine)),
+        lambda: asc.compile(torch.neg, machine, fuse=True)(torch.ones(3)),
+    ):
+        with pytest.raises(
+            asc.ScheduleError, match=r"for one process.*has several ranks; leave out"
+        ):
+            fuse()
 
 
 def own(x: Tensor) -> Tensor:

@@ -6,8 +6,6 @@ import pytest
 import torch
 
 import autosched as asc
-from autosched.program.program import Run
-from tests.fusion.regions import compiled_by
 from tests.runtime.ranks import captured_jobs as jobs
 
 
@@ -149,20 +147,3 @@ def test_one_process_can_play_all_ranks():
     assert torch.equal(x, torch.arange(16.0).view(4, 4) * 2)
     assert ends["result.0.cpu:0"] == ends["x.written.cpu:0"] == "cpu:0"
     assert ends["result.0.cpu:1"] == ends["x.written.cpu:1"] == "cpu:1"
-
-
-def test_one_process_fuses_what_each_of_several_ranks_runs():
-    def fn(x):
-        return (x + 1) * 2, (x - 1) / 2
-
-    machine = asc.Machine.emulated(gpus=0, hosts=2)
-    place = {"add": "cpu:0", "mul": "cpu:0", "sub": "cpu:1", "div": "cpu:1"}
-    with (
-        compiled_by(),
-        asc.compile(fn, machine, place=place, backend="host", fuse=True) as run,
-    ):
-        found = run(torch.ones(3))
-        program = run.schedule(torch.ones(3)).program
-    assert torch.equal(torch.stack(found), torch.stack(fn(torch.ones(3))))
-    runs = [item for item in program if isinstance(item, Run)]
-    assert sorted(item.stream.device for item in runs) == ["cpu:0", "cpu:1"]
