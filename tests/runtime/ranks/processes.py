@@ -20,7 +20,7 @@ import torch.distributed as dist
 from autosched._lib import process_group
 from autosched.machine import cluster
 
-KINDS = "", "gpu_", "captured_", "training_", "fusing_", "reducing_"
+KINDS = "", "gpu_", "captured_", "training_"
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [

@@ -89,14 +89,14 @@ def test_a_copy_ends_of_which_a_part_has_been_sent(mortals, tmp_path, victim):
     assert f"rank {1 - victim} waited: {'send' if victim else 'receive'} first" in said
 
 
-def test_a_sum_of_torch_ends_where_a_rank_is_killed(mortals, tmp_path):
-    processes = mortals.start(jobs.add_large, 3, str(tmp_path))
+def test_a_broadcast_ends_where_a_rank_is_killed(mortals, tmp_path):
+    processes = mortals.start(jobs.give_large, 3, str(tmp_path))
     until(lambda: len([*tmp_path.iterdir()]) == 3)
     os.kill(processes[2].pid, signal.SIGKILL)
     for rank, (said, _) in enumerate(mortals.results(3)[:2]):
         assert (
             said
-            == f"rank 2 has gone: its process was ended, or its host is lost\n    rank {rank} waited: the sum"
+            == f"rank 2 has gone: its process was ended, or its host is lost\n    rank {rank} waited: a row"
         )
 
 
