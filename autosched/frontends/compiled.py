@@ -39,8 +39,7 @@ from autosched.frontends.reachability import Reach
 from autosched.frontends.settings import Varying
 from autosched.frontends.state import State
 from autosched.frontends.unsupported import check_function
-from autosched.fusion import Compiler, compiler_of, fused_with_machine
-from autosched.fusion import fuse as fused
+from autosched.fusion import Compiler, check_one_process, compiler_of, fused_with_machine
 from autosched.machine.machine import Machine
 from autosched.policies import Policy
 from autosched.runtime.in_flight.batches import results, unpacked
@@ -134,6 +133,8 @@ def compile(
         raise ScheduleError(f"maxsize must be 1 or more, got {maxsize!r}")
     check_granularity(granularity)
     compiler_of(fuse)
+    if fuse:
+        check_one_process(machine)
     options |= {"machine": machine, "policy": policy}
     compiled = Compiled(fn, maxsize, granularity, costs, fuse, options)
     return CompiledModule(compiled) if isinstance(fn, torch.nn.Module) else compiled
@@ -312,26 +313,21 @@ class Compiled:
         if self.fuse and not fuses and self.options.get("progress") in (None, True):
             why = "the first one creates the state of its optimizer"
             print(f"fusing {operators.name!r} begins at its second call: {why}", file=sys.stderr)
-        if fuses and not self._has_ranks:
+        if fuses:
             options: dict[str, Any] = {**self.options, "costs": self.costs}
             options["compiler"] = compiler_of(self.fuse)
             graph, costs["machine"] = fused_with_machine(graph, examples=examples, **options)
-        return self._scheduled(graph, costs, fuses)
+        return self._scheduled(graph, costs)
 
     def _scheduled(
-        self, graph: Captured, costs: dict[str, Any], fuses: bool
+        self, graph: Captured, costs: dict[str, Any]
     ) -> tuple[Captured, Schedule, Ends | None]:
-        """Return a graph with its schedule; on several ranks, with what these do with outputs.
-
-        There the schedule is fused, since a plan for each rank is what forms the regions.
-        """
+        """Return a graph with its schedule; on several ranks, with what these do with outputs."""
         if not self._has_ranks:
             return graph, schedule(graph, **{**self.options, **costs}), None
         machine = self.options["machine"]
         twin, devices, ends = on_every_rank(graph, machine, self.options.get("outputs"))
         made = schedule(twin, **{**self.options, "outputs": devices}, **costs)
-        if fuses:
-            made = fused(made, compiler=compiler_of(self.fuse))
         return graph, made, ends
 
     @property

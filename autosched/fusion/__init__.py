@@ -16,7 +16,7 @@ the planner. A fused graph is a graph: everything else treats a region as a merg
 from __future__ import annotations
 
 from autosched.fusion.frozen import Frozen
-from autosched.fusion.fusing import fuse, fused_with_machine
+from autosched.fusion.fusing import check_one_process, fuse, fused_with_machine
 from autosched.fusion.region import Compiler, compiler_of
 
-__all__ = ["Compiler", "Frozen", "compiler_of", "fuse", "fused_with_machine"]
+__all__ = ["Compiler", "Frozen", "check_one_process", "compiler_of", "fuse", "fused_with_machine"]

@@ -53,7 +53,7 @@ from autosched.scheduling.planning import schedule
 from autosched.scheduling.progress_bar import counting
 from autosched.scheduling.schedule import Schedule
 
-__all__ = ["fuse"]
+__all__ = ["check_one_process", "fuse"]
 
 G = TypeVar("G", bound=Graph)
 
@@ -165,6 +165,15 @@ def _best(fusion: _Fusion) -> _Fused:
     return fusion.unfused(why)
 
 
+def check_one_process(machine: Machine | None) -> None:
+    """Raise ScheduleError for a machine of several ranks."""
+    if machine is not None and machine.ranks:
+        raise ScheduleError(
+            "regions are compiled for one process, and this machine has several ranks; leave out "
+            "fuse="
+        )
+
+
 class _Candidate(NamedTuple):
     """Groups of tasks by name, where they run, threads of each CPU stream, and repeated tasks."""
 
@@ -195,11 +204,7 @@ class _Fusion:
         plain: Schedule | None = None,
         compiler: Compiler | None = None,
     ):
-        if machine.ranks:
-            raise ScheduleError(
-                "regions are compiled for one process, and this machine has several ranks; leave "
-                "out fuse="
-            )
+        check_one_process(machine)
         self.graph = graph
         self.machine = machine
         self.costs = known.costs
