@@ -123,8 +123,6 @@ CONCEPTS = {
     "frontends.tracing": "functions to operators; capture makes tasks of operators",
     "fusion.joining": "an algorithm on steps and waits, without graphs",
     "parallel.checkpoints": "the state of a step in a folder",
-    "parallel.division": "rows for each device, by its speed and memory",
-    "parallel.shared_state": "the state of rank 0, on all ranks",
     "policies.constraint_programming.cpsat": "the model; the proof asks it for a bound",
     "policies.local_search.annealer": "annealing, compiled; the search chooses what to anneal",
     "runtime.ranks": "what is for several processes is one layer",

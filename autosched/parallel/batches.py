@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ __all__ = [
     "batch_homes",
     "batch_inputs",
     "check_count",
+    "divided",
     "first_rows",
     "key_of",
     "rows_cut",
@@ -90,6 +92,21 @@ def shares(rows: int, count: int) -> tuple[int, ...]:
     """
     check_count("chunks", count)
     return tuple(rows // count + (number < rows % count) for number in range(min(rows, count)))
+
+
+def divided(rows: int, weights: Sequence[float]) -> tuple[int, ...]:
+    """Divide rows in proportion to weights; what is left goes to the largest remainders.
+
+    >>> divided(7, (1, 1)), divided(8, (3, 0, 1))
+    ((4, 3), (6, 0, 2))
+    """
+    total = sum(weights)
+    exact = [rows * weight / total for weight in weights]
+    found = [math.floor(share) for share in exact]
+    by_remainder = sorted(range(len(found)), key=lambda i: found[i] - exact[i])
+    for i in by_remainder[: rows - sum(found)]:
+        found[i] += 1
+    return tuple(found)
 
 
 def check_count(what: str, count: Any) -> None:

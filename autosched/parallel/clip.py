@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from autosched import ScheduleError
-from autosched.parallel.packing import laid_out
+from autosched.parallel.costs import laid_out
 
 __all__ = [
     "check_clip",

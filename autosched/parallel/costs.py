@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from autosched import Costs, Graph, Machine, Work
-from autosched.parallel.packing import Reusing
+import torch
 
-__all__ = ["LinearCosts", "memory_seconds", "memory_task", "tabulated"]
+from autosched import Costs, Graph, Machine, Work
+from autosched._lib.holders import holders
+
+__all__ = [
+    "LinearCosts",
+    "Reusing",
+    "flat",
+    "laid_out",
+    "memory_task",
+    "pack",
+    "tabulated",
+    "unpack_",
+]
 
 T = TypeVar("T")
 
@@ -93,3 +104,75 @@ def _paired(small: Mapping[str, T], large: Mapping[str, T]) -> Iterator[tuple[st
     """Yield names with the items of both; one that only one has counts twice."""
     for name, last in {**small, **large}.items():
         yield name, small.get(name, last), last
+
+
+class Reusing:
+    """A function whose result is where its last one was, once nothing else refers to that.
+
+    The memory of large tensors goes back to the system when they are freed, and is mapped again
+    page by page, which takes longer than to write it. ``fn`` takes ``out``, and its results are
+    always alike. It may be called by several threads.
+
+    >>> total = Reusing(torch.add)
+    >>> address = total(torch.ones(2), torch.ones(2)).data_ptr()
+    >>> again = total(torch.ones(2), torch.ones(2))
+    >>> again.data_ptr() == address, total(again, again).data_ptr() == address
+    (True, False)
+    """
+
+    def __init__(self, fn: Callable[..., torch.Tensor]):
+        self.__name__ = fn.__name__
+        self._fn = fn
+        self._last: list[torch.Tensor] = []  # at most one
+
+    def __call__(self, *args: Any) -> torch.Tensor:
+        """Return the function's result."""
+        last = self._take()
+        result = self._fn(*args, out=last)
+        self._last[:] = [result]
+        return result
+
+    def _take(self) -> torch.Tensor | None:
+        """Return the last result if it is free; another thread finds none then."""
+        try:
+            last = self._last.pop()
+        except IndexError:
+            return None
+        # While torch.compile evaluates frames, each argument has one reference more.
+        alone = torch.empty(0)
+        return last if holders(last) == holders(alone) else None
+
+    def release(self) -> None:
+        """Forget the last result."""
+        self._last.clear()
+
+
+def flat(tensors: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> torch.Tensor:
+    """Return all elements of tensors in one."""
+    return torch.cat([tensor.reshape(-1) for tensor in tensors], out=out)
+
+
+def laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """Return a copy of a tensor with other strides."""
+    empty = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    return empty.copy_(tensor)
+
+
+def pack(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return all elements of tensors, in one tensor for each dtype."""
+    return [flat(group) for group in _by_dtype(tensors)]
+
+
+def unpack_(tensors: Sequence[torch.Tensor], packed: Sequence[torch.Tensor]) -> None:
+    """Copy what was packed into tensors like those."""
+    for group, whole in zip(_by_dtype(tensors), packed, strict=True):
+        parts = torch.split(whole, [tensor.numel() for tensor in group])
+        for tensor, part in zip(group, parts, strict=True):
+            tensor.copy_(part.view(tensor.shape))
+
+
+def _by_dtype(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    groups: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.dtype, []).append(tensor)
+    return list(groups.values())

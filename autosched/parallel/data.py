@@ -7,6 +7,7 @@ one bucket of gradients is summed while backward computes the next.
 from __future__ import annotations
 
 import contextlib
+import heapq
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,30 +17,18 @@ from typing import Any, Literal
 import torch
 
 from autosched import Costs, Machine, ScheduleError
-from autosched.parallel.arguments import check_strategy
-from autosched.parallel.batches import batch_homes, check_count, shares
-from autosched.parallel.buckets import SIZES, buckets, check_sizes
-from autosched.parallel.compression import Compression
+from autosched.parallel.all_reduce import SIZES, Compression, buckets, check_sizes
+from autosched.parallel.batches import batch_homes, check_count, divided, shares
 from autosched.parallel.costs import tabulated
-from autosched.parallel.division import (
-    ALIKE,
-    Shares,
-    Speed,
-    balanced,
-    check_shares,
-    divided,
-    slowest_last,
-)
 from autosched.parallel.micro_batch import MicroBatch, micro_batch_of
-from autosched.parallel.planned import Planned
 from autosched.parallel.ranks import ranks_of
-from autosched.parallel.step import Step
-from autosched.parallel.step_spec import StepSpec
+from autosched.parallel.step import Planned, Step
+from autosched.parallel.step_graph import StepSpec
 from autosched.parallel.template import BeforeStep, Loss, Template, accumulating
-from autosched.parallel.training import Reduction, Training
+from autosched.parallel.training import Training, check_strategy
 from autosched.parallel.updates import Bucket
 
-__all__ = ["data_parallel"]
+__all__ = ["Speed", "balanced", "data_parallel"]
 
 _Names = tuple[tuple[str, ...], ...]  # of the gradients in each bucket
 _Division = tuple[int | None, ...]
@@ -118,43 +107,31 @@ def data_parallel(
         "data_parallel", trained, machine, devices, options, averages, clip_grad_norm, before_step
     )
     check_shares(shares, [training.machine.device(name).rank for name in training.devices])
-    how = Reduction(check_strategy(reduction), ())
-    system = _DataParallel(training, how, buckets, compression, accumulate, shares)
-    return Step(training, system.plan)
+    how = (check_strategy(reduction), buckets, compression, accumulate, shares)
+    return Step(training, lambda batch, counts: _Study(training, *how, batch, counts).best())
 
 
-@dataclass(frozen=True)
-class _DataParallel:
+@dataclass
+class _Study:
+    """The captures and plans for one kind of batch; ``counts`` are the rows that each rank passes."""
+
     training: Training
-    reduction: Reduction
+    reduction: str
     sizes: Sequence[float] | Literal["auto"]
     compression: Compression | None
     accumulate: int
     shares: Shares
+    batch: Sequence[Any]
+    counts: Sequence[int]
 
-    def plan(self, batch: Sequence[Any], counts: Sequence[int]) -> Planned:
-        """Return the plan that is predicted to be fastest, of all divisions of the rows.
-
-        ``counts`` are the rows that each rank passes.
-        """
-        return _Study(self, batch, counts).best()
-
-
-class _Study:
-    """The captures and plans for one kind of batch."""
-
-    def __init__(self, system: _DataParallel, batch: Sequence[Any], counts: Sequence[int]):
-        self.system = system
-        self.training = system.training
-        self.machine = system.training.machine
-        self.devices = system.training.devices
-        self.batch = batch
-        self.counts = counts
+    def __post_init__(self) -> None:
+        self.machine = self.training.machine
+        self.devices = self.training.devices
         self.captured: dict[int, Template] = {}
 
     def best(self) -> Planned:
         """Return the fastest plan of all divisions of the rows."""
-        shares = self.system.shares
+        shares = self.shares
         weights = [1.0] * len(self.devices) if shares == "auto" else shares
         first = self._by_weights(weights)
         found = list[Planned]()
@@ -216,7 +193,7 @@ class _Study:
         self, speeds: Sequence[Speed], kept: Collection[int], free: float
     ) -> _Division | None:
         found: list[int | None] = [None] * len(speeds)
-        least = 2 * self.system.accumulate  # batch norms refuse one row
+        least = 2 * self.accumulate  # batch norms refuse one row
         for rows, group in self._groups():
             own = [i for i in group if i in kept] or group
             shares = balanced(rows, [speeds[i].with_free(free) for i in own], least)
@@ -234,7 +211,7 @@ class _Study:
         if len(rates) == len({*limits}) == 1:
             return None
         # 1. Seconds and bytes for micro-batches of two sizes.
-        parts = self.system.accumulate
+        parts = self.accumulate
         large = -(-max(self.counts) // parts)
         sizes = (large // 2, large) if large > 3 else (large, 2 * large)
         templates = self._passes(sizes)
@@ -267,9 +244,8 @@ class _Study:
         training = replace(
             self.training, machine=replace(machine, devices=free), devices=self.devices[:1]
         )
-        rows = size * self.system.accumulate
-        study = _Study(replace(self.system, training=training.alone), self.batch, [rows])
-        plan = study.planned((rows,))
+        rows = size * self.accumulate
+        plan = replace(self, training=training.alone, counts=[rows]).planned((rows,))
         gradients = (plan.template.examples[name].nbytes for name in plan.template.gradients)
         return plan.schedule.peak_bytes[self.devices[0]] + 2 * sum(gradients)
 
@@ -277,15 +253,15 @@ class _Study:
 
     def planned(self, division: _Division) -> Planned:
         """Return the fastest plan of a division, of all reductions and buckets."""
-        training, system = self.training, self.system
+        training = self.training
         devices = [
             name for name, own in zip(self.devices, division, strict=True) if own is not None
         ]
         # 1. Divide each share into micro-batches.
-        cuts = tuple(shares(own, system.accumulate) for own in division if own is not None)
+        cuts = tuple(shares(own, self.accumulate) for own in division if own is not None)
         # 2. Capture each size, as the first micro-batch and as a further one.
         first = self._passes(chain(*cuts))
-        more = {size: accumulating(t) for size, t in first.items() if system.accumulate > 1}
+        more = {size: accumulating(t) for size, t in first.items() if self.accumulate > 1}
         one = next(iter(first.values()))
         costs = [
             {size: Costs.estimate(t.graph, t.examples) for size, t in templates.items()}
@@ -302,9 +278,9 @@ class _Study:
                 cuts, self._micro_batches(first, costs[0], names),
                 self._micro_batches(more, costs[1], names), made,
                 training.updates(made, len(devices) > 1), homes=batch_homes(one, self.batch),
-                counts=self._counts(devices, cuts), compression=system.compression,
+                counts=self._counts(devices, cuts), compression=self.compression,
             )  # fmt: skip
-            reduced = training.reduced(spec, system.reduction)
+            reduced = training.reduced(spec, self.reduction)
             for name, (schedule, built) in reduced.items():
                 tried[name, names] = schedule.makespan
                 if best is None or schedule.makespan < best.schedule.makespan:
@@ -351,7 +327,89 @@ class _Study:
             return [(tuple(tensors),)]
         total = sum(tensor.nbytes for tensor in tensors.values())
         sizes: list[Sequence[float]] = [SIZES, *((total / parts,) for parts in (1, 2, 4, 8, 16))]
-        if self.system.sizes != "auto":
-            sizes = [self.system.sizes]
+        if self.sizes != "auto":
+            sizes = [self.sizes]
         ready = [(name, tensor.nbytes, tensor.dtype) for name, tensor in tensors.items()]
         return list(dict.fromkeys(buckets(ready, size) for size in sizes))
+
+
+# ---- shares by speed and memory
+
+
+Shares = Sequence[float] | Literal["auto"]
+
+ALIKE = 1.1  # devices that differ by less get equal shares
+_GRAINS = 4096  # parts of a batch that are given to devices, one after another
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The seconds of a device for a step: a fixed part, and for each row; ``most`` rows fit."""
+
+    fixed: float
+    row: float
+    most: float = math.inf
+
+    def with_free(self, share: float) -> Speed:
+        """Return the device of which a share of the rows that fit stays free."""
+        return replace(self, most=(1 - share) * self.most)
+
+
+def check_shares(shares: Any, ranks: Sequence[int | None]) -> None:
+    """Raise ScheduleError unless shares are ``"auto"``, or one number for each device.
+
+    ``ranks`` are those of the devices; each needs one with rows.
+    """
+    fits = isinstance(shares, Sequence) and len(shares) == len(ranks)
+    if isinstance(shares, str):
+        fits = shares == "auto"
+    elif fits and all(isinstance(one, (int, float)) and 0 <= one < math.inf for one in shares):
+        fits = {rank for rank, one in zip(ranks, shares, strict=True) if one} == {*ranks}
+    else:
+        fits = False
+    if not fits:
+        raise ScheduleError(
+            f"shares must be 'auto' or a sequence of {len(ranks)} numbers, one for each device, 0 "
+            f"for one that takes no part while others of its rank do, got {shares!r}"
+        )
+
+
+def balanced(rows: int, devices: Sequence[Speed], least: int = 2) -> tuple[int, ...] | None:
+    """Divide rows so that the device that ends last ends early; None if they do not fit.
+
+    A device gets no rows, or ``least`` or more.
+
+    >>> balanced(10, [Speed(0, 1), Speed(0, 4)])
+    (8, 2)
+    >>> balanced(10, [Speed(0, 1, most=5), Speed(0, 4)])
+    (5, 5)
+    """
+    grain = max(1, rows // _GRAINS)
+    found = [0] * len(devices)
+    ends = [(one.fixed + grain * one.row, i) for i, one in enumerate(devices)]
+    heapq.heapify(ends)
+    left = rows
+    while left and ends:
+        _, i = heapq.heappop(ends)
+        taken = min(grain, left, math.floor(min(rows, devices[i].most)) - found[i])
+        if taken > 0:
+            found[i] += taken
+            left -= taken
+            heapq.heappush(ends, (devices[i].fixed + (found[i] + grain) * devices[i].row, i))
+    small = [i for i, own in enumerate(found) if 0 < own < least]
+    if small and not left and len(small) < sum(map(bool, found)):
+        others = [Speed(0, 1, 0) if i in small else one for i, one in enumerate(devices)]
+        return balanced(rows, others, least)
+    return None if left else tuple(found)
+
+
+def slowest_last(devices: Sequence[Speed]) -> list[list[int]]:
+    """Return the indices of all devices, then without the slowest ones, and so on.
+
+    >>> slowest_last([Speed(0, 4), Speed(0, 1), Speed(0, 1.01)])
+    [[1, 2, 0], [1, 2]]
+    """
+    order = sorted(range(len(devices)), key=lambda i: devices[i].row)
+    rates = [devices[i].row for i in order]
+    cuts = [k for k in range(1, len(order)) if rates[k] > ALIKE * rates[k - 1]]
+    return [order[:k] for k in (len(order), *reversed(cuts))]

@@ -16,25 +16,23 @@ from typing import Any, overload
 import torch
 
 from autosched import Costs, Graph, Machine, Schedule, ScheduleError, Value
-from autosched.parallel.arguments import check_options, devices_of
 from autosched.parallel.batches import batch_homes, batch_inputs, first_rows, key_of, rows_of
 from autosched.parallel.micro_batch import micro_batch_of
-from autosched.parallel.pipelined import Pipeline
+from autosched.parallel.pipelined import SERIAL, Pipeline, Split
 from autosched.parallel.plans import Key, Plans, move_model, move_state, scheduled, torch_device
 from autosched.parallel.ranks import (
     Layout,
     agreement_of,
+    described,
     generators_of,
-    kind_of,
     label_on,
     same_rows,
 )
 from autosched.parallel.stages import Cuts, balanced, by_map
+from autosched.parallel.step import done, results
 from autosched.parallel.step_graph import input_on
-from autosched.parallel.steps_in_flight import done, results
 from autosched.parallel.template import Loss, Template, forward_of
-from autosched.parallel.training import Training
-from autosched.parallel.tuning import SERIAL, Planner, Split
+from autosched.parallel.training import Training, check_options, devices_of
 
 __all__ = ["Forward", "model_parallel"]
 
@@ -94,7 +92,7 @@ def model_parallel(
     of_step = {name: options.pop(name) for name in names if name in options}
     trained = (model, loss_fn, optimizer)
     training = Training.of("model_parallel", trained, machine, devices, options, **of_step)
-    return Pipeline(Planner(training, split, 1, SERIAL))
+    return Pipeline(training, split, 1, SERIAL)
 
 
 @dataclass(frozen=True)
@@ -231,7 +229,7 @@ class Forward(Plans[_Planned]):
         agreed = agreement.step(
             batch,
             lambda: self._key(batch),
-            lambda: kind_of(batch, self.model, None, self._watched(self.model)),
+            lambda _: described(batch, self.model),
             lambda: False,
             self,
         )

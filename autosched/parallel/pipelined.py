@@ -1,28 +1,46 @@
 """Pipelines: stages of a model that work on different micro-batches concurrently.
 
-Arguments that are not given are found by simulation: see ``tuning``.
+Arguments that are not given are found by simulation. Two captured sizes give the costs of each
+operator for any number of rows. So alternatives are simulated without capturing them; only the best
+is captured. Many micro-batches have small bubbles, but they cost more launches, and their work is too
+small to use a device well: the best number is that of the shortest predicted step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 import torch
 
-from autosched import Machine, ScheduleError
-from autosched.parallel.arguments import check_strategy
-from autosched.parallel.batches import check_count, rows_of
-from autosched.parallel.buckets import SIZES, check_sizes
-from autosched.parallel.pipeline_schedules import ORDERS
-from autosched.parallel.stages import Cuts
-from autosched.parallel.step import Step
-from autosched.parallel.template import BeforeStep, Loss
-from autosched.parallel.training import Reduction, Training
-from autosched.parallel.tuning import Planner, Split
-from autosched.parallel.tuning_curve import Curve
+from autosched import Costs, Machine, ScheduleError
+from autosched.parallel.all_reduce import SIZES, buckets, check_sizes
+from autosched.parallel.batches import batch_homes, check_count, divided, rows_of, shares
+from autosched.parallel.costs import LinearCosts, tabulated
+from autosched.parallel.micro_batch import MicroBatch, micro_batch_of
+from autosched.parallel.pipeline_schedules import ORDERS, Kind, Order, stage_devices, zero_bubble
+from autosched.parallel.stages import Cuts, balanced, by_map
+from autosched.parallel.step import Planned, Step
+from autosched.parallel.step_graph import StepSpec
+from autosched.parallel.template import (
+    BeforeStep,
+    Loss,
+    Template,
+    accumulating,
+    checkpointed,
+    split_convolutions,
+)
+from autosched.parallel.training import Training, check_strategy, strategies
+from autosched.parallel.updates import Bucket
+from autosched.viz import charts
 
-__all__ = ["Pipeline", "pipeline"]
+__all__ = ["SERIAL", "Curve", "Pipeline", "Split", "Tried", "candidates", "pipeline"]
+
+SERIAL = "serial"  # one micro-batch after another
+Split = Literal["auto"] | Mapping[str, str]
 
 
 def pipeline(
@@ -98,16 +116,40 @@ def pipeline(
         raise ScheduleError(
             f"{count} devices cannot be divided among replicas={replicas!r}, each with as many"
         )
-    how = Reduction(check_strategy(reduction), tuple(buckets))
-    return Pipeline(Planner(training, split, chunks, schedule, checkpoint, replicas, how))
+    how = (checkpoint, replicas, check_strategy(reduction), tuple(buckets))
+    return Pipeline(training, split, chunks, schedule, *how)
 
 
 class Pipeline(Step):
     """A training step of a pipeline."""
 
-    def __init__(self, planner: Planner):
-        super().__init__(planner.training, planner.plan, divided=False)
-        self._planner = planner
+    def __init__(
+        self,
+        training: Training,
+        split: Split,
+        chunks: int | Literal["auto"],
+        order: str,
+        checkpoint: bool = False,
+        replicas: int = 1,
+        reduction: str = "sum",
+        sizes: Sequence[float] = (),
+    ):
+        if replicas > 1 and not isinstance(split, str):
+            raise ScheduleError(
+                "split= names the devices of one pipeline; with replicas= give split='auto' and "
+                "devices="
+            )
+
+        def study(batch: Sequence[Any], rows: int) -> _Study:
+            how = (training, split, order, checkpoint, replicas, reduction, sizes)
+            return _Study(*how, batch, rows)
+
+        def plan(batch: Sequence[Any], counts: Sequence[int]) -> Planned:
+            found = study(batch, counts[0])
+            return found.planned(found.curve(None if chunks == "auto" else [chunks]))
+
+        super().__init__(training, plan, divided=False)
+        self._study = study
 
     def cuts(self, *batch: Any) -> Cuts:
         """Return the stages of such a batch: their modules, devices and seconds."""
@@ -120,4 +162,419 @@ class Pipeline(Step):
         By default, many numbers are tried.
         """
         with self._guard:
-            return self._planner.study(batch, rows_of(batch)).curve(chunks)
+            return self._study(batch, rows_of(batch)).curve(chunks)
+
+
+# ---- the choice of stages, schedule and number of micro-batches
+
+
+_TOO_LONG = 1.2  # times the best: more micro-batches only take longer
+_Pair = tuple[MicroBatch, MicroBatch]  # the first micro-batch, and further ones
+
+
+class _Variant(NamedTuple):
+    """A model cut for an order: its stages, and micro-batches with costs for any number of rows."""
+
+    cuts: Cuts
+    micro_batches: _Pair
+    costs: LinearCosts
+
+
+@dataclass
+class _Study:
+    """The captures and simulations for one kind of batch."""
+
+    training: Training
+    split: Split
+    order: str
+    checkpoint: bool
+    replicas: int
+    reduction: str
+    sizes: Sequence[float]  # of buckets
+    batch: Sequence[Any]
+    rows: int
+
+    def __post_init__(self) -> None:
+        self.machine = self.training.machine
+        self.shares = divided(self.rows, [1] * self.replicas)  # rows of each replica
+        self.passes: dict[int, Template] = {}
+        self.variants: dict[tuple[tuple[str, ...], bool], _Variant] = {}
+        # Bytes that the optimizer adds, by parameter.
+        self.new_state: dict[str, float] | None = None
+
+    @cached_property
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """The devices of each replica, in the order of stages."""
+        devices = self.training.devices
+        if not isinstance(self.split, str):
+            devices = tuple(dict.fromkeys(self.split.values()))
+        n = len(devices) // self.replicas
+        return tuple(devices[i * n : (i + 1) * n] for i in range(self.replicas))
+
+    def curve(self, chunks: Sequence[int] | None) -> Curve:
+        """Simulate each order with each possible number of micro-batches."""
+        most = self.shares[0]
+        numbers = candidates(most) if chunks is None else [min(number, most) for number in chunks]
+        sizes = [size for number in numbers for size in shares(most, number)]
+        # Batch norms refuse one row, so the smaller of the two captures has more if possible.
+        pair = (min(max(2, min(sizes)), max(sizes)), max(sizes))
+        tried = list[Tried]()
+        errors = list[ScheduleError]()
+        for order in self._orders(pair):
+            best = math.inf
+            for number in numbers:
+                try:
+                    tried.append(self._tried(order, number, pair))
+                except ScheduleError as error:  # such as random numbers in another order
+                    errors.append(error)
+                    break
+                best = min(best, tried[-1].seconds)
+                if chunks is None and tried[-1].seconds > _TOO_LONG * best:
+                    break
+        if not tried:
+            raise errors[0]
+        if not any(one.fits for one in tried):
+            least = min(one.nbytes for one in tried)
+            hint = "" if self.checkpoint else ", or checkpoint=True"
+            raise ScheduleError(
+                f"no way fits into the memory of the devices: at least {least / 1e9:.3g} GB are "
+                f"needed on one; use more devices{hint}"
+            )
+        return Curve(most, tuple(tried))
+
+    def planned(self, curve: Curve) -> Planned:
+        best = curve.best
+        rows = tuple(shares(own, best.chunks) for own in self.shares)
+        sizes = list(dict.fromkeys(size for own in rows for size in own))
+        variant = self._variant(best.order, (min(sizes), max(sizes)))
+        made = {size: self._micro_batches(size, variant, best.order) for size in sizes}
+        first = made[sizes[0]][0]
+        buckets = self._buckets(first)
+        updates = self.training.updates(buckets, self.replicas > 1)
+        spec = self._spec(best.order, rows, made, variant)
+        spec = replace(spec, buckets=buckets, updates=updates)
+        reduction = self._reduction(spec)
+        schedule, built = self.training.scheduled(replace(spec, reduction=reduction))
+        notes = {"curve": curve, "order": best.order, "chunks": best.chunks, "cuts": variant.cuts}
+        notes["reduction"] = reduction
+        settings = tuple(update.settings for update in updates)
+        return Planned(schedule, built, first.template, updates[0].state, notes, settings)
+
+    def _reduction(self, spec: StepSpec) -> str:
+        """Return the reduction that is fastest after the last micro-batch of each replica."""
+        names = strategies(self.reduction, len(spec.devices), bool(self.machine.ranks))
+        if len(names) == 1:
+            return names[0]
+        last = replace(spec, rows=tuple(own[-1:] for own in spec.rows), order=None)
+        plans = self.training.alone.reduced(last, self.reduction)
+        return min(plans, key=lambda name: plans[name][0].makespan)
+
+    def _buckets(self, one: MicroBatch) -> tuple[Bucket, ...]:
+        """Return the parameters of each stage, in buckets for several replicas."""
+        examples = one.template.examples
+        stages: dict[int, list[str]] = {}
+        for name in one.template.gradients:
+            stages.setdefault(one.input_stages[name], []).append(name)
+        found: list[Bucket] = []
+        for stage, own in stages.items():
+            groups: Sequence[Sequence[str]] = [own]
+            if self.replicas > 1:
+                ready = [(name, examples[name].nbytes, examples[name].dtype) for name in own]
+                groups = buckets(ready, self.sizes)
+            found += [Bucket(stage, {n: examples[n] for n in names}) for names in groups]
+        return tuple(found)
+
+    # ---- variants: a model cut for an order
+
+    def _orders(self, pair: tuple[int, int]) -> list[str]:
+        """Return the orders to try: those that are possible for the stages of ``split=``."""
+        wanted = self.order
+        if isinstance(self.split, str):
+            return [wanted] if wanted != "auto" else list(ORDERS)
+        devices = self._variant(SERIAL, pair).cuts.devices
+        fitting = [name for name in ORDERS if self._layout(name) == devices]
+        if wanted == "auto" and fitting:
+            return fitting
+        if wanted in (*fitting, SERIAL):
+            return [wanted]
+        known = f"; {', '.join(map(repr, fitting))} can run them" if fitting else ""
+        raise ScheduleError(
+            f"schedule {wanted!r} cannot run the stages of split=, on {', '.join(devices)} in "
+            f"turn{known}"
+        )
+
+    def _layout(self, order: str) -> tuple[str, ...]:
+        devices = self.groups[0]
+        if order == SERIAL:
+            return devices
+        return tuple(devices[rank] for rank in stage_devices(ORDERS[order](len(devices), 1)))
+
+    def _pass(self, size: int) -> Template:
+        if size not in self.passes:
+            self.passes.update(self.training.passes(self.batch, [size], self.rows))
+        return self.passes[size]
+
+    def _variant(self, order: str, pair: tuple[int, int]) -> _Variant:
+        key = self._layout(order), order == "zero-bubble"
+        if key not in self.variants:
+            cuts = self._cuts(key[0], pair)
+            large, micro_batches = self._merged(pair[1], cuts, order)
+            small = large if pair[0] == pair[1] else self._rewritten(pair[0], cuts, order)[2]
+            self.variants[key] = _Variant(cuts, micro_batches, LinearCosts(small, large, pair))
+        return self.variants[key]
+
+    def _cuts(self, layout: tuple[str, ...], pair: tuple[int, int]) -> Cuts:
+        large = self._pass(pair[1])
+        costs = _estimated(large)
+        split = self.split
+        if not isinstance(split, str):
+            return by_map(large.graph, costs, self.machine, split)
+        least = costs  # activations of the smallest micro-batch, if memory is limited
+        if pair[0] != pair[1] and self._is_limited:
+            least = _estimated(self._pass(pair[0]))
+        state = self._state_nbytes(large)
+        return balanced(large.graph, costs, self.machine, layout, state, least)
+
+    def _rewritten(
+        self, size: int, cuts: Cuts, order: str
+    ) -> tuple[tuple[Template, Template], Mapping[str, int], Costs]:
+        """Return templates of the first and further micro-batches, stages of tasks, and costs."""
+        one = self._pass(size)
+        stage: Mapping[str, int] = cuts.stages(one.graph)
+        if order == "zero-bubble":
+            one, stage = split_convolutions(one, stage)
+        if self.checkpoint:
+            one, stage = checkpointed(one, stage)
+        more = accumulating(one)
+        return (one, more), stage, _estimated(more)
+
+    def _merged(self, size: int, cuts: Cuts, order: str) -> tuple[Costs, _Pair]:
+        """Capture micro-batches of a size; return their costs, and the merged graphs."""
+        templates, stage, costs = self._rewritten(size, cuts, order)
+        first, more = (
+            micro_batch_of(
+                template, stage, costs, self.machine, split_backward=order == "zero-bubble",
+                branching=self.order == SERIAL,
+            )
+            for template in templates
+        )  # fmt: skip
+        return costs, (first, more)
+
+    def _micro_batches(self, size: int, variant: _Variant, order: str) -> _Pair:
+        if size == variant.costs.rows[1]:
+            return variant.micro_batches
+        return self._merged(size, variant.cuts, order)[1]
+
+    # ---- memory
+
+    @property
+    def _is_limited(self) -> bool:
+        return any(not math.isinf(device.nbytes) for device in self.machine.devices)
+
+    def _state_nbytes(self, one: Template) -> dict[str, float]:
+        """Return the bytes of each tensor of the model, its gradient and the optimizer's state."""
+        moments = self._moments(one)
+        examples = one.examples
+        nbytes = {n: float(examples[n].nbytes) for n in one.state.tensors() if n in examples}
+        for name in one.gradients:
+            nbytes[name] = 2.0 * examples[name].nbytes + moments.get(name, 0.0)
+        return nbytes
+
+    def _moments(self, one: Template) -> dict[str, float]:
+        """Return the bytes of the optimizer's state, by parameter.
+
+        Where memory is limited, those after a step.
+        """
+        names = {id(tensor): name for name, tensor in one.state.parameters.items()}
+        now: dict[str, float] = {}
+        for parameter, state in self.training.optimizer.state.items():
+            if id(parameter) in names and state:
+                tensors = (item for item in state.values() if isinstance(item, torch.Tensor))
+                now[names[id(parameter)]] = float(sum(tensor.nbytes for tensor in tensors))
+        if self._is_limited and any(name not in now for name in one.gradients):
+            if self.new_state is None:
+                self.new_state = self._new_state(one)
+            now = self.new_state | now
+        return now
+
+    def _new_state(self, one: Template) -> dict[str, float]:
+        """Return the bytes of state that the optimizer creates in its next step, by parameter."""
+        found: dict[str, float] = {}
+        everything = Bucket(0, {name: one.examples[name] for name in one.gradients})
+        for update in self.training.updates([everything], flat=False):
+            for output, nbytes in update.new_state.items():
+                kind, *path = update.places[output]
+                if kind == "moment":
+                    found[path[1]] = found.get(path[1], 0.0) + nbytes
+        return found
+
+    # ---- steps
+
+    def _tried(self, order: str, chunks: int, pair: tuple[int, int]) -> Tried:
+        """Simulate a step without a limit of memory."""
+        variant = self._variant(order, pair)
+        sizes = shares(self.shares[0], chunks)
+        made = {size: self._scaled(variant, size) for size in dict.fromkeys(sizes)}
+        alone = self.training.alone
+        unlimited = tuple(replace(device, nbytes=math.inf) for device in alone.machine.devices)
+        training = replace(alone, machine=replace(alone.machine, devices=unlimited))
+        schedule, _ = training.scheduled(self._spec(order, (sizes,), made, variant))
+        timeline = schedule.simulate()
+        devices = dict.fromkeys(variant.cuts.devices)
+        runs = (span for span in timeline.spans if span.kind == "run")
+        busy = sum(span.seconds for span in runs if span.streams[0].device in devices)
+        idle = 1 - busy / (len(devices) * timeline.makespan) if timeline.makespan else 0.0
+        peak: dict[str, float] = {device: schedule.peak_bytes[device] for device in devices}
+        first = variant.micro_batches[0]
+        for name, nbytes in self._moments(first.template).items():
+            peak[variant.cuts.devices[first.input_stages.get(name, 0)]] += nbytes
+        fits = all(peak[device] <= self.machine.device(device).nbytes for device in devices)
+        return Tried(order, chunks, timeline.makespan, idle, max(peak.values()), fits)
+
+    def _scaled(self, variant: _Variant, size: int) -> _Pair:
+        costs = variant.costs.at(size)
+        first, more = variant.micro_batches
+        pairs = [(one, *tabulated(one.graph, costs, self.machine)) for one in (first, more)]
+        first, more = (replace(one, seconds=s, nbytes=nbytes) for one, s, nbytes in pairs)
+        return first, more
+
+    def _spec(
+        self,
+        order: str,
+        rows: tuple[tuple[int, ...], ...],
+        made: Mapping[int, _Pair],
+        variant: _Variant,
+    ) -> StepSpec:
+        """Return the step of as many replicas as ``rows`` has, without updates."""
+        first = {size: pair[0] for size, pair in made.items()}
+        more = {size: pair[1] for size, pair in made.items()}
+        cuts = variant.cuts
+        distinct = list(dict.fromkeys(cuts.devices))
+        ranks = [distinct.index(device) for device in cuts.devices]
+        others = self.groups[1 : len(rows)]
+        devices = (cuts.devices, *(tuple(group[rank] for rank in ranks) for group in others))
+        actions = self._order(order, max(map(len, rows)), next(iter(first.values())), cuts)
+        homes = batch_homes(variant.micro_batches[0].template, self.batch)
+        return StepSpec(
+            "pipeline", self.machine, devices, rows, first, more, (), (), actions, homes
+        )
+
+    def _order(self, order: str, chunks: int, one: MicroBatch, cuts: Cuts) -> Order | None:
+        devices = cuts.devices
+        count = len(dict.fromkeys(devices))
+        if order == SERIAL:
+            return None
+        if order != "zero-bubble":
+            return ORDERS[order](count, chunks)
+        kinds: tuple[Kind, ...] = ("F", "I", "W")
+        seconds: dict[Kind, list[float]] = {kind: [0.0] * len(cuts) for kind in kinds}
+        for task, role in one.roles.items():
+            kind: Kind = role.kind if role.kind != "R" else "F"
+            seconds[kind][role.stage] += one.seconds[task][devices[role.stage]]
+        links = zip(devices, devices[1:], cuts.nbytes, strict=False)
+        copies = [self.machine.copy_seconds(a, b, nbytes) for a, b, nbytes in links]
+        return zero_bubble(count, chunks, seconds=seconds, copy=max(copies, default=0.0))
+
+
+def _estimated(one: Template) -> Costs:
+    return Costs.estimate(one.graph, one.examples)
+
+
+# ---- the predicted times
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A simulated way to run a step: an order and a number of micro-batches (``chunks``).
+
+    ``seconds``: the makespan; ``idle``: the share of it in which devices are idle; ``nbytes``: the
+    peak memory of a device; ``fits``: whether each device has that much.
+    """
+
+    order: str
+    chunks: int
+    seconds: float
+    idle: float
+    nbytes: float
+    fits: bool
+
+    @property
+    def busy(self) -> float:
+        """Seconds that a device works, on average."""
+        return self.seconds * (1 - self.idle)
+
+
+@dataclass(frozen=True)
+class Curve:
+    r"""The simulated ways to run a step with ``rows`` rows. ``print`` it, or draw it.
+
+    >>> tried = [Tried("gpipe", n, seconds, idle, 1e6, True) for n, seconds, idle in
+    ...          ((1, 4e-3, 0.5), (2, 3e-3, 0.3), (4, 5e-3, 0.2))]
+    >>> print(Curve(8, tuple(tried)).why.replace("; ", ";\n"))
+    gpipe with 2 micro-batches of 4 rows: 3 ms;
+    with 1 devices idle 50% instead of 30%, with 4 they work 1.9 times as long
+    """
+
+    rows: int
+    tried: tuple[Tried, ...]
+
+    @property
+    def best(self) -> Tried:
+        """The fastest that fits in memory; of equal ones the first."""
+        return min((one for one in self.tried if one.fits), key=lambda one: one.seconds)
+
+    def seconds(self, order: str) -> dict[int, float]:
+        """Return the seconds of an order by the number of micro-batches."""
+        return {one.chunks: one.seconds for one in self.tried if one.order == order}
+
+    @property
+    def why(self) -> str:
+        """A sentence: the best, and the disadvantages of fewer and of more micro-batches."""
+        best = self.best
+        same = [one for one in self.tried if one.order == best.order]
+        same.sort(key=lambda one: one.chunks)
+        at = same.index(best)
+        reasons = []
+        if at > 0:
+            fewer = same[at - 1]
+            idle = f"idle {fewer.idle:.0%} instead of {best.idle:.0%}"
+            reasons.append(f"with {fewer.chunks} devices {idle}")
+        if same[-1] is not best:
+            ratio = same[-1].busy / best.busy
+            reasons.append(f"with {same[-1].chunks} they work {ratio:.2g} times as long")
+        plural = "es" if best.chunks > 1 else ""
+        what = f"{best.chunks} micro-batch{plural} of {self._size(best.chunks)} rows"
+        text = f"{best.order} with {what}: {best.seconds * 1e3:.4g} ms"
+        return "; ".join([text, *[", ".join(reasons)] * bool(reasons)])
+
+    def _size(self, chunks: int) -> int:
+        return -(-self.rows // chunks)
+
+    def __repr__(self) -> str:
+        lines = [f"{'order':>12}{'chunks':>8}{'rows':>6}{'ms':>10}{'idle':>8}{'MB':>10}"]
+        for one in self.tried:
+            mark = "  does not fit" if not one.fits else "  <- best" if one is self.best else ""
+            what = f"{one.order:>12}{one.chunks:8}{self._size(one.chunks):6}"
+            numbers = f"{one.seconds * 1e3:10.4g}{one.idle:8.1%}{one.nbytes / 1e6:10.4g}"
+            lines.append(f"{what}{numbers}{mark}")
+        return "\n".join([*lines, self.why])
+
+    def svg(self) -> str:
+        """Draw the seconds by the size of a micro-batch, a line for each order."""
+        lines = {}
+        for order in dict.fromkeys(one.order for one in self.tried):
+            seconds = sorted(self.seconds(order).items())
+            lines[order] = [(self._size(chunks), each) for chunks, each in seconds]
+        title = f"One step with {self.rows} rows, by size of micro-batches"
+        x = "rows of a micro-batch"
+        return charts.lines(lines, title=title, x=x, y="predicted time", unit="s", log_x=True)
+
+
+def candidates(rows: int) -> Sequence[int]:
+    """Return numbers of micro-batches to try: 1, 2, 3, 4, 6, 8, 12, ..., and one per row.
+
+    >>> candidates(10)
+    [1, 2, 3, 4, 6, 8, 10]
+    """
+    powers = [2**i for i in range(rows.bit_length())]
+    return sorted({n for power in powers for n in (power, power * 3 // 2) if n <= rows} | {rows})

@@ -25,12 +25,20 @@ P = TypeVar("P", bound=_Plan)
 
 
 class Key:
-    """A key of a cache whose hash is computed once; ``numbers`` differ in equal keys."""
+    """A key of a cache whose hash is computed once; ``numbers`` differ in equal keys.
+
+    Its parts are the kind of the batch, what is ``watched``, and others.
+    """
 
     def __init__(self, parts: tuple[Hashable, ...]):
         self.parts = parts
         self.numbers: Hashable = ()
         self._hash = hash(parts)
+
+    @property
+    def watched(self) -> Hashable:
+        """What changes with the modules and functions that a plan has captured."""
+        return self.parts[1]
 
     def __hash__(self) -> int:
         return self._hash

@@ -10,12 +10,13 @@ model and optimizer count: all get them before the first step, and after a rank 
 
 from __future__ import annotations
 
+import itertools
 import json
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -26,8 +27,21 @@ from autosched.parallel.batches import rows_of
 from autosched.parallel.plans import Key, Plans
 from autosched.runtime.ranks.messages import ReceiveBuffer, description_of, in_host_memory, rows
 
-__all__ = ["Agreed", "Agreement", "Kind", "Layout", "agreement_of", "generators_of", "kind_of"]
-__all__ += ["label_on", "ranks_of", "same_rows"]
+if TYPE_CHECKING:
+    from autosched.parallel.step import Planned
+
+__all__ = [
+    "Agreement",
+    "Layout",
+    "SharedState",
+    "agreement_of",
+    "described",
+    "generators_of",
+    "label_on",
+    "parameters_of",
+    "ranks_of",
+    "same_rows",
+]
 
 _FAILED, _CHANGED = 1, 2  # flags
 _REMEMBERED = 64  # kinds
@@ -123,19 +137,6 @@ class Layout:
 # ---- agreement
 
 
-class Kind(NamedTuple):
-    """What decides on a plan, on one rank; ``watched`` is compared by its history alone.
-
-    ``settings`` are those of the optimizer that differ in equal keys: see ``Key.numbers``.
-    """
-
-    batch: tuple[str, ...]
-    parameters: tuple[bool, ...]
-    optimizer: tuple[str, ...]
-    settings: tuple[str, ...]
-    watched: Hashable
-
-
 class Agreed(NamedTuple):
     """The rows of each rank in a step, and what identifies its kind on this rank."""
 
@@ -157,16 +158,16 @@ class Agreement:
         self,
         batch: Sequence[Any],
         find_key: Callable[[], Key],
-        kind: Callable[[], Kind],
+        lines: Callable[[bool], Sequence[str]],
         has_changed: Callable[[], bool],
         plans: Plans[Any],
     ) -> Agreed | None:
         """Return the rows of each rank; None if the state of a rank has changed.
 
         Then rank 0's is to be broadcast, and all is to be asked again. ``find_key`` returns what
-        identifies the kind on this rank; ``plans`` of it that other ranks lack are dropped. Raises
-        on all ranks what a function raises on one, and ScheduleError where they differ, or where
-        one has no valid batch.
+        identifies the kind on this rank, and ``lines`` describe it, also its ``numbers`` if that is
+        asked for; ``plans`` of it that other ranks lack are dropped. Raises on all ranks what a
+        function raises on one, and ScheduleError where they differ, or where one has no valid batch.
         """
         error: Exception | None = None
         key = Key(())
@@ -174,7 +175,7 @@ class Agreement:
         try:
             key = find_key()
             rows = rows_of(batch, least=0)
-            digest = zlib.crc32(repr((self._digest(key, kind), key.numbers)).encode())
+            digest = zlib.crc32(repr((self._digest(key, lines), key.numbers)).encode())
             known = plans.known(key)
             flags = _CHANGED * has_changed()
         except Exception as raised:
@@ -189,7 +190,7 @@ class Agreement:
         if any(flags & _CHANGED for *_, flags in found):
             return None
         if any(digest != found[0][1] for _, digest, *_ in found):
-            self._group.compare("to compare batches", "its step", self._lines(kind()))
+            self._group.compare("to compare batches", "its step", self._lines(key, lines(True)))
             raise ScheduleError("ranks differ in what decides on a plan")
         if any(known != found[0][2] for _, _, known, _ in found):
             plans.drop(key)
@@ -216,26 +217,20 @@ class Agreement:
         if error is not self._group.raised:
             self._group.fail_by(error)
 
-    def _digest(self, key: Hashable, kind: Callable[[], Kind]) -> int:
+    def _digest(self, key: Key, lines: Callable[[bool], Sequence[str]]) -> int:
         found = self._digests.get(key)
         if found is None:
             if len(self._digests) >= _REMEMBERED:
                 self._digests.clear()
-            lines = self._lines(kind()._replace(settings=()))
-            found = self._digests[key] = zlib.crc32(repr(lines).encode())
+            text = repr(self._lines(key, lines(False)))
+            found = self._digests[key] = zlib.crc32(text.encode())
         return found
 
-    def _lines(self, kind: Kind) -> list[str]:
-        """Return lines of text that are the same on all ranks; see ``_compare``."""
-        number = self._numbers.setdefault(kind.watched, len(self._numbers))
-        frozen = [i for i, trains in enumerate(kind.parameters) if not trains]
-        return [
-            f"a batch of {len(kind.batch)} items",
-            *(f"item {i} of the batch is {text}" for i, text in enumerate(kind.batch)),
-            f"a model of {len(kind.parameters)} parameters, of which {frozen} are frozen",
-            *(f"an optimizer with {text}" for text in (*kind.settings, *kind.optimizer)),
-            f"model and loss in state {number} of those seen: train() or eval(), attributes, hooks",
-        ]
+    def _lines(self, key: Key, lines: Sequence[str]) -> list[str]:
+        """Add a line for what is watched, which is compared by its history alone."""
+        number = self._numbers.setdefault(key.watched, len(self._numbers))
+        what = "train() or eval(), attributes, hooks"
+        return [*lines, f"model and loss in state {number} of those seen: {what}"]
 
 
 def agreement_of(name: str, machine: Machine, options: Mapping[str, Any]) -> Agreement | None:
@@ -256,36 +251,39 @@ def same_rows(counts: Sequence[int]) -> int:
     return counts[0]
 
 
-def kind_of(
+def described(
     batch: Sequence[Any],
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | None,
-    functions: Hashable,
+    optimizer: torch.optim.Optimizer | None = None,
     settings: Iterable[tuple[dict[str, Any], str]] = (),
-) -> Kind:
-    """Describe what decides on a plan, in words that are the same on all ranks.
+) -> list[str]:
+    """Describe what decides on a plan, in lines that are the same on all ranks.
 
-    ``functions`` is a key that changes with the functions that a step calls, and ``settings`` are
-    groups of the optimizer and names of numbers there.
+    ``settings`` of the optimizer, groups and names of numbers there, are left out.
     """
+    items = [_stable(leaf) for _, leaf in leaves(batch)]  # whatever the number of rows
+    trains = [parameter.requires_grad for parameter in model.parameters()]
+    frozen = [i for i, trained in enumerate(trains) if not trained]
     groups = [] if optimizer is None else optimizer.param_groups
-    numbers = {(id(group), name) for group, name in settings}
-    varying: list[str] = []
-    options: list[str] = []
-    for number, group in enumerate(groups):
-        for name, item in group.items():
-            if name != "params":
-                found = varying if (id(group), name) in numbers else options
-                found.append(f"{name} = {_stable(item)} in group {number}")
+    omitted = {(id(group), name) for group, name in settings}
+    options = [
+        f"{name} = {_stable(item)} in group {number}"
+        for number, group in enumerate(groups)
+        for name, item in group.items()
+        if name != "params" and (id(group), name) not in omitted
+    ]
     held = {} if optimizer is None else optimizer.state
     parameters = (p for group in groups for p in group["params"])
     state = (
         f"{_stable(held.get(parameter, {}))} as state of parameter {number}"
         for number, parameter in enumerate(parameters)
     )
-    items = tuple(_stable(leaf) for _, leaf in leaves(batch))  # whatever the number of rows
-    trains = tuple(parameter.requires_grad for parameter in model.parameters())
-    return Kind(items, trains, (*options, *state), tuple(varying), functions)
+    return [
+        f"a batch of {len(items)} items",
+        *(f"item {i} of the batch is {text}" for i, text in enumerate(items)),
+        f"a model of {len(trains)} parameters, of which {frozen} are frozen",
+        *(f"an optimizer with {text}" for text in (*options, *state)),
+    ]
 
 
 def _stable(item: Any) -> str:
@@ -308,3 +306,235 @@ def _stable(item: Any) -> str:
 def _raise(error: Exception | None) -> None:
     if error is not None:
         raise error
+
+
+# ---- the state of rank 0, on all ranks
+
+
+class SharedState:
+    """The state of a model and an optimizer on all ranks: who has which part, and as of when.
+
+    ``is_stale`` where other ranks have newer parts. Without an agreement there is one process.
+    """
+
+    def __init__(
+        self,
+        agreement: Agreement | None,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+    ):
+        self.is_stale = False
+        self._agreement = agreement
+        self._model = model
+        self._optimizer = optimizer
+        self._trained: Planned | None = None  # by which the last step was
+        self._restored = False  # whether the state was loaded since the last step
+        self._seen: list[tuple[torch.Tensor, int]] | None = None  # with versions
+
+    def has_changed(self) -> bool:
+        """Whether other code changed the state since the last step, as far as torch reports it."""
+        if self._seen is None:
+            return True
+        now = [*state_tensors(self._model, self._optimizer)]
+        return len(now) != len(self._seen) or any(
+            tensor is not old or tensor._version != version
+            for tensor, (old, version) in zip(now, self._seen, strict=True)
+        )
+
+    def note(self) -> None:
+        """Remember the state that all ranks have."""
+        if self._agreement is not None:
+            now = state_tensors(self._model, self._optimizer)
+            self._seen = [(tensor, tensor._version) for tensor in now]
+
+    def note_step(self, has_new: bool) -> None:
+        """Remember the state after a step; ``has_new`` tensors, or it wrote those from before."""
+        if has_new or self._seen is None:
+            self.note()
+        else:
+            self._seen = [(tensor, tensor._version) for tensor, _ in self._seen]
+
+    def forget(self) -> None:
+        """Take the state as changed, since which tensors a failed run has written is unknown."""
+        self._seen = None
+
+    def restored(self) -> None:
+        """Note that this process has loaded a state, which is that of all ranks."""
+        self._restored = True
+        self.is_stale = False
+
+    def broadcast(self) -> None:
+        """Give all ranks the state of rank 0, or of those that have trained stages since.
+
+        Collective.
+        """
+        if self._agreement is None:
+            return
+        mine = "restored" if self._restored else ""
+        if self._agreement.texts("the state", mine)[0]:
+            self._trained = None
+        self._restored = False
+        self._share(self._agreement)
+
+    def train_by(self, planned: Planned) -> None:
+        """Begin a step; first share the state if the last one had a stage on another rank."""
+        if self._agreement is not None:
+            last = {} if self._trained is None else self._trained.owners
+            both = planned.owners.keys() & last.keys()
+            if any(planned.owners[name] != last[name] for name in both):
+                self._share(self._agreement)
+        self._trained = planned
+        self.is_stale = bool(planned.elsewhere)
+
+    def _share(self, agreement: Agreement) -> None:
+        """Give all ranks the state of those that own parts of it."""
+        owners: dict[int, int] = {}  # ranks, by the ids of tensors
+        if self._trained is not None:
+            tensors = self._trained.state.tensors()
+            ranks = self._trained.owners.items()
+            owners = {id(tensors[name]): rank for name, rank in ranks if name in tensors}
+        agreement.together("the state", lambda: self._give(agreement, owners))
+        self.is_stale = False
+        self.note()
+
+    def _give(self, agreement: Agreement, owners: Mapping[int, int]) -> None:
+        """Give all ranks what each owns; what has no owner is rank 0's.
+
+        Tensors keep their memory. Raises ScheduleError, on all ranks, where models differ in shape.
+        """
+        for rank in sorted({0, *owners.values()}):
+            what = f"the state of rank {rank}"
+            own = self._owned_by(rank, owners)
+            given = agreement.broadcast(own, what, rank)
+            agreement.together(what, partial(_check, own, given, rank))
+            if given is not own:
+                self._take(given)
+
+    def _owned_by(self, rank: int, owners: Mapping[int, int]) -> dict[str, Any]:
+        """Return the parameters and buffers of one rank, and what the optimizer has of them.
+
+        All is on the CPU. What the optimizer has is by name, with the names of those tensors that
+        are on an accelerator.
+        """
+
+        def is_owned(tensor: torch.Tensor) -> bool:
+            return owners.get(id(tensor), 0) == rank
+
+        state = self._optimizer.state
+        own = {name: tensor for name, tensor in self._tensors().items() if is_owned(tensor)}
+        return {
+            "model": {name: tensor.detach().cpu() for name, tensor in own.items()},
+            "optimizer": [
+                _held(state.get(item, {})) if is_owned(item) else None for item in self._trainable()
+            ],
+        }
+
+    def _take(self, given: Mapping[str, Any]) -> None:
+        with torch.no_grad():
+            own = self._tensors()
+            for name, new in given["model"].items():
+                own[name].copy_(new)
+            for parameter, held in zip(self._trainable(), given["optimizer"], strict=True):
+                if held is not None:
+                    items, beside = held
+                    moved = {name: items[name].to(parameter.device) for name in beside}
+                    _adopt(self._optimizer, parameter, {**items, **moved})
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        return dict(itertools.chain(self._model.named_parameters(), self._model.named_buffers()))
+
+    def _trainable(self) -> list[torch.Tensor]:
+        """Return the parameters of the optimizer, in the order in which its state numbers them."""
+        return [item for group in self._optimizer.param_groups for item in group["params"]]
+
+    def here(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return the part of a step's state that this process has."""
+        if not self.is_stale or self._trained is None:
+            return state
+        tensors = self._trained.state.tensors()
+        others = {id(tensors[name]) for name in self._trained.elsewhere}
+        kept = self._model.state_dict(keep_vars=True)
+        moments = state["optimizer"]["state"]
+        own = [i for i, item in enumerate(self._trainable()) if id(item) not in others]
+        return {
+            **state,
+            "model": {n: t for n, t in state["model"].items() if id(kept[n]) not in others},
+            "optimizer": {
+                **state["optimizer"],
+                "state": {i: moments[i] for i in own if i in moments},
+            },
+        }
+
+
+def parameters_of(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Yield each parameter once, some times faster than ``model.parameters()``."""
+    return _distinct(module._parameters for module in _modules_of(model))
+
+
+def _modules_of(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return a module and all modules in it, each once."""
+    found, known = [model], {id(model)}
+    for module in found:
+        for part in module._modules.values():
+            if part is not None and id(part) not in known:
+                known.add(id(part))
+                found.append(part)
+    return found
+
+
+def _distinct(held: Iterable[Mapping[str, torch.Tensor | None]]) -> Iterator[torch.Tensor]:
+    tensors = (item for items in held for item in items.values() if item is not None)
+    return iter({id(tensor): tensor for tensor in tensors}.values())
+
+
+def state_tensors(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a model and of an optimizer's state, in one order."""
+    modules = _modules_of(model)
+    yield from _distinct(module._parameters for module in modules)
+    yield from _distinct(module._buffers for module in modules)
+    for held in optimizer.state.values():
+        yield from (item for item in held.values() if isinstance(item, torch.Tensor))
+
+
+def _held(state: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    tensors = {name: item for name, item in state.items() if isinstance(item, torch.Tensor)}
+    beside = [name for name, item in tensors.items() if item.device.type != "cpu"]
+    return {**state, **{name: item.cpu() for name, item in tensors.items()}}, beside
+
+
+def _check(own: Mapping[str, Any], given: Mapping[str, Any], rank: int) -> None:
+    """Raise ScheduleError with the first tensor in which a model differs from that of a rank."""
+    facts = ({name: _facts(t) for name, t in tree["model"].items()} for tree in (own, given))
+    here, there = facts
+    for name in dict.fromkeys([*there, *here]):
+        if here.get(name) != there.get(name):
+            what = f"{name!r} of its model is {here.get(name, 'missing')}"
+            raise ScheduleError(f"{what}, and that of rank {rank} is {there.get(name, 'missing')}")
+    counts = len(own["optimizer"]), len(given["optimizer"])
+    if counts[0] != counts[1]:
+        what = f"its optimizer has {counts[0]} parameters"
+        raise ScheduleError(f"{what}, that of rank {rank} {counts[1]}")
+
+
+def _facts(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
+def _adopt(
+    optimizer: torch.optim.Optimizer, parameter: torch.Tensor, held: Mapping[str, Any]
+) -> None:
+    if not held:
+        optimizer.state.pop(parameter, None)
+        return
+    old = optimizer.state[parameter]
+    for name in old.keys() - held.keys():
+        del old[name]
+    for name, item in held.items():
+        here = old.get(name)
+        is_like = isinstance(item, torch.Tensor) and isinstance(here, torch.Tensor)
+        if is_like and (here.shape, here.dtype) == (item.shape, item.dtype):
+            here.copy_(item)
+        else:
+            old[name] = item

@@ -8,32 +8,112 @@ it, so users need not report changes.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
+import time
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 
-from autosched import Schedule, ScheduleError
+from autosched import RunTimeoutError, Schedule, ScheduleError
 from autosched._lib.copying import clone
+from autosched._lib.fetching import fetched_ahead
 from autosched._lib.gc_pause import without_collecting
 from autosched._lib.recent import MOST
 from autosched.parallel.batches import batch_inputs, key_of, rows_cut, rows_of
 from autosched.parallel.checkpoints import read, shared_out, write
-from autosched.parallel.planned import Planned
+from autosched.parallel.costs import Reusing
 from autosched.parallel.plans import Key, Plans, move_model, move_state, torch_device
-from autosched.parallel.ranks import Kind, kind_of, label_on, same_rows
-from autosched.parallel.shared_state import SharedState, parameters_of
-from autosched.parallel.step_spec import Held
-from autosched.parallel.steps_in_flight import UnderWay, done, holding, results
+from autosched.parallel.ranks import SharedState, described, label_on, parameters_of, same_rows
+from autosched.parallel.step_graph import Held, StepGraph
+from autosched.parallel.template import Place, Template
 from autosched.parallel.training import Training
 
-__all__ = ["Step"]
+__all__ = ["Planned", "Step", "UnderWay", "done", "holding", "results"]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The plan for a kind of batch: schedule, meaning of inputs and outputs, state.
+
+    ``settings`` are those of the optimizer that are inputs.
+    """
+
+    schedule: Schedule
+    built: StepGraph
+    template: Template
+    state: Any
+    notes: Mapping[str, Any]
+    settings: tuple[Any, ...]
+
+    def numbers(self) -> dict[str, float] | None:
+        """Return the settings of the optimizer that are inputs; None if it needs another plan."""
+        found: dict[str, float] = {}
+        for settings in self.settings:
+            values = settings.reader(self.state)()
+            if values is None:
+                return None
+            found.update(values)
+        numbers = self.built.numbers.items()
+        return {label: found[name] for label, name in numbers if label in self.here}
+
+    @cached_property
+    def here(self) -> set[str]:
+        """The inputs of this process."""
+        return {*self.schedule.inputs_here}
+
+    @cached_property
+    def state_here(self) -> dict[str, Held]:
+        """The inputs of this process that are state."""
+        return {label: held for label, held in self.built.state.items() if label in self.here}
+
+    @cached_property
+    def places_here(self) -> dict[str, Place]:
+        """The places of that state, by name of a tensor."""
+        known = self.state.places()
+        return {held.name: known[held.name][0] for held in self.state_here.values()}
+
+    @cached_property
+    def owners(self) -> dict[str, int]:
+        """By name of a tensor, the first rank whose model has it as trained; without ranks none."""
+        ranks = self.schedule.machine.ranks
+        found: dict[str, int] = {}
+        for label, held in self.built.state.items():
+            home = self.schedule.graph.value(label).home
+            if held.leads and home in ranks:
+                found[held.name] = min(found.get(held.name, ranks[home]), ranks[home])
+        return found
+
+    @cached_property
+    def elsewhere(self) -> set[str]:
+        """The tensors, by name, that other ranks train, and this process does not."""
+        if self.schedule.machine.rank is None:
+            return set()
+        return self.owners.keys() - {held.name for held in self.state_here.values() if held.leads}
+
+    @cached_property
+    def residuals_here(self) -> dict[str, tuple[str, int, torch.dtype]]:
+        """The inputs of this process for compression."""
+        return {label: one for label, one in self.built.residuals.items() if label in self.here}
+
+    def release(self) -> None:
+        """Give back the memory that tasks keep for the next step."""
+        for task in self.schedule.graph.tasks:
+            if isinstance(task.fn, Reusing):
+                task.fn.release()
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether the next step may begin meanwhile: it has the same tensors and attributes."""
+        return not self.built.places and not self.template.switches
+
 
 _WARNED = 5  # steps in turn that are planned again, from which there is a warning
 _PARTS = "kind of batch", "attribute or hook of the model or a function", "parameter"
@@ -106,7 +186,7 @@ class Step(Plans[Planned]):
                     outputs = planned.schedule.run_with(inputs, is_agreed=True)
                 return self._ended(planned, outputs)
             except BaseException as error:
-                self._under_way.lose(planned.schedule)
+                self._under_way.lose(planned)
                 if self._agreement is not None:
                     self._agreement.give_up(error)
                 raise
@@ -128,9 +208,9 @@ class Step(Plans[Planned]):
             last = under_way.plan
             is_same = last is not None and self._plans.get((None, self._key(batch))) is last
             numbers = last.numbers() if is_same else None
-            if under_way.look() or numbers is None or not last.is_repeated:
+            if under_way.look() or numbers is None or last is None or not last.is_repeated:
                 self.wait()
-            if under_way.is_idle:
+            if under_way.is_idle or last is None:
                 planned = self._agreed_plan(batch)
                 inputs = self._inputs(planned, batch)
                 own = self._batch_inputs(planned, batch)
@@ -140,7 +220,7 @@ class Step(Plans[Planned]):
                 own = self._batch_inputs(planned, batch)
                 inputs = {**under_way.inputs, **(numbers or {}), **own}
             finish = partial(self._ended, planned)
-            return under_way.submit(planned, planned.schedule, inputs, finish)
+            return under_way.submit(planned, inputs, finish)
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until all submitted steps have ended, also those that failed.
@@ -273,7 +353,7 @@ class Step(Plans[Planned]):
         try:
             while found is None:
                 found = agreement.step(
-                    batch, find_key, partial(self._kind, batch), shared.has_changed, self
+                    batch, find_key, partial(self._lines, batch), shared.has_changed, self
                 )
                 if found is None:
                     shared.broadcast()
@@ -330,7 +410,9 @@ class Step(Plans[Planned]):
 
     def _key(self, batch: Sequence[Any]) -> Key:
         """Return a key that is equal for calls that one schedule serves."""
-        watched = self._watched_functions()
+        hook = self._training.before_step
+        hooks = [item for name, item in vars(self.optimizer).items() if name.endswith("_hooks")]
+        watched = self._watched(self.model, self.loss_fn, hook, *hooks)
         # Identities are unique, because the plan references the parameters.
         parameters = tuple((id(p), p.requires_grad) for p in parameters_of(self.model))
         key = key_of(batch), watched, parameters, *self._optimizer_key()
@@ -340,14 +422,10 @@ class Step(Plans[Planned]):
             self._last_key.numbers = self._training.present
         return self._last_key
 
-    def _kind(self, batch: Sequence[Any]) -> Kind:
-        settings = self._training.settings.settings().values()
-        return kind_of(batch, self.model, self.optimizer, self._watched_functions(), settings)
-
-    def _watched_functions(self) -> Hashable:
-        hook = self._training.before_step
-        hooks = [item for name, item in vars(self.optimizer).items() if name.endswith("_hooks")]
-        return self._watched(self.model, self.loss_fn, hook, *hooks)
+    def _lines(self, batch: Sequence[Any], numbers: bool) -> list[str]:
+        """Describe such a step; its ``numbers`` are settings of the optimizer that may change."""
+        settings = () if numbers else self._training.settings.settings().values()
+        return described(batch, self.model, self.optimizer, settings)
 
     def _optimizer_key(self) -> Iterator[Hashable]:
         training = self._training
@@ -463,3 +541,111 @@ class Step(Plans[Planned]):
         for key, copy in list(self._copies.items()):
             if key not in copied or not isinstance(copy.source, torch.nn.Parameter):
                 del self._copies[key]
+
+
+# ---- steps in flight
+
+
+_FETCHED = 2  # batches: that of the present step, and the next one
+
+
+class UnderWay:
+    """The submitted steps of one plan: ``plan`` is None before the first one.
+
+    ``inputs`` are those that are the same in each step.
+    """
+
+    def __init__(self) -> None:
+        self.plan: Planned | None = None
+        self.inputs: Mapping[str, torch.Tensor] = {}
+        self._futures: list[Future[Any]] = []
+        self._is_lost = False  # whether a step may be under way that has no future here
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all steps have ended, and none failed unnoticed."""
+        return not self._futures and not self._is_lost
+
+    def submit(
+        self,
+        plan: Planned,
+        inputs: dict[str, torch.Tensor],
+        finish: Callable[[Mapping[str, Any]], Any],
+    ) -> Future[Any]:
+        """Start a step; return its future, with the result of ``finish``."""
+        self.plan = plan
+        try:
+            with torch.no_grad():  # gradients are taken inside
+                future = plan.schedule.submit_for(inputs, finish)
+            self._futures.append(future)
+        except BaseException:
+            self.lose(plan)  # an interrupt may have come after the start
+            raise
+        return future
+
+    def lose(self, plan: Planned) -> None:
+        """Note that a step without a future has failed, or was aborted and may still end."""
+        self.plan = plan
+        self._is_lost = True
+
+    def look(self) -> bool:
+        """Return whether a step failed; forget those that have ended otherwise."""
+        ended = [future for future in self._futures if future.done()]
+        if any(future.exception() is not None for future in ended):
+            return True
+        self._futures = [future for future in self._futures if future not in ended]
+        return self._is_lost
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until all steps have ended; return whether one failed.
+
+        Raises RunTimeoutError if that takes longer.
+        """
+        if self.plan is None or self.is_idle:
+            return False
+        self.plan.schedule.wait(timeout)
+        failed = self._is_lost or any(future.exception() is not None for future in self._futures)
+        self._futures = []
+        self._is_lost = False
+        return failed
+
+
+def results(
+    submit: Callable[..., Any], call: Callable[..., Any], batches: Iterable[Any], most: int
+) -> Iterator[Any]:
+    """Yield the results of steps on batches, in order; at most so many are under way.
+
+    If that is one, a step begins when its result is asked for. A thread fetches the next batch.
+    """
+    if most == 1:
+        for batch in fetched_ahead(batches, _FETCHED, tuple):
+            yield call(*batch)
+        return
+    for future in fetched_ahead(batches, most, lambda batch: submit(*batch)):
+        yield future.result()
+
+
+@contextlib.contextmanager
+def holding(guard: Any, timeout: float | None) -> Iterator[float | None]:
+    """Hold a lock; yield how many seconds are left.
+
+    Raises RunTimeoutError if another thread holds it for longer.
+    """
+    begin = time.perf_counter()
+    patience = -1.0 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)
+    if not guard.acquire(timeout=patience):
+        raise RunTimeoutError("another thread goes on submitting or planning a step")
+    try:
+        yield None if timeout is None else max(0.0, begin + timeout - time.perf_counter())
+    finally:
+        guard.release()
+
+
+def done(call: Callable[..., Any], batch: Iterable[Any]) -> Future[Any]:
+    """Return the future of a call that has ended."""
+    future: Future[Any] = Future()
+    try:
+        future.set_result(call(*batch))
+    except Exception as error:
+        future.set_exception(error)
+    return future

@@ -7,14 +7,25 @@ micro-batch, without devices, and included in a step as often as there are micro
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import (
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Set,
+)
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map
 
-from autosched import Graph, GraphError, Task, Value, capture
+from autosched import Graph, GraphError, Here, ScheduleError, Task, Value, capture
 from autosched.frontends.capture import captured
 
 __all__ = [
@@ -23,12 +34,14 @@ __all__ = [
     "Place",
     "Template",
     "accumulating",
-    "change_tasks",
+    "checkpointed",
     "forward_of",
-    "inputs_like",
     "pass_of",
     "producer_of",
+    "split_convolutions",
     "update_of",
+    "with_hoisted_random_numbers",
+    "with_random_numbers_once",
 ]
 
 Loss = Callable[[Any, Any], torch.Tensor]
@@ -257,3 +270,320 @@ def _stateless(loss_fn: Loss) -> Loss:
             f"loss_fn {type(loss_fn).__name__} has parameters to train; make it a part of the model"
         )
     return loss_fn if any(True for _ in loss_fn.buffers()) else _Stateless(loss_fn)
+
+
+# ---- equivalent templates
+
+
+Stages = Mapping[str, int]  # of tasks, by name
+
+_OF_STATES = (torch.get_rng_state, torch.set_rng_state, torch.manual_seed)
+_LIKE = ("rand_like", "randn_like", "randint_like")  # draw without reading their argument
+_OTHER_NUMBERS = (
+    "the backward pass sets the state of torch's random number generator, and then draws other "
+    "numbers than forward did, which stages cannot repeat; pass such numbers to the model as a "
+    "part of the batch"
+)
+
+
+def with_random_numbers_once(one: Template) -> Template:
+    """Draw once, and keep, the random numbers that checkpoints draw again in backward.
+
+    These set the generator's state to what it was in forward; stages draw at other times. What is
+    kept is a copy, since masks of dropout are scaled in place. Raises ScheduleError if backward
+    draws others after it sets a state.
+    """
+    graph = one.graph
+    if not any(task.fn in _OF_STATES and task.origin.phase == "backward" for task in graph.tasks):
+        return one
+    first = _first_draws(one)
+    again = {value: kept for value, kept in first.items() if value != kept}
+    copy = _Copy(one)
+    drawn: dict[int, Value] = {}
+    for task in graph.tasks:
+        made = [use.value for use in task.outputs]
+        value = _result(task) if task.random else -1
+        if task.fn not in _OF_STATES and again.keys().isdisjoint((value, *made)):
+            copy.take(task)
+        source = again.get(value, value)
+        if source not in again.values():
+            continue
+        copy.flush()
+        name = graph.values[value].name
+        if value == source:
+            drawn[value] = copy.values[name]
+        facts: dict[str, Any] = {"name": f"{task.name}.kept", "origin": task.origin}
+        copy.values[name] = copy.graph.record(torch.clone, (drawn[source],), {}, **facts)
+    new = copy.finished(one)
+    drawing = [task for task in new.graph.tasks if task.random]
+    change_tasks(new.graph, drawing, lambda task: replace(task, device=None))  # it was the host's
+    return new
+
+
+def _first_draws(one: Template) -> dict[int, int]:
+    """Return, for each value that is drawn, the one drawn first from the same state."""
+    graph = one.graph
+    random = [task for task in graph.tasks if task.random]
+    fakes = _fake_tensors(one, {use.value for task in random for use in task.reads})
+    first: dict[int, int] = {}
+    known: dict[Hashable, int] = {}
+    states: dict[int, int] = {}  # of the generator: the last value that was drawn
+    last = newest = -1
+    for task in random:
+        if task.fn is torch.get_rng_state:
+            states[_result(task)] = last
+        elif task.fn is torch.set_rng_state and task.reads[0].value in states:
+            last = states[task.reads[0].value]
+        elif task.kwargs.get("generator") is None:
+            before, value = last, _result(task)
+            last = first[value] = known.setdefault((last, _draw(graph, task, fakes)), value)
+            if last == value and (before != newest or task.fn in _OF_STATES):
+                raise ScheduleError(_OTHER_NUMBERS)
+            newest = value if last == value else newest
+    if last != newest:
+        raise ScheduleError(_OTHER_NUMBERS)
+    return first
+
+
+def _draw(graph: Graph, task: Task, fakes: Mapping[int, torch.Tensor]) -> Hashable:
+    """Return a key of what a task draws; its own if that depends on contents of tensors."""
+    read = [use.value for use in task.reads]
+    makers = [graph.values[value].producer for value in read]
+    fills = len(task.changes) == 1 and all(
+        use.version == 0 and maker is not None and _is(graph.tasks[maker], "empty", "new_empty")
+        for use, maker in zip(task.reads, makers, strict=True)
+    )
+    if read and not fills and not _is(task, *_LIKE):
+        return task.index
+    shapes = [(*fakes[v].shape, fakes[v].stride(), fakes[v].dtype) for v in read]
+    constants = tree_map(
+        lambda leaf: None if isinstance(leaf, Value) else leaf, (task.args, dict(task.kwargs))
+    )
+    return task.fn, repr((constants, shapes))
+
+
+def _result(task: Task) -> int:
+    """Return the value (its index) that a task writes, or makes first; -1 if there is none."""
+    uses = (*task.changes, *task.outputs)
+    return uses[0].value if uses else -1
+
+
+def with_hoisted_random_numbers(one: Template) -> Template:
+    """Generate random numbers before anything else, where they depend only on a shape.
+
+    Masks of dropout are written to memory allocated "like" an activation. It is replaced by memory
+    of the same shape, which depends on no task. Otherwise all random tasks, on all devices, would
+    be ordered one after another together with their predecessors.
+    """
+    graph = one.graph
+    filled = {use.value for task in graph.tasks if task.random for use in task.writes}
+    allocations = {
+        task.outputs[0].value
+        for task in graph.tasks
+        if _is(task, "empty_like") and task.outputs[0].value in filled
+    }
+    if not allocations:
+        return one
+    copy = _Copy(one)
+    fakes = _fake_tensors(one, allocations)
+    for task in graph.tasks:
+        value = task.outputs[0].value if task.outputs else -1
+        if not _is(task, "empty_like") or value not in allocations:
+            copy.take(task)
+            continue
+        fake = fakes[value]
+        copy.flush()
+        copy.values[graph.values[value].name] = copy.graph.record(
+            torch.empty_strided, (tuple(fake.shape), fake.stride()),
+            {"dtype": fake.dtype, "device": Here(fake.device)}, name=task.name, origin=task.origin,
+        )  # fmt: skip
+    return copy.finished(one)
+
+
+def _fake_tensors(one: Template, wanted: Set[int]) -> dict[int, torch.Tensor]:
+    """Return fake tensors for some values (by index), by running all tasks on fake tensors."""
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+        data: dict[int, Any] = {
+            v.index: mode.from_tensor(one.examples[v.name] if v.tensor is None else v.tensor)
+            for v in one.graph.sources
+        }
+
+        def fake(leaf: Any) -> Any:
+            if isinstance(leaf, Value):
+                return data[leaf.index]
+            return leaf.usual if isinstance(leaf, Here) else leaf
+
+        found: dict[int, torch.Tensor] = {}
+        for task in one.graph.tasks:
+            if task.fn in _OF_STATES:
+                continue
+            args, kwargs = tree_map(fake, (task.args, dict(task.kwargs)))
+            assert task.fn is not None
+            data.update(task.results(task.fn(*args, **kwargs)))
+            found.update((u.value, data[u.value]) for u in task.outputs if u.value in wanted)
+    return found
+
+
+def _is(task: Task, *operators: str) -> bool:
+    """Whether the name of a task, without its module's, begins with one of these."""
+    return task.name.rpartition(".")[2].startswith(operators)
+
+
+def split_convolutions(one: Template, stage: Stages) -> tuple[Template, Stages]:
+    """Compute gradients of convolutions by the input and by the weights in separate tasks."""
+    copy = _Copy(one)
+    stages = dict(stage)
+    for task in one.graph.tasks:
+        mask = tuple(task.args[-1]) if _is(task, "convolution_backward") else ()
+        if len(mask) != 3 or not mask[0] or not any(mask[1:]):
+            copy.take(task)
+            continue
+        for part, needed in (("input", (True, False, False)), ("weight", (False, *mask[1:]))):
+            label = f"{task.name}.{part}"
+            results = copy.call(task, (*task.args[:-1], needed), label)
+            for use, result, is_needed in zip(task.outputs, results, needed, strict=True):
+                if is_needed:
+                    copy.values[one.graph.values[use.value].name] = result
+            stages[label] = stage[task.name]
+    return copy.finished(one), stages
+
+
+def checkpointed(one: Template, stage: Stages) -> tuple[Template, Stages]:
+    """Recompute the forward of each stage in its backward, to store only the stage's inputs.
+
+    Random tasks, and tasks that write values that existed before, are not repeated, and their
+    results are stored. Of batch norms, all but writing the running statistics is repeated.
+    """
+    graph = one.graph
+    copy = _Copy(one)
+    stages = dict(stage)
+    backward = [task for task in graph.tasks if task.origin.phase == "backward"]
+    forward = [task for task in graph.tasks if task.origin.phase != "backward"]
+    for task in forward:
+        copy.take(task)
+    for number in dict.fromkeys(stage[task.name] for task in backward):
+        own = [task for task in backward if stage[task.name] == number]
+        before = {task.index for task in forward if stage[task.name] == number}
+        repeated = _repeated(graph, own, before)
+        copy.repeat(repeated)
+        stages.update((f"again.{task.name}", number) for task in repeated)
+        for task in own:
+            copy.take(task)
+        copy.forget_repeated()
+    return copy.finished(one), stages
+
+
+class _Copy:
+    """A new graph with tasks of a template's; ``values`` maps names of old values to new values."""
+
+    def __init__(self, one: Template):
+        self.old = one.graph
+        self.graph = Graph(one.graph.name)
+        self.values: dict[str, Value] = dict(inputs_like(self.graph, one.graph))
+        self.repeated: dict[str, Value] = {}
+        self.pending: list[str] = []
+
+    @property
+    def known(self) -> dict[str, Value]:
+        return {**self.values, **self.repeated}
+
+    def take(self, task: Task) -> None:
+        """Add a task unchanged, later, together with the next ones."""
+        self.pending.append(task.name)
+
+    def flush(self) -> None:
+        if self.pending:
+            self.values.update(self.graph.include(self.old, self.known, only=self.pending))
+            self.pending = []
+
+    def call(self, task: Task, args: tuple[Any, ...], name: str) -> Any:
+        """Add a task with other arguments, which contain old values; return its results."""
+        self.flush()
+        known = self.known
+        args = tuple(known[arg.name] if isinstance(arg, Value) else arg for arg in args)
+        assert task.fn is not None
+        count = len(task.outputs)
+        return self.graph.record(
+            task.fn, args, task.kwargs, name=name, outputs=count, origin=task.origin
+        )
+
+    def repeat(self, tasks: Iterable[Task]) -> None:
+        """Add tasks again, as ``again.NAME``; later tasks read their results."""
+        self.flush()
+        for task in tasks:
+            if not _is_batch_norm(task):
+                made = self.graph.include(self.old, self.known, prefix="again.", only=[task.name])
+                self.repeated.update(made)
+                continue
+            args = (*task.args[:3], None, None, *task.args[5:])  # without running statistics
+            results = self.call(task, args, f"again.{task.name}")
+            for use, value in zip(task.outputs, results, strict=True):
+                self.repeated[self.old.values[use.value].name] = value
+
+    def forget_repeated(self) -> None:
+        """Let later tasks read the first results again."""
+        self.flush()
+        self.repeated = {}
+
+    def finished(self, one: Template) -> Template:
+        self.flush()
+        outputs = {label: self.old.values[index].name for label, index in self.old.outputs.items()}
+        self.graph.output(**{label: self.values[name] for label, name in outputs.items()})
+        return replace(one, graph=self.graph)
+
+
+def _is_batch_norm(task: Task) -> bool:
+    return _is(task, "native_batch_norm", "cudnn_batch_norm") and task.args[5] is True
+
+
+def _repeated(graph: Graph, backward: Iterable[Task], forward: Set[int]) -> list[Task]:
+    """Return the tasks of a stage's forward to repeat for its backward, in order."""
+    fixed = _not_recomputable(graph, forward)
+    found: set[int] = set()
+    pending = [use.value for task in backward for use in task.reads]
+    seen: set[int] = set()
+    while pending:
+        value = pending.pop()
+        if value in seen or graph.values[value].root in fixed:
+            continue
+        seen.add(value)
+        for i in _writers(graph, value, forward):
+            if i not in found:
+                found.add(i)
+                pending += [use.value for use in graph.tasks[i].reads]
+                pending += [use.value for use in graph.tasks[i].outputs]
+    return [graph.tasks[i] for i in sorted(found)]
+
+
+def _writers(graph: Graph, value: int, among: Set[int]) -> list[int]:
+    """Return the tasks that compute a value, or write its memory."""
+    root = graph.values[value].root
+    makers = {graph.values[value].producer, graph.values[root].producer}
+    return [i for i in among if i in makers or root in _changed_roots(graph, graph.tasks[i])]
+
+
+def _changed_roots(graph: Graph, task: Task) -> list[int]:
+    return [graph.values[use.value].root for use in task.changes]
+
+
+def _not_recomputable(graph: Graph, forward: Set[int]) -> set[int]:
+    """Return the memory (its root) that depends on random numbers or on changed values.
+
+    Also the memory that such tasks have accessed.
+    """
+    fixed: set[int] = set()
+    sources = {value.index for value in graph.sources}
+    others = [graph.tasks[i] for i in forward if not _is_batch_norm(graph.tasks[i])]
+    changed = {root for task in others for root in _changed_roots(graph, task)} & sources
+    for i in sorted(forward):
+        task = graph.tasks[i]
+        written = _changed_roots(graph, task)
+        roots = [graph.values[use.value].root for use in task.outputs] + written
+        new = [root for root in roots if root not in sources]
+        is_fixed = task.random or any(graph.values[r].producer not in forward for r in new)
+        if not _is_batch_norm(task):
+            reads_changed = any(graph.values[use.value].root in changed for use in task.reads)
+            is_fixed = is_fixed or reads_changed or not sources.isdisjoint(written)
+        if is_fixed:
+            fixed.update(roots)
+    return fixed

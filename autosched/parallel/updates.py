@@ -17,8 +17,7 @@ import networkx as nx
 import torch
 
 from autosched import Costs, Graph, Machine, ScheduleError, Task, Value, merge
-from autosched.parallel.costs import tabulated
-from autosched.parallel.packing import laid_out
+from autosched.parallel.costs import laid_out, tabulated
 from autosched.parallel.template import Place, Template
 
 __all__ = ["Bucket", "Update", "check_separable", "updates_of"]

@@ -16,8 +16,7 @@ from torch import Tensor
 
 import autosched as asc
 from autosched.costs.estimate import estimate
-from autosched.parallel.all_reduce import STRATEGIES, all_reduce
-from autosched.parallel.buckets import buckets
+from autosched.parallel.all_reduce import STRATEGIES, all_reduce, buckets
 from autosched.program.program import Copy
 from autosched.testing import check
 

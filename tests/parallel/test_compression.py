@@ -13,7 +13,7 @@ from torch import Tensor
 
 import autosched as asc
 from autosched.costs.estimate import estimate
-from autosched.parallel.compression import (
+from autosched.parallel.all_reduce import (
     Compression,
     Half,
     Int8,

@@ -14,8 +14,7 @@ from torch import Tensor, nn, optim
 from torch.nn import functional
 
 import autosched as asc
-from autosched.parallel.batches import shares
-from autosched.parallel.division import divided
+from autosched.parallel.batches import divided, shares
 from autosched.parallel.ranks import Layout, label_on
 from tests.parallel.networks import Centred
 from tests.serial import (

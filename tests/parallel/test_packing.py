@@ -8,8 +8,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import autosched as asc
 from autosched.parallel.all_reduce import added
-from autosched.parallel.costs import memory_task
-from autosched.parallel.packing import Reusing, flat
+from autosched.parallel.costs import Reusing, flat, memory_task
 
 
 def results(reusing, keep):

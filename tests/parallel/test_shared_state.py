@@ -8,7 +8,7 @@ from unittest import mock
 import torch
 from torch import nn, optim
 
-from autosched.parallel.shared_state import SharedState
+from autosched.parallel.ranks import SharedState
 
 
 class Giving:

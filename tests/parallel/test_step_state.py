@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from autosched.frontends.state import State
-from autosched.parallel.shared_state import parameters_of, state_tensors
+from autosched.parallel.ranks import parameters_of, state_tensors
 from tests.serial import data_parallel, pipeline
 
 

@@ -8,6 +8,7 @@ import threading
 import weakref
 from concurrent.futures import Future
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch import nn
 
 import autosched as asc
 from autosched import parallel
-from autosched.parallel.steps_in_flight import UnderWay
+from autosched.parallel.step import UnderWay
 
 MACHINE = asc.Machine.emulated(gpus=2)
 OPTIMIZERS = {
@@ -216,7 +217,7 @@ class Interrupted:
 def test_a_step_whose_submission_was_interrupted_is_waited_for():
     under_way, schedule = UnderWay(), Interrupted()
     with pytest.raises(KeyboardInterrupt):
-        under_way.submit("plan", schedule, {}, Future)
+        under_way.submit(SimpleNamespace(schedule=schedule), {}, Future)
     assert not under_way.is_idle
     assert under_way.look()  # as if it had failed
     assert under_way.wait()

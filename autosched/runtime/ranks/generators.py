@@ -9,7 +9,7 @@ else drew from it. It is left in the state of the first rank that draws.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -76,14 +76,3 @@ class Drawing:
         if rank is None:
             return contextlib.nullcontext()
         return _GENERATORS.of(rank, rank == self._first)
-
-    def around(self, task: Task, call: Callable[[], None]) -> Callable[[], None]:
-        """Return a call of a task in its context; of one that draws nothing, the call itself."""
-        if task.name not in self._ranks:
-            return call
-
-        def draw() -> None:
-            with self(task):
-                call()
-
-        return draw

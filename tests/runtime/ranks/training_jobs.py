@@ -17,7 +17,7 @@ from torch import nn, optim
 from torch.nn import functional
 
 import autosched as asc
-from autosched.parallel.packing import Reusing
+from autosched.parallel.costs import Reusing
 from autosched.parallel.step import Step
 
 OPTIMIZERS = {
