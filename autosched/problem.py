@@ -11,10 +11,10 @@ nothing may write to them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from itertools import chain, pairwise, product
+from itertools import chain, pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -523,8 +523,9 @@ def _paths(machine: Machine, pageable: bool) -> dict[str, NDArray[Any]]:
     """Return latency, rate, issue_copy, holds_out and holds_in of ``Tables``."""
     host = machine.device(machine.host)
     ends = [host if device.is_storage else device for device in machine.devices]
-    tables = [_table(machine, ends, slow) for slow in ((False, True) if pageable else (False,))]
-    latency, rate, issue, out, into = np.concatenate(tables, axis=1).reshape(5, -1)
+    ways = (False, True) if pageable else (False,)
+    found = [_path(machine, a, b, slow) for slow in ways for a in ends for b in ends]
+    latency, rate, issue, out, into = np.ascontiguousarray(np.array(found, float).T)
     return {
         "latency": latency,
         "rate": rate,
@@ -532,38 +533,6 @@ def _paths(machine: Machine, pageable: bool) -> dict[str, NDArray[Any]]:
         "holds_out": out.astype(np.int64) * machine.contention,
         "holds_in": into.astype(np.int64) * machine.contention,
     }
-
-
-def _table(machine: Machine, ends: Sequence[Device], slow: bool) -> Floats:
-    """Return a row for each column of ``_paths``, by [column, source, destination].
-
-    Between ranks, ways depend on the kinds of both ends alone: one of each kind is examined.
-    """
-    kinds = _kinds(machine)
-    if kinds is None:
-        every = [[_path(machine, a, b, slow) for b in ends] for a in ends]
-        return np.moveaxis(np.array(every, float), 2, 0)
-    kind, near = kinds
-    found = np.zeros((5, kind.max() + 1, kind.max() + 1, 2))
-    rank = np.array([device.rank for device in ends])
-    apart = rank[:, np.newaxis] != rank
-    code = (kind[:, np.newaxis] * (kind.max() + 1) + kind) * 2 + near
-    for first in np.unique(np.where(apart, code, -1), return_index=True)[1].tolist():
-        a, b = divmod(first, len(ends))
-        if apart[a, b]:
-            found[:, kind[a], kind[b], int(near[a, b])] = _path(machine, ends[a], ends[b], slow)
-    table = found.reshape(5, -1)[:, code]
-    for a, b in _within(rank):
-        table[:, a, b] = _path(machine, ends[a], ends[b], slow)
-    return table
-
-
-def _within(rank: Ints) -> Iterator[tuple[int, int]]:
-    """Yield all pairs of devices of one rank."""
-    at, devices = grouped(rank, np.arange(len(rank)), rank.max() + 1)
-    for start, end in pairwise(at.tolist()):
-        own = devices[start:end].tolist()
-        yield from product(own, own)
 
 
 def _path(
@@ -582,31 +551,6 @@ def _path(
     issue = issuer.issue_seconds if issuer.is_accelerator else 0.0
     holds = direct and (out or not into or apart), direct and (into or not out or apart)
     return latency, rate, issue, *holds
-
-
-def _kinds(machine: Machine) -> tuple[Ints, NDArray[np.bool_]] | None:
-    """Return the kind of each device, as seen from other ranks, and which are on one host.
-
-    None where links of the machine itself join ranks, or there are none.
-    """
-    ranks = machine.ranks
-    if not ranks or machine.storage:
-        return None
-    if any(ranks[link.source] != ranks[link.destination] for link in machine.links):
-        return None
-    number: dict[Any, int] = {}
-    kinds = []
-    for device in machine.devices:
-        front = machine.front(device.name)
-        link = None if front in (None, device.name) else machine.link(device.name, front)
-        rates = link and (link.bytes_per_second, link.latency, link.pageable_bytes_per_second)
-        is_front = front == device.name
-        facts = device.kind, front is None, is_front, rates, device.issue_seconds
-        kinds.append(number.setdefault(facts, len(number)))
-    names: dict[str | None, int] = {}
-    host = np.array([names.setdefault(device.host, len(names)) for device in machine.devices])
-    known = np.array([device.host is not None for device in machine.devices])
-    return np.array(kinds), (host[:, np.newaxis] == host) & known
 
 
 def _way(

@@ -114,14 +114,8 @@ class MeanLinks(NamedTuple):
             masks = possible[np.unique(kind, return_index=True)[1]]
         latency, per_byte = np.zeros((2, len(masks), len(masks)))
         sets = [mask.nonzero()[0] for mask in masks]
-        single = np.flatnonzero([len(some) == 1 for some in sets])
-        alone = np.array([sets[a][0] for a in single], np.int64)
-        each = np.ix_(single, single)
-        latency[each], per_byte[each] = _single_links(t, devices, alone)
         for a, q in enumerate(sets):
             for b, p in enumerate(sets):
-                if len(q) == len(p) == 1:
-                    continue
                 path = np.add.outer(q * devices, p)[np.not_equal.outer(q, p)]
                 path = path[np.isfinite(t.latency[path])]
                 if len(path):
@@ -132,14 +126,6 @@ class MeanLinks(NamedTuple):
     def reversed(self) -> MeanLinks:
         """Return the links of the reversed graph."""
         return MeanLinks(self.kind[::-1], self.latency.T, self.per_byte.T)
-
-
-def _single_links(t: Tables, count: int, devices: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """Return latency and seconds per byte between single devices, 0 where no link joins them."""
-    path = np.add.outer(devices * count, devices)
-    latency = t.latency[path]
-    linked = np.not_equal.outer(devices, devices) & np.isfinite(latency)
-    return np.where(linked, latency, 0.0), np.where(linked, 1 / t.rate[path], 0.0)
 
 
 @np.errstate(over="ignore")
