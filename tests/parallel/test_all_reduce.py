@@ -25,10 +25,6 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 # ---- buckets
 
 
-def bytes_of(bucket: Sequence[str], nbytes: dict[str, int]) -> int:
-    return sum(nbytes[name] for name in bucket)
-
-
 TENSORS = st.lists(
     st.tuples(st.integers(0, 40), st.sampled_from(["float32", "bfloat16", "float64"])), max_size=30
 )
@@ -37,39 +33,6 @@ SIZES = st.lists(st.integers(0, 60), min_size=1, max_size=4)
 
 def named(drawn: Sequence[tuple[int, str]]) -> list[tuple[str, int, str]]:
     return [(f"p{i}", nbytes, dtype) for i, (nbytes, dtype) in enumerate(drawn)]
-
-
-@given(drawn=TENSORS, sizes=SIZES)
-def test_each_tensor_is_in_one_bucket_in_order_with_its_dtype(
-    drawn: list[tuple[int, str]], sizes: list[int]
-) -> None:
-    tensors = named(drawn)
-    dtype = {name: kind for name, _, kind in tensors}
-    found = buckets(tensors, sizes)
-    assert all(bucket and len({dtype[name] for name in bucket}) == 1 for bucket in found)
-    for kind in dict.fromkeys(dtype.values()):
-        here = [name for bucket in found for name in bucket if dtype[name] == kind]
-        assert here == [name for name in dtype if dtype[name] == kind]
-    assert sum(map(len, found)) == len(tensors)
-
-
-@given(drawn=TENSORS, sizes=SIZES)
-def test_a_bucket_has_its_size_and_its_last_tensor_alone_exceeds_it(
-    drawn: list[tuple[int, str]], sizes: list[int]
-) -> None:
-    tensors = named(drawn)
-    nbytes, dtype = (
-        {name: size for name, size, _ in tensors},
-        {name: kind for name, _, kind in tensors},
-    )
-    of_dtype: dict[str, list[tuple[str, ...]]] = {}
-    for bucket in buckets(tensors, sizes):
-        of_dtype.setdefault(dtype[bucket[0]], []).append(bucket)
-    for made in of_dtype.values():
-        limits = itertools.chain(sizes, itertools.repeat(sizes[-1]))
-        for i, (bucket, limit) in enumerate(zip(made, limits, strict=False)):
-            assert all(bytes_of(bucket[:k], nbytes) < limit for k in range(1, len(bucket)))
-            assert bytes_of(bucket, nbytes) >= limit or i == len(made) - 1
 
 
 @given(drawn=TENSORS, sizes=SIZES)

@@ -20,7 +20,7 @@ from torch.nn import functional
 import autosched as asc
 from autosched.parallel.all_reduce import STRATEGIES
 from tests.frontends.test_capture import OPTIMIZERS
-from tests.models import KINDS, Tied, mlp
+from tests.models import KINDS, mlp
 from tests.serial import (
     Make,
     Rows,
@@ -296,15 +296,6 @@ def test_unknown_options_are_rejected_at_once() -> None:
             make()
 
 
-def test_tied_weights_are_one() -> None:
-    torch.manual_seed(0)
-    given = [(torch.randint(0, 7, (5, 3)), torch.randint(0, 7, (5, 3))) for _ in range(3)]
-    assert_trains_as_serially(
-        data_parallel(buckets=(1,)), among(2), Tied(), given,
-        loss_fn=lambda out, y: functional.cross_entropy(out.flatten(0, 1), y.flatten()),
-    )  # fmt: skip
-
-
 def test_a_loss_may_have_weights() -> None:
     loss_fn = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 0.5, 3.0]))
     assert_trains_as_serially(data_parallel(), among(2), small(), vectors(6, 6), loss_fn=loss_fn)
@@ -349,12 +340,6 @@ def test_a_loss_that_sums_is_not_weighted() -> None:
     assert_trains_as_serially(
         make, among(2), small(), vectors(5, 5), loss_fn=loss_fn, averages=False
     )
-
-
-def test_a_model_may_be_in_eval_mode() -> None:
-    model = mlp()
-    model(torch.randn(9, 8))  # statistics
-    assert_trains_as_serially(data_parallel(), among(2), model.eval(), vectors(6, 6))
 
 
 # ---- between steps

@@ -15,7 +15,6 @@ from torch.nn import functional
 
 import autosched as asc
 from autosched.parallel import training
-from autosched.parallel.pipeline_schedules import ORDERS
 from autosched.parallel.stages import balanced, blocks_of
 from autosched.parallel.template import pass_of
 from tests.frontends.test_capture import OPTIMIZERS
@@ -40,16 +39,6 @@ def vectors(*sizes: int, width: int = 8) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 # ---- equal to micro-batches one after another
-
-
-@pytest.mark.parametrize("order", some(ORDERS, "1f1b", "zero-bubble"))
-@pytest.mark.parametrize(
-    ("gpus", "chunks"), [(2, 3), *(pytest.param(*n, marks=SLOW) for n in ((1, 2), (3, 4), (4, 8)))]
-)
-def test_every_order_equals_serial_training(order: str, gpus: int, chunks: int) -> None:
-    make = pipeline(gpus, schedule=order, chunks=chunks)
-    model = chain(8 if gpus > 2 else 4)  # as many as stages
-    assert_trains_as_serially(make, among(1, chunks), model, vectors(10, 10))
 
 
 @pytest.mark.parametrize(
