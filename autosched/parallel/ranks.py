@@ -25,7 +25,7 @@ from autosched._lib.containers import leaves
 from autosched.machine.cluster import joined
 from autosched.parallel.batches import rows_of
 from autosched.parallel.plans import Key, Plans
-from autosched.runtime.ranks.messages import ReceiveBuffer, description_of, in_host_memory, rows
+from autosched.runtime.ranks.exchange import ReceiveBuffer, description_of, in_host_memory, rows
 
 if TYPE_CHECKING:
     from autosched.parallel.step import Planned

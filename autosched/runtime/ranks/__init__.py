@@ -23,7 +23,6 @@ rank that fails says why in the store, and closes its connections; that wakes th
 another, and all raise its error.
 
 backend    the threads that issue a part, on CPUs alone or with accelerators
-exchange   sends and receives as works that events stand for
-messages   values as rows of bytes, and descriptions of them
+exchange   sends and receives as works that events stand for; values as rows of bytes
 generators random numbers of several ranks that one process plays
 """

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import autosched as asc
 from autosched.program.program import Stream
 from autosched.runtime.ranks.backend import relays
-from autosched.runtime.ranks.messages import ReceiveBuffer, description_of, in_host_memory, rows
+from autosched.runtime.ranks.exchange import ReceiveBuffer, description_of, in_host_memory, rows
 from tests.runtime.ranks import jobs
 from tests.sample_policies import policies
 from tests.strategies import graphs, squash
