@@ -40,8 +40,6 @@ from autosched import errors
 from autosched._lib.text import difference
 from autosched.errors import AutoschedError, MachineError, RankError, ScheduleError, TaskError
 
-__all__ = ["ProcessGroup", "destroy", "join", "meet"]
-
 T = TypeVar("T")
 _dist: Any = torch.distributed  # some of whose functions have no types
 _set_timeout = _dist.distributed_c10d._set_pg_timeout

@@ -20,8 +20,6 @@ from autosched._lib.tree import flatten
 from autosched.errors import CaptureError
 from autosched.graph.effects import COLLECTIVES
 
-__all__ = ["check_collectives", "completed", "is_collective", "is_wait_for_collective"]
-
 
 def is_collective(node: torch.fx.Node) -> bool:
     """Whether a node starts a collective."""

@@ -28,8 +28,6 @@ from autosched.graph.pinning import by_pattern
 from autosched.machine.cluster import joined
 from autosched.machine.machine import Machine
 
-__all__ = ["CallAgreement", "Ends", "drawing_on_one", "lines_of", "on_every_rank"]
-
 T = TypeVar("T")
 _STATE = "random_state"
 

@@ -26,8 +26,6 @@ from autosched.problem import Problem
 from autosched.program.parts import crosses, halves, whole_of
 from autosched.program.program import Copy, Free, Instruction, Receive, Record, Run, Send, Wait
 
-__all__ = ["insert_by_rank"]
-
 
 def insert_by_rank(
     problem: Problem,

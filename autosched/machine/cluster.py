@@ -24,8 +24,6 @@ from autosched.machine.machine import Machine
 if TYPE_CHECKING:
     from autosched._lib.process_group import ProcessGroup
 
-__all__ = ["cluster", "current", "enter", "joined", "leave", "own_share", "rank_among"]
-
 # Of gloo between two processes on one host, over loopback.
 _LOOPBACK = Network(6e9, latency=25e-6)
 _NETWORK = Network(1e9, latency=5e-5, on_host=_LOOPBACK)  # 10 Gbit/s

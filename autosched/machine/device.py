@@ -19,18 +19,6 @@ from autosched._lib.allowed import device_name, is_device, is_number, is_storage
 from autosched._lib.text import count
 from autosched.errors import MachineError, shown
 
-__all__ = [
-    "NETWORKS",
-    "Device",
-    "Link",
-    "Network",
-    "device_line",
-    "link_line",
-    "named_network",
-    "network_line",
-    "slower",
-]
-
 _Part = TypeVar("_Part", "Device", "Link", "Network")
 
 # Achieved bytes per second in one direction (about 80% of the nominal rate), and seconds of

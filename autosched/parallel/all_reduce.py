@@ -21,22 +21,6 @@ from torch import Tensor
 from autosched import Graph, Machine, ScheduleError, Value
 from autosched.parallel.costs import memory_task
 
-__all__ = [
-    "MANY",
-    "SIZES",
-    "STRATEGIES",
-    "Compression",
-    "Half",
-    "Int8",
-    "Passes",
-    "TopK",
-    "added",
-    "all_reduce",
-    "buckets",
-    "check_sizes",
-    "compressed_all_reduce",
-]
-
 # Devices; with more, strategies of n * n copies, or with one device for all, are not tried.
 MANY = 16
 

@@ -12,18 +12,6 @@ from autosched import ScheduleError
 from autosched._lib.containers import leaves, parts_of, with_leaves
 from autosched.parallel.template import Template
 
-__all__ = [
-    "batch_homes",
-    "batch_inputs",
-    "check_count",
-    "divided",
-    "first_rows",
-    "key_of",
-    "rows_cut",
-    "rows_of",
-    "shares",
-]
-
 
 def batch_inputs(template: Template, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
     """Return the tensors of a batch, by input."""

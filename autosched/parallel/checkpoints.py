@@ -18,8 +18,6 @@ import torch
 
 from autosched import MachineError
 
-__all__ = ["read", "shared_out", "write"]
-
 _GROUPS = "param_groups"
 
 

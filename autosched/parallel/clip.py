@@ -18,16 +18,6 @@ from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 from autosched import ScheduleError
 from autosched.parallel.costs import laid_out
 
-__all__ = [
-    "check_clip",
-    "coefficient",
-    "norms",
-    "norms_of_flat",
-    "order_of_norms",
-    "scale_",
-    "scaled",
-]
-
 Layout = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides
 
 

@@ -11,17 +11,6 @@ import torch
 from autosched import Costs, Graph, Machine, Work
 from autosched._lib.holders import holders
 
-__all__ = [
-    "LinearCosts",
-    "Reusing",
-    "flat",
-    "laid_out",
-    "memory_task",
-    "pack",
-    "tabulated",
-    "unpack_",
-]
-
 T = TypeVar("T")
 
 

@@ -28,8 +28,6 @@ from autosched.parallel.template import BeforeStep, Loss, Template, accumulating
 from autosched.parallel.training import Training, check_strategy
 from autosched.parallel.updates import Bucket
 
-__all__ = ["Speed", "balanced", "data_parallel"]
-
 _Names = tuple[tuple[str, ...], ...]  # of the gradients in each bucket
 _Division = tuple[int | None, ...]
 

@@ -17,8 +17,6 @@ from autosched import Costs, Graph, Machine, Task, merge
 from autosched.parallel.costs import tabulated
 from autosched.parallel.template import Template, producer_of
 
-__all__ = ["MicroBatch", "Role", "micro_batch_of"]
-
 
 @dataclass(frozen=True)
 class Role:

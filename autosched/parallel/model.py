@@ -34,8 +34,6 @@ from autosched.parallel.step_graph import input_on
 from autosched.parallel.template import Loss, Template, forward_of
 from autosched.parallel.training import Training, check_options, devices_of
 
-__all__ = ["Forward", "model_parallel"]
-
 
 @overload
 def model_parallel(

@@ -18,18 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import Literal, NamedTuple
 
-__all__ = [
-    "ORDERS",
-    "Action",
-    "Kind",
-    "Order",
-    "gpipe",
-    "interleaved",
-    "one_f_one_b",
-    "stage_devices",
-    "zero_bubble",
-]
-
 Kind = Literal["F", "B", "I", "W"]
 
 

@@ -37,8 +37,6 @@ from autosched.parallel.training import Training, check_strategy, strategies
 from autosched.parallel.updates import Bucket
 from autosched.viz import charts
 
-__all__ = ["SERIAL", "Curve", "Pipeline", "Split", "Tried", "candidates", "pipeline"]
-
 SERIAL = "serial"  # one micro-batch after another
 Split = Literal["auto"] | Mapping[str, str]
 

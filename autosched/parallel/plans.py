@@ -13,8 +13,6 @@ import autosched as asc
 from autosched import Graph, Machine, Schedule, Watch, in_order
 from autosched._lib.recent import Recent
 
-__all__ = ["Key", "Plans", "move_model", "move_state", "scheduled", "torch_device"]
-
 
 class _Plan(Protocol):
     @property

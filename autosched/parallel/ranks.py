@@ -30,19 +30,6 @@ from autosched.runtime.ranks.exchange import ReceiveBuffer, description_of, in_h
 if TYPE_CHECKING:
     from autosched.parallel.step import Planned
 
-__all__ = [
-    "Agreement",
-    "Layout",
-    "SharedState",
-    "agreement_of",
-    "described",
-    "generators_of",
-    "label_on",
-    "parameters_of",
-    "ranks_of",
-    "same_rows",
-]
-
 _FAILED, _CHANGED = 1, 2  # flags
 _REMEMBERED = 64  # kinds
 

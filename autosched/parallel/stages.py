@@ -14,8 +14,6 @@ from itertools import accumulate
 from autosched import Costs, Graph, Machine, ScheduleError, Task
 from autosched._lib.text import amount, duration, table
 
-__all__ = ["Block", "Cuts", "balanced", "blocks_of", "by_map"]
-
 
 @dataclass(frozen=True)
 class Block:

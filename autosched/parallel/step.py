@@ -36,8 +36,6 @@ from autosched.parallel.step_graph import Held, StepGraph
 from autosched.parallel.template import Place, Template
 from autosched.parallel.training import Training
 
-__all__ = ["Planned", "Step", "UnderWay", "done", "holding", "results"]
-
 
 @dataclass(frozen=True)
 class Planned:
@@ -208,9 +206,9 @@ class Step(Plans[Planned]):
             last = under_way.plan
             is_same = last is not None and self._plans.get((None, self._key(batch))) is last
             numbers = last.numbers() if is_same else None
-            if under_way.look() or numbers is None or last is None or not last.is_repeated:
+            if under_way.look() or numbers is None or not last.is_repeated:
                 self.wait()
-            if under_way.is_idle or last is None:
+            if under_way.is_idle:
                 planned = self._agreed_plan(batch)
                 inputs = self._inputs(planned, batch)
                 own = self._batch_inputs(planned, batch)
@@ -556,7 +554,7 @@ class UnderWay:
     """
 
     def __init__(self) -> None:
-        self.plan: Planned | None = None
+        self.plan: Any = None
         self.inputs: Mapping[str, torch.Tensor] = {}
         self._futures: list[Future[Any]] = []
         self._is_lost = False  # whether a step may be under way that has no future here

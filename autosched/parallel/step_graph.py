@@ -42,8 +42,6 @@ from autosched.parallel.ranks import Layout, generators_of, label_on
 from autosched.parallel.template import Place
 from autosched.parallel.updates import Bucket, Update
 
-__all__ = ["Held", "Made", "StepGraph", "StepSpec", "build", "input_on"]
-
 
 def build(spec: StepSpec) -> StepGraph:
     """Return the graph of a step."""

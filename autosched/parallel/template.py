@@ -28,22 +28,6 @@ from torch.utils._pytree import tree_map
 from autosched import Graph, GraphError, Here, ScheduleError, Task, Value, capture
 from autosched.frontends.capture import captured
 
-__all__ = [
-    "BeforeStep",
-    "Loss",
-    "Place",
-    "Template",
-    "accumulating",
-    "checkpointed",
-    "forward_of",
-    "pass_of",
-    "producer_of",
-    "split_convolutions",
-    "update_of",
-    "with_hoisted_random_numbers",
-    "with_random_numbers_once",
-]
-
 Loss = Callable[[Any, Any], torch.Tensor]
 BeforeStep = Callable[[torch.nn.Module], object]
 Place = tuple[str, ...]

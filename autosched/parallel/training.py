@@ -31,8 +31,6 @@ from autosched.parallel.template import (
 )
 from autosched.parallel.updates import Bucket, Update, check_separable, updates_of
 
-__all__ = ["Training", "check_options", "check_strategy", "devices_of", "strategies"]
-
 _OPTIONS = (
     *("backend", "check", "costs", "in_flight", "nvtx", "outputs", "progress", "replay", "fuse"),
 )

@@ -20,8 +20,6 @@ from autosched import Costs, Graph, Machine, ScheduleError, Task, Value, merge
 from autosched.parallel.costs import laid_out, tabulated
 from autosched.parallel.template import Place, Template
 
-__all__ = ["Bucket", "Update", "check_separable", "updates_of"]
-
 
 @dataclass(frozen=True)
 class Bucket:

@@ -18,8 +18,6 @@ from autosched.program.program import (
     excerpt,
 )
 
-__all__ = ["crosses", "halves", "halves_of", "parts_of", "whole_of"]
-
 
 def crosses(instruction: Instruction, rank: Mapping[str, int]) -> bool:
     """Whether an instruction is a copy between ranks."""

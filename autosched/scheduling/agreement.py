@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-__all__ = ["agreed", "inputs_on", "own_inputs"]
-
 
 def agreed(
     graph: Graph, check: Callable[[], Any], plan: Callable[[], str], join: Callable[[Saved], T]

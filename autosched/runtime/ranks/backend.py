@@ -52,8 +52,6 @@ from autosched.runtime.ranks.exchange import Exchange
 from autosched.runtime.threads.runs import Fault, Late
 from autosched.runtime.threads.team import CalledRun, ThreadTeam
 
-__all__ = ["AcceleratorRanks", "Ranks", "backend_of", "relays"]
-
 _NAP = 5e-5
 _ISSUING = "accelerators"  # a thread
 

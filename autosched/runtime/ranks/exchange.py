@@ -36,8 +36,6 @@ from autosched.program.program import Program, Receive, Record, Send, Stream, Wa
 from autosched.runtime.backends import Step, Transfer
 from autosched.runtime.backends.host import overwritten
 
-__all__ = ["Exchange", "ReceiveBuffer", "description_of", "in_host_memory", "rows"]
-
 _PATIENCE = 0.2  # seconds for waits to end when connections are lost
 _LONGEST = 1 << 16  # bytes of a description: its receiver does not know how long it is
 

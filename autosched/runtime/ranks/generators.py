@@ -16,8 +16,6 @@ import torch
 from autosched._lib.forks import rlock
 from autosched.graph.graph import Graph, Task
 
-__all__ = ["Drawing"]
-
 
 class _Generators:
     """The states of all ranks."""
