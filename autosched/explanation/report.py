@@ -239,7 +239,7 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class Late:
-    """A task, a copy, gaps or GC pauses that took longer than predicted."""
+    """A task, a copy or gaps that took longer than predicted."""
 
     kind: str
     name: str
@@ -428,7 +428,6 @@ def _late(case: Case, timeline: Timeline, path: Sequence[Step]) -> tuple[Late, .
     seconds = case.seconds
     found = [Late(s.kind, s.name, seconds[s.instruction], s.seconds) for s in timeline.spans]
     found.append(Late("gaps", "", 0.0, sum(step.gap for step in path)))
-    found.append(Late("pauses", "", 0.0, sum(end - start for start, end in timeline.pauses)))
     least = 0.01 * timeline.makespan
     late = [item for item in found if item.measured - item.predicted > least]
     late.sort(key=lambda item: item.predicted - item.measured)
@@ -572,8 +571,6 @@ def _late_lines(late: Late) -> str:
     more = duration(late.measured - late.predicted)
     if late.kind == "gaps":
         return f"{more} of gaps in which nothing held anything up"
-    if late.kind == "pauses":
-        return f"{more} of garbage collection"
     kind = "task" if late.kind == "run" else "copy of"
     return f"{kind} {late.name!r} {duration(late.measured)} instead of {duration(late.predicted)}"
 

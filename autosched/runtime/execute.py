@@ -163,11 +163,7 @@ class Executor:
         if timed is None:
             raise ScheduleError(f"{self.backend!r} cannot be profiled: it measures no times")
         notes = Notes(self.program, timed, self.memory.results)
-        try:
-            notes.open()
-            self._exclusive(inputs, timeout, notes)
-        finally:
-            notes.close()
+        self._exclusive(inputs, timeout, notes)
         return notes.timeline
 
     # ---- one run at a time

@@ -1,17 +1,16 @@
 """Measure runs and copies while a program runs.
 
-Notes when runs and copies begin and end, how many bytes copies move, and when Python's garbage
-collector pauses the program. Wraps steps for the executor and reads the backend's clock; decides
-nothing. Uses torch for one thing: to write the names of runs and copies into the trace of an active
-torch.profiler, or into ranges for Nsight.
+Notes when runs and copies begin and end, and how many bytes copies move. Wraps steps for the
+executor and reads the backend's clock; decides nothing. Uses torch for one thing: to write the
+names of runs and copies into the trace of an active torch.profiler, or into ranges for Nsight.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from autosched._lib.tree import flatten
@@ -24,10 +23,7 @@ __all__ = ["Notes", "annotation", "is_traced", "named", "ranged"]
 
 
 class Notes:
-    """The measurements of one run.
-
-    Call ``close`` in any case: it removes the callback for garbage collections.
-    """
+    """The measurements of one run."""
 
     timeline: Timeline
 
@@ -37,9 +33,6 @@ class Notes:
         self.made = made
         self.stamps: dict[int, tuple[Any, Any]] = {}
         self.nbytes: dict[int, float] = {}
-        self.pauses: list[tuple[Any, Any]] = []
-        self._now = backend.stamp(())
-        self._began: Any = None
 
     def timed(self, i: int, step: Step) -> Step:
         """Return a run or a copy that measures when it begins and ends, and how much it moves."""
@@ -57,33 +50,12 @@ class Notes:
 
         return timed
 
-    def open(self) -> None:
-        """Install a callback for pauses by Python's garbage collector."""
-        gc.callbacks.append(self._collecting)
-
-    def close(self) -> None:
-        """Remove the callback."""
-        with contextlib.suppress(ValueError):
-            gc.callbacks.remove(self._collecting)
-
-    def _collecting(self, phase: str, _: dict[str, int]) -> None:
-        if phase == "start":
-            self._began = self._now()
-        elif self._began is not None:
-            self.pauses.append((self._began, self._now()))
-            self._began = None
-
     def finish(self) -> None:
         """Read the backend's clock, after its ``join``, and make the timeline."""
         seconds = self.backend.seconds
         spans = [self._span(i, *map(seconds, pair)) for i, pair in sorted(self.stamps.items())]
         made = Timeline.of(spans, self.program.arrows)
-        found = [
-            (max(0.0, seconds(start)), min(seconds(end), made.makespan))
-            for start, end in self.pauses
-        ]
-        pauses = tuple((start, end) for start, end in found if start < end)
-        self.timeline = Timeline(made.spans, made.arrows, pauses, doubt=self.backend.doubt)
+        self.timeline = replace(made, doubt=self.backend.doubt)
 
     def _span(self, i: int, start: float, end: float) -> Span:
         instruction = self.program.instructions[i]

@@ -187,8 +187,8 @@ class Schedule:
         """Run and return a measured timeline: the median of ``repeat`` runs.
 
         The first ``warmup`` runs do not count. All times are seconds since the run began, on one
-        clock. ``timeline.runs`` has each run, if there are several, ``timeline.pauses`` has the
-        pauses of Python's garbage collector, and ``timeline.costs()`` has the measured costs, for
+        clock. ``timeline.runs`` has each run, if there are several, and ``timeline.costs()`` has the
+        measured costs, for
         ``asc.schedule(graph, machine, costs=...)``. Each run gets the same inputs: those that tasks
         write are written by each run. ``timeout`` applies to each run, as for a call. Of several
         ranks, which all call this, each gets the timeline of its own part, on its own clock.

@@ -13,7 +13,6 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Literal
 
 from autosched._lib.display import renderer_of
@@ -67,8 +66,7 @@ class Timeline:
     """Spans ordered by start, as predicted by ``simulate`` or measured by ``profile``.
 
     ``arrows`` are pairs of positions in ``spans``: the second waited for an event recorded after
-    the first. ``pauses`` are intervals (start, end) in which Python's garbage collector blocked its
-    thread. ``runs`` are the runs of which this is the median, if any. ``doubt`` is a bound in
+    the first. ``runs`` are the runs of which this is the median, if any. ``doubt`` is a bound in
     seconds on the error of device times against the host's clock. ``period`` is the seconds per run
     in steady state, where several runs are shown and it is known. ``learn`` returns the costs for
     ``costs``; ``guess`` says what a prediction assumes for lack of costs.
@@ -82,7 +80,6 @@ class Timeline:
 
     spans: tuple[Span, ...]
     arrows: tuple[tuple[int, int], ...] = ()
-    pauses: tuple[tuple[float, float], ...] = ()
     runs: tuple[Timeline, ...] = field(default=(), compare=False, repr=False)
     learn: Callable[[Timeline], Costs] | None = field(default=None, compare=False, repr=False)
     doubt: float = field(default=0.0, compare=False)
@@ -120,8 +117,8 @@ class Timeline:
 
         What comes first in every run comes first in the median: if each a is at most the b of the
         same run, then at least k values of a are at most the k-th smallest b, and so is the k-th
-        smallest a; a median is such a value, or the mean of two. The result pauses where most runs
-        do. Raises TimelineError for runs of different programs, and for none.
+        smallest a; a median is such a value, or the mean of two. Raises TimelineError for runs of
+        different programs, and for none.
 
         >>> stream = Stream("cpu", "compute")
         >>> runs = [Timeline((Span("run", "h", (stream,), 0, end, 0),)) for end in (5, 1, 2)]
@@ -147,7 +144,6 @@ class Timeline:
         ]
         return replace(
             cls.of(map(_median, zip(*lines, strict=True)), arrows),
-            pauses=_common([run.pauses for run in runs]),
             runs=runs,
             learn=runs[0].learn,
             doubt=max(run.doubt for run in runs),
@@ -271,19 +267,6 @@ def _median(spans: Sequence[Span]) -> Span:
         end=statistics.median(span.end for span in spans),
         nbytes=statistics.median(span.nbytes for span in spans),
     )
-
-
-def _common(pauses: Sequence[Sequence[tuple[float, float]]]) -> tuple[tuple[float, float], ...]:
-    """Return the intervals in which more than half of the runs paused."""
-    intervals = chain.from_iterable(pauses)
-    steps = sorted(chain.from_iterable(((start, 1), (end, -1)) for start, end in intervals))
-    found: list[tuple[float, float]] = []
-    paused = 0
-    for (moment, change), (later, _) in pairwise(steps):
-        paused += change
-        if 2 * paused > len(pauses) and moment < later:
-            found.append((moment, later))
-    return tuple(_union(found))
 
 
 def _union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:

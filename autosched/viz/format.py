@@ -107,10 +107,10 @@ def ticks(end: float, most: int) -> list[tuple[float, str]]:
 
 
 def summary(timeline: Timeline) -> str:
-    """Return a line with makespan, share of hidden copy time, pauses of Python, and doubt.
+    """Return a line with makespan, share of hidden copy time, and doubt.
 
-    >>> summary(Timeline(())), summary(Timeline((), pauses=((0.1, 0.102),), doubt=1e-5))
-    ('makespan 0 us', 'makespan 0 us, garbage collected for 2 ms, clocks agree within 10 us')
+    >>> summary(Timeline(())), summary(Timeline((), doubt=1e-5))
+    ('makespan 0 us', 'makespan 0 us, clocks agree within 10 us')
     """
     text = f"makespan {duration(timeline.makespan)}"
     if timeline.run_count > 1:
@@ -119,9 +119,6 @@ def summary(timeline: Timeline) -> str:
         text += f", period {duration(timeline.period)}"
     if any(span.kind == "copy" for span in timeline.spans):
         text += f", {timeline.overlap().copies_hidden:.0%} of copy time hidden behind compute"
-    if timeline.pauses:
-        seconds = sum(end - start for start, end in timeline.pauses)
-        text += f", garbage collected for {duration(seconds)}"
     if timeline.doubt:
         text += f", clocks agree within {duration(timeline.doubt)}"
     return f"{text}, with {timeline.guess}" if timeline.guess else text

@@ -165,11 +165,11 @@ def gantt_svg(
     """Draw a timeline as SVG: a row per stream, copies hatched, waits as arrows.
 
     The critical path is outlined. The end of each row shows the share of the makespan in which it
-    is idle. Pauses of the garbage collector are bands over all rows. Of several runs, every second
-    one is paler, and the last period is marked. With ``measured``, its rows are below those of
-    ``timeline``, on the same time axis. ``phases`` has the phases of tasks by name: ``"backward"``
-    and ``"optimizer"`` have colours of their own. Without ``copies``, only rows of tasks are drawn.
-    ``width`` and ``font_size`` are in pixels. Raises ChartError for those that are too small.
+    is idle. Of several runs, every second one is paler, and the last period is marked. With
+    ``measured``, its rows are below those of ``timeline``, on the same time axis. ``phases`` has the
+    phases of tasks by name: ``"backward"`` and ``"optimizer"`` have colours of their own. Without
+    ``copies``, only rows of tasks are drawn. ``width`` and ``font_size`` are in pixels. Raises
+    ChartError for those that are too small.
 
     >>> timeline = Timeline((Span("run", "h", (Stream("cuda:0", "compute"),), 0.0, 0.002, 0),))
     >>> svg = gantt_svg(timeline, title="one task")
@@ -222,8 +222,6 @@ def _entries(
     yield "line", "line wait", "waits for"
     yield "box", "track critical", "critical path"
     yield "box", "track", "idle"
-    if any(chart.pauses for chart in charts):
-        yield "band", "pause", "garbage collection"
 
 
 def _phase(span: Span, phases: Phases) -> str:
@@ -288,10 +286,6 @@ class _Chart:
         yield from self._period(y + 17)
         yield from self._arrows()
         yield from self._boxes()
-        for start, end in self.timeline.pauses:
-            left, right = (self.x(min(max(time, 0.0), self.end)) for time in (start, end))
-            facts = f"garbage collection\nstart {duration(start)}, takes {duration(end - start)}"
-            yield rect("pause", left, y + 20, max(right - left, 1), bottom - y - 20, tooltip=facts)
 
     def _names(self, y: float) -> Iterator[str]:
         """Draw hosts, each device once, and the name, background and idle time of each row."""

@@ -285,13 +285,11 @@ def _times(
         before, item = (item_at[_key(timeline.spans[end])] for end in (a, b))
         waits[item].append(item - before)
     critical = sorted(item_at[_key(span)] for span in timeline.critical_path())
-    pauses = [[round(start / tick), round((end - start) / tick)] for start, end in timeline.pauses]
     return {
         "idle": idle,
         "seconds": seconds,
         "waits": waits,
         "critical": critical,
-        "pauses": pauses,
         "period": 0 if timeline.period is None else round(timeline.period / tick),
     }
 

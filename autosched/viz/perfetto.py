@@ -26,7 +26,6 @@ from autosched.viz.format import Steps, sorted_streams
 
 Memory = Mapping[str, Steps]
 _Event = dict[str, Any]
-_COLLECTOR = "garbage collector"
 # The order of events at one time: an arrow binds to the slice that was opened last.
 _ORDER = {"M": 0, "X": 1, "C": 2, "s": 3, "f": 4}
 
@@ -72,7 +71,7 @@ def perfetto_json(
 
 
 class _Group:
-    """The processes of one timeline: its devices in order, and Python, if it paused."""
+    """The processes of one timeline: its devices in order."""
 
     def __init__(self, name: str, timeline: Timeline, memory: Memory, pids: Iterator[int]):
         self.name = name
@@ -81,7 +80,6 @@ class _Group:
         streams = sorted_streams(timeline) if timeline.hosts else timeline.streams
         devices = dict.fromkeys([*(stream.device for stream in streams), *self.memory])
         self.pids = {device: next(pids) for device in devices}
-        self.python = next(pids) if timeline.pauses else 0
         self.runs = next(pids) if timeline.run_count > 1 else 0
         self.slices = _slices(timeline)
 
@@ -106,8 +104,6 @@ class _Group:
         for device, steps in self.memory.items():
             changes = [(_ns(time), held) for time, held in steps]
             yield from _counter(self.pids[device], "memory", "bytes", changes)
-        if self.python:
-            yield from self._pauses({"pid": self.python, "tid": next(tids)})
 
     def _process(self, pid: int, name: str, host: str = "") -> Iterator[_Event]:
         known = ", ".join(filter(None, (host, self.name)))
@@ -161,14 +157,6 @@ class _Group:
                 changes.setdefault(stream, []).extend([(start, span.nbytes), (end, 0.0)])
         for stream, mine in changes.items():
             yield from _counter(self.pids[stream.device], stream.name, "bytes in flight", mine)
-
-    def _pauses(self, thread: _Event) -> Iterator[_Event]:
-        yield from self._process(self.python, "Python")
-        yield from _named_thread(thread, _COLLECTOR)
-        end = 0
-        for pause in sorted(self.timeline.pauses):
-            start, end = _after(end, *pause)
-            yield {**_slice("gc", _COLLECTOR, start, end), **thread}
 
 
 def _slices(timeline: Timeline) -> dict[tuple[int, Stream], tuple[int, int]]:

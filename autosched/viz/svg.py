@@ -46,7 +46,6 @@ odd           | fill-opacity:.4 |
 ground        | fill:#f3bf4f | fill:#e69f00
 stripe        | fill:#e69f00 | fill:#b87f00
 thin          | stroke:none | stroke:none
-pause|fill:#b8629a;fill-opacity:.3;stroke:#b8629a;stroke-width:.8|fill:#dd94bd;stroke:#dd94bd
 critical      | stroke:#1f2328;stroke-width:2 | stroke:#ffffff
 critical.thin | stroke:#1f2328;stroke-width:.6 | stroke:#ffffff
 on-task       | fill:#ffffff | fill:#0d1117
@@ -168,13 +167,13 @@ def path(cls: str, *parts: str | float) -> str:
 
 
 def legend(x: float, y: float, entries: Iterable[tuple[str, str, str]]) -> list[str]:
-    """Draw (symbol, class, text) around height ``y``: box, pill, band, stack of boxes, or line."""
+    """Draw (symbol, class, text) around height ``y``: box, pill, stack of boxes, or line."""
     drawn = []
     for symbol, cls, name in entries:
         if symbol == "line":
             drawn.append(path(cls, "M", x, y, "h", 22))
         else:
-            rx = {"pill": 6, "band": 0}.get(symbol, 2)
+            rx = 6 if symbol == "pill" else 2
             for shift in (3, 0) if symbol == "stack" else (0,):
                 drawn.append(rect(cls, x + shift, y - 6 + shift, 22, 12, rx))
         drawn.append(text("muted", x + 28, y + 4, name))

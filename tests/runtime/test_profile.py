@@ -1,6 +1,5 @@
-"""Profiles: repeated runs and their median, one accelerator, pauses of the garbage collector, and what is learnt."""
+"""Profiles: repeated runs and their median, one accelerator, and what is learnt."""
 
-import gc
 import math
 import statistics
 import time
@@ -111,13 +110,6 @@ def test_a_median_keeps_every_order_that_all_runs_keep(lengths):
     }
     ends = [next(span.end for span in timeline.spans if span.name == "a") for timeline in runs]
     assert a.end == statistics.median(ends)
-
-
-def test_a_median_pauses_where_most_runs_do():
-    pauses = [((1, 4), (6, 7)), ((2, 5),), ((3, 9), (20, 21))]
-    runs = [Timeline((run("a", 0, 30),), pauses=given) for given in pauses]
-    assert Timeline.median(runs).pauses == ((2, 5), (6, 7))
-    assert Timeline.median(runs[:2]).pauses == ((2, 4),)
 
 
 def test_runs_of_different_programs_have_no_median():
@@ -287,52 +279,6 @@ def test_copies_carry_the_bytes_that_were_moved(backend):
     moved = {span.name: span.nbytes for span in timeline.spans if span.kind == "copy"}
     assert moved == {"x": 8 * 4 + 2 * 8, "t": 8 * 4}
     assert timeline.costs().nbytes == moved
-
-
-# ---- pauses
-
-
-def collecting(x):
-    gc.collect()
-    return x
-
-
-@pytest.mark.parametrize("backend", ["host", "emulated"])
-def test_pauses_of_the_garbage_collector_are_marked_on_the_runs_clock(backend):
-    with one_task(collecting, backend=backend) as schedule:
-        timeline = schedule.profile(x=1)
-    (task,) = timeline.spans
-    assert any(task.start <= start < end <= task.end for start, end in timeline.pauses)
-    assert all(0 <= start < end <= timeline.makespan for start, end in timeline.pauses)
-
-
-def test_in_virtual_time_nothing_pauses():
-    with one_task(collecting, backend="virtual") as schedule:
-        assert schedule.profile(x=1).pauses == ()
-
-
-@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt, SystemExit])
-def test_python_is_told_to_tell_no_longer_however_a_run_ends(error):
-    during = []
-
-    def task(x):
-        during.append(len(gc.callbacks))
-        if error is not None:
-            raise error
-        return x
-
-    before = list(gc.callbacks)
-    with one_task(task) as schedule:
-        if error is None:
-            schedule.profile(x=1)
-        else:
-            with pytest.raises(asc.TaskError if error is ValueError else error):
-                schedule.profile(x=1)
-        assert gc.callbacks == before
-        with pytest.raises(asc.GraphError):
-            schedule.profile(wrong=1)
-    assert gc.callbacks == before
-    assert during == [len(before) + 1]
 
 
 # ---- learning

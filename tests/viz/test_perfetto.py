@@ -45,9 +45,7 @@ def timelines(draw: st.DrawFn) -> Timeline:
     spans = [span(i, streams, *sorted(moments)) for i, (streams, *moments) in enumerate(drawn)]
     numbers = st.integers(0, max(len(spans) - 1, 0))
     arrows = draw(st.lists(st.tuples(numbers, numbers), max_size=12)) if spans else []
-    pauses = draw(st.lists(st.tuples(moments, moments).map(sorted).map(tuple), max_size=3))
-    made = Timeline.of(spans, [(a, b) for a, b in arrows if a != b])
-    return Timeline(made.spans, made.arrows, tuple(pauses))
+    return Timeline.of(spans, [(a, b) for a, b in arrows if a != b])
 
 
 @st.composite
@@ -105,7 +103,7 @@ def test_slices_of_a_thread_are_apart_and_every_thread_is_named(
         assert all(end <= later for (_, end), (later, _) in itertools.pairwise(line))
     lines = [timeline] if measured is None else [timeline, measured]
     occupied = sum(len(span.streams) for line in lines for span in line.spans)
-    assert len(of("X", events)) == occupied + sum(len(line.pauses) for line in lines)
+    assert len(of("X", events)) == occupied
     named = {
         (event["pid"], event["tid"]) for event in of("M", events) if event["name"] == "thread_name"
     }
@@ -153,7 +151,7 @@ def test_a_sound_timeline_keeps_its_times_and_its_arrows(timeline: Timeline) -> 
     arrows: dict[int, list[int]] = {}
     for event in events:
         thread = event["pid"], event.get("tid")
-        if event["ph"] == "X" and event["cat"] != "gc":
+        if event["ph"] == "X":
             opened[thread] = event["args"]["instruction"]
             times = event["ts"] / 1e9, (event["ts"] + event["dur"]) / 1e9
             found.setdefault(opened[thread], []).append((event["name"], *times))

@@ -123,24 +123,6 @@ def test_a_text_chart_in_colour_is_the_same_text_with_the_critical_path_bold():
     assert "\x1b" not in gantt_text(SMALL)
 
 
-def test_pauses_are_bands_over_all_rows_at_their_times():
-    paused = Timeline(SMALL.spans, SMALL.arrows, pauses=((0.002, 0.004), (0.009, 0.05)))
-    svg = gantt_svg(paused)
-    bands = titled(svg, "pause")
-    boxes = titled(svg, "task", "copy")
-    left, right = min(x for _, x, *_ in boxes), max(x + width for _, x, _, width, *_ in boxes)
-    assert bands[0][1] == pytest.approx(left + 0.2 * (right - left), abs=0.02)
-    assert bands[0][3] == pytest.approx(0.2 * (right - left), abs=0.02)
-    assert bands[1][1] + bands[1][3] == pytest.approx(right, abs=0.02)
-    assert all(
-        y < min(b[2] for b in boxes) and y + h > max(b[2] + b[4] for b in boxes)
-        for _, _, y, _, h, _ in bands
-    )
-    assert "garbage collection" in texts(svg)
-    assert "garbage collection" not in texts(gantt_svg(SMALL))
-    assert "garbage collected for 43 ms" in gantt_text(paused)
-
-
 def test_rows_stand_by_the_names_of_devices_whatever_began_first():
     timeline = Timeline.of(
         (Span("run", "a", (Stream(f"cuda:{i}", "compute"),), 10 - i, 20, i) for i in (2, 9, 10)), []

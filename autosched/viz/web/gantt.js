@@ -300,7 +300,6 @@ function drawBoxes(ink, seen) {
   for (const style of styles.values()) drawStyle(ink, style);
   drawOutlines(ink, outlined, marked);
   drawLabels(ink, labels);
-  drawPauses(ink, seen);
 }
 
 function drawStyle(ink, { kind, hollow, pale, odd, boxes }) {
@@ -380,16 +379,6 @@ function drawMemory(ink, row) {
   }
   const share = limit === undefined ? "" : ` of ${bytes(limit)}`;
   ink.fillText(`at most ${bytes(most)}${share}`, view.gutter + 5, row.y + row.high - 7);
-}
-
-function drawPauses(ink, seen) {
-  if (!seen.length || state.mode === "predicted") return;
-  ink.fillStyle = palette.muted;
-  ink.globalAlpha = 0.25;
-  for (const [start, long] of times.measured.pauses) {
-    ink.fillRect(x(start), seen[0].y, Math.max(x(start + long) - x(start), 1), view.full);
-  }
-  ink.globalAlpha = 1;
 }
 
 // Waits: all of them where they are few, else those of what is selected.

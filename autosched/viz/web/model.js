@@ -38,7 +38,6 @@ class Times {
     this.critical = new Set(columns.critical);
     this.waits = absolute(columns.waits);
     this.arrows = this.waits.flatMap((others, item) => others.map(other => [other, item]));
-    this.pauses = columns.pauses;
     this.period = columns.period;
     const all = this.rows.flat();
     this.makespan = all.reduce((most, item) => Math.max(most, this.end(item)), 0);
