@@ -133,7 +133,8 @@ def assert_equal(found: Any, expected: Any, where: str) -> None:
         for number, pair in enumerate(zip(found, expected, strict=True)):
             assert_equal(*pair, f"{where}[{number}]")
     elif isinstance(expected, Tensor):
-        assert torch.equal(found, expected), f"{where} differs: {found} is not {expected}"
+        same = torch.equal(found.cpu(), expected.cpu())  # stages have a device each
+        assert same, f"{where} differs: {found} is not {expected}"
     else:
         assert found == expected, where
 

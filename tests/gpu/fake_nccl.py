@@ -25,6 +25,7 @@ import torch
 
 from tests.gpu.fake_gpu.hardware import Hardware
 from tests.gpu.fake_gpu.queues import Mark, Queue
+from tests.gpu.fake_gpu.tensors import block_of, memory_of
 
 __all__ = ["Way", "World"]
 
@@ -44,7 +45,7 @@ class Pair:
     def copy(self) -> None:
         assert self.sent is not None
         assert self.received is not None
-        self.received.memory.copy_(self.sent.memory)  # type: ignore[attr-defined]
+        memory_of(self.received).copy_(memory_of(self.sent))
 
 
 class World:
@@ -151,14 +152,14 @@ class Way:
             gpus.wait(queue, gpus.record(current))
             if is_send:
                 pair.sent = row
-                gpus.launch(queue, f"begin {pair.name}", lambda: None, [row.block])
+                gpus.launch(queue, f"begin {pair.name}", lambda: None, [block_of(row)])
                 gpus._append(queue, gpus._item("record", mark=pair.ready))
                 gpus.wait(queue, pair.done)
-                gpus.launch(queue, f"end {pair.name}", lambda: None, [row.block])
+                gpus.launch(queue, f"end {pair.name}", lambda: None, [block_of(row)])
             else:
                 pair.received = row
                 gpus.wait(queue, pair.ready)
-                gpus.launch(queue, pair.name, lambda: self._copy(pair), [row.block])
+                gpus.launch(queue, pair.name, lambda: self._copy(pair), [block_of(row)])
                 gpus._append(queue, gpus._item("record", mark=pair.done))
             work = Work(world, current, gpus.record(queue))
             world.pending[self.rank, is_send] = work

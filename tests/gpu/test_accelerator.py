@@ -20,7 +20,6 @@ from autosched.runtime.execute import Executor
 from autosched.verification.verify import verify
 from tests.gpu.fake_gpu import Hardware, playing
 from tests.gpu.fake_gpu.streams import Stream
-from tests.gpu.fake_gpu.tensors import Played
 from tests.gpu.for_gpus import Left, chain, left, loaded, on_gpus, physical, same
 from tests.strategies import graphs, machines
 
@@ -201,7 +200,7 @@ def gpus() -> Iterator[Hardware]:
 MISSING = {
     "streams": (torch.accelerator, "current_stream"),
     "events that streams wait for, recorded repeatedly": (Stream, "wait_event"),
-    r"Tensor\.record_stream": (Played, "record_stream"),
+    r"Tensor\.record_stream": (torch.Tensor, "record_stream"),
     "page-locked host memory": (Hardware, "pin"),
 }
 

@@ -1,4 +1,4 @@
-"""Captured steps of a model in host memory on a played GPU: all that they leave is where eager steps leave it."""
+"""Captured steps on played GPUs: all that they leave is what eager steps leave, and where they leave it."""
 
 from __future__ import annotations
 
@@ -41,15 +41,21 @@ class Net(nn.Module):
         return found
 
 
-def trained(make: Callable[..., Any], keeps: bool) -> tuple[nn.Module, Any, Callable[..., Any]]:
+def trained(
+    make: Callable[..., Any],
+    keeps: bool,
+    device: str = "cpu",
+    of_model: Callable[[Any], Any] = lambda model: model,
+) -> tuple[Any, Any, Callable[..., Any]]:
     torch.manual_seed(0)
-    model = Net()
+    model = Net().to(device)
+    run = of_model(model)
     optimizer = make(model.parameters())
 
     def step(x: Tensor, y: Tensor) -> dict[str, Any]:
         if keeps:
             optimizer.zero_grad()
-        out = model(x)
+        out = run(x)
         loss = functional.mse_loss(out, y)
         loss.backward()
         optimizer.step()
@@ -80,3 +86,43 @@ def test_all_is_where_eager_steps_leave_it(name: str, keeps: bool, outputs: str 
             )
             assert_same(state, held(*eager), number)
             assert torch.equal(twin[0].last, eager[0].last)
+
+
+def captured(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Capture each call anew, and schedule its graph."""
+
+    def run(*batch: Tensor) -> Any:
+        graph = asc.capture(step, *batch)
+        with asc.schedule(graph, asc.Machine.local()) as schedule:
+            return graph.finish(schedule(**graph.feed(*batch)))
+
+    return run
+
+
+# What is done to a model, and to a step of it
+WAYS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "compiled step": (lambda model: model, lambda step: asc.compile(step, asc.Machine.local())),
+    "captured step": (lambda model: model, captured),
+    "compiled model": (lambda model: asc.compile(model, asc.Machine.local()), lambda step: step),
+    "torch.compile": (lambda model: torch.compile(model, backend="autosched"), lambda step: step),
+}
+
+
+@pytest.mark.parametrize("name", some(PLAYABLE, "adam", "momentum"))
+@pytest.mark.parametrize("way", WAYS)
+def test_steps_of_a_model_on_a_gpu_are_eager_ones(name: str, way: str) -> None:
+    of_model, of_step = WAYS[way]
+    eager, other, plain = trained(OPTIMIZERS[name], True, "cuda:0")
+    model, optimizer, step = trained(OPTIMIZERS[name], True, "cuda:0", of_model)
+    run = of_step(step)
+    x, y = X.to("cuda:0"), Y.to("cuda:0")
+    for number in range(3):
+        wanted, found = plain(x, y), run(x, y)
+        assert torch.equal(found["loss"], wanted["loss"])
+        assert_same(held(model, optimizer), held(eager, other), number)
+        assert torch.equal(model.last, eager.last)
+        for one, two in zip(model.parameters(), eager.parameters(), strict=True):
+            assert one.device == torch.device("cuda:0")
+            assert one.grad is not None
+            assert torch.equal(one.grad, two.grad)
+    getattr(run, "close", bool)()

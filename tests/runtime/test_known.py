@@ -13,7 +13,6 @@ import autosched as asc
 from autosched.errors import GraphError, HazardError
 from autosched.runtime.memory import Known
 from tests.gpu.fake_gpu import playing
-from tests.gpu.fake_gpu.tensors import Played
 
 MANY = 20
 HERE = asc.Machine([asc.Device("cpu")])
@@ -114,9 +113,9 @@ def multiplying() -> asc.Graph:
 
 
 def transposed(weight: Tensor) -> Tensor:
-    """Return the transpose of a played weight, on its memory."""
-    assert isinstance(weight, Played)
-    return Played(weight.memory.t(), weight.block)
+    """Return the transpose of a weight, on its memory, and no view of it."""
+    turned, blank = weight.t(), torch.empty(0, device=weight.device)
+    return blank.set_(weight.untyped_storage(), 0, turned.shape, turned.stride())
 
 
 REPLACED: dict[str, Callable[[Inputs], object]] = {
@@ -128,7 +127,7 @@ REPLACED: dict[str, Callable[[Inputs], object]] = {
     # Of the identical object:
     "swapped": lambda inputs: torch.utils.swap_tensors(inputs["w0"], inputs["w1"]),
     "transposed": lambda inputs: torch.utils.swap_tensors(inputs["w0"], transposed(inputs["w0"])),
-    "memory": lambda inputs: inputs["w0"].take(inputs["w0"].cpu() + 1),  # type: ignore[attr-defined]
+    "memory": lambda inputs: setattr(inputs["w0"], "data", inputs["w0"] + 1),
 }
 
 

@@ -5,9 +5,12 @@ copies, memory and captured graphs work by CUDA's rules, and the order in which 
 worst that a seeded adversary finds: see ``queues``, ``hardware``, ``tensors`` and ``streams``; and
 ``allocator``, ``libraries``, ``generators`` and ``timing`` for what torch and CUDA keep besides.
 
-What is not played: kernels that are not also the CPU's, several processes, the autograd engine on
-tensors of a GPU, GPUs that are no peers. Nor is memory of a second GPU left unprotected in a
-capture.
+Tensors are of torch's own types, so frontends, autograd and optimizers run on them: ``fakes`` lets
+captures, too.
+
+What is not played: kernels that are not also the CPU's, several processes, GPUs that are no peers.
+Autograd's engine stays in the calling thread and on its current streams, where a GPU's takes those of
+forward. Nor is memory of a second GPU left unprotected in a capture.
 """
 
 from __future__ import annotations
@@ -22,11 +25,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # before anything is played: it registers functions that are replaced here
 
 from autosched.runtime.backends import accelerator
 from autosched.runtime.replay import cuda_graphs
+from tests.gpu.fake_gpu import fakes, streams, tensors
 from tests.gpu.fake_gpu import hardware as _hardware
-from tests.gpu.fake_gpu import streams, tensors
 from tests.gpu.fake_gpu.hardware import Hardware
 
 __all__ = ["Hardware", "playing"]
@@ -38,7 +42,7 @@ def playing(gpus: int = 1, seed: int = 0, nbytes: float = float("inf")) -> Itera
     if torch.accelerator.is_available() and not _hardware._playing:
         pytest.skip("GPUs are played only where there is none")
     played = Hardware(gpus, seed, nbytes)
-    with pytest.MonkeyPatch.context() as patch, _guard(), _swapped_parameters():
+    with pytest.MonkeyPatch.context() as patch, _guard():
         _hardware._playing.append(played)
         for place, names in _torch(gpus).items():
             for name, item in names.items():
@@ -73,17 +77,6 @@ def _guard() -> Iterator[None]:
 
 
 _CUDA, _META = 1, 14  # of c10::DeviceType
-
-
-@contextlib.contextmanager
-def _swapped_parameters() -> Iterator[None]:
-    """Let ``module.to("cuda")`` put new parameters in the place of the old ones, whose memory cannot be exchanged."""
-    before = torch.__future__.get_swap_module_params_on_conversion()
-    torch.__future__.set_swap_module_params_on_conversion(True)
-    try:
-        yield
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(before)
 
 
 def _torch(gpus: int) -> dict[str, dict[str, Any]]:
@@ -145,7 +138,13 @@ def _torch(gpus: int) -> dict[str, dict[str, Any]]:
         "mark": lambda text: _hardware.hardware().ranges.append(f"mark {text}"),
     }
     return {
-        "torch": {"Stream": streams.Stream, "Event": streams.Event},
+        "torch": {
+            "Stream": streams.Stream,
+            "Event": streams.Event,
+            "_has_compatible_shallow_copy_type": lambda one, other: True,
+        },
+        "torch.Tensor": tensors.METHODS | fakes.METHODS,
+        "torch._subclasses.fake_tensor.FakeTensorMode": fakes.MODE,
         "torch._C": {
             "_cuda_clearCublasWorkspaces": streams.release_workspaces,
             "_cuda_beginAllocateCurrentThreadToPool": streams.begin_allocating,

@@ -74,6 +74,7 @@ class Hardware(Queues):
         self.faults: list[str] = []
         self.ranges: list[str] = []  # what NVTX was told
         self.open = True
+        self.latest = 0  # the device of the last operator
         self._pinned: dict[int, StorageWeakRef] = {}
         # Pools that page-locked memory is asked for by, and the graph that can answer.
         self.pinned_underway: dict[PoolId, weakref.ref[Any]] = {}

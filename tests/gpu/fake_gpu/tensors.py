@@ -1,15 +1,20 @@
 """Tensors of played GPUs: shapes now, numbers later.
 
-A tensor wraps memory of the CPU. An operator on it is told to the current queue of its device: what
-it returns has its shape at once, by torch's meta kernels, and NaN for numbers until the queue has
-come to it. Views are taken at once. Copies are as ``aten/src/ATen/native/cuda/Copy.cu`` has them.
+A tensor of a GPU is one of torch's meta tensors whose storage has a block of the GPU's memory. So its
+type is exactly torch's, views, in-place writes and autograd are torch's own, and its engine stays
+in the calling thread. An operator is told to the current queue of its device: what it returns has
+its shape at once, by torch's meta kernels, and NaN for numbers until the queue has come to it.
+Copies are as ``aten/src/ATen/native/cuda/Copy.cu`` has them.
+
+What only torch's C++ asks of a device is not played: ``copy_`` between devices of a tensor that
+requires a gradient.
 """
 
 from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,7 +26,7 @@ from tests.gpu.fake_gpu.hardware import Block, Hardware, Life, hardware
 from tests.gpu.fake_gpu.queues import Queue
 
 aten = torch.ops.aten
-HOST = torch.device("cpu")
+HOST, META = torch.device("cpu"), torch.device("meta")
 
 
 def _place_of_address() -> int:
@@ -33,54 +38,59 @@ def _place_of_address() -> int:
 
 
 _ADDRESS = _place_of_address()
+_is_meta = torch._C.TensorBase.is_meta.__get__
 
 
-class Played(torch.Tensor):
-    """A tensor on a played GPU."""
+class _Asking(threading.local):
+    """Whether this thread runs meta kernels, many of which are Python and ask tensors for their device."""
 
-    memory: torch.Tensor  # of the CPU: what the device has in it
-    block: Block
+    for_shapes = False
 
-    @staticmethod
-    def __new__(cls, memory: torch.Tensor, block: Block) -> Played:
-        self = torch.Tensor._make_wrapper_subclass(
-            cls,
-            memory.shape,
-            strides=memory.stride(),
-            storage_offset=memory.storage_offset(),
-            dtype=memory.dtype,
-            device=torch.device("cuda", block.queue.device),
-        )
-        self.block = block
-        self.take(memory)
-        return self
 
-    def take(self, memory: torch.Tensor) -> None:
-        """Have other memory; torch's own storage knows the address, as on a GPU."""
-        self.memory = memory
-        field = torch.Tensor.untyped_storage(self)._cdata + _ADDRESS
-        ctypes.c_void_p.from_address(field).value = memory.untyped_storage().data_ptr()
+_asking = _Asking()
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
 
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return dispatch(func, args, kwargs or {})
+def _shaped(func: Any, call: tuple[Any, dict[str, Any]]) -> Any:
+    """Call an operator on meta tensors."""
+    _asking.for_shapes = True
+    try:
+        return func(*call[0], **call[1])
+    finally:
+        _asking.for_shapes = False
 
-    def untyped_storage(self) -> torch.UntypedStorage:
-        return self.memory.untyped_storage()
 
-    def tolist(self) -> Any:
-        return self.cpu().tolist()
+def block_of(item: Any) -> Any:
+    """Return the block of a played GPU that a tensor is on; None for all else."""
+    if not isinstance(item, torch.Tensor) or not _is_meta(item) or _asking.for_shapes:
+        return None
+    try:
+        return getattr(item.untyped_storage(), "block", None)
+    except NotImplementedError:  # sparse
+        return None
 
-    def __repr__(self) -> str:
-        return f"{self.cpu()} on {self.device}"
 
-    def __deepcopy__(self, memo: Any) -> torch.Tensor:
-        return self.clone()
+def memory_of(item: Any) -> Any:
+    """Return what a device has in the memory of a tensor, as a tensor of the CPU; all else as it is."""
+    block = block_of(item)
+    if block is None:
+        return item
+    made = torch.empty(0, dtype=item.dtype, device="cpu")
+    made.set_(block.life.memory.storage, item.storage_offset(), item.shape, item.stride())
+    made = made.conj() if item.is_conj() else made
+    return torch._neg_view(made) if item.is_neg() else made
 
-    def record_stream(self, stream: Any) -> None:
-        self.block.users.append(stream.queue)
+
+def _put_on(item: torch.Tensor, block: Any) -> torch.Tensor:
+    """Let a meta tensor be one of a GPU; torch's own storage knows the address, as on a GPU."""
+    storage = item.untyped_storage()
+    storage.block = block  # type: ignore[attr-defined]
+    field = ctypes.c_void_p.from_address(storage._cdata + _ADDRESS)
+    field.value = block.life.memory.storage.data_ptr()
+    return item
+
+
+def _allocated(gpus: Hardware, queue: Queue, item: torch.Tensor, what: str) -> torch.Tensor:
+    return _put_on(item, gpus.allocate(queue, item, what)[1])
 
 
 class _Lent:
@@ -91,22 +101,19 @@ class _Lent:
         self.life = Life(f"{block.life.what}, lent", block.life.memory)
 
 
-def borrowed(tensor: Played) -> Played:
+def borrowed(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor on the same memory, which does not keep it from going back."""
-    return Played(tensor.memory, _Lent(tensor.block))  # type: ignore[arg-type]
+    storage = torch.UntypedStorage(tensor.untyped_storage().nbytes(), device="meta")
+    made = torch.empty(0, dtype=tensor.dtype, device="meta")
+    made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
+    return _put_on(made, _Lent(block_of(tensor)))
 
 
 class Mode(TorchDispatchMode):
     """What a thread needs for tensors that come into being on a played GPU."""
 
-
-def _dispatch(self: Mode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-    return dispatch(func, args, kwargs or {})
-
-
-Mode.__torch_dispatch__ = (
-    _dispatch  # set afterwards, or torch would import all of Dynamo to keep it out
-)
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return dispatch(func, args, kwargs or {})
 
 
 def in_mode(run: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
@@ -119,6 +126,107 @@ def in_mode(run: Callable[[threading.Thread], None]) -> Callable[[threading.Thre
     return played
 
 
+# ---- what Python asks a tensor
+
+
+class _Moved(torch.autograd.Function):
+    """A copy on another device: its gradient goes back."""
+
+    @staticmethod
+    def forward(ctx: Any, item: Any, facts: dict[str, Any]) -> Any:
+        ctx.back = {"device": item.device, "dtype": item.dtype}
+        return aten._to_copy.default(item, **facts)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:  # type: ignore[override]
+        return grad.to(**ctx.back), None
+
+
+def _to(item: Any, *args: Any, copy: bool = False, **kwargs: Any) -> Any:
+    """Stand for ``Tensor.to``."""
+    if args and isinstance(args[0], torch.Tensor):
+        args = (args[0].device, args[0].dtype, *args[1:])
+    device, dtype, non_blocking, layout = torch._C._nn._parse_to(*args, **kwargs)
+    device, dtype = item.device if device is None else device, dtype or item.dtype
+    if device.type == "cuda":
+        device = torch.device("cuda", _index(device))
+    if not {device.type, item.device.type} & {"cuda"}:
+        return _PLAIN["to"](item, *args, copy=copy, **kwargs)
+    straight = layout is None or item.is_contiguous(memory_format=layout)
+    if (device, dtype) == (item.device, item.dtype) and straight and not copy:
+        return item
+    facts = {"device": device, "dtype": dtype, "non_blocking": non_blocking}
+    facts |= {} if layout is None else {"memory_format": layout}
+    moves = device != item.device and item.requires_grad and torch.is_grad_enabled()
+    return _Moved.apply(item, facts) if moves else aten._to_copy.default(item, **facts)
+
+
+def _copied(item: Any, memo: dict[int, Any]) -> Any:
+    if id(item) not in memo:
+        memo[id(item)] = item.detach().clone().requires_grad_(item.requires_grad)
+    return memo[id(item)]
+
+
+def _set_data(item: Any, value: torch.Tensor) -> None:
+    """Stand for the assignment to ``Tensor.data``, which torch allows between the CPU and a GPU."""
+    if _is_meta(item) == _is_meta(value):
+        return _data.__set__(item, value)
+    requires_grad, grad, item.grad = item.requires_grad, item.grad, None
+    torch._C._swap_tensor_impl(item, value.detach().requires_grad_(requires_grad))
+    item.grad = grad
+    return None
+
+
+_data = torch._C.TensorBase.data
+
+
+def _record_stream(item: Any, stream: Any) -> None:
+    block_of(item).users.append(stream.queue)
+
+
+_PLAIN: dict[str, Any] = {
+    name: getattr(torch.Tensor, name)
+    for name in ("to", "tolist", "__repr__", "__deepcopy__", "record_stream", "get_device")
+}
+
+
+def _either(name: str, played: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of tensors, for those of played GPUs."""
+
+    def method(item: Any, *args: Any, **kwargs: Any) -> Any:
+        chosen = _PLAIN[name] if block_of(item) is None else played
+        return chosen(item, *args, **kwargs)
+
+    return method
+
+
+def _device(item: Any) -> torch.device:
+    block = block_of(item)
+    return _cpp_device(item) if block is None else torch.device("cuda", block.queue.device)
+
+
+_cpp_device = torch._C.TensorBase.device.__get__
+
+METHODS: dict[str, Any] = {
+    "device": property(_device),
+    "is_cuda": property(lambda item: _device(item).type == "cuda"),
+    "is_meta": property(lambda item: _device(item).type == "meta"),
+    "data": property(_data.__get__, _set_data),
+    "get_device": _either("get_device", lambda item: block_of(item).queue.device),
+    "to": _to,
+    "cpu": lambda item, **facts: item.to("cpu", **facts),
+    "cuda": lambda item, device=None, non_blocking=False, **facts: item.to(
+        torch.device("cuda", _index("cuda" if device is None else device)),
+        non_blocking=non_blocking,
+        **facts,
+    ),
+    "tolist": _either("tolist", lambda item: item.cpu().tolist()),
+    "record_stream": _either("record_stream", lambda item, stream: _record_stream(item, stream)),
+    "__repr__": _either("__repr__", lambda item, **_: f"{item.detach().cpu()} on {item.device}"),
+    "__deepcopy__": _either("__deepcopy__", _copied),
+}
+
+
 # ---- operators
 
 
@@ -126,17 +234,30 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Do on the host what is the host's; else do as the GPU would."""
     if func in _SPECIAL:
         return _SPECIAL[func](*args, **kwargs)
-    played = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Played)]
+    blocks = [
+        block for leaf in tree_leaves((args, kwargs)) if (block := block_of(leaf)) is not None
+    ]
     device = kwargs.get("device")
-    if device is None and not played:
+    device = None if device is None else torch.device(device)
+    if device == META:  # C++ takes tensors of a GPU for meta tensors, and asks for one like them
+        if blocks:
+            device = torch.device("cuda", blocks[0].queue.device)
+        elif from_cpp(func):
+            device = torch.device("cuda", hardware().latest)
+    if not blocks and (device is None or device.type != "cuda"):
         return _on_host(func, args, kwargs)
-    if device is not None and torch.device(device).type == "cpu":
+    if device is not None and device.type == "cpu":
         return _on_host(func, tree_map(_shape_only, args), kwargs)
     if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
         with Mode():
             return func.decompose(*args, **kwargs)
-    where = _index(device) if device is not None else played[0].block.queue.device
+    where = _index(device) if device is not None else blocks[0].queue.device
     return _on_gpu(hardware(), where, func, args, kwargs)
+
+
+def from_cpp(func: Any) -> bool:
+    """Whether C++ asks for a tensor on a device, and not the user, who may well want a meta tensor."""
+    return func is aten.scalar_tensor.default or torch._C._current_autograd_node() is not None
 
 
 def _on_host(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -146,20 +267,21 @@ def _on_host(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _on_gpu(gpus: Hardware, device: int, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    gpus.latest = device
     args, kwargs = tree_map(lambda leaf: _brought(leaf, device, func), (args, kwargs))
     kwargs = {name: item for name, item in kwargs.items() if name != "pin_memory"}
     queue, returns = gpus.current[device], func._schema.returns
-    host_call = _with_device(tree_map(_memory, (args, kwargs)), HOST)
     generator = kwargs.get("generator")
+    host_call = _with_device(tree_map(memory_of, (args, kwargs)), HOST)
     if generator is not None:
         kwargs = {**kwargs, "generator": None}
-    blocks = [leaf.block for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Played)]
-    if any(item.alias_info is not None and not item.alias_info.is_write for item in returns):
-        views = _called(func, host_call)
-        return tree_map(lambda leaf: Played(leaf, blocks[0]), views)
-    draws = torch.Tag.nondeterministic_seeded in func.tags
+    on_meta = _with_device(tree_map(_shape_of_host, (args, kwargs)), META)
+    blocks = [b for leaf in tree_leaves((args, kwargs)) if (b := block_of(leaf)) is not None]
+    views = any(item.alias_info is not None and not item.alias_info.is_write for item in returns)
+    if views or func.overloadpacket is aten.set_:
+        return _shaped(func, on_meta)
     try:
-        shapes = _called(func, _with_device(tree_map(_shape_only, (args, kwargs)), "meta"))
+        results = _shaped(func, on_meta)
     except (NotImplementedError, RuntimeError) as error:
         if (
             torch.Tag.data_dependent_output not in func.tags
@@ -171,45 +293,37 @@ def _on_gpu(gpus: Hardware, device: int, func: Any, args: Any, kwargs: dict[str,
         gpus.synchronize(queue)  # the host must see numbers to know the shape
         found = _called(func, host_call)
         return tree_map(lambda leaf: _moved(gpus, leaf, device), found)
-    written = _written(func, args, kwargs)
-    fresh: list[tuple[int, Played]] = []
-
-    def made_of(number: int, shape: Any) -> Any:
-        if not isinstance(shape, torch.Tensor):
-            return shape
-        if number in written:
-            return written[number]
-        memory, block = gpus.allocate(queue, shape, str(func))
-        fresh.append((len(fresh), Played(memory, block)))
-        return fresh[-1][1]
-
-    results: Any
-    if isinstance(shapes, (tuple, list)) and len(returns) > 1:
-        results = tuple(
-            tree_map(lambda leaf, n=n: made_of(n, leaf), shape) for n, shape in enumerate(shapes)
-        )
-    else:
-        results = tree_map(lambda leaf: made_of(0, leaf), shapes)
+    made = tree_leaves(results)
+    fresh = [
+        n
+        for n, leaf in enumerate(made)
+        if isinstance(leaf, torch.Tensor) and block_of(leaf) is None
+    ]
+    for n in fresh:
+        _allocated(gpus, queue, made[n], str(func))
+    targets = [(n, memory_of(made[n])) for n in fresh]
     library = gpus.libraries.use(queue, func.name().partition(".")[0])
+    draws = torch.Tag.nondeterministic_seeded in func.tags
     drawn = gpus.draw(queue, generator) if draws else None
-    targets = [item.memory for _, item in fresh]
+    shape = _shape_only(made[0]) if draws else None  # a tensor of the GPU would keep its memory
 
     def work() -> None:
         with torch.no_grad():
-            found = _drawing(drawn, func, host_call, shapes) if drawn else _called(func, host_call)
-            given = [leaf for n, leaf in _numbered(found, len(returns)) if n not in written]
-            for target, leaf in zip(targets, given, strict=True):
-                target.copy_(leaf)
+            found = _drawing(drawn, func, host_call, shape) if drawn else _called(func, host_call)
+            leaves = tree_leaves(found)
+            for n, target in targets:
+                target.copy_(leaves[n])
 
-    touched = [*blocks, *(item.block for _, item in fresh), *library]
+    touched = [*blocks, *(block_of(made[n]) for n in fresh), *library]
     gpus.launch(queue, str(func), work, touched)
     return results
 
 
 def _brought(leaf: Any, device: int, func: Any) -> Any:
     """Return an argument; one of the host's, if it may stand among the GPU's, with its numbers as they are now."""
-    if isinstance(leaf, Played):
-        if leaf.block.queue.device != device:
+    block = block_of(leaf)
+    if block is not None:
+        if block.queue.device != device:
             raise RuntimeError(
                 f"Expected all tensors to be on the same device: {leaf.device} and cuda:{device} in {func}"
             )
@@ -233,37 +347,14 @@ def _with_device(call: tuple[Any, dict[str, Any]], device: Any) -> tuple[Any, di
     ) is not None else kwargs
 
 
-def _memory(leaf: Any) -> Any:
-    return leaf.memory if isinstance(leaf, Played) else leaf
-
-
 def _shape_only(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
     return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
 
 
-def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[int, Any]:
-    """Return which results, by number, are arguments that it writes."""
-    schema, found = func._schema, {}
-    given = {
-        argument.name: item for argument, item in zip(schema.arguments, args, strict=False)
-    } | kwargs
-    for number, item in enumerate(schema.returns):
-        if item.alias_info is not None:
-            names = item.alias_info.before_set
-            found[number] = next(
-                given[a.name]
-                for a in schema.arguments
-                if a.alias_info is not None and a.alias_info.before_set == names
-            )
-    return found
-
-
-def _numbered(results: Any, count: int) -> Iterable[tuple[int, torch.Tensor]]:
-    """Yield the tensors that an operator returns, with the number of the return that they belong to."""
-    for n, item in enumerate(results if count > 1 else [results]):
-        yield from ((n, leaf) for leaf in tree_leaves(item) if isinstance(leaf, torch.Tensor))
+def _shape_of_host(leaf: Any) -> Any:
+    return leaf if block_of(leaf) is not None else _shape_only(leaf)
 
 
 def _drawing(drawn: Drawn, func: Any, call: tuple[Any, dict[str, Any]], shapes: Any) -> Any:
@@ -301,7 +392,7 @@ def _to_copy(
 ) -> Any:
     """Return a copy elsewhere, or of another type; on the host it is page-locked, if it is asked not to block."""
     gpus, device = hardware(), source.device if device is None else torch.device(device)
-    if not isinstance(source, Played) and device == HOST:
+    if block_of(source) is None and device.type != "cuda":
         return aten._to_copy.default(source, device=device, dtype=dtype, **facts)
     shape = aten._to_copy.default(
         _shape_only(source), dtype=dtype, memory_format=facts.get("memory_format")
@@ -311,28 +402,29 @@ def _to_copy(
         if non_blocking:
             gpus.pin(made).untyped_storage().fill_(255)
         return _copy(made, source, non_blocking)
-    queue = gpus.current[_index(device)]
-    return _copy(Played(*gpus.allocate(queue, shape, "a copy")), source, non_blocking)
+    made = _allocated(gpus, gpus.current[_index(device)], shape, "a copy")
+    return _copy(made, source, non_blocking)
 
 
 def _moved(gpus: Hardware, leaf: Any, device: int) -> Any:
     """Return a tensor that the host holds as one of a device."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    memory, block = gpus.allocate(gpus.current[device], leaf, "a result")
-    memory.copy_(leaf)
-    return Played(memory, block)
+    made = _allocated(gpus, gpus.current[device], _shape_only(leaf), "a result")
+    memory_of(made).copy_(leaf)
+    return made
 
 
 def _copy(target: Any, source: Any, non_blocking: bool = False) -> Any:
     """Copy over a tensor, on the stream and with the waits that CUDA's copies have."""
     gpus = hardware()
-    if isinstance(target, Played) and isinstance(source, Played):
+    to, of = block_of(target) is not None, block_of(source) is not None
+    if to and of:
         _between_gpus(gpus, target, source)
-    elif not isinstance(target, Played) and not isinstance(source, Played):
+    elif not to and not of:
         aten.copy_.default(target, source)
     elif _is_plain(target, source):
-        (_from_host if isinstance(target, Played) else _to_host)(gpus, target, source, non_blocking)
+        (_from_host if to else _to_host)(gpus, target, source, non_blocking)
     else:
         _by_temporaries(target, source, non_blocking)
     return target
@@ -347,12 +439,12 @@ def _is_plain(target: Any, source: Any) -> bool:
         and all(a == b for n, a, b in steps if n > 1)
     )
     dense = torch.ops.aten.is_non_overlapping_and_dense.default
-    return alike and (target.numel() < 2 or (dense(_memory(target)) and dense(_memory(source))))
+    return alike and (target.numel() < 2 or (dense(memory_of(target)) and dense(memory_of(source))))
 
 
 def _by_temporaries(target: Any, source: Any, non_blocking: bool) -> None:
     """Convert and straighten on the GPU if it must not block, else on the CPU, in memory that is not page-locked."""
-    converts_here = isinstance(source, Played) == non_blocking
+    converts_here = (block_of(source) is not None) == non_blocking
     with Mode():
         if converts_here:
             straight = target if target.is_contiguous() else _blank(target, target.dtype)
@@ -371,14 +463,17 @@ def _blank(like: Any, dtype: torch.dtype) -> Any:
 
 
 def _put_copy(gpus: Hardware, queue: Queue, what: str, target: Any, source: Any) -> None:
-    memory, given = _memory(target), _memory(source)
-    blocks = [item.block for item in (target, source) if isinstance(item, Played)]
+    memory, given = memory_of(target), memory_of(source)
+    blocks = [block for item in (target, source) if (block := block_of(item)) is not None]
     gpus.launch(queue, what, lambda: memory.copy_(given), blocks)
 
 
-def _between_gpus(gpus: Hardware, target: Played, source: Played) -> None:
+def _between_gpus(gpus: Hardware, target: Any, source: Any) -> None:
     """Copy on the source's current stream, between which and the destination's stands a barrier both ways."""
-    one, other = gpus.current[source.block.queue.device], gpus.current[target.block.queue.device]
+    one, other = (
+        gpus.current[block_of(source).queue.device],
+        gpus.current[block_of(target).queue.device],
+    )
     if one.device == other.device:
         return _put_copy(gpus, one, "copy", target, source)
     for queue in (one, other):
@@ -390,8 +485,8 @@ def _between_gpus(gpus: Hardware, target: Played, source: Played) -> None:
     return None
 
 
-def _from_host(gpus: Hardware, target: Played, source: torch.Tensor, non_blocking: bool) -> None:
-    queue, pinned = gpus.current[target.block.queue.device], gpus.is_pinned(source)
+def _from_host(gpus: Hardware, target: Any, source: torch.Tensor, non_blocking: bool) -> None:
+    queue, pinned = gpus.current[block_of(target).queue.device], gpus.is_pinned(source)
     if not (pinned and non_blocking):
         gpus.forbid("a copy from pageable memory, or one that blocks", queue)
     if (
@@ -403,8 +498,8 @@ def _from_host(gpus: Hardware, target: Played, source: torch.Tensor, non_blockin
         gpus.synchronize(queue)
 
 
-def _to_host(gpus: Hardware, target: torch.Tensor, source: Played, non_blocking: bool) -> None:
-    queue = gpus.current[source.block.queue.device]
+def _to_host(gpus: Hardware, target: torch.Tensor, source: Any, non_blocking: bool) -> None:
+    queue = gpus.current[block_of(source).queue.device]
     asynchronous = non_blocking and gpus.is_pinned(target)
     if not asynchronous:
         gpus.forbid("a copy to pageable memory, or one that blocks", queue)
@@ -418,22 +513,26 @@ def _to_host(gpus: Hardware, target: torch.Tensor, source: Played, non_blocking:
 
 def _read(item: Any) -> Any:
     """Return a number: the host waits for it."""
-    if isinstance(item, Played):
-        hardware().synchronize(hardware().current[item.block.queue.device])
-    return aten._local_scalar_dense.default(_memory(item))
+    return aten._local_scalar_dense.default(_seen(item))
+
+
+def _seen(item: Any) -> Any:
+    """Return what a tensor has in its memory, when the host has waited for it."""
+    block = block_of(item)
+    if block is not None:
+        hardware().synchronize(hardware().current[block.queue.device])
+    return memory_of(item)
 
 
 def _equal(a: Any, b: Any) -> bool:
-    for item in (a, b):
-        if isinstance(item, Played):
-            hardware().synchronize(hardware().current[item.block.queue.device])
     if a.device != b.device:
         raise RuntimeError("Expected all tensors to be on the same device")
-    return aten.equal.default(_memory(a), _memory(b))
+    one, other = _seen(a), _seen(b)
+    return aten.equal.default(one, other)
 
 
 def _is_pinned(item: Any, device: Any = None) -> bool:
-    return not isinstance(item, Played) and hardware().is_pinned(item)
+    return block_of(item) is None and hardware().is_pinned(item)
 
 
 def _pinned(item: Any, device: Any = None) -> torch.Tensor:
