@@ -28,17 +28,11 @@ _Resource = tuple[str, object]  # a slot, state that tasks share, or an order by
 
 
 def interleavings(program: Program, graph: Graph) -> Iterator[tuple[str, ...]]:
-    r"""Yield one interleaving of each class: the streams that continue, one after another.
+    """Yield one interleaving of each class: the streams that continue, one after another.
 
     Run one with ``Virtual(following(it))``. A program without races has a single class; with races
     there may be very many, so take some (``itertools.islice``). The first is equivalent to the
     order of issue. Raises KeyError for a program that reads a value that was never computed there.
-
-    >>> graph = Graph()
-    >>> _ = graph.input("x").add_(1).mul_(10)
-    >>> program = Program.parse("input x on cpu\n cpu/a run add\n cpu/b run mul")  # no wait between
-    >>> list(interleavings(program, graph))
-    [('cpu/a', 'cpu/b'), ('cpu/b', 'cpu/a')]
     """
     for before in _classes(_ordered(program), races(program, graph)):
         # Sort by the number of predecessors: a linear order that extends the partial one.
@@ -173,17 +167,9 @@ class Explored(NamedTuple):
 def explore(
     program: Program, graph: Graph, machine: Machine, *, examples: Mapping[str, Any], seed: int = 0
 ) -> Iterator[Explored]:
-    r"""Yield the result of each of the ``interleavings`` of a program.
+    """Yield the result of each of the ``interleavings`` of a program.
 
     Freed memory is overwritten with NaN.
-
-    >>> import torch
-    >>> graph = Graph()
-    >>> _ = graph.input("x").add_(1).mul_(10)
-    >>> program = Program.parse("input x on cpu\n cpu/a run add\n cpu/b run mul")  # no wait between
-    >>> runs = explore(program, graph, Machine.emulated(gpus=0), examples={"x": torch.ones(1)})
-    >>> [run.left["input 'x'"].item() for run in runs]
-    [20.0, 11.0]
     """
     setting = Setting(graph, examples, seed)
     for choices in interleavings(program, graph):

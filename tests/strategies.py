@@ -279,13 +279,7 @@ def machines(draw: st.DrawFn, devices: Sequence[str] = DEVICES, most_streams: in
 
 
 def inputs_for(graph: Graph) -> dict[str, torch.Tensor]:
-    """Return fresh inputs for a sampled graph, always the same.
-
-    >>> graph = Graph()
-    >>> x, y = graph.inputs("x", "y")
-    >>> {name: tuple(tensor.shape) for name, tensor in inputs_for(graph).items()}
-    {'x': (2, 3), 'y': (3, 3)}
-    """
+    """Return fresh inputs for a sampled graph, always the same."""
     generator = torch.Generator().manual_seed(7)
     return {
         name: torch.rand(2 + i, 3, dtype=torch.float64, generator=generator)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import multiprocessing
 import os
-import pickle
 import signal
 import threading
 import time
@@ -125,12 +123,6 @@ def test_a_task_may_fork_and_its_child_may_call_the_schedule():
     assert answers == [None, True]
 
 
-def test_a_compiled_function_runs_in_a_child():
-    compiled = asc.compile(double, asc.Machine([asc.Device("cpu")]))
-    compiled(torch.ones(2))
-    assert in_child(lambda: compiled(torch.ones(2)).tolist() == [2, 2])
-
-
 class Scheduled(Dataset):
     def __init__(self, schedule):
         self.schedule = schedule
@@ -169,16 +161,6 @@ def test_a_schedule_is_given_to_another_process(how):
         process.start()
         assert queue.get(timeout=2 * GENEROUS) == 4
         process.join()
-
-
-def test_a_schedule_that_ran_can_be_copied_and_pickled():
-    with scheduled() as schedule:
-        schedule(x=torch.ones(1))
-        for made in (pickle.loads(pickle.dumps(schedule)), copy.copy(schedule)):
-            with made:
-                assert str(made) == str(schedule)
-                assert made(x=torch.ones(1))["y"].item() == 4
-        assert schedule(x=torch.ones(1))["y"].item() == 4
 
 
 def test_locks_of_other_threads_are_free_in_a_child_and_those_of_the_thread_that_forks_are_held():

@@ -237,21 +237,6 @@ def test_memory_that_is_shared_until_it_is_written_is_at_another_address() -> No
     assert is_alike({"x": source})
 
 
-@pytest.mark.parametrize("found", [[], (), None, 1, {}, {"x": None}, {1: 2}, "x", {"x": object()}])
-def test_what_is_no_dict_of_these_tensors_is_not_recognized(found: Any) -> None:
-    is_alike = recognizer({"x": torch.zeros(2)}, (), (), True)
-    assert is_alike is not None
-    assert not is_alike(found)
-
-
-def test_names_are_compared_by_their_characters() -> None:
-    x = torch.zeros(2)
-    is_alike = recognizer({"name": x}, (), (), True)
-    assert is_alike is not None
-    assert is_alike({"".join(["na", "me"]): x})
-    assert not is_alike({"nam": x})
-
-
 def test_nothing_but_classes_is_kept_alive() -> None:
     class Local(Tensor):
         pass

@@ -84,21 +84,6 @@ def test_machines_are_named_by_what_tells_them_apart() -> None:
     ]
 
 
-def test_names_that_would_be_the_same_are_numbered() -> None:
-    two = [asc.Machine([asc.Device("cpu", launch_seconds=seconds)]) for seconds in (0.0, 1.0)]
-    assert [row.machine for row in asc.compare(wide(), two, "single").rows] == [
-        "1 CPU (1)",
-        "1 CPU (2)",
-    ]
-
-
-def test_equal_machines_are_one_unless_they_are_named() -> None:
-    one, same = emulated(1), emulated(1, link="nvlink4")
-    assert len(asc.compare(wide(), [*one, *same], "single").rows) == 1
-    named = asc.compare(wide(), {"a": one[0], "b": same[0]}, "single")
-    assert [row.machine for row in named.rows] == ["a", "b"]
-
-
 def test_what_a_machine_cannot_do_is_told_beside_what_others_can() -> None:
     found = asc.compare(pinned(), emulated(1, 2))
     assert [row.machine for row in found.rows] == ["2 GPUs, pcie4"] * len(POLICIES)
@@ -106,27 +91,6 @@ def test_what_a_machine_cannot_do_is_told_beside_what_others_can() -> None:
     last = str(found).splitlines()[-1]
     who = "1 GPU, pcie4: refused (single, round_robin, heft, auto): "
     assert last == f"{who}the machine has no device 'cuda:1'; it has 'cpu', 'cuda:0'"
-
-
-def test_the_first_of_the_best_has_the_star() -> None:
-    found = asc.compare(wide(), emulated(1, 2))
-    assert [(row.gpus, row.policy) for row in found.best] == [
-        (1, "round_robin"),
-        (2, "round_robin"),
-    ]
-    stars = [line for line in str(found).splitlines() if line.startswith("*")]
-    assert [line.split()[4] for line in stars] == ["round_robin", "round_robin"]
-
-
-def test_a_policy_may_be_a_function() -> None:
-    def contrary(problem: asc.Problem) -> asc.Placement:
-        tasks = tuple(task.name for task in problem.graph.tasks)
-        return asc.Placement(dict.fromkeys(tasks, "cpu"), tasks)
-
-    assert [row.policy for row in asc.compare(wide(), emulated(1), [contrary, "heft"]).rows] == [
-        "contrary",
-        "heft",
-    ]
 
 
 def test_policies_of_one_name_in_a_list_are_numbered_and_equal_ones_are_one() -> None:
@@ -180,20 +144,6 @@ def test_real_machines_copy_from_pageable_memory_as_slowly_as_schedules_say() ->
         == asc.schedule(graph, machine, policy="single", examples=examples, backend="host").makespan
     )
     assert row.makespan > 8  # 400 bytes at 50 a second
-
-
-def test_track_is_given_every_pair_and_may_show_them() -> None:
-    seen = []
-
-    def track(items):
-        for item in items:
-            yield item
-            seen.append(item)
-
-    asc.compare(wide(), emulated(1, 2), ["single", "heft"], track=track)
-    assert seen == [
-        (f"{gpus}, pcie4", policy) for gpus in ("1 GPU", "2 GPUs") for policy in ("single", "heft")
-    ]
 
 
 def test_over_numbers_of_gpus_there_is_a_line_for_each_policy_and_link() -> None:

@@ -178,12 +178,6 @@ def test_a_planted_fault_is_named_first_and_its_gain_is_what_the_cure_gives(
         assert first.makespan == pytest.approx(cured().makespan, rel=1e-9)
 
 
-def test_a_number_that_stays_on_the_device_costs_neither_its_task_nor_its_copies():
-    assert host_read().explain().advice[0].makespan == pytest.approx(
-        host_read(copies=False).makespan
-    )
-
-
 def test_tasks_on_one_device_instead_of_two_take_no_copies():
     found = two_for_nothing().explain().advice[0]
     assert found.makespan == pytest.approx(6 * 5e-4 + 1e-5)  # and the input's copy
@@ -211,12 +205,6 @@ def test_of_what_takes_no_time_nothing_is_explained():
         words
         == "empty: 0 us predicted, 0 tasks on no device\n\nIt takes no time, so there is nothing to explain."
     )
-
-
-def test_an_explanation_is_short_in_a_shell_and_whole_in_a_notebook():
-    found = on_one_device().explain()
-    assert repr(found) == "<Explanation of 'on one device': 0.00802 s predicted, 1 suggestion>"
-    assert found._repr_mimebundle_() == {"text/plain": str(found)}
 
 
 def test_many_devices_that_wait_alike_share_lines():
@@ -345,48 +333,10 @@ def test_a_split_is_told_of_by_the_best_that_was_tried():
     assert f"(cuda:0 and cuda:1 take {slower:.0%} longer, in the best way that was tried)" in note
 
 
-def test_a_split_that_is_far_slower_is_told_of_in_times():
-    graph = asc.Graph()
-    value = graph.add(call, name="first", seconds={"cuda:0": 1e-4, "cuda:1": 1e-4}, nbytes=25e6)
-    for i in range(2):
-        value = graph.add(
-            call, value, name=f"next{i}", seconds={"cuda:0": 1e-4, "cuda:1": 1e-4}, nbytes=25e6
-        )
-    graph.output(y=value)
-    (note,) = asc.schedule(graph, TWO).explain().notes
-    assert "(cuda:0 and cuda:1 take 4 times as long, in the best way that was tried)" in note
-
-
 def test_item_is_blamed_where_it_is_called_alone():
     for fn in (torch.Tensor.item, torch.ops.aten._local_scalar_dense.default, call):
         (words,) = (advice.words for advice in host_read(fn=fn).explain().advice)
         assert (".item()" in words, "do without it" in words) == (fn is not call, fn is call)
-
-
-def test_replay_is_named_as_it_is_asked_for():
-    assert "asc.schedule(..., replay=True)" in tiny().explain().advice[0].words
-
-
-def test_copies_for_one_task_by_one_link_gain_nothing_side_by_side():
-    graph = asc.Graph()
-    values = graph.inputs("a", "b")
-    with graph.on("cuda:0"):
-        graph.output(y=graph.add(call, *values, name="y", seconds=1e-3))
-    found = asc.schedule(graph, ONE, costs=asc.Costs(default_nbytes=25e6)).explain()
-    assert [advice.kind for advice in found.advice] == ["keep inputs"]
-    assert found.path_seconds.keys() == {"compute", "copy"}
-
-
-def test_copies_for_one_task_by_several_links_gain_by_streams():
-    graph = asc.Graph()
-    made = [
-        graph.add(call, name=f"h{i}", on=f"cuda:{i}", seconds=1e-3, nbytes=25e6) for i in (1, 2)
-    ]
-    with graph.on("cuda:0"):
-        graph.output(y=graph.add(call, *made, name="y", seconds=1e-3))
-    first = asc.schedule(graph, asc.Machine.emulated(gpus=3)).explain().advice[0]
-    assert first.kind == "copy streams"
-    assert first.gain == pytest.approx(1e-5 + 25e6 / 25e9)
 
 
 def test_a_stream_for_each_link_still_has_a_line_of_its_own():

@@ -9,7 +9,6 @@ import re
 import statistics
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -89,28 +88,6 @@ def test_constants_stay_as_they_are() -> None:
     graph.output(y=w + 1)
     asc.measure_costs(graph, HERE, repeat=1)
     assert torch.equal(weight, torch.ones(2))
-
-
-def test_measure_costs_make_schedules_for_any_machine() -> None:
-    graph, inputs = graph_on_gpus()
-    costs = asc.measure_costs(graph, HERE, inputs, repeat=1)
-    assert asc.schedule(graph, asc.Machine.emulated(gpus=2), costs=costs).makespan >= 0.001
-
-
-def test_the_first_run_warms_up() -> None:
-    calls: list[int] = []
-
-    def slow_at_first(x: torch.Tensor) -> torch.Tensor:
-        if type(x) is torch.Tensor:  # and not one without data, from which bytes are estimated
-            calls.append(1)
-            time.sleep(0.05 * (len(calls) == 1))
-        return x + 1
-
-    graph = asc.Graph()
-    graph.output(y=graph.add(slow_at_first, graph.input("x")))
-    costs = asc.measure_costs(graph, HERE, {"x": torch.ones(1)}, repeat=1)
-    assert 2 <= len(calls) <= 3  # a third where a crowded computer makes the second odd
-    assert costs.seconds["slow_at_first"] < 0.05
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, seconds: Iterable[float] = ()) -> list[Reading]:
@@ -323,21 +300,6 @@ def test_what_must_run_elsewhere_runs_there_on_copies_and_what_it_writes_comes_b
     assert inputs["x"].tolist() == [1, 1]
 
 
-def test_no_value_is_held_longer_than_it_is_used() -> None:
-    made: list[weakref.ref[Any]] = []
-    held: list[int] = []
-
-    def do(task: asc.Task, args: Any, kwargs: Any, where: torch.device) -> Any:
-        held.append(sum(ref() is not None for ref in made))
-        assert task.fn is not None
-        result = task.fn(*args, **kwargs)
-        made.append(weakref.ref(result))
-        return result
-
-    run_serially(products(5), X, CPU, lambda task: CPU, do)
-    assert held == [0, 1, 1, 1, 1]
-
-
 # ---- accepted readings
 
 
@@ -438,12 +400,6 @@ def test_a_device_that_sleeps_meanwhile_tells_what_kernels_take_and_the_host_wha
     assert returned == "done"
 
 
-def test_nothing_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = Gpu(monkeypatch)
-    assert gpu.watch.empty == pytest.approx(1e-6)
-    assert gpu.watch.time([lambda: None], 1e-5)[0].seconds == pytest.approx(0, abs=1e-12)
-
-
 def test_a_call_that_waits_for_its_device_is_not_timed_behind_a_sleep(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -476,18 +432,6 @@ def test_the_sleep_is_calibrated_when_the_clock_no_longer_rises(
         reading, _ = watch.time([lambda: x + 1] * 20, ahead=8e-4)
         assert reading.clean
         assert reading.seconds == pytest.approx(timing.kernel, rel=0.1)
-
-
-def test_the_sleep_is_calibrated_again_when_it_was_too_short(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with fake_gpu.playing(seed=1) as gpus:
-        timing = fake_timing.Timing(issue=2e-5, busy_rate=345e6)
-        watch = ramping(monkeypatch, gpus, timing)
-        x = torch.ones(3, device="cuda:0")
-        timing.busy_rate = 1980e6
-        readings = [watch.time([lambda: x + 1] * 20, ahead=8e-4)[0] for _ in range(3)]
-        assert [reading.clean for reading in readings] == [False, True, True]
 
 
 def test_where_torch_has_no_sleep_a_device_is_timed_as_it_is_fed(
@@ -549,14 +493,6 @@ def test_a_line_is_found_again(rate: float, latency: float) -> None:
     assert found is not None
     assert found[0] == pytest.approx(rate, rel=1e-3)
     assert found[1] == pytest.approx(latency, rel=1e-3, abs=1e-6 * (1 + 1e9 / rate))
-
-
-TRUE = {size: 1e-5 + size / 2e10 for size in machines.SIZES}
-
-
-@pytest.mark.parametrize("size", machines.SIZES[:-2])
-def test_one_copy_that_was_held_up_changes_little(size: int) -> None:
-    assert fitted(TRUE | {size: TRUE[size] * 7}) == pytest.approx((2e10, 1e-5), rel=0.08)
 
 
 @pytest.mark.parametrize(
@@ -628,24 +564,6 @@ def test_copies_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         ("cuda:0", "cpu", True),
     ]
     assert all(0 < seconds < 1 for way in ways for seconds in way.seconds.values())
-
-
-# ---- issuing
-
-
-def test_accelerators_have_times_of_issuing_and_keep_their_streams(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def torch_device(device: asc.Device) -> torch.device:
-        return torch.device("cpu" if device.kind == "cpu" else "cuda")
-
-    monkeypatch.setattr(machines, "torch_device", torch_device)
-    monkeypatch.setattr(machines, "measured_links", lambda machine, **_: machine)
-    monkeypatch.setattr(machines, "issuing_seconds", lambda device: (4e-6, 1e-6))
-    made = asc.measure_machine(PLAYED).devices
-    assert [device.issue_seconds for device in made] == [0, 4e-6, 4e-6]
-    assert [device.event_seconds for device in made] == [0, 1e-6, 1e-6]
-    assert [device.streams for device in made] == [device.streams for device in PLAYED.devices]
 
 
 # ---- where there are GPUs

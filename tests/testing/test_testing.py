@@ -113,17 +113,6 @@ def test_a_policy_that_finds_no_schedule_is_left_out_unless_all_are() -> None:
         check(graph, machine, examples=examples, policies=[refuses])
 
 
-def test_numbers_and_arrays_and_trees_of_them_are_compared_too() -> None:
-    graph = asc.Graph()
-    x, n = graph.inputs("x", "n")
-    graph.output(
-        pair=graph.add(
-            lambda x, n: {"array": x.numpy() * n, "number": n / 3, "none": None}, x, n, name="pair"
-        )
-    )
-    check(graph, examples={"x": torch.full((2,), float("nan")), "n": 4}, interleavings=3)
-
-
 def test_shared_state_is_restored_after_each_run() -> None:
     graph, model, total = (
         asc.Graph(),
@@ -275,26 +264,10 @@ def test_a_write_that_version_counters_miss_is_named(
         (torch.zeros(2), torch.zeros(3), "is torch.float32[3] instead of torch.float32[2]"),
         (
             torch.zeros(2),
-            torch.zeros(2).double(),
-            "is torch.float64[2] instead of torch.float32[2]",
-        ),
-        (
-            torch.zeros(2),
-            torch.tensor([0, float("nan")]),
-            "differs in 1 of 2 numbers; 1 are NaN on one side only",
-        ),
-        (
-            torch.zeros(2),
             torch.tensor([2.0, float("nan")]),
             "differs in 2 of 2 numbers, by up to 2; 1 are NaN on one",
         ),
         (torch.zeros(2), -torch.zeros(2), "differs in bits but not in numbers"),
-        (
-            torch.zeros(1, dtype=torch.bfloat16),
-            torch.ones(1, dtype=torch.bfloat16),
-            "differs in 1 of 1 numbers, by up to 1",
-        ),
-        (torch.tensor([True]), torch.tensor([False]), "differs in 1 of 1 numbers, by up to 1"),
         (np.zeros(2), np.array([0.0, 3.0]), "differs in 1 of 2 numbers, by up to 3"),
         ({"a": [1, 2]}, {"a": [1, 3]}, "['a'][1] is 3 instead of 2"),
         ({"a": 1}, {"b": 1}, "has the leaves [\"['b']\"] instead of [\"['a']\"]"),

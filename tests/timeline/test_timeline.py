@@ -34,10 +34,6 @@ def names(spans):
     return [f"{span.kind} {span.name}" for span in spans]
 
 
-def test_spans_are_ordered_by_start_and_then_by_instruction():
-    assert names(PIPELINE.spans) == ["run a", "run b", "copy a", "run c"]
-
-
 def test_arrows_name_spans_and_those_of_others_are_dropped():
     assert PIPELINE.arrows == ((0, 2), (2, 3))
 
@@ -46,10 +42,6 @@ def test_makespan_and_busy_seconds():
     assert PIPELINE.makespan == 7
     assert [PIPELINE.busy_seconds(stream) for stream in (A, B, OUT, IN, CPU)] == [5, 2, 2, 2, 0]
     assert PIPELINE.spans[0].seconds == 2
-
-
-def test_the_end_of_the_last_span_need_not_be_the_last_span_s_end():
-    assert Timeline((run("a", A, 0, 9, 0), run("b", B, 1, 2, 1))).makespan == 9
 
 
 def test_streams_come_by_device_compute_first():
@@ -73,38 +65,6 @@ def test_an_empty_timeline_measures_nothing():
 # ---- overlap
 
 
-def test_a_copy_behind_compute_is_hidden():
-    assert PIPELINE.overlap() == Overlap(
-        compute_seconds=7, copy_seconds=2, together_seconds=2, copies_hidden=1.0
-    )
-
-
-def test_a_copy_in_a_gap_of_compute_is_hidden_in_part():
-    #   compute  a a . . b b
-    #   copy     . x x x x .
-    timeline = Timeline((run("a", A, 0, 2, 0), copy("x", 1, 5, 1), run("b", A, 4, 6, 2)))
-    assert timeline.overlap() == Overlap(
-        compute_seconds=4, copy_seconds=4, together_seconds=2, copies_hidden=0.5
-    )
-
-
-def test_compute_and_copies_at_once_count_once():
-    #   cuda:0  a a . .
-    #   cuda:1  . b b .
-    #   copies  . x x .
-    #           . . y y
-    timeline = Timeline(
-        (run("a", A, 0, 2, 0), run("b", B, 1, 3, 1), copy("x", 1, 3, 2), copy("y", 2, 4, 3, (CPU,)))
-    )
-    assert timeline.overlap() == Overlap(
-        compute_seconds=3, copy_seconds=3, together_seconds=2, copies_hidden=0.75
-    )
-
-
-def test_no_copies_are_all_hidden():
-    assert Timeline((run("a", A, 0, 2, 0),)).overlap().copies_hidden == 1.0
-
-
 INTERVALS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6)), max_size=8)
 
 
@@ -125,14 +85,6 @@ def test_overlap_counts_as_second_by_second_counting_does(runs, copies):
 
 def test_the_critical_path_follows_arrows_and_streams():
     assert names(PIPELINE.critical_path()) == ["run a", "copy a", "run c"]
-
-
-def test_the_critical_path_prefers_what_ended_last():
-    timeline = Timeline.of(
-        [run("a", A, 0, 1, 0), run("b", B, 0, 3, 1), run("c", A, 3, 4, 2)],
-        arrows=[(1, 2)],
-    )
-    assert names(timeline.critical_path()) == ["run b", "run c"]
 
 
 def test_the_critical_path_goes_through_both_streams_of_a_copy():

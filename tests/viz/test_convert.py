@@ -139,13 +139,6 @@ def test_graphs_schedules_and_timelines_show_themselves():
 # ---- memory
 
 
-def test_the_memory_of_a_schedule_is_that_of_its_prediction_or_of_a_run():
-    plan = schedule()
-    predicted = plan.memory()
-    assert predicted == plan.memory(plan.simulate())
-    assert set(predicted) == set(plan.machine.names)
-
-
 @settings(max_examples=5)
 @given(st.sampled_from(["png", "pdf"]), st.text(max_size=8))
 def test_any_name_can_be_in_a_picture(kind, name):

@@ -13,7 +13,6 @@ from autosched.errors import ChartError
 from autosched.graph.graph import Graph
 from autosched.graph.task import Origin
 from autosched.viz import graph_dot, graph_svg
-from autosched.viz.dag import PITCH
 from autosched.viz.diagram import acyclic_partition, diagram, fold, parts
 from tests.viz.test_viz import classes, edges, elements, first, graphs, texts, titled
 
@@ -146,11 +145,6 @@ def test_an_exchange_between_devices_is_seen_however_much_is_folded():
     assert edges(svg)["move"] == len(moves)
 
 
-def test_a_graph_of_very_many_devices_is_not_folded_by_device():
-    boxes = diagram(exchange(20, 60), most=40).boxes
-    assert {box.place for box in boxes if box.kind == "task"} == {"20 devices"}
-
-
 def shared(part, keys):
     """The keys of the nodes in each box."""
     found = {}
@@ -252,19 +246,6 @@ def test_parameters_of_a_folded_graph_have_an_arrow_to_their_first_user_alone():
         ("block1", "block1"),
         ("block2", "block2"),
     ]
-
-
-def test_data_from_afar_is_faint_only_where_tasks_are_folded():
-    graph = network()
-    folded = diagram(graph, depth=1)
-    faint = {
-        (folded.boxes[a].label, folded.boxes[b].label)
-        for (a, b), x in folded.arrows.items()
-        if x.faint
-    }
-    assert ("block0", "block0 backward") in faint
-    assert ("block0", "block1") not in faint
-    assert not any(arrow.faint for arrow in diagram(graph).arrows.values())
 
 
 # ---- marks
@@ -417,16 +398,6 @@ def test_a_picture_is_bounded_in_height_unless_the_caller_says_what_to_fold(grap
     assert height(graph_svg(graph)) < 2700
 
 
-def test_what_the_caller_says_to_fold_counts_whatever_the_height(tmp_path):
-    graph = chain(180)
-    assert height(graph_svg(graph, most=500)) > 180 * PITCH
-    assert height(graph_svg(graph, depth=0)) < 500
-    folded = network(blocks=12, layers=8)
-    folded.draw(tmp_path / "folded.svg", depth=1, title="by blocks")
-    assert (tmp_path / "folded.svg").read_text() == graph_svg(folded, depth=1, title="by blocks")
-    assert "block11 backward" in (tmp_path / "folded.svg").read_text()
-
-
 def test_phases_have_colours_of_their_own():
     svg = graph_svg(network())
     assert {"forward", "backward", "optimizer"} <= set(texts(svg))
@@ -434,13 +405,6 @@ def test_phases_have_colours_of_their_own():
         element.get("class") for element in elements(svg, "rect") if element.get("class")
     }
     assert "forward" not in texts(graph_svg(chain(3)))
-
-
-def test_boxes_of_one_label_are_called_by_their_first_and_last_modules():
-    boxes = diagram(network(blocks=8, layers=4), most=12).boxes
-    tasks = [box.label for box in boxes if box.kind == "task"]
-    assert len(set(tasks)) == len(tasks)
-    assert any("block" in label and " … " in label for label in tasks)
 
 
 def test_a_label_that_is_too_long_keeps_its_end():

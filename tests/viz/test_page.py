@@ -137,14 +137,6 @@ def test_what_was_copied_comes_from_the_copy():
     assert {data["ways"][data["way"][i]] for i in copies} == {"cuda:0 \u2192 cpu"}
 
 
-def test_the_critical_path_is_that_of_the_timeline():
-    schedule = planned(mlp_step())
-    data = held(drawn(schedule))
-    path = schedule.simulate().critical_path()
-    names = [data["name"][item] for item in data["timelines"]["predicted"]["critical"]]
-    assert names == [span.name for span in sorted(path, key=lambda span: span.instruction)]
-
-
 def test_a_page_shows_where_a_task_was_added_and_not_where_users_keep_their_files():
     page = drawn(planned(mlp_step()))
     data = held(page)
@@ -175,13 +167,6 @@ def test_a_page_asks_for_nothing():
     assert any("default-src 'none'" in (text or "") for _, text in reader.attributes)
     assert not {"src", "href", "action"} & {name for name, _ in reader.attributes}
     assert not re.search(r"https?://|url\((?!#)|@import|fetch\(", page)
-
-
-def test_colours_are_those_of_the_other_drawings():
-    from autosched.viz import svg
-
-    of_page = set(re.findall("#[0-9a-f]{6}", drawn(planned(mlp_step()))))
-    assert of_page <= set(re.findall("#[0-9a-f]{6}", f"{svg._STYLES}{svg.SERIES}"))
 
 
 TEXTS = st.one_of(

@@ -114,18 +114,6 @@ def test_slices_of_a_thread_are_apart_and_every_thread_is_named(
 
 
 @given(timelines())
-def test_events_are_in_the_order_in_which_arrows_find_slices(timeline: Timeline) -> None:
-    events = events_of(perfetto_json(timeline))
-    moments = [
-        (event.get("ts", -1), ["M", "X", "C", "s", "f"].index(event["ph"])) for event in events
-    ]
-    assert moments == sorted(moments)
-    assert len(set(map(tuple, ((e["ts"], e["name"], e["pid"]) for e in of("C", events))))) == len(
-        of("C", events)
-    )
-
-
-@given(timelines())
 def test_both_ends_of_an_arrow_lie_in_slices_in_order_under_a_number_of_their_own(
     timeline: Timeline,
 ) -> None:
@@ -174,20 +162,6 @@ def test_an_arrow_between_clocks_that_disagree_is_drawn_unless_it_points_into_th
     spans = [span(0, (A,), 5e-6, 9e-6), span(1, (B,), 6e-6, 7e-6), span(2, (B,), 1e-6, 2e-6)]
     arrows = of("s", events_of(perfetto_json(Timeline.of(spans, [(0, 1), (0, 2)]))))
     assert [event["ts"] for event in arrows] == [6000]
-
-
-def test_a_copy_between_two_devices_is_a_slice_on_each():
-    timeline = Timeline((span(0, (OUT, IN), 0, 2e-6),))
-    events = events_of(perfetto_json(timeline))
-    assert [(event["name"], event["cat"], event["args"]["bytes"]) for event in of("X", events)] == [
-        ("t0", "copy", 64)
-    ] * 2
-    names = {
-        event["pid"]: event["args"]["name"]
-        for event in of("M", events)
-        if event["name"] == "process_name"
-    }
-    assert [names[event["pid"]] for event in of("X", events)] == ["cuda:0", "cuda:1"]
 
 
 def test_bytes_in_flight_are_counted_for_each_direction_of_each_device():
@@ -358,14 +332,3 @@ def test_perfetto_shows_every_slice_and_every_arrow_of_ten_thousand_tasks(tmp_pa
         "copy-out bytes in flight",
         "memory bytes",
     }
-
-
-def test_perfetto_joins_the_slices_that_arrows_join(tmp_path):
-    spans = [
-        span(0, (A,), 0, 1.001e-6),
-        span(1, (OUT, IN), 1.001e-6, 2.003e-6),
-        span(2, (B,), 2.003e-6, 2.004e-6),
-    ]
-    found = perfetto(perfetto_json(Timeline.of(spans, [(0, 1), (1, 2)])), tmp_path)
-    assert found["ends"] == ["t0 t1", "t1 t2"]
-    assert found["nanoseconds"] == ["0", "1001", "1001", "2003"]

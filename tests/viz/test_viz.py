@@ -96,12 +96,6 @@ def test_the_text_chart_of_a_small_timeline():
     assert gantt_text(SMALL, width=66) == EXPECTED.strip("\n")
 
 
-def test_a_text_chart_shows_what_is_shorter_than_a_column_where_a_column_is_free():
-    brief = [Span("run", f"t{i}", (HOST,), i * 1e-5, (i + 1) * 1e-5, i) for i in range(3)]
-    chart = gantt_text(Timeline((*brief, Span("run", "sum", (HOST,), 3e-5, 1e-2, 3))), width=46)
-    assert chart.splitlines()[0] == "cpu  compute  ▌sum█████████████████████▌    0%"
-
-
 def test_a_text_chart_counts_wide_characters_twice():
     spans = Span("run", "矩阵", (HOST,), 0.0, 0.5, 0), Span("run", "b", (HOST,), 0.5, 1.0, 1)
     assert (
@@ -180,15 +174,6 @@ def test_the_critical_path_is_outlined():
     assert "copy w" not in outlined
 
 
-def test_the_tooltip_names_stream_start_and_duration():
-    (tip,) = (
-        rect[0].text
-        for rect in elements(gantt_svg(SMALL), "rect")
-        if len(rect) and "task h" in rect[0].text
-    )
-    assert tip == "task h\ncuda:0/compute\nstart 3 ms, takes 3 ms"
-
-
 def test_measured_rows_stand_below_predicted_ones_on_the_same_axis():
     slow = [
         Span(s.kind, s.name, s.streams, 2 * s.start, 2 * s.end, s.instruction) for s in SMALL.spans
@@ -253,14 +238,6 @@ def test_streams_of_one_copy_each_share_as_few_rows_as_overlap():
         assert all(y != box[2] or box[1] + box[3] <= x + 0.02 for box in boxes[:i])
     chart = gantt_text(free_copies(), 60).splitlines()
     assert [line[:13].split() for line in chart[:3]] == [["cpu", "compute"], ["copies"], []]
-
-
-def test_copies_share_a_row_only_if_they_overlap_in_no_timeline():
-    early = free_copies()
-    together = [
-        Span(s.kind, s.name, s.streams, min(s.start, 1.0), 9.0, s.instruction) for s in early.spans
-    ]
-    assert len(gantt_rows(early, Timeline(tuple(together)))) == 1 + 5
 
 
 def test_a_chart_without_copies_has_rows_of_tasks_alone():
@@ -404,25 +381,6 @@ def test_arrows_tell_data_copies_and_order_apart():
     assert edges(graph_svg(graph)) == {"order": 1, "anti": 1, "data": 2}
 
 
-def test_after_a_write_in_place_data_comes_from_the_writer():
-    graph = Graph()
-    x = graph.input("x")
-    graph.add(first, x, writes=[x], name="a", on="cpu")
-    graph.add(first, x, name="b", on="cuda:0")
-    assert edges(graph_svg(graph)) == {"data": 1, "move": 1}
-
-
-def test_time_flows_downwards():
-    rows = {
-        name: y for name, _, y, *_ in titled(graph_svg(training_step()), "task", "view", "input")
-    }
-    graph = training_step()
-    for task in graph.tasks:
-        for dependency in task.dependencies:
-            assert rows[graph.tasks[dependency.task].name] < rows[task.name]
-        assert all(rows[graph.values[use.value].name] < rows[task.name] for use in task.reads)
-
-
 def test_inputs_and_views_stand_just_above_their_first_user():
     graph = Graph()
     x, w = graph.inputs("x", "w")
@@ -508,11 +466,6 @@ def test_edges_of_two_nodes_do_not_run_on_each_other_between_columns(dag):
     for i, (x, start, end, source) in enumerate(passing):
         for x2, start2, end2, source2 in passing[:i]:
             assert x != x2 or source == source2 or end <= start2 or end2 <= start
-
-
-def test_nodes_move_to_where_their_edges_do_not_cross():
-    found = layout([0] * 4, [50.0] * 4, [(0, 3), (1, 2)])
-    assert found.x[0] == found.x[3] < found.x[1] == found.x[2]
 
 
 def test_a_wide_rank_is_broken_so_that_the_drawing_stays_narrow():
