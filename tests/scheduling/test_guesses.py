@@ -22,6 +22,9 @@ def network(seconds: float | None = None) -> asc.Graph:
     return graph
 
 
+BOTH = {"matmul": "both", "relu": "both"}
+
+
 @pytest.mark.parametrize(
     ("graph", "options", "guess"),
     [
@@ -30,8 +33,8 @@ def network(seconds: float | None = None) -> asc.Graph:
         (network(1e-3), {"costs": asc.Costs.table({"relu": 1e-3})}, ""),
         (network(), {"costs": asc.Costs(default_seconds=1.0)}, ""),
         (network(), {"examples": {"x": torch.ones(2, 2), "w": torch.ones(2, 2)}}, ""),
-        (asc.merge(network()), {}, "10 us guessed for each task"),
-        (asc.merge(network()), {"costs": asc.Costs.table({"matmul": 1.0, "relu": 1.0})}, ""),
+        (asc.merge(network(), BOTH), {}, "10 us guessed for each task"),
+        (asc.merge(network(), BOTH), {"costs": asc.Costs.table({"matmul": 1.0, "relu": 1.0})}, ""),
     ],
 )
 def test_a_prediction_says_for_what_it_guesses(graph: Any, options: Any, guess: str) -> None:
