@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,10 +21,10 @@ X, Y = torch.randn(3, 4), torch.randn(3, 2)
 
 
 @pytest.fixture(autouse=True)
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def gpu(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
     """Play a GPU, and let captures overlook the mode that plays it."""
     monkeypatch.setattr(capture, "check_modes", lambda: None)
-    with playing(gpus=1):
+    with playing(kind=request.node.callspec.params.get("kind", "cuda")):
         yield
 
 
@@ -108,21 +109,25 @@ WAYS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", some(PLAYABLE, "adam", "momentum"))
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    some(itertools.product(("cuda", "xpu"), PLAYABLE), ("cuda", "momentum"), ("xpu", "adam")),
+)
 @pytest.mark.parametrize("way", WAYS)
-def test_steps_of_a_model_on_a_gpu_are_eager_ones(name: str, way: str) -> None:
+def test_steps_of_a_model_on_a_gpu_are_eager_ones(kind: str, name: str, way: str) -> None:
     of_model, of_step = WAYS[way]
-    eager, other, plain = trained(OPTIMIZERS[name], True, "cuda:0")
-    model, optimizer, step = trained(OPTIMIZERS[name], True, "cuda:0", of_model)
+    device = f"{kind}:0"
+    eager, other, plain = trained(OPTIMIZERS[name], True, device)
+    model, optimizer, step = trained(OPTIMIZERS[name], True, device, of_model)
     run = of_step(step)
-    x, y = X.to("cuda:0"), Y.to("cuda:0")
+    x, y = X.to(device), Y.to(device)
     for number in range(3):
         wanted, found = plain(x, y), run(x, y)
         assert torch.equal(found["loss"], wanted["loss"])
         assert_same(held(model, optimizer), held(eager, other), number)
         assert torch.equal(model.last, eager.last)
         for one, two in zip(model.parameters(), eager.parameters(), strict=True):
-            assert one.device == torch.device("cuda:0")
+            assert one.device == torch.device(device)
             assert one.grad is not None
             assert torch.equal(one.grad, two.grad)
     getattr(run, "close", bool)()

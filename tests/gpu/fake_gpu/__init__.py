@@ -16,10 +16,8 @@ forward. Nor is memory of a second GPU left unprotected in a capture.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,14 +35,19 @@ __all__ = ["Hardware", "playing"]
 
 
 @contextlib.contextmanager
-def playing(gpus: int = 1, seed: int = 0, nbytes: float = float("inf")) -> Iterator[Hardware]:
-    """Play GPUs of ``nbytes`` each; at the end fail if memory was touched after it had gone back."""
+def playing(
+    gpus: int = 1, seed: int = 0, nbytes: float = float("inf"), kind: str = "cuda"
+) -> Iterator[Hardware]:
+    """Play GPUs of ``nbytes`` each; at the end fail if memory was touched after it had gone back.
+
+    Those of another ``kind`` have no graphs.
+    """
     if torch.accelerator.is_available() and not _hardware._playing:
         pytest.skip("GPUs are played only where there is none")
-    played = Hardware(gpus, seed, nbytes)
-    with pytest.MonkeyPatch.context() as patch, _guard():
+    played = Hardware(gpus, seed, nbytes, kind)
+    with pytest.MonkeyPatch.context() as patch:
         _hardware._playing.append(played)
-        for place, names in _torch(gpus).items():
+        for place, names in _torch(gpus, kind).items():
             for name, item in names.items():
                 patch.setattr(f"{place}.{name}", item, raising=False)
         patch.setattr(accelerator, "_streams", {})  # real ones live as long as the process
@@ -61,25 +64,7 @@ def playing(gpus: int = 1, seed: int = 0, nbytes: float = float("inf")) -> Itera
     assert not played.faults, "\n".join(played.faults)
 
 
-@contextlib.contextmanager
-def _guard() -> Iterator[None]:
-    """Give CUDA the device guard of "meta", which does nothing, where torch was built without one of CUDA's own."""
-    torch._C._ensureCUDADeviceGuardSet()
-    c10 = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-    guards = (ctypes.c_void_p * (_META + 1)).in_dll(
-        c10, "_ZN3c104impl26device_guard_impl_registryE"
-    )
-    own, guards[_CUDA] = guards[_CUDA], guards[_CUDA] or guards[_META]
-    try:
-        yield
-    finally:
-        guards[_CUDA] = own
-
-
-_CUDA, _META = 1, 14  # of c10::DeviceType
-
-
-def _torch(gpus: int) -> dict[str, dict[str, Any]]:
+def _torch(gpus: int, kind: str) -> dict[str, dict[str, Any]]:
     """Return what stands in torch's modules while GPUs are played."""
     both = {
         "is_available": lambda: True,
@@ -95,13 +80,13 @@ def _torch(gpus: int) -> dict[str, dict[str, Any]]:
         "reset_peak_memory_stats": streams.reset_peak_memory_stats,
     }
     accelerator = both | {
-        "current_accelerator": lambda check_available=False: torch.device("cuda"),
+        "current_accelerator": lambda check_available=False: torch.device(kind),
         "current_device_index": lambda: _hardware.hardware().device,
         "set_device_index": streams.set_device,
         "device_index": streams.device,
         "get_memory_info": streams.mem_get_info,
     }
-    cuda = both | {
+    module = both | {
         "Stream": streams.Stream,
         "Event": streams.CudaEvent,
         "_sleep": streams.sleep,
@@ -126,6 +111,8 @@ def _torch(gpus: int) -> dict[str, dict[str, Any]]:
         "manual_seed_all": streams.manual_seed_all,
         "get_rng_state": streams.get_rng_state,
         "set_rng_state": streams.set_rng_state,
+    }
+    graphs = {
         "CUDAGraph": streams.Graph,
         "graph": streams.graph,
         "graph_pool_handle": streams.graph_pool_handle,
@@ -137,7 +124,7 @@ def _torch(gpus: int) -> dict[str, dict[str, Any]]:
         "range_pop": lambda: _hardware.hardware().ranges.append("pop"),
         "mark": lambda text: _hardware.hardware().ranges.append(f"mark {text}"),
     }
-    return {
+    common = {
         "torch": {
             "Stream": streams.Stream,
             "Event": streams.Event,
@@ -145,13 +132,18 @@ def _torch(gpus: int) -> dict[str, dict[str, Any]]:
         },
         "torch.Tensor": tensors.METHODS | fakes.METHODS,
         "torch._subclasses.fake_tensor.FakeTensorMode": fakes.MODE,
+        "torch.accelerator": accelerator,
+        f"torch.{kind}": module,
+    }
+    if kind != "cuda":
+        return common
+    return common | {
+        "torch.cuda": module | graphs,
+        "torch.cuda.nvtx": told,
         "torch._C": {
             "_cuda_clearCublasWorkspaces": streams.release_workspaces,
             "_cuda_beginAllocateCurrentThreadToPool": streams.begin_allocating,
             "_cuda_endAllocateToPool": streams.end_allocating,
             "_cuda_releasePool": streams.release_pool,
         },
-        "torch.accelerator": accelerator,
-        "torch.cuda": cuda,
-        "torch.cuda.nvtx": told,
     }

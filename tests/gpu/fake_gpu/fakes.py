@@ -12,6 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
+from tests.gpu.fake_gpu.hardware import device as device_named
 from tests.gpu.fake_gpu.hardware import hardware
 from tests.gpu.fake_gpu.tensors import from_cpp
 
@@ -22,7 +23,7 @@ _make, _apply = torch.Tensor._make_subclass, FakeTensorMode.dispatch
 
 def _make_subclass(cls: Any, data: Any, *args: Any, **facts: Any) -> Any:
     device = facts.get("device_for_backend_keys")
-    facts = {} if device is not None and device.type == "cuda" else facts
+    facts = {} if device is not None and device.type == hardware().kind else facts
     return _make(cls, data, *args, **facts)
 
 
@@ -31,14 +32,14 @@ def _dispatch(
 ) -> Any:
     kwargs = dict(kwargs or {})
     given = [leaf.device for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
-    on_gpus = [device for device in given if device.type == "cuda"]
+    on_gpus = [device for device in given if device.type == hardware().kind]
     if on_gpus:
         hardware().latest = on_gpus[0].index
     if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta":
         if on_gpus:
             kwargs["device"] = on_gpus[0]
         elif from_cpp(func):
-            kwargs["device"] = torch.device("cuda", hardware().latest)
+            kwargs["device"] = device_named(hardware().latest)
     return _apply(self, func, types, args, kwargs)
 
 

@@ -30,8 +30,8 @@ class Place:
 class State:
     """A generator's seed, and how many numbers were drawn; one number for each kernel."""
 
-    def __init__(self, device: int):
-        self.device, self.seed, self.drawn = device, 0, 0
+    def __init__(self, device: int, kind: str = "cuda"):
+        self.device, self.kind, self.seed, self.drawn = device, kind, 0, 0
         self.capturing = False
         self.place = Place(device)
         self.graphs: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -87,7 +87,7 @@ class Generator(torch.Generator):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        return torch.device("cuda", self.state.device)
+        return torch.device(self.state.kind, self.state.device)
 
     def manual_seed(self, seed: int) -> Generator:
         self.state.seed, self.state.drawn = seed, 0

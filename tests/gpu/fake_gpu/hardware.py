@@ -62,13 +62,14 @@ class Block:
 
 
 class Hardware(Queues):
-    """Played GPUs of ``nbytes`` each."""
+    """Played GPUs of ``nbytes`` each, which torch calls ``kind``."""
 
-    def __init__(self, gpus: int, seed: int, nbytes: float):
+    def __init__(self, gpus: int, seed: int, nbytes: float, kind: str = "cuda"):
         super().__init__(gpus, seed)
+        self.kind = kind
         self.nbytes = nbytes
         self.allocators = [Allocator() for _ in range(gpus)]
-        self.generators = [State(device) for device in range(gpus)]
+        self.generators = [State(device, kind) for device in range(gpus)]
         self.known_generators: dict[int, State] = {}
         self.libraries = Libraries(self)
         self.faults: list[str] = []
@@ -235,4 +236,9 @@ def hardware() -> Hardware:
     return _playing[-1]
 
 
-__all__ = ["Block", "Hardware", "Mark", "hardware"]
+def device(number: int) -> torch.device:
+    """Return what torch calls a played GPU."""
+    return torch.device(hardware().kind, number)
+
+
+__all__ = ["Block", "Hardware", "Mark", "device", "hardware"]

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from tests.gpu.fake_gpu.generators import Generator, State
+from tests.gpu.fake_gpu.hardware import device as gpu
 from tests.gpu.fake_gpu.hardware import hardware
 from tests.gpu.fake_gpu.queues import Capture, Mark, Queue
 
@@ -25,9 +26,9 @@ def index(device: Device) -> int:
     """Return the number of a device. Raises RuntimeError for what is not played."""
     if device is None:
         return hardware().device
-    found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    found = gpu(device) if isinstance(device, int) else torch.device(device)
     number = hardware().device if found.index is None else found.index
-    if found.type != "cuda" or not 0 <= number < hardware().gpus:
+    if found.type != hardware().kind or not 0 <= number < hardware().gpus:
         raise RuntimeError(f"{device} is no played GPU")
     return number
 
@@ -45,7 +46,7 @@ class Stream:
             self.queue.number,
             1,
         )
-        self.device = torch.device("cuda", self.queue.device)
+        self.device = gpu(self.queue.device)
         self.priority = priority
         self.cuda_stream = self.native_handle = 64 * self.queue.device + self.queue.number
         self._outer: tuple[int, Queue] | None = None
@@ -110,7 +111,7 @@ class Event:
 
     @property
     def device(self) -> torch.device:
-        return torch.device("cuda", -1 if self.mark is None else self.mark.queue.device)
+        return gpu(-1 if self.mark is None else self.mark.queue.device)
 
     def record(self, stream: Stream | None = None) -> None:
         queue = hardware().current[hardware().device] if stream is None else stream.queue
@@ -304,7 +305,7 @@ def default_generator(device: int) -> Generator:
 
 def new_generator(device: Device) -> Generator:
     """Stands for ``torch.Generator``."""
-    return Generator(State(index(device)), hardware().known_generators)
+    return Generator(State(index(device), hardware().kind), hardware().known_generators)
 
 
 def manual_seed(seed: int) -> None:

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.gpu.fake_gpu.generators import Drawn, numbers
 from tests.gpu.fake_gpu.hardware import Block, Hardware, Life, hardware
+from tests.gpu.fake_gpu.hardware import device as device_named
 from tests.gpu.fake_gpu.queues import Queue
 
 aten = torch.ops.aten
@@ -148,9 +149,10 @@ def _to(item: Any, *args: Any, copy: bool = False, **kwargs: Any) -> Any:
         args = (args[0].device, args[0].dtype, *args[1:])
     device, dtype, non_blocking, layout = torch._C._nn._parse_to(*args, **kwargs)
     device, dtype = item.device if device is None else device, dtype or item.dtype
-    if device.type == "cuda":
-        device = torch.device("cuda", _index(device))
-    if not {device.type, item.device.type} & {"cuda"}:
+    kind = hardware().kind
+    if device.type == kind:
+        device = device_named(_index(device))
+    if kind not in (device.type, item.device.type):
         return _PLAIN["to"](item, *args, copy=copy, **kwargs)
     straight = layout is None or item.is_contiguous(memory_format=layout)
     if (device, dtype) == (item.device, item.dtype) and straight and not copy:
@@ -202,7 +204,7 @@ def _either(name: str, played: Callable[..., Any]) -> Callable[..., Any]:
 
 def _device(item: Any) -> torch.device:
     block = block_of(item)
-    return _cpp_device(item) if block is None else torch.device("cuda", block.queue.device)
+    return _cpp_device(item) if block is None else device_named(block.queue.device)
 
 
 _cpp_device = torch._C.TensorBase.device.__get__
@@ -216,7 +218,7 @@ METHODS: dict[str, Any] = {
     "to": _to,
     "cpu": lambda item, **facts: item.to("cpu", **facts),
     "cuda": lambda item, device=None, non_blocking=False, **facts: item.to(
-        torch.device("cuda", _index("cuda" if device is None else device)),
+        device_named(_index("cuda" if device is None else device)),
         non_blocking=non_blocking,
         **facts,
     ),
@@ -241,10 +243,10 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     device = None if device is None else torch.device(device)
     if device == META:  # C++ takes tensors of a GPU for meta tensors, and asks for one like them
         if blocks:
-            device = torch.device("cuda", blocks[0].queue.device)
+            device = device_named(blocks[0].queue.device)
         elif from_cpp(func):
-            device = torch.device("cuda", hardware().latest)
-    if not blocks and (device is None or device.type != "cuda"):
+            device = device_named(hardware().latest)
+    if not blocks and (device is None or device.type != hardware().kind):
         return _on_host(func, args, kwargs)
     if device is not None and device.type == "cpu":
         return _on_host(func, tree_map(_shape_only, args), kwargs)
@@ -392,7 +394,7 @@ def _to_copy(
 ) -> Any:
     """Return a copy elsewhere, or of another type; on the host it is page-locked, if it is asked not to block."""
     gpus, device = hardware(), source.device if device is None else torch.device(device)
-    if block_of(source) is None and device.type != "cuda":
+    if block_of(source) is None and device.type != gpus.kind:
         return aten._to_copy.default(source, device=device, dtype=dtype, **facts)
     shape = aten._to_copy.default(
         _shape_only(source), dtype=dtype, memory_format=facts.get("memory_format")
