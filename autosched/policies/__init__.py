@@ -12,8 +12,9 @@ times tasks and copies, and ``by_priority`` places tasks one by one. A policy wi
 function that returns a policy, such as ``single_on(device)``, ``in_order(sequences)``. Any function
 with this signature works as ``policy=``, also if it is not in the table.
 
-``single`` and ``round_robin`` are the simplest policies; those of ``literature`` follow papers, and
-those of ``local_search`` and ``constraint_programming`` search. ``candidates`` lists what ``policy="auto"`` tries.
+``single`` and ``round_robin`` are the simplest policies, ``least_memory`` searches an order for
+little memory; those of ``literature`` follow papers, and those of ``local_search`` and
+``constraint_programming`` search. ``candidates`` lists what ``policy="auto"`` tries.
 
 The copies that a placement lists are hints: lowering skips needless ones, and issues none before
 its value is computed or after a task that reads it. So a policy cannot make a program wrong by its
@@ -29,6 +30,7 @@ from collections.abc import Callable, Mapping
 
 from autosched.policies.candidates import candidates
 from autosched.policies.in_order import in_order
+from autosched.policies.least_memory import least_memory
 from autosched.policies.literature.baechi import m_etf
 from autosched.policies.literature.cpop import cpop
 from autosched.policies.literature.heft import heft
@@ -50,6 +52,7 @@ __all__ = [
     "exact",
     "heft",
     "in_order",
+    "least_memory",
     "m_etf",
     "peft",
     "portfolio",

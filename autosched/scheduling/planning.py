@@ -43,6 +43,7 @@ from autosched.policies import (
     Policy,
     Progress,
     candidates,
+    least_memory,
     m_etf,
     search,
     single,
@@ -433,7 +434,7 @@ def _best(problem: Problem, policies: Iterable[Policy]) -> Plan:
     More devices may mislead lists and searches. Plans for fewer are tried, unless a bound shows that
     none is shorter. Splits into stages, for the period, find those that need few devices.
     """
-    frugal = (single, m_etf) if problem.is_limited else ()
+    frugal = (single, m_etf, least_memory) if problem.is_limited else ()
     limits = stream_limits(problem)
     machine = problem.machine
     if machine.contention and problem.costs.has_sharing(machine.devices):
