@@ -131,7 +131,7 @@ def _torch(gpus: int, kind: str) -> dict[str, dict[str, Any]]:
             "_has_compatible_shallow_copy_type": lambda one, other: True,
         },
         "torch.Tensor": tensors.METHODS | fakes.METHODS,
-        "torch._subclasses.fake_tensor.FakeTensorMode": fakes.MODE,
+        **fakes.MODES,
         "torch.accelerator": accelerator,
         f"torch.{kind}": module,
     }

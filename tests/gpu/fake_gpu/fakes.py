@@ -1,24 +1,25 @@
 """Fake tensors on played GPUs: autograd's engine takes them for meta tensors, as it does played ones.
 
 Torch's fake tensors tell C++ their device, and for one of CUDA its engine needs CUDA's streams.
-So here only Python is told; where C++ asks for a tensor like another, it is put on its device.
+So here only Python is told; where C++ asks for a meta tensor, it is put on the device of the last
+operator. A function that is captured on GPUs has no meta tensors of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tests.gpu.fake_gpu.hardware import device as device_named
 from tests.gpu.fake_gpu.hardware import hardware
-from tests.gpu.fake_gpu.tensors import from_cpp
 
-__all__ = ["METHODS", "MODE"]
+__all__ = ["METHODS", "MODES"]
 
-_make, _apply = torch.Tensor._make_subclass, FakeTensorMode.dispatch
+_make = torch.Tensor._make_subclass
 
 
 def _make_subclass(cls: Any, data: Any, *args: Any, **facts: Any) -> Any:
@@ -27,21 +28,26 @@ def _make_subclass(cls: Any, data: Any, *args: Any, **facts: Any) -> Any:
     return _make(cls, data, *args, **facts)
 
 
-def _dispatch(
-    self: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None
-) -> Any:
-    kwargs = dict(kwargs or {})
-    given = [leaf.device for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
-    on_gpus = [device for device in given if device.type == hardware().kind]
-    if on_gpus:
-        hardware().latest = on_gpus[0].index
-    if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta":
-        if on_gpus:
-            kwargs["device"] = on_gpus[0]
-        elif from_cpp(func):
-            kwargs["device"] = device_named(hardware().latest)
-    return _apply(self, func, types, args, kwargs)
+def _on_gpus(apply: Callable[..., Any]) -> Callable[..., Any]:
+    """Return how a mode applies operators: on a GPU what C++ takes to be on meta tensors."""
+
+    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, leaves = dict(kwargs or {}), tree_leaves((args, kwargs))
+        given = [leaf.device for leaf in leaves if isinstance(leaf, FakeTensor)]
+        on_gpus = [device for device in given if device.type == hardware().kind]
+        self.latest_gpu = on_gpus[0] if on_gpus else getattr(self, "latest_gpu", None)
+        asked = kwargs.get("device")
+        if asked is not None and torch.device(asked).type == "meta" and self.latest_gpu is not None:
+            kwargs["device"] = self.latest_gpu
+        return apply(self, func, types, args, kwargs)
+
+    return dispatch
 
 
 METHODS: dict[str, Any] = {"_make_subclass": _make_subclass}
-MODE: dict[str, Any] = {"dispatch": _dispatch}
+MODES: dict[str, dict[str, Any]] = {
+    "torch._subclasses.fake_tensor.FakeTensorMode": {"dispatch": _on_gpus(FakeTensorMode.dispatch)},
+    "torch.fx.experimental.proxy_tensor.ProxyTorchDispatchMode": {
+        "__torch_dispatch__": _on_gpus(ProxyTorchDispatchMode.__torch_dispatch__)
+    },
+}
