@@ -17,7 +17,7 @@ from autosched.errors import TimelineError
 from autosched.machine.machine import Device, Link
 from autosched.program.program import Stream
 from autosched.runtime.backends import accelerator
-from autosched.runtime.backends.accelerator import Accelerator, DeviceClock, drift
+from autosched.runtime.backends.accelerator import Accelerator, DeviceClock
 from autosched.runtime.backends.host import Host
 from autosched.runtime.backends.virtual import Virtual
 from autosched.timeline.timeline import Span, Timeline
@@ -186,38 +186,16 @@ def test_a_device_s_clock_is_told_by_the_tick_that_the_host_saw_best(monkeypatch
     assert backend.doubt == 0.5
 
 
-@pytest.mark.parametrize(
-    ("rate", "late"), [(1.0, 0.0), (1.0005, 0.0), (0.9995, 1e-4), (1.0005, 1e-2)]
-)
-def test_a_clock_that_drifts_is_told_by_the_ticks_on_either_side(monkeypatch, rate, late):
+@pytest.mark.parametrize("rate", [1.0, 1.0005, 0.9995, 1.1])
+def test_what_the_clocks_are_apart_after_a_run_is_a_doubt(monkeypatch, rate):
     played = Played(monkeypatch, rate)
-    played.late = iter([late] * 6)
+    played.late = iter([1e-4] * 6)
     watch = DeviceClock(SimpleNamespace(device="gpu"))
     began, played.now = played.now, played.now + 100.0
     watch.end()
     for moment in (began, began + 50, began + 100):
         assert abs(watch.seconds(played.stamp(moment)) - moment) <= watch.doubt + 1e-9
-    assert watch.doubt <= 2.5 * late
-
-
-@given(st.floats(1e-6, 1e3), st.floats(-1, 1), st.floats(0, 1))
-def test_no_more_drift_is_found_than_the_doubts_of_ticks_leave(own, gap, slack):
-    found = drift(own, gap, slack)
-    assert abs(found) * own <= max(abs(gap) - slack, 0) * (1 + 1e-9)
-    assert abs(gap - found * own) <= slack + 1e-9
-
-
-def test_a_drift_that_no_clock_has_is_told_of_and_not_followed(monkeypatch):
-    played = Played(monkeypatch, rate=1.1)
-    watch = DeviceClock(SimpleNamespace(device="gpu"))
-    played.now += 10.0
-    with pytest.warns(
-        UserWarning,
-        match=r"in 11 s of its own the clock of gpu came -1 s away .* may be off by 1 s",
-    ):
-        watch.end()
-    assert watch.rate == 1
-    assert abs(watch.seconds(played.stamp(10.0)) - 10.0) <= watch.doubt + 1e-9
+    assert watch.doubt <= 100.1 * abs(rate - 1) + 1e-3
 
 
 def test_a_profile_says_how_far_its_clocks_may_be_apart():

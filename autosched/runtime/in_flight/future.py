@@ -36,7 +36,6 @@ class RunFuture(Future[Any]):
     # Executes the run, where nothing does so by itself.
     drive: Callable[[], object] | None = None
     hand_out: Callable[[], None] | None = None  # prepares the outputs for a thread
-    _is_over = False  # whether no thread works on it
 
     def __init__(
         self,
@@ -56,7 +55,7 @@ class RunFuture(Future[Any]):
         self._finish: Callable[[dict[str, Any]], Any] | None = finish
         self._wrote = wrote
         self._done = Flag()  # it has a result
-        self._ended = self._done  # no thread works on it; another flag if it failed before that
+        self._over = Flag()  # no thread works on it
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
@@ -98,10 +97,7 @@ class RunFuture(Future[Any]):
 
     def wait(self, deadline: float | None = None) -> bool:
         """Wait until the run has ended; return whether that was in time."""
-        while not (self._is_over and self._done.is_set):
-            if not self._wait_for(self._ended, deadline):
-                return False
-        return True
+        return self._wait_for(self._over, deadline)
 
     def _await(self, timeout: float | None) -> None:
         """Wait until there is a result, or an error."""
@@ -151,22 +147,18 @@ class RunFuture(Future[Any]):
 
     def settle(self, seconds: float) -> None:
         """Give the run a moment to end by itself."""
-        self._ended.wait(seconds)
+        self._over.wait(seconds)
 
     def fail(self, error: BaseException, abandoned: bool = False) -> None:
         """Set an error, before the run has ended; its result is dropped then.
 
         Nobody waits for the end of a run that is abandoned.
         """
-        if abandoned:
-            self._is_over = True
-        else:
-            self._ended = Flag()
-            if self._is_over:  # it has ended meanwhile
-                self._ended.set()
         if (wrote := self._wrote) is not None:  # the run may end at any moment
             wrote()
         self._settle(None, error)
+        if abandoned:
+            self._over.set()
 
     def end(self, result: Any, error: BaseException | None) -> None:
         """Note that the run has ended."""
@@ -175,10 +167,8 @@ class RunFuture(Future[Any]):
         if self._wrote is not None:
             self._wrote()
             self._wrote = None
-        self._is_over = True
         self._settle(result, error)
-        if self._ended is not self._done:
-            self._ended.set()
+        self._over.set()
 
     def _settle(self, result: Any, error: BaseException | None) -> None:
         """Set the outcome; the first one counts.
