@@ -24,9 +24,9 @@ has, and pass it as ``backend=``. An entry in ``BACKENDS`` gives it a name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from autosched.codegen.threads import Yields
 from autosched.errors import ScheduleError
@@ -35,11 +35,12 @@ from autosched.program.program import Copy, Program, Receive, Send, Stream
 from autosched.runtime.threads.runs import Step
 from autosched.runtime.threads.team import ThreadTeam
 
-__all__ = ["BACKENDS", "Backend", "Bracketed", "Capabilities", "Choosing"]
-__all__ += ["Entered"]
-__all__ += ["Exchanging", "Freeing", "HandsOut", "Located", "Looping", "Recorder"]
-__all__ += ["Replayable", "Step", "Threaded", "Timed", "Transfer"]
-__all__ += ["TransientError", "make"]
+if TYPE_CHECKING:
+    from autosched.runtime.replay.cuda_graphs import Replay
+
+__all__ = ["BACKENDS", "Backend", "Bracketed", "Capabilities", "Choosing", "Entered"]
+__all__ += ["Exchanging", "Freeing", "HandsOut", "Located", "Looping", "Step", "Threaded"]
+__all__ += ["Timed", "Transfer", "TransientError", "make"]
 
 Transfer = Callable[[Any, Any], Any]  # (source, destination or None) -> the copy
 
@@ -162,38 +163,6 @@ class Timed(Protocol):
 
 
 @runtime_checkable
-class Replayable(Protocol):
-    """Can record the work that steps issue to devices, and replay it."""
-
-    def refusal(self) -> str | None:
-        """Return the reason why nothing can be recorded here, if there is one."""
-
-    def recorder(self) -> Recorder:
-        """Return a new recorder."""
-
-    def alone(self, recording: bool) -> Backend:
-        """Return this backend as if the calling thread issued everything.
-
-        For recording, on separate streams.
-        """
-
-    def stays(self, leaf: Any, device: str) -> str | None:
-        """Return a description of a leaf that a replay would not compute again on a device.
-
-        None if it would.
-        """
-
-    def wrote(self, tensor: Any) -> None:
-        """Increment the version of a tensor of the caller's that a replay wrote."""
-
-    def settle(self) -> None:
-        """Make the caller's streams wait for the end of the last replay."""
-
-    def settled(self) -> None:
-        """Note that the caller's streams have received the results of a replay."""
-
-
-@runtime_checkable
 class Looping(Protocol):
     """Executes several runs of a program at the same time."""
 
@@ -227,33 +196,6 @@ class TransientError(Exception):
     """Recording failed for a reason that may pass: memory was short, or another thread interfered."""
 
 
-class Recorder(Protocol):
-    """The memory of a recording, and the methods that record into it."""
-
-    def record(self, stream: Stream, steps: Step, used: Iterable[Any]) -> Step:
-        """Call ``steps``; return a function that repeats their work on the current stream.
-
-        Their work on devices does not happen now. ``used`` may hold generators of random numbers.
-        Raises what the steps raise, and an error if the work cannot be recorded; then no trace of
-        it remains. Raises TransientError if that may succeed another time.
-        """
-
-    def taking(self, device: str, step: Step) -> Step:
-        """Return a step that allocates its memory from this pool.
-
-        It raises TransientError, and has had no effect, if there is no room.
-        """
-
-    def allocating(self, make: Callable[[], Any]) -> Any:
-        """Return what a function returns. Raises TransientError if there is no room."""
-
-    def borrowed(self, tensor: Any) -> Any:
-        """Return a tensor on the same memory that does not prevent its reuse."""
-
-    def close(self) -> None:
-        """Release everything."""
-
-
 class Capabilities:
     """The optional capabilities of a backend, detected once; None for each that it lacks."""
 
@@ -267,7 +209,9 @@ class Capabilities:
         self.exchanging = backend if isinstance(backend, Exchanging) else None
         self.hands_out = backend if isinstance(backend, HandsOut) else None
         self.timed = backend if isinstance(backend, Timed) else None
-        self.replayable = backend if isinstance(backend, Replayable) else None
+        # Only one backend records what steps issue to devices, and replays it.
+        recording: Any = backend if hasattr(backend, "recorder") else None
+        self.replayable: Replay | None = recording
         self.looping = backend if isinstance(backend, Looping) else None
         self.bracketed = backend if isinstance(backend, Bracketed) else None
 

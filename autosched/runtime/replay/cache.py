@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autosched._lib.copying import span
 from autosched._lib.logs import LOG
@@ -22,10 +22,13 @@ from autosched._lib.tree import flatten, transform
 from autosched.codegen.threads import Emitted
 from autosched.errors import ScheduleError
 from autosched.program.program import Copy, Record, Run, Wait
-from autosched.runtime.backends import Backend, Capabilities, Replayable, Step, TransientError
+from autosched.runtime.backends import Backend, Capabilities, Step, TransientError
 from autosched.runtime.compiler import Compiler, Part
 from autosched.runtime.memory import Known
 from autosched.runtime.replay.segments import Segment, Segmented
+
+if TYPE_CHECKING:
+    from autosched.runtime.replay.cuda_graphs import Replay
 
 __all__ = ["Recordings"]
 
@@ -45,7 +48,7 @@ class Recordings:
         cut: Segmented,
         physical: Mapping[str, str | None],
         compiler: Compiler,
-        backend: Replayable,
+        backend: Replay,
     ):
         self.cut = cut
         self.physical = physical

@@ -69,7 +69,7 @@ _with_handles = _Handles()
 
 
 class Replay(Accelerator):
-    """See ``autosched.runtime.backends``, with all capabilities of ``Replayable``."""
+    """See ``autosched.runtime.backends``: can record what steps issue to devices, and replay it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +105,10 @@ class Replay(Accelerator):
         return self.recorders[-1]
 
     def alone(self, recording: bool) -> Accelerator:
-        """Return this backend as if the calling thread issued everything."""
+        """Return this backend as if the calling thread issued everything.
+
+        For recording, on separate streams.
+        """
         twin = copying.copy(self)
         twin.own_thread = set()
         if recording:
@@ -148,7 +151,7 @@ class Replay(Accelerator):
 
 
 class _Recorder:
-    """See ``autosched.runtime.backends.Recorder``."""
+    """The memory of a recording, and the methods that record into it."""
 
     def __init__(self, backend: Replay):
         self.backend = backend
@@ -156,7 +159,12 @@ class _Recorder:
         self.graphs: list[torch.cuda.CUDAGraph] = []
 
     def record(self, stream: Stream, steps: Step, used: Iterable[Any]) -> Step:
-        """Capture the work that steps issue to devices, and return its replay."""
+        """Capture the work that steps issue to devices, which does not happen; return its replay.
+
+        ``used`` may hold generators of random numbers. Raises what the steps raise, and an error if
+        the work cannot be recorded; then no trace of it remains. Raises TransientError if that may
+        succeed another time.
+        """
         device = self.backend.devices[stream.device]
         with _transient():
             _create_handles(device)
@@ -177,7 +185,10 @@ class _Recorder:
         return self.pools[device]
 
     def taking(self, device: str, step: Step) -> Step:
-        """Return a step that allocates its memory from the pool."""
+        """Return a step that allocates its memory from the pool.
+
+        It raises TransientError, and has had no effect, if there is no room.
+        """
         real = self.backend.devices[device]
 
         def taken() -> None:

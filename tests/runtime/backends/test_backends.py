@@ -21,7 +21,6 @@ from autosched.runtime.backends import (
     Freeing,
     HandsOut,
     Located,
-    Replayable,
     Threaded,
     Timed,
     accelerator,
@@ -56,7 +55,7 @@ def chain(*fns):
 
 # ---- the table
 
-CAPABILITIES = (Entered, Freeing, HandsOut, Located, Replayable, Threaded, Timed)
+CAPABILITIES = (Entered, Freeing, HandsOut, Located, Threaded, Timed)
 
 
 def methods_of(kind):
