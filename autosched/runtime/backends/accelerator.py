@@ -530,8 +530,7 @@ def _tick(stream: torch.Stream) -> Tick:
 #     host, pageable    -> GPU              moved to pinned pieces by the host, and copied from there
 #     GPU               -> host             one copy, into memory that is page-locked
 #     GPU               -> pageable memory  of the caller: into pinned pieces, then moved by the host
-#     GPU               -> GPU, peers       one copy; the current streams of both wait for each other
-#     GPU               -> GPU, no peers    into pinned pieces, and on from there: two copies for each
+#     GPU               -> GPU              one copy; the current streams of both wait for each other
 #     GPU               -> itself           one copy, from one logical device to another
 #
 # A copy has the strides of the original, because sums over other strides differ in the last bits. A
@@ -539,8 +538,7 @@ def _tick(stream: torch.Stream) -> Tick:
 # those that were predicted; this takes memory for the gaps, which no prediction includes.
 #
 # Copies are whole; only staging is divided into pieces. A task needs all of what it reads, so parts
-# that arrive earlier would not let anything begin. Pieces let both copies between GPUs that are no
-# peers proceed concurrently.
+# that arrive earlier would not let anything begin. Between GPUs that are no peers, the driver stages.
 #
 # Pageable memory is moved by the thread that issues the copy. The handshakes with a separate thread
 # would cost a run more than small inputs take, and large inputs are better pinned by their owner, as
@@ -577,10 +575,9 @@ class DeviceCopy:
         self.into = streams[-1]
         self.to_host = target.type == "cpu"
         self.from_host = source.type == "cpu"
-        self.peers = self.to_host or self.from_host or are_peers(source, target)
-        self._carry = self._send if self.from_host else self._fetch if self.to_host else self._relay
+        self._carry = self._send if self.from_host else self._fetch
         apart = not self.from_host and not self.to_host
-        self.events = [torch.Event(stream.device) for stream in (self.out, self.into) if apart]
+        self.met = torch.Event(self.into.device) if apart else None
 
     def __call__(self, value: Any, into: Any) -> Any:
         """Copy a tensor, or a tree with tensors; over ``into`` if that is given."""
@@ -650,7 +647,7 @@ class DeviceCopy:
             return tensor.is_pinned()
         if self.to_host:
             return over is None or over.is_pinned()
-        return self.peers
+        return True
 
     def _spread(self, over: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         """Copy a tensor that has gaps, or other strides than its destination.
@@ -666,8 +663,9 @@ class DeviceCopy:
 
     def _meet(self) -> None:
         """Make the source's stream wait for the target's: others may wait for either."""
-        if self.events:
-            self._follow(self.out, self.into, self.events[1])
+        if self.met is not None:
+            self.met.record(self.into)
+            self.out.wait_event(self.met)
 
     # ---- through pieces, row by row of bytes
 
@@ -689,36 +687,6 @@ class DeviceCopy:
             memory = piece.memory[: end - start]
             memory.copy_(row[start:end], non_blocking=True)
             self.pinned.send(piece, self.out, partial(over[start:end].copy_, memory))
-
-    def _relay(self, row: torch.Tensor, over: torch.Tensor) -> None:
-        """Copy between GPUs that cannot access each other; pieces leave while others arrive."""
-        arrived, entered = self.events
-        self._follow(self.out, self.into, entered)
-        for start, end in _pieces(row):
-            piece = self.pinned.take(self.target, end - start)
-            memory = piece.memory[: end - start]
-            memory.copy_(row[start:end], non_blocking=True)
-            self._follow(self.into, self.out, arrived)
-            over[start:end].copy_(memory, non_blocking=True)
-            self.pinned.send(piece, self.into)
-        self._follow(self.out, self.into, entered)
-
-    @staticmethod
-    def _follow(stream: torch.Stream, other: torch.Stream, event: torch.Event) -> None:
-        """Make a stream wait for all work issued to another.
-
-        Recording an event again does not affect earlier waits.
-        """
-        event.record(other)
-        stream.wait_event(event)
-
-
-def are_peers(source: torch.device, target: torch.device) -> bool:
-    """Whether one device can access the memory of another; True if torch cannot tell."""
-    ask = getattr(torch.get_device_module(source.type), "can_device_access_peer", None)
-    if source == target or ask is None:
-        return True
-    return bool(ask(source.index, target.index))
 
 
 def _is_strided(tensor: torch.Tensor) -> bool:

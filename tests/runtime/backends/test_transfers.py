@@ -46,10 +46,9 @@ def played_anew(monkeypatch):
 
 
 @contextmanager
-def a_way(ends, pool=None, seed=0, peers=True):
+def a_way(ends, pool=None, seed=0):
     """Play a way between two devices whose copy streams are current."""
-    with playing(gpus=2, seed=seed) as gpus, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cuda, "can_device_access_peer", lambda *_: peers)
+    with playing(gpus=2, seed=seed) as gpus:
         streams = [torch.Stream(end) for end in ends if end.type != "cpu"]
         for stream in streams:
             torch.accelerator.set_stream(stream)
@@ -85,8 +84,7 @@ def check_layouts(way, streams, ends, pin):
 @pytest.mark.parametrize("pin", [False, True], ids=["pageable", "pinned"])
 @pytest.mark.parametrize("ends", ENDS.values(), ids=ENDS)
 def test_a_copy_has_the_numbers_and_the_strides_of_the_original(ends, pin):
-    """Between GPUs, what is not ``pin`` here has no peers."""
-    with a_way(ends, peers=pin) as (_, way, streams):
+    with a_way(ends) as (_, way, streams):
         check_layouts(way, streams, ends, pin)
 
 
@@ -100,12 +98,7 @@ def test_on_accelerators_a_copy_has_the_numbers_and_the_strides_of_the_original(
 
 
 @pytest.mark.multigpu
-@pytest.mark.parametrize("peers", [None, False], ids=["as they are", "no peers"])
-def test_on_accelerators_a_copy_between_two_keeps_numbers_and_strides(peers, monkeypatch):
-    if peers is False:
-        monkeypatch.setattr(
-            torch.get_device_module(ONE.type), "can_device_access_peer", lambda *_: False
-        )
+def test_on_accelerators_a_copy_between_two_keeps_numbers_and_strides():
     streams = [torch.Stream(ONE), torch.Stream(OTHER)]
     with streams[0], streams[1]:
         check_layouts(DeviceCopy(ONE, OTHER, streams, Pinned()), streams, (ONE, OTHER), False)
@@ -119,11 +112,10 @@ ARRANGED = {  # the shape of some memory, and where 6 times 5 numbers lie in it
 }
 
 
-@pytest.mark.parametrize("peers", [True, False], ids=["peers", "no peers"])
 @pytest.mark.parametrize("ends", ENDS.values(), ids=ENDS)
-def test_what_is_copied_over_a_tensor_leaves_its_gaps_alone(ends, peers):
+def test_what_is_copied_over_a_tensor_leaves_its_gaps_alone(ends):
     pool = Pinned()
-    with a_way(ends, pool, peers=peers) as (_, way, streams):
+    with a_way(ends, pool) as (_, way, streams):
         for mine, theirs in product(ARRANGED, repeat=2):
             (shape, inside), (other_shape, other) = ARRANGED[mine], ARRANGED[theirs]
             memory = torch.zeros(shape, device=ends[1])
@@ -156,12 +148,11 @@ def test_a_parameter_stays_one_that_asks_for_gradients():
 
 
 @pytest.mark.parametrize("over", [False, True], ids=["fresh", "over"])
-@pytest.mark.parametrize("peers", [True, False], ids=["peers", "no peers"])
 @pytest.mark.parametrize("ends", ENDS.values(), ids=ENDS)
-def test_who_issues_a_copy_is_not_held(ends, peers, over, monkeypatch):
+def test_who_issues_a_copy_is_not_held(ends, over, monkeypatch):
     """Nor need the source be kept: pageable memory is read when the copy is issued."""
     pool = Pinned()
-    with a_way(ends, pool, peers=peers) as (_, way, streams):
+    with a_way(ends, pool) as (_, way, streams):
         given = whole(torch.float32).to(ends[0])
         into = torch.zeros(12, 14, device=ends[1]) if over else None
         with monkeypatch.context() as patch:
@@ -217,10 +208,8 @@ BETWEEN = """
 
 @pytest.mark.parametrize("records", ["0/copy-out", "1/copy-in"])
 @pytest.mark.parametrize("waits", ["0/copy-out", "1/copy-in"])
-@pytest.mark.parametrize(
-    ("gpus", "peers"), [(2, True), (2, False), (1, True)], ids=["peers", "no peers", "one GPU"]
-)
-def test_a_copy_between_gpus_stands_in_the_order_of_both_streams(gpus, peers, waits, records):
+@pytest.mark.parametrize("gpus", [2, 1])
+def test_a_copy_between_gpus_stands_in_the_order_of_both_streams(gpus, waits, records):
     """It waits for what either of its streams has waited for, and whoever waits for either has it."""
     graph = asc.Graph()
     a = graph.add(lambda: torch.ones(100, device="cuda:0") + 1, name="a", on="cuda:0")
@@ -229,8 +218,7 @@ def test_a_copy_between_gpus_stands_in_the_order_of_both_streams(gpus, peers, wa
     asc.verify(program, graph)
     for seed in range(6):
         accelerator._streams.clear()
-        with playing(gpus, seed=seed), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch.cuda, "can_device_access_peer", lambda *_: peers)
+        with playing(gpus, seed=seed):
             executor = Executor(
                 program, graph, asc.Machine.local(gpus=2), Accelerator(), [0.0] * len(program)
             )
