@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from autosched import __version__
 from autosched.cli import commands
 from autosched.cli.commands import FORMATS
-from autosched.cli.output import WRONG_INPUT, reported_errors
+from autosched.cli.output import WRONG_INPUT, exit_code
 from autosched.cli.plan import plan
 from autosched.comparison.compare import POLICIES as USUAL_POLICIES
 from autosched.machine.device import NETWORKS
@@ -40,10 +40,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     interrupted.
     """
     arguments = command_parser().parse_args(argv)
-    with reported_errors() as outcome:
-        outcome.code = arguments.run(arguments)
+
+    def command() -> int:
+        code: int = arguments.run(arguments)
         sys.stdout.flush()  # errors of a closed pipe are raised here
-    return outcome.code
+        return code
+
+    return exit_code(command)
 
 
 _DESCRIPTION = """\

@@ -6,7 +6,6 @@ import argparse
 import copy
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import partial
 from itertools import product
 from typing import Any, Literal
@@ -65,10 +64,7 @@ def devices(arguments: argparse.Namespace) -> int:
     if arguments.write is not None:
         deliver(machine.to_json() + "\n", arguments.write)
     if arguments.json:
-        shown = asdict(machine)
-        for device in shown["devices"]:
-            del device["imagined"]  # the machine contains it
-        print(json_text({"here": found, "machine": shown}))
+        print(json_text({"here": found, "machine": json_data(machine)}))
         return 0
     accelerators = found["accelerators"]
     threads = f"{found['threads']} CPU threads"
@@ -145,10 +141,12 @@ def summary(made: Schedule) -> str:
     facts = [
         ("makespan", duration(made.makespan), "predicted"),
         ("lower bound", duration(made.lower_bound), bound),
-        *_period(made),
         ("serial", duration(made.serial_seconds), serial),
         ("copies hidden", *copies),
     ]
+    if (several := made.program.in_flight) > 1:
+        least = f"seconds per run with {several} in flight; at least {duration(made.period_bound)}"
+        facts.insert(2, ("period", duration(made.period), least))
     instructions = count(len(made.program), "instruction")
     where = count(len(made.program.streams), "stream")
     what = f"{count(len(made.graph), 'task')}, {instructions} on {where}"
@@ -166,12 +164,6 @@ def summary(made: Schedule) -> str:
     ]
     heads = "device", "tasks", "busy", "idle", "peak memory"
     return "\n".join([*lines, "", *table(heads, rows)])
-
-
-def _period(made: Schedule) -> list[tuple[str, str, str]]:
-    count = made.program.in_flight
-    bound = f"seconds per run with {count} in flight; at least {duration(made.period_bound)}"
-    return [("period", duration(made.period), bound)] if count > 1 else []
 
 
 def explain(arguments: argparse.Namespace) -> int:

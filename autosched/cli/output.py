@@ -6,7 +6,6 @@ on stderr and an exit code; a traceback is shown only of the user's own function
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -14,7 +13,6 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -88,41 +86,31 @@ class UserCodeError(Exception):
     """Raised from the error of a user's own function."""
 
 
-@dataclass
-class Outcome:
-    """The exit code of a command."""
-
-    code: int = WRONG_INPUT
-
-
-@contextlib.contextmanager
-def reported_errors() -> Iterator[Outcome]:
-    """Print errors and warnings as a line on stderr, and set the exit code."""
-    outcome = Outcome()
+def exit_code(command: Callable[[], int]) -> int:
+    """Return the exit code of a command; print errors and warnings as a line on stderr."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = lambda message, *_, **__: say(f"warning: {message}")
-            yield outcome
+            return command()
     except UserCodeError as error:
-        outcome.code = WRONG_INPUT
         _report_user_code(error)
     except BrokenPipeError:
         # Otherwise the interpreter reports an error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        outcome.code = PIPE_CLOSED
+        return PIPE_CLOSED
     except AutoschedError as error:
-        faults = error, error.__cause__  # a saved program that is not proved is a cause
-        is_refuted = any(isinstance(fault, ProgramError) for fault in faults)
-        outcome.code = CHECK_FAILED if is_refuted else WRONG_INPUT
         say(str(error))
+        faults = error, error.__cause__  # a saved program that is not proved is a cause
+        if any(isinstance(fault, ProgramError) for fault in faults):
+            return CHECK_FAILED
     except OSError as error:
-        outcome.code = WRONG_INPUT
         known = error.filename and error.strerror
         say(f"{error.filename}: {error.strerror}" if known else str(error))
     except KeyboardInterrupt:
-        outcome.code = INTERRUPTED
         say("interrupted")
+        return INTERRUPTED
+    return WRONG_INPUT
 
 
 def _report_user_code(error: UserCodeError) -> None:

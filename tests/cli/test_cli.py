@@ -18,7 +18,7 @@ import torch
 import autosched
 from autosched import cli, demo
 from autosched.cli import command_parser, loading
-from autosched.cli.output import UserCodeError, deliver, reported_errors, tracker
+from autosched.cli.output import UserCodeError, deliver, exit_code, tracker
 from autosched.errors import UsageError
 from autosched.scheduling import planning
 
@@ -267,11 +267,14 @@ def test_a_users_file_beside_the_package_is_shown_too(capsys):
     file = f"{Path(autosched.__file__).parent}_models.py"
     users = {}
     exec(compile("def fails():\n    return 1 / 0\n", file, "exec"), users)
-    with reported_errors():
+
+    def command():
         try:
             users["fails"]()
         except ZeroDivisionError as error:
             raise UserCodeError("it failed") from error
+
+    assert exit_code(command) == 2
     assert f'File "{file}", line 2' in capsys.readouterr().err
 
 
