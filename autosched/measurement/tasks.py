@@ -118,7 +118,7 @@ def run_on_models(
     """
     with preserved_random_state(machine):
         for devices in _device_groups(machine):
-            Bench(graph, machine, inputs, known, devices, 1).run_by(call)
+            Bench(graph, machine, inputs, known, devices, 1).run(call)
 
 
 def _seconds(readings: _Measured, replay: bool) -> dict[tuple[Device, ...], dict[str, float]]:
@@ -294,20 +294,14 @@ class Bench:
         """Whether nothing remains to be measured in a run after the first one."""
         return run > 0 and all(each.is_done(self.repeat) for each in self.readings.values())
 
-    def run(self, warm: bool = False) -> None:
-        """Run the graph serially once, and time what is not yet measured.
+    def run(self, call: Call | None = None, warm: bool = False) -> None:
+        """Run the graph serially once, and time what is not yet measured, unless ``call`` calls.
 
         To warm up, measure only the launches.
         """
-        self.run_by(partial(self._call, warm))
-
-    def run_by(self, call: Call) -> None:
-        """Run the graph serially once; tasks are called by ``call``."""
-        with self._threads():
+        call = call or partial(self._call, warm)
+        with intra_op_threads(self.threads or torch.get_num_threads()):
             self.nbytes = run_serially(self.graph, self.inputs, self.device, self._place, call)
-
-    def _threads(self) -> contextlib.AbstractContextManager[None]:
-        return intra_op_threads(self.threads) if self.threads else contextlib.nullcontext()
 
     def _elsewhere(self, task: Task) -> str | None:
         """Return where a task runs unmeasured, if it must or takes too long on the device."""
