@@ -7,7 +7,6 @@ operators         nodes as tasks
 origins           module, phase and source line of an operator
 state             the tensors of modules and optimizers
 settings          learning rates as inputs, and counters of steps that are compared
-collectives       functional collectives of torch.distributed
 
 compiled          functions and modules that are captured and scheduled when they are called
 guards            whether a call can use an earlier capture

@@ -22,7 +22,7 @@ from autosched._lib.tree import flatten
 from autosched.errors import HazardError, ScheduleError, shown
 from autosched.frontends.captured import Captured
 from autosched.frontends.random_state import add_state
-from autosched.graph.effects import communicates, counts_in_memory
+from autosched.graph.effects import counts_in_memory
 from autosched.graph.graph import Value
 from autosched.graph.pinning import by_pattern
 from autosched.machine.cluster import joined
@@ -158,11 +158,6 @@ def _check(graph: Captured, machine: Machine) -> None:
                     f"{name!r} is written in place, and {task.name!r} addresses its memory beyond "
                     "its elements, which other ranks would not get; pass a clone"
                 )
-    if any(communicates(item) for task in graph.tasks for item in task.shared):
-        raise ScheduleError(
-            f"{graph.name!r} has collectives of torch.distributed, which each rank calls for "
-            "itself; give each rank a machine of its own, Machine.local()"
-        )
 
 
 def _devices(graph: Captured, wanted: str | Mapping[str, str] | None) -> dict[str, str]:

@@ -23,7 +23,6 @@ from autosched._lib.gc_pause import without_collecting
 from autosched._lib.tree import flatten
 from autosched.errors import CaptureError
 from autosched.frontends.captured import Captured, Output
-from autosched.frontends.collectives import check_collectives
 from autosched.frontends.eager_operators import EagerOperators
 from autosched.frontends.host_calls import Call, observing_calls
 from autosched.frontends.origins import annotating_origins
@@ -319,7 +318,6 @@ class _Tracer:
         self.found.generators = set(map(generator_id, [torch.default_generator, *generators]))
         try:
             yield effects.reach
-            check_collectives()
             properties.check([before[name] for name in self.state.parameters])
             if (change := effects.first()) is not None:
                 raise refusal(

@@ -205,15 +205,13 @@ def check_state(state: State) -> None:
         kinds = {kind for part in module.modules() for kind in type(part).__mro__}
         if DistributedDataParallel in kinds:
             raise CaptureError(
-                "DistributedDataParallel communicates with other processes in backward; capture "
-                "its .module, and reduce its gradients by torch.distributed._functional_collectives"
-                f"; {_ONE_TASK}"
+                "DistributedDataParallel communicates with other processes in backward; train its "
+                f".module by asc.parallel.data_parallel on Machine.cluster(), {_ONE_TASK}"
             )
         if any(kind.__name__ == "FSDPModule" for kind in kinds):
             raise CaptureError(
                 "fully_shard gathers parameters in hooks of modules and of autograd; capture the "
-                "module without it, and gather its parameters by "
-                f"torch.distributed._functional_collectives; {_ONE_TASK}"
+                f"module without it, {_ONE_TASK}"
             )
         if torch.jit.ScriptModule in kinds:
             raise CaptureError(

@@ -505,7 +505,7 @@ def test_a_model_of_several_processes_is_refused() -> None:
     try:
         model = nn.parallel.DistributedDataParallel(mlp())
         with pytest.raises(
-            asc.CaptureError, match=r"DistributedDataParallel communicates .*; capture its \.module"
+            asc.CaptureError, match=r"DistributedDataParallel communicates .*; train its \.module"
         ):
             asc.capture(model, X)
     finally:

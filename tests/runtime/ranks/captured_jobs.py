@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
+from torch.distributed.tensor import DTensor, init_device_mesh
 
 import autosched as asc
 from autosched.machine.cluster import joined
@@ -24,105 +23,6 @@ def example(*shape: int) -> torch.Tensor:
     return torch.linspace(-1, 1 + joined().rank, count).reshape(shape)
 
 
-# ---- functional collectives
-
-
-def collect_all(group: Any) -> Callable[..., Any]:
-    """Return a function with three collectives, which nothing but their order keeps apart."""
-
-    def step(x: torch.Tensor, w: torch.Tensor) -> Any:
-        h = x @ w
-        total = functional.all_reduce(h, "sum", group)
-        parts = functional.all_gather_tensor(h.relu(), 0, group)
-        mine = functional.reduce_scatter_tensor(h.tanh(), "sum", 0, group)
-        return functional.wait_tensor(total) * 2, parts.sum(0), mine + 1
-
-    return step
-
-
-def overwrite(group: Any) -> Callable[..., Any]:
-    """Return a function that overwrites what a collective has read."""
-
-    def step(x: torch.Tensor, w: torch.Tensor) -> Any:
-        h = x @ w
-        total = functional.wait_tensor(functional.all_gather_tensor(h, 0, group))
-        h.mul_(0)
-        return total, h
-
-    return step
-
-
-def on_dtensors(group: Any) -> Callable[..., Any]:
-    """Return a function that makes DTensors, and redistributes them."""
-    mesh = init_device_mesh("cpu", (group.size(),))
-
-    def step(x: torch.Tensor, w: torch.Tensor) -> Any:
-        rows = DTensor.from_local(x, mesh, [Shard(0)])
-        product = rows @ DTensor.from_local(w, mesh, [Replicate()])
-        return product.redistribute(mesh, [Replicate()]).to_local() + 1
-
-    return step
-
-
-def compare_collectives(name: str) -> tuple[bool, tuple[str, ...]]:
-    """Return whether calls equal eager ones, and the names of the tasks."""
-    with contextlib.nullcontext(dist.group.WORLD) as group:
-        step = globals()[name](group)
-        x, w = example(4, 4), example(4, 4)
-        expected = step(x, w)
-        with asc.compile(step, asc.Machine.local(0, 3), policy="round_robin") as run:
-            same = [equal(run(x, w), expected) for _ in range(3)]
-            tasks = tuple(task.name for task in run.schedule(x, w).graph.tasks)
-    return all(same), tasks
-
-
-def equal(found: Any, expected: Any) -> bool:
-    """Whether tensors, or tuples of them, are the same, bit for bit."""
-    if isinstance(found, torch.Tensor):
-        return torch.equal(found, expected)
-    return all(map(torch.equal, found, expected))
-
-
-def train_with_collectives() -> bool:
-    """Train a model whose gradients are reduced in the step; compare with eager training."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
-    twin = copy.deepcopy(model)
-    with contextlib.nullcontext(dist.group.WORLD) as group:
-
-        def training(model: nn.Module) -> Callable[..., Any]:
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-            def step(x: torch.Tensor) -> torch.Tensor:
-                loss = model(x).square().sum()
-                loss.backward()
-                for item in model.parameters():
-                    assert item.grad is not None
-                    item.grad.copy_(functional.all_reduce(item.grad, "sum", group) / group.size())
-                optimizer.step()
-                optimizer.zero_grad()
-                return loss
-
-            return step
-
-        expected = training(twin)
-        with asc.compile(training(model), asc.Machine.local(0, 2), policy="m_etf") as run:
-            same = [torch.equal(run(example(3, 4)), expected(example(3, 4))) for _ in range(3)]
-    return all(same) and all(map(torch.equal, model.parameters(), twin.parameters()))
-
-
-def refuse_collective() -> str:
-    """Capture a collective that is not functional; return the error."""
-    with contextlib.nullcontext():
-
-        def step(x: torch.Tensor) -> torch.Tensor:
-            y = x * 2
-            dist.all_reduce(y)
-            return y
-
-        return error_of(lambda: asc.capture(step, torch.ones(3)))
-
-
 def error_of(do: Callable[[], Any]) -> str:
     """Return what a function raises."""
     try:
@@ -130,6 +30,23 @@ def error_of(do: Callable[[], Any]) -> str:
     except asc.AutoschedError as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
+
+
+def refuse_collective(name: str) -> str:
+    """Capture a collective; return the error."""
+    with contextlib.nullcontext(dist.group.WORLD) as group:
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            y = x * 2
+            if name == "all_reduce_":
+                dist.all_reduce(y)
+                return y
+            return functional.wait_tensor(functional.all_reduce(y, "sum", group)) + 1
+
+        if name == "dynamo":
+            compiled = torch.compile(step, backend=asc.TorchBackend(asc.Machine.local(0)))
+            return error_of(lambda: compiled(torch.ones(3)))
+        return error_of(lambda: asc.capture(step, torch.ones(3)))
 
 
 # ---- DistributedDataParallel and fully_shard
@@ -289,11 +206,7 @@ def refuse_together(what: str) -> str:
     if what == "generator":
         own = torch.Generator()
         return error_of(lambda: asc.compile(lambda x: x + torch.rand(4, generator=own), machine)(x))
-    if what == "memory":
-        return error_of(lambda: asc.compile(lambda a, b: a.mul_(b), machine)(x[1:], x[:3]))
-    with contextlib.nullcontext(dist.group.WORLD) as group:
-        fn = functional.all_reduce
-        return error_of(lambda: asc.compile(lambda x: fn(x, "sum", group) + 1, machine)(x))
+    return error_of(lambda: asc.compile(lambda a, b: a.mul_(b), machine)(x[1:], x[:3]))
 
 
 def refuse_backend() -> str:
