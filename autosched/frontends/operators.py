@@ -15,10 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autosched._lib.tree import flatten
-from autosched.errors import CaptureError
-from autosched.frontends.origins import traced_at
 from autosched.frontends.random_state import FUNCTIONS, SEEDING
-from autosched.graph.effects import COLLECTIVES, COUNTS_IN_MEMORY, effects_of, function_name
+from autosched.frontends.unsupported import check_collective
+from autosched.graph.effects import COUNTS_IN_MEMORY, effects_of, function_name
 from autosched.graph.graph import HOST, Graph, Value
 from autosched.graph.task import Here, Origin
 
@@ -143,12 +142,7 @@ def _callable_for(node: torch.fx.Node) -> Callable[..., Any]:
         return _in_grad_mode(target, (node.meta.get("custom") or {}).get("grad_mode", True))
     if target in FUNCTIONS:
         return FUNCTIONS[target]
-    if getattr(target, "namespace", "") in ("c10d", *COLLECTIVES):
-        raise CaptureError(
-            f"{_raw_label(node)} is a collective of torch.distributed, which each process calls for "
-            "itself; call it, with what needs its result, in a task of your own, by Graph.add, or "
-            f"train by asc.parallel.data_parallel on Machine.cluster(){traced_at(node)}"
-        )
+    check_collective(node)
     found = public_function(target, *torch.fx.map_arg((node.args, node.kwargs), _fake))
     return _checking_layout(found, node) if _raw_label(node) in COUNTS_IN_MEMORY else found
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from autosched._lib.containers import with_leaves
 from autosched._lib.fake_tensors import Fakes, quiet
@@ -44,7 +44,12 @@ from autosched.frontends.side_effects import (
     clear_caches_of,
 )
 from autosched.frontends.state import Place, State, hooks_of
-from autosched.frontends.unsupported import definition_of, failure_message, refusal
+from autosched.frontends.unsupported import (
+    check_collective,
+    definition_of,
+    failure_message,
+    refusal,
+)
 
 __all__ = ["Trace", "generator_id", "trace"]
 
@@ -318,6 +323,9 @@ class _Tracer:
         self.found.generators = set(map(generator_id, [torch.default_generator, *generators]))
         try:
             yield effects.reach
+            mode = get_proxy_mode()
+            for node in mode.tracer.graph.nodes if mode is not None else ():
+                check_collective(node)
             properties.check([before[name] for name in self.state.parameters])
             if (change := effects.first()) is not None:
                 raise refusal(

@@ -23,10 +23,12 @@ from autosched._lib.tree import flatten
 from autosched.errors import CaptureError, shown
 from autosched.frontends.origins import traced_at
 from autosched.frontends.state import State, hooks_of
+from autosched.graph.effects import COLLECTIVES
 from autosched.graph.graph import Graph
 from autosched.scheduling.schedule import Schedule
 
 __all__ = [
+    "check_collective",
     "check_function",
     "check_modes",
     "check_nodes",
@@ -218,6 +220,16 @@ def check_state(state: State) -> None:
                 "torch.jit differentiates by other formulas, so results differ in the last bits; "
                 "capture the module from which the ScriptModule was made"
             )
+
+
+def check_collective(node: torch.fx.Node) -> None:
+    """Raise CaptureError for a collective of torch.distributed."""
+    if getattr(node.target, "namespace", "") in ("c10d", *COLLECTIVES):
+        raise CaptureError(
+            f"{node.target} is a collective of torch.distributed, which each process calls for itself; "
+            "call it in a task of your own, by Graph.add, or train by asc.parallel.data_parallel on "
+            f"Machine.cluster(){traced_at(node)}"
+        )
 
 
 def check_nodes(nodes: Iterable[torch.fx.Node]) -> None:

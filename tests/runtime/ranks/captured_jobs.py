@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -45,7 +46,9 @@ def refuse_collective(name: str) -> str:
 
         if name == "dynamo":
             compiled = torch.compile(step, backend=asc.TorchBackend(asc.Machine.local(0)))
-            return error_of(lambda: compiled(torch.ones(3)))
+            with warnings.catch_warnings(record=True) as found:
+                compiled(torch.ones(3))
+            return " ".join(str(each.message) for each in found)
         return error_of(lambda: asc.capture(step, torch.ones(3)))
 
 
