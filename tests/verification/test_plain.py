@@ -8,15 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import autosched as asc
-from autosched import lowering
 from autosched.graph.flow import flow
 from autosched.lowering import lower
 from autosched.placement import Placement, Send
-from autosched.problem import Constraints
 from autosched.program.program import Copy, Free, Program, Run
 from tests.laws.test_necessary import agree, mutants
 from tests.sample_policies import policies, under_every_policy
@@ -53,21 +51,6 @@ def test_of_plain_graphs_the_reference_refuses_the_same_programs(
     source = random.Random(seed)
     for what, mutant in source.sample(found := [*mutants(program, source)], min(len(found), 5)):
         agree(mutant, graph, what)
-
-
-@settings(max_examples=max(8, settings.default.max_examples // 2))
-@given(policy=policies, graph=plain(), machine=machines())
-def test_plain_graphs_are_lowered_at_once_as_they_are_step_by_step(
-    policy: str, graph: asc.Graph, machine: asc.Machine
-) -> None:
-    placement = asc.schedule(graph, machine, policy=policy, costs=COSTS).placement
-    outputs = dict.fromkeys(list(graph.outputs)[:1], DEVICES[-1])
-    at_once = lower(asc.Problem(graph, machine, constraints=Constraints(outputs)), placement)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lowering, "is_functional", lambda *_: False)
-        assert str(
-            lower(asc.Problem(graph, machine, constraints=Constraints(outputs)), placement)
-        ) == str(at_once)
 
 
 def test_a_copy_goes_where_the_placement_says() -> None:
@@ -134,8 +117,6 @@ def test_names_that_fit_nothing_are_refused(old: str, new: str, message: str) ->
 def test_the_flow_of_a_graph_that_grows_grows() -> None:
     graph = asc.Graph()
     y = graph.add(fn, graph.input("x"))
-    assert flow(graph).makes.tolist() == []
-    graph.output(y=y)
-    assert flow(graph).makes.tolist() == [y.index]
+    assert flow(graph).before.tolist() == []
     graph.add(fn, y)
-    assert flow(graph).reads.tolist() == [0, y.index]
+    assert flow(graph).before.tolist() == [0]
