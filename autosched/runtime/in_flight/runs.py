@@ -23,7 +23,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, partial
 from queue import SimpleQueue
@@ -115,7 +115,6 @@ class Runs:
         self._submitted = 0
         self._names = {*names}
         self._written = self._names & executor.memory.written
-        self._overlaps = Overlaps(self._written)
         self._slots: Slots | None = None
         self._threads = _Threads()
         self._closed = False
@@ -158,10 +157,9 @@ class Runs:
         if found.keys() != self._names:
             self.executor.graph.bind(found)
         # 2. Wait for all earlier runs, if this one must begin after they have ended.
-        under_way = [run.inputs for run in list(self._under_way.values())]
         slots = self._slots
         is_broken = slots is not None and slots.loop.broken is not None
-        if is_broken or self._is_alone or self._overlaps.exist(found, under_way):
+        if is_broken or self._is_alone or self._overlaps(found):
             self._wait_until_fewer(1, deadline)
         if slots is not None and is_broken:
             slots.begin_again()
@@ -173,6 +171,11 @@ class Runs:
         start = self._start_alone if self._is_alone else self._start
         start(future, self._placed(found), deadline)
         return future
+
+    def _overlaps(self, inputs: Inputs) -> bool:
+        """Whether inputs overlap with those of runs under way so that no program orders them."""
+        earlier = list(self._under_way.values()) if self._written else ()
+        return any(overlap(self._written, inputs, run.inputs) for run in earlier)
 
     @property
     def _is_alone(self) -> bool:
@@ -262,7 +265,7 @@ class Runs:
             future.drive = partial(next, map(operator.call, [work]), None)  # once
             note()
         else:
-            at_once(note, partial(self._threads.aside().queue.put, work))
+            at_once(note, partial(self._threads.aside().put, work))
 
     def _start(self, future: RunFuture, inputs: Mapping[str, Any], deadline: float | None) -> None:
         """Start a run in the next slot. Raises as ``Memory.check`` does."""
@@ -272,6 +275,8 @@ class Runs:
         if team is None:
             names = list(slot.emitted.threads) or [None]
             team = self._threads.team = self.executor.new_team(names)
+        if slot.is_asynchronous:
+            self._threads.aside()
         slot.memory.fill(inputs)
         run = Started(future, inputs, slot, slots.loop, self._left)
         if self._is_driven:
@@ -322,7 +327,7 @@ class Runs:
     def _left(self, run: Started) -> None:
         """End a run whose steps have been called."""
         if run.slot.is_asynchronous:
-            self._threads.aside().queue.put(partial(self._end, run))
+            self._threads.aside().put(partial(self._end, run))
         else:
             self._end(run)
 
@@ -434,40 +439,32 @@ class _Threads:
 
     def __init__(self) -> None:
         self.team: ThreadTeam | None = None
-        self._aside: Aside | None = None
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._aside: threading.Thread | None = None
 
-    def aside(self) -> Aside:
-        """Return the thread that calls the executor, and ends runs."""
+    def aside(self) -> SimpleQueue[Callable[[], None] | None]:
+        """Return the queue of a thread that calls the executor, and ends runs; start it before."""
         if self._aside is None:
-            self._aside = Aside()
-        return self._aside
+            name = "autosched submitted runs"
+            self._aside = threading.Thread(
+                target=_serve, args=[self._queue], name=name, daemon=True
+            )
+            self._aside.start()
+        return self._queue
 
     @property
     def identities(self) -> frozenset[int]:
         """The identities of those that execute tasks or end runs."""
-        own = frozenset() if self._aside is None else frozenset([self._aside.thread.ident or 0])
+        own = frozenset() if self._aside is None else frozenset([self._aside.ident or 0])
         return own if self.team is None else own | self.team.threads
 
     def close(self) -> None:
         """End them, in this order: the team's threads let the other one end runs."""
-        for each in (self.team, self._aside):
-            if each is not None:
-                each.close()
-
-
-class Aside:
-    """A thread that calls what comes through its queue, in order."""
-
-    def __init__(self) -> None:
-        self.queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        name = "autosched submitted runs"
-        self.thread = threading.Thread(target=_serve, args=(self.queue,), name=name, daemon=True)
-        self.thread.start()
-
-    def close(self) -> None:
-        """End the thread, after what is in its queue."""
-        self.queue.put(None)
-        end_threads([self.thread])
+        if self.team is not None:
+            self.team.close()
+        self._queue.put(None)
+        if self._aside is not None:
+            end_threads([self._aside])
 
 
 def _serve(queue: SimpleQueue[Callable[[], None] | None]) -> None:
@@ -514,52 +511,40 @@ def _expire(runs: weakref.ref[Runs], number: int) -> None:
 _Owned = tuple[bool, str]  # whether it is the earlier run's; the name of an input
 
 
-class Overlaps:
-    """Overlaps of inputs of a program. ``written`` are the inputs that tasks write.
+def overlap(written: Set[str], inputs: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether inputs overlap with those of an earlier run so that no program orders them.
+
+    ``written`` are the inputs that tasks write. What both runs have under one name was compared with
+    the rest when either was checked. So each pair that is compared here has a tensor that only one
+    of the runs has.
 
     >>> import torch
     >>> w, x = torch.zeros(4), torch.zeros(4)
-    >>> overlaps = Overlaps({"w"})
-    >>> overlaps.exist({"w": w, "x": torch.ones(4)}, [{"w": w, "x": x}])
+    >>> overlap({"w"}, {"w": w, "x": torch.ones(4)}, {"w": w, "x": x})
     False
-    >>> overlaps.exist({"w": w[:2], "x": x}, [{"w": w, "x": x}])
+    >>> overlap({"w"}, {"w": w[:2], "x": x}, {"w": w, "x": x})
     True
     """
+    changed = {name for name, item in inputs.items() if other.get(name) is not item}
+    if not changed:
+        return False
+    compared = inputs.keys() if changed & written else written | changed
+    owned: list[tuple[_Owned, Extent]] = [
+        ((is_earlier, name), extent)
+        for is_earlier, items in ((True, other), (False, inputs))
+        for name in compared
+        for extent in extents(items[name])
+    ]
+    same = {name for name in compared if _are_same(other[name], inputs[name])}
 
-    def __init__(self, written: Set[str]):
-        self._written = written
-
-    def exist(self, inputs: Mapping[str, Any], earlier: Iterable[Mapping[str, Any]]) -> bool:
-        """Whether inputs overlap with those of earlier runs so that no program orders them."""
-        return bool(self._written) and any(self._meet(other, inputs) for other in earlier)
-
-    def _meet(self, other: Mapping[str, Any], inputs: Mapping[str, Any]) -> bool:
-        """Whether inputs overlap with those of an earlier run.
-
-        What both runs have under one name was compared with the rest when either was checked. So
-        each pair that is compared here has a tensor that only one of the runs has.
-        """
-        written = self._written
-        changed = {name for name, item in inputs.items() if other.get(name) is not item}
-        if not changed:
+    def matters(a: _Owned, b: _Owned) -> bool:
+        if a[0] == b[0] or not (a[1] in changed or b[1] in changed):
             return False
-        compared = inputs.keys() if changed & written else written | changed
-        owned: list[tuple[_Owned, Extent]] = [
-            ((is_earlier, name), extent)
-            for is_earlier, items in ((True, other), (False, inputs))
-            for name in compared
-            for extent in extents(items[name])
-        ]
-        same = {name for name in compared if _are_same(other[name], inputs[name])}
+        if a[1] == b[1] in same:
+            return False
+        return a[1] in written or b[1] in written
 
-        def matters(a: _Owned, b: _Owned) -> bool:
-            if a[0] == b[0] or not (a[1] in changed or b[1] in changed):
-                return False
-            if a[1] == b[1] in same:
-                return False
-            return a[1] in written or b[1] in written
-
-        return first_meeting(owned, matters) is not None
+    return first_meeting(owned, matters) is not None
 
 
 def _are_same(one: Any, other: Any) -> bool:
