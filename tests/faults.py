@@ -1,61 +1,42 @@
-"""Inject faults into a task of a graph.
+"""Inject faults into a task of a graph, which raises, is late, or returns a wrong result.
 
-The task raises, is late, runs out of memory, or returns a wrong result, on any backend. Only its
-function is changed: the tasks and their placement remain the same.
+Only its function is changed: the tasks and their placement remain the same.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
 from collections.abc import Callable
 from typing import Any
 
-from autosched._lib.tree import flatten, transform
-from autosched.errors import GraphError, listed
-from autosched.graph.graph import Graph, Task, Value
+import torch
 
-__all__ = ["FAULTS", "inject"]
+from autosched._lib.tree import transform
+from autosched.graph.graph import Graph
 
 
 def inject(
     graph: Graph,
-    task: str | int,
+    task: str,
     fault: str,
     *,
     seconds: float = 1.0,
     when: Callable[[], Any] = lambda: True,
 ) -> Graph:
-    """Return a pinned copy of a graph in which a task (its name or index) has a fault.
+    """Return a pinned copy of a graph in which a task has one of ``FAULTS``.
 
-    ``"raise"`` and ``"out of memory"`` raise instead of the task's work, ``"delay"`` sleeps
-    ``seconds`` before it; ``"shape"`` returns tensors one longer in each dimension, ``"count"`` one
-    result too few. The fault occurs whenever ``when()``, called at each call of the task, is true.
-    Raises GraphError for an unknown task or fault.
-
-    >>> graph = Graph()
-    >>> graph.output(y=graph.add(abs, graph.input("x"), name="a"))
-    >>> inject(graph, "a", "raise").run_serial(x=-1)
-    Traceback (most recent call last):
-    RuntimeError: injected
-    in task 'a', added at ...
+    It occurs whenever ``when()``, called at each call of the task, is true; a delay is of ``seconds``.
     """
-    if fault not in FAULTS:
-        raise GraphError(f"unknown fault {fault!r}; known are {listed(FAULTS)}")
     faulty = graph.pinned()
-    old = _task(faulty, task)
-    if old.fn is None:
-        raise GraphError(f"task {old.name!r} has no function that could fail")
-    if fault == "count" and (isinstance(old.result, Value) or len(old.result) == 0):
-        raise GraphError(
-            f"task {old.name!r} does not return several results, of which one could miss"
-        )
+    old = faulty.task(task)
     intact = old.fn
-    broken = functools.partial(FAULTS[fault], intact, seconds)
+    assert intact is not None
 
     def fn(*args: Any, **kwargs: Any) -> Any:
-        return broken(*args, **kwargs) if when() else intact(*args, **kwargs)
+        if not when():
+            return intact(*args, **kwargs)
+        return FAULTS[fault](lambda: intact(*args, **kwargs), seconds)
 
     faulty.tasks[old.index] = new = dataclasses.replace(old, fn=fn)
     if faulty.names.get(old.name) is old:
@@ -63,44 +44,27 @@ def inject(
     return faulty
 
 
-def _task(graph: Graph, task: str | int) -> Task:
-    if isinstance(task, str):
-        return graph.task(task)
-    if not 0 <= task < len(graph.tasks):
-        raise GraphError(f"graph {graph.name!r} has no task {task}; it has {len(graph.tasks)}")
-    return graph.tasks[task]
-
-
-def _raise(fn: Callable[..., Any], seconds: float, /, *args: Any, **kwargs: Any) -> Any:
+def _raise(call: Callable[[], Any], seconds: float) -> Any:
     raise RuntimeError("injected")
 
 
-def _delay(fn: Callable[..., Any], seconds: float, /, *args: Any, **kwargs: Any) -> Any:
+def _delay(call: Callable[[], Any], seconds: float) -> Any:
     time.sleep(seconds)
-    return fn(*args, **kwargs)
+    return call()
 
 
-def _out_of_memory(fn: Callable[..., Any], seconds: float, /, *args: Any, **kwargs: Any) -> Any:
-    import torch
-
+def _out_of_memory(call: Callable[[], Any], seconds: float) -> Any:
     raise torch.OutOfMemoryError("injected")
 
 
-def _shape(fn: Callable[..., Any], seconds: float, /, *args: Any, **kwargs: Any) -> Any:
-    result = fn(*args, **kwargs)
-    if not any(hasattr(leaf, "new_zeros") for leaf in flatten(result)):
-        raise TypeError(f"a {type(result).__name__} has no shape that could be wrong")
-
-    def longer(leaf: Any) -> Any:
-        if not hasattr(leaf, "new_zeros"):
-            return leaf
-        return leaf.new_zeros([size + 1 for size in leaf.shape])
-
-    return transform(longer, result)
+def _shape(call: Callable[[], Any], seconds: float) -> Any:
+    """Return tensors that are one longer in each dimension."""
+    return transform(lambda leaf: leaf.new_zeros([size + 1 for size in leaf.shape]), call())
 
 
-def _count(fn: Callable[..., Any], seconds: float, /, *args: Any, **kwargs: Any) -> Any:
-    result = fn(*args, **kwargs)
+def _count(call: Callable[[], Any], seconds: float) -> Any:
+    """Return one result too few."""
+    result = call()
     return dict(list(result.items())[:-1]) if isinstance(result, dict) else list(result)[:-1]
 
 

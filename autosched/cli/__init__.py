@@ -7,8 +7,7 @@ output    results, progress and errors
 
 A command is a function from the parsed arguments to an exit code. Commands print, and write the
 files that they are asked to write. torch is imported only by commands that need it, so help and
-queries of saved schedules respond immediately. To add a command, add a function here that adds its
-parser, and list it in ``_COMMANDS``.
+queries of saved schedules respond immediately.
 """
 
 from __future__ import annotations

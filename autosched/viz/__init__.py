@@ -3,18 +3,14 @@
 Drawings are pure functions: they write no file and decide nothing.
 
 ``diagram`` chooses the boxes and arrows of a graph, and folds large ones; ``layered_layout`` places
-them. The page shows the drawings of ``dag``.
-
-To add a drawing, write a module with one pure function ``(data, *, options) -> str``, whose data is
-a ``Timeline``, a ``Graph``, a ``Program`` or plain numbers. Take styles and elements from ``svg``,
-the format of times from ``format``, and export the function here.
+them. Styles and elements are in ``svg``, formats of times and names in ``format``.
 
 =========  =============================================  =============
 module     draws                                         as
 =========  =============================================  =============
 gantt      what ran when, on which stream, and why then  SVG, text
 dag        what depends on what, and on which device     SVG, DOT
-charts     numbers                                        SVG
+charts     numbers                                       SVG
 perfetto   what ran when, for Perfetto                   trace JSON
 drawing    any of these that are SVG                     PNG, PDF
 page       a whole schedule, interactively               HTML

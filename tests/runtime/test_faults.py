@@ -162,41 +162,6 @@ def interrupted_when(begun: threading.Event, times: int = 1) -> Iterator[None]:
     assert time.perf_counter() - start < SOON
 
 
-# ---- the injector
-
-
-@pytest.mark.parametrize(
-    ("task", "fault", "message"),
-    [
-        (
-            "first",
-            "explode",
-            "unknown fault 'explode'; known are 'raise', 'delay', 'out of memory', 'shape', 'count'",
-        ),
-        ("last", "raise", "graph 'net' has no task 'last'"),
-        (5, "raise", "graph 'net' has no task 5; it has 5"),
-        ("first", "count", "task 'first' does not return several results, of which one could miss"),
-    ],
-)
-def test_a_fault_that_cannot_be_is_refused(task, fault, message):
-    with pytest.raises(asc.GraphError, match=message):
-        inject(net(Ledger()), task, fault)
-
-
-def test_a_fault_is_in_the_copy_alone():
-    graph = net(Ledger())
-    faulty = inject(graph, 1, "raise")
-    x = torch.eye(2)
-    assert graph.run_serial(x=x).keys() == {"y", "z"}
-    with pytest.raises(RuntimeError, match="injected"):
-        faulty.run_serial(x=x)
-
-
-def test_a_result_without_a_shape_cannot_have_a_wrong_one():
-    with pytest.raises(TypeError, match="a int has no shape that could be wrong"):
-        inject(chain(plus), "plus", "shape").run_serial(x=1)
-
-
 # ---- who is named, what does not run, and that the schedule works on
 
 WHO = {  # fault -> the task that fails, its cause, what it says; and those that do not run
