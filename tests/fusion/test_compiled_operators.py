@@ -30,6 +30,7 @@ OPEN = (
     "only dense ones can be captured",
     "is a conjugate or negative view",
     "depends on the memory",
+    "takes a number that is read from a tensor",
 )
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -234,17 +235,18 @@ METHODS: dict[str, Any] = {
 
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Do on the host what is the host's; else do as the GPU would."""
+    leaves = tree_leaves((args, kwargs))
+    if _captures() or any(isinstance(leaf, FakeTensor) for leaf in leaves):
+        return func(*args, **kwargs)  # torch's own modes come behind others
     if func in _SPECIAL:
         return _SPECIAL[func](*args, **kwargs)
-    blocks = [
-        block for leaf in tree_leaves((args, kwargs)) if (block := block_of(leaf)) is not None
-    ]
+    blocks = [block for leaf in leaves if (block := block_of(leaf)) is not None]
     device = kwargs.get("device")
     device = None if device is None else torch.device(device)
     if device == META:  # C++ takes tensors of a GPU for meta tensors, and asks for one like them
         if blocks:
             device = device_named(blocks[0].queue.device)
-        elif from_cpp(func):
+        elif _from_cpp(func):
             device = device_named(hardware().latest)
     if not blocks and (device is None or device.type != hardware().kind):
         return _on_host(func, args, kwargs)
@@ -257,7 +259,12 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return _on_gpu(hardware(), where, func, args, kwargs)
 
 
-def from_cpp(func: Any) -> bool:
+def _captures() -> bool:
+    """Whether this thread makes fake tensors."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+
+
+def _from_cpp(func: Any) -> bool:
     """Whether C++ asks for a tensor on a device, and not the user, who may well want a meta tensor."""
     return func is aten.scalar_tensor.default or torch._C._current_autograd_node() is not None
 
