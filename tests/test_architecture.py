@@ -121,7 +121,7 @@ CONCEPTS = {
     "frontends.replacements": "what is set in torch, with reasons; tracing knows none of it",
     "frontends.side_effects": "what changes besides tensors; tracing refuses it",
     "frontends.tracing": "functions to operators; capture makes tasks of operators",
-    "fusion.joining": "an algorithm on steps and waits, without graphs",
+    "fusion.candidates": "which tasks can be fused, and groups of them; fusing chooses a grouping",
     "parallel.checkpoints": "the state of a step in a folder",
     "policies.constraint_programming.cpsat": "the model; the proof asks it for a bound",
     "policies.local_search.annealer": "annealing, compiled; the search chooses what to anneal",

@@ -25,9 +25,9 @@ def recognizer(
     Compared are classes, dtypes, devices, shapes, strides, ``requires_grad``, and dispatch keys,
     which tell layouts, conjugated tensors and inference tensors apart; not elements. Those that are
     ``fixed`` must be at the same addresses, and those ``without_grad`` must have no gradient. If
-    they must be ``bare``, none may have hooks. A dict that contains one tensor twice is compared
-    like any other. Keeps no tensor alive. None where torch's guards are not imported, or cannot
-    compare these.
+    they must be ``bare``, none may have hooks, which only tensors that require grad can get. A dict
+    that contains one tensor twice is compared like any other. Keeps no tensor alive. None where
+    torch's guards are not imported, or cannot compare these.
 
     >>> import torch, torch._dynamo
     >>> is_alike = recognizer({"x": torch.zeros(2, 3)})
@@ -44,6 +44,7 @@ def recognizer(
     without_functions = torch._C.DisableTorchFunction
     address = torch.Tensor.data_ptr
     names = list(tensors)
+    hooked = [i for i, item in enumerate(tensors.values()) if bare and item.requires_grad]
     placed = [name for name in names if name in fixed]
     try:
         for number, (name, tensor) in enumerate(tensors.items()):
@@ -64,11 +65,12 @@ def recognizer(
         # A guard that raises leaves functions of tensors disabled: restore what they were.
         with without_functions():
             try:
+                items = list(found.values())
                 return (
                     list(found) == names
-                    and bool(root.check(list(found.values())))
+                    and bool(root.check(items))
                     and list(map(address, map(found.__getitem__, placed))) == addresses
-                    and not (bare and have_hooks(found.values()))
+                    and not have_hooks(map(items.__getitem__, hooked))
                 )
             except Exception:
                 return False

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
 from typing import Any
 
 _TREES = (tuple, list, dict)
@@ -57,7 +58,11 @@ def of_its_kind(tree: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
 
     A subclass that also has its items as attributes keeps these in step by itself.
     """
-    twin = copy.copy(tree)
+    if is_dataclass(tree) and hasattr(tree, "__dict__"):  # whose own way to be copied may be slow
+        twin = type(tree).__new__(type(tree))
+        vars(twin).update(vars(tree))
+    else:
+        twin = copy.copy(tree)
     for key, item in items.items():
         twin[key] = item
     return twin

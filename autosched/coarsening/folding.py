@@ -5,14 +5,11 @@ merged task takes the base of a view as its argument and makes the view itself; 
 needs the view does so, too. This preserves the results unless a write distinguishes parts of that
 memory, or changes its shape. Tasks and views of such memory are left unmerged.
 
-Other tasks can be folded in the same way, if their results do not depend on when they run.
-
 This module knows dependencies and memory, no cost and no module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from itertools import chain
 
 from autosched.graph.effects import MOVE, RESHAPE, effects_of
@@ -24,8 +21,8 @@ __all__ = ["Folding"]
 class Folding:
     """Classify the tasks of a graph: tasks that may be ``merged``, and tasks that remain.
 
-    ``remaining`` are all tasks but those that are folded away, because each task that needs their
-    results makes them itself: views, and the tasks ``repeated``.
+    ``remaining`` are all tasks but the views that are folded away, because each task that needs one
+    makes it itself.
 
     >>> graph = Graph()
     >>> x, w = graph.inputs("x", "w")
@@ -35,9 +32,8 @@ class Folding:
     (['matmul', 't_1'], [1])
     """
 
-    def __init__(self, graph: Graph, repeated: Collection[int] = ()):
+    def __init__(self, graph: Graph):
         self.graph = graph
-        self.repeated = frozenset(repeated)
         # Roots of memory whose views and writers are left unmerged.
         self.split_memory = self._split_memory()
         while more := self._needed_and_written() - self.split_memory:
@@ -47,9 +43,7 @@ class Folding:
             task.index for task in graph.tasks if not self.foldable(task) or task.index in needed
         }
         self.merged = {
-            task.index
-            for task in graph.tasks
-            if not task.view and not self._is_fixed(task) and task.index not in self.repeated
+            task.index for task in graph.tasks if not task.view and not self._is_fixed(task)
         }
         self.devices = _devices(graph)  # by task, the device to which it is bound
         self.before: dict[int, list[int]] = {}  # of remaining tasks, their remaining predecessors
@@ -58,8 +52,8 @@ class Folding:
         self._follow()
 
     def foldable(self, task: Task) -> bool:
-        """Whether a task is repeated, or a view that may be made at any time from its argument."""
-        return task.index in self.repeated or (
+        """Whether a task is a view that may be made at any time from its argument."""
+        return (
             task.view
             and len(task.reads) == 1
             and self._root(task.reads[0].value) not in self.split_memory
@@ -137,11 +131,11 @@ class Folding:
         return not task.view and any(self._root(use.value) != use.value for use in task.outputs)
 
     def _needed(self) -> set[int]:
-        """Return the views, and tasks that could be folded, that outputs or fixed tasks need."""
+        """Return the views that outputs or fixed tasks need."""
         needed = set(self.graph.outputs.values())
         found = set()
         for task in reversed(self.graph.tasks):
-            if task.view or task.index in self.repeated:
+            if task.view:
                 if self.foldable(task) and not any(use.value in needed for use in task.outputs):
                     continue
                 found.add(task.index)

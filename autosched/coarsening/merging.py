@@ -8,7 +8,7 @@ are pinned, are not merged, nor are tasks that ``Folding`` calls fixed. This mod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeVar, cast
 
@@ -37,12 +37,11 @@ def merged(
     groups: Mapping[str, str],
     make: Make = _itself,
     bound: Mapping[str, str] | None = None,
-    repeated: Collection[str] = (),
 ) -> G:
     """Return the graph with each group as one task; ``groups`` has group names by task name.
 
-    Merged tasks make the views that they need themselves, and run the tasks ``repeated`` themselves
-    whose results they need. Other values keep their names, as do inputs and outputs. ``make`` gives
+    Merged tasks make the views that they need themselves. Other values keep their names, as do
+    inputs and outputs. ``make`` gives
     the function of a merged task, which must do what its composite does. ``bound`` has the devices
     to which tasks are to be bound, in place of their own constraints. Raises GraphError for unknown
     tasks.
@@ -59,8 +58,7 @@ def merged(
       output y = mul
     """
     wanted = {graph.task(name).index: group for name, group in groups.items()}
-    again = [graph.task(name).index for name in repeated]
-    return cast(G, _Merger(graph, wanted, bound or {}, again).build(make))
+    return cast(G, _Merger(graph, wanted, bound or {}).build(make))
 
 
 def carried(graph: Graph, placement: Placement) -> Placement:
@@ -112,16 +110,10 @@ def common_origin(tasks: Sequence[Task]) -> Origin:
 class _Merger(Copying):
     """Partitions a graph into clusters, each of which becomes a task of the new graph."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        wanted: Mapping[int, str],
-        bound: Mapping[str, str],
-        repeated: Collection[int],
-    ):
+    def __init__(self, graph: Graph, wanted: Mapping[int, str], bound: Mapping[str, str]):
         super().__init__(graph)
         self.wanted = wanted
-        self.folding = Folding(graph, repeated)
+        self.folding = Folding(graph)
         for name, device in bound.items():
             self.folding.devices[graph.task(name).index] = device
         keys: dict[Hashable, int] = {}

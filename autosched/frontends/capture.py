@@ -52,8 +52,6 @@ from autosched.graph.effects import effects_of
 from autosched.graph.graph import Graph, Value
 from autosched.graph.task import Followed
 
-__all__ = ["Captured", "capture", "captured", "coarse"]
-
 
 def capture(
     fn: Callable[..., Any],

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from autosched._lib.forks import rlock
 from autosched.errors import CaptureError
 
-__all__ = ["capturing", "check_not_capturing", "is_capturing"]
-
 _LOCK = rlock()
 
 

@@ -19,8 +19,6 @@ from autosched.frontends.settings import Settings
 from autosched.frontends.state import Place, State
 from autosched.graph.graph import Graph
 
-__all__ = ["Captured", "Output", "arguments_of", "signature_of"]
-
 _AGAIN = "; capture it again, or use autosched.compile, which recaptures by itself"
 
 

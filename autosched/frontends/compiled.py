@@ -50,8 +50,6 @@ from autosched.scheduling.schedule import Schedule
 if TYPE_CHECKING:
     from autosched.frontends.dynamo import TorchBackend
 
-__all__ = ["CacheInfo", "Compiled", "compile"]
-
 # The recapture that warns: a step has one when its optimizer has state.
 _WARNED = 2
 
@@ -467,17 +465,39 @@ class CompiledModule(torch.nn.Module):
         # Not that of torch.nn.Module: all state is that of ``fn``.
         own = copy.copy(compiled)  # with a cache of its own, in copies of this module, too
         own.stacklevel += 1
-        vars(self).update(fn=own.fn, _compiled=own, _autograd=_Autograd(own))
+        vars(self).update(fn=own.fn, _compiled=own, _backend=None)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the module by a schedule, and let autograd record it where it is enabled."""
         if is_capturing() or torch.compiler.is_compiling():
             return self.fn(*args, **kwargs)
-        if torch.is_grad_enabled() and self._requires_grad(args, kwargs):
-            run = self._autograd.run
-            if run is not None:
-                return run(*args, **kwargs)
+        if torch.is_grad_enabled() and self._requires_grad(args, kwargs) and self._run is not None:
+            return self._run(*args, **kwargs)
         return self._compiled(*args, **kwargs)
+
+    @cached_property
+    def _run(self) -> Callable[..., Any] | None:
+        """What ``torch.compile`` returns; None if options, or the module's code, are none for it.
+
+        Nor is a machine of several ranks: what forward saves for backward is on one of them.
+        """
+        options = self._compiled.options
+        backend = options.get("backend")
+        own = {"machine", "policy", "backend", "check"}
+        others = {name for name, given in options.items() if given not in (None, False)} - own
+        is_made = backend is not None and not isinstance(backend, str)
+        is_cluster = options["machine"] is not None and options["machine"].ranks
+        if others or is_made or is_cluster or "backward" in Reach([self.fn]).mentioned:
+            return None
+        from autosched.frontends.dynamo import TorchBackend
+
+        known = {name: options[name] for name in own & options.keys()}
+        made = TorchBackend(costs=self._compiled.costs, fuse=self._compiled.fuse, **known)
+        vars(self)["_backend"] = made
+        # Its ``forward``: calling torch's wrapper would run hooks of all modules once more.
+        wrapper: Any = torch.compile(self.fn, backend=made)
+        run: Callable[..., Any] = wrapper.forward
+        return run
 
     def _requires_grad(self, *arguments: Any) -> bool:
         """Whether an argument, a parameter or a buffer requires grad."""
@@ -490,39 +510,15 @@ class CompiledModule(torch.nn.Module):
         """The forward of the module, which is not compiled."""
         return self.fn.forward
 
-    def schedule(self, /, *args: Any, **kwargs: Any) -> Schedule:
-        """Return the schedule of calls like this one that autograd does not record."""
-        return self._compiled.schedule(*args, **kwargs)
-
-    def submit(self, /, *args: Any, **kwargs: Any) -> RunFuture:
-        """Start a call that autograd does not record; return the future of its result."""
-        return self._compiled.submit(*args, **kwargs)
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait until all submitted calls have ended."""
-        self._compiled.wait(timeout)
-
-    def map(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield the result of a call on each item of an iterable: see ``Schedule.map``."""
-        return self._compiled.map(batches)
-
     def schedules(self) -> tuple[Schedule, ...]:
         """Return the schedules of forward and backward that are in use."""
-        return self._autograd.schedules()
-
-    @property
-    def maxsize(self) -> int:
-        """The number of captures that are cached."""
-        return self._compiled.maxsize
-
-    def cache_info(self) -> CacheInfo:
-        """Return the numbers of cache hits and misses of calls that autograd does not record."""
-        return self._compiled.cache_info()
+        return () if self._backend is None else self._backend.schedules()
 
     def close(self) -> None:
-        """Close all schedules, and drop them."""
+        """Close all schedules, and drop them; later calls make new ones."""
         self._compiled.close()
-        self._autograd.close()
+        if self._backend is not None:
+            self._backend.reset()
 
     def __enter__(self) -> CompiledModule:
         return self
@@ -533,7 +529,7 @@ class CompiledModule(torch.nn.Module):
     # ---- all else is that of ``fn``
 
     _compiled: Compiled
-    _autograd: _Autograd
+    _backend: TorchBackend | None
 
     def __getattr__(self, name: str) -> Any:
         if "fn" not in vars(self):  # while it is made
@@ -556,12 +552,12 @@ class CompiledModule(torch.nn.Module):
         return type(self), (self._compiled,)
 
 
-def _delegated(name: str) -> Callable[..., Any]:
-    """Return a method that calls that of ``fn``, and returns this module instead of ``fn``."""
+def _delegated(name: str, kind: type, to: str) -> Callable[..., Any]:
+    """Return a method that calls that of an attribute, and returns this module instead of ``fn``."""
 
-    @functools.wraps(getattr(torch.nn.Module, name))
-    def method(self: CompiledModule, *args: Any, **kwargs: Any) -> Any:
-        result = getattr(self.fn, name)(*args, **kwargs)
+    @functools.wraps(getattr(kind, name))
+    def method(self: CompiledModule, /, *args: Any, **kwargs: Any) -> Any:
+        result = getattr(getattr(self, to), name)(*args, **kwargs)
         return self if result is self.fn else result
 
     return method
@@ -569,46 +565,10 @@ def _delegated(name: str) -> Callable[..., Any]:
 
 for _name, _item in vars(torch.nn.Module).items():
     if callable(_item) and not _name.startswith("__") and _name != "forward":
-        setattr(CompiledModule, _name, _delegated(_name))
-
-
-class _Autograd:
-    """A module compiled by ``torch.compile``, when it is needed."""
-
-    def __init__(self, compiled: Compiled):
-        self.compiled = compiled
-        self.backend: TorchBackend | None = None
-
-    @functools.cached_property
-    def run(self) -> Callable[..., Any] | None:
-        """The compiled module; None if options, or its code, are none for ``torch.compile``.
-
-        Nor is a machine of several ranks: what forward saves for backward is on one of them.
-        """
-        options = self.compiled.options
-        backend = options.get("backend")
-        own = {"machine", "policy", "backend", "check"}
-        others = {name for name, given in options.items() if given not in (None, False)} - own
-        is_made = backend is not None and not isinstance(backend, str)
-        is_cluster = options["machine"] is not None and options["machine"].ranks
-        if others or is_made or is_cluster or "backward" in Reach([self.compiled.fn]).mentioned:
-            return None
-        from autosched.frontends.dynamo import TorchBackend
-
-        known = {name: options[name] for name in own & options.keys()}
-        self.backend = TorchBackend(costs=self.compiled.costs, fuse=self.compiled.fuse, **known)
-        # Its ``forward``: calling torch's wrapper would run hooks of all modules once more.
-        wrapper: Any = torch.compile(self.compiled.fn, backend=self.backend)
-        run: Callable[..., Any] = wrapper.forward
-        return run
-
-    def schedules(self) -> tuple[Schedule, ...]:
-        return () if self.backend is None else self.backend.schedules()
-
-    def close(self) -> None:
-        """Close all schedules; later calls make new ones."""
-        if self.backend is not None:
-            self.backend.reset()
+        _method = _delegated(_name, torch.nn.Module, "fn")
+        setattr(CompiledModule, _name, _method)
+for _name in ("schedule", "submit", "wait", "map", "cache_info"):  # where autograd does not record
+    setattr(CompiledModule, _name, _delegated(_name, Compiled, "_compiled"))
 
 
 # ---- why a call needs a new capture
@@ -627,14 +587,14 @@ def changes(before: Any, after: Any) -> list[tuple[str, str]]:
     >>> changes(*keys)
     [('lr', '0.1 -> 0.2')]
     """
-    found = [*_of_tensors(before[0], after[0]), *_of_values(before[2], after[2])]
-    if not found:
-        for name, old, new in (
-            ("an argument", before[1], after[1]),
-            ("the state of an optimizer", before[3], after[3]),
-            ("a setting of torch, such as no_grad or autocast", before[4:], after[4:]),
-        ):
-            found = found or [(name, f"{one} -> {other}") for one, other in _leaves(old, new)]
+    found = [*_of_tensors(before[0], after[0]), *_of_values("an object", before[2], after[2])]
+    found = found or [*_of_values("an argument", before[1], after[1])]
+    for what, old, new in (
+        ("the state of an optimizer", before[3:4], after[3:4]),
+        ("a setting of torch, such as no_grad or autocast", before[4], after[4]),
+    ):
+        pairs = [(one, other) for one, other in zip_longest(old, new) if one != other]
+        found = found or [(what, f"{_short(one)} -> {_short(other)}") for one, other in pairs]
     found = list(dict.fromkeys(found)) or [("an object", "it was replaced")]
     more = len(found) - _MOST
     return found[:_MOST] + ([("", f"and {more} more")] if more > 0 else [])
@@ -700,25 +660,27 @@ def _of_properties(old: Any, new: Any) -> list[str]:
     return pairs[:1] if pairs and pairs[0].startswith("shape") else pairs or ["other hooks"]
 
 
-def _of_values(before: Sequence[Hashable], after: Sequence[Hashable]) -> Iterator[tuple[str, str]]:
+def _of_values(
+    name: str, before: Sequence[Hashable], after: Sequence[Hashable]
+) -> Iterator[tuple[str, str]]:
     """Yield the changes of values; names precede them in the keys."""
-    name = ""
     for old, new in zip_longest(before, after):
-        if old != new:
-            known = name or "an object"
-            if isinstance(old, str) and isinstance(new, str):
-                yield "a dict or object", f"it has {new!r} where it had {old!r}"
-                return
-            if not _is_value(old) or not _is_value(new):
-                yield known, "it was replaced"
-                return  # all later positions differ
-            if len(before) != len(after):
-                how = "more" if len(before) < len(after) else "fewer"
-                yield "a list, dict or object", f"it has {how} items"
-                return
-            yield known, f"{_value(old)} -> {_value(new)}"
-        elif isinstance(new, str):
-            name = new
+        if old == new:
+            name = new if isinstance(new, str) else name
+        elif isinstance(old, str) and isinstance(new, str):
+            yield "a dict or object", f"it has {new!r} where it had {old!r}"
+            return
+        elif type(old) is type(new) is tuple and not (_is_value(old) or _is_value(new)):
+            yield from _of_values(name, old, new)
+        elif not _is_value(old) or not _is_value(new):
+            yield name, "it was replaced"
+            return  # all later positions differ
+        elif len(before) != len(after):
+            how = "more" if len(before) < len(after) else "fewer"
+            yield "a list, dict or object", f"it has {how} items"
+            return
+        else:
+            yield name, f"{_value(old)} -> {_value(new)}"
 
 
 def _is_value(item: Any) -> bool:
@@ -730,18 +692,6 @@ def _is_value(item: Any) -> bool:
 def _value(item: Any) -> str:
     kind, value = item
     return str(value) if kind in (float, complex) else _short(value)
-
-
-def _leaves(before: Any, after: Any) -> Iterator[tuple[str, str]]:
-    if before == after:
-        return
-    if _is_value(before) and _is_value(after):
-        yield _value(before), _value(after)
-    elif isinstance(before, tuple) and isinstance(after, tuple) and len(before) == len(after):
-        for old, new in zip(before, after, strict=True):
-            yield from _leaves(old, new)
-    else:
-        yield _short(before), _short(after)
 
 
 def _short(item: Any) -> str:

@@ -53,8 +53,6 @@ from autosched.policies import Policy
 from autosched.scheduling.planning import schedule
 from autosched.scheduling.schedule import Schedule
 
-__all__ = ["TorchBackend", "default"]
-
 Planned: TypeAlias = "tuple[AotGraph, Schedule]"
 
 

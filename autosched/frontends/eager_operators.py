@@ -30,8 +30,6 @@ from autosched.errors import CaptureError
 from autosched.frontends.settings import Counters, Number, call_with_floats
 from autosched.graph.effects import function_name
 
-__all__ = ["EagerOperators", "encoded", "is_captured", "is_overridden"]
-
 # These return singular values or eigenvalues only. Vectors, which backward needs, are also computed
 # where autograd records, in transforms of torch.func, and whenever a mode is active.
 _VALUES_ONLY = frozenset("cond eigvalsh matrix_norm matrix_rank norm nuclear_norm svdvals".split())

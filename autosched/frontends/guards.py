@@ -31,8 +31,6 @@ from autosched._lib.tensor_guards import have_hooks, recognizer
 from autosched.frontends.reachability import Reach, is_value, value_key
 from autosched.frontends.state import State, hooks_of
 
-__all__ = ["Arguments", "Guard", "Watch", "capture_key"]
-
 Tensors = dict[str, torch.Tensor]
 
 
@@ -72,12 +70,15 @@ class Guard:
         self._names = [
             name for tensor in arguments.tensors for name, item in given.items() if item is tensor
         ]
-        parameters = {f"{name}.grad": item for name, item in state.parameters.items()}
-        grads = _present(parameters)
-        held = state.tensors().items()
-        self._held = {name: tensor for name, tensor in held if name not in grads}
+        self._parameters = {f"{name}.grad": item for name, item in state.parameters.items()}
+        grads = _present(self._parameters)
+        self._has_grads = bool(grads)
+        self._held = {n: item for n, item in state.tensors().items() if n not in grads}
         self._held_ids = set(map(id, self._held.values()))
-        self._properties = _Properties(self._held, parameters)
+        tensors = {**self._held, **grads}
+        self._hooks = list(map(hooks_of, tensors.values())) if have_hooks(tensors.values()) else []
+        missing = [name.removesuffix(".grad") for name in self._parameters.keys() - grads]
+        self._are_alike = recognizer(tensors, without_grad=missing, bare=not self._hooks)
 
     def inputs(self, arguments: Arguments) -> Tensors | None:
         """Return a call's tensors by name; None if the guard fails."""
@@ -89,14 +90,17 @@ class Guard:
             or not self._unchanged()
         ):
             return None
-        grads = self._properties.hold()
-        if grads is None:
+        grads = _present(self._parameters) if self._has_grads else {}
+        tensors = {**self._held, **grads}
+        if self._are_alike is None or not self._are_alike(tensors):
+            return None
+        if self._hooks and list(map(hooks_of, tensors.values())) != self._hooks:
             return None
         others = {**dict(zip(self._names, arguments.tensors, strict=True)), **grads}
         ids = set(map(id, others.values()))
         if len(ids) < len(others) or not ids.isdisjoint(self._held_ids):
             return None
-        return {**self._held, **others}
+        return {**tensors, **others}
 
 
 def capture_key(state: State, reach: Reach, arguments: Arguments, given: Tensors) -> Hashable:
@@ -134,32 +138,6 @@ def _settings() -> Hashable:
         *(_get_current_function_mode_stack() if torch._C._len_torch_function_stack() else ()),  # type: ignore[no-untyped-call]
         *(_get_current_dispatch_mode_stack() if torch._C._len_torch_dispatch_stack() else ()),
     )
-
-
-class _Properties:
-    """The properties of tensors, and of gradients, that a capture depends on: torch's guards."""
-
-    def __init__(self, tensors: Tensors, parameters: Tensors):
-        self._tensors = tensors
-        self._parameters = parameters
-        self._grads = _present(parameters).keys()
-        given = self._given(_present(parameters))
-        missing = [name.removesuffix(".grad") for name in parameters.keys() - self._grads]
-        self._hooks = list(map(hooks_of, given.values())) if have_hooks(given.values()) else []
-        self._are_alike = recognizer(given, without_grad=missing, bare=not self._hooks)
-
-    def _given(self, grads: Tensors) -> Tensors:
-        return {**self._tensors, **grads} if grads else self._tensors
-
-    def hold(self) -> Tensors | None:
-        """Return the gradients, if they and the tensors have the same properties, or None."""
-        grads = _present(self._parameters) if self._grads else {}
-        given = self._given(grads)
-        if self._are_alike is None or not self._are_alike(given):
-            return None
-        if self._hooks and list(map(hooks_of, given.values())) != self._hooks:
-            return None
-        return grads
 
 
 def _present(parameters: Tensors) -> Tensors:

@@ -22,8 +22,6 @@ from typing import Any, NamedTuple
 
 from autosched.frontends.reachability import Reach, is_installed
 
-__all__ = ["Call", "observing_calls", "warn_of_calls"]
-
 _CLOCKS = "time perf_counter monotonic process_time"
 _FUNCTIONS = frozenset(
     (

@@ -21,8 +21,6 @@ from autosched.graph.effects import COUNTS_IN_MEMORY, effects_of, function_name
 from autosched.graph.graph import HOST, Graph, Value
 from autosched.graph.task import Here, Origin
 
-__all__ = ["Operators", "common_device", "storages"]
-
 
 class Operators:
     """Adds tasks to a graph, node by node.

@@ -31,8 +31,6 @@ from autosched.graph.effects import function_name
 from autosched.graph.marked import CAPTURE
 from autosched.graph.task import Origin
 
-__all__ = ["annotating_origins", "origins_of", "traced_at"]
-
 
 @contextlib.contextmanager
 def annotating_origins(

@@ -18,8 +18,6 @@ from autosched.frontends.origins import traced_at
 from autosched.graph.effects import effects_of
 from autosched.graph.graph import HOST, Graph, Value
 
-__all__ = ["FUNCTIONS", "SEEDING", "TracedGenerator", "add_state", "random_nodes"]
-
 SEEDING = 5e-6  # seconds that the state of a generator takes
 _DEFAULT = torch.default_generator
 _STATE_BYTES = _DEFAULT.get_state().numel()

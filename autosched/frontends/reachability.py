@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import gc
 import os
 import sys
 import weakref
@@ -25,8 +26,8 @@ from collections.abc import (
     Sequence,
 )
 from contextvars import ContextVar
-from itertools import chain, repeat
-from operator import call, is_
+from itertools import chain, compress, repeat
+from operator import is_, ne
 from pathlib import Path
 from types import (
     CellType,
@@ -48,8 +49,6 @@ from torch.optim import optimizer as of_optimizers
 from autosched._lib.code_names import names_in
 from autosched.frontends.state import hooks_of
 
-__all__ = ["Reach", "is_installed", "is_trainable", "is_value", "value_key"]
-
 _MOST_ITEMS = 1000  # of a list or dict; longer ones are data
 _MOST_BYTES = 65_536  # of an array, likewise
 _VALUES = (
@@ -69,6 +68,7 @@ _OPERATOR_FUNCTIONS = (
     "_init_fn _backend_fns _abstract_fn _setup_context_fn _backward_fn _torch_dispatch_fns"
 ).split()
 _EMPTY_CELL = CellType()
+_KEYS: type = type({}.keys())
 _END = (object(),)  # between containers, so that an item that moves to the next one is seen
 _ABSENT = object()
 _GLOBAL_HOOKS = [
@@ -124,43 +124,57 @@ class Reach:
             self._walk()
 
     def unchanged(self) -> Callable[[], bool]:
-        """Return a function that tests whether the identical objects are still there."""
-        empty = [item for item in self.containers if not item]
-        filled = [item for item in self.containers if item]
-        dicts = _Dicts([item for item in filled if type(item) is dict])
-        others = _Items([item for item in filled if type(item) is not dict])
-        classes = list(map(type, self.objects))
-        read_entries, read_attributes = self._readers()
-        entries, attributes = [*read_entries()], [*read_attributes()]
-        contents = self.contents
-        values = [read() for read in contents]
+        """Return a function that tests whether the identical objects are still there.
 
-        def check() -> bool:  # refers to ``self``, which holds all objects: no id is used again
+        It refers to ``self``, which holds all objects, so that no id is used again. Dicts that were
+        not written since the last call are passed over; of all else, one loop in C reads the items.
+        """
+        empty = [item for item in self.containers if not item]
+        reads: list[tuple[dict[Any, Any], Callable[[], list[Any]]]] = []
+        views: list[Iterable[Any]] = []
+        for item in filter(len, self.containers):
+            if (held := _dict_of(item)) is not None:
+                reads.append((held, functools.partial(_contents, item)))
+            else:
+                is_mapping = isinstance(item, Mapping)
+                views += (item.keys(), item.values(), _END) if is_mapping else (item, _END)
+        names: dict[int, tuple[Any, list[str]]] = {}
+        for namespace, name in self.entries:
+            if (held := _dict_of(namespace)) is not None:
+                names.setdefault(id(held), (held, []))[1].append(name)
+            else:  # an object has a mapping of its own as attributes
+                views += (namespace.keys(), namespace.values(), _END)
+        for held, own in names.values():
+            reads.append((held, functools.partial(_entries, held, own)))
+        dicts = [held for held, _ in reads]
+        objects = [item for item, _ in self.attributes]
+        fields = [name for _, name in self.attributes]
+
+        def present() -> Iterator[Any]:
+            attributes = map(getattr, objects, fields, repeat(_ABSENT))
+            return chain(attributes, map(type, self.objects), chain.from_iterable(views))
+
+        known = [read() for _, read in reads]
+        versions = list(map(dict_version, dicts))
+        before = list(present())
+        values = [read() for read in self.contents]
+
+        def check() -> bool:
+            nonlocal versions
             try:
-                return (
-                    not any(empty)
-                    and dicts.are_same()
-                    and others.are_same()
-                    and all(map(is_, read_entries(), entries))
-                    and all(map(is_, read_attributes(), attributes))
-                    and all(map(is_, map(type, self.objects), classes))
-                    and [read() for read in contents] == values
-                )
-            except ValueError:  # the cell is empty
+                if any(empty) or not all(map(is_, present(), before)):
+                    return False
+            except ValueError:  # a cell is empty
                 return False
+            if (now := list(map(dict_version, dicts))) != versions:
+                for i in compress(range(len(now)), map(ne, now, versions)):
+                    items = reads[i][1]()
+                    if len(items) != len(known[i]) or not all(map(is_, items, known[i])):
+                        return False
+                versions = now
+            return [read() for read in self.contents] == values
 
         return check
-
-    def _readers(self) -> tuple[Callable[[], Iterable[Any]], Callable[[], Iterable[Any]]]:
-        """Return functions that read entries and attributes, without a loop in Python."""
-        gets: list[Any] = [items.get for items, _ in self.entries]
-        keys = [name for _, name in self.entries]
-        objects = [item for item, _ in self.attributes]
-        names = [name for _, name in self.attributes]
-        return (
-            lambda: map(call, gets, keys, repeat(_ABSENT)),
-            lambda: map(getattr, objects, names, repeat(_ABSENT)),
-        )
 
     def found(self) -> list[Any]:
         """Return all objects that were found."""
@@ -376,34 +390,20 @@ class Reach:
                     yield item
 
 
-class _Items:
-    """The items of containers, which are compared by identity."""
-
-    def __init__(self, containers: Sequence[Any]):
-        self._views = [view for item in containers for view in (*_views(item), _END)]
-        self._items = list(chain.from_iterable(self._views))
-
-    def are_same(self) -> bool:
-        """Return whether the containers have the identical items in the same order."""
-        return all(map(is_, chain.from_iterable(self._views), self._items))
+def _dict_of(item: Any) -> dict[Any, Any] | None:
+    """Return the dict that an object is, or of which it is a view; None for other containers."""
+    if type(item) is MappingProxyType or type(item) is _KEYS:
+        (item,) = gc.get_referents(item)
+    return item if type(item) is dict else None
 
 
-class _Dicts:
-    """The items of dicts, which are compared only if a dict was written."""
+def _contents(item: Any) -> list[Any]:
+    """Return the present items of a dict, or of the view of its keys."""
+    return [*item, *(item.values() if type(item) is dict else ())]
 
-    def __init__(self, dicts: Sequence[dict[Any, Any]]):
-        self._dicts = dicts
-        self._versions = list(map(dict_version, dicts))
-        self._items = _Items(dicts)
 
-    def are_same(self) -> bool:
-        """Return whether the dicts have the identical items in the same order."""
-        versions = list(map(dict_version, self._dicts))
-        if versions != self._versions:
-            if not self._items.are_same():
-                return False
-            self._versions = versions
-        return True
+def _entries(namespace: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
+    return list(map(namespace.get, names, repeat(_ABSENT)))
 
 
 def is_trainable(tensor: torch.Tensor) -> bool:
@@ -426,12 +426,6 @@ def _data(item: Any) -> Hashable:
     if isinstance(item, numpy.ndarray):
         return item.shape, str(item.dtype), item.tobytes()
     return bytes(item)
-
-
-def _views(container: Any) -> tuple[Iterable[Any], ...]:
-    """Return views of a container that show its present items."""
-    is_mapping = isinstance(container, Mapping)
-    return (container.keys(), container.values()) if is_mapping else (container,)
 
 
 def _slots(kind: type) -> Iterator[str]:

@@ -30,8 +30,6 @@ from autosched.frontends.capture_lock import is_capturing
 from autosched.frontends.eager_operators import encoded, is_captured, is_overridden
 from autosched.frontends.random_state import TracedGenerator
 
-__all__ = ["FakeChecks", "replacing", "warn_of_fake_check"]
-
 
 @contextlib.contextmanager
 def replacing(checks: FakeChecks) -> Iterator[None]:

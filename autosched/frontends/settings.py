@@ -22,18 +22,6 @@ from autosched._lib.tree import flatten
 from autosched.errors import GraphError
 from autosched.frontends.state import State, parts_of
 
-__all__ = [
-    "Counters",
-    "Number",
-    "Settings",
-    "Varying",
-    "call_with_floats",
-    "scheduled",
-    "values_of",
-    "without_reads",
-    "without_repeats",
-]
-
 # A number: a float, the name of a setting's float, or a function and its arguments.
 Expression = Any
 

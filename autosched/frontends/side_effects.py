@@ -22,9 +22,9 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from itertools import chain
-from operator import is_
+from operator import is_, ne
 from types import FrameType, FunctionType, GeneratorType, ModuleType, NoneType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 import torch
@@ -37,8 +37,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from autosched._lib.tree import flatten
 from autosched.errors import CaptureError
 from autosched.frontends.reachability import Reach
-
-__all__ = ["HiddenStates", "MadeTensors", "SideEffects", "TensorProperties", "clear_caches_of"]
 
 _VALUES = (bool, int, float, complex, str, bytes, tuple)
 # Change with each step, except for the attributes that code mentions.
@@ -223,12 +221,6 @@ def _shown(item: Any) -> str:
     return "a tensor" if isinstance(item, torch.Tensor) else repr(item)[:80]
 
 
-class _Properties(NamedTuple):
-    memory: int
-    requires_grad: bool
-    grad: tuple[int, int] | None
-
-
 class TensorProperties:
     """Properties of tensors that no operator changes, and their autograd history."""
 
@@ -246,27 +238,27 @@ class TensorProperties:
         """Raise CaptureError if a property has changed; gradients of parameters may."""
         own = set(map(id, parameters))
         for name, tensor in self.tensors.items():
-            before = self.before[name]
-            now = _properties(tensor)
-            if now.memory != before.memory:
+            memory, requires_grad, grad = map(ne, _properties(tensor), self.before[name])
+            if memory:
                 raise CaptureError(
                     f"{name!r} has other memory after the step; write in place, with copy_"
                 )
-            if id(tensor) in own and now.requires_grad != before.requires_grad:
+            if id(tensor) in own and requires_grad:
                 raise CaptureError(
                     f"requires_grad of {name!r} changes in the step; change it between calls"
                 )
-            if id(tensor) not in own and now.grad != before.grad:
+            if id(tensor) not in own and grad:
                 raise CaptureError(
                     f"a gradient is stored at {name!r}, which is not a parameter of a module or "
                     "optimizer; torch.autograd.grad returns it instead"
                 )
 
 
-def _properties(tensor: torch.Tensor) -> _Properties:
+def _properties(tensor: torch.Tensor) -> tuple[int, bool, tuple[int, int] | None]:
+    """Return the memory of a tensor, whether it requires grad, and which gradient it has."""
     grad = tensor.grad if tensor.is_leaf else None
     seen = None if grad is None else (id(grad), grad._version)
-    return _Properties(tensor.untyped_storage()._cdata, tensor.requires_grad, seen)
+    return tensor.untyped_storage()._cdata, tensor.requires_grad, seen
 
 
 # ---- objects that return something else in the next call: files, generators, iterators
@@ -436,16 +428,11 @@ class MadeTensors:
         self._refs += map(weakref.ref, fakes)
 
     def remove(self, retained: Iterable[Any] = ()) -> list[str]:
-        """Remove the tensors from caches and other containers.
+        """Remove the tensors from caches and other containers; return the names of the others.
 
-        Return the names of the others. Tensors in ``retained`` may remain where they are. Searching
-        referrers visits all objects, so steps that often suffice come first.
-
-        1. Collect young garbage. Collection is paused during a capture, so its garbage is young.
-        2. If no container holds a tensor, stop: torch holds some in C++, where no call finds them.
-        3. Clear the caches that hold tensors.
-        4. Collect all garbage, and clear caches again.
-        5. Remove what remains from lists and dicts.
+        Tensors in ``retained`` may remain where they are. Searching referrers visits all objects,
+        so young garbage is collected first: collection was paused, so that of the capture is young.
+        If no container holds a tensor, C++ does, where no call finds it.
         """
         known = {id(item) for item in retained}
         self._refs = [ref for ref in self._refs if id(ref()) not in known]

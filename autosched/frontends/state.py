@@ -21,8 +21,6 @@ from torch.nn.utils import stateless
 from autosched.errors import CaptureError
 from autosched.graph.effects import shared_state
 
-__all__ = ["Place", "State", "hooks_of", "parts_of"]
-
 Place = tuple[str, ...]
 
 # The function by which those of torch's optimizers that have both kinds of kernels choose.

@@ -51,8 +51,6 @@ from autosched.frontends.unsupported import (
     refusal,
 )
 
-__all__ = ["Trace", "generator_id", "trace"]
-
 _CONSTANTS = (enum.Enum, type, torch.nn.Module, torch.optim.Optimizer, torch.Generator)
 
 

@@ -27,20 +27,6 @@ from autosched.graph.effects import COLLECTIVES
 from autosched.graph.graph import Graph
 from autosched.scheduling.schedule import Schedule
 
-__all__ = [
-    "check_collective",
-    "check_function",
-    "check_modes",
-    "check_nodes",
-    "check_others",
-    "check_state",
-    "check_tensors",
-    "definition_of",
-    "failure_message",
-    "reason_of",
-    "refusal",
-]
-
 # Compared by full path, because a user's files may be in a folder of the same name.
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _LIBRARIES = (_TORCH, f"{Path(__file__).parents[1]}{os.sep}", contextlib.__file__)

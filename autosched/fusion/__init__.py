@@ -3,7 +3,6 @@
 candidates    which tasks can be fused, and groups of them
 inductor      compilation by Inductor, through public options
 frozen        a compiler: Inductor, with weights as constants
-joining       fewer waits: which regions are joined
 region        a compiled region, the function of its task; compared with its operators
 rewriting     operators that Inductor computes otherwise
 tracing       a region as one graph of operators

@@ -4,12 +4,6 @@ A region begins where its stream waits for another stream, and ends where anothe
 it. So no task waits longer for another stream than it did before fusion. Alternatively, all tasks
 of a device form one region, as far as dependencies allow. ``autosched.coarsening.merging`` splits
 groups that would create a cycle.
-
-Short tasks between two waits are run again by each region that needs their results, as in
-scheduling by task duplication (Ahmad, Kwok, "On exploiting task duplication in parallel program
-scheduling", IEEE Transactions on Parallel and Distributed Systems, 1998). Where branches are joined
-by a concatenation or a sum, one stream would wait for the other, join them, and then be waited for:
-when each stream joins them for itself, one of these waits is left.
 """
 
 from __future__ import annotations
@@ -24,28 +18,13 @@ from torch._ops import OpOverload
 
 from autosched.coarsening.folding import Folding
 from autosched.coarsening.grouping import label_of, named
-from autosched.fusion.joining import Step, joined, makespan
 from autosched.fusion.rewriting import READ_NUMBER, takes_number
 from autosched.fusion.tracing import TAGS
 from autosched.graph.graph import HOST, Graph
 from autosched.graph.task import Task
 from autosched.graph.value import Value
-from autosched.machine.machine import Machine
-from autosched.measurement.signatures import function_text
 from autosched.placement import Placement
 from autosched.program.program import Program, Record, Run, Stream, Wait
-from autosched.timeline.timeline import Timeline
-
-__all__ = [
-    "by_device",
-    "by_joining",
-    "by_stream",
-    "is_repeatable",
-    "reads_numbers",
-    "repeatable",
-    "seconds_with_waits",
-    "unfusable",
-]
 
 # Seconds in which a stream continues after another one for which it waits: a thread is woken, or gets
 # the global lock from the other one, which goes on, too; or an accelerator sees an event.
@@ -202,12 +181,10 @@ def _name(fn: Any) -> str | None:
     fn = getattr(fn, "__wrapped__", fn)
     if isinstance(fn, OpOverload):
         return fn._schema.name.partition("::")[2]
-    text = (
-        function_text(fn) if isinstance(fn, (BuiltinFunctionType, MethodDescriptorType)) else None
-    )
-    if text is None or not text.startswith("torch"):
+    if not isinstance(fn, (BuiltinFunctionType, MethodDescriptorType)):
         return None
-    return text.rpartition(".")[2]
+    module = getattr(fn, "__module__", None) or getattr(fn, "__objclass__", fn).__module__
+    return fn.__name__ if str(module).startswith("torch") else None
 
 
 def _is_one_of(task: Task, names: Collection[str]) -> bool:
@@ -219,183 +196,52 @@ def by_device(
     graph: Graph, placement: Placement, can_fuse: Callable[[Task], bool]
 ) -> dict[str, str]:
     """Return a group of all tasks of each device, by task name."""
-    return _groups(graph, can_fuse, lambda task: placement.device[task.name])
+    groups: dict[str, list[Task]] = {}
+    for task in filter(can_fuse, graph.tasks):
+        groups.setdefault(placement.device[task.name], []).append(task)
+    return _named(groups.values())
 
 
 def by_stream(
     graph: Graph,
     program: Program,
-    can_fuse: Callable[[Task], bool],
-    repeated: Container[str] = (),
-) -> dict[str, str]:
-    """Return the groups of tasks between which no stream waits or is waited for.
-
-    A task that reads nothing, and that no task needs, joins the group of the task before it: batch
-    norm has such tasks in evaluation mode. Tasks that are ``repeated`` have no group.
-    """
-    found = _segments(program)
-    latest: dict[str, _Segment] = {}  # by device, the group of the task before
-
-    def key(task: Task) -> _Segment:
-        own = found[task.name]
-        device = own[0].device
-        if not task.reads and not graph.users[task.index]:
-            return latest.get(device, own)
-        latest[device] = own
-        return own
-
-    return _groups(graph, lambda task: can_fuse(task) and task.name not in repeated, key)
-
-
-def by_joining(
-    graph: Graph, machine: Machine, timeline: Timeline, members: Mapping[str, Sequence[Task]]
-) -> dict[str, str]:
-    """Return fewer groups than those of which a fused graph was made.
-
-    ``timeline`` predicts the fused graph, and ``members`` are the original tasks of each of its
-    tasks that can be part of a larger region. ``autosched.fusion.joining`` joins them.
-    """
-    spans = timeline.spans
-    steps = _steps(graph, machine, timeline, members)
-    groups = joined(steps)
-    alone = {i for i, span in enumerate(spans) if span.kind == "run"}.difference(*groups)
-    together = [
-        [task for i in group for task in members.get(spans[i].name, ())]
-        for group in [*groups, *([i] for i in sorted(alone))]
-    ]
-    return named(_labelled(tasks for tasks in together if len(tasks) > 1))
-
-
-def seconds_with_waits(graph: Graph, machine: Machine, timeline: Timeline) -> float:
-    """Return the makespan that ``timeline`` predicts, if waits for other streams take time."""
-    return makespan(_steps(graph, machine, timeline, ()))
-
-
-def _steps(
-    graph: Graph, machine: Machine, timeline: Timeline, joinable: Container[str]
-) -> list[Step]:
-    """Return a step for each span of a timeline of this graph."""
-    spans = timeline.spans
-    numbers = {span.name: i for i, span in enumerate(spans) if span.kind == "run"}
-    before: list[set[int]] = [set() for _ in spans]
-    for i, j in timeline.arrows:
-        before[j].add(i)
-    needed: dict[int, set[int]] = {}  # by task, the spans before it, some of which make its views
-    for task in graph.tasks:
-        found = needed[task.index] = set[int]()
-        for dependency in task.dependencies:
-            number = numbers.get(graph.tasks[dependency.task].name)
-            found.update(needed[dependency.task] if number is None else [number])
-        if task.name in numbers:
-            before[numbers[task.name]] |= found
-    steps = []
-    for span, others in zip(spans, before, strict=True):
-        device = machine.device(span.streams[0].device)
-        is_joinable = span.kind == "run" and span.name in joinable
-        wait = _wait_seconds(device.name)
-        steps.append(
-            Step(span.streams, span.seconds, others, is_joinable, wait, device.launch_seconds)
-        )
-    return steps
-
-
-_Segment = tuple[Stream, int]
-
-
-def _segments(program: Program) -> dict[str, _Segment]:
-    """Return by task its stream, and the number of the stream's waits and records before it."""
-    number: dict[Stream, int] = dict.fromkeys(program.streams, 0)
-    found: dict[str, _Segment] = {}
-    for instruction in program.instructions:
-        if isinstance(instruction, (Wait, Record)):
-            number[instruction.stream] += 1
-        elif isinstance(instruction, Run):
-            found[instruction.task] = instruction.stream, number[instruction.stream]
-    return found
-
-
-def repeatable(
-    graph: Graph,
-    program: Program,
-    can_fuse: Callable[[Task], bool],
+    members: Callable[[Task], Sequence[Task]],
     seconds: Callable[[Task, str], float],
-) -> frozenset[str]:
-    """Return the tasks that each region that needs their results is to run itself.
+) -> dict[str, str]:
+    """Return the groups of tasks between which a stream waits or is waited for.
 
-    These are all tasks between two waits, if another stream of the device needs their results, and
-    running them again takes less time than a wait. ``seconds`` are those of a task on a device.
+    ``members`` are the tasks that stand for a task in its group. ``seconds`` are those of a task on
+    a device: a group that is shorter than a wait goes on after one. A task that reads nothing, and
+    that no task needs, joins the group of the task before it: batch norm has such tasks in
+    evaluation mode.
     """
-    segment_of = _segments(program)
-    segments: dict[_Segment, list[Task]] = {}
-    for task in graph.tasks:
-        if not task.view:
-            segments.setdefault(segment_of[task.name], []).append(task)
-    found: set[int] = set()
-    for (stream, _), tasks in segments.items():
-        readers = _readers(graph, tasks)
-        groups = {segment_of[task.name] for task in readers}
-        if {other.device for other, _ in groups} != {stream.device} or len(groups) == 1:
-            continue
-        again = (len(groups) - 1) * sum(seconds(task, stream.device) for task in tasks)
-        if again > _wait_seconds(stream.device):
-            continue
-        involved = [*tasks, *readers]
-        alike = all(map(can_fuse, involved)) and len({task.device for task in involved}) == 1
-        if alike and all(is_repeatable(graph, task, found) for task in tasks):
-            found.update(task.index for task in tasks)
-    return frozenset(graph.tasks[i].name for i in found)
+    number: dict[Stream, int] = dict.fromkeys(program.streams, 0)
+    worked: dict[Stream, float] = dict.fromkeys(program.streams, 0.0)
+    groups: dict[tuple[Stream, int], list[Task]] = {}
+    latest: dict[str, list[Task]] = {}  # by device
+    for instruction in program.instructions:
+        stream = instruction.stream
+        if isinstance(instruction, (Wait, Record)):
+            if worked[stream] > wait_seconds(stream.device):
+                number[stream] += 1
+                worked[stream] = 0.0
+        elif isinstance(instruction, Run):
+            task = graph.task(instruction.task)
+            group = groups.setdefault((stream, number[stream]), [])
+            if task.reads or graph.users[task.index]:
+                latest[stream.device] = group
+            if own := members(task):
+                latest.get(stream.device, group).extend(own)
+                worked[stream] += seconds(task, stream.device)
+    return _named(sorted(tasks, key=lambda task: task.index) for tasks in groups.values())
 
 
-def _wait_seconds(device: str) -> float:
+def wait_seconds(device: str) -> float:
+    """Return the seconds in which a stream continues after another one for which it waits."""
     return _WAIT.get(device.partition(":")[0], _WAIT_OTHERWISE)
 
 
-def _readers(graph: Graph, tasks: Sequence[Task]) -> list[Task]:
-    """Return the other tasks that read results of these, or views of them."""
-    own = {task.index for task in tasks}
-    found: dict[int, Task] = {}
-    pending = [*own]
-    while pending:
-        for user in graph.users[pending.pop()]:
-            if graph.tasks[user].view:
-                pending.append(user)
-            elif user not in own:
-                found[user] = graph.tasks[user]
-    return list(found.values())
-
-
-def is_repeatable(graph: Graph, task: Task, repeated: Container[int] = ()) -> bool:
-    """Whether a task, run again for each task that needs its results, makes the same ones.
-
-    Nothing writes later what it reads, or writes what it makes, no task is ordered by it, and it
-    makes no output. What it reads is not made by tasks that are ``repeated`` themselves: work would
-    grow with the length of a chain of them.
-    """
-    returned = {graph.values[value].root for value in graph.outputs.values()}
-    made = [use.value for use in task.outputs]
-    sources = (graph.values[graph.values[use.value].root].producer for use in task.reads)
-    after = (d for user in graph.users[task.index] for d in graph.tasks[user].dependencies)
-    return not (
-        any(use.version != graph.last_version(use.value) for use in task.reads)
-        or any(graph.last_version(member) for value in made for member in graph.members(value))
-        or any(value in returned for value in made)
-        or any(source in repeated for source in sources)
-        or any(d.kind != "data" for d in task.dependencies)
-        or any(d.kind != "data" for d in after if d.task == task.index)
-        or graph.bonds(task)
-    )
-
-
-def _groups(
-    graph: Graph, can_fuse: Callable[[Task], bool], key: Callable[[Task], Any]
-) -> dict[str, str]:
-    """Return the groups of tasks with equal keys; a group has at least two tasks."""
-    groups: dict[Any, list[Task]] = {}
-    for task in graph.tasks:
-        if not task.view and can_fuse(task):
-            groups.setdefault(key(task), []).append(task)
-    return named(_labelled(tasks for tasks in groups.values() if len(tasks) > 1))
-
-
-def _labelled(groups: Iterable[Sequence[Task]]) -> Iterable[tuple[str, Sequence[Task]]]:
-    return ((label_of(tasks), tasks) for tasks in groups)
+def _named(groups: Iterable[Sequence[Task]]) -> dict[str, str]:
+    """Return the name of the group of each task; views are in none, nor are tasks by themselves."""
+    found = [[task for task in tasks if not task.view] for tasks in groups]
+    return named((label_of(tasks), tasks) for tasks in found if len(tasks) > 1)

@@ -20,8 +20,6 @@ from torch import Tensor
 from autosched.errors import ScheduleError, shown
 from autosched.fusion.inductor import LOCK, compile_graph
 
-__all__ = ["Frozen"]
-
 _MOST = 64  # sets of weights, such as those of the layers that share one compiled function
 
 

@@ -14,9 +14,10 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 
@@ -28,12 +29,10 @@ from autosched.costs.estimate import Estimate, estimate
 from autosched.errors import ScheduleError
 from autosched.fusion.candidates import (
     by_device,
-    by_joining,
     by_stream,
     reads_numbers,
-    repeatable,
-    seconds_with_waits,
     unfusable,
+    wait_seconds,
 )
 from autosched.fusion.inductor import unavailable
 from autosched.fusion.region import Compiler, Region
@@ -48,29 +47,19 @@ from autosched.measurement.tasks import preserved_random_state, run_on_models, w
 from autosched.placement import Placement
 from autosched.policies import Policy
 from autosched.problem import Problem
-from autosched.program.program import Program
+from autosched.program.program import Program, Wait
 from autosched.scheduling.planning import schedule
 from autosched.scheduling.progress_bar import counting
 from autosched.scheduling.schedule import Schedule
 
-__all__ = ["check_one_process", "fuse"]
-
+F = TypeVar("F", bound=Graph | Schedule)
 G = TypeVar("G", bound=Graph)
 
 _LEAST_GAIN = 0.02  # of the predicted makespan, for which more than one candidate is compiled
 
 
-@overload
 def fuse(
-    graph: Schedule,
-    *,
-    examples: Mapping[str, Any] | None = None,
-    progress: bool | None = None,
-    compiler: Compiler | None = None,
-) -> Schedule: ...
-@overload
-def fuse(
-    graph: G,
+    graph: F,
     machine: Machine | None = None,
     costs: Costs | None = None,
     *,
@@ -79,18 +68,7 @@ def fuse(
     progress: bool | None = None,
     compiler: Compiler | None = None,
     **options: Any,
-) -> G: ...
-def fuse(
-    graph: Any,
-    machine: Machine | None = None,
-    costs: Costs | None = None,
-    *,
-    policy: str | Policy = "auto",
-    examples: Mapping[str, Any] | None = None,
-    progress: bool | None = None,
-    compiler: Compiler | None = None,
-    **options: Any,
-) -> Any:
+) -> F:
     """Return the graph with regions of tasks fused, each compiled by Inductor into one task.
 
     A region has no waits inside and runs on one device. In-place writes remain in place. Results
@@ -130,9 +108,10 @@ def fuse(
     ['add+1']
     """
     if isinstance(graph, Schedule):
-        return _best(_Fusion.of_schedule(graph, examples, progress, compiler)).schedule
-    given: dict[str, Any] = {"examples": examples, "progress": progress, "compiler": compiler}
-    return fused_with_machine(graph, machine, costs, policy=policy, **given, **options)[0]
+        fusion = _Fusion.of_schedule(graph, examples, progress, compiler)
+        return cast(F, _best(fusion).schedule)
+    options |= {"policy": policy, "progress": progress, "compiler": compiler}
+    return fused_with_machine(graph, machine, costs, examples=examples, **options)[0]
 
 
 def fused_with_machine(
@@ -175,12 +154,11 @@ def check_one_process(machine: Machine | None) -> None:
 
 
 class _Candidate(NamedTuple):
-    """Groups of tasks by name, where they run, threads of each CPU stream, and repeated tasks."""
+    """Groups of tasks by name, where they run, and threads of each CPU stream."""
 
     groups: Mapping[str, str]
     machine: Machine
     threads: int
-    repeated: frozenset[str] = frozenset()
 
 
 class _Fused(NamedTuple):
@@ -259,15 +237,15 @@ class _Fusion:
         planned = list(self._planned())
         if not planned:
             return self.unfused()
-        seconds = [made.schedule.makespan for _, made in planned]
+        seconds = [_with_waits(made.schedule) for _, made in planned]
         if not self._is_measurable():
-            times = [*seconds, self.plain.makespan]
+            times = [*seconds, _with_waits(self.plain)]
             best = times.index(min(times))
             return planned[best][1] if best < len(planned) else self.unfused()
         # 3. Compile, compare and measure
-        most = (1 - _LEAST_GAIN) * self._with_waits(planned[0][1])
-        chosen = [planned[0]]
-        chosen += [each for each in planned[1:] if self._with_waits(each[1]) < most]
+        most = (1 - _LEAST_GAIN) * seconds[0]
+        pairs = zip(planned[1:], seconds[1:], strict=True)
+        chosen = [planned[0], *(each for each, taken in pairs if taken < most)]
         with self._shown(chosen) as done:
             found = [self._measured(*each, done) for each in chosen]
         plain = (self.unfused(machine=machine) for machine in _with_streams(self.machine))
@@ -305,31 +283,22 @@ class _Fusion:
             program = plain.program
             if len(program.streams) < 2:
                 continue
-            repeated = repeatable(self.graph, program, self._can_fuse, self._seconds)
-            groups = by_stream(self.graph, program, self._can_fuse, repeated)
-            candidate = _Candidate(groups, machine, _threads(_cpu_streams(program)), repeated)
+            groups = by_stream(self.graph, program, self._members, self._seconds)
+            candidate = _Candidate(groups, machine, _threads(_cpu_streams(program)))
             if (made := self._fused(candidate)) is not None:
-                # Plans do not know that waits take time.
-                fewer = candidate._replace(groups=self._joined(candidate, made))
+                # Groups were split where they need each other.
+                groups = by_stream(made.graph, made.schedule.program, self._members, self._seconds)
+                fewer = candidate._replace(groups=groups)
                 again = self._fused(fewer)
                 yield (candidate, made) if again is None else (fewer, again)
 
     def _can_fuse(self, task: Task) -> bool:
         return task.name not in self.reasons
 
-    def _joined(self, candidate: _Candidate, made: _Fused) -> Mapping[str, str]:
-        """Return fewer groups than a candidate has, where waits cost more than they gain."""
-        own = {task.name: [task] for task in self.graph.tasks if self._can_fuse(task)}
-        members = {}
-        for task in made.graph.tasks:
-            parts = task.parts if isinstance(task.fn, Region) else own.get(task.name, ())
-            found = [part for part in parts if part.name not in candidate.repeated]
-            if found:
-                members[task.name] = [part for part in found if not part.view]
-        return by_joining(made.graph, self.machine, made.schedule.simulate(), members)
-
-    def _with_waits(self, made: _Fused) -> float:
-        return seconds_with_waits(made.graph, self.machine, made.schedule.simulate())
+    def _members(self, task: Task) -> list[Task]:
+        """Return the tasks of the graph that a task is, or was merged from, if they can be fused."""
+        found = task.parts if isinstance(task.fn, Region) else [task]
+        return [part for part in found if not part.view and self._can_fuse(part)]
 
     def _seconds(self, task: Task, device: str) -> float:
         return self.costs.task_seconds(task, self.machine.device(device))
@@ -352,8 +321,7 @@ class _Fusion:
             return Region(composite, candidate.threads, self.compiler), seconds
 
         bound = self._bound(candidate.groups)
-        repeated = candidate.repeated - self.reasons.keys()
-        made = merged(self.graph, candidate.groups, make, bound, repeated)
+        made = merged(self.graph, candidate.groups, make, bound)
         made.not_fused = self.reasons
         try:
             fused = _Fused(made, self._scheduled(made, candidate.machine))
@@ -474,6 +442,13 @@ class _Fusion:
 
 def _regions(graph: Graph) -> list[Region]:
     return [task.fn for task in graph.tasks if isinstance(task.fn, Region)]
+
+
+def _with_waits(made: Schedule) -> float:
+    """Return the predicted seconds, with the waits of the stream that has most: plans have none."""
+    waits = Counter(i.stream for i in made.program if isinstance(i, Wait))
+    seconds = (count * wait_seconds(stream.device) for stream, count in waits.items())
+    return made.makespan + max(seconds, default=0.0)
 
 
 def _following(placement: Placement) -> Policy:

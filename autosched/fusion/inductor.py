@@ -17,8 +17,6 @@ import torch
 from autosched._lib.forks import rlock
 from autosched.fusion.tracing import as_tensor, described, silenced
 
-__all__ = ["LOCK", "compile_graph", "guard", "unavailable", "unsuitable"]
-
 LOCK = rlock()  # Inductor compiles one graph at a time
 
 

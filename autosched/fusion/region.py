@@ -22,11 +22,10 @@ compiled function.
 from __future__ import annotations
 
 import contextlib
-import threading
 import warnings
 import weakref
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -35,17 +34,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autosched._lib.aliasing import extents
 from autosched._lib.logs import LOG
 from autosched._lib.tree import transform
 from autosched.codegen.composite import Composite
 from autosched.errors import ScheduleError
 from autosched.fusion.inductor import LOCK, compile_graph, guard, unavailable, unsuitable
 from autosched.fusion.tracing import NotTraceableError, Traced, as_tensor, described, trace
-from autosched.graph.task import Here, Task
-from autosched.graph.value import Value
-from autosched.measurement.signatures import function_text, literal_text
-
-__all__ = ["Compiler", "Region", "compiler_of"]
 
 Compiler = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 """Makes a function of a graph of operators and example tensors, as backends of torch.compile do."""
@@ -158,14 +153,8 @@ def _copy(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
 
 def _overlap(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether ranges of memory overlap from the first to the last element of tensors."""
-    spans = sorted(_span(tensor) for tensor in tensors if tensor.numel())
+    spans = sorted((extent.first, extent.end) for extent in extents(tensors))
     return any(start < end for (_, end), (start, _) in pairwise(spans))
-
-
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    last = sum((size - 1) * stride for size, stride in pairs)
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.itemsize
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -176,23 +165,8 @@ _shared: weakref.WeakValueDictionary[Hashable, _Kernels] = weakref.WeakValueDict
 _faulty: list[_Kernels] = []  # kept, so that no region is compiled to them again
 
 
-class _Running(threading.local):
-    """Whether this thread runs the operators of a region, also those of regions inside."""
-
-    operators_only = False
-
-
-_running = _Running()
-
-
-@contextlib.contextmanager
-def _operators_only() -> Iterator[None]:
-    before = _running.operators_only
-    _running.operators_only = True
-    try:
-        yield
-    finally:
-        _running.operators_only = before
+# Whether this thread runs the operators of a region, also those of regions inside.
+_operators_only = ContextVar("operators_only", default=False)
 
 
 class _Variant:
@@ -253,7 +227,7 @@ class Region:
 
     def __call__(self, *args: Any) -> Any:
         """Run the region on the values that it takes, and the placeholders for its device."""
-        variant = None if _running.operators_only else self._variant(args)
+        variant = None if _operators_only.get() else self._variant(args)
         if variant is None or variant.kernels is None:
             return self.composite(*args)
         kernels = variant.kernels
@@ -287,11 +261,10 @@ class Region:
         """Return the state for copies and pickles; compiled functions stay in this process."""
         return self.__dict__ | {"_variants": []}
 
-    @cached_property
-    def structure(self) -> str | None:
-        """What the region does, as a text that is valid in other processes; None if it has none."""
-        text = structure_of(self.composite)
-        return text and f"{self.threads} threads: {text}"
+    @property
+    def kernels(self) -> object:
+        """What equal regions share once they are compiled; None before."""
+        return self._variants[0].kernels if self._variants else None
 
     # ---- compiling
 
@@ -389,8 +362,11 @@ class Region:
 
         def tasks(values: Sequence[Any]) -> Results:
             before = [values[i].clone() for i in written]
-            with _operators_only():
+            inside = _operators_only.set(True)
+            try:
                 own = self._all(*values, *others)
+            finally:
+                _operators_only.reset(inside)
             return Results([*own, *(values[i] for i in written)], [*[None] * len(own), *before])
 
         def again() -> list[Results]:
@@ -730,72 +706,3 @@ def _wider_tensor(leaf: Any) -> Any:
     if isinstance(leaf, Tensor) and leaf.dtype in _WIDER:
         return leaf.to(_WIDER[leaf.dtype])
     return leaf
-
-
-# ---- a region as text
-
-
-def structure_of(composite: Composite) -> str | None:
-    """Return the operators and constants of a merged task, and how values go between them.
-
-    Values have numbers in place of names. The result is None if a function is not one of torch's,
-    or a constant has no literal.
-
-    >>> from autosched.graph.graph import Graph
-    >>> graph = Graph()
-    >>> x = graph.input("x")
-    >>> y = (x + 1) * x
-    >>> structure_of(Composite(graph.tasks, [x.index], [y.index]))
-    '%0 -> %1 = _operator.add(%0, 1); %2 = _operator.mul(%1, %0) -> %2'
-    """
-    try:
-        return _text(composite)
-    except _UnnamedError:
-        return None
-
-
-class _UnnamedError(Exception):
-    """Something has no text."""
-
-
-def _text(composite: Composite) -> str:
-    names = _Names()
-    takes = [names.of(value) for value in composite.takes]
-    calls = [names.call(task) for task in composite.tasks]
-    gives = [names.of(value) for value in composite.gives]
-    return " -> ".join([", ".join(takes), "; ".join(calls), ", ".join(gives)])
-
-
-class _Names:
-    """Numbers values in the order in which they appear."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, str] = {}
-
-    def of(self, value: int) -> str:
-        return self._known.setdefault(value, f"%{len(self._known)}")
-
-    def call(self, task: Task) -> str:
-        """Write a call."""
-        whole = task.composite
-        function = function_text(task.fn) if whole is None else f"[{_text(whole)}]"
-        if function is None:
-            raise _UnnamedError
-        args = [self._argument(arg) for arg in task.args]
-        args += [f"{key}={self._argument(arg)}" for key, arg in task.kwargs.items()]
-        results = ", ".join(self.of(use.value) for use in task.outputs)
-        return f"{results} = {function}({', '.join(args)})".lstrip(" =")
-
-    def _argument(self, item: Any) -> str:
-        if isinstance(item, Value):
-            return self.of(item.index)
-        if isinstance(item, Here):
-            return "here"
-        if isinstance(item, (tuple, list)):
-            return f"({', '.join(map(self._argument, item))})"
-        if isinstance(item, slice):
-            return ":".join(map(self._argument, (item.start, item.stop, item.step)))
-        text = literal_text(item)
-        if text is None:
-            raise _UnnamedError
-        return text

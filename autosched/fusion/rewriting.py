@@ -31,8 +31,6 @@ from torch._ops import OpOverload
 
 from autosched._lib.tree import flatten, transform
 
-__all__ = ["READ_NUMBER", "ChannelsLast", "Rewriter", "takes_number"]
-
 aten = torch.ops.aten
 
 # A number may be read, as long as no size and no decision depends on it.

@@ -29,17 +29,6 @@ from autosched._lib.tree import flatten
 from autosched.fusion.rewriting import READ_NUMBER, ChannelsLast, Rewriter
 from autosched.graph.effects import effects_of
 
-__all__ = [
-    "AS_STRIDED",
-    "TAGS",
-    "NotTraceableError",
-    "Traced",
-    "as_tensor",
-    "described",
-    "silenced",
-    "trace",
-]
-
 aten = torch.ops.aten
 
 # Why operators with these tags cannot be part of a region.

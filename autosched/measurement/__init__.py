@@ -2,7 +2,6 @@
 
     hardware    torch devices and their models
     stopwatch   seconds that a call takes on a device, and in the thread that launches it
-    signatures  which calls do the same work, so that only one of them is measured
     tasks       costs of a graph, from timed calls in serial runs on one device of each model
     machines    a machine with measured links, storage and times of issuing
 

@@ -21,7 +21,7 @@ import contextlib
 import math
 import statistics
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -35,13 +35,13 @@ from autosched.graph.graph import Graph, Task, Value, called_with, no_grad
 from autosched.machine.machine import Device, Machine
 from autosched.measurement.hardware import intra_op_threads, model_name, torch_device
 from autosched.measurement.machines import Track
-from autosched.measurement.signatures import Signature, signature_of
 from autosched.measurement.stopwatch import Reading, Stopwatch, stopwatch
 from autosched.placement import constraint
 from autosched.runtime.backends.host import as_parameter, copy_in_host_memory
 from autosched.scheduling.arguments import checked_count
 from autosched.scheduling.planning import mark_pageable
 
+Signature = tuple[Hashable, ...]
 _Measured = Mapping[tuple[Device, ...], Mapping[str, Reading]]
 """By equal devices, the reading of each task that was measured there."""
 
@@ -525,3 +525,37 @@ def _add_nbytes(value: Value, made: Any, nbytes: dict[str, float]) -> None:
     strided = [tensor for tensor in tensors if tensor.layout is torch.strided]
     if strided:
         nbytes[value.name] = float(sum(tensor.nbytes for tensor in strided))
+
+
+# ---- calls that do the same work, of which one is measured
+
+
+def signature_of(fn: Callable[..., Any], args: Any, kwargs: Any) -> Signature:
+    """Return everything that a call's work depends on.
+
+    These are the function, shapes, dtypes and strides of tensors, and the other arguments. For a
+    compiled region it is its ``kernels``, which equal regions share.
+
+    >>> signature_of(torch.add, (torch.ones(2, 3), 1), {"alpha": 2})[1:]
+    (('alpha',), (torch.float32, (2, 3), (3, 1)), (<class 'int'>, 1), (<class 'int'>, 2))
+    """
+    return (
+        getattr(fn, "kernels", None) or _hashed(fn),
+        tuple(kwargs),
+        *map(_leaf, flatten((args, kwargs))),
+    )
+
+
+def _leaf(leaf: Any) -> Hashable:
+    if isinstance(leaf, torch.Tensor):
+        strides = leaf.stride() if leaf.layout is torch.strided else (str(leaf.layout),)
+        return leaf.dtype, tuple(leaf.shape), strides
+    return type(leaf), _hashed(leaf)
+
+
+def _hashed(item: Any) -> Hashable:
+    try:
+        hash(item)
+    except TypeError:
+        return id(item)
+    return item  # type: ignore[no-any-return]

@@ -12,7 +12,7 @@ from torch import Tensor, nn, optim
 from torch.nn import functional
 
 import autosched as asc
-from autosched.frontends.capture import Captured
+from autosched.frontends.captured import Captured
 from autosched.testing import scattered
 from tests.codegen.test_codegen import on_cpu
 from tests.models import DEEP, DISTINCT, KINDS, mlp, vectors

@@ -101,7 +101,7 @@ def eval_mode(run: Any, number: int) -> None:
         (
             by_argument,
             lambda run, number: run(torch.ones(2), factor=1.5 + number),
-            "an argument: 2.5 -> 3.5",
+            "factor: 2.5 -> 3.5",
         ),
         (by_global, change_global, "first: 2.0 -> 3.0"),
         (nn.Dropout(0.0), eval_mode, "p: 0.35 -> 0.45"),

@@ -13,7 +13,7 @@ from torch.optim import optimizer as of_optimizers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import autosched as asc
-from autosched.frontends.capture import Captured
+from autosched.frontends.captured import Captured
 from autosched.policies import POLICIES
 from autosched.testing import scattered
 from tests.frontends.test_capture import OPTIMIZERS, assert_same, stepper

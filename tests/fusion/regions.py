@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import autosched as asc
 from autosched.coarsening.merging import merged
 from autosched.codegen.composite import Composite
-from autosched.fusion.candidates import is_repeatable, unfusable
+from autosched.fusion.candidates import unfusable
 from autosched.fusion.inductor import unavailable
 from autosched.fusion.region import Region
 
@@ -69,10 +69,7 @@ drawn_groups = st.lists(st.sampled_from("aaabc"), min_size=60, max_size=60)
 
 
 def fused(graph: asc.Graph, drawn: Sequence[str]) -> asc.Graph:
-    """Return the graph with these groups of tasks as regions, as far as they can be fused.
-
-    Tasks of group ``c`` are repeated, where that is possible, by the regions that need them.
-    """
+    """Return the graph with these groups of tasks as regions, as far as they can be fused."""
 
     reasons = unfusable(graph, {})
 
@@ -83,12 +80,7 @@ def fused(graph: asc.Graph, drawn: Sequence[str]) -> asc.Graph:
 
     tasks = [task for task in graph.tasks if not task.view and task.name not in reasons]
     groups = {task.name: group for task, group in zip(tasks, drawn, strict=False)}
-    repeated: set[int] = set()
-    for task in tasks:
-        if groups.get(task.name) == "c" and is_repeatable(graph, task, repeated):
-            repeated.add(task.index)
-            del groups[task.name]
-    return merged(graph, groups, make, repeated=[graph.tasks[i].name for i in repeated])
+    return merged(graph, groups, make)
 
 
 def call(fn: Callable[..., Any], *args: Any) -> Any:

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import networkx
-import pytest
 import torch
 from torch import Tensor
 
 import autosched as asc
-from autosched.coarsening.merging import merged
 from autosched.fusion.candidates import (
     by_device,
-    by_joining,
     by_stream,
     reads_numbers,
-    repeatable,
     unfusable,
 )
-from autosched.graph.task import Task
 from autosched.program.program import Program, Record, Run, Stream, Wait
 
 aten = torch.ops.aten
@@ -125,7 +117,7 @@ def test_groups_end_where_streams_wait() -> None:
         "add": "add+3", "sin": "add+3", "mul": "add+3", "relu": "add+3",
         "add_1": "add_1+1", "cos": "add_1+1",
     }  # fmt: skip
-    stream = by_stream(graph, schedule.program, lambda task: True)
+    stream = by_stream(graph, schedule.program, lambda task: [task], lambda *_: 1.0)
     assert stream["add"] == stream["sin"]
     assert stream["add_1"] == stream["cos"]
     assert stream["mul"] == stream["exp"]
@@ -152,11 +144,13 @@ def test_a_region_ends_where_a_stream_waits_or_is_waited_for() -> None:
             *(Record(other, 1), Wait(own, 1), Run(own, "e"), Run(own, "f")),
         )
     )
-    groups = by_stream(graph, program, lambda task: True)
+    groups = by_stream(graph, program, lambda task: [task], lambda *_: 1.0)
     assert groups["a"] == groups["b"]
     assert groups["c"] == groups["d"]
     assert groups["e"] == groups["f"]
     assert len(set(groups.values())) == 3
+    shorter_than_a_wait = by_stream(graph, program, lambda task: [task], lambda *_: 1e-6)
+    assert len(set(shorter_than_a_wait.values())) == 1
 
 
 def test_a_task_that_nothing_needs_joins_the_region_before_it() -> None:
@@ -168,144 +162,5 @@ def test_a_task_that_nothing_needs_joins_the_region_before_it() -> None:
     graph.output(b=graph.add(half, a, name="b"))
     own, other = Stream("cpu", "compute"), Stream("cpu", "compute1")
     program = Program((Run(own, "a"), Run(own, "b"), Record(other, 0), Run(other, "unused")))
-    groups = by_stream(graph, program, lambda task: True)
+    groups = by_stream(graph, program, lambda task: [task], lambda *_: 1.0)
     assert groups["a"] == groups["b"] == groups["unused"]
-
-
-OWN, OTHER = Stream("cpu", "compute"), Stream("cpu", "compute1")
-# Two branches, what joins them on one stream, and two branches that need it.
-JOINED = Program(
-    (
-        *(Run(OWN, "a"), Run(OTHER, "b"), Record(OTHER, 0), Wait(OWN, 0)),
-        *(Run(OWN, "join"), Record(OWN, 1), Run(OWN, "c"), Wait(OTHER, 1), Run(OTHER, "d")),
-        *(Record(OTHER, 2), Wait(OWN, 2), Run(OWN, "end")),
-    )
-)
-
-
-def joined(**options: str) -> asc.Graph:
-    graph = asc.Graph()
-    x = graph.input("x")
-    a, b = graph.add(half, x, name="a"), graph.add(half, x, name="b")
-    join = graph.add(torch.add, a, b, name="join", on=options.get("on"))
-    c, d = graph.add(half, join, name="c"), graph.add(half, join, name="d")
-    if "writes" in options:
-        graph.add(torch.Tensor.add_, {"a": a, "join": join}[options["writes"]], join, name="write")
-    if "after" in options:
-        graph.add(half, x, name="last", after=[options["after"]])
-    graph.output(y=graph.add(torch.add, c, d, name="end"))
-    if "output" in options:
-        graph.output(join=join)
-    return graph
-
-
-def repeated(
-    graph: asc.Graph,
-    program: Program = JOINED,
-    seconds: float = 1e-5,
-    can_fuse: Callable[[Task], bool] = lambda task: True,
-) -> frozenset[str]:
-    known = {item.task for item in program if isinstance(item, Run)}
-    rest = (Run(OWN, task.name) for task in graph.tasks if task.name not in known)
-    program = Program((*program, *rest))
-    return repeatable(graph, program, can_fuse, lambda task, device: seconds)
-
-
-def test_what_joins_branches_is_run_again_by_each_stream_that_needs_it() -> None:
-    graph = joined()
-    assert repeated(graph) == {"join"}
-    assert by_stream(graph, JOINED, lambda task: True, ["join"]) == {}
-    found = merged(graph, {"c": "c", "d": "d"}, repeated=["join"])
-    assert [[part.name for part in task.parts] for task in found.tasks] == [
-        *([], [], ["join", "c"], ["join", "d"], []),
-    ]
-    x = torch.ones(2)
-    assert torch.equal(found.run_serial(x=x)["y"], graph.run_serial(x=x)["y"])
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"on": "cpu"}, {"writes": "a"}, {"writes": "join"}, {"after": "join"}, {"output": "join"}],
-)
-def test_a_task_is_not_run_again_if_its_results_or_its_place_would_change(
-    options: dict[str, str],
-) -> None:
-    assert repeated(joined(**options)) == set()
-
-
-def test_a_task_is_run_again_if_that_is_shorter_than_a_wait_and_all_are_regions() -> None:
-    graph = joined()
-    assert repeated(graph, seconds=1e-3) == set()
-    for name in ("join", "d"):
-        assert repeated(graph, can_fuse=lambda task, name=name: task.name != name) == set()
-
-
-def test_a_task_that_only_its_own_stream_needs_is_not_run_again() -> None:
-    alone = Program(tuple(Run(OWN, task) for task in ("a", "b", "join", "c", "d", "end")))
-    assert repeated(joined(), alone) == set()
-
-
-def test_a_task_is_not_run_again_on_another_device() -> None:
-    """Instead of its result, what it reads would be copied."""
-    gpu = Stream("cuda:0", "compute")
-    others = tuple(
-        Run(gpu, "d") if isinstance(item, Run) and item.task == "d" else item for item in JOINED
-    )
-    assert repeated(joined(), Program(others)) == set()
-
-
-def test_what_reads_the_results_of_repeated_tasks_is_not_repeated() -> None:
-    """Otherwise the work would grow with the number of joins."""
-    graph = asc.Graph()
-    x = graph.input("x")
-    program: list[Run | Record | Wait] = []
-    total = graph.add(half, x, name="first")
-    program += [Run(OWN, "first"), Record(OWN, 0), Wait(OTHER, 0)]
-    for i in range(4):
-        own = graph.add(half, total, name=f"own{i}")
-        other = graph.add(half, total, name=f"other{i}")
-        total = graph.add(torch.add, total, graph.add(torch.add, own, other), name=f"join{i}")
-        program += [Run(OWN, f"own{i}"), Run(OTHER, f"other{i}"), Record(OTHER, 2 * i + 1)]
-        program += [Wait(OWN, 2 * i + 1), Run(OWN, graph.tasks[-2].name), Run(OWN, f"join{i}")]
-        program += [Record(OWN, 2 * i + 2), Wait(OTHER, 2 * i + 2)]
-    graph.output(y=graph.add(half, total, name="end"))
-    found = repeatable(graph, Program((*program, Run(OWN, "end"))), lambda _: True, lambda *_: 0)
-    assert {"first", *(f"join{i}" for i in range(4))} & found == {"first", "join1"}
-
-
-# ---- joining
-
-
-@pytest.mark.parametrize("is_run", [True, False])
-@pytest.mark.parametrize("view", [lambda x: x.t(), lambda x: x[0], lambda x: x.t()[1:]])
-def test_joining_sees_dependencies_through_views(view: Callable[[Any], Any], is_run: bool) -> None:
-    """The stream has waited before, so no wait tells of them.
-
-    Programs that are lowered run views, those written by hand need not.
-    """
-    graph = asc.Graph()
-    a = graph.add(half, graph.input("x"), name="a")
-    short = graph.add(half, a, name="short")
-    long = graph.add(half, view(a), name="long")
-    end = graph.add(half, long, name="end")
-    graph.output(short=short, end=end, b=graph.add(half, long, name="b"))
-    views = [task.name for task in graph.tasks if task.view]
-    program = Program(
-        (
-            *(Run(OWN, "a"), Record(OWN, 0), Wait(OTHER, 0), Run(OTHER, "short")),
-            *(Run(OTHER, name) for name in views if is_run),
-            *(Run(OTHER, "long"), Record(OTHER, 1), Run(OTHER, "end")),
-            *(Wait(OWN, 1), Run(OWN, "b")),
-        )
-    )
-    machine = asc.Machine([asc.Device("cpu", streams=2)], [], imagined=True)
-    costs = asc.Costs.table({"a": 1e-5, "short": 1e-5, "long": 1e-4, "end": 1e-3, "b": 1e-5})
-    timeline = asc.simulate(program, asc.Problem(graph, machine, costs))
-    members = {name: [graph.task(name)] for name in ("a", "short", "b")} | dict.fromkeys(views, ())
-    groups = by_joining(graph, machine, timeline, members)
-    # A region with ``b`` would come before ``long``, and after it.
-    assert groups == {"a": "a+1", "short": "a+1"}
-    found = merged(graph, groups)
-    assert [task.name for task in found.tasks] == ["a+1", "long", "end", "b"]
-    x = torch.arange(6.0).reshape(2, 3)
-    assert torch.equal(found.run_serial(x=x)["b"], graph.run_serial(x=x)["b"])

@@ -374,3 +374,14 @@ def test_regions_can_be_copied(compiled: Graphs, twin: Callable[[Region], Region
     assert torch.equal(call(again, x), twice(x))
     assert len(compiled) == 1
     assert repr(again) == "<Region of 1 tasks>"
+
+
+def test_equal_regions_are_measured_once(compiled: Graphs) -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(*[graph.add(region(twice), x, name=name) for name in "ab"])
+    inputs = {"x": torch.ones(1000)}
+    graph.run_serial(**inputs)
+    found = asc.measure_costs(graph, asc.Machine.local(gpus=0), inputs)
+    assert found.seconds["a"] == found.seconds["b"]
+    assert len(compiled) == 1

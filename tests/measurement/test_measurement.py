@@ -26,9 +26,8 @@ from autosched.measurement import (
     tasks,
 )
 from autosched.measurement.machines import fitted
-from autosched.measurement.signatures import signature_of
 from autosched.measurement.stopwatch import EventWatch, HostWatch, Reading
-from autosched.measurement.tasks import objection, run_serially
+from autosched.measurement.tasks import objection, run_serially, signature_of
 from tests.gpu import fake_gpu
 from tests.gpu.fake_gpu import timing as fake_timing
 
