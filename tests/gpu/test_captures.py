@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,10 +22,10 @@ X, Y = torch.randn(3, 4), torch.randn(3, 2)
 
 
 @pytest.fixture(autouse=True)
-def gpu(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
-    """Play a GPU, and let captures overlook the mode that plays it."""
+def gpus(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Play two GPUs, and let captures overlook the mode that plays them."""
     monkeypatch.setattr(capture, "check_modes", lambda: None)
-    with playing(kind=request.node.callspec.params.get("kind", "cuda")):
+    with playing(2, kind=request.node.callspec.params.get("kind", "cuda")):
         yield
 
 
@@ -131,3 +132,79 @@ def test_steps_of_a_model_on_a_gpu_are_eager_ones(kind: str, name: str, way: str
             assert one.grad is not None
             assert torch.equal(one.grad, two.grad)
     getattr(run, "close", bool)()
+
+
+LAYERS = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
+Program = Callable[[Any, Tensor], Any]
+
+
+def with_autocast(model: nn.Module, x: Tensor) -> Any:
+    with torch.autocast("cuda", torch.bfloat16):
+        return model(x)
+
+
+def with_factories(model: nn.Module, x: Tensor) -> Any:
+    mask = torch.arange(4, device=x.device) > 1
+    with torch.device(x.device):
+        ones = torch.ones(4)
+    return model(x).masked_fill(mask, 0.0) + ones + torch.tensor(2.0) + torch.ones(4).to(x.device)
+
+
+def with_copies(model: nn.Module, x: Tensor) -> Any:
+    on_host = model(x).cpu() * 2
+    return on_host.to("cuda:0", non_blocking=True) + x
+
+
+def with_gradients(model: nn.Module, x: Tensor) -> Any:
+    given = x.detach().requires_grad_()
+    return torch.autograd.grad(model(given).sum(), given, create_graph=True)[0]
+
+
+def with_two_devices(model: nn.Module, x: Tensor) -> Any:
+    return model[2](model[1](model[0](x)).to("cuda:1"))  # type: ignore[index]
+
+
+def placed(model: nn.Module) -> nn.Module:
+    model[2].to("cuda:1")  # type: ignore[index]
+    return model
+
+
+PROGRAMS: dict[str, tuple[Program, Callable[[nn.Module], nn.Module]]] = {
+    **{
+        fn.__name__: (fn, lambda model: model)
+        for fn in (with_autocast, with_factories, with_copies, with_gradients)
+    },
+    "with_two_devices": (with_two_devices, placed),
+    "with_clipping": (lambda model, x: model(x) * 100, lambda model: model),
+    "with_numbers": (lambda model, x: model(x) * x.sum().item(), lambda model: model),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_on_gpus_do_what_they_do_eagerly(name: str) -> None:
+    fn, of_model = PROGRAMS[name]
+    left = []
+    for around in (lambda step: step, WAYS["compiled step"][1]):
+        torch.manual_seed(0)
+        model = of_model(copy.deepcopy(LAYERS).to("cuda:0"))
+        step = around(step_of(fn, model))
+        results = [step(torch.ones(3, 4).to("cuda:0") * n) for n in range(3)]
+        left.append([*results, *model.parameters()])
+        getattr(step, "close", bool)()
+    for found, wanted in zip(*left, strict=True):
+        assert found.device == wanted.device
+        assert torch.equal(found, wanted)
+
+
+def step_of(fn: Program, model: nn.Module) -> Callable[[Tensor], Tensor]:
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(x: Tensor) -> Tensor:
+        loss = fn(model, x).float().square().mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step

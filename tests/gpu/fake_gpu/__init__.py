@@ -103,6 +103,8 @@ def _torch(gpus: int, kind: str) -> dict[str, dict[str, Any]]:
             name="a played GPU",
             total_memory=streams.mem_get_info(device)[1],
             multi_processor_count=1,
+            major=9,
+            minor=0,
         ),
         "can_device_access_peer": lambda device, peer: device != peer,
         "default_generators": tuple(map(streams.default_generator, range(gpus))),
@@ -132,6 +134,7 @@ def _torch(gpus: int, kind: str) -> dict[str, dict[str, Any]]:
         },
         "torch.Tensor": tensors.METHODS | fakes.METHODS,
         **fakes.MODES,
+        "torch._C": {"_group_tensors_by_device_and_dtype": tensors.grouped},
         "torch.accelerator": accelerator,
         f"torch.{kind}": module,
     }
@@ -140,7 +143,8 @@ def _torch(gpus: int, kind: str) -> dict[str, dict[str, Any]]:
     return common | {
         "torch.cuda": module | graphs,
         "torch.cuda.nvtx": told,
-        "torch._C": {
+        "torch._C": common["torch._C"]
+        | {
             "_cuda_clearCublasWorkspaces": streams.release_workspaces,
             "_cuda_beginAllocateCurrentThreadToPool": streams.begin_allocating,
             "_cuda_endAllocateToPool": streams.end_allocating,

@@ -230,6 +230,21 @@ METHODS: dict[str, Any] = {
 }
 
 
+def grouped(lists: Any, with_indices: bool = False) -> Any:
+    """Group the items of lists by the device and dtype of those of the first one, as torch's C++ does."""
+    found: dict[Any, Any] = {}
+    for number, first in enumerate(lists[0]):
+        key = first.device, first.dtype
+        items, indices = found.setdefault(key, ([[] for _ in lists], []))
+        for group, each in zip(items, lists, strict=True):
+            if each:
+                group.append(each[number])
+        indices.append(number)
+    return {
+        key: (items, indices if with_indices else []) for key, (items, indices) in found.items()
+    }
+
+
 # ---- operators
 
 
