@@ -27,7 +27,6 @@ from autosched.measurement.hardware import torch_device
 from autosched.measurement.stopwatch import (
     Call,
     EventWatch,
-    Stopwatch,
     median_seconds,
     stopwatch,
     synchronize,
@@ -218,7 +217,7 @@ def _by_events(
 ) -> float:
     """Time copies on their stream: between accelerators that of the source."""
     synchronize(source, destination)
-    watch: Stopwatch = stopwatch(source if source.type != "cpu" else destination)
+    watch = stopwatch(source if source.type != "cpu" else destination)
     issued = watch.time([copy])[0].issued
     readings = [watch.time([copy], 2 * issued)[0] for _ in range(repeat)]
     counted = [reading for reading in readings if reading.clean] or readings

@@ -13,7 +13,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -41,8 +41,8 @@ class Reading(NamedTuple):
     clean: bool = True
 
 
-class Stopwatch(Protocol):
-    """Times calls on one device."""
+class Stopwatch:
+    """Times calls on one device, by the host's clock: the thread that launches them is the device."""
 
     def time(self, calls: Sequence[Call], ahead: float = 0.0) -> tuple[Reading, Any]:
         """Return the average time of the calls, and the result of the last.
@@ -50,25 +50,18 @@ class Stopwatch(Protocol):
         ``ahead``: seconds for which the device is kept busy meanwhile, at least; it should be the
         time to launch them.
         """
-
-
-def stopwatch(device: torch.device) -> Stopwatch:
-    """Return the stopwatch of a device."""
-    return HostWatch() if device.type == "cpu" else EventWatch(device)
-
-
-class HostWatch:
-    """Measures by the host's clock."""
-
-    def time(self, calls: Sequence[Call], ahead: float = 0.0) -> tuple[Reading, Any]:
-        """See ``Stopwatch``; the launching thread is the device."""
         start = time.perf_counter()
         returned = _called(calls)
         taken = (time.perf_counter() - start) / len(calls)
         return Reading(taken, taken), returned
 
 
-class EventWatch:
+def stopwatch(device: torch.device) -> Stopwatch:
+    """Return the stopwatch of a device."""
+    return Stopwatch() if device.type == "cpu" else EventWatch(device)
+
+
+class EventWatch(Stopwatch):
     """Records events on a device's current stream, which must remain the same while it measures."""
 
     def __init__(self, device: torch.device) -> None:

@@ -35,7 +35,7 @@ from autosched.graph.graph import Graph, Task, Value, called_with, no_grad
 from autosched.machine.machine import Device, Machine
 from autosched.measurement.hardware import intra_op_threads, model_name, torch_device
 from autosched.measurement.machines import Track
-from autosched.measurement.stopwatch import Reading, Stopwatch, stopwatch
+from autosched.measurement.stopwatch import Reading, stopwatch
 from autosched.placement import constraint
 from autosched.runtime.backends.host import as_parameter, copy_in_host_memory
 from autosched.scheduling.arguments import checked_count
@@ -288,7 +288,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.device = torch_device(self.devices[0])
-        self.watch: Stopwatch = stopwatch(self.device)
+        self.watch = stopwatch(self.device)
 
     def is_done(self, run: int) -> bool:
         """Whether nothing remains to be measured in a run after the first one."""

@@ -26,7 +26,7 @@ from autosched.measurement import (
     tasks,
 )
 from autosched.measurement.machines import fitted
-from autosched.measurement.stopwatch import EventWatch, HostWatch, Reading
+from autosched.measurement.stopwatch import EventWatch, Reading, Stopwatch
 from autosched.measurement.tasks import objection, run_serially, signature_of
 from tests.gpu import fake_gpu
 from tests.gpu.fake_gpu import timing as fake_timing
@@ -94,13 +94,13 @@ def counted(monkeypatch: pytest.MonkeyPatch, seconds: Iterable[float] = ()) -> l
     given, taken = iter(seconds), []
 
     def read(
-        self: HostWatch, calls: Sequence[Callable[[], Any]], ahead: float = 0.0
+        self: Stopwatch, calls: Sequence[Callable[[], Any]], ahead: float = 0.0
     ) -> tuple[Reading, Any]:
         each = next(given, 1e-4)
         taken.append(Reading(each, each))
         return taken[-1], [call() for call in calls][-1]
 
-    monkeypatch.setattr(HostWatch, "time", read)
+    monkeypatch.setattr(Stopwatch, "time", read)
     return taken
 
 
