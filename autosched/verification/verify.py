@@ -249,7 +249,6 @@ def check_run(
         refusal = error
     before, line = (np.frombuffer(pairs, np.int64) for pairs in (walk.before, walk.line))
     found = ordered(program, before, line)
-    del walk.laws  # which has the walk: it is large
     if not found.all():
         _Walk(program, graph, at, int(found.argmin())).run()
     if refusal is not None:
@@ -280,7 +279,9 @@ class _Walk:
             self.follows.setdefault(task, []).append(before)
         # By set of values kept together, the first run that made or wrote one.
         self.bound: dict[tuple[int, ...], Run] = {}
-        self.laws = _RankLaws(program, self._fail)
+        self.rank = dict(program.ranks)
+        self.recorder: dict[int, Stream] = {}  # by event
+        self.sharing: dict[int, Run] = {}  # by state that tasks share, the first that has it
         self.before = array("q")  # the pairs of lines that must be ordered
         self.line = array("q")
         self.at = -1  # the current instruction,
@@ -289,7 +290,6 @@ class _Walk:
         self.streams: list[int] = columns.stream.tolist()  # of each line
         if columns.apart.any():
             self.streams += columns.also.tolist()
-        self.events: set[int] = set()
         self.names = [value.name for value in graph.values]
         self.index = {value.name: value.index for value in graph.values}
         self.tasks = {task.name: task for task in graph.tasks}
@@ -308,7 +308,7 @@ class _Walk:
 
     def run(self) -> None:
         """Check all laws but the order of pairs, which are collected."""
-        self.laws.check_devices()
+        self._check_ranks()
         self._inputs()
         checks: dict[type, Callable[[Any], None]] = {
             Run: self._run,
@@ -322,6 +322,34 @@ class _Walk:
             checks[type(instruction)](instruction)
         self._end()
 
+    def _check_ranks(self) -> None:
+        """Check that each device has one rank, if there are several."""
+        if not self.rank:
+            return
+        program = self.program
+        placed = [device for _, device in (*program.inputs, *program.outputs)]
+        ends = [end for i in program if type(i) is Copy for end in (i.source, i.destination)]
+        for device in (*(stream.device for stream in program.streams), *placed, *ends):
+            if device not in self.rank:
+                self._fail("rank", f"device {device} is of no rank")
+        if len(self.rank) < len(program.ranks):
+            self._fail("rank", "a device is of two ranks")
+
+    def _apart(self, one: Stream, other: Stream) -> bool:
+        return self.rank.get(one.device) != self.rank.get(other.device)
+
+    def _crosses(self, copy: Copy) -> bool:
+        """Whether a copy is between ranks; check that it is on streams of these."""
+        if not crosses(copy, self.rank):
+            if copy.also is not None and self._apart(copy.stream, copy.also):
+                self._fail("exchange", f"a copy within a rank occupies {copy.also}, of another")
+            return False
+        ends = copy.stream.device, copy.also and copy.also.device
+        if ends != (copy.source, copy.destination):
+            what = "a copy between ranks is on a stream of its source and of its destination"
+            self._fail("exchange", what)
+        return True
+
     def _inputs(self) -> None:
         found = sorted(name for name, _ in self.program.inputs)
         names = sorted(v.name for v in self.graph.sources)
@@ -334,26 +362,25 @@ class _Walk:
             self.shared[block] = []
 
     def _record(self, record: Record) -> None:
-        if record.event in self.events:
+        if record.event in self.recorder:
             self._fail("events", f"event e{record.event} is recorded twice")
-        self.events.add(record.event)
-        if self.laws.rank:
-            self.laws.record(record)
+        self.recorder[record.event] = record.stream
 
     def _wait(self, wait: Wait) -> None:
         if wait.ago:
             return
-        if wait.event not in self.events:
+        recorder = self.recorder.get(wait.event)
+        if recorder is None:
             self._fail("events", f"event e{wait.event} is waited for but not recorded before")
-        if self.laws.rank:
-            self.laws.wait(wait)
+        if self.rank and self._apart(recorder, wait.stream):
+            self._fail("rank", f"event e{wait.event} is recorded on {recorder}, on another rank")
 
     def _run(self, run: Run) -> None:
         task = self.tasks.get(run.task) or self._unknown(run)
         device = self.devices[run.stream.device]
         if task.index in self.ran:
             self._fail("single", f"task {task.name!r} runs twice")
-        if task.device is not None or self.bonds or self.laws.rank:
+        if task.device is not None or self.bonds or self.rank:
             self._place(run, task)
         if self.follows:
             for other in self.follows.get(task.index, ()):
@@ -382,7 +409,11 @@ class _Walk:
                     "place",
                     f"task {task.name!r} must run with {first.task!r} on {first.stream.device}",
                 )
-        self.laws.share(task, run)
+        for item in task.shared if self.rank else ():
+            sharer = self.sharing.setdefault(id(item), run)
+            if self._apart(sharer.stream, run.stream):
+                what = f"{sharer.task!r} on {sharer.stream.device}, on another rank"
+                self._fail("rank", f"task {task.name!r} shares state with {what}")
 
     def _change(self, place: _Place, task: Task, written: Sequence[_Memory]) -> None:
         """Apply a write: what a device has of a value is in the memory that is written."""
@@ -483,7 +514,7 @@ class _Walk:
         value = self._value(copy.value)
         index = value.index + copy.version * _VERSION
         source = index + self.devices[copy.source]
-        crosses = bool(self.laws.rank) and self.laws.crosses(copy)
+        crosses = bool(self.rank) and self._crosses(copy)
         self._use(source, self.table.get(source), None, writes=False)
         if crosses:
             assert copy.also is not None
@@ -687,60 +718,3 @@ class _Walk:
 
 def _named(value: str, version: int, device: str) -> str:
     return f"{value!r}{f' (version {version})' if version else ''} on {device}"
-
-
-class _RankLaws:
-    """The ranks of devices while a program is walked; ``fail`` raises an error for a law."""
-
-    def __init__(self, program: Program, fail: Callable[[str, str], NoReturn]):
-        self.program = program
-        self.fail = fail
-        self.rank = dict(program.ranks)
-        self.recorder: dict[int, Stream] = {}  # by event
-        self.sharing: dict[int, Run] = {}  # by state that tasks share, the first that has it
-
-    def check_devices(self) -> None:
-        """Check that each device has one rank."""
-        if not self.rank:
-            return
-        used = [stream.device for stream in self.program.streams]
-        placed = [device for _, device in (*self.program.inputs, *self.program.outputs)]
-        ends = [end for i in self.program if type(i) is Copy for end in (i.source, i.destination)]
-        for device in (*used, *placed, *ends):
-            if device not in self.rank:
-                self.fail("rank", f"device {device} is of no rank")
-        if len(self.rank) < len(self.program.ranks):
-            self.fail("rank", "a device is of two ranks")
-
-    def _apart(self, one: Stream, other: Stream) -> bool:
-        return self.rank.get(one.device) != self.rank.get(other.device)
-
-    def record(self, record: Record) -> None:
-        """Note where an event is recorded."""
-        self.recorder[record.event] = record.stream
-
-    def wait(self, wait: Wait) -> None:
-        """Check that an event is of the rank that waits for it."""
-        recorder = self.recorder[wait.event]
-        if self._apart(recorder, wait.stream):
-            self.fail("rank", f"event e{wait.event} is recorded on {recorder}, on another rank")
-
-    def share(self, task: Task, run: Run) -> None:
-        """Check that tasks that share state are on one rank."""
-        for item in task.shared if self.rank else ():
-            first = self.sharing.setdefault(id(item), run)
-            if self._apart(first.stream, run.stream):
-                what = f"{first.task!r} on {first.stream.device}, on another rank"
-                self.fail("rank", f"task {task.name!r} shares state with {what}")
-
-    def crosses(self, copy: Copy) -> bool:
-        """Whether a copy is between ranks; check that it is on streams of these."""
-        if not crosses(copy, self.rank):
-            if copy.also is not None and self._apart(copy.stream, copy.also):
-                self.fail("exchange", f"a copy within a rank occupies {copy.also}, of another")
-            return False
-        ends = copy.stream.device, copy.also and copy.also.device
-        if ends != (copy.source, copy.destination):
-            what = "a copy between ranks is on a stream of its source and of its destination"
-            self.fail("exchange", what)
-        return True
