@@ -453,34 +453,12 @@ class SharedState:
         }
 
 
-def parameters_of(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """Yield each parameter once, some times faster than ``model.parameters()``."""
-    return _distinct(module._parameters for module in _modules_of(model))
-
-
-def _modules_of(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return a module and all modules in it, each once."""
-    found, known = [model], {id(model)}
-    for module in found:
-        for part in module._modules.values():
-            if part is not None and id(part) not in known:
-                known.add(id(part))
-                found.append(part)
-    return found
-
-
-def _distinct(held: Iterable[Mapping[str, torch.Tensor | None]]) -> Iterator[torch.Tensor]:
-    tensors = (item for items in held for item in items.values() if item is not None)
-    return iter({id(tensor): tensor for tensor in tensors}.values())
-
-
 def state_tensors(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> Iterator[torch.Tensor]:
     """Yield the tensors of a model and of an optimizer's state, in one order."""
-    modules = _modules_of(model)
-    yield from _distinct(module._parameters for module in modules)
-    yield from _distinct(module._buffers for module in modules)
+    yield from model.parameters()
+    yield from model.buffers()
     for held in optimizer.state.values():
         yield from (item for item in held.values() if isinstance(item, torch.Tensor))
 

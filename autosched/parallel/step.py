@@ -31,7 +31,7 @@ from autosched.parallel.batches import batch_inputs, key_of, rows_cut, rows_of
 from autosched.parallel.checkpoints import read, shared_out, write
 from autosched.parallel.costs import Reusing
 from autosched.parallel.plans import Key, Plans, move_model, move_state, torch_device
-from autosched.parallel.ranks import SharedState, described, label_on, parameters_of, same_rows
+from autosched.parallel.ranks import SharedState, described, label_on, same_rows
 from autosched.parallel.step_graph import Held, StepGraph
 from autosched.parallel.template import Place, Template
 from autosched.parallel.training import Training
@@ -412,7 +412,7 @@ class Step(Plans[Planned]):
         hooks = [item for name, item in vars(self.optimizer).items() if name.endswith("_hooks")]
         watched = self._watched(self.model, self.loss_fn, hook, *hooks)
         # Identities are unique, because the plan references the parameters.
-        parameters = tuple((id(p), p.requires_grad) for p in parameters_of(self.model))
+        parameters = tuple((id(p), p.requires_grad) for p in self.model.parameters())
         key = key_of(batch), watched, parameters, *self._optimizer_key()
         if self._last_key.parts != key:
             self._last_key = Key(key)

@@ -7,27 +7,7 @@ import torch
 from torch import nn
 
 from autosched.frontends.state import State
-from autosched.parallel.ranks import parameters_of, state_tensors
 from tests.serial import data_parallel, pipeline
-
-
-def model_with_cycle():
-    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))
-    model[2].weight = model[0].weight
-    model[0].parent = model
-    return model
-
-
-def test_parameters_and_state_are_those_of_torch_each_once():
-    model = model_with_cycle()
-    optimizer = torch.optim.Adam(model.parameters())
-    model(torch.rand(3, 2)).sum().backward()
-    optimizer.step()
-    moments = [item for held in optimizer.state.values() for item in held.values()]
-    expected = [*model.parameters(), *model.buffers()]
-    assert sorted(map(id, parameters_of(model))) == sorted(map(id, model.parameters()))
-    found = [*map(id, state_tensors(model, optimizer))]
-    assert sorted(found) == sorted(map(id, [*expected, *moments]))
 
 
 def test_tensors_are_found_in_their_places():
