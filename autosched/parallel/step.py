@@ -542,6 +542,12 @@ class Step(Plans[Planned]):
 
 
 # ---- steps in flight
+#
+# Steps write parameters and the optimizer's state in place. So the program of a step is a loop: a
+# step reads a parameter when the step before it has updated it, while its batch is on the way
+# already. Steps that are under way have one plan and the same tensors, except for the batch. A step
+# begins when those before it have ended if it has another plan, or if they put new tensors into the
+# optimizer, such as the first moments.
 
 
 _FETCHED = 2  # batches: that of the present step, and the next one

@@ -1,4 +1,4 @@
-"""Capture one micro-batch, and an optimizer step, as a graph of operators.
+"""Capture one micro-batch, and an optimizer step, as a graph of operators; equivalent graphs of these.
 
 The template of a micro-batch has forward, loss and backward. It is captured once for each size of a
 micro-batch, without devices, and included in a step as often as there are micro-batches.
