@@ -524,8 +524,12 @@ def _paths(machine: Machine, pageable: bool) -> dict[str, NDArray[Any]]:
     host = machine.device(machine.host)
     ends = [host if device.is_storage else device for device in machine.devices]
     ways = (False, True) if pageable else (False,)
-    found = [_path(machine, a, b, slow) for slow in ways for a in ends for b in ends]
-    latency, rate, issue, out, into = np.ascontiguousarray(np.array(found, float).T)
+    table = np.empty((5, len(ways), len(ends), len(ends)))
+    for way, slow in enumerate(ways):
+        for row, source in enumerate(ends):
+            found = [_path(machine, source, destination, slow) for destination in ends]
+            table[:, way, row] = np.transpose(found)
+    latency, rate, issue, out, into = table.reshape(5, -1)
     return {
         "latency": latency,
         "rate": rate,
