@@ -520,14 +520,27 @@ def _others(graph: Graph, reads: Rows, maker: Sequence[int]) -> Rows:
 
 
 def _paths(machine: Machine, pageable: bool) -> dict[str, NDArray[Any]]:
-    """Return latency, rate, issue_copy, holds_out and holds_in of ``Tables``."""
+    """Return latency, rate, issue_copy, holds_out and holds_in of ``Tables``.
+
+    Between ranks, paths depend on the kinds of both ends alone: one of each kind is examined.
+    """
     host = machine.device(machine.host)
     ends = [host if device.is_storage else device for device in machine.devices]
     ways = (False, True) if pageable else (False,)
     table = np.empty((5, len(ways), len(ends), len(ends)))
+    kinds = _kinds(machine)
     for way, slow in enumerate(ways):
+        known: dict[tuple[int, ...], tuple[float, ...]] = {}
         for row, source in enumerate(ends):
-            found = [_path(machine, source, destination, slow) for destination in ends]
+            found = []
+            for column, destination in enumerate(ends):
+                key: tuple[int, ...] = row, column
+                if kinds and source.rank != destination.rank:
+                    is_near = source.host is not None and source.host == destination.host
+                    key = kinds[row], kinds[column], is_near
+                if key not in known:
+                    known[key] = _path(machine, source, destination, slow)
+                found.append(known[key])
             table[:, way, row] = np.transpose(found)
     latency, rate, issue, out, into = table.reshape(5, -1)
     return {
@@ -555,6 +568,28 @@ def _path(
     issue = issuer.issue_seconds if issuer.is_accelerator else 0.0
     holds = direct and (out or not into or apart), direct and (into or not out or apart)
     return latency, rate, issue, *holds
+
+
+def _kinds(machine: Machine) -> list[int]:
+    """Return the kind of each device, as seen from other ranks.
+
+    None is known where links of the machine itself join ranks, or there are no ranks.
+    """
+    ranks = machine.ranks
+    if not ranks or machine.storage:
+        return []
+    if any(ranks[link.source] != ranks[link.destination] for link in machine.links):
+        return []
+    number: dict[Any, int] = {}
+    kinds = []
+    for device in machine.devices:
+        front = machine.front(device.name)
+        link = None if front in (None, device.name) else machine.link(device.name, front)
+        rates = link and (link.bytes_per_second, link.latency, link.pageable_bytes_per_second)
+        is_front = front == device.name
+        facts = device.kind, front is None, is_front, rates, device.issue_seconds
+        kinds.append(number.setdefault(facts, len(number)))
+    return kinds
 
 
 def _way(

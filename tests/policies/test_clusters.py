@@ -1,16 +1,71 @@
-"""Means of links and of seconds over the devices of clusters."""
+"""Tables of problems on clusters: the same as if each pair of devices were examined."""
 
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import autosched as asc
+from autosched import problem as problem_module
 from autosched.machine.device import Network
 from autosched.machine.machine import Device, Link, Machine
 from autosched.policies.base.ranks import MeanLinks, mean_seconds
 from autosched.problem import Problem
+
+COSTS = asc.Costs(pageable=frozenset({"x"}))
+networks = st.builds(
+    Network,
+    st.sampled_from([1e9, 3e9]),
+    st.sampled_from([0.0, 7e-5]),
+    st.booleans(),
+    st.none() | st.just(Network(7e9, 1e-6)),
+)
+
+
+@st.composite
+def machines(draw):
+    """Draw clusters with equal and unequal hosts, ranks without CPUs, and odd links."""
+    devices, links = [], []
+    for rank in range(draw(st.integers(2, 4))):
+        host = draw(st.sampled_from([None, "a", "b"]))
+        kinds = draw(st.lists(st.sampled_from(["cpu", "cuda"]), min_size=1, max_size=3))
+        own = [f"{kind}:{10 * rank + i}" for i, kind in enumerate(kinds)]
+        issue = draw(st.sampled_from([0.0, 2e-6]))
+        devices += [Device(name, issue_seconds=issue, rank=rank, host=host) for name in own]
+        rate, latency = draw(st.sampled_from([(9e9, 3e-6), (5e9, 1e-5)]))
+        slow = draw(st.sampled_from([None, 2e9]))
+        links += [
+            Link(own[0], name, rate, latency, slow) for name in own[1:] if draw(st.booleans())
+        ]
+    if draw(st.booleans()):
+        links.append(Link(devices[0].name, devices[-1].name, 1e8))
+    network = draw(st.none() | networks)
+    return Machine(devices, links, network=network, contention=draw(st.booleans()))
+
+
+def tables(machine: Machine) -> dict[str, list[float]]:
+    """Return the tables of paths."""
+    found = problem_module._paths(machine, True)
+    return {name: table.tolist() for name, table in found.items()}
+
+
+@given(machines())
+def test_one_pair_of_each_kind_tells_of_all(machine):
+    found = tables(machine)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(problem_module, "_kinds", lambda _: [])
+        assert tables(machine) == found
+
+
+def test_only_pairs_of_each_kind_are_examined(monkeypatch):
+    """Of a thousand ranks, a few ways between ranks, and those within a rank."""
+    seen = []
+    real = problem_module._way
+    monkeypatch.setattr(problem_module, "_way", lambda *way: seen.append(way) or real(*way))
+    problem_module._paths(Machine.emulated(gpus=1, hosts=300), False)
+    assert len(seen) <= 4 + 2 * 300
 
 
 @given(
