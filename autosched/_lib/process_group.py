@@ -31,7 +31,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed
@@ -59,13 +59,6 @@ _PATIENCE = 0.5  # seconds for whoever failed to write why, and for others to re
 _NEVER_SENT = 2**31 - 1  # a tag
 
 
-class User(Protocol):
-    """What uses the connections of a group."""
-
-    def lost(self) -> None:
-        """Note that they are lost."""
-
-
 class ProcessGroup:
     """The place of this process among those of torch's default group.
 
@@ -80,7 +73,7 @@ class ProcessGroup:
         self.hosts: Sequence[str] = ()
         self.why: tuple[str, str] | None = None  # the kind of failure, and its text
         self.raised: BaseException | None = None  # the last error that all have raised
-        self.users: weakref.WeakSet[User] = weakref.WeakSet()
+        self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # whose ``lost`` is called
         self.ways = [_group("gloo", timeout) for _ in range(2)]
         self.devices: list[Any] = []
         self._watch = _group("gloo", timeout, _FOREVER)

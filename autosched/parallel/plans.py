@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import zlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 
@@ -13,13 +13,7 @@ import autosched as asc
 from autosched import Graph, Machine, Schedule, Watch, in_order
 from autosched._lib.recent import Recent
 
-
-class _Plan(Protocol):
-    @property
-    def schedule(self) -> Schedule: ...
-
-
-P = TypeVar("P", bound=_Plan)
+P = TypeVar("P")
 
 
 class Key:
@@ -49,7 +43,7 @@ class Plans(Generic[P]):
     """A cache of plans, closed by ``close()``, by ``with``, or by garbage collection."""
 
     def __init__(self) -> None:
-        self._plans = Recent[Any, P](lambda plan: plan.schedule.close())
+        self._plans = Recent[Any, Any](lambda plan: plan.schedule.close())
         self._watch: Watch | None = None
         self._guard = threading.RLock()
 
@@ -66,8 +60,7 @@ class Plans(Generic[P]):
 
     def _cached(self, key: Hashable, plan: Callable[[], P]) -> P:
         """Return the plan of a key, a new one if necessary."""
-        found = self._plans.get(key)
-        found = plan() if found is None else found
+        found: P = self._plans[key] if key in self._plans else plan()
         self._plans.use(key, found)
         return found
 
