@@ -91,7 +91,7 @@ class Guard:
         ):
             return None
         grads = _present(self._parameters) if self._has_grads else {}
-        tensors = {**self._held, **grads}
+        tensors = {**self._held, **grads} if grads else self._held
         if self._are_alike is None or not self._are_alike(tensors):
             return None
         if self._hooks and list(map(hooks_of, tensors.values())) != self._hooks:

@@ -297,7 +297,7 @@ class _Fusion:
 
     def _members(self, task: Task) -> list[Task]:
         """Return the tasks of the graph that a task is, or was merged from, if they can be fused."""
-        found = task.parts if isinstance(task.fn, Region) else [task]
+        found = [task] if task.name in self.graph.names else task.parts
         return [part for part in found if not part.view and self._can_fuse(part)]
 
     def _seconds(self, task: Task, device: str) -> float:

@@ -139,6 +139,21 @@ def test_graphs_of_merged_tasks_are_fused(compiled: Any) -> None:
             assert torch.equal(_output(found), _output(graph))
 
 
+def test_a_fused_graph_can_be_fused_again_for_several_streams(compiled: Any) -> None:
+    graph = asc.Graph()
+    x, y = graph.inputs("x", "y")
+    a, b = (x + 1).sin() * 2, (y + 2).cos() * 3
+    graph.output(c=((a * b).exp() + a).relu(), d=(b - a).tanh() + 1)
+    machine = asc.Machine([asc.Device("cpu", streams=2)], [], imagined=True)
+    once = asc.fuse(graph, machine, costs := asc.Costs(default_seconds=1e-3))
+    twice = asc.fuse(once, machine, costs)
+    assert len(regions(once)) == len(regions(twice)) > 1
+    inputs = {"x": torch.rand(3), "y": torch.rand(3)}
+    expected = graph.run_serial(**inputs)
+    for found in (once.run_serial(**inputs), twice.run_serial(**inputs)):
+        assert all(torch.equal(found[name], item) for name, item in expected.items())
+
+
 def _output(graph: Any) -> Tensor:
     (found,) = graph.run_serial(**graph.examples).values()
     assert isinstance(found, Tensor)
