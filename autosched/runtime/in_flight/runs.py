@@ -16,14 +16,13 @@ flight, is a call of the executor, in that thread.
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import sys
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, partial
 from queue import SimpleQueue
@@ -159,8 +158,10 @@ class Runs:
         # 2. Wait for all earlier runs, if this one must begin after they have ended.
         slots = self._slots
         is_broken = slots is not None and slots.loop.broken is not None
-        if is_broken or self._is_alone or self._overlaps(found):
+        alone = self._is_alone
+        if is_broken or alone or self._overlaps(found):
             self._wait_until_fewer(1, deadline)
+            alone = self._is_alone
         if slots is not None and is_broken:
             slots.begin_again()
         # 3. Start it.
@@ -168,7 +169,7 @@ class Runs:
         wrote = partial(self._wrote, found) if self._written else None
         ending = partial(self._finish, found, keep, finish, _is_recording())
         future = RunFuture(self._submitted, ending, wrote, self._waiting)
-        start = self._start_alone if self._is_alone else self._start
+        start = self._start_alone if alone else self._start
         start(future, self._placed(found), deadline)
         return future
 
@@ -387,12 +388,15 @@ class Runs:
         outputs: dict[str, Any],
     ) -> Any:
         """Put outputs where they belong; return the result. Called when the run has ended."""
-        with _autograd(autograd):
+        before = _set_autograd(autograd)
+        try:
             if autograd:
                 outputs = self._guarded(inputs, outputs)
             if keep is not None:
                 keep(outputs)
             return outputs if finish is None else finish(outputs)
+        finally:
+            _set_autograd(before)
 
 
 def _patience(deadline: float | None) -> float:
@@ -406,25 +410,21 @@ def _is_recording() -> bool:
     return torch is not None and bool(torch.is_grad_enabled())
 
 
-@contextlib.contextmanager
-def _autograd(records: bool) -> Iterator[None]:
-    """Let autograd record in this thread, or not."""
+def _set_autograd(records: bool) -> bool:
+    """Let autograd record in this thread, or not; return whether it did."""
     before = _is_recording()
-    if before == records:
-        yield
-        return
-    grad: Any = sys.modules["torch"]._C
-    grad._set_grad_enabled(records)
-    try:
-        yield
-    finally:
-        grad._set_grad_enabled(before)
+    if before != records:
+        sys.modules["torch"]._C._set_grad_enabled(records)
+    return before
 
 
 def _drive(team: ThreadTeam, run: Run) -> None:
     """Execute a run in this thread, where no other does."""
-    with _autograd(False):
+    before = _set_autograd(False)
+    try:
         team.drive(run)
+    finally:
+        _set_autograd(before)
 
 
 def _nothing() -> None:
