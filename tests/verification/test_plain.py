@@ -1,56 +1,21 @@
-"""Plain graphs, in which nothing is written in place."""
+"""Programs of graphs in which nothing is written in place; those that are drawn are in ``laws/test_necessary.py``."""
 
 from __future__ import annotations
 
-import random
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import autosched as asc
 from autosched.graph.flow import flow
 from autosched.lowering import lower
 from autosched.placement import Placement, Send
 from autosched.program.program import Copy, Free, Program, Run
-from tests.laws.test_necessary import agree, mutants
-from tests.sample_policies import policies, under_every_policy
-from tests.strategies import DEVICES, machines
-
-COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 
 
 def fn(*_: object) -> None:
     raise AssertionError("nothing runs here")
-
-
-@st.composite
-def plain(draw: st.DrawFn, most: int = 8, devices: Sequence[str] = DEVICES) -> asc.Graph:
-    """Draw graphs in which nothing is written in place: several results, orders, constraints, results nobody uses."""
-    graph = asc.Graph("plain")
-    values = list(graph.inputs("a", "b"))
-    for i in range(draw(st.integers(1, most))):
-        reads = draw(st.lists(st.sampled_from(values), max_size=3))
-        after = draw(st.lists(st.sampled_from(graph.tasks), max_size=2)) if i else []
-        on = draw(st.sampled_from([None] * 4 + [*devices]))
-        count = draw(st.sampled_from([1, 1, 1, 2]))
-        values += graph.add(fn, *reads, after=after, on=on, outputs=count)
-    graph.output(*dict.fromkeys(draw(st.lists(st.sampled_from(values), min_size=1, max_size=2))))
-    return graph
-
-
-@under_every_policy
-@given(policy=policies, graph=plain(), machine=machines(), seed=st.integers(0, 999))
-def test_of_plain_graphs_the_reference_refuses_the_same_programs(
-    policy: str, graph: asc.Graph, machine: asc.Machine, seed: int
-) -> None:
-    program = asc.schedule(graph, machine, policy=policy, costs=COSTS).program
-    source = random.Random(seed)
-    for what, mutant in source.sample(found := [*mutants(program, source)], min(len(found), 5)):
-        agree(mutant, graph, what)
 
 
 def test_a_copy_goes_where_the_placement_says() -> None:
