@@ -157,18 +157,6 @@ def test_over_numbers_of_gpus_there_is_a_line_for_each_policy_and_link() -> None
     assert [len(points) for points in lines.values()] == [3, 3]  # the one GPU is on both lines
 
 
-def test_abstract_processors_are_not_called_gpus() -> None:
-    graph = asc.Graph()
-    graph.output(y=graph.add(abs, graph.input("x"), seconds=1.0))
-    machines = {
-        f"{count} of mine": asc.Machine([asc.Device("cpu"), *map(asc.Device, names)])
-        for count, names in ((1, ["p:0"]), (2, ["p:0", "p:1"]))
-    }
-    words = list(ElementTree.fromstring(asc.compare(graph, machines, "single").svg()).itertext())
-    assert "processors" in words
-    assert "GPUs" not in words
-
-
 def test_a_comparison_of_nothing_that_works_is_drawn_and_told() -> None:
     found = asc.compare(pinned(), emulated(0, 1), "heft")
     assert found.best == ()

@@ -124,14 +124,6 @@ def test_groups_end_where_streams_wait() -> None:
     assert len({stream["add"], stream["add_1"], stream["mul"]}) == 3
 
 
-def test_a_group_has_at_least_two_tasks_and_no_views() -> None:
-    graph = asc.Graph()
-    x = graph.input("x")
-    graph.output(y=x.t() + 1)
-    schedule = asc.schedule(graph, GPUS, policy="single")
-    assert by_device(graph, schedule.placement, lambda task: True) == {}
-
-
 def test_a_region_ends_where_a_stream_waits_or_is_waited_for() -> None:
     graph = asc.Graph()
     x = graph.input("x")

@@ -19,7 +19,6 @@ from autosched.viz.page import page_data
 from autosched.viz.perfetto import perfetto_json
 from tests.codegen.test_codegen import fresh, run
 from tests.fusion.regions import compiled_by, needs_compiler
-from tests.models import KINDS
 
 GPUS = asc.Machine.emulated(gpus=2)
 CPU = asc.Machine.local(gpus=0)
@@ -270,42 +269,6 @@ def test_compiled_functions_are_fused() -> None:
         asc.compile(own, fuse="yes")  # type: ignore[arg-type]
     with pytest.raises(asc.CaptureError, match="has a parameter 'fuse'"):
         asc.capture(lambda x, fuse: x, x, True)
-
-
-@needs_compiler
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["mlp", "lenet"])
-def test_training_in_float64_is_that_of_eager_mode_up_to_rounding(kind: str) -> None:
-    torch.manual_seed(0)
-    eager = KINDS[kind].make().double()
-    twin = copy.deepcopy(eager)
-    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3) for model in (eager, twin)]
-
-    def step(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> Tensor:
-        loss = nn.functional.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    with asc.compile(
-        lambda x, y: step(twin, optimizers[1], x, y), machine=GPUS, fuse=True
-    ) as fused:
-        for number in range(5):
-            x, y = KINDS[kind].batch()
-            x = x.double()
-            torch.manual_seed(number)
-            expected = step(eager, optimizers[0], x, y)
-            torch.manual_seed(number)
-            found = fused(x, y)
-            close = {"rtol": 1e-10, "atol": 1e-10}
-            torch.testing.assert_close(found, expected, **close)
-            torch.testing.assert_close(dict(twin.state_dict()), dict(eager.state_dict()), **close)
-            for one, other in zip(twin.parameters(), eager.parameters(), strict=True):
-                torch.testing.assert_close(one.grad, other.grad, **close)
-            states = [list(made.state.values()) for made in optimizers]
-            torch.testing.assert_close(*states, **close)
-            for model in (eager, twin):
-                model.zero_grad()
 
 
 # ---- what takes graphs and schedules

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import gc
-import pickle
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +13,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import autosched as asc
-from autosched.fusion.region import Region
 from tests.fusion.regions import call, compiled_by, region, region_of
 
 Graphs = list[torch.fx.GraphModule]
@@ -321,18 +318,6 @@ def test_a_region_in_a_region_is_compiled_with_it(compiled: Graphs) -> None:
     assert len(compiled) == 1
 
 
-def test_a_region_that_cannot_be_compiled_runs_unfused() -> None:
-    def failing(graph: Any, args: Any, threads: int) -> Any:
-        raise AssertionError("no such kernel\nat line 3")
-
-    made, x = region(twice), torch.rand(3)
-    with compiled_by(failing) as graphs:
-        for _ in range(3):
-            assert torch.equal(call(made, x), twice(x))
-    assert made.failure == "Inductor: AssertionError: no such kernel"
-    assert len(graphs) == 1
-
-
 def test_errors_of_tasks_are_those_of_eager_mode(compiled: Graphs) -> None:
     made = region(lambda x, y: x @ y, inputs=2)
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
@@ -364,16 +349,6 @@ def test_threads_that_call_a_region_at_once_compile_it_once() -> None:
             thread.join()
     assert {i: result.tolist() for i, result in found.items()} == {0: [1.0, 1.0], 1: [3.0, 3.0]}
     assert len(graphs) == 1
-
-
-@pytest.mark.parametrize("twin", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
-def test_regions_can_be_copied(compiled: Graphs, twin: Callable[[Region], Region]) -> None:
-    made, x = region(twice), torch.rand(3)
-    call(made, x)
-    again = twin(made)
-    assert torch.equal(call(again, x), twice(x))
-    assert len(compiled) == 1
-    assert repr(again) == "<Region of 1 tasks>"
 
 
 def test_equal_regions_are_measured_once(compiled: Graphs) -> None:

@@ -103,49 +103,6 @@ def test_a_wait_keeps_the_record_that_it_found(played: Hardware) -> None:
     assert event.query()
 
 
-def test_the_33rd_stream_is_the_first(played: Hardware) -> None:
-    made = [torch.Stream("cuda:1") for _ in range(33)]
-    assert made[32] == made[0]
-    assert len(set(made)) == 32
-    assert torch.cuda.Stream("cuda:1", priority=-1) not in made
-
-
-def test_streams_are_current_by_thread_and_device(played: Hardware) -> None:
-    mine, seen = torch.Stream("cuda:1"), []
-    default = torch.accelerator.current_stream("cuda:1")
-    with mine:
-        assert torch.accelerator.current_device_index() == 1
-        assert torch.accelerator.current_stream("cuda:1") == mine
-        assert torch.accelerator.current_stream("cuda:0") == torch.cuda.default_stream(0)
-        thread = threading.Thread(target=lambda: seen.append(torch.cuda.current_stream("cuda:1")))
-        thread.start()
-        thread.join()
-    assert seen == [default] == [torch.accelerator.current_stream("cuda:1")]
-    assert torch.accelerator.current_device_index() == 0
-
-
-def test_a_thread_of_its_own_makes_tensors_on_a_gpu(played: Hardware) -> None:
-    found: list[object] = []
-    thread = threading.Thread(target=lambda: found.append(torch.ones(2).to("cuda:1").device))
-    thread.start()
-    thread.join()
-    assert found == [torch.device("cuda:1")]
-
-
-def test_time_goes_by_the_clock_of_the_device(played: Hardware) -> None:
-    played.clock = lambda device, now: 100 + 2 * now
-    begin, end = (torch.Event("cuda:0", enable_timing=True) for _ in range(2))
-    begin.record()
-    begin.synchronize()
-    end.record()
-    with pytest.raises(ValueError, match="completed"):
-        begin.elapsed_time(end)
-    end.synchronize()
-    assert begin.elapsed_time(end) == (end.mark.seconds - begin.mark.seconds) * 1e3 > 0
-    with pytest.raises(ValueError, match="enable_timing"):
-        begin.elapsed_time(torch.Event("cuda:0"))
-
-
 def test_what_fails_on_the_gpu_is_told_when_the_host_waits(played: Hardware) -> None:
     rows = torch.ones(3, device="cuda:0")[torch.tensor([7])]
     with pytest.raises(RuntimeError, match="CUDA error: a kernel failed: index 7 is out of bounds"):
@@ -194,17 +151,6 @@ def test_memory_that_went_back_is_nan_and_its_use_a_fault(played: Hardware) -> N
         "aten.add.Tensor on cuda:0/1 touches memory that went back before: aten.ones.default of (3,) on cuda:0/0"
     ]
     played.faults.clear()
-
-
-def test_a_view_keeps_memory_and_shares_it(played: Hardware) -> None:
-    x = torch.zeros(2, 3, device="cuda:0")
-    row = x[1]
-    assert (row.data_ptr() - x.data_ptr(), torch.cuda.memory_allocated()) == (12, 512)
-    del x
-    row += 1
-    assert (row.tolist(), row._version, torch.cuda.memory_allocated()) == ([1, 1, 1], 1, 512)
-    del row
-    assert (torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()) == (0, 512)
 
 
 def test_there_is_only_so_much_memory() -> None:
@@ -262,22 +208,6 @@ def test_a_copy_between_gpus_is_a_barrier_between_their_current_streams_and_no_o
     assert goes_wrong(lambda: run(1), [3.0] * 3, gpus=2)
 
 
-@pytest.mark.parametrize("non_blocking", [True, False])
-def test_copies_convert_and_straighten_on_the_way(non_blocking: bool) -> None:
-    def run() -> object:
-        x = torch.arange(6.0).reshape(2, 3).pin_memory()
-        there = x.t().to("cuda:0", torch.float64, non_blocking=non_blocking)
-        target = torch.zeros(3, 4, device="cuda:0")[:, ::2].copy_(x.t(), non_blocking=non_blocking)
-        back = torch.zeros(3, 4)[:, ::2].copy_(there, non_blocking=non_blocking)
-        one, other = there[:, 1:].to("cpu", non_blocking=non_blocking), target.cpu()
-        torch.accelerator.synchronize()
-        return (
-            back.tolist() == other.tolist() == x.t().tolist() and one.tolist() == x[1:].t().tolist()
-        )
-
-    assert outcomes(run) == [True] * len(SEEDS)
-
-
 def test_a_pinned_source_that_is_no_row_of_bytes_is_staged_as_if_it_were_not() -> None:
     def run() -> object:
         x = torch.ones(3, 2).pin_memory()
@@ -286,31 +216,6 @@ def test_a_pinned_source_that_is_no_row_of_bytes_is_staged_as_if_it_were_not() -
         return y.tolist()
 
     assert not goes_wrong(run, [1.0] * 3)
-
-
-def test_tensors_of_two_devices_do_not_mix(played: Hardware) -> None:
-    x = torch.ones(2, device="cuda:0")
-    assert (x * torch.tensor(2.0)).tolist() == [2, 2]
-    for other in (torch.ones(2), torch.ones(2, device="cuda:1")):
-        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
-            x + other
-
-
-# ---- random numbers
-
-
-def test_a_device_draws_in_the_order_in_which_the_host_asks(played: Hardware) -> None:
-    torch.manual_seed(3)
-    expected = torch.rand(3, device="cuda:0").tolist(), torch.rand(3, device="cuda:0").tolist()
-    torch.manual_seed(3)
-    other, state = torch.Stream("cuda:0"), torch.cuda.get_rng_state("cuda:0")
-    first = slow(0.0).uniform_()
-    with other:
-        second = torch.rand(3, device="cuda:0")
-        assert second.tolist() == expected[1] != expected[0]
-    assert first.tolist() == expected[0]
-    torch.cuda.set_rng_state(state, "cuda:0")
-    assert torch.rand_like(first).tolist() == expected[0]
 
 
 # ---- captured graphs
@@ -452,11 +357,6 @@ def test_an_event_of_a_capture_is_no_event_for_others(played: Hardware) -> None:
         torch.cuda.current_stream().wait_event(event)
     with pytest.raises(RuntimeError, match="an event last recorded in a capturing stream"):
         event.synchronize()
-
-
-def test_a_capture_wants_a_stream_of_its_own(played: Hardware) -> None:
-    with pytest.raises(RuntimeError, match="non-default stream"):
-        torch.cuda.CUDAGraph().capture_begin()
 
 
 def test_nothing_is_played_afterwards() -> None:

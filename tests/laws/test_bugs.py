@@ -539,17 +539,6 @@ def test_an_index_with_a_tuple_in_a_tuple_was_refused() -> None:
     assert run(graph, x=torch.arange(9.0).reshape(3, 3))["y"].tolist() == [3.0, 5.0]
 
 
-MODEL = torch.nn.Linear(3, 3)
-
-
-class Trainer:
-    def __init__(self) -> None:
-        self.models = {"only": MODEL}
-
-    def __call__(self, x: Any) -> Any:
-        return self.models["only"](x)
-
-
 def test_a_function_that_calls_itself_was_looked_through_for_ever() -> None:
     def power(x: Any, n: int = 3) -> Any:
         return x * power(x, n - 1) if n > 1 else x + 0

@@ -15,8 +15,6 @@ from autosched.fusion.region import Region
 from tests.fusion.regions import call, compiled_by, drawn_groups, fused, needs_compiler, region
 from tests.strategies import graphs, inputs_for
 
-COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
-
 
 def outcome(run: Callable[..., Mapping[str, Any]], graph: asc.Graph) -> dict[str, Tensor]:
     """Return what a run puts out, and what it leaves in its inputs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -21,7 +21,6 @@ from tests.reference import LoopReference, RefusedError
 from tests.sample_policies import policies
 from tests.strategies import graphs, inputs_for, machines
 
-Execute = Callable[[Program, asc.Graph, Sequence[Tensors], Choose], list[dict[str, torch.Tensor]]]
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 loops = st.integers(2, 4)
 

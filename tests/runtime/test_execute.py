@@ -169,14 +169,6 @@ def test_a_run_leaves_nothing_of_it_behind():
         assert [ref() for ref in gone] == [None, None]
 
 
-def test_outputs_are_the_same_whichever_thread_makes_them_and_none_records_autograd():
-    weight = torch.ones(2, requires_grad=True)
-    for backend in ("host", "emulated", "virtual"):
-        with placed(chain(lambda x: x * weight), backend=backend) as schedule:
-            assert not schedule(x=torch.ones(2))["y"].requires_grad
-    assert torch.is_grad_enabled()
-
-
 # ---- the end
 
 
@@ -288,22 +280,6 @@ def test_results_of_another_shape_are_an_error_of_the_task(outputs, returned, me
         pytest.raises(asc.TaskError, match=f"task 'pair' on cpu failed: .*{message}"),
     ):
         schedule()
-
-
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        ({}, "graph 'chain' misses input 'x'; its inputs are 'x'"),
-        ({"x": 1, "z": 2}, "graph 'chain' was given 'z', which is no input; its inputs are 'x'"),
-        ({"z": 2}, "graph 'chain' misses input 'x'"),
-    ],
-)
-def test_missing_and_unknown_inputs_are_named_and_the_next_call_works(inputs, message):
-    with placed(chain(plus)) as schedule:
-        for _ in range(2):
-            with pytest.raises(asc.GraphError, match=message):
-                schedule(**inputs)
-            assert schedule(x=1) == {"y": 1}
 
 
 def test_tasks_without_functions_can_be_planned_but_not_run():
@@ -433,9 +409,6 @@ def test_results_may_be_pieces_of_one_memory():
                 }
 
 
-# ---- that waits and frees matter: what verify refuses, run all the same
-
-
 # ---- profile
 
 
@@ -452,21 +425,6 @@ def test_a_profile_runs_the_tasks_once_and_names_the_one_that_fails(backend):
 # ---- the interpreter's exit
 
 
-@pytest.mark.parametrize("backend", ["host", "threads"])
-def test_a_task_that_fails_in_a_later_run_is_named_by_the_line_of_its_function(backend):
-    graph = asc.Graph()
-    x, y = graph.inputs("x", "y")
-    a = graph.add(torch.add, x, y, name="a")
-    b = graph.add(torch.mm, a, y, name="b")
-    graph.output(c=graph.add(torch.add, b, y, name="c"))
-    square, row = torch.eye(2), torch.ones(2)
-    with asc.schedule(graph, asc.Machine.local(gpus=0), backend=backend) as schedule:
-        schedule(x=square, y=square)
-        with pytest.raises(asc.TaskError, match="task 'b' on cpu failed"):
-            schedule(x=row, y=row)
-        assert torch.equal(schedule(x=square, y=square)["c"], 3 * square)
-
-
 @pytest.mark.parametrize("backend", ["host", "virtual"])
 def test_lists_and_dicts_among_arguments_are_fresh_in_every_run(backend):
     def uses_up(x, numbers, named, *, more):
@@ -477,18 +435,6 @@ def test_lists_and_dicts_among_arguments_are_fresh_in_every_run(backend):
     with asc.schedule(graph, asc.Machine.emulated(gpus=0), backend=backend) as schedule:
         for _ in range(3):
             assert schedule(x=torch.zeros(1))["y"].item() == 6.0
-
-
-def test_inputs_that_nothing_uses_may_share_memory():
-    graph = asc.Graph()
-    x, _ = graph.inputs("x", "unused")
-    x += 1
-    graph.output(x=x)
-    both = torch.zeros(2)
-    with asc.schedule(graph, asc.Machine.emulated(gpus=0), backend="host") as schedule:
-        for _ in range(2):
-            schedule(x=both, unused=both)
-    assert both.tolist() == [2.0, 2.0]
 
 
 @pytest.mark.parametrize("backend", ["host", "emulated", "virtual"])

@@ -426,30 +426,6 @@ def test_an_interrupt_in_a_step_that_is_no_task_is_an_interrupt(base, where, kin
             assert schedule(x=1) == {"y": 3}
 
 
-def test_an_interrupt_that_comes_behind_a_fault_is_not_lost():
-    """It was once taken for the echo of the fault, and the wait for the others went on."""
-    emitted, mine = Emitted(), threading.Event()
-
-    def fail():
-        assert mine.wait(GENEROUS)
-        raise ValueError("planted")
-
-    def interrupted():
-        mine.set()
-        while not team.stopped:
-            time.sleep(0.001)
-        raise KeyboardInterrupt
-
-    emitted.add("a", 0, fail)
-    emitted.add(None, 1, interrupted)
-    emitted.load()
-    team = ThreadTeam(["a"], prepare=lambda: None)
-    end = team.run(emitted)
-    team.close()
-    assert isinstance(end, Fault)
-    assert (end.position, type(end.error)) == (1, KeyboardInterrupt)
-
-
 def failing_first(*then):
     """Return functions: of a thread that fails when the other is in a step, and of that, which goes on."""
     emitted, begun = Emitted(), threading.Event()
@@ -471,15 +447,6 @@ def failing_first(*then):
     return team, emitted
 
 
-def test_the_first_fault_is_told_of_and_not_what_fails_behind_it():
-    team, emitted = failing_first(lambda: 1 / 0)
-    emitted.load()
-    end = team.run(emitted)
-    team.close()
-    assert isinstance(end, Fault)
-    assert (end.position, type(end.error)) == (0, ValueError)
-
-
 def test_no_thread_begins_a_task_after_another_one_s_fault():
     team, emitted = failing_first()
     ran = []
@@ -488,19 +455,6 @@ def test_no_thread_begins_a_task_after_another_one_s_fault():
     team.run(emitted)
     team.close()
     assert ran == []
-
-
-def test_a_lock_to_which_nobody_came_in_a_run_that_failed_is_locked_again():
-    """Whoever did come has locked it himself, in passing."""
-    team, emitted = failing_first()
-    lock = emitted.lock()
-    emitted.acquire("b", 2, lock)
-    emitted.load()
-    team.run(emitted)
-    assert not lock.locked()
-    assert team.afterwards(lambda: None)
-    team.close()
-    assert lock.locked()
 
 
 def is_interrupted(call, moment):
@@ -547,41 +501,6 @@ def test_an_interrupt_at_each_moment_of_a_call_leaves_no_lock_locked(backend, ti
             assert schedule(x=x, timeout=GENEROUS) == {"y": 5}
             moment += 1
         assert moment > 50
-
-
-def test_interrupts_at_any_moment_leave_the_schedule_usable(monkeypatch):
-    """One in the last lines of a call once left it believing that it was called by itself."""
-    # One in a callback of the garbage collector can be raised nowhere, and the next may hit who
-    # tells of it.
-    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
-    main, done, calling = threading.main_thread().ident, threading.Event(), threading.Event()
-
-    def shoot():
-        chance = random.Random(1)
-        while not done.is_set():
-            time.sleep(chance.random() * 0.002)
-            if calling.is_set():
-                signal.pthread_kill(main, signal.SIGINT)
-
-    with on("threads", chain(plus, plus)) as schedule:
-        shooter = threading.Thread(target=shoot)
-        caught = 0
-        shooter.start()
-        while caught < 200:
-            try:
-                try:
-                    calling.set()
-                    assert schedule(x=caught) == {"y": caught + 2}
-                finally:
-                    calling.clear()
-            except KeyboardInterrupt:
-                caught += 1
-                with contextlib.suppress(KeyboardInterrupt):  # one may have been on its way
-                    time.sleep(0.0001)
-        done.set()
-        with contextlib.suppress(KeyboardInterrupt):
-            shooter.join()
-        assert schedule(x=1) == {"y": 3}
 
 
 # ---- timeouts
@@ -632,25 +551,6 @@ def test_a_task_in_the_calling_threads_part_cannot_hold_the_caller(backend, mach
         held.go_on.set()
         assert schedule(x=torch.ones(1)) == {"y": 3}
         assert slots_are_blank(schedule)
-
-
-def test_a_late_run_in_virtual_time_says_where_each_stream_is():
-    held = Held()
-    graph = asc.Graph()
-    graph.output(
-        y=graph.add(plus, graph.add(held, graph.input("x"), name="held", on="cuda:0"), on="cuda:1")
-    )
-    with on("virtual", graph) as schedule:
-        with pytest.raises(asc.RunTimeoutError) as error:
-            schedule(x=1, timeout=0.2)
-        held.go_on.set()
-        text = str(error.value)
-        assert (
-            f"    cuda:0/compute runs task 'held' (added at {graph.task('held').source})\n" in text
-        )
-        assert ", which cuda:0/compute records after 'held'\n" in text
-        assert schedule(x=1) == {"y": 3}
-        assert schedule(x=1, timeout=GENEROUS) == {"y": 3}
 
 
 @every_backend
@@ -931,26 +831,6 @@ def test_a_wait_that_is_issued_before_its_record_does_not_hold():
     executor.close()
 
 
-def test_a_wait_that_is_issued_again_behind_the_record_holds():
-    ran = []
-    graph = asc.Graph()
-    graph.add(lambda: ran.append("early"), name="early", outputs=())
-    graph.add(lambda: ran.append("late"), name="late", outputs=())
-    program = asc.Program.parse(
-        dedent("""
-        cuda:0/compute  wait e0
-        cuda:1/compute  run late
-        cuda:1/compute  record e0
-        cuda:0/compute  wait e0
-        cuda:0/compute  run early
-    """)
-    )
-    executor = Executor(program, graph, TWO_GPUS, Virtual(choose=min), [0.0] * 5)
-    executor({})
-    assert ran == ["late", "early"]
-    executor.close()
-
-
 # ---- the interpreter's exit
 
 PRELUDE = """
@@ -972,17 +852,6 @@ def schedule(backend, task=work):
 """
 
 EXITS = {
-    "closed": "made = schedule(backend); made(); made.close()",
-    "not closed": "made = schedule(backend); made(); made()",
-    "raised": """
-        def fail(*args):
-            raise ValueError("planted")
-        made = schedule(backend, fail)
-        try:
-            made()
-        except asc.TaskError as error:
-            kept = error
-    """,
     "called from daemon threads": """
         made = schedule(backend)
         def again(timeout):

@@ -86,26 +86,3 @@ STEP = 1
 
 def counts(x: torch.Tensor) -> torch.Tensor:
     return x + STEP
-
-
-def test_inputs_that_meet_are_found_by_the_code_too() -> None:
-    graph = asc.Graph()
-    x, y = graph.inputs("x", "y")
-    x += y
-    graph.output(x=x)
-    with asc.schedule(graph, CPU) as schedule:
-        a = torch.ones(4)
-        for _ in range(2):
-            schedule(x=torch.ones(4), y=torch.ones(4))
-            with pytest.raises(asc.errors.HazardError, match="'x' and 'y' share memory"):
-                schedule(x=a[:2], y=a[1:3])
-            with pytest.raises(asc.errors.GraphError, match="misses input 'y'"):
-                schedule(x=a)
-        assert a.tolist() == [1.0] * 4
-
-
-def test_numbers_are_no_tensors_and_are_served_too() -> None:
-    graph = asc.Graph()
-    graph.output(y=graph.input("x") * 2)
-    with asc.schedule(graph, CPU) as schedule:
-        assert [schedule(x=x)["y"] for x in (1, 2, [3])] == [2, 4, [3, 3]]

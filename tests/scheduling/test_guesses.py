@@ -11,7 +11,6 @@ import autosched as asc
 from autosched.viz import gantt_svg, gantt_text
 
 MACHINE = asc.Machine.emulated(gpus=1)
-ALL = "with 10 us guessed for each task"
 
 
 def network(seconds: float | None = None) -> asc.Graph:

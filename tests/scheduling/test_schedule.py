@@ -12,7 +12,6 @@ import torch
 
 import autosched as asc
 from autosched.policies import POLICIES
-from autosched.runtime.backends.host import Host
 from autosched.scheduling import planning
 
 TWO_GPUS = asc.Machine.emulated(gpus=2)
@@ -58,11 +57,6 @@ def test_progress_is_a_bar_or_a_function_of_the_callers(capsys):
 # ---- running
 
 
-def test_the_local_machine_is_the_default():
-    with asc.schedule(fork(), backend="host") as schedule:
-        assert schedule.machine == asc.Machine.local()
-
-
 def test_inputs_and_outputs_are_where_they_are_said_to_be():
     schedule = asc.schedule(
         fork(),
@@ -75,70 +69,7 @@ def test_inputs_and_outputs_are_where_they_are_said_to_be():
     assert schedule.program.outputs == (("both", "cuda:1"),)
 
 
-class Logging(Host):
-    """A backend of a user's own."""
-
-    def __init__(self):
-        super().__init__()
-        self.log = []
-
-    def open(self, program, machine):
-        self.log.append("open")
-
-    def begin(self, stopped):
-        self.log.append("begin")
-
-    def launch(self, streams, seconds, call):
-        def step():
-            self.log.append(f"{streams[0]} for {seconds:g} s")
-            call()
-
-        return step
-
-    def record(self, stream, event):
-        return lambda: self.log.append(f"record e{event}")
-
-    def wait(self, stream, event):
-        return lambda: self.log.append(f"wait e{event}")
-
-    def free(self, stream):
-        return lambda value: self.log.append(f"free {value.tolist()}")
-
-    def join(self):
-        self.log.append("join")
-
-    def close(self):
-        self.log.append("close")
-
-
-def test_any_object_with_the_methods_is_a_backend():
-    backend = Logging()
-    graph = asc.Graph()
-    graph.output(y=graph.add(torch.neg, graph.input("x"), seconds=2.0))
-    with asc.schedule(graph, TWO_GPUS, policy=everything_on("cuda:0"), backend=backend) as schedule:
-        assert backend.log == []
-        schedule(x=torch.ones(1))
-    assert backend.log == [
-        "open",
-        "begin",
-        "cuda:0/copy-in for 1e-05 s",
-        "record e0",
-        "wait e0",
-        "cuda:0/compute for 2 s",
-        "record e1",
-        "wait e1",
-        "free [1.0]",
-        "join",
-        "close",
-    ]
-
-
 # ---- policies
-
-
-def test_any_function_is_a_policy():
-    schedule = asc.schedule(fork(), TWO_GPUS, policy=everything_on("cuda:1"))
-    assert set(schedule.placement.device.values()) == {"cuda:1"}
 
 
 def test_a_policy_is_given_the_problem():
@@ -309,14 +240,6 @@ def test_devices_that_no_link_joins_are_refused(policy):
     machine = asc.Machine([asc.Device("p"), asc.Device("q")])
     with pytest.raises(asc.ScheduleError, match="no link joins"):
         asc.schedule(graph, machine, policy=policy)
-
-
-@pytest.mark.parametrize("policy", ["auto", *POLICIES])
-def test_a_task_that_can_run_nowhere_is_refused(policy):
-    graph = asc.Graph()
-    graph.add(abs, graph.input("x"), name="a", seconds={"tpu:0": 1.0})
-    with pytest.raises(asc.ScheduleError):
-        asc.schedule(graph, TWO_GPUS, policy=policy)
 
 
 def test_a_program_changed_by_hand_is_proved_before_it_runs():

@@ -13,7 +13,7 @@ import autosched as asc
 from autosched._lib.jit import Mode
 from autosched.bounds import bounds
 from autosched.policies import POLICIES
-from autosched.simulation.issuing import Issuing, issuing
+from autosched.simulation.issuing import issuing
 from autosched.simulation.simulate import durations, makespan, simulate
 from autosched.simulation.simulate import times as predicted
 from tests.simulation.test_simulate import LINKS
@@ -309,8 +309,3 @@ def test_costs_and_machines_with_issuing_are_saved_and_read_back():
 def test_costs_of_issuing_that_are_no_numbers_are_refused(make, message):
     with pytest.raises(asc.AutoschedError, match=message):
         make()
-
-
-def test_issuing_in_no_time_has_one_thread():
-    program = asc.Program.parse("cuda:0/compute run a")
-    assert Issuing.free(program).total == 0

@@ -36,35 +36,6 @@ def ends(schedule):
     return {span.name: span.end for span in schedule.simulate().spans if span.kind == "run"}
 
 
-@pytest.mark.parametrize("share", [1.0, 0.75, 0.5, 0.25])
-def test_two_equal_tasks_take_what_the_device_needs_for_both(share):
-    """With a launch of which the device does nothing, two streams hide each other's launches."""
-    graph, costs = independent(share, share)
-    device = gpu(2, launch_seconds=1 - share)
-    made = asc.schedule(graph, asc.Machine([device]), policy="single", costs=costs)
-    assert ends(made) == {"t0": max(1, 2 * share), "t1": max(1, 2 * share)}
-
-
-def test_a_task_is_alone_again_when_the_others_have_ended():
-    """t0 and t1 have half of the device until t0 has done its operation; t1 then has all of it."""
-    graph, costs = independent(1, 3)
-    made = asc.schedule(graph, asc.Machine([gpu(2)]), policy="single", costs=costs)
-    assert ends(made) == {"t0": 2, "t1": 4}
-
-
-def test_a_task_that_begins_later_shares_what_is_left():
-    """A copy brings the input of t1 after a second: t0 has 2 of 3 operations left."""
-    graph = asc.Graph()
-    late = graph.input("late", nbytes=1)
-    graph.output(graph.add(int, graph.input("x"), name="t0"), graph.add(int, late, name="t1"))
-    costs = asc.Costs(work={"t0": asc.Work(3, 0), "t1": asc.Work(1, 0)})
-    cpu = asc.Device("cpu")
-    machine = asc.Machine([cpu, gpu(2)], [asc.Link("cpu", "cuda:0", 1.0)])
-    made = asc.schedule(graph, machine, policy="heft", costs=costs, inputs={"x": "cuda:0"},
-                        place={"t*": "cuda:0"})  # fmt: skip
-    assert ends(made) == {"t0": 4, "t1": 3}
-
-
 def test_shares_that_are_given_count_rather_than_work():
     graph, costs = independent(1, 1)
     costs = replace(costs, shares={"t0": 0.5, "t1": 0.5})

@@ -39,21 +39,6 @@ def chain(*tasks, start="x", nbytes=2):
     return graph
 
 
-def test_tasks_of_one_stream_follow_each_other():
-    spans, found = timeline(
-        chain(("a", 1), ("b", 2)),
-        """
-        input x on cpu
-        cpu/compute run a
-        cpu/compute run b
-        cpu/compute free a
-        output b on cpu
-        """,
-    )
-    assert spans == [("a", 0, 1), ("b", 1, 3)]
-    assert found.makespan == 3
-
-
 def test_a_reader_on_another_device_waits_for_the_copy():
     """The copy of a takes half a second and two more for two bytes; what waits says so by arrows."""
     spans, found = timeline(
@@ -195,12 +180,6 @@ def test_durations_are_of_runs_and_copies_alone():
     found = durations(program, asc.Problem(graph, MACHINE))
     assert found == tuple(expected.get(str(instruction), 0) for instruction in program)
     assert sum(found) == 7.5
-
-
-def test_seconds_may_differ_by_device():
-    graph = chain(("a", {"cpu": 3, "cuda:0": 1}))
-    spans, _ = timeline(graph, "input x on cpu\ncpu/compute run a\noutput a on cpu")
-    assert spans == [("a", 0, 3)]
 
 
 @pytest.mark.parametrize(

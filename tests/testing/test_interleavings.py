@@ -10,8 +10,6 @@ from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from itertools import islice
 
-import pytest
-import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +17,7 @@ import autosched as asc
 from autosched.program.program import Instruction, Program, Record, Run, Stream, Wait
 from autosched.testing.checking import Reference, Setting, attempt
 from autosched.testing.comparing import bits
-from tests.interleavings import explore, interleavings, races
+from tests.interleavings import explore, races
 from tests.strategies import graphs, inputs_for, machines
 
 TWO = ("cpu", "cuda:0")
@@ -121,98 +119,3 @@ def test_interleavings_are_complete_where_tasks_race_for_memory(
     everything = list(islice(by_brute_force(program, graph, CPU), MOST + 1))
     assume(len(everything) <= MOST)
     assert set(explored(program, graph, CPU)) == set(everything)
-
-
-# ---- by hand
-
-
-def three_writers() -> asc.Graph:
-    graph = asc.Graph()
-    x, y = graph.inputs("x", "y")
-    x.add_(1)
-    x.mul_(10)
-    y.sub_(5)
-    return graph
-
-
-THREE = Program.parse("input x on cpu\ninput y on cpu\ncpu/a run add\ncpu/b run mul\ncpu/c run sub")
-
-
-def written_behind_a_view() -> asc.Graph:
-    graph = asc.Graph()
-    x = graph.input("x")
-    view = x[1:]
-    graph.output(total=view.sum(), other=view.mean())
-    x.mul_(2)
-    return graph
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (
-            "cpu/a run getitem\ncpu/a run sum\ncpu/b run mul",
-            ["getitem mul", "sum mul"],
-        ),  # the bytes
-        ("cpu/a run getitem\ncpu/b run sum", ["getitem sum"]),  # whether the view is there yet
-        ("cpu/a run getitem\ncpu/a run sum\ncpu/b copy x -> cuda:0", []),  # readers
-        (
-            "cpu/a run getitem\ncpu/a run sum\n"
-            "cuda:0/in copy x <- cpu\ncuda:0/in run mul\ncuda:0/in copy x@1 -> cpu overwriting",
-            ["getitem copy", "sum copy"],
-        ),
-        (
-            "cuda:0/a copy x <- cpu\ncuda:0/a run getitem\ncuda:0/a run sum\ncuda:0/b free x",
-            ["copy free", "getitem free", "sum free"],
-        ),
-    ],
-)
-def test_conflicts_concern_bytes_and_slots(text: str, expected: list[str]) -> None:
-    program = Program.parse("input x on cpu\n" + text)
-    names = [
-        item.task if isinstance(item, Run) else str(item).partition(" ")[0] for item in program
-    ]
-    assert [
-        f"{names[a]} {names[b]}" for a, b in races(program, written_behind_a_view())
-    ] == expected
-
-
-def test_only_the_order_of_conflicts_makes_a_class() -> None:
-    assert races(THREE, three_writers()) == [(0, 1)]
-    first, second = interleavings(THREE, three_writers())
-    assert first.index("cpu/a") < first.index("cpu/b")
-    assert second.index("cpu/b") < second.index("cpu/a")
-
-
-def test_random_tasks_conflict() -> None:
-    graph = asc.Graph()
-    a, b, c = (graph.add(torch.rand, 2, name=name) for name in "abc")
-    graph.output(a, b, c)
-    program = Program.parse(
-        "cpu/1 run a\ncpu/2 run b\ncpu/3 run c\noutput a on cpu\noutput b on cpu\noutput c on cpu"
-    )
-    assert races(program, graph) == [(0, 1), (0, 2), (1, 2)]
-    assert len(set(explored(program, graph, CPU))) == 6
-
-
-def test_tasks_that_share_a_module_conflict_even_with_others_between_them() -> None:
-    graph, norm = asc.Graph(), torch.nn.BatchNorm1d(2)
-    for name in ("x", "y", "z"):
-        graph.add(norm, graph.input(name), name=f"of_{name}")
-    lines = [f"input {name} on cpu" for name in "xyz"] + [
-        f"cpu/{name} run of_{name}" for name in "xyz"
-    ]
-    assert races(Program.parse("\n".join(lines)), graph) == [(0, 1), (0, 2), (1, 2)]
-
-
-def test_a_copy_on_two_streams_synchronizes_with_both() -> None:
-    graph = asc.Graph()
-    with graph.on("cuda:0"):
-        x = graph.input("x")
-    with graph.on("cuda:1"):
-        graph.output(y=x + 1)
-    schedule = asc.schedule(graph, asc.Machine.emulated(gpus=2))
-    (only,) = interleavings(schedule.program, graph)
-    assert only[:3] == ("cuda:1/copy-in", "cuda:0/copy-out", "cuda:1/copy-in")
-    (run,) = explore(schedule.program, graph, schedule.machine, examples={"x": torch.zeros(1)})
-    assert run.left["output 'y'"] == torch.ones(1)

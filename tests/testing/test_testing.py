@@ -10,52 +10,14 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import autosched as asc
 from autosched.errors import InterleavingError
-from autosched.policies import POLICIES
 from autosched.testing import check, machines_for
 from autosched.testing.comparing import bits, difference
-from tests.strategies import MOVES, graphs, inputs_for, machines
+from tests.strategies import graphs, inputs_for
 
-NAMES = ("cpu", *(f"cuda:{i}" for i in range(7)))
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
-
-
-# ---- strategies
-
-
-@given(count=st.integers(1, 8), data=st.data())
-def test_every_policy_schedules_sampled_graphs_for_any_number_of_devices(
-    count: int, data: st.DataObject
-) -> None:
-    graph, machine = data.draw(graphs(NAMES[:count])), data.draw(machines(NAMES[:count]))
-    assert machine.names == NAMES[:count]
-    for policy in ("auto", *POLICIES):
-        asc.schedule(graph, machine, policy=policy)
-
-
-@given(graph=graphs())
-def test_sampled_graphs_stay_within_bounds_and_their_inputs_are_always_the_same(
-    graph: asc.Graph,
-) -> None:
-    inputs = inputs_for(graph)
-    outputs = graph.run_serial(**inputs)
-    for tensor in (*outputs.values(), *inputs.values()):
-        assert tensor.dtype == torch.float64
-        assert (tensor.abs() <= 1).all()
-    assert bits(inputs_for(graph)) == bits(inputs_for(graph))
-
-
-@pytest.mark.parametrize("kind", MOVES)
-def test_every_move_runs_on_the_shapes_that_it_needs(kind: str) -> None:
-    graph = asc.Graph()
-    x, y = graph.inputs("x", "y")
-    made = MOVES[kind](graph, x, y)
-    graph.output(x=x, y=y)
-    assert all(isinstance(value, asc.Value) for value in made)
-    graph.run_serial(**inputs_for(graph))
 
 
 # ---- check
@@ -185,23 +147,6 @@ def test_the_report_has_the_difference_its_first_task_and_a_call_to_repeat_it() 
     with pytest.raises(InterleavingError) as error:
         eval(again, {"asc": asc, "graph": sharing_a_list(), "examples": {"x": X}})
     assert str(error.value).partition("first task")[0] == report.partition("first task")[0]
-
-
-def test_random_numbers_that_are_not_declared_are_found() -> None:
-    graph = asc.Graph()
-    x = graph.input("x")
-    graph.output(*(graph.add(lambda x: x + torch.rand(()), x, name=name) for name in "abc"))
-    with pytest.raises(asc.HazardError, match=r"task 'a' drew random numbers without declaring it"):
-        check(graph, examples={"x": X})
-
-
-def test_a_result_that_shares_memory_and_does_not_say_so_is_found() -> None:
-    graph = asc.Graph()
-    graph.output(graph.add(lambda x: x[1:], graph.input("x"), name="rest"))
-    with pytest.raises(
-        asc.HazardError, match=r"result 'rest' of task 'rest' shares memory with 'x'"
-    ):
-        check(graph, examples={"x": X})
 
 
 def test_a_task_that_only_fails_when_another_is_late_is_reported_with_its_error() -> None:

@@ -325,24 +325,6 @@ def test_a_task_that_writes_is_ordered_behind_readers_and_before_the_next(wait, 
     assert refused(IN_PLACE, written(), (wait, "")).startswith(message)
 
 
-def test_two_writers_are_ordered():
-    graph = asc.Graph()
-    w = graph.input("w")
-    for name in "ab":
-        graph.add(fn, w, name=name, writes=[w], outputs=())
-    text = """
-        input w on cpu
-        cpu/compute   run a
-        cpu/compute   record e0
-        cpu/compute1  wait e0
-        cpu/compute1  run b
-    """
-    message = refused(text, graph, ("cpu/compute1 wait e0\n", ""))
-    assert message.startswith(
-        "'w' (version 1) on cpu is made by task 'a', which is not waited for (law: order)"
-    )
-
-
 def ordered():
     graph = asc.Graph()
     a = graph.add(fn, name="a")
@@ -508,27 +490,3 @@ def test_memory_that_took_another_name_is_still_to_be_freed():
     asc.verify(asc.Program.parse(text), graph)
     with pytest.raises(asc.ProgramError, match="'made' on cuda:1 is never freed"):
         asc.verify(asc.Program.parse(text.replace("cuda:1/copy-in  free made@1\n", "")), graph)
-
-
-def test_a_view_is_made_before_a_later_task_overwrites_its_memory():
-    graph = asc.Graph()
-    x = graph.input("x")
-    graph.add(fn, x[1:], name="read")
-    x.mul_(2)
-    program = """\
-    input x on cpu
-    cpu/compute  run getitem
-    cpu/compute  run read
-    cpu/compute  run mul
-    """
-    message = refused(
-        program, graph, ("run read\ncpu/compute run mul", "run mul\ncpu/compute run read")
-    )
-    assert "'getitem' on cpu is read but was overwritten by version 1" in message
-    message = refused(
-        program,
-        graph,
-        ("\ncpu/compute run mul", ""),
-        ("run getitem", "run mul\ncpu/compute run getitem"),
-    )
-    assert "'x' was overwritten by task 'mul'" in message

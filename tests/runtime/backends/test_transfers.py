@@ -255,10 +255,6 @@ def test_page_locked_memory_of_other_sizes_goes_back_before_anyone_waits():
         assert pool.total == 0
 
 
-def test_without_page_locked_memory_pieces_are_pageable():
-    assert not pinned._locked(16).is_pinned() or torch.accelerator.is_available()
-
-
 # ---- in a schedule
 
 
@@ -386,13 +382,6 @@ def test_an_output_may_be_dropped_while_the_callers_stream_still_reads_it():
         assert [each.cpu().tolist() for each in found] == [[6.0 * (i + 1)] * 50 for i in range(3)]
 
     run_often(chained(), check, outputs={"y": "cuda:1"})
-
-
-def test_without_handing_out_such_an_output_is_lost(monkeypatch):
-    """The test above can fail."""
-    monkeypatch.setattr(Accelerator, "hand_out", lambda *_: None)
-    with pytest.raises(AssertionError, match=r"memory that went back before|=="):
-        test_an_output_may_be_dropped_while_the_callers_stream_still_reads_it()
 
 
 # ---- memory

@@ -22,7 +22,6 @@ import autosched as asc
 from autosched.errors import CancelledRunError
 from autosched.program.program import Free, Wait
 from autosched.runtime.backends.virtual import Virtual
-from autosched.runtime.in_flight.future import RunFuture
 
 GENEROUS = 30  # seconds until a test that hangs fails
 GPUS = asc.Machine.emulated(gpus=2)
@@ -125,20 +124,6 @@ def test_whoever_waits_for_runs_under_way_is_told():
             assert runs[1] in failed.result().done
     assert called == [runs[0]]
     assert isinstance(runs[1].exception(), asc.TaskError)
-
-
-def test_a_run_that_failed_early_ends_when_no_thread_works_on_it():
-    early, over = RunFuture(1, dict), RunFuture(2, dict)
-    early.fail(ValueError("late"))
-    assert early.done()
-    assert not early.wait(0.0)
-    early.end({}, None)
-    over.end({}, None)
-    over.fail(ValueError("late"))
-    assert early.wait(0.0)
-    assert over.wait(0.0)
-    assert isinstance(early.exception(), ValueError)  # the first outcome counts
-    assert over.result() == {}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -252,23 +252,6 @@ def test_the_traceback_of_what_is_not_recorded_is_logged(gpu, caplog):
     assert "in reads" in caplog.text
 
 
-def test_random_numbers_go_on_after_a_recording_that_failed(gpu):
-    def draws(a):
-        drawn = a + torch.rand_like(a)
-        return drawn * (drawn.sum().item() > 0)
-
-    graph = asc.Graph()
-    graph.output(y=graph.add(draws, graph.input("x"), random=True, on="cuda:0", name="draws"))
-    torch.manual_seed(1)
-    found = [
-        each["y"].tolist()
-        for each in refused(graph, gpu, "task 'draws' failed: ", lambda: {"x": torch.ones(3)})
-    ]
-    with asc.schedule(graph, gpu) as schedule:
-        torch.manual_seed(1)
-        assert found == [schedule(x=torch.ones(3))["y"].tolist() for _ in range(4)]
-
-
 def test_numbers_that_tasks_make_are_not_replayed(gpu):
     graph = asc.Graph()
     x = graph.input("x")

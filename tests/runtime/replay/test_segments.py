@@ -155,17 +155,6 @@ def test_what_is_freed_for_what_comes_next_is_freed_with_it():
     ]
 
 
-def test_a_device_that_waits_for_another_without_a_copy_begins_a_segment():
-    whole = cut("""
-        cuda:0/compute   run a
-        cuda:0/compute   record e0
-        cuda:1/compute   run b
-        cuda:1/compute   wait e0
-        cuda:1/compute   run c
-    """)
-    assert [segment.positions for segment in whole.segments] == [(0,), (2,), (4,)]
-
-
 # ---- laws
 
 
