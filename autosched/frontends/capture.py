@@ -100,10 +100,7 @@ def captured(
     kwargs: Mapping[str, Any],
     varying: Iterable[str] = (),
 ) -> Captured:
-    """Like ``capture``, with a task for each operator of marked functions.
-
-    ``varying`` are the names of optimizers' settings that are to be inputs.
-    """
+    """Like ``capture``, with a task for each operator; settings named ``varying`` are inputs."""
     check_modes()
     with capturing():
         graph = Captured(fn, args, kwargs)

@@ -291,7 +291,7 @@ class Compiled:
     def _captured(
         self, args: Any, kwargs: Mapping[str, Any], varying: frozenset[str]
     ) -> tuple[Captured, Schedule, Ends | None]:
-        """Capture the function, and return the graph with its schedule."""
+        """Return a capture with its schedule; on several ranks, with what these do with outputs."""
 
         def capture() -> Captured:
             found = captured(self.fn, args, kwargs, varying)
@@ -315,18 +315,11 @@ class Compiled:
             options: dict[str, Any] = {**self.options, "costs": self.costs}
             options["compiler"] = compiler_of(self.fuse)
             graph, costs["machine"] = fused_with_machine(graph, examples=examples, **options)
-        return self._scheduled(graph, costs)
-
-    def _scheduled(
-        self, graph: Captured, costs: dict[str, Any]
-    ) -> tuple[Captured, Schedule, Ends | None]:
-        """Return a graph with its schedule; on several ranks, with what these do with outputs."""
         if not self._has_ranks:
             return graph, schedule(graph, **{**self.options, **costs}), None
         machine = self.options["machine"]
-        twin, devices, ends = on_every_rank(graph, machine, self.options.get("outputs"))
-        made = schedule(twin, **{**self.options, "outputs": devices}, **costs)
-        return graph, made, ends
+        twin, outputs, ends = on_every_rank(graph, machine, self.options.get("outputs"))
+        return graph, schedule(twin, **{**self.options, **costs, "outputs": outputs}), ends
 
     @property
     def _has_ranks(self) -> bool:

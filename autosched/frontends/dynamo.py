@@ -277,11 +277,7 @@ _MOST_VIEWS = 8  # between an output and the tensor that a graph computed
 def split(
     module: torch.fx.GraphModule, inputs: Sequence[Any], compile: Compile
 ) -> Callable[..., Any]:
-    """Return a function that runs what Dynamo traced.
-
-    ``compile`` is given the graphs that AOTAutograd makes of it. They are those of
-    ``backend="aot_eager"``, so that results can be equal to the last bit.
-    """
+    """Return a function that runs what Dynamo traced: ``compile`` is given AOTAutograd's graphs."""
     _guard_hooks()
     names = [_variable(node) for node in module.graph.nodes if node.op == "placeholder"]
     unused = _UnusedOutputs()
@@ -481,10 +477,7 @@ class _Builder:
         self._return(nodes[-1], operators.values)
 
     def _input(self, node: torch.fx.Node, position: int, argument: Any) -> Any:
-        """Add an input on the device of the tensor.
-
-        An argument that is not a tensor remains as it is.
-        """
+        """Add an input on the device of the tensor; return any other argument."""
         if not isinstance(node.meta["val"], torch.Tensor):
             return node.meta["val"]
         name = _described(node.meta.get("desc"), self.names) or node.name
@@ -549,10 +542,7 @@ def _results(output: torch.fx.Node) -> list[tuple[Any, Any]]:
 
 
 def _returned_together(output: torch.fx.Node) -> set[int]:
-    """Return the memory that several results share.
-
-    Only results that the user sees count: copies would not share it.
-    """
+    """Return the memory that several results share which the user sees: copies would not."""
     nodes = {
         item: None
         for item, description in _results(output)
@@ -567,10 +557,7 @@ def _returned_together(output: torch.fx.Node) -> set[int]:
 
 
 def _with_shapes(module: torch.fx.GraphModule, arguments: Sequence[Any]) -> list[torch.fx.Node]:
-    """Return copies of a graph's nodes with fake tensors as ``val``.
-
-    Results that share memory share it there too.
-    """
+    """Return copies of nodes with fake tensors as ``val``, which share memory as results do."""
     shapes = _Shapes(module, garbage_collect_values=False, graph=copy.deepcopy(module.graph))
     shapes.extra_traceback = False
     fakes = FakeTensorMode(allow_non_fake_inputs=True)
@@ -614,10 +601,7 @@ def _variable(node: torch.fx.Node) -> str:
 
 
 def _described(description: Any, names: Sequence[str]) -> str:
-    """Return the name that a description of AOTAutograd refers to, or "".
-
-    That is the name of an input, or of its gradient.
-    """
+    """Return the name of the input, or of its gradient, that a description refers to, or ""."""
     if (source := getattr(description, "grad_of", None)) is not None:
         name = _described(source, names)
         return f"{name}.grad" if name else ""
@@ -627,10 +611,7 @@ def _described(description: Any, names: Sequence[str]) -> str:
 
 
 def _origin(node: torch.fx.Node, phase: str) -> Origin:
-    """Return the user's line, the module and the phase.
-
-    The line and module of a backward node are those of its forward node.
-    """
+    """Return the user's line, the module and the phase; of backward, those of its forward node."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     module = _path([path for path, _ in stack.values()][-1]) if stack else ""
     return Origin(_line(node), module, "backward" if phase == "backward" else "forward")

@@ -45,10 +45,7 @@ _DATA_DEPENDENT = {
 
 
 class EagerOperators(TorchFunctionMode):
-    """Makes torch functions choose as they do eagerly.
-
-    Raises CaptureError in the backward of those that cannot.
-    """
+    """Makes torch functions choose as they do eagerly, or refuses their backward."""
 
     def __init__(self, counters: Counters):
         super().__init__()

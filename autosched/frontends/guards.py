@@ -104,10 +104,7 @@ class Guard:
 
 
 def capture_key(state: State, reach: Reach, arguments: Arguments, given: Tensors) -> Hashable:
-    """Return everything that a capture of a call depends on.
-
-    ``given`` are the tensors among its arguments, by name.
-    """
+    """Return all that a capture depends on; ``given`` are the tensors among its arguments."""
     first: dict[int, str] = {}
     tensors = tuple(
         (name, first.setdefault(id(tensor), name), _properties(tensor))

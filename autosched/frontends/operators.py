@@ -44,10 +44,7 @@ class Operators:
         self.impure: tuple[str, ...] = ()  # the last task that has effects other than on tensors
 
     def add(self, node: torch.fx.Node, random: bool = False) -> None:
-        """Add the task of a node that calls an operator.
-
-        ``random``: it may draw random numbers, whatever its schema says.
-        """
+        """Add the task of a node; ``random``: it may draw numbers, whatever its schema says."""
         first = node.args[0] if node.args else None
         source: Any = self.values[first] if isinstance(first, torch.fx.Node) else None
         if node.target is operator.getitem and isinstance(source, (tuple, list)):
@@ -99,10 +96,7 @@ class Operators:
 
 
 def common_device(tensors: Iterable[torch.Tensor]) -> torch.device | None:
-    """Return the device of all tensors except CPU tensors of one number.
-
-    None if there are several.
-    """
+    """Return the one device of all tensors except CPU tensors of one number, or None."""
     everywhere = [(item.device, item.dim() or item.device.type != "cpu") for item in tensors]
     counted = dict.fromkeys(device for device, counts in everywhere if counts)
     found = [*counted] or [device for device, _ in everywhere[:1]] or [torch.get_default_device()]
@@ -205,10 +199,7 @@ def _fake(node: torch.fx.Node) -> Any:
 
 
 def _as_tuples(tree: Any) -> Any:
-    """Return a tree of arguments in Python's own types.
-
-    Lists of numbers become tuples, which are immutable.
-    """
+    """Return arguments in Python's own types: lists of numbers become tuples."""
     if isinstance(tree, dict):
         return {key: _as_tuples(item) for key, item in tree.items()}
     if not isinstance(tree, (tuple, list)):
@@ -298,10 +289,7 @@ def _candidates(
 
 
 class _Once(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Allows one call of one operator, with these arguments.
-
-    An operator that writes is not executed.
-    """
+    """Allows one call of one operator, with these arguments; one that writes is not executed."""
 
     def __init__(self, target: Any, wanted: Mapping[str, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -437,10 +437,7 @@ def _slots(kind: type) -> Iterator[str]:
 
 
 def _is_called_implicitly(name: str, item: Any) -> bool:
-    """Whether Python or torch calls a class's function implicitly.
-
-    Those that dataclasses make do not count.
-    """
+    """Whether Python or torch calls a function implicitly that no dataclass has made."""
     item = getattr(item, "__func__", item)  # of a static method
     if not isinstance(item, FunctionType) or item.__code__.co_filename == "<string>":
         return False
@@ -455,10 +452,7 @@ def _is_known(module: Any) -> bool:
 
 @functools.cache
 def _is_library(name: str) -> bool:
-    """Whether a top-level module is such a library.
-
-    A user's file may have the name of a Python module.
-    """
+    """Whether a top-level module is such a library, and not a user's file of its name."""
     if name not in sys.stdlib_module_names:
         return name in _LIBRARIES
     file = getattr(sys.modules.get(name), "__file__", None) or ""

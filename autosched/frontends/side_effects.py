@@ -94,10 +94,7 @@ class SideEffects:
         self._cells = [(cell, cell.cell_contents) for cell in cells]
 
     def substitute(self, twins: Mapping[int, torch.Tensor]) -> None:
-        """Put other tensors in the places of some, given by their ids; ``undo`` undoes it.
-
-        They may be in tuples there.
-        """
+        """Put other tensors in the places of some, by their ids, also in tuples; see ``undo``."""
         in_lists = ((items, i, item) for items, old in self._lists for i, item in enumerate(old))
         in_dicts = ((items, key, item) for items, old in self._dicts for key, item in old.items())
         entries: Iterable[Any] = (slot for slot in self._entries if isinstance(slot[0], dict))

@@ -174,10 +174,7 @@ class State:
         }
 
     def settings(self) -> dict[str, tuple[dict[str, Any], str]]:
-        """Return, by name, the floats, and tuples of them, in groups of torch's own optimizers.
-
-        Each is the group and the name there.
-        """
+        """Return the group and field of each float, or tuple of them, of torch's own optimizers."""
         return {
             _setting(key, number, field): (group, field)
             for key, number, group in self._groups()
@@ -233,10 +230,7 @@ class State:
     def replaced_by(
         self, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any]
     ) -> Iterator[State]:
-        """Replace the tensors of modules and optimizers temporarily, by name.
-
-        So are ``settings`` of optimizers. Yield their state then.
-        """
+        """Replace tensors and settings temporarily, by name; yield the state of then."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._with_settings(settings))
             for module in self.modules.values():

@@ -306,10 +306,7 @@ class _Tracer:
 
     @contextlib.contextmanager
     def _checking_changes(self, before: Mapping[str, torch.Tensor], given: Any) -> Iterator[Reach]:
-        """Raise CaptureError for changes that a graph cannot make, and undo them.
-
-        Yield what the function can read.
-        """
+        """Refuse and undo changes that a graph cannot make; yield what the function can read."""
         parameters = self.state.parameters.items()
         twins = {id(item): before[name] for name, item in parameters if is_trainable(item)}
         others = SideEffects([self.fn, given], self.state.modules)

@@ -1,9 +1,9 @@
 """Choose which tasks can be fused, and groups of them that form regions.
 
 A region begins where its stream waits for another stream, and ends where another stream waits for
-it. So no task waits longer for another stream than it did before fusion. Alternatively, all tasks
-of a device form one region, as far as dependencies allow. ``autosched.coarsening.merging`` splits
-groups that would create a cycle.
+it, unless it is shorter than a wait: then it goes on. So a task waits little longer for another
+stream than before fusion. Alternatively, all tasks of a device form one region, as far
+as dependencies allow. ``autosched.coarsening.merging`` splits groups that would create a cycle.
 """
 
 from __future__ import annotations
@@ -99,10 +99,7 @@ def reads_numbers(tasks: Iterable[Task]) -> list[Task]:
 
 
 def _find_numbers(tasks: Iterable[Task], floats: Iterable[int]) -> tuple[list[Task], set[int]]:
-    """Return the tasks that make or take numbers, and which values are numbers.
-
-    ``floats`` are those that the tasks get.
-    """
+    """Return the tasks that make or take numbers, and the values that are numbers."""
     numbers = {*floats}
     found = []
     for task in tasks:
@@ -150,10 +147,7 @@ def _reason(task: Task, sizes_known: bool) -> str | None:
 
 
 def _writes_lists(fn: OpOverload[Any, Any]) -> bool:
-    """Whether an operator, other than those that can be rewritten, writes to lists of tensors.
-
-    The fused steps of optimizers do. Inductor cannot call them from C++.
-    """
+    """Whether an operator that cannot be rewritten writes to lists of tensors, as in optimizers."""
     written = [arg.type for arg in fn._schema.arguments if _is_written(arg)]
     is_each = fn._schema.name.startswith("aten::_foreach_")
     return not is_each and any(isinstance(kind, torch.ListType) for kind in written)

@@ -304,10 +304,7 @@ class _Fusion:
         return self.costs.task_seconds(task, self.machine.device(device))
 
     def _fused(self, candidate: _Candidate) -> _Fused | None:
-        """Return a new graph with these regions and estimated seconds.
-
-        None if there are no regions, or there is no plan.
-        """
+        """Return a graph with these regions, and its plan; None if it has none of them."""
         if not candidate.groups:
             return None
 
@@ -420,10 +417,7 @@ class _Fusion:
         run_on_models(made.graph, self.machine, known, self.examples or {}, call)
 
     def _blame(self, regions: Iterable[Region]) -> None:
-        """Note the tasks of regions that could not be compiled as not fusable.
-
-        These are the tasks that use numbers read from tensors, if there are some; else all.
-        """
+        """Note tasks of regions that failed as not fusable: those that use numbers, or else all."""
         for region in regions:
             tasks = reads_numbers(region.composite.tasks) or region.composite.tasks
             self.reasons.update((task.name, region.failure or "") for task in tasks)

@@ -666,10 +666,7 @@ def _widened(arg: Any) -> Any:
 
 
 def _disturbed(arg: Any, unit: float, generator: torch.Generator) -> Any:
-    """Return a copy changed by a unit in the last place, except for whole numbers.
-
-    These are masks and counters.
-    """
+    """Return a copy changed by a unit in the last place, but for whole numbers, such as masks."""
     if not isinstance(arg, Tensor):
         return arg
     if not (arg.is_floating_point() or arg.is_complex()):

@@ -169,10 +169,7 @@ def _results(graph: torch.fx.GraphModule) -> list[Any]:
 def _take_out(
     graph: torch.fx.GraphModule, written: Collection[int]
 ) -> tuple[torch.fx.GraphModule | None, list[int], list[int], list[int]]:
-    """Take out of a graph what arguments had before they are written.
-
-    Return the other fields of ``Traced``, from ``old`` to ``written``.
-    """
+    """Take out what arguments had before; return the fields of ``Traced`` from ``old`` on."""
     nodes = graph.graph
     places = {node: i for i, node in enumerate(nodes.find_nodes(op="placeholder"))}
     copies = [
