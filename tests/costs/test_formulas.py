@@ -61,6 +61,7 @@ def operators_below(names: re.Pattern[str]) -> dict[Any, list[tuple[Any, Any]]]:
     return noting.calls
 
 
+@pytest.mark.slow
 def test_every_operator_that_hides_products_has_a_formula() -> None:
     calls = operators_below(HIDES)
     assert any(op.overloadpacket is torch.ops.aten._linalg_svd for op in calls)

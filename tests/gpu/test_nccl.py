@@ -292,18 +292,6 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(1e-3)
 
 
-def test_a_sender_compares_shapes_before_it_sends() -> None:
-    graph = ring(2)
-    machine = cluster(2)
-    with playing(2, 1) as gpus:
-        over = Cluster(planned(graph, machine), graph, machine, gpus)
-        over.run({f"x{r}": torch.ones(3) for r in range(2)})
-        found = over.run({f"x{r}": torch.ones(4) for r in range(2)})
-        over.close()
-    assert any(isinstance(each, asc.ScheduleError) for each in found)
-    assert all(isinstance(each, asc.AutoschedError) for each in found)
-
-
 @pytest.mark.parametrize("crossed", [False, True])
 def test_the_fake_notes_exchanges_in_different_orders(crossed: bool) -> None:
     with playing(2) as gpus:

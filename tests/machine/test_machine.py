@@ -340,16 +340,6 @@ def test_any_json_gives_a_machine_or_our_error(plain):
 # ---- errors
 
 
-def test_a_machine_without_devices():
-    with refused("a machine needs at least one device"):
-        Machine([])
-
-
-def test_a_device_that_is_none():
-    with refused("a machine's devices must be Device, got 'cpu'"):
-        Machine(["cpu"])
-
-
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "a@b", None, -1, 1.5, True])
 def test_a_device_named_as_none_can_be(name):
     with refused(f"a device is named as in torch, 'cpu' or 'cuda:0', got {name!r}"):
@@ -383,14 +373,6 @@ def test_flags_that_are_neither_true_nor_false(flag):
 def test_a_torch_device_that_can_be_none(physical):
     with refused(f"physical of device 'cuda:0' must be as 'cuda:0' or None, got {physical!r}"):
         Device("cuda:0", physical=physical)
-
-
-def test_a_device_twice():
-    cpu = Device("cpu")
-    with refused("device 'cpu' occurs twice"):
-        Machine([cpu, cpu])
-    with refused("device 'cpu' occurs twice"):
-        Machine([Device("cpu"), Device("cuda:0"), Device("cpu")])
 
 
 @pytest.mark.parametrize(

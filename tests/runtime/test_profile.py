@@ -397,14 +397,6 @@ def test_what_is_behind_a_host_read_is_learnt():
     assert asc.schedule(graph, first.machine, costs=costs).makespan > 0.02
 
 
-def test_costs_of_a_profile_can_be_saved_with_the_schedule_that_they_make(tmp_path):
-    with asc.schedule(two_branches(), TWO_GPUS, backend="host") as schedule:
-        costs = schedule.profile(repeat=2, x=torch.ones(2)).costs()
-    made = asc.schedule(two_branches(), TWO_GPUS, costs=costs, backend="host")
-    made.save(tmp_path / "plan.json")
-    assert asc.load(tmp_path / "plan.json", two_branches()).costs == costs
-
-
 def test_a_prediction_gives_back_what_it_was_predicted_from():
     schedule = plan({"t": 2.0})
     assert schedule.simulate().costs() is schedule.costs

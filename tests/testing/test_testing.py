@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -230,18 +228,6 @@ def test_differences_are_described(expected: object, found: object, said: str | 
 
 
 # ---- what is imported, and when
-
-ALONE = """
-import sys
-import autosched as asc
-print("torch" in sys.modules, "autosched.testing" in sys.modules)
-"""
-
-
-def test_torch_and_tests_are_imported_when_they_are_asked_for() -> None:
-    command = [sys.executable, "-c", ALONE]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == "False False\n"
 
 
 def test_state_that_tasks_keep_from_run_to_run_hides_no_race() -> None:

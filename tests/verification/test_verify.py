@@ -362,69 +362,6 @@ def test_an_order_edge_is_held_though_no_memory_tells(edits, message):
     assert refused(ORDERED, ordered(), *edits).splitlines()[0] == message
 
 
-def viewed():
-    """Task make -> view -> read; a view is put there by a task of its own."""
-    graph = asc.Graph()
-    a = graph.add(fn, name="make")
-    graph.output(graph.add(fn, a[0], name="read"))
-    return graph
-
-
-VIEWED = """
-    cpu/compute   run make
-    cpu/compute   record e0
-    cpu/compute1  wait e0
-    cpu/compute1  run getitem
-    cpu/compute1  record e1
-    cpu/compute   wait e1
-    cpu/compute   run read
-    cpu/compute   free make
-    output read on cpu
-"""
-
-
-@pytest.mark.parametrize(
-    ("edit", "message"),
-    [
-        (
-            ("cpu/compute wait e1\n", ""),
-            "'getitem' on cpu is made by task 'getitem', which is not waited for",
-        ),
-        (
-            ("cpu/compute1 wait e0\n", ""),
-            "'make' on cpu is made by task 'make', which is not waited for",
-        ),
-        (
-            ("run read\ncpu/compute free make", "free make\ncpu/compute run read"),
-            "'getitem' on cpu is read after it was freed",
-        ),
-    ],
-)
-def test_a_view_shares_memory_and_has_a_maker_of_its_own(edit, message):
-    assert refused(VIEWED, viewed(), edit).startswith(message)
-
-
-def test_an_owner_need_not_be_known_where_the_copy_has_no_stream_there():
-    """Without contention a copy stands on a stream of its source; who reads the copy first frees it, or any other."""
-    text = """
-        input x on cpu
-        cpu/copy-0      copy x -> cuda:0
-        cpu/copy-0      record e0
-        cuda:0/compute  wait e0
-        cuda:0/compute  run h
-        cuda:0/compute  record e1
-        cuda:0/other    wait e1
-        cuda:0/other    free x
-        cuda:0/compute  run y
-        cuda:0/compute  free h
-        output y on cuda:0
-    """
-    assert re.match(
-        "'x' on cuda:0 is freed while the copy",
-        refused(text, chain(), ("cuda:0/other wait e1\n", "")),
-    )
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [

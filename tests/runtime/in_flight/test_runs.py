@@ -252,16 +252,11 @@ def test_runs_without_state_go_on_after_one_that_failed(backend, stage):
                 assert abs(run.result()["y"][0]) in (i + 1, i - 1)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("seed", range(3))
-def test_runs_that_need_the_state_of_one_that_failed_are_cancelled(backend, seed):
+def adding_until_3(submitted, on, read_on):
+    """Return a graph that adds to a total; adding 3 fails when ``submitted`` is set."""
     graph = asc.Graph()
     x = graph.input("x")
     total = graph.constant(torch.zeros(2), "total")
-
-    submitted = threading.Event()
-    if backend == "virtual":
-        submitted.set()
 
     def add(total, x):
         if x[0] == 3:
@@ -269,8 +264,18 @@ def test_runs_that_need_the_state_of_one_that_failed_are_cancelled(backend, seed
             raise ValueError("no 3")
         total += x
 
-    graph.add(add, total, x, writes=[total], outputs=(), name="add", on="cuda:0")
-    graph.output(y=graph.add(torch.clone, total, name="read", on="cuda:1"))
+    graph.add(add, total, x, writes=[total], outputs=(), name="add", on=on)
+    graph.output(y=graph.add(torch.clone, total, name="read", on=read_on))
+    return graph
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("seed", range(3))
+def test_runs_that_need_the_state_of_one_that_failed_are_cancelled(backend, seed):
+    submitted = threading.Event()
+    if backend == "virtual":
+        submitted.set()
+    graph = adding_until_3(submitted, on="cuda:0", read_on="cuda:1")
     chosen = Virtual(random.Random(seed).choice) if backend == "virtual" else backend
     with scheduled(graph, 3, chosen) as schedule:
         schedule(x=number(0))
@@ -291,19 +296,8 @@ def test_runs_that_need_the_state_of_one_that_failed_are_cancelled(backend, seed
 
 def test_runs_are_cancelled_where_streams_order_what_they_share():
     """All that touches the total is on one stream, so the program has no wait for another run."""
-    graph = asc.Graph()
-    x = graph.input("x")
-    total = graph.constant(torch.zeros(2), "total")
     submitted = threading.Event()
-
-    def add(total, x):
-        if x[0] == 3:
-            assert submitted.wait(GENEROUS)
-            raise ValueError("no 3")
-        total += x
-
-    graph.add(add, total, x, writes=[total], outputs=(), name="add")
-    graph.output(y=graph.add(torch.clone, total, name="read"))
+    graph = adding_until_3(submitted, on="cpu", read_on="cpu")
     with scheduled(graph, policy="single", place={"*": "cpu"}) as schedule:
         assert not any(isinstance(i, Wait) and i.ago for i in schedule.program)
         schedule(x=number(1))

@@ -20,32 +20,13 @@ from autosched.runtime.backends.emulated import Emulated
 from autosched.runtime.backends.host import Host
 from autosched.runtime.backends.virtual import Virtual
 from autosched.testing.checking import SharedState
+from tests.laws.test_loops import copies, given_to, storage
+from tests.loop_model import Tensors
 from tests.sample_policies import policies
-from tests.strategies import graphs, inputs_for, machines, mix
+from tests.strategies import graphs, machines, mix
 
 COSTS = asc.Costs(default_seconds=0, default_nbytes=0)
 loops = st.integers(2, 4)
-Tensors = dict[str, torch.Tensor]
-
-
-def copies(tensors: Tensors) -> Tensors:
-    return {name: item.clone() for name, item in tensors.items()}
-
-
-def given_to(graph: asc.Graph, runs: int) -> list[Tensors]:
-    """Inputs of each run: those that tasks write are the same tensors in all, others are new."""
-    first = inputs_for(graph)
-    return [
-        {
-            name: item if graph.last_version(graph.value(name).index) else item * 0.5**run
-            for name, item in first.items()
-        }
-        for run in range(runs)
-    ]
-
-
-def storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def left(graph: asc.Graph, run: Callable[[Sequence[Tensors]], list[Tensors]], runs: int) -> Any:

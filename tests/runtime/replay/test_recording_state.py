@@ -172,32 +172,6 @@ def test_other_work_does_not_use_the_workspace_of_a_recording(played):
         assert [block.pool for _, block in workspaces] == [ORDINARY]
 
 
-@pytest.mark.parametrize("released", [True, False])
-def test_graphs_of_the_caller_need_workspaces_of_their_own(played, released):
-    """As the documentation of ``replay=`` says: release workspaces before and after a capture."""
-    x, side, graph = torch.rand(4, 4), torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    moved = x.to("cuda:0")
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        moved @ moved
-    if released:
-        torch._C._cuda_clearCublasWorkspaces()
-    with torch.cuda.graph(graph, stream=side):
-        found = moved @ moved
-    if released:
-        torch._C._cuda_clearCublasWorkspaces()
-    with asc.schedule(product(), asc.Machine.local(), replay=True) as schedule:
-        for _ in range(3):
-            schedule(x=x)
-    torch.cuda.empty_cache()
-    graph.replay()
-    if released:
-        assert torch.equal(found.cpu(), x @ x)
-    else:
-        with pytest.raises(RuntimeError, match=r"illegal memory access .* workspace of cuBLAS"):
-            torch.cuda.synchronize()
-
-
 # ---- what a failed capture leaves
 
 

@@ -19,13 +19,10 @@ import autosched as asc
 from autosched.runtime.replay.cuda_graphs import Replay
 from autosched.testing.checking import scattered
 from tests.gpu.fake_gpu import playing
+from tests.gpu.for_gpus import noisy_there, there
 from tests.strategies import graphs, inputs_for, mix, noisy
 
 NOWHERE = "nothing of it runs on an accelerator"
-
-
-def noisy_there(a):
-    return a * 0.5 + torch.rand_like(a) * 0.5
 
 
 def mix_there(a, b):
@@ -39,12 +36,6 @@ def add_(a, b):
 
 
 THERE = {noisy: noisy_there, mix: mix_there}
-
-
-def there(machine, graph, inputs):
-    """Move inputs to where they must live."""
-    device = {name: machine.device(graph.value(name).home or machine.host) for name in inputs}
-    return {name: tensor.to(device[name].physical or "cpu") for name, tensor in inputs.items()}
 
 
 def equals_serial(draw, machine):
