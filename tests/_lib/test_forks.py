@@ -14,7 +14,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import autosched as asc
-from autosched._lib.forks import forks, rlock
 
 GENEROUS = 30  # seconds until a test that hangs fails
 TWO_GPUS = asc.Machine.emulated(gpus=2)
@@ -161,24 +160,3 @@ def test_a_schedule_is_given_to_another_process(how):
         process.start()
         assert queue.get(timeout=2 * GENEROUS) == 4
         process.join()
-
-
-def test_locks_of_other_threads_are_free_in_a_child_and_those_of_the_thread_that_forks_are_held():
-    mine, theirs, holding, end = rlock(), rlock(), threading.Event(), threading.Event()
-
-    def hold():
-        with theirs:
-            holding.set()
-            end.wait(GENEROUS)
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    assert holding.wait(GENEROUS)
-    before = forks()
-    with mine:
-        assert in_child(
-            lambda: mine._is_owned() and theirs.acquire(timeout=1) and forks() == before + 1
-        )
-    end.set()
-    holder.join()
-    assert forks() == before

@@ -336,19 +336,6 @@ def branching(x: Tensor) -> Tensor:
     return x - 1
 
 
-def test_an_optimizer_that_counts_in_python_is_refused() -> None:
-    class Counting(optim.SGD):
-        def step(self) -> None:
-            for parameter in self.param_groups[0]["params"]:
-                self.state[parameter]["count"] = self.state[parameter].get("count", 0) + 1
-                parameter.data.sub_(parameter.grad, alpha=1 / self.state[parameter]["count"])
-
-    model = nn.Linear(3, 4)
-    step = stepper(model, Counting(model.parameters(), lr=0.1))
-    with pytest.raises(asc.CaptureError, match=r"'optimizer\.weight\.count' is 1 after the step"):
-        asc.capture(step, torch.randn(5, 3), torch.randint(0, 4, (5,)))
-
-
 def test_an_error_without_words_is_named_too() -> None:
     def fails(x: Tensor) -> None:
         raise AssertionError

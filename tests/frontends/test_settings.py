@@ -248,17 +248,6 @@ def test_settings_and_their_arithmetic_are_not_repeated_for_each_parameter() -> 
     assert sum("neg" in name for name in names) == 1
 
 
-def test_each_batch_size_is_captured_once() -> None:
-    run, *_ = trained(OPTIMIZERS["sgd"], backend="host", maxsize=3)
-    with run:
-        for size in (1, 2, 3, 2, 1, 3, 3):
-            run(torch.ones(size, 4))
-        assert run.cache_info()[1:] == (3, 3, 3)
-        for size in (4, 5, 4):
-            run(torch.ones(size, 4))
-        assert run.cache_info()[1:] == (5, 3, 3)
-
-
 def test_a_number_is_not_computed_from_constants_of_the_trace() -> None:
     """torch computes the elements of small constants while it traces, and took NaN for the number."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import weakref
 from collections.abc import Callable
 
 import pytest
@@ -104,19 +103,6 @@ def parameter_and_its_gradient() -> tuple[nn.Parameter, Callable[[Tensor], Tenso
     return weight, step
 
 
-def test_a_hook_on_a_parameter_is_noticed() -> None:
-    weight, step = parameter_and_its_gradient()
-    with asc.compile(step, HERE, policy="single") as run:
-        x = torch.ones(2)
-        for _ in range(3):
-            assert run(x).tolist() == [1.0, 1.0]
-        handle = weight.register_hook(lambda grad: grad * 5)
-        for _ in range(3):
-            assert run(x).tolist() == [5.0, 5.0]
-        handle.remove()
-        assert run(x).tolist() == [1.0, 1.0]
-
-
 @pytest.mark.parametrize("is_buffer", [False, True], ids=["argument", "buffer"])
 def test_a_hook_on_another_tensor_is_noticed(is_buffer: bool) -> None:
     layer = nn.Linear(3, 1)
@@ -173,16 +159,3 @@ def test_a_dict_that_is_written_every_time_is_no_reason_to_capture_again() -> No
             layer.inner.__dict__["unused"] = None
             x = torch.full((3, 3), float(number))
             assert torch.equal(run(x), layer(x))
-
-
-def test_calls_on_another_tensor_of_the_kind_are_hits_and_keep_nothing_alive() -> None:
-    layer = Layer().eval()
-    with torch.no_grad(), asc.compile(layer, HERE, policy="single") as run:
-        for _ in range(4):
-            x = torch.rand(3, 3)
-            assert torch.equal(run(x), layer(x))
-        assert (run.cache_info().hits, run.cache_info().misses) == (3, 1)
-        last = weakref.ref(x)
-        del x
-        gc.collect()
-        assert last() is None

@@ -5,16 +5,13 @@ import inspect
 import operator
 import re
 import sys
-from collections import namedtuple
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 import autosched as asc
-from autosched._lib.tree import flatten, match, transform
+from autosched._lib.tree import flatten
 from autosched.errors import GraphError
 from autosched.graph.graph import Graph, Use
 from autosched.graph.value import Value
@@ -39,14 +36,6 @@ def identity(x):
 
 
 # ---- names
-
-
-def test_names_are_made_from_functions_and_counted():
-    graph = Graph()
-    x = graph.input("x")
-    for fn in (torch.mm, torch.mm, torch.mm):
-        fn(x, x)
-    assert [task.name for task in graph.tasks] == ["mm", "mm_1", "mm_2"]
 
 
 def test_a_made_name_avoids_names_that_are_taken():
@@ -423,16 +412,6 @@ def test_batch_norm_writes_its_statistics_only_in_training():
     ]
 
 
-def test_properties_of_tensors_are_views():
-    graph = Graph()
-    x = graph.input("x")
-    graph.output(a=x.T, b=x.mT)
-    assert [v.tolist() for v in graph.run_serial(x=torch.tensor([[1, 2]])).values()] == [
-        [[1], [2]],
-        [[1], [2]],
-    ]
-
-
 def test_to_another_device_is_a_task_there_and_to_another_dtype_is_one_anywhere():
     graph = Graph()
     x = graph.input("x")
@@ -455,17 +434,6 @@ def test_arguments_and_results_may_be_trees():
     assert add == {"sum": graph.value("s"), "all": [graph.value("a"), graph.value("b")]}
     graph.output(*flatten(add))
     assert graph.run_serial(x=1, y=2) == {"s": 3, "a": 10, "b": 20}
-
-
-def test_torch_functions_take_lists_of_values_and_keywords():
-    graph = Graph()
-    x, y = graph.inputs("x", "y")
-    graph.output(cat=torch.cat([x, y], dim=1), linear=nn.functional.linear(x, weight=y))
-    out = graph.run_serial(x=torch.ones(1, 2), y=torch.ones(1, 2))
-    assert {label: tensor.tolist() for label, tensor in out.items()} == {
-        "cat": [[1, 1, 1, 1]],
-        "linear": [[2]],
-    }
 
 
 def test_a_tensor_becomes_one_constant_however_often_it_comes():
@@ -503,11 +471,6 @@ def test_a_constraint_ends_with_its_block_also_after_an_error():
         raise RuntimeError("mine")
     x + 1
     assert graph.tasks[0].device is None
-
-
-def test_one_result_may_have_a_name_that_is_not_the_task_s():
-    graph = Graph()
-    assert graph.add(identity, graph.input("x"), name="t", outputs="a") is graph.value("a")
 
 
 def test_costs_that_the_user_knows_are_kept():
@@ -747,32 +710,6 @@ def test_a_refused_task_leaves_no_trace(graph, wrong):
 
 
 # ---- trees
-
-Pair = namedtuple("Pair", "left right")
-
-TREES = st.recursive(
-    st.integers(),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.lists(inner, max_size=3).map(tuple)
-        | st.tuples(inner, inner).map(lambda items: Pair(*items))
-        | st.dictionaries(st.text(max_size=2), inner, max_size=3)
-    ),
-    max_leaves=10,
-)
-
-
-@given(TREES)
-def test_transform_keeps_the_shape_and_the_order_of_leaves(tree):
-    assert transform(lambda leaf: leaf, tree) == tree
-    changed = transform(str, tree)
-    assert list(flatten(changed)) == [str(leaf) for leaf in flatten(tree)]
-    assert type(changed) is (type(tree) if isinstance(tree, (list, tuple, dict)) else str)
-
-
-@given(TREES)
-def test_match_finds_each_leaf_where_the_shape_has_one(tree):
-    assert list(match(transform(str, tree), tree)) == list(flatten(tree))
 
 
 def test_an_index_by_a_mask_makes_a_copy_and_one_by_a_slice_a_view():

@@ -23,7 +23,6 @@ from autosched.parallel.all_reduce import (
     encode_,
 )
 from autosched.program.program import Copy
-from autosched.testing import check
 
 COMPRESSIONS: Sequence[Compression] = (Half(), Half(torch.bfloat16), Int8(), TopK(0.1), TopK(1.0))
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -214,19 +213,6 @@ def test_applied_totals_plus_residuals_are_the_sum_of_all_gradients(
 
 
 @each_compression
-@each_dtype
-def test_all_devices_have_the_bits_of_the_serial_run(
-    compression: Compression, dtype: torch.dtype
-) -> None:
-    graph, kept = exchanging(compression, 3, 20, dtype)
-    examples = gradients(3, 20, dtype) | zeros(kept, 20, dtype)
-    check(graph, examples=examples, policies=["heft"], interleavings=4)
-    first, *others = graph.run_serial(**examples).values()
-    assert first.dtype == dtype
-    assert all(torch.equal(first, other) for other in others)
-
-
-@each_compression
 @pytest.mark.parametrize(("n", "numel"), [(1, 8), (3, 0)])
 def test_without_messages_there_are_no_residuals(
     compression: Compression, n: int, numel: int
@@ -270,35 +256,3 @@ def test_costs_of_tasks_are_near_estimated_costs(
 def test_more_elements_than_an_int32_counts_are_rejected() -> None:
     with pytest.raises(asc.ScheduleError, match="'b' has 2147483648"):
         exchanging(TopK(), 2, 2**31, torch.float32)
-
-
-# ---- what it does to training
-
-
-OPPOSED = torch.tensor([[10.0, 1.0, -0.5, 0.0], [-10.0, 1.0, -0.5, 0.25]], dtype=torch.float64)
-
-
-def descended(compression: Compression, feedback: bool) -> Tensor:
-    """Minimise the mean of (w - target)^2 / 2, where each of two devices has a target, and return w."""
-    graph, kept = exchanging(compression, 2, 4, torch.float64)
-    residuals, w = zeros(kept, 4, torch.float64), torch.zeros(4, dtype=torch.float64)
-    for step in range(2000):
-        if not feedback:
-            residuals = zeros(kept, 4, torch.float64)
-        given = {f"r{i}": target - w for i, target in enumerate(OPPOSED)}
-        w -= graph.run_serial(**given, **residuals)["t0"] / 2 / (step + 10)
-    return w
-
-
-@each_compression
-def test_descent_with_error_feedback_ends_where_it_does_without_compression(
-    compression: Compression,
-) -> None:
-    assert torch.allclose(descended(compression, feedback=True), OPPOSED.mean(0), rtol=0, atol=0.01)
-
-
-def test_descent_without_error_feedback_ends_at_another_point() -> None:
-    w = descended(
-        TopK(0.1), feedback=False
-    )  # the first element is the largest on both, and cancels
-    assert torch.equal(w[1:], torch.zeros(3, dtype=torch.float64))

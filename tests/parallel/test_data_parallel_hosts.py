@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn, optim
 from torch.nn import functional
 
 import autosched as asc
 from autosched.parallel.batches import divided, shares
-from autosched.parallel.ranks import Layout, label_on
+from autosched.parallel.ranks import Layout
 from tests.parallel.networks import Centred
 from tests.serial import (
     among,
@@ -24,7 +22,6 @@ from tests.serial import (
     some,
     train,
 )
-from tests.wire import run_parts
 
 HOSTS = asc.Machine.emulated(gpus=0, hosts=2)
 
@@ -48,20 +45,6 @@ def clipped(model: nn.Module) -> object:
 
 
 # ---- equal to the shares one after another
-
-
-def test_hosts_equal_devices_of_one_host() -> None:
-    found = []
-    for machine in (HOSTS, asc.Machine.emulated(gpus=2)):
-        model = normed()
-        optimizer = adam(model.parameters())
-        make = data_parallel(machine=machine, compression=asc.parallel.Half())
-        with make(model, functional.cross_entropy, optimizer) as step:
-            losses = [step(*batch) for batch in vectors(8, 7)]
-            found.append([losses, model.state_dict(), optimizer.state_dict()["state"]])
-    assert_equal(*found[0][1:2], *found[1][1:2], "model")
-    assert_equal(found[0][2], found[1][2], "optimizer")
-    assert torch.stack(found[0][0]).equal(torch.stack(found[1][0]))
 
 
 @pytest.mark.parametrize("clip", some([False, True], False))
@@ -125,49 +108,6 @@ def test_each_rank_has_rows_state_and_a_loss_of_its_own() -> None:
         }
 
 
-def test_all_ranks_leave_the_same_state_with_buffers_of_the_first() -> None:
-    model = normed()
-    make = data_parallel(machine=HOSTS)
-    with make(model, functional.cross_entropy, adam(model.parameters())) as step:
-        for batch in vectors(8, 8):
-            step(*batch)
-        batch = next(vectors(8))
-        schedule, feed = step.schedule(*batch), step.inputs(*batch)
-        feed = {name: tensor.clone() for name, tensor in feed.items()}
-        found = schedule(**feed)
-    states = [name for name in feed if name.startswith("r0.")]
-    assert len(states) == 9 + 3 * 6
-    for name in states:
-        assert torch.equal(feed[name], feed["r1" + name[2:]]), name
-    assert torch.equal(found["loss"], found["rank1.loss"])
-
-
-@settings(max_examples=10)
-@given(data=st.data(), mode=st.sampled_from(["rendezvous", "buffered", "one by one"]))
-def test_parts_of_ranks_equal_the_serial_run(parts: Any, data: st.DataObject, mode: Any) -> None:
-    schedule, feed, serial = parts
-    given, program = copy.deepcopy(feed), schedule.program
-    own = [program.part(rank) for rank in range(3)]
-    found = run_parts(
-        own, schedule.graph, given, mode, lambda names: data.draw(st.sampled_from(names))
-    )
-    assert_equal({**given, **found}, serial, "inputs and outputs")
-
-
-@pytest.fixture(scope="module")
-def parts() -> Any:
-    """Return a schedule of three ranks, inputs, and what a serial run leaves and returns."""
-    model = normed()
-    machine = asc.Machine.emulated(gpus=0, hosts=3)
-    make = data_parallel(machine=machine, clip_grad_norm=1.0, reduction="exchange")
-    with make(model, functional.cross_entropy, adam(model.parameters())) as step:
-        batch = next(vectors(8))
-        step(*batch)
-        schedule, feed = step.schedule(*batch), step.inputs(*batch)
-        serial = copy.deepcopy(feed)
-        return schedule, feed, {**serial, **schedule.run_serial(**serial)}
-
-
 # ---- layouts
 
 
@@ -187,7 +127,3 @@ def test_replicas_of_a_rank_divide_its_rows() -> None:
         assert [len(feed[name]) for name in ("batch.0", "rank1.batch.0")] == [6, 4]
         expected = among(4)(10)
         assert [sum(share) for share in expected] == [*shares(6, 2), *shares(4, 2)]
-
-
-def test_names_of_rank_0_are_plain() -> None:
-    assert [label_on(rank, "loss") for rank in (None, 0, 1)] == ["loss", "loss", "rank1.loss"]

@@ -7,7 +7,6 @@ import torch
 from torch._dynamo.exc import BackendCompilerFailed
 
 import autosched as asc
-from autosched.parallel.all_reduce import added
 from autosched.parallel.costs import Reusing, flat, memory_task
 
 
@@ -22,12 +21,6 @@ def results(reusing, keep):
     return address, second.data_ptr(), kept
 
 
-def test_a_result_that_nothing_refers_to_is_overwritten():
-    for fn in (flat, added):
-        first, second, _ = results(Reusing(fn), lambda tensor: None)
-        assert first == second
-
-
 USES = (
     lambda tensor: tensor,
     lambda tensor: tensor[1:],
@@ -35,13 +28,6 @@ USES = (
     lambda tensor: tensor.untyped_storage(),
     lambda tensor: memoryview(tensor.numpy()),
 )
-
-
-def test_a_result_that_is_used_is_kept():
-    for use in USES:
-        first, second, kept = results(Reusing(flat), use)
-        assert first != second
-        del kept
 
 
 def test_torch_compile_does_not_change_what_is_used():
@@ -82,14 +68,6 @@ def test_threads_have_results_of_their_own():
     assert own.tolist() == [6, 6]
     assert found[0].tolist() == [1, 1]
     assert own.data_ptr() != found[0].data_ptr()
-
-
-def test_released_memory_is_not_kept():
-    reusing = Reusing(torch.neg)
-    reusing(torch.ones(2))
-    assert reusing._last
-    reusing.release()
-    assert not reusing._last
 
 
 def test_only_processes_of_ranks_keep_memory():

@@ -14,7 +14,6 @@ from torch import Tensor, nn, optim
 from torch.nn import functional
 
 import autosched as asc
-from autosched.parallel import training
 from autosched.parallel.stages import balanced, blocks_of
 from autosched.parallel.template import pass_of
 from tests.frontends.test_capture import OPTIMIZERS
@@ -30,7 +29,6 @@ from tests.serial import (
 )
 
 PAIR = asc.Machine.emulated(gpus=2)
-SLOW = pytest.mark.slow
 
 
 def vectors(*sizes: int, width: int = 8) -> Iterator[tuple[Tensor, Tensor]]:
@@ -314,14 +312,6 @@ def test_independent_stages_run_concurrently() -> None:
     assert_trains_as_serially(model_parallel(split=split), among(1), Towers(8), vectors(6, 6))
 
 
-def test_stages_in_a_row_are_one_task_each_forward() -> None:
-    model = chain(4)
-    with asc.parallel.model_parallel(model, PAIR, backend="virtual") as run:
-        assert [
-            task.name for task in run.schedule(torch.ones(6, 8)).graph.tasks if not task.view
-        ] == ["F0", "F1"]
-
-
 # ---- what goes wrong
 
 
@@ -501,21 +491,3 @@ def test_a_batch_that_does_not_fit_is_trained_in_micro_batches() -> None:
     assert roomy.best == whole
     tight = curve(limit)
     assert (tight.best.chunks, tight.tried[0].fits) == (16, False)
-
-
-@pytest.mark.parametrize("foreach", [False, True])
-def test_an_optimizer_is_captured_once_unless_it_mixes_stages(
-    monkeypatch: pytest.MonkeyPatch, foreach: bool
-) -> None:
-    updates: list[int] = []
-    capture = training.update_of
-    monkeypatch.setattr(
-        training, "update_of", lambda *args: updates.append(len(args[3])) or capture(*args)
-    )
-    model = chain(3)
-    optimizer = optim.SGD(model.parameters(), 0.1, foreach=foreach)
-    machine = asc.Machine.emulated(gpus=3)
-    how: dict[str, Any] = {"chunks": 2, "schedule": "1f1b"}
-    with asc.parallel.pipeline(model, functional.cross_entropy, optimizer, machine, **how) as step:
-        step.schedule(*next(vectors(6)))
-    assert updates == ([6, 2, 4] if foreach else [6])  # of parameters; one stage has none

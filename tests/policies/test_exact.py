@@ -21,33 +21,16 @@ from autosched.lowering.copies import copy_streams
 from autosched.placement import Placement, check
 from autosched.policies import exact, heft, search
 from autosched.simulation.simulate import simulate
+from tests.policies.test_policies import ARABNEJAD, TOPCUOGLU, processors
 from tests.strategies import graphs, machines
 
 pytest.importorskip("ortools")
 
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
-CLASSIC = {  # seconds per device; edges and their bytes; the optimum, proved by other programs too
-    "Topcuoglu": (
-        "14 16 9; 13 19 18; 11 13 19; 13 8 17; 12 13 10; 13 16 9; 7 15 11; 5 11 14; 18 12 20; 21 7 16",
-        "1-2 18, 1-3 12, 1-4 9, 1-5 11, 1-6 14, 2-8 19, 2-9 16, 3-7 23, 4-8 27, 4-9 23, 5-9 13, 6-8 15, 7-10 17, "
-        "8-10 11, 9-10 13",
-        73,
-    ),
-    "Arabnejad": (
-        "22 21 36; 22 18 18; 32 27 43; 7 10 4; 29 27 35; 26 17 24; 14 25 30; 29 23 36; 15 21 8; 13 16 33",
-        "1-2 17, 1-3 31, 1-4 29, 1-5 13, 1-6 7, 2-8 3, 2-9 30, 3-7 16, 4-8 11, 4-9 7, 5-9 57, 6-8 5, 7-10 9, "
-        "8-10 42, 9-10 7",
-        113,
-    ),
-}
-
-
-def processors(count: int, contention: bool) -> asc.Machine:
-    devices = [asc.Device(f"p{i}") for i in range(count)]
-    links = [
-        asc.Link(a.name, b.name, bytes_per_second=1) for a, b in itertools.combinations(devices, 2)
-    ]
-    return asc.Machine(devices, links, contention=contention)
+CLASSIC = {
+    "Topcuoglu": (TOPCUOGLU, 73),
+    "Arabnejad": (ARABNEJAD, 113),
+}  # proved by other programs too
 
 
 def best_of_all(graph: asc.Graph, machine: asc.Machine, costs: asc.Costs) -> float:
@@ -114,17 +97,8 @@ def end_of(
 
 @pytest.mark.parametrize("name", CLASSIC)
 def test_the_optima_of_worked_examples_are_found_and_proved(name):
-    seconds, edges, optimum = CLASSIC[name]
-    dag = nx.DiGraph()
-    for task, row in enumerate(seconds.split(";"), 1):
-        dag.add_node(
-            str(task), seconds={f"p{i}": float(number) for i, number in enumerate(row.split())}
-        )
-    for edge, nbytes in map(str.split, edges.split(", ")):
-        dag.add_edge(*edge.split("-"), nbytes=float(nbytes))
-    schedule = asc.schedule(
-        asc.Graph.from_networkx(dag), processors(3, contention=False), policy="exact"
-    )
+    graph, optimum = CLASSIC[name]
+    schedule = asc.schedule(graph, processors(3), policy="exact")
     assert (schedule.makespan, schedule.lower_bound, schedule.gap) == (optimum, optimum, 0)
 
 
@@ -133,7 +107,7 @@ def tiny(draw: st.DrawFn) -> tuple[asc.Graph, asc.Machine, asc.Costs]:
     """Draw a graph whose tasks read inputs and what others make, a machine of two devices, and costs, whole or not."""
     graph, unit = asc.Graph(), draw(st.sampled_from([1.0, 1 / 3]))
     contention, gpu = draw(st.booleans()), draw(st.booleans())
-    machine = processors(2, contention)
+    machine = processors(2, contention=contention)
     if gpu:
         machine = asc.Machine.emulated(
             gpus=1, bytes_per_second=1.0, latency=0.0, contention=contention
@@ -219,7 +193,7 @@ def wide(tasks: int, width: int) -> asc.Graph:
     dag = nx.DiGraph()
     for task in range(tasks):
         dag.add_node(
-            task, seconds={f"p{i}": float(1 + (task * 37 + i * 59) % 97) for i in range(4)}
+            task, seconds={f"p{i + 1}": float(1 + (task * 37 + i * 59) % 97) for i in range(4)}
         )
         for k in range(3):
             if (before := task - width - (task * 7 + k * 5) % width) >= 0:

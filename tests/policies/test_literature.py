@@ -109,17 +109,6 @@ def test_downward_ranks_and_the_critical_path_are_those_of_the_paper():
     assert [problem.tasks[task] for task in path] == ["1", "2", "9", "10"]
 
 
-def test_ranks_from_both_ends_meet():
-    """On a path of the greatest length each task has as much before it as the length less what is behind it."""
-    problem, possible = tables(ARABNEJAD)
-    upward, downward = upward_ranks(problem, possible), downward_ranks(problem, possible)
-    through = [up + down for up, down in zip(upward, downward, strict=True)]
-    assert max(through) == pytest.approx(max(upward))
-    assert [through[task] for task in critical_path(problem, through)] == pytest.approx(
-        [max(upward)] * 4
-    )
-
-
 def test_optimistic_costs_know_which_link_is_slow():
     graph = Graph()
     a = graph.add(int, name="a", seconds=1, nbytes=8)
@@ -197,31 +186,7 @@ def test_all_streams_of_a_device_are_used(name):
     assert makespan(graph, machine, TIMED[name](asc.Problem(graph, machine, COSTS))) <= 5
 
 
-@pytest.mark.parametrize("name", [name for name in TIMED if name != "heft"])
-def test_what_would_never_end_is_named(name):
-    graph = Graph()
-    graph.add(int, graph.add(int, name="a", seconds=1.7e308), name="b", seconds=1.7e308)
-    with pytest.raises(
-        ScheduleError, match=r"task '[ab]' would end later than a float can say, wherever it runs"
-    ):
-        TIMED[name](asc.Problem(graph, processors(2), COSTS))
-
-
 # ---- what they share
-
-
-def test_what_is_not_planned_yet_does_not_hold_up_what_follows():
-    graph = Graph()
-    a, b = (
-        graph.add(int, name="a", seconds=5, nbytes=3),
-        graph.add(int, name="b", seconds=9, nbytes=30),
-    )
-    graph.add(int, a, b, name="c", seconds=1, on="p2")
-    plan = Plan(tables(graph)[0])
-    plan.commit(0, plan.earliest_finish(0, [0]))
-    assert plan.earliest_finish(2, [1]).start == 5 + 3
-    plan.commit(1, plan.earliest_finish(1, [0]))
-    assert plan.earliest_finish(2, [1]).start == 5 + 9 + 30
 
 
 @given(case=cases())
