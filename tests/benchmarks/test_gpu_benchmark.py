@@ -62,21 +62,6 @@ def test_a_rehearsal_runs_all_of_it_and_leaves_out_only_what_needs_cuda(bench, c
     assert "NOT" not in printed
 
 
-def test_a_case_that_fails_is_told_and_the_others_go_on(bench, capsys, monkeypatch):
-    case = bench.record.Case({"somebody": 1e-3})
-
-    def fails():
-        raise ValueError("out of luck")
-
-    module = SimpleNamespace(__doc__="", cases=lambda rig: {"bad": fails, "good": lambda: case})
-    reports = bench.script["REPORTS"]
-    monkeypatch.setitem(reports, "chapter", (module, "Two cases"))
-    assert bench.main(["--rehearse", "--only", "chapter"]) == 1
-    printed = capsys.readouterr().out
-    assert "everybody (bad): ValueError: out of luck" in printed
-    assert "1.000" in printed
-
-
 # ---- code by hand
 
 

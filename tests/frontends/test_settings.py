@@ -62,7 +62,7 @@ def step_of(model: nn.Module, optimizer: optim.Optimizer) -> Step:
 
 
 def assert_trains_as_eager(
-    make: Callable[[Any], optim.Optimizer], schedule: Callable[[Any], Any]
+    make: Callable[[Any], optim.Optimizer], schedule: Callable[[Any], Any], **options: Any
 ) -> None:
     """Train a model and its twin, one eagerly, with a scheduler for each."""
     eager = net()
@@ -71,7 +71,7 @@ def assert_trains_as_eager(
     schedulers = [schedule(optimizer) for optimizer in optimizers]
     step = step_of(eager, optimizers[0])
     machine = asc.Machine.emulated(gpus=2)
-    how: dict[str, Any] = {"policy": "round_robin", "backend": "virtual"}
+    how: dict[str, Any] = {"policy": "round_robin", "backend": "virtual", **options}
     with asc.compile(step_of(twin, optimizers[1]), machine, **how) as run:
         for number in range(6):
             x = torch.randn(3, 4)
@@ -218,26 +218,12 @@ def test_a_float_that_becomes_a_tensor_is_captured_again() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"policy": "round_robin"},
         {"granularity": "module", "policy": "heft"},
         pytest.param({"policy": "heft", "inputs": "cuda:1"}, marks=pytest.mark.slow),
     ],
 )
 def test_settings_are_numbers_on_every_device(options: dict[str, Any]) -> None:
-    machine = asc.Machine.emulated(gpus=2)
-    model = net()
-    twin = copy.deepcopy(model)
-    optimizers = [optim.AdamW(m.parameters(), lr=0.1) for m in (model, twin)]
-    schedulers = [SCHEDULERS["one cycle"](optimizer) for optimizer in optimizers]
-    step = step_of(twin, optimizers[1])
-    with asc.compile(step_of(model, optimizers[0]), machine, backend="virtual", **options) as run:
-        for number in range(4):
-            x = torch.randn(3, 4)
-            assert torch.equal(run(x), step(x))
-            assert_same(held(model, optimizers[0]), held(twin, optimizers[1]), number)
-            for scheduler in schedulers:
-                scheduler.step()
-        assert run.cache_info().misses == 2
+    assert_trains_as_eager(lambda p: optim.AdamW(p, lr=0.1), SCHEDULERS["one cycle"], **options)
 
 
 def test_settings_and_their_arithmetic_are_not_repeated_for_each_parameter() -> None:

@@ -22,7 +22,6 @@ from tests.serial import some
 
 MACHINE = asc.Machine.emulated(gpus=3)
 COSTS = asc.Costs(default_seconds=1e-4, default_nbytes=100)
-TOGETHER = ("fused", "foreach")  # one task updates many parameters
 
 
 def captured(kind: str, optimizer: str, warm: bool) -> Captured:
@@ -124,34 +123,6 @@ def test_patterns_for_modules_place_forward_backward_and_update(optimizer: str, 
         "fused" not in optimizer and "foreach" not in optimizer
     )
     assert {(module, phase) for module in "0379" for phase in phases} <= seen
-
-
-def test_updates_go_where_they_are_placed_and_gradients_where_theirs_are() -> None:
-    graph = captured("mlp", "sgd", warm=False)
-    place = {"*.optimizer.*": "cuda:0", "0": "cuda:1"}
-    device = asc.schedule(graph, MACHINE, place=place).placement.device
-    assert device["0.optimizer.add"] == "cuda:0"
-    assert device["0.backward.mm"] == device["0.backward.t_2"] == "cuda:1"
-
-
-def test_the_module_of_an_update_is_that_of_its_parameter() -> None:
-    graph = captured("transformer", "adam", warm=True)
-    update = [task for task in graph.tasks if task.origin.phase == "optimizer"]
-    modules = {task.origin.module for task in update}
-    assert modules == {name.rpartition(".")[0] for name in graph.state.parameters}
-    assert all(task.name.startswith(f"{task.origin.module}.optimizer.") for task in update)
-
-
-def test_reading_a_number_is_for_the_host_and_so_is_reckoning_with_it() -> None:
-    graph = captured("mlp", "adam", warm=True)
-    numbers = [
-        task
-        for task in graph.tasks
-        if task.name.startswith("0.optimizer.") and task.device == "host"
-    ]
-    assert [task.name.removeprefix("0.optimizer.") for task in numbers][:7] == [
-        "add", "local_scalar_dense", "pow", "sub", "pow_1", "sub_1", "truediv",
-    ]  # fmt: skip
 
 
 def test_clipped_gradients_stay_with_their_parameters_too() -> None:

@@ -186,11 +186,6 @@ def test_the_norm_before_clipping_is_known_and_small_gradients_stay() -> None:
 
 
 def test_gradients_may_be_changed_before_the_optimizer_steps() -> None:
-    for make in (data_parallel, functools.partial(pipeline, schedule="gpipe", chunks=1)):
-        rows = among(2) if make is data_parallel else among(1)
-        assert_trains_as_serially(
-            make(before_step=value), rows, small(), vectors(6, 6), before_step=value
-        )
     both = data_parallel(clip_grad_norm=0.05, before_step=value)
     assert_trains_as_serially(
         both, among(2), small(), vectors(6), before_step=lambda model: (norm(model), value(model))
@@ -410,21 +405,6 @@ def test_replicas_follow_any_sequence_of_changes(drawn: list[Any]) -> None:
 
     batches = vectors(6, 6, 6, 6)
     assert_trains_as_serially(data_parallel(), among(2), mlp(), batches, between=next_one)
-
-
-def test_state_dicts_are_those_of_the_unwrapped_model() -> None:
-    model, plain = mlp(), mlp()
-    optimizer, other = (OPTIMIZERS["adam"](m.parameters()) for m in (model, plain))
-    with data_parallel()(model, functional.cross_entropy, optimizer) as step:
-        for batch in vectors(6, 6):
-            step(*batch)
-        state = copy.deepcopy(step.state_dict())
-        plain.load_state_dict(state["model"])
-        other.load_state_dict(state["optimizer"])
-        step(*next(vectors(6)))
-        step.load_state_dict(state)
-        assert_equal(dict(model.state_dict()), dict(plain.state_dict()), "model")
-        assert_equal(optimizer.state_dict(), other.state_dict(), "optimizer")
 
 
 def test_gradients_that_the_model_had_are_not_counted_and_stay() -> None:

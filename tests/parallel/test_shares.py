@@ -118,14 +118,12 @@ def test_what_fits_nowhere_is_refused() -> None:
         planned(unequal(1, 1, nbytes=(1e5, 2e5)))
 
 
-@pytest.mark.parametrize("norm", [False, True])
-def test_unequal_devices_train_as_serially(norm: bool) -> None:
+def test_unequal_devices_train_as_serially() -> None:
     """Large batches are divided; small ones are for the fast device, whose replica the model then is."""
     cpu, first, second = (replace(d, flops_per_second=1e8) for d in unequal(1, 1).devices)
     machine = replace(unequal(1, 1), devices=(cpu, replace(first, flops_per_second=4e7), second))
     torch.manual_seed(0)
-    norms = [nn.BatchNorm1d(64)] if norm else []
-    model = nn.Sequential(nn.Linear(8, 64), *norms, nn.Linear(64, 4))
+    model = nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.Linear(64, 4))
     divisions = {}
 
     def rows(count: int) -> Rows:
