@@ -162,30 +162,12 @@ def computes_with_shapes(compile: Compile) -> Any:
 
 
 @program
-def runs_without_autograd(compile: Compile) -> Any:
-    model = nn.BatchNorm1d(4)
-    with torch.no_grad():
-        return compile(model)(torch.randn(5, 4)), model.state_dict()
-
-
-@program
 def runs_in_inference_mode(compile: Compile) -> Any:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     compiled = compile(model)
     with torch.inference_mode():
         once = compiled(torch.randn(5, 4))
         return once, compiled(once), model.state_dict()
-
-
-@program
-def mixes_precisions(compile: Compile) -> Any:
-    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 2))
-    compiled, losses = compile(model), list[Tensor]()
-    for _ in range(3):
-        with torch.autocast("cpu", torch.bfloat16):
-            losses.append(compiled(torch.randn(6, 4)).square().mean())
-        losses[-1].backward()
-    return losses, [parameter.grad for parameter in model.parameters()]
 
 
 @program
@@ -256,15 +238,6 @@ def draws_random_numbers(compile: Compile) -> Any:
     out = compile(model)(torch.ones(8, 3))
     out.sum().backward()
     return out, compile(f)(torch.ones(3)), torch.rand(2), model[1].weight.grad
-
-
-@program
-def adds_up_gradients(compile: Compile) -> Any:
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
-    compiled = compile(model)
-    for _ in range(3):
-        (compiled(torch.randn(3, 4)) * compiled(torch.randn(3, 4))).sum().backward()
-    return [parameter.grad for parameter in model.parameters()]
 
 
 @program

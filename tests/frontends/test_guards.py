@@ -97,10 +97,9 @@ class Scaled(nn.Module):
         super().__init__()
         self.inner = nn.Dropout(0.0)
         self.scales = [1.0, 2.0]
-        self.config = SimpleNamespace(scale=2.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x) * self.scales[1] * self.config.scale * SCALE
+        return self.inner(x) * self.scales[1] * SCALE
 
 
 class Base:
@@ -133,13 +132,6 @@ class Slotted:
 
     def __init__(self) -> None:
         self.scale = 2.0
-
-
-class ScaledByClass(nn.Module):
-    scale = 2.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale
 
 
 class Options(dict[str, float]):
@@ -228,20 +220,6 @@ class Cases:
     def list_of_a_module(self) -> Any:
         return self.module, lambda: self.module.scales.__setitem__(1, 3.0)
 
-    def object_of_a_module(self) -> Any:
-        return self.module, lambda: setattr(self.module.config, "scale", 3.0)
-
-    def global_of_a_module(self) -> Any:
-        return self.module.forward, lambda: self.patch.setitem(globals(), "SCALE", 3.0)
-
-    def submodule(self) -> Any:
-        return lambda x: self.module(x), lambda: setattr(self.module, "inner", nn.ReLU())
-
-    def hook(self) -> Any:
-        return self.module, lambda: self.module.inner.register_forward_hook(
-            lambda *_: torch.zeros(4)
-        )
-
     def parameter(self) -> Any:
         scale = nn.PReLU(1, init=0.5)
         return scale, lambda: setattr(scale, "weight", nn.Parameter(torch.tensor([0.25])))
@@ -268,14 +246,6 @@ class Cases:
 
     def class_of_an_object(self) -> Any:
         return lambda x: self.derived.scaled(x), lambda: setattr(self.derived, "__class__", Base)
-
-    def attribute_of_the_class_of_a_module(self) -> Any:
-        return ScaledByClass(), lambda: self.patch.setattr(ScaledByClass, "scale", 3.0)
-
-    def forward_of_the_class_of_a_module(self) -> Any:
-        return ScaledByClass(), lambda: self.patch.setattr(
-            ScaledByClass, "forward", lambda self, x: -x
-        )
 
     def slot(self) -> Any:
         slotted = Slotted()
