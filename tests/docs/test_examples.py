@@ -80,37 +80,20 @@ SERVING = r"""
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "lines", "pictures"),
     [
         ("serve_two_devices", SERVING, []),
-        pytest.param(
-            "automatic_parallelism",
-            LINES,
-            ["cpu_gpu_and_copies", "run_and_copy"],
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "multi_gpu_lenet", GPU_COUNTS, ["lenet_epochs", "lenet_step"], marks=pytest.mark.slow
-        ),
-        pytest.param(
-            "multi_gpu_resnet18",
-            GPU_COUNTS,
-            ["resnet18_epochs", "resnet18_step"],
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
+        ("automatic_parallelism", LINES, ["cpu_gpu_and_copies", "run_and_copy"]),
+        ("multi_gpu_lenet", GPU_COUNTS, ["lenet_epochs", "lenet_step"]),
+        ("multi_gpu_resnet18", GPU_COUNTS, ["resnet18_epochs", "resnet18_step"]),
+        (
             "model_parallel_resnet50",
             RESNET50,
             ["resnet50_splits", "resnet50_step", "resnet50_ways"],
-            marks=pytest.mark.slow,
         ),
-        pytest.param(
-            "communication_strategies",
-            STRATEGIES,
-            ["communication_seconds"],
-            marks=pytest.mark.slow,
-        ),
+        ("communication_strategies", STRATEGIES, ["communication_seconds"]),
     ],
 )
 def test_an_example_runs_and_prints_its_lines_in_order(script, lines, pictures, tmp_path):

@@ -113,9 +113,7 @@ def eager(model: nn.Module, optimizer: Any) -> Callable[..., Tensor]:
 
 
 @pytest.mark.filterwarnings("error:torch.compile's")
-@pytest.mark.parametrize(
-    "network", some(NETWORKS, *(name for name in NETWORKS if name not in ("bert", "gpt2", "vit")))
-)
+@pytest.mark.parametrize("network", some(NETWORKS))
 def test_they_train_under_torch_compile(network: str) -> None:
     backend = TorchBackend(MACHINE, policy="round_robin", backend="virtual")
     assert_trains_as_eagerly(

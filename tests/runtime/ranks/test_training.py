@@ -57,7 +57,7 @@ CASES = {
     ),
     "replicas": ("pipeline", {**REPLICAS, "optimizer": "momentum"}, [[8] * 4] * 2),
 }
-QUICK = ["3 ragged ranks", "clip", "half", "dropout", "1f1b", "gpipe, dropout"]
+QUICK = ["3 ragged ranks", "clip", "half", "gpipe, dropout"]
 IN_PLAIN_TORCH = ["2 ragged ranks", "3 ragged ranks", "4 ragged ranks", "clip"]
 
 
