@@ -119,14 +119,6 @@ def test_versions_and_dependencies_of_every_kind():
     assert graph.last_version(w.index) == 2
 
 
-def test_after_takes_tasks_values_and_names():
-    graph = Graph()
-    x = graph.input("x")
-    a, b, c = x + 1, x + 2, x + 3
-    graph.add(identity, x, name="t", after=[graph.task("add"), b, "add_2"])
-    assert dependencies(graph, "t") == [(v.name, "order") for v in (a, b, c)]
-
-
 def test_tasks_that_draw_random_numbers_keep_their_order():
     graph = Graph()
     x = graph.input("x")
@@ -445,11 +437,6 @@ def test_a_tensor_becomes_one_constant_however_often_it_comes():
     assert graph.run_serial(x=2)["y"].tolist() == [3, 3]
 
 
-def test_a_constant_has_the_name_it_is_given():
-    graph = Graph()
-    assert graph.constant(torch.ones(2), name="w").name == "w"
-
-
 def test_constraints_nest_and_hold_for_inputs_and_tasks():
     graph = Graph()
     with graph.on("cuda:0"):
@@ -473,13 +460,6 @@ def test_a_constraint_ends_with_its_block_also_after_an_error():
     assert graph.tasks[0].device is None
 
 
-def test_costs_that_the_user_knows_are_kept():
-    graph = Graph()
-    x = graph.input("x")
-    a, b = graph.add(identity, x, name="t", outputs=2, seconds={"cpu": 1.0}, nbytes=8)
-    assert (graph.task("t").seconds, a.nbytes, b.nbytes) == ({"cpu": 1.0}, 8, 8)
-
-
 def test_a_pinned_copy_stays_as_it_is():
     graph = Graph()
     x = graph.input("x")
@@ -493,14 +473,6 @@ def test_a_pinned_copy_stays_as_it_is():
     assert (pinned.last_version(y.index), pinned.is_used(y.index)) == (0, False)
     assert pinned.value("x").home == "cuda:1"
     assert x.home is None
-
-
-def test_what_no_task_reads_is_unused():
-    graph = Graph()
-    x, y = graph.inputs("x", "y")
-    z = x + 1
-    graph.output(w=y)
-    assert [graph.is_used(v.index) for v in (x, y, z)] == [True, True, False]
 
 
 def test_repr_counts():

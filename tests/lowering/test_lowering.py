@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from networkx.algorithms import bipartite
 
 import autosched as asc
-from autosched.lowering import lower, streams
+from autosched.lowering import lower
 from autosched.placement import Placement, Send
 from autosched.problem import Constraints
 from autosched.program.clocks import single_copy_streams
@@ -474,14 +474,6 @@ def test_no_two_events_are_recorded_at_one_moment(graph, machine):
             fresh.remove(line.stream)
         elif isinstance(line, (Run, Copy, Wait)):
             fresh.update(occupied(line))
-
-
-def test_a_window_leaves_out_no_edge_that_no_other_path_implies() -> None:
-    """Beyond it edges stay; within it those go that go without one."""
-    edges = [[1, 2, 5], [2, 3], [4], [4, 5], [5], []]
-    whole, narrow = streams._reduce(edges, 6)[0], streams._reduce(edges, 2)[0]
-    assert whole == [[1], [2, 3], [4], [4], [5], []]
-    assert narrow == [[1, 5], [2, 3], [4], [4], [5], []]
 
 
 def test_without_contention_clocks_have_no_place_for_each_copy() -> None:

@@ -97,17 +97,6 @@ class Spectral(nn.Module):
         return self.head(torch.tanh(self.b(torch.tanh(self.a(x)))))
 
 
-class Mixed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
-
-    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            y = torch.tanh(self.a(x)) * scale
-        return self.head(torch.tanh(self.b(y.float())))
-
-
 class Steps(nn.Module):
     """What it returns depends on how often it was called."""
 

@@ -202,14 +202,6 @@ def test_the_bytes_on_each_link_are_those_of_the_formula(
         assert traffic(schedule) == expected_traffic(strategy, n, n * 400)
 
 
-@pytest.mark.parametrize("n", range(2, 10))
-def test_a_device_relays_only_what_is_copied_from_there(n: int) -> None:
-    with planned("ring", asc.Machine.emulated(gpus=n), n) as schedule:
-        relayed = [task.name for task in schedule.graph.tasks if task.name.startswith("b.relay")]
-        copied = [item.value for item in schedule.program.instructions if isinstance(item, Copy)]
-    assert [name for name in relayed if name not in copied] == []
-
-
 @given(n=st.integers(2, 6), numel=st.integers(1, 40))
 def test_chunks_of_a_ring_are_rounded_up_by_less_than_an_element_each(n: int, numel: int) -> None:
     with planned("ring", asc.Machine.emulated(gpus=n), numel) as schedule:

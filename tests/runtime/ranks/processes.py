@@ -88,10 +88,6 @@ class Ranks:
             pipe.send((self.jobs, rank, size, job, args))
         return [process for process, _ in self.workers[:size]]
 
-    def has_result(self, rank: int) -> bool:
-        """Whether a rank has ended its job."""
-        return bool(self.workers[rank][1].poll())
-
     def results(self, size: int) -> list[tuple[Any, str]]:
         """Return for each rank its result, and a traceback if it raised; None for the dead."""
         found = []
