@@ -258,23 +258,6 @@ def test_verify_refuses(tmp_path: Path, old: str, new: str, message: str) -> Non
     assert message in refused(schedule, old, new)
 
 
-def test_views_and_writers_share_a_device_with_each_other_alone(tmp_path: Path) -> None:
-    graph = model(tmp_path, 1)
-    w = graph.value("w0")
-    with graph.on("cuda:0"):
-        w[:1].mul_(2)
-        graph.output(z=w + 1)
-    x = torch.eye(SIZE)
-    machine = asc.Machine.emulated(gpus=2, storage=1e9)
-    for policy in ("heft", "round_robin"):
-        with asc.schedule(graph, machine, policy=policy, backend="virtual") as schedule:
-            expected = graph.run_serial(x=x)
-            found = schedule(x=x)
-            assert all(torch.equal(found[label], expected[label]) for label in expected)
-            device = schedule.placement.device
-            assert (device["w0"], device["mul"]) == ("disk:0", "cuda:0")
-
-
 def names(items: Sequence[Any]) -> list[str]:
     return [item.name for item in items]
 

@@ -327,16 +327,13 @@ def refused(
 
 
 def test_invalid_arguments_of_pipelines_are_rejected() -> None:
-    x, y = batch = next(vectors(6))
-    refused("one first dimension, of 1 or more, to be cut along; got 6, 5", (x, y[:5]))
+    batch = next(vectors(6))
     refused("cut into 1 or more parts, got 0", batch, chunks=0)
-    refused("cut into 1 or more parts, got 2.5", batch, chunks=2.5)
     refused(
         "'auto' or one of 'gpipe', '1f1b', 'interleaved', 'zero-bubble', got 'dapple'",
         batch,
         schedule="dapple",
     )
-    refused("no device 'cuda:7'; it has 'cpu', 'cuda:0', 'cuda:1'", batch, devices=["cuda:7"])
     refused(
         "12 stages need as many blocks of the model, and it has", batch, gpus=12, schedule="gpipe"
     )
