@@ -333,25 +333,6 @@ def test_results_that_nothing_uses_are_neither_copied_nor_freed():
     )
 
 
-def test_constants_are_inputs_that_the_caller_does_not_give():
-    graph = asc.Graph()
-    graph.output(graph.add(fn, torch.ones(1), name="a"))
-    assert_is(
-        lowered(graph, a="cuda:0"),
-        """
-        input constant on cpu
-        cuda:0/copy-in  copy constant <- cpu
-        cuda:0/copy-in  record e0
-        cuda:0/compute  wait e0
-        cuda:0/compute  run a
-        cuda:0/compute  record e1
-        cuda:0/copy-in  wait e1
-        cuda:0/copy-in  free constant
-        output a on cuda:0
-        """,
-    )
-
-
 def test_an_output_is_copied_to_where_it_is_wanted_and_freed_where_it_was_made():
     assert_is(
         lowered(figure("cuda:0"), outputs={"y": "cuda:1"}, h="cuda:0", y="cuda:0"),
