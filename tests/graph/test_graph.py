@@ -5,6 +5,7 @@ import inspect
 import operator
 import re
 import sys
+from collections import namedtuple
 
 import pytest
 import torch
@@ -416,12 +417,15 @@ def test_to_another_device_is_a_task_there_and_to_another_dtype_is_one_anywhere(
 # ---- arguments, results, constants, constraints
 
 
+Pair = namedtuple("Pair", "left right")
+
+
 def test_arguments_and_results_may_be_trees():
     graph = Graph()
     x, y = graph.inputs("x", "y")
     add = graph.add(
-        lambda pair, scale, more: {"sum": pair[0] + pair[1], "all": [scale * v for v in more["v"]]},
-        (x, y), 10, more={"v": [x, y]}, outputs={"sum": "s", "all": ["a", "b"]},
+        lambda pair, scale, more: {"sum": pair.left + pair.right, "all": [scale * v for v in more["v"]]},
+        Pair(x, y), 10, more={"v": [x, y]}, outputs={"sum": "s", "all": ["a", "b"]},
     )  # fmt: skip
     assert add == {"sum": graph.value("s"), "all": [graph.value("a"), graph.value("b")]}
     graph.output(*flatten(add))
