@@ -344,6 +344,24 @@ def test_a_region_whose_kernels_differ_is_never_fused_again() -> None:
         assert "by up to 1, where it is up to 2" in str(each.failure)
 
 
+def test_kernels_that_fail_are_replaced_by_operators() -> None:
+    def failing(graph: Any, args: Any, threads: int) -> Any:
+        def run(x: Tensor, y: Tensor) -> Any:
+            x.add_(100)
+            raise RuntimeError("no such kernel")
+
+        return run
+
+    graph = asc.Graph()
+    x, y = graph.inputs("x", "y")
+    x.add_(y)
+    with compiled_by(failing):
+        made, x = region_of(graph, [x * 2]), torch.ones(2)
+        assert call(made, x, torch.ones(2)).tolist() == [4.0, 4.0]
+        assert x.tolist() == [2.0, 2.0]
+        assert made.failure == "its kernels fail: RuntimeError: no such kernel"
+
+
 def test_asc_testing_check_notices_kernels_that_differ() -> None:
     def wrong(graph: Any, args: Any, threads: int) -> Any:
         return lambda *values: [item * 1.5 for item in graph(*values)]
