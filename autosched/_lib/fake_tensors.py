@@ -132,6 +132,8 @@ def _key(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
 
 
 def _properties(leaf: Any) -> Any:
+    if isinstance(leaf, torch.SymFloat):
+        return torch.SymFloat  # its value is unknown, and no layout depends on it
     if not isinstance(leaf, torch.Tensor):
         return leaf
     flags = leaf.is_conj(), leaf.is_neg()
@@ -164,7 +166,9 @@ def _real_strides(
 
 
 def _real(leaf: Any, number: int) -> Any:
-    """Return a tensor with the memory layout of a fake one."""
+    """Return a tensor with the memory layout of a fake one, and a number for one that is unknown."""
+    if isinstance(leaf, torch.SymFloat):
+        return 1.0
     if not isinstance(leaf, torch.Tensor):
         return leaf
     span = 1 + sum((n - 1) * stride for n, stride in zip(leaf.shape, leaf.stride(), strict=True))
