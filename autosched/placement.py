@@ -28,8 +28,6 @@ from autosched.machine.machine import Machine
 if TYPE_CHECKING:
     from autosched.problem import Problem
 
-__all__ = ["Placement", "Send", "check", "choices", "constraint"]
-
 
 class Send(NamedTuple):
     """A copy of a version to a device, issued before a task.

@@ -28,8 +28,6 @@ from autosched.graph.graph import Graph, Task, Use, Value
 from autosched.machine.machine import Device, Machine
 from autosched.placement import Choices, Placement, Send, choices
 
-__all__ = ["Constraints", "Goal", "Objective", "Policy", "Problem", "Tables", "grouped"]
-
 Objective = Literal["makespan", "period"]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

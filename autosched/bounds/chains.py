@@ -15,8 +15,6 @@ import numpy as np
 from autosched._lib.jit import kernel, mode
 from autosched.bounds.relaxation import Array, Edges, Relaxation
 
-__all__ = ["heads", "tails", "through"]
-
 _MOST = 32  # predecessors considered individually: those whose copies arrive last
 
 

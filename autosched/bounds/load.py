@@ -22,9 +22,6 @@ from autosched.bounds.chains import through
 from autosched.bounds.relaxation import Array, Relaxation, links, readers
 from autosched.problem import Problem
 
-__all__ = ["copies", "gathered", "host", "interval", "prices", "shared"]
-
-
 _ENOUGH = 1e-6  # relative tolerance
 _ROUNDS = 40  # for each device, at most
 _SAMPLE = 10_000

@@ -17,8 +17,6 @@ from autosched.bounds import bounds
 from autosched.graph.graph import Graph, Use
 from autosched.problem import Problem
 
-__all__ = ["period_bounds"]
-
 _LOADS = ("work", "copies", "host")  # of the bounds on the makespan, those that hold per run
 
 

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from autosched.problem import Problem
 
-__all__ = ["Array", "Edges", "Relaxation", "links", "readers"]
-
 Array = NDArray[np.float64]
 _NO_DATA = -1.0  # bytes of an edge without data
 

@@ -15,8 +15,6 @@ from itertools import chain
 from autosched.graph.effects import MOVE, RESHAPE, effects_of
 from autosched.graph.graph import Graph, Task
 
-__all__ = ["Folding"]
-
 
 class Folding:
     """Classify the tasks of a graph: tasks that may be ``merged``, and tasks that remain.

@@ -14,8 +14,6 @@ from autosched.errors import GraphError
 from autosched.graph.graph import Graph
 from autosched.graph.task import Task
 
-__all__ = ["Granularity", "by_mark", "by_module", "check_granularity", "label_of", "merge", "named"]
-
 Granularity = Literal["op", "module"]
 G = TypeVar("G", bound=Graph)
 

@@ -20,8 +20,6 @@ from autosched.graph.graph import Graph
 from autosched.graph.task import Origin, Seconds, Task
 from autosched.placement import Placement
 
-__all__ = ["Make", "carried", "common_origin", "merged"]
-
 G = TypeVar("G", bound=Graph)
 
 # Returns the function of a merged task, and its seconds if they are known.

@@ -26,8 +26,6 @@ from autosched.graph.value import Attribute, InPlace, Method, On, Value
 if TYPE_CHECKING:
     from autosched.codegen.composite import Composite
 
-__all__ = ["Call", "Device", "Statements", "call_of", "is_region", "numbered"]
-__all__ += ["region_text"]
 
 Device = Callable[[Here], str]  # the text for the device that replaces a placeholder
 

@@ -17,8 +17,6 @@ from autosched.codegen.functions import Bound
 from autosched.codegen.threads import Line, Module, add_notes
 from autosched.graph.task import Here, Task
 
-__all__ = ["Composite"]
-
 
 class Composite:
     """Call ``tasks`` in order, and return the results that are needed outside.

@@ -19,8 +19,6 @@ from typing import Any
 from autosched.codegen.names import Names
 from autosched.codegen.origins import importable, source_of, torch_path
 
-__all__ = ["Bound", "Functions", "literal", "quoted"]
-
 # Used by the generated source itself.
 _OURS = frozenset("complex copy float functools range slice threading torch".split())
 

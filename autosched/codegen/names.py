@@ -10,8 +10,6 @@ import keyword
 import re
 import unicodedata
 
-__all__ = ["Names", "identifier"]
-
 _BUILTINS = frozenset(dir(builtins))
 _NO_NAMES = frozenset(keyword.kwlist) | {"__debug__"}
 

@@ -16,8 +16,6 @@ from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
-__all__ = ["Source", "importable", "source_of", "torch_path"]
-
 _NAMESPACES = ("", "nn.functional.", "linalg.", "fft.", "special.", "Tensor.")
 
 

@@ -10,8 +10,6 @@ from autosched.graph.graph import Graph
 from autosched.program.program import Copy, Free, Program, Receive, Run, Send
 from autosched.program.residency import Buffers
 
-__all__ = ["Slots"]
-
 
 class Slots:
     r"""The slots of a program; number 0 is that of no value.

@@ -21,8 +21,6 @@ from typing import Any, Literal, NamedTuple
 from autosched.codegen.functions import Bound
 from autosched.graph.task import Task
 
-__all__ = ["Emitted", "Line", "Module", "Thread", "Yields", "add_notes"]
-
 _LINES = 2_000  # of one function: Python takes much memory to compile longer ones
 _NO_NAMES: Mapping[str, Any] = {"data": None}
 Yields = Literal["instruction", "step"] | None  # before what generators yield; None: no generators

@@ -26,8 +26,6 @@ from autosched.errors import ScheduleError, shown
 from autosched.graph.graph import Graph, Task, Value
 from autosched.machine.machine import Device
 
-__all__ = ["READER", "Costs", "Replay", "Work"]
-
 Seconds = float | Mapping[str, float]
 
 

@@ -46,8 +46,6 @@ from autosched.errors import GraphError
 from autosched.graph.files import StoredTensor
 from autosched.graph.graph import Graph, Task, Value, called_with
 
-__all__ = ["Estimate", "estimate"]
-
 aten = torch.ops.aten
 Op = OpOverload[..., Any]
 

@@ -23,8 +23,6 @@ from autosched.graph.graph import Graph, Task
 from autosched.machine.machine import Device, Machine
 from autosched.timeline.timeline import Timeline
 
-__all__ = ["learn"]
-
 
 def learn(
     timeline: Timeline | Iterable[Timeline], graph: Graph, machine: Machine, costs: Costs

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from autosched.codegen.composite import Composite
     from autosched.graph.graph import Graph
 
-__all__ = ["GraphBuilder", "check_costs", "check_device", "check_runs"]
-
 # Nesting of arguments: far below Python's recursion limit, since a run recurses from a deeper
 # stack.
 _DEEPEST = 100

@@ -12,8 +12,6 @@ from autosched.graph.including import repeat
 from autosched.graph.task import Task
 from autosched.graph.value import Value
 
-__all__ = ["Copying"]
-
 
 class Copying:
     """A graph that is copied: ``values`` has the new ones, by their indices in the old graph.

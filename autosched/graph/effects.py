@@ -23,8 +23,6 @@ from autosched._lib.code_names import names_in
 from autosched._lib.tree import flatten
 from autosched.graph.regions import is_basic
 
-__all__ = ["Effects", "communicates", "effects_of", "function_name", "result_names", "shared_state"]
-
 # Views that schemas do not mark.
 _UNMARKED_VIEWS = frozenset(
     "_unsafe_view unsafe_split unsafe_split_with_sizes unsafe_chunk".split()

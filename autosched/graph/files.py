@@ -33,8 +33,6 @@ from autosched.graph.value import Value
 if TYPE_CHECKING:
     from autosched.graph.graph import Graph
 
-__all__ = ["StoredTensor", "read"]
-
 _SUFFIX = ".safetensors"
 _LENGTH = 8  # bytes of the number at the beginning
 # By the names in headers: dtype of torch, and bytes of an element.

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from autosched.graph.graph import Graph
 
-__all__ = ["Flow", "flow", "offsets", "ragged", "rows_of", "starts"]
-
 Ints = NDArray[np.int64]
 
 

@@ -20,8 +20,6 @@ from autosched.errors import GradientError, listed
 from autosched.graph.effects import function_name
 from autosched.graph.graph import Graph
 
-__all__ = ["Gradients", "guarded"]
-
 Where = Callable[[list[bool]], list[str]]  # describes outputs; called only for errors
 _MODULES = 1  # the bit for parameters of called modules; values have the higher bits
 

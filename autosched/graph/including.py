@@ -23,8 +23,6 @@ from autosched.graph.value import Value
 if TYPE_CHECKING:
     from autosched.graph.graph import Graph
 
-__all__ = ["include", "repeat"]
-
 
 def include(
     graph: Graph,

@@ -17,8 +17,6 @@ from autosched._lib.tree import flatten
 from autosched.errors import GraphError, listed
 from autosched.graph.value import Value
 
-__all__ = ["CAPTURE", "task"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 _Around = Callable[[Callable[..., Any]], contextlib.AbstractContextManager[None]]
 

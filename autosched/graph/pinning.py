@@ -15,8 +15,6 @@ from autosched.graph.task import Task
 if TYPE_CHECKING:
     from autosched.graph.graph import Graph
 
-__all__ = ["by_pattern", "pinned", "release_gradients"]
-
 
 def pinned(graph: Graph, inputs: Mapping[str, str], place: Mapping[str, str]) -> Graph:
     """Implement ``Graph.pinned``."""

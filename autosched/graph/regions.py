@@ -32,8 +32,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from autosched._lib.tree import flatten
 
-__all__ = ["Accesses", "Frames", "Region", "RegionIndex", "is_basic"]
-
 Axis = tuple[int, int, bool]  # frame, dimension, whether counted from the end
 Bounds = tuple[float, float, int]  # first, end (exclusive), step
 

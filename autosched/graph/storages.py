@@ -14,8 +14,6 @@ from autosched.graph.regions import Accesses, Frames, Region, RegionIndex
 from autosched.graph.task import Use
 from autosched.graph.value import Value
 
-__all__ = ["Storages"]
-
 Touched = tuple[int, Region] | None  # an argument (value index), of which a task touches only this
 
 

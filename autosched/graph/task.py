@@ -21,19 +21,6 @@ from autosched.graph.regions import Region
 if TYPE_CHECKING:
     from autosched.codegen.composite import Composite
 
-__all__ = [
-    "HOST",
-    "STORAGE",
-    "Dependency",
-    "Followed",
-    "Here",
-    "Kind",
-    "Origin",
-    "Seconds",
-    "Task",
-    "Use",
-]
-
 HOST = "host"  # in constraints: the machine's host, whatever its name
 STORAGE = "storage"  # its first storage device; without one, its host
 Kind = Literal["data", "anti", "order"]

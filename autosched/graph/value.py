@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from autosched.graph.graph import Graph
     from autosched.graph.regions import Region
 
-__all__ = ["Attribute", "InPlace", "Method", "On", "Value"]
-
 _ATTRIBUTES = frozenset("T mT H mH real imag".split())  # read, not called
 _AUTOGRAD = frozenset("backward requires_grad_ retain_grad register_hook".split())
 _UNKNOWN = frozenset(

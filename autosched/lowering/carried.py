@@ -29,8 +29,6 @@ from autosched.program.clocks import Clocks, Stamp, advance, includes, numbered,
 from autosched.program.program import Copy, Instruction, Record, Run, Stream, Wait, occupied
 from autosched.program.residency import Buffer, Buffers, Step
 
-__all__ = ["insert_carried"]
-
 _Predecessors = Mapping[int, Sequence[int]]
 """By position, the positions in the run before that must have happened, the latest first."""
 

@@ -39,8 +39,6 @@ from autosched.problem import Problem
 from autosched.program.program import Copy, Run, Stream
 from autosched.program.residency import Residency
 
-__all__ = ["CopyMaker", "check_outputs", "copy_streams", "insert_copies", "missing"]
-
 
 def insert_copies(
     problem: Problem, tasks: Sequence[Task], runs: Sequence[Run], sends: Sequence[Send] = ()

@@ -45,8 +45,6 @@ from autosched.lowering.hazards import Hazards, Line
 from autosched.program.clocks import Clocks, Stamp, advance, includes, numbered, wait_for
 from autosched.program.program import Copy, Free, Instruction, Record, Stream, Wait, occupied
 
-__all__ = ["insert_events"]
-
 ISSUE, WAIT, FREE, _RECORD = range(4)  # kinds of issued items
 
 

@@ -18,8 +18,6 @@ from autosched.problem import Problem
 from autosched.program.program import Program
 from autosched.simulation.footprint import footprint
 
-__all__ = ["fits", "fitted"]
-
 
 def fits(program: Program, problem: Problem) -> bool:
     """Return whether every device has enough memory at all times, in issue order."""

@@ -33,8 +33,6 @@ from autosched.problem import Problem
 from autosched.program.program import Copy, Free, Receive, Run, Send, Stream, occupied
 from autosched.program.residency import Buffer, Buffers, Step
 
-__all__ = ["Block", "Hazards", "Line", "find_hazards", "single_copy_streams"]
-
 Line = Run | Copy | Send | Receive | Free
 """An instruction before events are inserted."""
 

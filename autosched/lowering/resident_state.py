@@ -23,15 +23,6 @@ from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.problem import Problem
 
-__all__ = [
-    "keepable",
-    "keeping",
-    "with_resident_state",
-    "with_resident_state_as",
-    "within",
-    "without_resident_state",
-]
-
 
 def keepable(graph: Graph, machine: Machine) -> tuple[str, ...]:
     """Return the state that can be kept on devices.

@@ -47,8 +47,6 @@ from autosched.problem import Problem
 from autosched.program.program import Copy, Free, Run, Stream
 from autosched.program.residency import Residency
 
-__all__ = ["spill_copies"]
-
 
 class Future:
     """The remaining reads of each version by device, and all uses of memory written by regions."""

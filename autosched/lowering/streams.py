@@ -20,8 +20,6 @@ from autosched.machine.machine import Device, Machine
 from autosched.placement import Placement
 from autosched.program.program import Run, Stream
 
-__all__ = ["assign_streams"]
-
 _EXACT = 20_000  # up to so many tasks of one device, full reachability (n * n bits)
 _WINDOW = 4_096  # beyond, reachability within so many tasks
 

@@ -14,14 +14,6 @@ from autosched.policies.round_robin import round_robin
 from autosched.policies.single import single, single_on
 from autosched.problem import Policy, Problem
 
-__all__ = [
-    "candidates",
-    "fewer_devices",
-    "of_problem",
-    "splits",
-    "stream_limits",
-]
-
 _SMALL = 2_000  # tasks, up to which there is time to lower and simulate policies that rarely win
 _EACH = 4  # devices: plans are made for each number up to this, then for powers of two
 

@@ -24,8 +24,6 @@ from autosched.placement import Placement
 from autosched.policies.base.kernels import send
 from autosched.problem import Policy, Problem
 
-__all__ = ["in_order"]
-
 
 def in_order(sequences: Mapping[str, Sequence[str]]) -> Policy:
     """Return the policy that runs the tasks of ``sequences[device]`` on that device, in that order.

@@ -20,8 +20,6 @@ from autosched.placement import Placement
 from autosched.policies.single import single
 from autosched.problem import Problem
 
-__all__ = ["least_memory"]
-
 _WIDTHS = (1, 8, 64, 512)
 _WORK = 100_000  # tasks tried, in about 0.5 s: no search begins that would take more
 _CHOICES = 8  # of the tasks that may be next, so many are tried: the first, and the last

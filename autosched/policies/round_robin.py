@@ -6,8 +6,6 @@ from autosched.placement import Placement
 from autosched.policies.base.possible import Possible
 from autosched.problem import Problem
 
-__all__ = ["round_robin"]
-
 
 def round_robin(problem: Problem) -> Placement:
     """Assign tasks to the devices in turn, in insertion order; groups stay together.

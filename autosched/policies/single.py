@@ -11,8 +11,6 @@ from autosched.placement import Placement
 from autosched.policies.base.possible import Possible
 from autosched.problem import Policy, Problem
 
-__all__ = ["single", "single_on"]
-
 
 def single(problem: Problem) -> Placement:
     """Put all tasks on the one device of least total duration of tasks and copies.

@@ -25,8 +25,6 @@ from autosched.program.program import (
     Wait,
 )
 
-__all__ = ["CARRIED", "COPY", "FREE", "RECORD", "RUN", "WAIT", "Columns", "columns_of"]
-
 # CARRIED is a wait for an earlier run, HALF a send or a receive of the part of a rank.
 RUN, COPY, RECORD, WAIT, FREE, CARRIED, HALF = range(7)
 _KIND: Mapping[type[Instruction], int] = {

@@ -29,17 +29,6 @@ from autosched._lib.jit import Mode, kernel, mode
 from autosched.program.arrays import CARRIED, COPY, RECORD, RUN, WAIT, Columns
 from autosched.program.program import Program, Stream
 
-__all__ = [
-    "Clocks",
-    "Stamp",
-    "advance",
-    "includes",
-    "numbered",
-    "ordered",
-    "single_copy_streams",
-    "wait_for",
-]
-
 Ints = NDArray[np.int64]
 Stamp = tuple[int, int, list[int]]
 """A stream, a position on it, and the clock there."""

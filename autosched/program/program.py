@@ -37,19 +37,6 @@ from autosched.errors import ProgramError
 if TYPE_CHECKING:
     from autosched.program.arrays import Columns
 
-__all__ = [
-    "Copy",
-    "Free",
-    "Instruction",
-    "Program",
-    "Receive",
-    "Record",
-    "Run",
-    "Send",
-    "Stream",
-    "Wait",
-]
-
 
 class Stream(NamedTuple):
     """An in-order queue of one device: ``compute``, ``compute1``, ``copy-in`` or ``copy-out``."""

@@ -17,8 +17,6 @@ from autosched.program.program import Copy, Free, Instruction, Receive, Run, Sen
 if TYPE_CHECKING:
     from autosched.graph.graph import Graph, Task
 
-__all__ = ["Buffer", "Buffers", "Residency", "Step"]
-
 Name = TypeVar("Name", bound=Hashable)
 Item = TypeVar("Item")
 

@@ -29,8 +29,6 @@ from autosched.program.program import (
     occupied,
 )
 
-__all__ = ["Before", "predecessors", "units", "waiting_for_host", "where_is"]
-
 Before = dict[int, list[int]]
 """The direct predecessors of each run, copy and free, by position."""
 

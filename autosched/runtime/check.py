@@ -25,8 +25,6 @@ from autosched.errors import HazardError, listed
 from autosched.graph.effects import MOVE, RESHAPE, effects_of
 from autosched.graph.graph import Graph, Task, Value
 
-__all__ = ["Check", "Watcher"]
-
 Check = bool | Literal["bytes"]
 Values = Callable[[], Sequence[Any]]
 _Owned = tuple[Value, Extent]

@@ -47,8 +47,6 @@ from autosched.runtime.profile import annotation, ranged
 if TYPE_CHECKING:
     from autosched.runtime.ranks.generators import Drawing
 
-__all__ = ["Call", "Carried", "Compiler", "Part", "Wrap", "drawing_of"]
-
 Wrap = Callable[[int, Step], Step]  # of the instruction at a position
 _OTHERS = (Record, Wait, Free)  # nothing is added to these, so they are not called
 _LONGEST = 5_000  # instructions of a function with local variables, which cannot be divided

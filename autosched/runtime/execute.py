@@ -36,8 +36,6 @@ from autosched.runtime.threads.runs import Fault, Late
 from autosched.runtime.threads.team import ThreadTeam
 from autosched.timeline.timeline import Timeline
 
-__all__ = ["CALLS", "Executor", "executor_of_rank"]
-
 _serving: dict[int, Backend] = {}  # until closed; not noted on the backend, which may be any object
 _beginning = rlock()
 

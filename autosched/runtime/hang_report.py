@@ -24,8 +24,6 @@ from autosched.program.program import (
 )
 from autosched.runtime.threads.runs import Place
 
-__all__ = ["failed", "from_users_code", "report"]
-
 
 def report(program: Program, graph: Graph, places: Mapping[str | None, Place | None]) -> str:
     r"""Return a line for each thread: what it runs, or what it waits for.

@@ -23,8 +23,6 @@ from autosched.graph.graph import Graph
 from autosched.program.program import Copy, Program, Receive, Run, Send
 from autosched.runtime.backends import Located
 
-__all__ = ["Known", "Memory"]
-
 _ATTEMPTS = 16  # at knowing inputs, each of which takes longer than a check
 _MANY = 16  # inputs; fewer are checked faster than they are recognized
 

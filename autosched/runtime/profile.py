@@ -19,8 +19,6 @@ from autosched.program.program import Copy, Instruction, Program, Receive, Run, 
 from autosched.runtime.backends import Step, Timed
 from autosched.timeline.timeline import Span, Timeline, what
 
-__all__ = ["Notes", "annotation", "is_traced", "named", "ranged"]
-
 
 class Notes:
     """The measurements of one run."""

@@ -15,8 +15,6 @@ from autosched.errors import ScheduleError, shown
 from autosched.graph.graph import Graph
 from autosched.runtime.backends import Backend
 
-__all__ = ["check_arguments", "checked_count", "checked_timeout"]
-
 
 def check_arguments(**arguments: Any) -> None:
     """Raise ScheduleError for arguments of a type that ``schedule`` does not accept.

@@ -25,8 +25,6 @@ from autosched.problem import Problem
 from autosched.program.program import Program
 from autosched.runtime.backends import Backend
 
-__all__ = ["ResidentState"]
-
 Move = Callable[[Any], Any]  # returns a copy of a tensor on a device
 
 

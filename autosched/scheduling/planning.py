@@ -63,8 +63,6 @@ from autosched.scheduling.plans import Plan, best_plan, goal_of, merit, with_run
 from autosched.scheduling.progress_bar import progress_bar
 from autosched.scheduling.schedule import Schedule, joined
 
-__all__ = ["estimate_costs", "find_policy", "mark_pageable", "schedule"]
-
 
 def schedule(
     graph: Graph,

@@ -28,8 +28,6 @@ from autosched.simulation.periods import fewest_in_flight, period
 from autosched.simulation.simulate import durations
 from autosched.simulation.simulate import makespan as predict_makespan
 
-__all__ = ["Plan", "best_plan", "goal_of", "merit", "with_runs_in_flight"]
-
 _MOST = 64  # runs in flight that are chosen
 # Of the memory of a device, how much state may take if not all of it fits.
 _PARTS = (0.75, 0.5, 0.25, 0.0)

@@ -12,8 +12,6 @@ from contextlib import contextmanager
 
 from autosched._lib.text import duration
 
-__all__ = ["counting", "progress_bar"]
-
 _WIDTH = 30  # columns
 
 

@@ -27,8 +27,6 @@ from autosched.program.program import Instruction, Program, Run
 from autosched.runtime.backends import BACKENDS
 from autosched.runtime.check import Check
 
-__all__ = ["Saved", "check_graph", "describe", "from_text", "to_text"]
-
 _FORMAT = 3
 
 

@@ -60,8 +60,6 @@ from autosched.verification.verify import verify
 from autosched.viz.drawing import draw_timeline, show_timeline
 from autosched.viz.page import page_html
 
-__all__ = ["Schedule", "joined", "load"]
-
 LOCK = rlock()  # two threads that call a schedule for the first time share one executor
 _MORE = 3  # runs that are shown in addition to those in flight, to see a steady state
 

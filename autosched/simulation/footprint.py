@@ -21,8 +21,6 @@ from autosched.program.program import Copy, Free, Program, Record, Run, Stream, 
 from autosched.program.residency import Buffer, Buffers
 from autosched.timeline.timeline import Timeline
 
-__all__ = ["Needs", "footprint", "memory_over_time", "needs_of_runs"]
-
 History = tuple[tuple[float, float], ...]
 
 

@@ -22,8 +22,6 @@ from autosched.problem import Problem
 from autosched.program.program import Copy, Free, Instruction, Program, Record, Run, Wait
 from autosched.program.units import predecessors, units, waiting_for_host, where_is
 
-__all__ = ["Issuing", "issuing"]
-
 
 class Issuing(NamedTuple):
     """The threads that issue a program. Streams are positions in ``program.streams``."""

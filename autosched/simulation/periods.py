@@ -21,8 +21,6 @@ from autosched.program.program import Copy, Program, Record, Run, Stream, Wait, 
 from autosched.simulation.issuing import Issuing
 from autosched.simulation.simulate import makespan
 
-__all__ = ["Period", "fewest_in_flight", "period"]
-
 _NEARLY = 1.01  # of the best period
 
 

@@ -28,8 +28,6 @@ from autosched.program.arrays import RECORD, WAIT
 from autosched.program.program import Program, Run
 from autosched.simulation.issuing import Issuing, issuing
 
-__all__ = ["shared"]
-
 _Place = tuple[str | None, str]
 _Key = TypeVar("_Key")
 

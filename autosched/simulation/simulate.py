@@ -31,8 +31,6 @@ from autosched.simulation.issuing import Issuing, issuing
 from autosched.simulation.sharing import shared
 from autosched.timeline.timeline import Span, Timeline, what
 
-__all__ = ["durations", "is_pageable", "makespan", "simulate", "times"]
-
 
 def simulate(program: Program, problem: Problem, runs: int = 1) -> Timeline:
     """Return the predicted timeline of a number of runs.

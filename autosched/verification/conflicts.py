@@ -24,8 +24,6 @@ from itertools import chain
 
 from autosched.graph.regions import Axis, Bounds, Region
 
-__all__ = ["Conflicts"]
-
 Part = tuple[tuple[Axis, Bounds], ...]
 
 

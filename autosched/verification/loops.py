@@ -39,8 +39,6 @@ from autosched.program.clocks import ordered
 from autosched.program.program import Copy, Program, Record, Run, Wait, excerpt
 from autosched.verification.conflicts import Conflicts
 
-__all__ = ["Access", "check_runs", "check_waits", "in_words"]
-
 
 class Access(NamedTuple):
     """An access to a region of memory by the instruction at a position."""

@@ -64,8 +64,6 @@ from autosched.program.program import (
 from autosched.verification.conflicts import Conflicts
 from autosched.verification.loops import Access, check_runs, check_waits, in_words
 
-__all__ = ["verify"]
-
 
 def verify(program: Program, graph: Graph, machine: Machine | None = None) -> None:
     """Raise ProgramError if some legal interleaving could differ from the serial run.

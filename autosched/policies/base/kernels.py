@@ -18,8 +18,6 @@ import numpy as np
 from autosched._lib.jit import Mode, kernel
 from autosched.problem import Tables
 
-__all__ = ["Planning", "copy_seconds", "decode", "list_schedule", "send"]
-
 # Gaps examined for a task; without a limit, many small gaps make planning quadratic.
 MOST_TRIED = 64
 

@@ -24,8 +24,6 @@ from autosched.policies.base import kernels
 from autosched.policies.base.ranks import MeanLinks, mean_seconds, optimistic, ranks
 from autosched.problem import Problem, Tables
 
-__all__ = ["Listed", "Listing", "timed"]
-
 # Gaps of a stream; the earliest are dropped, since tasks of low rank rarely fit there.
 _MOST_GAPS = 4096
 

@@ -21,8 +21,6 @@ from autosched.policies.base.kernels import Planning, arrive, earliest_gap, issu
 from autosched.policies.base.possible import Possible
 from autosched.problem import Problem
 
-__all__ = ["Plan", "Slot", "by_priority"]
-
 _NOWHERE = math.inf, -1, -1
 
 

@@ -23,8 +23,6 @@ from autosched.errors import ScheduleError, listed
 from autosched.placement import Placement
 from autosched.problem import Problem
 
-__all__ = ["Possible"]
-
 _Trail = list[tuple[int, int]]  # (group, its set before)
 
 

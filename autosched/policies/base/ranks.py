@@ -17,19 +17,6 @@ from autosched._lib.jit import Mode, kernel
 from autosched.policies.base.possible import Possible
 from autosched.problem import Problem, Tables
 
-__all__ = [
-    "MeanLinks",
-    "critical_path",
-    "downward_ranks",
-    "longest",
-    "mean",
-    "mean_seconds",
-    "optimistic",
-    "optimistic_costs",
-    "ranks",
-    "upward_ranks",
-]
-
 
 @kernel
 def longest(

@@ -20,8 +20,6 @@ from ortools.sat.python import cp_model
 
 from autosched.policies.constraint_programming.integer_times import IntegerTimes, Moment, Times
 
-__all__ = ["Answer", "Model", "solve"]
-
 _Literal = Any  # a Boolean variable or its negation
 
 

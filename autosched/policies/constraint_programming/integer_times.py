@@ -17,8 +17,6 @@ from autosched.policies.base.kernels import send
 from autosched.policies.base.possible import Possible
 from autosched.problem import Problem
 
-__all__ = ["IntegerTimes", "Moment", "Times"]
-
 _PARTS = 10_000_000  # units of the horizon, if no unit is exact
 _MOST = 10**8  # units of the horizon, at most, if a unit is exact
 

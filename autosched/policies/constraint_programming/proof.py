@@ -25,8 +25,6 @@ from autosched.problem import Problem
 if TYPE_CHECKING:
     from autosched.policies.constraint_programming.cpsat import Answer
 
-__all__ = ["can_solve", "is_soon_solved", "solved"]
-
 _WORK = 3.0  # deterministic work of a solver without a time limit; a unit takes some seconds
 _MOST = 80  # tasks of a small problem
 _SURE = {"data", "order"}  # kinds of dependencies that hold for any choice of devices

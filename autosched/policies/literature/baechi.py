@@ -24,8 +24,6 @@ from autosched.policies.base.possible import Possible
 from autosched.policies.base.ranks import upward_ranks
 from autosched.problem import Problem
 
-__all__ = ["m_etf"]
-
 _MOST_TRIED = 8  # tasks whose start times are computed again in one step, at most
 
 

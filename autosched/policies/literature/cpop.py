@@ -22,8 +22,6 @@ from autosched.policies.base.possible import Possible
 from autosched.policies.base.ranks import critical_path, downward_ranks, upward_ranks
 from autosched.problem import Problem
 
-__all__ = ["cpop"]
-
 
 def cpop(problem: Problem) -> Placement:
     """Place the critical path on one device, other tasks by finish (Topcuoglu et al. 2002).

@@ -21,8 +21,6 @@ from autosched.policies.base.possible import Possible
 from autosched.policies.base.ranks import longest, upward_ranks
 from autosched.problem import Problem
 
-__all__ = ["heft"]
-
 
 @without_collecting()
 def heft(problem: Problem) -> Placement:

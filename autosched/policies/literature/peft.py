@@ -19,8 +19,6 @@ from autosched.policies.base.possible import Possible
 from autosched.policies.base.ranks import mean, optimistic_costs
 from autosched.problem import Problem
 
-__all__ = ["peft"]
-
 
 def peft(problem: Problem) -> Placement:
     """Place ready tasks by mean optimistic cost on the best device (Arabnejad, Barbosa 2014).

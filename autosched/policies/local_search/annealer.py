@@ -26,8 +26,6 @@ from autosched.policies.base.kernels import Planning, copy_seconds, decode
 from autosched.policies.base.listing import Listed, Listing
 from autosched.problem import Tables, grouped
 
-__all__ = ["Annealer", "Progress", "anneal", "cool", "cool_until"]
-
 Progress = Callable[[float, float], None]  # of the part that is done, and the best makespan
 
 _STEPS = 50  # of temperature in a round

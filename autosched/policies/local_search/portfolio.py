@@ -30,8 +30,6 @@ from autosched.policies.base.ranks import longest, optimistic
 from autosched.policies.literature.heft import heft
 from autosched.problem import Problem
 
-__all__ = ["KERNELS", "best_listed", "members", "portfolio"]
-
 _EXCESS = (4.0, 0.0, 1.0, 2.0, 0.5, 8.0)
 _AHEAD = (0.0, 1.0, 0.3)
 _BIASES = sorted(

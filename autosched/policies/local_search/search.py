@@ -46,8 +46,6 @@ from autosched.policies.local_search.annealer import (
 from autosched.policies.local_search.portfolio import KERNELS, best_listed, members, steps
 from autosched.problem import Policy, Problem
 
-__all__ = ["exact", "quick", "search"]
-
 _MOVES = 300_000  # of a search without a time limit
 _QUICK = 40_000  # of a quick search: at most, and per task
 _EACH = 2_000

@@ -33,8 +33,6 @@ from autosched.errors import ScheduleError
 from autosched.placement import Placement, Send
 from autosched.problem import Policy, Problem, grouped
 
-__all__ = ["split"]
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 

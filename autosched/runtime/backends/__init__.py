@@ -38,9 +38,25 @@ from autosched.runtime.threads.team import ThreadTeam
 if TYPE_CHECKING:
     from autosched.runtime.replay.cuda_graphs import Replay
 
-__all__ = ["BACKENDS", "Backend", "Bracketed", "Capabilities", "Choosing", "Entered"]
-__all__ += ["Exchanging", "Freeing", "HandsOut", "Located", "Looping", "Step", "Threaded"]
-__all__ += ["Timed", "Transfer", "TransientError", "make"]
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "Bracketed",
+    "Capabilities",
+    "Choosing",
+    "Entered",
+    "Exchanging",
+    "Freeing",
+    "HandsOut",
+    "Located",
+    "Looping",
+    "Step",
+    "Threaded",
+    "Timed",
+    "Transfer",
+    "TransientError",
+    "make",
+]
 
 Transfer = Callable[[Any, Any], Any]  # (source, destination or None) -> the copy
 

@@ -67,8 +67,6 @@ from autosched.runtime.backends.host import (
 )
 from autosched.runtime.backends.pinned import PIECE, Pinned
 
-__all__ = ["Accelerator", "pooled"]
-
 _POOL = 32  # streams that torch has per device and priority before it hands out the same again
 _streams: dict[tuple[torch.device, int], dict[Stream, torch.Stream]] = {}
 

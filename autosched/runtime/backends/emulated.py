@@ -35,8 +35,6 @@ from autosched.program.program import Program, Stream
 from autosched.runtime.backends import Step
 from autosched.runtime.backends.host import Host
 
-__all__ = ["Emulated", "Queues"]
-
 _NAP = 0.05  # seconds after which a sleeping stream notices that the run was aborted
 
 

@@ -21,8 +21,6 @@ from autosched.program.program import Copy, Program, Stream
 from autosched.runtime.backends import Backend, Step, Transfer
 from autosched.runtime.threads.team import ThreadTeam
 
-__all__ = ["Host", "copy_in_host_memory", "prepare_thread", "read_file"]
-
 
 class Host:
     """See ``autosched.runtime.backends``."""

@@ -18,8 +18,6 @@ from itertools import chain
 
 import torch
 
-__all__ = ["PIECE", "Piece", "Pinned"]
-
 # Bytes that the host moves in some 0.4 ms, so that a link does not wait for the next piece.
 PIECE = 4 << 20
 _LEAST = 4 << 10

@@ -25,8 +25,6 @@ from autosched.runtime.threads.runs import Run as TeamRun
 from autosched.runtime.threads.runs import Step
 from autosched.runtime.threads.team import ThreadTeam
 
-__all__ = ["Threads"]
-
 _Made = TypeVar("_Made")
 
 

@@ -19,8 +19,6 @@ from autosched.runtime.backends.emulated import Emulated
 from autosched.runtime.threads.interleaver import Choose, Interleaver
 from autosched.runtime.threads.team import ThreadTeam
 
-__all__ = ["Virtual"]
-
 
 class Virtual(Emulated):
     """See ``autosched.runtime.backends``.

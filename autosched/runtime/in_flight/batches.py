@@ -8,8 +8,6 @@ from typing import Any
 from autosched._lib.fetching import fetched_ahead
 from autosched.runtime.in_flight.future import RunFuture
 
-__all__ = ["results", "unpacked"]
-
 
 def results(
     submit: Callable[..., RunFuture], batches: Iterable[Any], most: int, only: str | None = None

@@ -19,8 +19,6 @@ from autosched.errors import ScheduleError
 from autosched.runtime.execute import CALLS
 from autosched.runtime.threads.runs import Flag
 
-__all__ = ["RunFuture", "Waiting"]
-
 _SOON = 0.01  # seconds, within which short runs end
 _LOOK = 1.0  # seconds after which a waiting thread looks again
 

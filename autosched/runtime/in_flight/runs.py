@@ -43,8 +43,6 @@ from autosched.runtime.memory import Memory
 from autosched.runtime.threads.runs import Loop, Run, Step, unlock
 from autosched.runtime.threads.team import GRACE, ThreadTeam, at_once, end_threads
 
-__all__ = ["Runs"]
-
 Keep = Callable[[Mapping[str, Any]], Any]
 Inputs = dict[str, Any]
 Complete = Callable[[Sequence[Any], Inputs], tuple[Inputs, Keep | None]]

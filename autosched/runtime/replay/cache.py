@@ -30,8 +30,6 @@ from autosched.runtime.replay.segments import Segment, Segmented
 if TYPE_CHECKING:
     from autosched.runtime.replay.cuda_graphs import Replay
 
-__all__ = ["Recordings"]
-
 _ATTEMPTS = 3  # recordings that may fail for reasons that pass, before runs are ordinary for good
 _SEEN = 64  # kinds that are remembered until they come again
 _Addresses = Mapping[str, Hashable]  # of the tensors of each input on a device

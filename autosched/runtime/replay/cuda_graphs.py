@@ -50,8 +50,6 @@ from autosched.program.program import Program, Record, Stream
 from autosched.runtime.backends import Step, TransientError
 from autosched.runtime.backends.accelerator import Accelerator, pooled
 
-__all__ = ["Replay"]
-
 _CAPTURING = threading.RLock()
 _failed: list[torch.cuda.CUDAGraph] = []
 # cudaErrorStreamCaptureInvalidated, as torch reports it.

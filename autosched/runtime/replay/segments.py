@@ -31,8 +31,6 @@ from autosched.program.program import (
 )
 from autosched.program.units import Before, predecessors, units, where_is
 
-__all__ = ["Segment", "Segmented", "segmented"]
-
 
 @dataclass(frozen=True)
 class Segment:

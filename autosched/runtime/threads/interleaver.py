@@ -18,8 +18,6 @@ from autosched.codegen.threads import Emitted
 from autosched.runtime.threads.runs import Fault, Late, Place, Run, Step
 from autosched.runtime.threads.team import CalledRun, ThreadTeam, at_once
 
-__all__ = ["Choose", "Interleaver"]
-
 _END: Any = object()  # of a generator
 Choose = Callable[[list[str]], str]  # of the threads that could go on, the one that does
 

@@ -31,9 +31,6 @@ from typing import Any, Literal, NamedTuple
 
 from autosched.codegen.threads import Emitted
 
-__all__ = ["TABLE", "Event", "Fault", "Flag", "Late", "Loop", "Place", "Run", "State", "Step"]
-__all__ += ["drawing", "unlock"]
-
 Step = Callable[[], Any]
 State = Literal["queued", "running", "aborting", "abandoned", "ended"]
 Event = Literal["started", "raised", "interrupted", "stopped", "let go", "all left"]

@@ -43,8 +43,6 @@ from typing import Any
 from autosched.codegen.threads import Emitted
 from autosched.runtime.threads.runs import Fault, Flag, Late, Loop, Place, Run, Step
 
-__all__ = ["GRACE", "CalledRun", "ThreadTeam", "at_once", "end_threads"]
-
 GRACE = 0.5  # seconds that an aborted run waits for its threads before it abandons them
 _LONGEST_WAIT = 0.25  # seconds in which a signal may be overlooked
 _PATIENCE = 1.0  # seconds that ``close`` waits: most steps end, and an interpreter's exit is quick
