@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from autosched.errors import ScheduleError, listed, shown
-from autosched.graph.flow import flow
+from autosched.graph.flow import flow, rows_of
 from autosched.graph.graph import HOST, STORAGE, Graph, Task, Value
 from autosched.machine.machine import Machine
 
@@ -282,7 +282,7 @@ def check(placement: Placement, problem: Problem) -> None:
     at = [position.get(task.name, -1) for task in graph.tasks]
     flown = flow(graph)
     places = np.array(at, np.int64)
-    against = bool((places[flown.before] > places[flown.task]).any())
+    against = bool((places[flown.depends] > places[rows_of(flown.depends_at)]).any())
     devices = list(map(table.get, order))
     known = set(map(type, devices)) <= {str} and set(devices) <= set(machine.names)
     if against or not known or not allowed.open or min(at, default=0) < 0:

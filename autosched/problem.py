@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from autosched._lib.gc_pause import without_collecting
 from autosched.costs.costs import Costs
 from autosched.errors import MemoryLimitError, ScheduleError, listed, shown
-from autosched.graph.flow import flow, offsets, ragged
+from autosched.graph.flow import flow
 from autosched.graph.graph import Graph, Task, Use, Value
 from autosched.machine.machine import Device, Machine
 from autosched.placement import Choices, Placement, Send, choices
@@ -379,8 +379,8 @@ def _tabulated(problem: Problem) -> _Tabulated:
     ]
     maker = np.array([-1 if maker is None else maker for maker in makers], np.int64)
     back = [number[problem.homes[values[datum].index]] for datum in returned]
-    before_at, before = ragged(_others(graph, reads, maker.tolist()))
-    reads_at, flat_reads = ragged(reads)
+    before_at, before = _ragged(_others(graph, reads, maker.tolist()))
+    reads_at, flat_reads = _ragged(reads)
     tables = Tables(
         seconds=seconds.ravel(),
         together=together.ravel(),
@@ -508,7 +508,7 @@ def _reads(problem: Problem) -> tuple[list[Use], list[list[int]], list[int]]:
 
 def _others(graph: Graph, reads: Rows, maker: Sequence[int]) -> Rows:
     """Return the predecessors of each task that produce none of the data that it reads."""
-    if graph.is_plain and not flow(graph).by_order.any():  # then all dependencies are for data
+    if graph.is_plain and not len(flow(graph).after):  # then all dependencies are for data
         return [[]] * len(reads)
     found = []
     for task, row in zip(graph.tasks, reads, strict=True):
@@ -610,9 +610,18 @@ def _way(
     return sum(link.latency for link in links), rate, len(links) == 1
 
 
+def _ragged(rows: Rows) -> tuple[Ints, Ints]:
+    """Return the offset of each row, and all numbers in one array."""
+    at = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum([len(row) for row in rows], out=at[1:])
+    return at, np.fromiter(chain.from_iterable(rows), np.int64, at[-1])
+
+
 def grouped(key: Ints, item: Ints, count: int) -> tuple[Ints, Ints]:
     """Return the items of each key as a ragged table."""
-    return offsets(np.bincount(key, minlength=count)), item[np.argsort(key, kind="stable")]
+    at = np.zeros(count + 1, np.int64)
+    np.cumsum(np.bincount(key, minlength=count), out=at[1:])
+    return at, item[np.argsort(key, kind="stable")]
 
 
 # ---- memory: tasks that exceed that of a device by themselves

@@ -12,6 +12,6 @@ including  one graph inserted into another
 copying    a graph copied with changes
 pinning    a copy of a graph with the devices of inputs and tasks
 marked     ``@asc.task``: functions that are captured as one task
-flow       dependencies as arrays
+flow       producers and consumers as arrays
 gradients  errors for gradients that autograd would lose
 """

@@ -1,7 +1,6 @@
-"""List the dependencies of a graph as arrays, and ragged tables of numbers.
+"""List the producers and consumers of a graph as arrays.
 
-Tasks are numbers here. A ragged table is a pair of arrays (CSR): the offsets of rows, and the entries
-of all rows.
+Values and tasks are numbers here. The module knows no device, no cost and no program.
 """
 
 from __future__ import annotations
@@ -19,29 +18,54 @@ Ints = NDArray[np.int64]
 
 
 class Flow(NamedTuple):
-    """All dependencies: a task, one before it, and whether it depends on that by order alone.
+    """Ragged tables by task, each a pair (CSR): the offsets of rows, and the entries of all rows.
 
     >>> graph = Graph()
     >>> graph.output(y=-graph.input("x").abs())
-    >>> [column.tolist() for column in flow(graph)]
-    [[1], [0], [False]]
+    >>> [column.tolist() for column in flow(graph)[:4]]
+    [[0, 1, 2], [0, 1], [0, 1, 2], [1, 2]]
     """
 
-    task: Ints
-    before: Ints
-    by_order: NDArray[np.bool_]
+    reads_at: Ints
+    reads: Ints  # values
+    makes_at: Ints
+    makes: Ints  # values that are used
+    after_at: Ints
+    after: Ints  # tasks on which it depends by order alone
+    depends_at: Ints
+    depends: Ints  # all tasks on which it depends
 
 
 def flow(graph: Graph) -> Flow:
     """Return the flow of a graph; it is cached, and computed again after the graph has grown."""
-    size = len(graph.tasks)
+    size = len(graph.tasks), len(graph.outputs)
     if graph.cached_flow is None or graph.cached_flow[0] != size:
-        found = [task.dependencies for task in graph.tasks]
-        pairs = list(chain.from_iterable(chain.from_iterable(found)))  # task, kind, task, ...
-        task = rows_of(offsets(list(map(len, found))))
-        by_order = np.array([kind == "order" for kind in pairs[1::2]], bool)
-        graph.cached_flow = size, Flow(task, np.array(pairs[::2], np.int64), by_order)
+        graph.cached_flow = size, _flow(graph)
     return graph.cached_flow[1]
+
+
+def _flow(graph: Graph) -> Flow:
+    tasks = graph.tasks
+    values = graph.values
+    made = [v.index for v in values if v.producer is not None and graph.is_used(v.index)]
+    makers = np.array([values[index].producer for index in made], np.int64)
+    reads_at = offsets([len(task.reads) for task in tasks])
+    reads = chain.from_iterable(chain.from_iterable([task.reads for task in tasks]))
+    versioned = np.fromiter(reads, np.int64, 2 * reads_at[-1])  # value, version, value, ...
+    depends_at = offsets([len(task.dependencies) for task in tasks])
+    depends = list(chain.from_iterable(chain.from_iterable([task.dependencies for task in tasks])))
+    before = np.array(depends[::2], np.int64)
+    by_order = np.array([kind == "order" for kind in depends[1::2]], bool)
+    return Flow(
+        reads_at,
+        versioned[::2].copy(),
+        starts(makers, len(tasks)),
+        np.array(made, np.int64),
+        starts(rows_of(depends_at)[by_order], len(tasks)),
+        before[by_order],
+        depends_at,
+        before,
+    )
 
 
 def offsets(lengths: Sequence[int] | Ints) -> Ints:
@@ -49,12 +73,6 @@ def offsets(lengths: Sequence[int] | Ints) -> Ints:
     at = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=at[1:])
     return at
-
-
-def ragged(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
-    """Return the offset of each row, and all numbers in one array."""
-    at = offsets(list(map(len, rows)))
-    return at, np.fromiter(chain.from_iterable(rows), np.int64, at[-1])
 
 
 def starts(rows: Ints, count: int) -> Ints:

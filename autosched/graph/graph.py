@@ -96,7 +96,7 @@ class Graph:
         self.kept_together: list[tuple[int, ...]] = []  # values: their makers and writers
         self.bonds_of: dict[int, tuple[tuple[int, ...], ...]] = {}  # value -> the sets with it
         self.builder = GraphBuilder(self, generators or {})
-        self.cached_flow: tuple[int, Flow] | None = None  # see ``flow``
+        self.cached_flow: tuple[tuple[int, int], Flow] | None = None  # see ``flow``
 
     def input(self, name: str, *, nbytes: int | None = None) -> Value:
         """Declare one input, which a run receives by name; ``nbytes`` is its size, if known.

@@ -117,9 +117,6 @@ class _Hint(NamedTuple):
     source: str | None = None
 
 
-_ANYWHERE = _Hint()
-
-
 class CopyMaker:
     """Makes copies: from the first device with a link, on copy streams."""
 
@@ -129,7 +126,6 @@ class CopyMaker:
         self.home = problem.homes
         self.count = 0
         self._streams = cache(partial(copy_streams, self.machine))
-        self.link = cache(self.machine.link)
 
     def overwrites(self, use: Use, device: str) -> bool:
         """Whether a copy overwrites the caller's tensor: of a written input, to its own device."""
@@ -145,14 +141,13 @@ class CopyMaker:
 
     def relay(self, holders: Sequence[str], device: str) -> str | None:
         """Return the host if a value is on storage alone, and another device needs it."""
-        machine = self.machine
-        is_away = machine.storage and device != machine.host and all(map(is_storage, holders))
-        return machine.host if is_away else None
+        host = self.machine.host
+        return host if device != host and all(map(is_storage, holders)) else None
 
     def stops(self, holders: Sequence[str], device: str) -> Sequence[str]:
         """Return where a version must be copied first, if no holder has a link to the device."""
         machine = self.machine
-        if not machine.ranks or any(self.link(holder, device) for holder in holders):
+        if not machine.ranks or any(machine.link(holder, device) for holder in holders):
             return ()
         ways = (machine.route(holder, device) for holder in holders)
         return next((way[1:-1] for way in ways if way), ())
@@ -160,7 +155,7 @@ class CopyMaker:
     def copy(self, use: Use, holders: Sequence[str], device: str) -> Copy:
         """Return the copy of a version. Raises ScheduleError if no holder has a link."""
         name = self.graph.values[use.value].name
-        source = next((holder for holder in holders if self.link(holder, device)), None)
+        source = next((holder for holder in holders if self.machine.link(holder, device)), None)
         if source is None:
             raise ScheduleError(
                 f"value {name!r} is on {holders[0]!r} and needed on {device!r}, "
@@ -206,15 +201,14 @@ class _Walk:
 
     def copies_after(self, run: int) -> list[Run | Copy]:
         """Return the copies that go after a run, by their ranks."""
-        found = self.copies.get(run)
-        return [copy for _, copy in sorted(found, key=itemgetter(0))] if found else []
+        return [copy for _, copy in sorted(self.copies.get(run, ()), key=itemgetter(0))]
 
     def bring(self, use: Use, device: str) -> None:
         """Copy a version to a device, unless it is there."""
         holders: Sequence[str] = self.table.devices(*use)
         if device in holders:
             return
-        hint = self.hints.get((*use, device), _ANYWHERE)
+        hint = self.hints.get((*use, device), _Hint())
         if hint.source is not None:
             holders = self._from(use, hint.source, device, holders)
         host = self.maker.relay(holders, device)

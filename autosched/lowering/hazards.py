@@ -22,11 +22,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autosched.graph.flow import ragged, rows_of, starts
+from autosched.graph.flow import offsets, rows_of, starts
 from autosched.graph.graph import Graph, Task
 from autosched.graph.regions import Accesses, Region
 from autosched.problem import Problem
@@ -88,6 +89,12 @@ def _owner(block: Block) -> Stream:
     return block.owner
 
 
+def ragged(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
+    """Return row offsets, and the entries of all rows in one array (CSR)."""
+    at = offsets(list(map(len, rows)))
+    return at, np.fromiter(chain.from_iterable(rows), np.int64, at[-1])
+
+
 def single_copy_streams(instructions: Sequence[Line], hazards: Hazards) -> frozenset[Stream]:
     """Return the single-copy streams that wait for no other of them, as ``clocks`` needs.
 
@@ -139,8 +146,6 @@ class _Walk:
         self.after: list[list[int]] = []
         self.ran: dict[int, int] = {}  # by task, its position
         self.frees: dict[str, dict[Stream, int]] = {}  # by device, the last free of each stream
-        # Roots of memory of which some version is not the first: others only follow their makers.
-        self.written = {value.root for value in self.values if graph.last_version(value.index)}
         for source in buffers.sources.values():
             self._allocate(source, None).kept = True
 
@@ -234,8 +239,6 @@ class _Walk:
         if block.owner is None and stream.device == buffer.device:
             block.owner = stream
         block.uses[stream] = i
-        if self.values[buffer.value].root not in self.written:
-            return [buffer.maker]
         if not writes:
             found = block.accesses.read(region, i)
             found.append(buffer.maker)
@@ -246,7 +249,7 @@ class _Walk:
     def _allocate(self, buffer: Buffer, owner: Stream | None) -> Block:
         value = self.values[buffer.value]
         block = self.blocks[buffer] = Block(value.name, buffer.version, owner)
-        if buffer.maker >= 0 and value.root in self.written:
+        if buffer.maker >= 0:
             block.accesses.write(value.region, buffer.maker)
         return block
 

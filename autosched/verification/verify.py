@@ -43,7 +43,7 @@ import numpy as np
 
 from autosched._lib.allowed import is_storage
 from autosched.errors import GraphError, ProgramError
-from autosched.graph.flow import flow
+from autosched.graph.flow import flow, rows_of
 from autosched.graph.graph import HOST, STORAGE, Graph, Task, Use, Value
 from autosched.graph.regions import Region
 from autosched.machine.machine import Machine
@@ -272,8 +272,9 @@ class _Walk:
         # By task, those after which it must run by order alone.
         self.follows: dict[int, list[int]] = {}
         known = flow(graph)
-        ordered = known.task[known.by_order], known.before[known.by_order]
-        for task, before in zip(*map(np.ndarray.tolist, ordered), strict=True):
+        for task, before in zip(
+            rows_of(known.after_at).tolist(), known.after.tolist(), strict=True
+        ):
             self.follows.setdefault(task, []).append(before)
         # By set of values kept together, the first run that made or wrote one.
         self.bound: dict[tuple[int, ...], Run] = {}

@@ -257,8 +257,11 @@ def test_copies_in_any_order_needless_or_impossible_ones_among_them_lower_to_a_p
 
 
 @pytest.mark.parametrize("before", ["early", "made", "read"])
-def test_a_copy_leaves_after_it_is_made_whatever_the_placement_says(before):
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_copy_leaves_after_it_is_made_whatever_the_placement_says(writes, before):
     graph = asc.Graph()
+    if writes:  # graphs without writes are lowered by other code
+        graph.add(int, graph.input("x"), name="w", writes=[graph.value("x")], on="p1")
     made = graph.add(int, graph.add(int, name="early", on="p1"), name="made", on="p1")
     graph.add(int, made, name="read", on="p2")
     placed = heft(asc.Problem(graph, machine := processors(2), COSTS))

@@ -6,16 +6,54 @@ import re
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import autosched as asc
+from autosched import lowering
 from autosched.graph.flow import flow
 from autosched.lowering import lower
 from autosched.placement import Placement, Send
+from autosched.problem import Constraints
 from autosched.program.program import Copy, Free, Program, Run
+from tests.sample_policies import policies
+from tests.strategies import DEVICES, machines
+
+COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 
 
 def fn(*_: object) -> None:
     raise AssertionError("nothing runs here")
+
+
+@st.composite
+def plain(draw: st.DrawFn) -> asc.Graph:
+    """Draw graphs in which nothing is written in place: several results, orders, constraints, results nobody uses."""
+    graph = asc.Graph("plain")
+    values = list(graph.inputs("a", "b"))
+    for i in range(draw(st.integers(1, 8))):
+        reads = draw(st.lists(st.sampled_from(values), max_size=3))
+        after = draw(st.lists(st.sampled_from(graph.tasks), max_size=2)) if i else []
+        on = draw(st.sampled_from([None] * 4 + [*DEVICES]))
+        count = draw(st.sampled_from([1, 1, 1, 2]))
+        values += graph.add(fn, *reads, after=after, on=on, outputs=count)
+    graph.output(*dict.fromkeys(draw(st.lists(st.sampled_from(values), min_size=1, max_size=2))))
+    return graph
+
+
+@settings(max_examples=max(8, settings.default.max_examples // 2))
+@given(policy=policies, graph=plain(), machine=machines())
+def test_plain_graphs_are_lowered_at_once_as_they_are_step_by_step(
+    policy: str, graph: asc.Graph, machine: asc.Machine
+) -> None:
+    placement = asc.schedule(graph, machine, policy=policy, costs=COSTS).placement
+    outputs = dict.fromkeys(list(graph.outputs)[:1], DEVICES[-1])
+    at_once = lower(asc.Problem(graph, machine, constraints=Constraints(outputs)), placement)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lowering, "is_functional", lambda *_: False)
+        assert str(
+            lower(asc.Problem(graph, machine, constraints=Constraints(outputs)), placement)
+        ) == str(at_once)
 
 
 def test_a_copy_goes_where_the_placement_says() -> None:
@@ -82,6 +120,8 @@ def test_names_that_fit_nothing_are_refused(old: str, new: str, message: str) ->
 def test_the_flow_of_a_graph_that_grows_grows() -> None:
     graph = asc.Graph()
     y = graph.add(fn, graph.input("x"))
-    assert flow(graph).before.tolist() == []
+    assert flow(graph).makes.tolist() == []
+    graph.output(y=y)
+    assert flow(graph).makes.tolist() == [y.index]
     graph.add(fn, y)
-    assert flow(graph).before.tolist() == [0]
+    assert flow(graph).reads.tolist() == [0, y.index]
