@@ -14,18 +14,14 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from autosched._lib.tree import flatten, of_its_kind
 from autosched.codegen.functions import Bound, Functions, literal, quoted
 from autosched.codegen.names import Names, identifier
 from autosched.codegen.origins import torch_path
-from autosched.graph.task import Here, Task
+from autosched.graph.task import Here, Merged, Task
 from autosched.graph.value import Attribute, InPlace, Method, On, Value
-
-if TYPE_CHECKING:
-    from autosched.codegen.composite import Composite
-
 
 Device = Callable[[Here], str]  # the text for the device that replaces a placeholder
 
@@ -270,7 +266,7 @@ class Statements:
     def _merged(
         self,
         task: Task,
-        whole: Composite,
+        whole: Merged,
         given: Mapping[int, str],
         made: dict[int, str],
         used: Container[int],
@@ -291,7 +287,7 @@ class Statements:
         if unused := [made[use.value] for use in task.outputs if use.value not in used]:
             yield f"del {', '.join(unused)}"
 
-    def parts(self, whole: Composite, names: dict[int, str], device: Device) -> Iterator[str]:
+    def parts(self, whole: Merged, names: dict[int, str], device: Device) -> Iterator[str]:
         """Write the calls of the parts of a merged task; add the names of their results."""
         outer = self.within
         for part, dead in zip(whole.tasks, whole.dead, strict=True):

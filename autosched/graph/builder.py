@@ -26,11 +26,10 @@ from autosched.errors import GraphError, listed, shown
 from autosched.graph import effects
 from autosched.graph.regions import Region, is_basic
 from autosched.graph.storages import Storages, Touched
-from autosched.graph.task import STORAGE, Dependency, Kind, Origin, Seconds, Task
+from autosched.graph.task import STORAGE, Dependency, Kind, Merged, Origin, Seconds, Task
 from autosched.graph.value import Value
 
 if TYPE_CHECKING:
-    from autosched.codegen.composite import Composite
     from autosched.graph.graph import Graph
 
 # Nesting of arguments: far below Python's recursion limit, since a run recurses from a deeper
@@ -282,7 +281,7 @@ class GraphBuilder:
         regions: Sequence[Region] = (),
         origin: Origin | None = None,
         by: Callable[..., Any] | None = None,
-        composite: Composite | None = None,
+        composite: Merged | None = None,
     ) -> Any:
         """Add a task with effects as given, and return the values of its result.
 
@@ -397,7 +396,7 @@ class GraphBuilder:
         self,
         fn: Any,
         args: Iterable[Any],
-        composite: Composite | None,
+        composite: Merged | None,
         random: bool,
         device: str | None,
     ) -> tuple[list[Any], bool]:

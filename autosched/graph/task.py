@@ -12,19 +12,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from autosched._lib.allowed import is_storage
 from autosched._lib.tree import match
 from autosched.graph.regions import Region
 
-if TYPE_CHECKING:
-    from autosched.codegen.composite import Composite
-
 HOST = "host"  # in constraints: the machine's host, whatever its name
 STORAGE = "storage"  # its first storage device; without one, its host
 Kind = Literal["data", "anti", "order"]
 Seconds = float | Mapping[str, float]
+
+
+class Merged(Protocol):
+    """What a merged task calls: see ``Composite``."""
+
+    tasks: tuple[Task, ...]
+    takes: tuple[int, ...]
+    gives: tuple[int, ...]
+    dead: tuple[tuple[int, ...], ...]
+    heres: tuple[Here, ...]
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the tasks."""
 
 
 class Dependency(NamedTuple):
@@ -132,7 +142,7 @@ class Task:
     seconds: Seconds | None  # as given by the user
     origin: Origin
     shared: tuple[Any, ...] = ()  # shared state: modules, optimizers, random number generators
-    composite: Composite | None = None  # the parts of a merged task
+    composite: Merged | None = None  # the parts of a merged task
 
     @property
     def source(self) -> str:
