@@ -32,6 +32,7 @@ from autosched.verification.verify import verify
 from tests.codegen.test_codegen import run as run_code
 from tests.fusion.regions import compiled_by, drawn_groups, fused
 from tests.gpu.fake_gpu import playing
+from tests.gpu.fake_gpu.tensors import memory_of
 from tests.gpu.for_gpus import left, loaded, on_gpus, physical, same
 from tests.sample_policies import policies, under_every_policy
 from tests.strategies import DEVICES, graphs, inputs_for, machines
@@ -188,8 +189,8 @@ def test_law_1_so_does_that_of_a_graph_that_was_made_of_another(
 
 
 def _trace_memory(fn: Callable[..., Any], args: Sequence[Any], written: Sequence[int]) -> Any:
-    """Trace for the memory that played tensors wrap: tensors of the CPU."""
-    return tracing.trace(fn, [getattr(arg, "memory", arg) for arg in args], written)
+    """Trace for the memory of played tensors: tensors of the CPU."""
+    return tracing.trace(fn, [memory_of(arg) for arg in args], written)
 
 
 @pytest.mark.parametrize("change", [None, "fused", "reading"])
