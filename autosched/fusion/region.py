@@ -36,7 +36,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autosched._lib.aliasing import extents
 from autosched._lib.logs import LOG
-from autosched._lib.tree import transform
+from autosched._lib.tree import flatten, transform
 from autosched.codegen.composite import Composite
 from autosched.errors import ScheduleError
 from autosched.fusion.inductor import LOCK, compile_graph, guard, unavailable, unsuitable
@@ -692,6 +692,10 @@ class _Double(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = func(*args, **(kwargs or {}))
         if any(item.alias_info is not None for item in func._schema.returns):
             return made
+        makes = any(item.name == "dtype" for item in func._schema.arguments)
+        given = any(isinstance(leaf, Tensor) for leaf in flatten((args, kwargs)))
+        if makes and not given and made.dtype in _WIDER:  # a factory, told no dtype
+            return func(*args, **{**(kwargs or {}), "dtype": _WIDER[made.dtype]})
         return transform(_wider_tensor, made)
 
 

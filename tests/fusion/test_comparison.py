@@ -146,6 +146,22 @@ def test_a_reference_that_cannot_run_is_left_out() -> None:
     assert len(references(run, [torch.rand(3)], 1e-7)) == 1
 
 
+@pytest.mark.parametrize(("error", "is_noise"), [(6e-8, True), (1e-5, False)])
+def test_what_is_made_in_single_precision_is_no_more_exact_in_double(
+    error: float, is_noise: bool
+) -> None:
+    """Of ``linspace`` without a dtype, kernels make other last bits, which a cast keeps."""
+
+    def run(args: Sequence[Any]) -> Results:
+        return Results([torch.linspace(0.5, 1.5, 7).double() * args[0]], [None])
+
+    x = torch.ones(7, dtype=torch.float64)
+    expected, unit = run([x]), torch.finfo(torch.float32).eps
+    found = expected.made[0] + error
+    mismatch = find_mismatch([found], expected, lambda: references(run, [x], unit), unit)
+    assert (mismatch is None) == is_noise
+
+
 # ---- when a region is compared
 
 RUNS = [1, 2, 3, 10, 100, 1000]
