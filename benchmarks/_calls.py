@@ -38,7 +38,7 @@ STATE = {
 def tables(rounds: int) -> list[str]:
     """Return the tables and their targets."""
     sys.path.append(str(Path(__file__).parent.parent))
-    from tests.gpu.fake_gpu import playing
+    from autosched.simulated_gpus import playing
 
     with ExitStack() as stack:
         ordinary = _measured(

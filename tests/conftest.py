@@ -14,6 +14,8 @@ import pytest
 import torch
 from hypothesis import Phase, settings
 
+from autosched.simulated_gpus import RealGPUsError, playing
+
 # A sum's last bits depend on how many threads share it, and "equal to the serial run, bit for bit"
 # is our first law. It also keeps the two test processes from fighting for two cores.
 torch.set_num_threads(1)
@@ -70,6 +72,24 @@ def pytest_collection_finish(session):
     gc.set_threshold(10_000, 20, 50)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call():
+    """Skip tests on simulated GPUs where there are real ones."""
+    try:
+        return (yield)
+    except RealGPUsError as error:
+        pytest.skip(str(error))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup():
+    """Skip them also where a fixture simulates GPUs."""
+    try:
+        return (yield)
+    except RealGPUsError as error:
+        pytest.skip(str(error))
+
+
 def pytest_runtest_setup(item):
     """Skip what this computer cannot run."""
     count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
@@ -85,8 +105,6 @@ def _gpus(request, count):
         yield None
         torch.accelerator.synchronize()
         return
-    from tests.gpu.fake_gpu import playing
-
     with playing(count, seed=1) as played:
         played.eagerness = 0.0
         yield played

@@ -75,7 +75,11 @@ MAY_IMPORT = {
     ],
     # futures of submitted calls are those of runs
     "frontends": [*INPUTS, "coarsening", "fusion", "policies", "runtime", "scheduling"],
-    "testing": [*IR, "policies", "problem", "runtime", "scheduling", "simulation"],
+    "testing": [
+        *[*IR, "policies", "problem", "runtime", "scheduling", "simulated_gpus", "simulation"],
+    ],
+    # what runs on them starts with no streams and graphs of its own
+    "simulated_gpus": ["_lib", "errors", "runtime"],
     # the public API, and helpers; settings of optimizers as inputs; the ranks that were joined
     "parallel": ["_lib", "autosched", "frontends", "machine", "runtime", "viz"],  # draws a curve
     "demo": ["autosched", "runtime", "viz"],
@@ -102,7 +106,7 @@ MAY_IMPORT["autosched"] = sorted(set(MAY_IMPORT) - {"autosched", "cli", "demo", 
 
 # Planning works without torch, so the modules below torch-free ones are named one by one.
 MAY_IMPORT_TORCH = {
-    *["cli", "demo", "frontends", "fusion", "measurement", "parallel", "testing"],
+    *["cli", "demo", "frontends", "fusion", "measurement", "parallel", "simulated_gpus", "testing"],
     *["_lib.fake_tensors", "_lib.holders", "_lib.process_group"],
     *["costs.estimate", "graph.gradients"],
     *["runtime.backends", "runtime.profile", "runtime.ranks", "runtime.replay"],
@@ -130,6 +134,9 @@ CONCEPTS = {
     "scheduling.kept_state": "copies of tensors, and when they are out of date",
     "scheduling.plans": "the choice among placements",
     "simulation.sharing": "processor sharing, event by event; the rest is one pass over instructions",
+    "simulated_gpus.allocator": "torch's caching allocator, which knows no stream's work",
+    "simulated_gpus.libraries": "handles and workspaces of cuBLAS and cuDNN",
+    "simulated_gpus.timing": "computed durations; the queues know only an order",
     "verification.loops": "laws of runs in flight",
     "viz.layered_layout": "an algorithm on nodes and edges, without pictures",
 }
@@ -137,6 +144,7 @@ CONCEPTS = {
 # Modules that set attributes of torch's modules, with the reason. CONTRIBUTING.md has this list, too.
 PATCHING = {
     "frontends.replacements": "while a function is traced, torch must choose as it does eagerly",
+    "simulated_gpus": "while GPUs are simulated, torch must find them",
 }
 
 
@@ -305,7 +313,7 @@ def test_no_modules_import_each_other_when_loaded():
 def test_the_package_has_few_entries():
     entries = [path for path in PACKAGE.iterdir() if path.name != "__pycache__"]
     assert len([path for path in entries if path.suffix == ".py"]) <= 8
-    assert len([path for path in entries if path.is_dir()]) <= 25
+    assert len([path for path in entries if path.is_dir()]) <= 26
 
 
 def test_dir_lists_the_public_names():

@@ -121,7 +121,7 @@ def _path(chosen: Namespace, name: str) -> Path:
 def _played() -> contextlib.AbstractContextManager[Any]:
     """Return two simulated GPUs, which come with the tests of the repository."""
     sys.path.append(str(Path(__file__).parents[2]))
-    from tests.gpu.fake_gpu import playing
+    from autosched.simulated_gpus import playing
 
     return playing(gpus=2, seed=1)
 

@@ -185,7 +185,7 @@ def measure(nbytes: int, rounds: int) -> dict[str, Any]:
 
 
 def _played() -> contextlib.AbstractContextManager[Any]:
-    from tests.gpu.fake_gpu import playing
+    from autosched.simulated_gpus import playing
 
     return playing(1, seed=1)
 

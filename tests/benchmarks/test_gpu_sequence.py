@@ -9,8 +9,8 @@ import tarfile
 import pytest
 import torch
 
+from autosched.simulated_gpus import playing
 from tests.benchmarks.conftest import FOLDER
-from tests.gpu.fake_gpu import playing
 
 # ---- parts
 

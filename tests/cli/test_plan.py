@@ -16,7 +16,7 @@ import autosched as asc
 from autosched import cli
 from autosched.cli.plan import rows_of, ways_of
 from autosched.frontends import capture
-from tests.gpu.fake_gpu import playing
+from autosched.simulated_gpus import playing
 
 JOBS = """
 import torch

@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 
-from tests.gpu.fake_gpu.hardware import Hardware
-from tests.gpu.fake_gpu.queues import Mark, Queue
-from tests.gpu.fake_gpu.tensors import block_of, memory_of
+from autosched.simulated_gpus.hardware import Hardware
+from autosched.simulated_gpus.queues import Mark, Queue
+from autosched.simulated_gpus.tensors import block_of, memory_of
 
 __all__ = ["Way", "World"]
 

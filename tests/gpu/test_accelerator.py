@@ -17,9 +17,9 @@ import autosched as asc
 from autosched.program.program import Program, Wait
 from autosched.runtime.backends.accelerator import Accelerator, check_features
 from autosched.runtime.execute import Executor
+from autosched.simulated_gpus import Hardware, playing
+from autosched.simulated_gpus.streams import Stream
 from autosched.verification.verify import verify
-from tests.gpu.fake_gpu import Hardware, playing
-from tests.gpu.fake_gpu.streams import Stream
 from tests.gpu.for_gpus import Left, chain, left, loaded, on_gpus, physical, same
 from tests.strategies import graphs, machines
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autosched as asc
-from tests.gpu.fake_gpu import playing
+from autosched.simulated_gpus import playing
 from tests.gpu.for_gpus import on_gpus, physical, there
 from tests.sample_policies import policies
 from tests.strategies import graphs, inputs_for, machines

@@ -19,7 +19,7 @@ import autosched as asc
 from autosched.program.program import Program
 from autosched.runtime.execute import Executor
 from autosched.runtime.ranks.backend import AcceleratorRanks
-from tests.gpu.fake_gpu import playing
+from autosched.simulated_gpus import playing
 from tests.gpu.fake_nccl import Way, World
 from tests.strategies import graphs, inputs_for
 

@@ -29,9 +29,9 @@ from autosched.program.program import Program, Record, Stream, Wait
 from autosched.runtime.backends import Step
 from autosched.runtime.backends.accelerator import Accelerator
 from autosched.runtime.execute import Executor
+from autosched.simulated_gpus import Hardware
 from autosched.simulation.footprint import footprint
 from tests.gpu import sanitized
-from tests.gpu.fake_gpu import Hardware
 from tests.gpu.for_gpus import chain, loaded, on_gpus, there
 from tests.strategies import graphs, inputs_for
 

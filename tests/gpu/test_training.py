@@ -11,8 +11,8 @@ from torch import nn
 
 import autosched as asc
 from autosched.frontends import capture
+from autosched.simulated_gpus import playing
 from tests.frontends.test_capture import OPTIMIZERS
-from tests.gpu.fake_gpu import playing
 from tests.parallel.test_law import NETWORKS, batches, between, loss_of
 from tests.serial import Rows, among, assert_trains_as_serially, some
 

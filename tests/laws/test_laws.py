@@ -28,11 +28,11 @@ from autosched.program.program import Copy, Free, Program, Record, Run, Stream, 
 from autosched.runtime.backends import Step
 from autosched.runtime.backends.host import Host
 from autosched.runtime.backends.virtual import Virtual
+from autosched.simulated_gpus import playing
+from autosched.simulated_gpus.tensors import memory_of
 from autosched.verification.verify import verify
 from tests.codegen.test_codegen import run as run_code
 from tests.fusion.regions import compiled_by, drawn_groups, fused
-from tests.gpu.fake_gpu import playing
-from tests.gpu.fake_gpu.tensors import memory_of
 from tests.gpu.for_gpus import left, loaded, on_gpus, physical, same
 from tests.sample_policies import policies, under_every_policy
 from tests.strategies import DEVICES, graphs, inputs_for, machines

@@ -14,7 +14,7 @@ from autosched.machine import cluster
 from autosched.machine.cluster import described, joining, own_share
 from autosched.machine.device import NETWORKS, Network
 from autosched.machine.machine import Device, Link, Machine
-from tests.gpu.fake_gpu import playing
+from autosched.simulated_gpus import playing
 
 
 def test_devices_are_numbered_over_all_ranks():

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import autosched as asc
-from autosched import measurement
+from autosched import measurement, simulated_gpus
 from autosched.measurement import (
     machines,
     stopwatch,
@@ -28,8 +28,7 @@ from autosched.measurement import (
 from autosched.measurement.machines import fitted
 from autosched.measurement.stopwatch import EventWatch, Reading, Stopwatch
 from autosched.measurement.tasks import objection, run_serially, signature_of
-from tests.gpu import fake_gpu
-from tests.gpu.fake_gpu import timing as fake_timing
+from autosched.simulated_gpus import timing as simulated_timing
 
 HERE = asc.Machine.local(gpus=0)
 PLAYED = asc.Machine(  # a machine whose GPUs are the CPU
@@ -423,8 +422,8 @@ def ramping(monkeypatch: pytest.MonkeyPatch, gpus: Any, timing: Any) -> EventWat
 def test_the_sleep_is_calibrated_when_the_clock_no_longer_rises(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with fake_gpu.playing(seed=1) as gpus:
-        timing = fake_timing.Timing(issue=2e-5)
+    with simulated_gpus.playing(seed=1) as gpus:
+        timing = simulated_timing.Timing(issue=2e-5)
         watch = ramping(monkeypatch, gpus, timing)
         assert 1 / watch.cycle == pytest.approx(timing.busy_rate, rel=0.02)
         x = torch.ones(3, device="cuda:0")
@@ -571,7 +570,7 @@ def test_copies_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_on_played_gpus_all_is_measured_and_nothing_is_touched_too_early(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    played = pytest.importorskip("tests.gpu.fake_gpu", reason="needs GPUs that are played")
+    played = pytest.importorskip("autosched.simulated_gpus", reason="needs GPUs that are played")
     monkeypatch.setattr(machines, "SIZES", (1 << 10, 1 << 14, 1 << 18))
     monkeypatch.setattr(stopwatch, "_SLEEPS", 2)
     graph = asc.Graph()

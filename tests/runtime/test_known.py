@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import autosched as asc
 from autosched.errors import GraphError, HazardError
 from autosched.runtime.memory import Known
-from tests.gpu.fake_gpu import playing
+from autosched.simulated_gpus import playing
 
 MANY = 20
 HERE = asc.Machine([asc.Device("cpu")])

@@ -16,7 +16,7 @@ from torch import Tensor, nn, optim
 import autosched as asc
 from autosched._lib.copying import clone
 from autosched.scheduling import kept_state
-from tests.gpu.fake_gpu import playing
+from autosched.simulated_gpus import playing
 
 MACHINE = asc.Machine.emulated(gpus=1)
 X = torch.linspace(-1, 1, 12).reshape(4, 3)

@@ -12,8 +12,8 @@ from autosched.runtime.backends import accelerator, pinned
 from autosched.runtime.backends.accelerator import Accelerator, DeviceCopy
 from autosched.runtime.backends.pinned import Pinned
 from autosched.runtime.execute import Executor
-from tests.gpu.fake_gpu import playing
-from tests.gpu.fake_gpu.hardware import Hardware
+from autosched.simulated_gpus import playing
+from autosched.simulated_gpus.hardware import Hardware
 
 CPU, ONE, OTHER = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)
 ENDS = {

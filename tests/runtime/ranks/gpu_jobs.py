@@ -20,7 +20,7 @@ import autosched as asc
 from autosched._lib import process_group
 from autosched._lib.process_group import _lose
 from autosched.machine.cluster import joined
-from tests.gpu.fake_gpu import playing
+from autosched.simulated_gpus import playing
 from tests.gpu.for_gpus import there
 from tests.runtime.ranks.jobs import equal
 from tests.strategies import inputs_for

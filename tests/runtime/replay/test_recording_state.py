@@ -16,9 +16,9 @@ import autosched as asc
 from autosched.program.program import Stream
 from autosched.runtime.backends import accelerator
 from autosched.runtime.replay import cuda_graphs
-from tests.gpu.fake_gpu import playing
-from tests.gpu.fake_gpu.allocator import ORDINARY
-from tests.gpu.fake_gpu.streams import new_generator
+from autosched.simulated_gpus import playing
+from autosched.simulated_gpus.allocator import ORDINARY
+from autosched.simulated_gpus.streams import new_generator
 
 SEEDS = range(8)
 KIB = 1024

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import autosched as asc
 from autosched.runtime.replay.cuda_graphs import Replay
+from autosched.simulated_gpus import playing
 from autosched.testing.checking import scattered
-from tests.gpu.fake_gpu import playing
 from tests.gpu.for_gpus import noisy_there, there
 from tests.strategies import graphs, inputs_for, mix, noisy
 

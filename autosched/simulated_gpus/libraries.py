@@ -1,4 +1,4 @@
-"""cuBLAS and cuDNN of played GPUs: a handle for each thread and device, a workspace for each stream.
+"""cuBLAS and cuDNN of simulated GPUs: a handle for each thread and device, a workspace for each stream.
 
 As in ``aten/src/ATen/cuda/CublasHandlePool.cpp``: a thread that ends leaves its handles to others.
 The workspace of a handle and a stream is allocated when both first meet, and stays until all
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from tests.gpu.fake_gpu.hardware import Block, Hardware
-    from tests.gpu.fake_gpu.queues import Queue
+    from autosched.simulated_gpus.hardware import Block, Hardware
+    from autosched.simulated_gpus.queues import Queue
 
 BLAS = frozenset(f"aten::{name}" for name in "addbmm addmm addmv baddbmm bmm dot mm mv".split())
 DNN = frozenset(
@@ -48,7 +48,8 @@ class Libraries:
                 self.created[key] += 1
                 self.idle[key].append(self.created[key])
             held[key] = self.idle[key].pop()
-        return held[key]
+        handle: int = held[key]
+        return handle
 
     def _may_create(self, library: str) -> None:
         try:

@@ -1,4 +1,4 @@
-"""How long the work of played GPUs takes, in seconds that are computed and not measured.
+"""How long the work of simulated GPUs takes, in seconds that are computed and not measured.
 
 Each item costs the host some time to issue. A kernel starts when its queue is free and the host has
 issued it, and takes a fixed time, or cycles of a clock. That is slow on a GPU that was idle and

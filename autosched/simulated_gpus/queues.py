@@ -1,4 +1,4 @@
-"""Queues of played GPUs: what is put on them runs later, in any order that streams and events allow.
+"""Queues of simulated GPUs: what is put on them runs later, in any order that streams and events allow.
 
 A host that synchronises lets queues go on until what it waits for has happened, chosen by a seeded
 adversary: at times only what is needed runs, at times all else first. Between that nothing runs, or
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from tests.gpu.fake_gpu.timing import Timing
+from autosched.simulated_gpus.timing import Timing
 
 POOL = 32  # streams that torch has per device and priority before it hands out the same again
 
@@ -150,7 +150,8 @@ class Queues:
         """The current queue of each device in this thread."""
         if not hasattr(self._mine, "queues"):
             self._mine.queues = dict(enumerate(self.default))
-        return self._mine.queues
+        queues: dict[int, Queue] = self._mine.queues
+        return queues
 
     # ---- putting
 
@@ -240,7 +241,7 @@ class Queues:
         """Run an item, one without which the mark is not reached if sparing."""
         ran = self._run(self._held_up_by(mark)) if sparing else self._step(asleep=True)
         if not ran and not self.elsewhere():
-            raise RuntimeError("the queues of played GPUs wait for each other")
+            raise RuntimeError("the queues of simulated GPUs wait for each other")
 
     def poll(self, mark: Mark | None) -> bool:
         """Whether a mark is past, or was never made; each time one asks, time has gone on."""
@@ -396,7 +397,8 @@ class Queues:
                 self._break("a graph is replayed while another is captured")
             self.wait(queue, last)  # a graph does not overlap itself
             self.put(queue, "begin the graph", lambda: [life.begin() for life in capture.lives])
-            begin, marks = self.record(queue), {}
+            begin = self.record(queue)
+            marks: dict[Node, Mark] = {}
             for node in capture.nodes:
                 lane = Queue(node.queue.device, -1)
                 for mark in (begin, *(marks[earlier] for earlier in node.behind)):

@@ -1,4 +1,4 @@
-"""What torch calls streams, events, graphs and generators, on played GPUs."""
+"""What torch calls streams, events, graphs and generators, on simulated GPUs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import itertools
 import threading
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
-from tests.gpu.fake_gpu.generators import Generator, State
-from tests.gpu.fake_gpu.hardware import device as gpu
-from tests.gpu.fake_gpu.hardware import hardware
-from tests.gpu.fake_gpu.queues import Capture, Mark, Queue
+from autosched.simulated_gpus.generators import Generator, State
+from autosched.simulated_gpus.hardware import device as gpu
+from autosched.simulated_gpus.hardware import hardware
+from autosched.simulated_gpus.queues import Capture, Mark, Queue
 
 # The pools of graphs that are given none; a failed capture keeps its pool for good.
 _POOLS = itertools.count(1)
@@ -23,13 +24,13 @@ Device = Any  # what torch takes for one: a device, its name or number, or None 
 
 
 def index(device: Device) -> int:
-    """Return the number of a device. Raises RuntimeError for what is not played."""
+    """Return the number of a device. Raises RuntimeError for what is not simulated."""
     if device is None:
         return hardware().device
     found = gpu(device) if isinstance(device, int) else torch.device(device)
     number = hardware().device if found.index is None else found.index
     if found.type != hardware().kind or not 0 <= number < hardware().gpus:
-        raise RuntimeError(f"{device} is no played GPU")
+        raise RuntimeError(f"{device} is no simulated GPU")
     return number
 
 
@@ -58,7 +59,7 @@ class Stream:
         return hash((self.stream_id, self.device_index))
 
     def __repr__(self) -> str:
-        return f"<played stream {self.queue}>"
+        return f"<simulated stream {self.queue}>"
 
     def wait_event(self, event: Event) -> None:
         hardware().wait(self.queue, event.mark)
@@ -365,7 +366,7 @@ class Graph:
         for state in self._generators:
             state.capturing = True
             place, seed = state.place, state.seed
-            gpus.put(queue, "begin to draw", lambda place=place, seed=seed: place.fill(seed, 0))
+            gpus.put(queue, "begin to draw", partial(place.fill, seed, 0))
         captured: Capture | None = None
         gpus.allocators[self._device].begin(
             self._pool, lambda queue: captured is not None and queue.capture is captured
@@ -392,7 +393,7 @@ class Graph:
         for state, count in self.captured.drawn.items():
             if count:
                 place, now = state.place, (state.seed, state.drawn)
-                gpus.put(queue, "begin to draw", lambda place=place, now=now: place.fill(*now))
+                gpus.put(queue, "begin to draw", partial(place.fill, *now))
                 state.drawn += count
         self.last = gpus.replay(self.captured, queue, self.last)
 

@@ -11,9 +11,9 @@ from functools import partial
 import pytest
 import torch
 
-from tests.gpu.fake_gpu import Hardware, playing
-from tests.gpu.fake_gpu.streams import new_generator
-from tests.gpu.fake_gpu.timing import Timing
+from autosched.simulated_gpus import Hardware, playing
+from autosched.simulated_gpus.streams import new_generator
+from autosched.simulated_gpus.timing import Timing
 
 
 @pytest.fixture

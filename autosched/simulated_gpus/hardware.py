@@ -1,4 +1,4 @@
-"""The memory of played GPUs, and what else they have, above their queues.
+"""The memory of simulated GPUs, and what else they have, above their queues.
 
 Memory is allocated at once, when the host asks, and belongs to the queue that is current then. When
 nothing refers to it any more, its next owner overwrites it, in the order of that queue: here with
@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from tests.gpu.fake_gpu.allocator import GRAIN, ORDINARY, Allocator, Memory, PoolId
-from tests.gpu.fake_gpu.generators import Drawn, State
-from tests.gpu.fake_gpu.libraries import Libraries
-from tests.gpu.fake_gpu.queues import Capture, Mark, Queue, Queues, Work
+from autosched.simulated_gpus.allocator import GRAIN, ORDINARY, Allocator, Memory, PoolId
+from autosched.simulated_gpus.generators import Drawn, State
+from autosched.simulated_gpus.libraries import Libraries
+from autosched.simulated_gpus.queues import Capture, Mark, Queue, Queues, Work
 
 
 class Life:
@@ -76,7 +76,7 @@ class Hardware(Queues):
         self.ranges: list[str] = []  # what NVTX was told
         self.open = True
         self.latest = 0  # the device of the last operator
-        self._pinned: dict[int, StorageWeakRef] = {}
+        self._pinned: dict[int, Any] = {}
         # Pools that page-locked memory is asked for by, and the graph that can answer.
         self.pinned_underway: dict[PoolId, weakref.ref[Any]] = {}
 
@@ -190,12 +190,12 @@ class Hardware(Queues):
         if capturing and any(graph() is None for graph in self.pinned_underway.values()):
             self.faults.append("page-locked memory is asked for by a graph that is gone")
         storage = tensor.untyped_storage()
-        self._pinned[storage.data_ptr()] = StorageWeakRef(storage)
+        self._pinned[storage.data_ptr()] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         return tensor
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         reference = self._pinned.get(tensor.untyped_storage().data_ptr())
-        return reference is not None and not reference.expired()
+        return reference is not None and not bool(reference.expired())
 
     # ---- random numbers: in the order in which the host asks, by generator
 
@@ -228,16 +228,16 @@ class Hardware(Queues):
             self.busy.clear()
 
 
-_playing: list[Hardware] = []
+current: list[Hardware] = []  # the last one is simulated now
 
 
 def hardware() -> Hardware:
-    """Return what is played now."""
-    return _playing[-1]
+    """Return what is simulated now."""
+    return current[-1]
 
 
 def device(number: int) -> torch.device:
-    """Return what torch calls a played GPU."""
+    """Return what torch calls a simulated GPU."""
     return torch.device(hardware().kind, number)
 
 

@@ -1,4 +1,4 @@
-"""The caching allocator of a played GPU: pools of blocks, whose addresses are handed out again.
+"""The caching allocator of a simulated GPU: pools of blocks, whose addresses are handed out again.
 
 As in ``c10/cuda/CUDACachingAllocator.cpp`` of torch 2.11, without the splitting of blocks:
 
@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from tests.gpu.fake_gpu.queues import Queue
+    from autosched.simulated_gpus.queues import Queue
 
 GRAIN = 512  # bytes of the smallest block
 PoolId = tuple[int, int]
@@ -31,7 +31,8 @@ class Memory:
 
     def __init__(self, nbytes: int):
         self.nbytes = nbytes
-        self.storage = torch.UntypedStorage(nbytes)
+        make: Any = torch.UntypedStorage
+        self.storage = make(nbytes)
         self.storage.fill_(255)
         self.released = False
 

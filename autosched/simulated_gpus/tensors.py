@@ -1,4 +1,4 @@
-"""Tensors of played GPUs: shapes now, numbers later.
+"""Tensors of simulated GPUs: shapes now, numbers later.
 
 A tensor of a GPU is one of torch's meta tensors whose storage has a block of the GPU's memory. So its
 type is exactly torch's, views, in-place writes and autograd are torch's own, and its engine stays
@@ -6,7 +6,7 @@ in the calling thread. An operator is told to the current queue of its device: w
 its shape at once, by torch's meta kernels, and NaN for numbers until the queue has come to it.
 Copies are as ``aten/src/ATen/native/cuda/Copy.cu`` has them.
 
-What only torch's C++ asks of a device is not played: ``copy_`` between devices of a tensor that
+What only torch's C++ asks of a device is not simulated: ``copy_`` between devices of a tensor that
 requires a gradient.
 """
 
@@ -22,12 +22,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tests.gpu.fake_gpu.generators import Drawn, numbers
-from tests.gpu.fake_gpu.hardware import Block, Hardware, Life, hardware
-from tests.gpu.fake_gpu.hardware import device as device_named
-from tests.gpu.fake_gpu.queues import Queue
+from autosched.simulated_gpus.generators import Drawn, numbers
+from autosched.simulated_gpus.hardware import Block, Hardware, Life, hardware
+from autosched.simulated_gpus.hardware import device as device_named
+from autosched.simulated_gpus.queues import Queue
 
 aten = torch.ops.aten
+_UntypedStorage: Any = torch.UntypedStorage
 HOST, META = torch.device("cpu"), torch.device("meta")
 
 
@@ -40,7 +41,8 @@ def _place_of_address() -> int:
 
 
 _ADDRESS = _place_of_address()
-_is_meta = torch._C.TensorBase.is_meta.__get__
+_TensorBase: Any = torch._C.TensorBase
+_is_meta = _TensorBase.is_meta.__get__
 
 
 class _Asking(threading.local):
@@ -62,7 +64,7 @@ def _shaped(func: Any, call: tuple[Any, dict[str, Any]]) -> Any:
 
 
 def block_of(item: Any) -> Any:
-    """Return the block of a played GPU that a tensor is on; None for all else."""
+    """Return the block of a simulated GPU that a tensor is on; None for all else."""
     if not isinstance(item, torch.Tensor) or not _is_meta(item) or _asking.for_shapes:
         return None
     try:
@@ -105,21 +107,24 @@ class _Lent:
 
 def borrowed(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor on the same memory, which does not keep it from going back."""
-    storage = torch.UntypedStorage(tensor.untyped_storage().nbytes(), device="meta")
+    storage = _UntypedStorage(tensor.untyped_storage().nbytes(), device="meta")
     made = torch.empty(0, dtype=tensor.dtype, device="meta")
-    made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
+    made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
     return _put_on(made, _Lent(block_of(tensor)))
 
 
-class Mode(TorchDispatchMode):
-    """What a thread needs for tensors that come into being on a played GPU."""
+class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """What a thread needs for tensors that come into being on a simulated GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return dispatch(func, args, kwargs or {})
 
 
 def in_mode(run: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
-    """Return ``Thread.run`` for threads that may make tensors on played GPUs."""
+    """Return ``Thread.run`` for threads that may make tensors on simulated GPUs."""
 
     def played(thread: threading.Thread) -> None:
         with Mode():
@@ -140,7 +145,7 @@ class _Moved(torch.autograd.Function):
         return aten._to_copy.default(item, **facts)
 
     @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Any) -> Any:
         return grad.to(**ctx.back), None
 
 
@@ -161,7 +166,8 @@ def _to(item: Any, *args: Any, copy: bool = False, **kwargs: Any) -> Any:
     facts = {"device": device, "dtype": dtype, "non_blocking": non_blocking}
     facts |= {} if layout is None else {"memory_format": layout}
     moves = device != item.device and item.requires_grad and torch.is_grad_enabled()
-    return _Moved.apply(item, facts) if moves else aten._to_copy.default(item, **facts)
+    moved: Any = _Moved
+    return moved.apply(item, facts) if moves else aten._to_copy.default(item, **facts)
 
 
 def _copied(item: Any, memo: dict[int, Any]) -> Any:
@@ -173,14 +179,14 @@ def _copied(item: Any, memo: dict[int, Any]) -> Any:
 def _set_data(item: Any, value: torch.Tensor) -> None:
     """Stand for the assignment to ``Tensor.data``, which torch allows between the CPU and a GPU."""
     if _is_meta(item) == _is_meta(value):
-        return _data.__set__(item, value)
+        _data.__set__(item, value)
+        return
     requires_grad, grad, item.grad = item.requires_grad, item.grad, None
     torch._C._swap_tensor_impl(item, value.detach().requires_grad_(requires_grad))
     item.grad = grad
-    return None
 
 
-_data = torch._C.TensorBase.data
+_data = _TensorBase.data
 
 
 def _record_stream(item: Any, stream: Any) -> None:
@@ -194,7 +200,7 @@ _PLAIN: dict[str, Any] = {
 
 
 def _either(name: str, played: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method of tensors, for those of played GPUs."""
+    """Return a method of tensors, for those of simulated GPUs."""
 
     def method(item: Any, *args: Any, **kwargs: Any) -> Any:
         chosen = _PLAIN[name] if block_of(item) is None else played
@@ -208,7 +214,7 @@ def _device(item: Any) -> torch.device:
     return _cpp_device(item) if block is None else device_named(block.queue.device)
 
 
-_cpp_device = torch._C.TensorBase.device.__get__
+_cpp_device = _TensorBase.device.__get__
 
 METHODS: dict[str, Any] = {
     "device": property(_device),
@@ -224,7 +230,7 @@ METHODS: dict[str, Any] = {
         **facts,
     ),
     "tolist": _either("tolist", lambda item: item.cpu().tolist()),
-    "record_stream": _either("record_stream", lambda item, stream: _record_stream(item, stream)),
+    "record_stream": _either("record_stream", _record_stream),
     "__repr__": _either("__repr__", lambda item, **_: f"{item.detach().cpu()} on {item.device}"),
     "__deepcopy__": _either("__deepcopy__", _copied),
 }
@@ -253,8 +259,9 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     leaves = tree_leaves((args, kwargs))
     if _captures() or any(isinstance(leaf, FakeTensor) for leaf in leaves):
         return func(*args, **kwargs)  # torch's own modes come behind others
-    if func in _SPECIAL:
-        return _SPECIAL[func](*args, **kwargs)
+    special = _SPECIAL.get(func)
+    if special is not None:
+        return special(*args, **kwargs)
     blocks = [block for leaf in leaves if (block := block_of(leaf)) is not None]
     device = kwargs.get("device")
     device = None if device is None else torch.device(device)
@@ -312,7 +319,7 @@ def _on_gpu(gpus: Hardware, device: int, func: Any, args: Any, kwargs: dict[str,
             and torch.Tag.dynamic_output_shape not in func.tags
         ):
             if isinstance(error, NotImplementedError):
-                raise NotImplementedError(f"{func} cannot be played: {error}") from error
+                raise NotImplementedError(f"{func} cannot be simulated: {error}") from error
             raise
         gpus.synchronize(queue)  # the host must see numbers to know the shape
         found = _called(func, host_call)
@@ -424,7 +431,8 @@ def _to_copy(
     if device.type == "cpu":
         made = torch.empty_strided(shape.shape, shape.stride(), dtype=shape.dtype)
         if non_blocking:
-            gpus.pin(made).untyped_storage().fill_(255)
+            storage: Any = gpus.pin(made).untyped_storage()
+            storage.fill_(255)
         return _copy(made, source, non_blocking)
     made = _allocated(gpus, gpus.current[_index(device)], shape, "a copy")
     return _copy(made, source, non_blocking)
@@ -552,7 +560,7 @@ def _equal(a: Any, b: Any) -> bool:
     if a.device != b.device:
         raise RuntimeError("Expected all tensors to be on the same device")
     one, other = _seen(a), _seen(b)
-    return aten.equal.default(one, other)
+    return bool(aten.equal.default(one, other))
 
 
 def _is_pinned(item: Any, device: Any = None) -> bool:
@@ -563,7 +571,7 @@ def _pinned(item: Any, device: Any = None) -> torch.Tensor:
     return hardware().pin(item.clone())
 
 
-_SPECIAL = {
+_SPECIAL: dict[Any, Callable[..., Any]] = {
     aten._to_copy.default: _to_copy,
     aten.copy_.default: _copy,
     aten._local_scalar_dense.default: _read,

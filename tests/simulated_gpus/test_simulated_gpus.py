@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.gpu.fake_gpu import Hardware, playing
+from autosched.simulated_gpus import Hardware, playing
 
 SEEDS = range(20)
 

@@ -1,4 +1,4 @@
-"""Fake tensors on played GPUs: autograd's engine takes them for meta tensors, as it does played ones.
+"""Fake tensors on simulated GPUs: autograd's engine takes them for meta tensors, as it does those of simulated GPUs.
 
 Torch's fake tensors tell C++ their device, and for one of CUDA its engine needs CUDA's streams.
 So here only Python is told; where C++ asks for a meta tensor, it is put on the device of the last
@@ -11,24 +11,21 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
-from tests.gpu.fake_gpu.hardware import hardware
-
-__all__ = ["METHODS", "MODES"]
+from autosched.simulated_gpus.hardware import hardware
 
 _make = torch.Tensor._make_subclass
 
 
-def _make_subclass(cls: Any, data: Any, *args: Any, **facts: Any) -> Any:
+def make_subclass(cls: Any, data: Any, *args: Any, **facts: Any) -> Any:
     device = facts.get("device_for_backend_keys")
     facts = {} if device is not None and device.type == hardware().kind else facts
     return _make(cls, data, *args, **facts)
 
 
-def _on_gpus(apply: Callable[..., Any]) -> Callable[..., Any]:
+def on_gpus(apply: Callable[..., Any]) -> Callable[..., Any]:
     """Return how a mode applies operators: on a GPU what C++ takes to be on meta tensors."""
 
     def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -42,12 +39,3 @@ def _on_gpus(apply: Callable[..., Any]) -> Callable[..., Any]:
         return apply(self, func, types, args, kwargs)
 
     return dispatch
-
-
-METHODS: dict[str, Any] = {"_make_subclass": _make_subclass}
-MODES: dict[str, dict[str, Any]] = {
-    "torch._subclasses.fake_tensor.FakeTensorMode": {"dispatch": _on_gpus(FakeTensorMode.dispatch)},
-    "torch.fx.experimental.proxy_tensor.ProxyTorchDispatchMode": {
-        "__torch_dispatch__": _on_gpus(ProxyTorchDispatchMode.__torch_dispatch__)
-    },
-}

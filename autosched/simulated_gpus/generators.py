@@ -1,4 +1,4 @@
-"""Random numbers of played GPUs, which graphs draw from where the generator is when they are replayed.
+"""Random numbers of simulated GPUs, which graphs draw from where the generator is when they are replayed.
 
 As in ``aten/src/ATen/cuda/CUDAGeneratorImpl.cpp`` of torch 2.11: all graphs of a generator read
 its seed and offset from one place in the memory of a device. A capture writes that place when it

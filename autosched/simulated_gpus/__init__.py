@@ -1,0 +1,188 @@
+"""Simulate GPUs on the CPU, by CUDA's rules for streams, events, memory and captured graphs.
+
+    queues      streams as queues; the order in which their work runs
+    hardware    the memory of GPUs, and what else they have
+    tensors     tensors on GPUs: shapes at once, numbers later; operators and copies
+    streams     what torch calls streams, events, graphs and generators
+    allocator   the caching allocator: pools, and addresses that are handed out again
+    libraries   handles and workspaces of cuBLAS and cuDNN
+    generators  random numbers, also in graphs that are replayed
+    timing      computed durations
+    fakes       fake tensors on simulated GPUs, for captures
+
+``with playing(gpus=2, seed=3) as gpus:`` makes torch find two GPUs. The order in which streams
+progress is the worst that a seeded adversary finds, so code that does not wait for what it needs
+reads wrong data for some seed. Tensors are of torch's own types, so frontends, autograd and
+optimizers run on them.
+
+Not simulated: kernels that the CPU does not have, several processes, GPUs that cannot access each
+other, and memory of a second GPU that a capture leaves unprotected. Autograd's engine runs in the
+calling thread and on its current streams, where that of a GPU takes those of the forward pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+import torch._dynamo  # before it is replaced: it registers functions that are replaced here
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+
+from autosched._lib.replacing import replaced
+from autosched.errors import MachineError
+from autosched.runtime.backends import accelerator
+from autosched.runtime.replay import cuda_graphs
+from autosched.simulated_gpus import fakes, streams, tensors
+from autosched.simulated_gpus import hardware as _hardware
+from autosched.simulated_gpus.hardware import Hardware
+
+__all__ = ["Hardware", "RealGPUsError", "playing"]
+
+
+class RealGPUsError(MachineError):
+    """There are real GPUs, in whose place none can be simulated."""
+
+
+@contextlib.contextmanager
+def playing(
+    gpus: int = 1, seed: int = 0, nbytes: float = float("inf"), kind: str = "cuda"
+) -> Iterator[Hardware]:
+    """Let torch find GPUs that are simulated on the CPU, in a ``with`` statement.
+
+    They follow CUDA's rules for streams, events, memory and captured graphs, have ``nbytes`` of
+    memory each, and progress in the worst order that an adversary with this ``seed`` finds. Those
+    of another ``kind`` than "cuda" have no graphs. Raises RealGPUsError where torch finds a real
+    GPU, and at the end AssertionError if memory was accessed after it had been freed.
+
+    >>> import torch, autosched as asc
+    >>> with asc.testing.simulated_gpus(2):
+    ...     torch.cuda.device_count(), (torch.ones(3, device="cuda:1") + 1).tolist()
+    (2, [2.0, 2.0, 2.0])
+    """
+    if torch.accelerator.is_available() and not _hardware.current:
+        raise RealGPUsError("torch finds a GPU: GPUs are simulated only where there is none")
+    simulated = Hardware(gpus, seed, nbytes, kind)
+    _hardware.current.append(simulated)
+    own: tuple[tuple[Any, str, Any], ...] = (
+        (accelerator, "_streams", {}),  # real ones live as long as the process
+        (cuda_graphs, "_failed", []),
+        (cuda_graphs, "_with_handles", cuda_graphs._Handles()),
+        (cuda_graphs, "_borrowed", tensors.borrowed),
+        (threading.Thread, "run", tensors.in_mode(threading.Thread.run)),
+    )
+    try:
+        with replaced(*own, *_attributes(torch, gpus, kind)), tensors.Mode():
+            yield simulated
+    finally:
+        simulated.close()
+        _hardware.current.remove(simulated)
+    if simulated.faults:
+        raise AssertionError("\n".join(simulated.faults))
+
+
+def _attributes(root: ModuleType, gpus: int, kind: str) -> Iterator[tuple[Any, str, Any]]:
+    """Yield what is set in torch's modules and classes while GPUs are simulated."""
+    for owner, names in _torch(gpus, kind):
+        for name, item in names.items():
+            yield owner, name, item
+
+
+def _torch(gpus: int, kind: str) -> list[tuple[Any, dict[str, Any]]]:
+    """Return modules and classes of torch, with the attributes that they have while GPUs are simulated."""
+    both = {
+        "is_available": lambda: True,
+        "device_count": lambda: gpus,
+        "current_stream": streams.current_stream,
+        "set_stream": streams.set_stream,
+        "synchronize": streams.synchronize,
+        "empty_cache": streams.empty_cache,
+        "memory_allocated": streams.memory_allocated,
+        "memory_reserved": streams.memory_reserved,
+        "memory_stats": streams.memory_stats,
+        "max_memory_allocated": streams.max_memory_allocated,
+        "reset_peak_memory_stats": streams.reset_peak_memory_stats,
+    }
+    accelerators = both | {
+        "current_accelerator": lambda check_available=False: torch.device(kind),
+        "current_device_index": lambda: _hardware.hardware().device,
+        "set_device_index": streams.set_device,
+        "device_index": streams.device,
+        "get_memory_info": streams.mem_get_info,
+    }
+    module = both | {
+        "Stream": streams.Stream,
+        "Event": streams.CudaEvent,
+        "_sleep": streams.sleep,
+        "_lazy_init": lambda: None,
+        "is_initialized": lambda: True,
+        "current_device": lambda: _hardware.hardware().device,
+        "set_device": streams.set_device,
+        "device": streams.device,
+        "default_stream": streams.default_stream,
+        "stream": streams.stream,
+        "mem_get_info": streams.mem_get_info,
+        "get_device_name": lambda device=None: "a simulated GPU",
+        "get_device_properties": lambda device=None: SimpleNamespace(
+            name="a simulated GPU",
+            total_memory=streams.mem_get_info(device)[1],
+            multi_processor_count=1,
+            major=9,
+            minor=0,
+        ),
+        "can_device_access_peer": lambda device, peer: device != peer,
+        "default_generators": tuple(map(streams.default_generator, range(gpus))),
+        "current_blas_handle": streams.current_blas_handle,
+        "manual_seed": streams.manual_seed,
+        "manual_seed_all": streams.manual_seed_all,
+        "get_rng_state": streams.get_rng_state,
+        "set_rng_state": streams.set_rng_state,
+    }
+    graphs = {
+        "CUDAGraph": streams.Graph,
+        "graph": streams.graph,
+        "graph_pool_handle": streams.graph_pool_handle,
+        "use_mem_pool": streams.use_mem_pool,
+        "is_current_stream_capturing": streams.is_current_stream_capturing,
+    }
+    told = {
+        "range_push": lambda text: _hardware.hardware().ranges.append(f"push {text}"),
+        "range_pop": lambda: _hardware.hardware().ranges.append("pop"),
+        "mark": lambda text: _hardware.hardware().ranges.append(f"mark {text}"),
+    }
+    torch_c: dict[str, Any] = {"_group_tensors_by_device_and_dtype": tensors.grouped}
+    owners: list[tuple[Any, dict[str, Any]]] = [
+        (
+            torch,
+            {
+                "Stream": streams.Stream,
+                "Event": streams.Event,
+                "_has_compatible_shallow_copy_type": lambda one, other: True,
+            },
+        ),
+        (torch.Tensor, tensors.METHODS | {"_make_subclass": fakes.make_subclass}),
+        (FakeTensorMode, {"dispatch": fakes.on_gpus(FakeTensorMode.dispatch)}),
+        (
+            ProxyTorchDispatchMode,
+            {"__torch_dispatch__": fakes.on_gpus(ProxyTorchDispatchMode.__torch_dispatch__)},
+        ),
+        (torch.accelerator, accelerators),
+    ]
+    if kind != "cuda":
+        return [*owners, (torch._C, torch_c), (getattr(torch, kind), module)]
+    torch_c |= {
+        "_cuda_clearCublasWorkspaces": streams.release_workspaces,
+        "_cuda_beginAllocateCurrentThreadToPool": streams.begin_allocating,
+        "_cuda_endAllocateToPool": streams.end_allocating,
+        "_cuda_releasePool": streams.release_pool,
+    }
+    return [
+        *owners,
+        (torch._C, torch_c),
+        (torch.cuda, module | graphs),
+        (torch.cuda.nvtx, told),
+    ]
