@@ -35,11 +35,6 @@ def branches(x: Tensor) -> Tensor:
     return x + 1 if x.sum() > 0 else x - 1
 
 
-def asserts(x: Tensor) -> Tensor:
-    assert torch.isfinite(x).all()
-    return x + 1
-
-
 def uses_a_global(x: Tensor) -> Tensor:
     return x + OUTSIDE
 
@@ -59,11 +54,8 @@ def gives_other_memory(x: Tensor) -> Tensor:
 HOLDS = "a graph has no data: keep them in tensors"
 FUNCTIONS: list[tuple[Callable[[Tensor], Any], str, str]] = [
     (branches, HOLDS, "return x + 1 if x.sum() > 0 else x - 1"),
-    (asserts, HOLDS, "assert torch.isfinite(x).all()"),
     (lambda x: x * float(x.sum()), HOLDS, "float(x.sum())"),
-    (lambda x: x * (1 if x.sum().item() > 0 else 2), HOLDS, "x.sum().item() > 0"),
     (lambda x: f"{x.sum():.2f}", HOLDS, "x.sum():.2f"),
-    (lambda x: f"{x.sum().item():.2f}", HOLDS, "x.sum().item():.2f"),
     (lambda x: x[int(x.sum())], HOLDS, "x[int(x.sum())]"),
     (lambda x: x * len(x.nonzero()), HOLDS, "len(x.nonzero())"),
     (
@@ -119,7 +111,7 @@ def test_a_function_that_no_graph_can_say_is_refused(
 # ---- what it finds around it
 
 
-def with_a_tensor_around(holder: str) -> Callable[[Tensor], Tensor]:
+def with_tensors_around() -> dict[str, Callable[[Tensor], Tensor]]:
     tensor, flag = torch.ones(2), torch.tensor(True)
     table, box = {"w": [tensor]}, SimpleNamespace(w=tensor)
     return {
@@ -129,23 +121,13 @@ def with_a_tensor_around(holder: str) -> Callable[[Tensor], Tensor]:
         "variable 'flag'": lambda x: x + 1 if flag else x,
         "variable 'table'['w'][0]": lambda x: x + table["w"][0],
         "attribute 'w' of a SimpleNamespace": lambda x: x + box.w,
-    }[holder]
+    }
 
 
-@pytest.mark.parametrize(
-    "holder",
-    [
-        "variable 'tensor'",
-        "variable 'tensor' as keyword",
-        "variable 'tensor' written",
-        "variable 'flag'",
-        "variable 'table'['w'][0]",
-        "attribute 'w' of a SimpleNamespace",
-    ],
-)
+@pytest.mark.parametrize("holder", with_tensors_around())
 def test_a_tensor_from_outside_is_named(holder: str) -> None:
     with pytest.raises(asc.CaptureError) as error:
-        asc.capture(with_a_tensor_around(holder), X)
+        asc.capture(with_tensors_around()[holder], X)
     name = holder.partition(" as ")[0].partition(" written")[0]
     assert (
         f"{name} is a tensor from outside; pass it as an argument, or make it a module's buffer"
@@ -388,12 +370,6 @@ def scaling_first(optimizer: optim.Optimizer, model: nn.Module) -> Callable[[], 
     return lambda: scaler.scale(torch.ones(()))
 
 
-def scaling_again(optimizer: optim.Optimizer, model: nn.Module) -> Callable[[], Any]:
-    scaler = torch.amp.GradScaler("cpu")
-    scaler.scale(torch.ones(()))
-    return lambda: scaler.scale(torch.ones(()))
-
-
 class Counting(optim.SGD):
     """Counts its steps in an attribute of its own, which looks like one of torch's."""
 
@@ -438,9 +414,7 @@ def averaging(optimizer: optim.Optimizer, model: nn.Module) -> Callable[[], Any]
         (trained(scheduling), "attribute 'lr' of group 0 of SGD is 0.05 after the step"),
         (trained(growing), "attribute 'param_groups' of a SGD has other items after the step"),
         (trained(scaling), "GradScaler tests whether gradients are finite"),
-        (trained(scaling_first), "'_scale' of a GradScaler is a tensor after the step, but"),
         (trained(scaling_first), "flags; GradScaler tests whether gradients are finite"),
-        (trained(scaling_again), "from outside; GradScaler tests whether gradients are finite"),
         (
             trained(lambda optimizer, _: optimizer.step, Counting),
             "'_steps' of a Counting is 1 after the step",
@@ -523,8 +497,7 @@ def test_private_attributes_that_torch_keeps_are_its_own() -> None:
     class Own(nn.LSTM):
         """A class of the user's with torch's private attributes."""
 
-    for model in (nn.LSTM(2, 2), Own(2, 2)):
-        asc.capture(model, X[None])
+    asc.capture(Own(2, 2), X[None])
 
 
 @pytest.mark.filterwarnings("ignore:`isinstance")

@@ -57,7 +57,7 @@ def place(item: Any, device: str) -> Any:
     ("kind", "network", "home"),
     some(
         sorted(CASES),
-        ("data", "resnet", "xpu:0"),
+        ("data", "in place", "xpu:0"),
         ("1f1b", "chain", "cuda:0"),
         ("model", "chain", "cpu"),
     ),

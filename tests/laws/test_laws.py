@@ -28,8 +28,10 @@ from autosched.program.program import Copy, Free, Program, Record, Run, Stream, 
 from autosched.runtime.backends import Step
 from autosched.runtime.backends.host import Host
 from autosched.runtime.backends.virtual import Virtual
+from autosched.runtime.threads.interleaver import Choose
 from autosched.simulated_gpus import playing
 from autosched.simulated_gpus.tensors import memory_of
+from autosched.testing import contrary, uniform
 from autosched.verification.verify import verify
 from tests.codegen.test_codegen import run as run_code
 from tests.fusion.regions import compiled_by, drawn_groups, fused
@@ -72,13 +74,16 @@ def on(backend: Any, graph: asc.Graph, machine: asc.Machine, policy: str) -> Ite
         yield schedule
 
 
+def chosen(data: st.DataObject) -> Choose:
+    """A choice among streams that can continue: any of them, or the same ones for long."""
+    return data.draw(st.sampled_from([uniform, contrary]))(data.draw(st.integers(0, 999)))
+
+
 @contextlib.contextmanager
 def interleaved(
     graph: asc.Graph, machine: asc.Machine, policy: str, data: st.DataObject
 ) -> Iterator[Call]:
-    with on(
-        Virtual(choose=lambda ready: data.draw(st.sampled_from(ready))), graph, machine, policy
-    ) as run:
+    with on(Virtual(chosen(data)), graph, machine, policy) as run:
         yield run
 
 
@@ -325,7 +330,7 @@ for policy in ("auto", "heft", "round_robin", "single"):
 def test_law_5_every_interleaving_in_virtual_time_gives_the_timeline_of_the_simulator(
     policy: str, graph: asc.Graph, machine: asc.Machine, data: st.DataObject
 ) -> None:
-    for choose in (None, lambda ready: data.draw(st.sampled_from(ready))):
+    for choose in (None, chosen(data)):
         with asc.schedule(
             graph, machine, policy=policy, costs=COSTS, backend=Virtual(choose)
         ) as schedule:
@@ -344,7 +349,7 @@ def test_law_5_threads_that_are_switched_between_any_two_steps_give_the_timeline
     policy: str, graph: asc.Graph, machine: asc.Machine, data: st.DataObject
 ) -> None:
     """So no thread is let go before what it waits for was issued; a copy between GPUs holds a stream of each."""
-    backend = AnyStep(lambda ready: data.draw(st.sampled_from(ready)))
+    backend = AnyStep(chosen(data))
     with asc.schedule(graph, machine, policy=policy, costs=COSTS, backend=backend) as schedule:
         assert schedule.profile(**inputs_for(graph)) == schedule.simulate()
 

@@ -14,7 +14,7 @@ from autosched.program.program import Copy, Run
 from autosched.runtime.backends.virtual import Virtual
 from autosched.simulation.footprint import footprint
 from autosched.verification.verify import verify
-from tests.laws.test_laws import COSTS, assert_equals_serial, reading
+from tests.laws.test_laws import COSTS, assert_equals_serial, chosen, reading
 from tests.sample_policies import policies
 from tests.strategies import graphs, machines
 
@@ -57,7 +57,7 @@ def test_limited_memory_holds_and_nothing_is_written_to_storage(
     limits = {"cpu": cpu * 100.0, "cuda:0": gpu * 100.0}
     devices = [replace(d, nbytes=limits.get(d.name, d.nbytes)) for d in machine.devices]
     machine = asc.Machine(devices, machine.links, contention=machine.contention, imagined=True)
-    backend = Virtual(choose=lambda ready: data.draw(st.sampled_from(ready)))
+    backend = Virtual(chosen(data))
     try:
         schedule = asc.schedule(graph, machine, policy=policy, costs=costs, backend=backend)
     except MemoryLimitError:

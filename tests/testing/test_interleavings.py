@@ -22,7 +22,7 @@ from tests.strategies import graphs, inputs_for, machines
 
 TWO = ("cpu", "cuda:0")
 CPU = asc.Machine([asc.Device("cpu", streams=4)], imagined=True)
-MOST = 400  # interleavings that brute force tries
+MOST = 100  # interleavings that brute force tries
 
 
 def of(left: dict[str, object], error: Exception | None) -> Hashable:
