@@ -183,13 +183,14 @@ class _Merger(Copying):
             self.old.values[use.value].root for task in own for use in task.writes
         )
         fn, seconds = make(composite) if all(task.fn for task in tasks) else (None, None)
-        results = self.new.builder.add_task(
+        results = self.new.add_task(
             fn,
             (*(self.values[index] for index in takes), *composite.heres),
             {},
             name=self._label(own[0], label),
             outputs=names[0] if len(names) == 1 else tuple(names),
             writes=[self.values[root] for root in roots if root in takes],
+            sizes=[value.nbytes for value in made],
             regions=[value.region for value in made],
             on=self.folding.devices[own[0].index],
             after=self._after(own),

@@ -134,7 +134,7 @@ def on_every_rank(
     for name in graph.input_names:
         index = graph.value(name).index
         if graph.last_version(index):
-            twin.builder.storages.used.add(index)
+            twin.storages.used.add(index)
             written[name] = put(f"{name}.written", index, everywhere) or ""
     if graph.followed is not None:
         followed = [label for name in graph.followed.outputs for label in everyones.get(name, ())]

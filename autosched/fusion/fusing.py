@@ -36,6 +36,7 @@ from autosched.fusion.candidates import (
 )
 from autosched.fusion.inductor import unavailable
 from autosched.fusion.region import Compiler, Region
+from autosched.graph.copying import with_seconds
 from autosched.graph.graph import HOST, Graph
 from autosched.graph.task import Seconds, Task
 from autosched.graph.value import Value
@@ -399,8 +400,8 @@ class _Fusion:
             one = self.machine.with_one_stream  # with the threads of a stream, as they are
             found = measure_costs(made.graph, one, self.examples, repeat=3)
         made.schedule.close()
-        made.graph.builder.set_seconds(found.seconds)
-        return _Fused(made.graph, self._scheduled(made.graph, candidate.machine))
+        graph = with_seconds(made.graph, found.seconds)
+        return _Fused(graph, self._scheduled(graph, candidate.machine))
 
     def _compile(self, made: _Fused, done: Callable[[], None]) -> None:
         """Compile the regions of a graph, for arguments as they will be."""

@@ -3,7 +3,7 @@
 graph      Graph: the tasks of one step, and their dependencies
 task       Task: a call and what it depends on
 value      Value: a variable that tasks read and write
-builder    adding tasks, inputs, constants and outputs, with validation
+recorder   adding inputs, constants, outputs and tasks, with validation
 files      tensors in files
 storages   versions of values, and values that share a storage
 regions    which elements of a storage a view covers

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from autosched._lib.tree import flatten, transform
 from autosched.graph.graph import Graph
 from autosched.graph.including import repeat
-from autosched.graph.task import Task
+from autosched.graph.task import Seconds, Task
 from autosched.graph.value import Value
+
+G = TypeVar("G", bound=Graph)
 
 
 class Copying:
@@ -23,14 +25,25 @@ class Copying:
     def __init__(self, old: Graph):
         self.old = old
         self.new = copy.copy(old)
-        Graph.__init__(self.new, old.name, generators=old.builder.generators)
-        self.new.builder.storages.frames = old.builder.storages.frames
-        self.values = {value.index: self.new.builder.add_source(value) for value in old.sources}
+        Graph.__init__(self.new, old.name, generators=old.generators)
+        self.new.storages.frames = old.storages.frames
+        self.values = {value.index: self.new.add_source(value) for value in old.sources}
 
     def repeat(
-        self, task: Task, after: Iterable[str], instead: Mapping[int, Value] | None = None
+        self,
+        task: Task,
+        after: Iterable[str] | None = None,
+        *,
+        instead: Mapping[int, Value] | None = None,
+        seconds: Seconds | None = None,
     ) -> None:
-        """Add a task after others, given by name; it reads some values ``instead`` of its own."""
+        """Add a task, by default after those of the old graph, and with the seconds it had.
+
+        It reads some values ``instead`` of its own.
+        """
+        if after is None:
+            orders = (d.task for d in task.dependencies if d.kind == "order")
+            after = [self.old.tasks[before].name for before in orders]
         made = [self.old.values[use.value] for use in task.outputs]
         results = repeat(
             self.new,
@@ -43,15 +56,14 @@ class Copying:
             regions=[value.region for value in made],
             on=task.device,
             after=after,
-            seconds=task.seconds,
+            seconds=task.seconds if seconds is None else seconds,
+            sizes=[value.nbytes for value in made],
         )
         self.note(made, results)
 
     def note(self, made: Sequence[Value], results: Any) -> None:
         """Note what stands for old values."""
-        for value, twin in zip(made, flatten(results), strict=True):
-            twin.nbytes = value.nbytes
-            self.values[value.index] = twin
+        self.values.update(zip([value.index for value in made], flatten(results), strict=True))
 
     def finish(self) -> Graph:
         """Return the new graph, with the outputs, and what is kept together.
@@ -67,3 +79,11 @@ class Copying:
             if found := [self.values[index] for index in seen if index in self.values]:
                 self.new.together(*found)
         return self.new
+
+
+def with_seconds(graph: G, seconds: Mapping[str, Seconds]) -> G:
+    """Return a copy of a graph with these seconds of tasks, by name."""
+    copying = Copying(graph)
+    for task in graph.tasks:
+        copying.repeat(task, seconds=seconds.get(task.name))
+    return cast(G, copying.finish())

@@ -163,9 +163,7 @@ def read(
 def _add(graph: Graph, name: str, stored: StoredTensor, on: str | None) -> Value:
     label = graph.fresh(re.sub(r"[\s@]", "_", name))
     place = on or STORAGE
-    value: Value = graph.builder.add_task(
-        stored, (), {}, name=label, on=place, nbytes=stored.nbytes
-    )
+    value: Value = graph.add_task(stored, (), {}, name=label, on=place, nbytes=stored.nbytes)
     return value
 
 

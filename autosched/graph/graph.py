@@ -27,19 +27,17 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from autosched._lib.allowed import is_name
 from autosched._lib.display import public_names, renderer_of
 from autosched._lib.gc_pause import without_collecting
 from autosched._lib.tree import transform
-from autosched.errors import GraphError, listed, shown
-from autosched.graph.builder import GraphBuilder, check_costs, check_runs
+from autosched.errors import GraphError, listed
 from autosched.graph.files import StoredTensor, read
 from autosched.graph.including import include
 from autosched.graph.pinning import pinned
+from autosched.graph.recorder import Recorder, check_costs, check_runs
 from autosched.graph.regions import Region
 from autosched.graph.task import HOST, STORAGE, Dependency, Followed, Here, Seconds, Task, Use
 from autosched.graph.value import Value
@@ -64,7 +62,7 @@ __all__ = [
 ]
 
 
-class Graph:
+class Graph(Recorder):
     """The tasks of one step and their dependencies.
 
     ``name`` is its title. ``generators`` are the random number generators of devices that have
@@ -86,92 +84,7 @@ class Graph:
     homes: Mapping[str, str] = {}  # by output, the torch device on which eager execution has it
     made: Collection[str] = frozenset()  # outputs that are new state
 
-    def __init__(self, name: str = "graph", *, generators: Mapping[str, str] | None = None):
-        self.name = name
-        self.tasks: list[Task] = []
-        self.values: list[Value] = []
-        self.outputs: dict[str, int] = {}  # label -> value
-        self.names: dict[str, Value | Task] = {}
-        self.users: list[list[int]] = []  # by task, its successors
-        self.kept_together: list[tuple[int, ...]] = []  # values: their makers and writers
-        self.bonds_of: dict[int, tuple[tuple[int, ...], ...]] = {}  # value -> the sets with it
-        self.builder = GraphBuilder(self, generators or {})
-        self.cached_flow: tuple[tuple[int, int], Flow] | None = None  # see ``flow``
-
-    def input(self, name: str, *, nbytes: int | None = None) -> Value:
-        """Declare one input, which a run receives by name; ``nbytes`` is its size, if known.
-
-        It is on the device of ``with graph.on(device)``, else on that of ``schedule(...,
-        inputs={name: device})``, else on the host. Raises GraphError for invalid sizes, and for
-        names that are taken.
-        """
-        return self.builder.add_input(name, self.builder.device, nbytes)
-
-    def inputs(self, *names: str) -> tuple[Value, ...]:
-        """Declare several inputs."""
-        return tuple(self.input(name) for name in names)
-
-    def constant(self, tensor: Any, name: str | None = None) -> Value:
-        """Make a tensor a value of this graph; ``add`` does so for each tensor among its arguments.
-
-        Raises GraphError for a name that is taken, and if the tensor has another name already.
-        """
-        return self.builder.add_constant(tensor, name)
-
-    def on(self, device: str) -> AbstractContextManager[None]:
-        """Constrain the tasks and inputs added inside to ``device``: ``with graph.on("cuda:0"):``.
-
-        Views ignore it: they are on the device of their base. Tasks on ``"host"`` run on the
-        machine's first CPU, whatever its name.
-        """
-        return OnDevice(self.builder, check_runs(device))
-
-    def add(
-        self,
-        fn: Callable[..., Any],
-        /,
-        *args: Any,
-        name: str | None = None,
-        writes: Value | Iterable[Value] = (),
-        aliases: Value | None = None,
-        after: Task | Value | str | Iterable[Task | Value | str] = (),
-        on: str | None = None,
-        outputs: Any = None,
-        random: bool = False,
-        seconds: Seconds | None = None,
-        nbytes: int | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Add the task ``fn(*args, **kwargs)`` and return the Value of its result.
-
-        Autograd is disabled in tasks: a function that computes gradients does so under
-        ``torch.enable_grad()``. Arguments may be Values, tuples, lists and dicts of them, tensors
-        (which become constants) and anything else.
-
-        * ``writes``: the arguments that ``fn`` changes in place; later tasks see their new version.
-        * ``aliases``: the argument whose memory the result shares (``fn`` returns it, or a view of
-          it).
-        * ``after``: tasks, or values whose tasks, must have ended before.
-        * ``on``: the device on which it must run; default: that of the enclosing ``with
-          graph.on(device)``, if any.
-        * ``outputs``: the shape of what ``fn`` returns, if not one tensor: a number of results, or
-          a tuple, list or dict (nested at will) of names. The same shape of Values is returned.
-        * ``random``: whether it draws random numbers; such tasks keep their serial order, and so do
-          tasks that share a module or an optimizer. Tasks must not change other shared objects.
-        * ``seconds`` (or a number per device) and ``nbytes`` of each result: its costs, if known.
-
-        ``writes``, ``aliases`` and ``random`` are known for torch functions; in-place ones return
-        what they write. Raises GraphError for values of another graph, names already taken, writes
-        that are not arguments, and costs that are not numbers.
-        """
-        if not callable(fn):
-            hint = "; write graph.add(f, x), not graph.add(f(x))" if isinstance(fn, Value) else ""
-            raise GraphError(f"graph.add needs a function first, got {fn!r}{hint}")
-        return self.builder.call(
-            fn, args, kwargs, name=name, writes=_as_tuple("writes", writes), aliases=aliases,
-            after=_as_tuple("after", after), on=on, outputs=outputs, random=random,
-            seconds=seconds, nbytes=nbytes,
-        )  # fmt: skip
+    cached_flow: tuple[tuple[int, int], Flow] | None = None  # see ``flow``
 
     def read(
         self,
@@ -190,20 +103,6 @@ class Graph:
         or malformed, GraphError for unknown tensors.
         """
         return read(self, path, tensor, prefix, on)
-
-    def record(
-        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], **options: Any
-    ) -> Any:
-        """Add a task like ``add``, with the same options; arguments are given as two collections.
-
-        Further options: ``by`` is called in place of ``fn``, and must do the same; ``origin`` is
-        that of the task.
-        """
-        return self.builder.call(fn, args, kwargs, **options)
-
-    def fresh(self, base: str) -> str:
-        """Return an unused name that begins with ``base``."""
-        return self.builder.fresh(base)
 
     def include(
         self,
@@ -234,64 +133,13 @@ class Graph:
         >>> [task.name for task in net.tasks]
         ['0.matmul', '0.relu', '1.matmul', '1.relu']
         """
-        self.builder.check_grows()
+        self.check_grows()
         if isinstance(on, Mapping):
             on = {name: check_runs(device) for name, device in on.items()}
         elif on is not None:
             on = check_runs(on)
         on_host = HOST if host is None else check_runs(host)
         return include(self, other, inputs, prefix, on, on_host, seconds or {}, nbytes or {}, only)
-
-    def output(self, /, *values: Value, **named: Value) -> None:
-        """Declare outputs, which a run returns by name: the last versions of these values.
-
-        Raises GraphError for values of another graph, and for names that are taken or invalid.
-        """
-        self.builder.check_grows()
-        found: dict[str, int] = {}
-        for label, item in (*((None, value) for value in values), *named.items()):
-            if not isinstance(item, Value):
-                hint = "; write graph.output(*values)" if isinstance(item, (list, tuple)) else ""
-                hint = "; write graph.output(**values)" if isinstance(item, dict) else hint
-                what = f"an output must be a Value of graph {self.name!r}, got {item!r}"
-                raise GraphError(what + hint)
-            name = item.name if label is None else label
-            if not is_name(name):
-                raise GraphError(
-                    f"the name of an output must be a string without spaces and '@', got {name!r}"
-                )
-            if name in self.outputs or name in found:
-                so_far = listed([*self.outputs, *found])
-                raise GraphError(f"output {name!r} is declared twice; outputs so far: {so_far}")
-            found[name] = self.builder.check_own(item).index
-        self.outputs.update(found)
-        self.builder.storages.used.update(found.values())
-
-    def together(self, *values: Value) -> None:
-        """Keep all tasks that make or write any of these values on one device, under every policy.
-
-        So a parameter and its moments are updated in one place. This includes tasks that are added
-        later. Raises GraphError for values of another graph; ``schedule`` raises ScheduleError for
-        contradicting constraints.
-
-        >>> import autosched as asc
-        >>> graph = asc.Graph()
-        >>> w, m = graph.inputs("w", "m")
-        >>> graph.together(w, m)
-        >>> _ = m.mul_(0.9), w.sub_(m)
-        >>> schedule = asc.schedule(graph, asc.Machine.emulated(gpus=2), place={"mul": "cuda:1"})
-        >>> schedule.placement.device["sub"]
-        'cuda:1'
-        """
-        self.builder.check_grows()
-        for item in values:
-            if not isinstance(item, Value):
-                raise GraphError(
-                    f"only Values of graph {self.name!r} can be kept together, got {shown(item)}"
-                )
-        bond = tuple(dict.fromkeys(self.builder.check_own(value).index for value in values))
-        self.kept_together.append(bond)
-        self.bonds_of.update((index, (*self.bonds_of.get(index, ()), bond)) for index in bond)
 
     def pinned(
         self, inputs: Mapping[str, str] | None = None, place: Mapping[str, str] | None = None
@@ -318,33 +166,8 @@ class Graph:
     @property
     def is_plain(self) -> bool:
         """Whether no task writes in place, no values share memory, and none are kept together."""
-        storages = self.builder.storages
+        storages = self.storages
         return not (storages.writer or storages.members or self.kept_together)
-
-    def task(self, name: str) -> Task:
-        """Return a task by its name. Raises GraphError if there is none."""
-        found = self.names.get(name) if isinstance(name, str) else None
-        index = found.producer if isinstance(found, Value) else getattr(found, "index", None)
-        if index is None or self.tasks[index].name != name:
-            raise GraphError(
-                f"graph {self.name!r} has no task {name!r}; "
-                f"tasks are {listed(t.name for t in self.tasks)}"
-            )
-        return self.tasks[index]
-
-    def value(self, name: str) -> Value:
-        """Return a value by its name. Raises GraphError if there is none."""
-        found = self.names.get(name) if isinstance(name, str) else None
-        if not isinstance(found, Value):
-            raise GraphError(
-                f"graph {self.name!r} has no value {name!r}; "
-                f"values are {listed(v.name for v in self.values)}"
-            )
-        return found
-
-    def members(self, value: int) -> Sequence[int]:
-        """Return the values (indices) that share memory with this one, the root first."""
-        return self.builder.storages.members.get(self.values[value].root) or (value,)
 
     def bonds(self, task: Task) -> list[tuple[int, ...]]:
         """Return the sets of values kept together of which a task makes or writes a member.
@@ -356,11 +179,11 @@ class Graph:
 
     def last_version(self, value: int) -> int:
         """Return the version of a value (an index) after all tasks; 0 if none writes it."""
-        return self.builder.storages.current[value].version
+        return self.storages.current[value].version
 
     def maker(self, use: Use) -> int | None:
         """Return the task (an index) that leaves this version of a value; None for inputs."""
-        return self.builder.storages.writer.get(use, self.values[use.value].producer)
+        return self.storages.writer.get(use, self.values[use.value].producer)
 
     def in_parts(self, value: int) -> bool:
         """Whether tasks may touch regions of the storage of a value (an index) out of order.
@@ -368,7 +191,7 @@ class Graph:
         Then all tasks that write it share a device.
         """
         root = self.values[value].root
-        storages = self.builder.storages
+        storages = self.storages
         return root in storages.members or storages.partial_writes.get(root, 0) > 1
 
     def touched(self, task: Task, value: int) -> Region | None:
@@ -391,7 +214,7 @@ class Graph:
 
     def is_used(self, value: int) -> bool:
         """Whether a task reads this value (an index) or it is an output; others are dropped."""
-        return value in self.builder.storages.used
+        return value in self.storages.used
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -556,37 +379,6 @@ class Graph:
         return graph
 
 
-def _as_tuple(what: str, item: Any) -> tuple[Any, ...]:
-    if isinstance(item, (Task, Value, str)):
-        return (item,)
-    if not isinstance(item, Iterable):
-        raise GraphError(f"{what}= needs one item or a list of them, got {item!r}")
-    return tuple(item)
-
-
-class OnDevice(contextlib.ContextDecorator):
-    """Constrains what a ``with`` statement adds; without one it warns."""
-
-    def __init__(self, builder: GraphBuilder, device: str):
-        self._builder = builder
-        self._device = device
-        self._before: list[str | None] = []
-        self._is_used = False
-
-    def __enter__(self) -> None:
-        self._is_used = True
-        self._before.append(self._builder.device)
-        self._builder.device = self._device
-
-    def __exit__(self, *_: object) -> None:
-        self._builder.device = self._before.pop()
-
-    def __del__(self) -> None:
-        if not self._is_used:
-            what = f"graph.on({self._device!r}) constrains nothing without with"
-            warnings.warn(f"{what}; write: with graph.on({self._device!r}):", stacklevel=2)
-
-
 def _line(graph: Graph, task: Task) -> str:
     values = graph.values
     reads = [values[v].name + (f"@{version}" if version else "") for v, version in task.reads]
@@ -625,8 +417,11 @@ def _add_node(
         label,
         *(graph.fresh("".join(f"{label}>{n}".split()).replace("@", "_")) for n in parts),
     ]
+    sizes = [facts.get("nbytes"), *(dag.edges[node, n]["nbytes"] for n in parts)]
+    for n, nbytes in zip(parts, sizes[1:], strict=True):
+        check_costs(f"{node}->{n}", None, nbytes)
     data = {n: dag.edges[n, node].get("kind", "data") == "data" for n in dag.predecessors(node)}
-    result = graph.builder.add_task(
+    result = graph.add_task(
         facts.get("fn"),
         tuple(sent[n, node] for n, is_data in data.items() if is_data),
         {},
@@ -636,13 +431,12 @@ def _add_node(
         outputs=tuple(names) if parts else None,
         seconds=facts.get("seconds"),
         nbytes=facts.get("nbytes"),
+        sizes=sizes,
     )
     whole, *pieces = result if parts else (result,)
     sent.update({(node, n): whole for n in dag.successors(node)})
     for n, piece in zip(parts, pieces, strict=True):
         sent[node, n] = piece
-        piece.nbytes = dag.edges[node, n]["nbytes"]
-        check_costs(f"{node}->{n}", None, piece.nbytes)
     if dag.out_degree(node) == 0:
         graph.output(whole)
 

@@ -43,7 +43,7 @@ def include(
     )
     values = _given(graph, other, inputs, tasks, only is None)
     _check_names(graph, tasks, other, prefix)
-    regions = _Regions(graph.builder.storages.frames, other, values)
+    regions = _Regions(graph.storages.frames, other, values)
     for task in tasks:
         device = (on.get(task.name) if isinstance(on, Mapping) else on) or task.device
         if task.device == HOST:
@@ -59,10 +59,9 @@ def include(
             on=device,
             after=[name for name in _after(other, task, prefix) if name in graph.names],
             seconds=seconds.get(task.name, task.seconds),
+            sizes=[nbytes.get(value.name, value.nbytes) for value in made],
         )  # fmt: skip
-        for value, twin in zip(made, flatten(results), strict=True):
-            twin.nbytes = nbytes.get(value.name, value.nbytes)
-            values[value.index] = twin
+        values.update(zip([value.index for value in made], flatten(results), strict=True))
         _reshape(graph, task, values)
     for bond in other.kept_together if not isinstance(on, str) else ():
         if found := [values[index] for index in bond if index in values]:
@@ -97,18 +96,19 @@ def repeat(
     on: str | None,
     after: Iterable[str],
     seconds: Seconds | None,
+    sizes: Sequence[int | None],
 ) -> Any:
     """Add a copy of a task, with ``values`` in place of the old ones; return its results."""
     args, kwargs = transform(
         lambda leaf: values[leaf.index] if isinstance(leaf, Value) else leaf,
         (task.args, task.kwargs),
     )
-    return graph.builder.add_task(
+    return graph.add_task(
         task.fn, args, kwargs, name=name, outputs=outputs,
         writes=[values[use.value] for use in task.writes],
         aliases=_base(old, task, values), view=task.view, random=task.random,
         touched=None if touched is None else (values[touched[0]].index, touched[1]),
-        regions=regions, on=on, seconds=seconds, after=after, origin=task.origin,
+        regions=regions, on=on, seconds=seconds, sizes=sizes, after=after, origin=task.origin,
         composite=task.composite,
     )  # fmt: skip
 
@@ -156,7 +156,7 @@ def _given(
             raise GraphError(
                 f"input {name!r} must be given a Value of graph {graph.name!r}, got {value!r}"
             )
-        graph.builder.check_own(value)
+        graph.check_own(value)
     return {
         value.index: inputs[value.name] if value.tensor is None else graph.constant(value.tensor)
         for value in needed
@@ -181,7 +181,7 @@ def _reshape(graph: Graph, task: Task, values: Mapping[int, Value]) -> None:
     if task.fn is None or not task.writes or task.composite is not None:
         return
     name = effects_of(task.fn, task.args, task.kwargs).name
-    graph.builder.reshape(name, values[task.writes[0].value])
+    graph.reshape(name, values[task.writes[0].value])
 
 
 class _Regions:

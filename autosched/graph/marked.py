@@ -76,7 +76,7 @@ def task(
             given = signature.bind(*args, **kwargs).arguments
             facts["writes"] = [given[name] for name in written if name in given]
             facts["aliases"] = given.get(aliases or "")
-        return first.graph.builder.call(inner, args, kwargs, **facts)
+        return first.graph.record(inner, args, kwargs, **facts)
 
     return call
 

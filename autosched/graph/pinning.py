@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from autosched.errors import GraphError, listed
-from autosched.graph.builder import check_runs
+from autosched.graph.recorder import check_runs
 from autosched.graph.task import Task
 
 if TYPE_CHECKING:
@@ -18,12 +18,7 @@ if TYPE_CHECKING:
 
 def pinned(graph: Graph, inputs: Mapping[str, str], place: Mapping[str, str]) -> Graph:
     """Implement ``Graph.pinned``."""
-    twin = copy.copy(graph)
-    for field, item in graph.__dict__.items():
-        if isinstance(item, (list, dict, set)):
-            setattr(twin, field, item.copy())
-    twin.users = [list(users) for users in graph.users]
-    twin.builder = graph.builder.closed(twin)
+    twin = graph.snapshot()
     sources = {value.name: value for value in graph.sources}
     devices = by_pattern(inputs, sources, "inputs", "input", graph.input_names)
     for name, device in devices.items():

@@ -19,7 +19,7 @@ from autosched.errors import GraphError, UnknownMethodError
 from autosched.graph.effects import result_names
 
 if TYPE_CHECKING:
-    from autosched.graph.graph import Graph
+    from autosched.graph.recorder import Recorder
     from autosched.graph.regions import Region
 
 _ATTRIBUTES = frozenset("T mT H mH real imag".split())  # read, not called
@@ -34,7 +34,7 @@ def _recorded(
     of: Value, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Any = None, **options: Any
 ) -> Value:
     """Add a task with one result to the graph of a value."""
-    result: Value = of.graph.builder.call(fn, args, kwargs or {}, **options)
+    result: Value = of.graph.record(fn, args, kwargs or {}, **options)
     return result
 
 
@@ -104,7 +104,7 @@ class Value:
 
     def __init__(
         self,
-        graph: Graph,
+        graph: Recorder,
         index: int,
         name: str,
         producer: int | None,
@@ -137,7 +137,7 @@ class Value:
         cls, fn: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         graph = _first_value((args, kwargs)).graph
-        return graph.builder.call(fn, args, kwargs or {})
+        return graph.record(fn, args, kwargs or {})
 
     def __getattr__(self, name: str) -> Any:
         if name in _UNKNOWN or _is_property(name):
@@ -158,7 +158,7 @@ class Value:
             part = self.graph.fresh(f"{self.name}.{name}")
             return _recorded(self, Attribute(name, at), (self, at), name=part)
         if name in _ATTRIBUTES:
-            return self.graph.builder.call(Attribute(name), (self,), {})
+            return self.graph.record(Attribute(name), (self,), {})
         _check_method(self.name, name)
         return _Recorder(self, name)
 
@@ -183,7 +183,7 @@ class Value:
         return _recorded(self, operator.getitem, (self, key))
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self.graph.builder.call(operator.setitem, (self, key, value), {})
+        self.graph.record(operator.setitem, (self, key, value), {})
 
     def __bool__(self) -> NoReturn:
         raise self._unknown(
@@ -338,7 +338,7 @@ class _Recorder:
         return f"<method {self.name!r} of {self.value!r}: call it to add a task>"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self.value.graph.builder.call(Method(self.name), (self.value, *args), kwargs)
+        return self.value.graph.record(Method(self.name), (self.value, *args), kwargs)
 
 
 def _tensor_class() -> Any:

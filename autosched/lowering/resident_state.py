@@ -208,10 +208,9 @@ def _with_copies(
         value = graph.values[index]
         for name in devices:
             nbytes = int(problem.costs.value_nbytes(value))
-            other = copying.new.builder.add_copy(value, name, nbytes)
+            other = copying.new.add_copy(value, name, nbytes)
             instead.setdefault(name, {})[index] = other
             homes[other.name] = name
     for task in graph.tasks:
-        before = [graph.tasks[d.task].name for d in task.dependencies if d.kind == "order"]
-        copying.repeat(task, before, instead.get(device[task.name]))
+        copying.repeat(task, instead=instead.get(device[task.name]))
     return copying.finish().pinned(), homes
