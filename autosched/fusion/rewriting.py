@@ -1,6 +1,6 @@
 """Rewrite a graph of operators so that Inductor computes what they say.
 
-Five kinds of operators are replaced by others with the same results:
+Six kinds of operators are replaced by others with the same results:
 
 * Arithmetic with factors. Inductor ignores ``alpha`` where it joins ``add(x, mm, alpha=a)`` into
   ``addmm``, so ``add``, ``sub``, ``rsub``, ``addcmul``, ``addcdiv``, ``baddbmm`` and ``lerp``
@@ -10,6 +10,8 @@ Five kinds of operators are replaced by others with the same results:
   Python computes. Inductor would round them to single precision, or refuse them.
 * Norms of half precision with parameters of single precision, as under autocast, compute their
   statistics in single precision. On a CPU, decompositions of torch round them.
+* Batch norms that write running statistics return the new ones, which are copied: not all declare
+  what they write, and other operators of the region would read the old ones.
 * Splits that torch calls unsafe, as into the gates of recurrent cells, become ordinary ones, so that
   writes to a part change the whole.
 
@@ -263,6 +265,8 @@ def _one(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], expected: 
     writes = name.endswith("_") and not name.endswith("__")
     packet = getattr(aten, name[:-1], packet) if writes else packet
     has_numbers = any(isinstance(leaf, _Number) for leaf in flatten((args, kwargs)))
+    if packet in _BATCH_NORMS and _writes_statistics(*args, **kwargs):
+        return _normalized_batch(packet, *args, **kwargs)
     if packet in _NORMS:
         return _normalized(target, *args, **kwargs)
     if packet in _FACTORS and "out" not in kwargs:
@@ -289,6 +293,30 @@ def _normalized(target: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     return (first if first is None else first.to(x.dtype), *rest)
 
 
+def _writes_statistics(
+    x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *_: Any, **__: Any
+) -> bool:
+    return training and mean is not None and var is not None
+
+
+def _normalized_batch(
+    packet: Any, x: Tensor, weight: Any, bias: Any, mean: Tensor, var: Tensor, *args: Any
+) -> list[Any]:
+    """Call a batch norm that writes running statistics."""
+    function = aten._native_batch_norm_legit_functional
+    made: list[Any]
+    *made, new_mean, new_var = _normalized(function, x, weight, bias, mean, var, *args)
+    mean.copy_(new_mean)
+    var.copy_(new_var)
+    if packet is aten.cudnn_batch_norm:  # its reserved memory, which no other operator reads
+        made.append(x.new_empty(0, dtype=torch.uint8))
+    return made
+
+
+_BATCH_NORMS = frozenset(
+    getattr(aten, name)
+    for name in "native_batch_norm _native_batch_norm_legit cudnn_batch_norm miopen_batch_norm".split()
+)
 _NORMS = frozenset(
     getattr(aten, name)
     for name in """

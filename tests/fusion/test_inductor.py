@@ -18,8 +18,10 @@ from torch._inductor import config
 
 import autosched as asc
 from autosched.fusion import inductor
-from autosched.fusion.rewriting import READ_NUMBER
+from autosched.fusion.rewriting import READ_NUMBER, Rewriter
 from tests.fusion.regions import call, needs_compiler, region, region_of
+
+aten = torch.ops.aten
 
 
 def test_kinds_of_devices_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,6 +110,49 @@ def test_compiled_regions_do_what_eager_mode_does() -> None:
         assert not any(result.requires_grad for result in found)
         storages = {tensor.untyped_storage()._cdata for tensor in (*found, *given)}
         assert len(storages) == len(found) + len(given)
+
+
+BATCH_NORMS = [aten.native_batch_norm, aten._native_batch_norm_legit]
+
+
+@needs_compiler
+def test_statistics_that_a_batch_norm_writes_are_read_afterwards() -> None:
+    def normalized(*args: Tensor) -> list[Tensor]:
+        made = []
+        for i, normalize in enumerate(BATCH_NORMS * 2):
+            x, mean, var, twin = args[4 * i : 4 * i + 4]
+            y = normalize(x, None, None, mean, var, True, 0.1, 1e-5)[0]
+            twin.copy_(mean)
+            again = normalize(2 * y, None, None, mean, var, True, 0.1, 1e-5)[0]
+            made += [again, mean + 1, var.clone()]
+        return made
+
+    generator = torch.Generator().manual_seed(0)
+    images = [torch.rand(8, 3, generator=generator) for _ in range(4)]
+    images[2:] = [each.bfloat16() for each in images[2:]]
+    given = [each for x in images for each in (x, torch.zeros(3), torch.ones(3), torch.zeros(3))]
+    twins = [each.clone() for each in given]
+    made = region(normalized, inputs=16, outputs=12)
+    made.compares = False
+    found, expected = call(made, *given), normalized(*twins)
+    assert made.failure is None
+    for one, other in zip((*found, *given), (*expected, *twins), strict=True):
+        torch.testing.assert_close(one.float(), other.float(), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("operator", ["cudnn_batch_norm", "miopen_batch_norm"])
+def test_batch_norms_of_gpu_libraries_are_rewritten_as_the_common_one(operator: str) -> None:
+    graph = torch.fx.Graph()
+    args = [graph.placeholder(name) for name in ("x", "weight", "bias", "mean", "var")]
+    made = graph.call_function(getattr(aten, operator).default, (*args, True, 0.1, 1e-5))
+    graph.output(made)
+    given = [torch.rand(8, 3), torch.rand(3), torch.rand(3), torch.zeros(3), torch.ones(3)]
+    twins = [each.clone() for each in given]
+    found = Rewriter(torch.fx.GraphModule({}, graph)).run(*given)
+    expected = aten.native_batch_norm(*twins, True, 0.1, 1e-5)
+    assert len(found) == len(getattr(aten, operator).default._schema.returns)
+    for one, other in zip((*found[:3], *given), (*expected, *twins), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 @needs_compiler
