@@ -293,6 +293,11 @@ def _normalized(target: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     return (first if first is None else first.to(x.dtype), *rest)
 
 
+def rewrites(target: OpOverload[Any, Any]) -> bool:
+    """Whether an operator that writes what it does not declare is replaced."""
+    return target.overloadpacket in _BATCH_NORMS
+
+
 def _writes_statistics(
     x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *_: Any, **__: Any
 ) -> bool:

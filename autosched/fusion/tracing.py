@@ -26,7 +26,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from autosched._lib.fake_tensors import Fakes
 from autosched._lib.tree import flatten
-from autosched.fusion.rewriting import READ_NUMBER, ChannelsLast, Rewriter
+from autosched.fusion.rewriting import READ_NUMBER, ChannelsLast, Rewriter, rewrites
 from autosched.graph.effects import effects_of
 
 aten = torch.ops.aten
@@ -241,8 +241,11 @@ def _objection(node: torch.fx.Node) -> str | None:
     if isinstance(node.target, OpOverload):
         if node.target is READ_NUMBER:
             return None
-        if effects_of(node.target, node.args, node.kwargs).random:
+        effects = effects_of(node.target, node.args, node.kwargs)
+        if effects.random:
             return f"{node.target} draws random numbers"
+        if effects.writes and not node.target._schema.is_mutable and not rewrites(node.target):
+            return f"{node.target} writes what it does not declare"
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
             return f"{node.target} returns a tensor that is not dense"

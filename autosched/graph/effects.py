@@ -47,13 +47,16 @@ BATCH_NORMS = frozenset(
     "batch_norm cudnn_batch_norm instance_norm miopen_batch_norm native_batch_norm".split()
 )
 
-# Other such functions: the parameters up to the one that is written, and the parameter without
-# which nothing is written.
+# Other such functions: the parameters up to the last one that is written, how many of them are
+# written, and the parameter without which nothing is.
 _ALSO_WRITES = {
-    "embedding": ("input weight", "max_norm"),  # torch.nn.functional.embedding
-    "embedding_bag": ("input weight", "max_norm"),
-    "mkldnn_rnn_layer_backward": ("input " * 22 + "workspace", ""),
-    "rrelu_with_noise": ("input noise", ""),
+    "embedding": ("input weight", 1, "max_norm"),  # torch.nn.functional.embedding
+    "embedding_bag": ("input weight", 1, "max_norm"),
+    "mkldnn_rnn_layer_backward": ("input " * 22 + "workspace", 1, ""),
+    "rrelu_with_noise": ("input noise", 1, ""),
+    "batch_norm_update_stats": ("input running_mean running_var", 2, ""),
+    "batch_norm_gather_stats": ("input mean invstd running_mean running_var", 2, ""),
+    "batch_norm_gather_stats_with_counts": ("input mean invstd running_mean running_var", 2, ""),
 }
 SET_ITEM = frozenset(("__setitem__", "setitem"))
 IN_PLACE_OPERATORS = (
@@ -248,12 +251,11 @@ def _written(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], bare: bo
             if leaf is not None and not isinstance(leaf, (bool, int, float))
         ]
     if name in _ALSO_WRITES:
-        names, condition = _ALSO_WRITES[name]
-        *_, last = names.split()
+        names, count, condition = _ALSO_WRITES[name]
         parameters = dict(zip(names.split(), args, strict=False)) | dict(kwargs)
-        writes = not condition or kwargs.get(condition) is not None or len(args) > 3
-        if writes and last in parameters:
-            written.append(parameters[last])
+        if not condition or kwargs.get(condition) is not None or len(args) > 3:
+            found = map(parameters.get, names.split()[-count:])
+            written += [item for item in found if item is not None]
     out = kwargs.get("out")
     if out is not None:
         written.extend(out if isinstance(out, (tuple, list)) else [out])

@@ -25,6 +25,7 @@ def dropping(x: Tensor) -> Tensor:
 
 
 constant = torch.ones(3)
+update_stats = torch.ops.aten.batch_norm_update_stats
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,7 @@ constant = torch.ones(3)
         (lambda x: x + constant, "Please convert all Tensors to FakeTensors"),
         (lambda x: x + torch.tensor([1.0, 2, 3]), "which is no argument"),
         (lambda x: x.as_strided((2,), (1,), 1) + 1, "depends on the memory around its argument"),
+        (lambda x: update_stats(x[:, None], x[:1] * 1, x[:1] + 1, 0.1)[0], "does not declare"),
     ],
 )  # fmt: skip
 def test_what_a_graph_cannot_express_runs_unfused(
