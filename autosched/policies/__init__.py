@@ -7,13 +7,13 @@ the reason.
 
 To add a policy, write such a function in a module of its own, cite its paper in the docstring, and
 add it to ``POLICIES``; the tests run over that table. The modules of ``base`` provide the parts:
-``Possible`` tracks the devices that are left for each task, ``ranks`` computes priorities, ``Plan``
-times tasks and copies, and ``by_priority`` places tasks one by one. A policy with parameters is a
-function that returns a policy, such as ``single_on(device)``, ``in_order(sequences)``. Any function
-with this signature works as ``policy=``, also if it is not in the table.
+``Possible`` tracks the devices that are left for each task, ``ranks`` computes priorities, and
+``Plan`` times tasks and copies. A policy with parameters is a function that returns a policy, such
+as ``single_on(device)``, ``in_order(sequences)``. Any function with this signature works as
+``policy=``, also if it is not in the table.
 
-``single`` and ``round_robin`` are the simplest policies, ``least_memory`` searches an order for
-little memory; those of ``literature`` follow papers, and those of ``local_search`` and
+``simple`` has those that need no costs but sums, ``least_memory`` searches an order for little
+memory; those of ``literature`` follow papers, and those of ``local_search`` and
 ``constraint_programming`` search. ``candidates`` lists what ``policy="auto"`` tries.
 
 The copies that a placement lists are hints: lowering skips needless ones, and issues none before
@@ -32,14 +32,11 @@ from autosched.policies.candidates import candidates
 from autosched.policies.in_order import in_order
 from autosched.policies.least_memory import least_memory
 from autosched.policies.literature.baechi import m_etf
-from autosched.policies.literature.cpop import cpop
 from autosched.policies.literature.heft import heft
-from autosched.policies.literature.peft import peft
 from autosched.policies.local_search.annealer import Progress
 from autosched.policies.local_search.portfolio import portfolio
 from autosched.policies.local_search.search import exact, search
-from autosched.policies.round_robin import round_robin
-from autosched.policies.single import single, single_on
+from autosched.policies.simple import round_robin, single, single_on
 from autosched.problem import Policy
 
 __all__ = [
@@ -48,13 +45,11 @@ __all__ = [
     "Policy",
     "Progress",
     "candidates",
-    "cpop",
     "exact",
     "heft",
     "in_order",
     "least_memory",
     "m_etf",
-    "peft",
     "portfolio",
     "round_robin",
     "search",
@@ -70,7 +65,5 @@ POLICIES: Mapping[str, Policy] = {
     "round_robin": round_robin,
     "heft": heft,
     "portfolio": portfolio,
-    "peft": peft,
-    "cpop": cpop,
     "m_etf": m_etf,
 }

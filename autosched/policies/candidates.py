@@ -10,8 +10,7 @@ from autosched.policies.literature.heft import heft
 from autosched.policies.local_search.annealer import Progress
 from autosched.policies.local_search.search import quick, search
 from autosched.policies.local_search.splitting import split
-from autosched.policies.round_robin import round_robin
-from autosched.policies.single import single, single_on
+from autosched.policies.simple import round_robin, single, single_on
 from autosched.problem import Policy, Problem
 
 _SMALL = 2_000  # tasks, up to which there is time to lower and simulate policies that rarely win

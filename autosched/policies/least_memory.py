@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from autosched.graph.graph import Graph, Task
 from autosched.placement import Placement
-from autosched.policies.single import single
+from autosched.policies.simple import single
 from autosched.problem import Problem
 
 _WIDTHS = (1, 8, 64, 512)

@@ -88,16 +88,6 @@ def test_tasks_that_only_one_device_can_run_belong_to_no_stage():
     assert {device["t0"], device["t3"]} == {"cuda:0", "cuda:1"} or "cpu" in device.values()
 
 
-def test_copies_count_as_work_where_they_do_not_overlap():
-    graph = asc.Graph()
-    value = graph.add(abs, graph.input("x", nbytes=0), name="a", seconds=3.0, nbytes=9)
-    graph.output(y=graph.add(abs, value, name="b", seconds=3.0))
-    machine = asc.Machine.emulated(gpus=2, bytes_per_second=2.0, latency=0.0)
-    assert len(set(split(overlap=True)(asc.Problem(graph, machine)).device.values())) == 2
-    alone = split(overlap=False)(asc.Problem(graph, machine)).device
-    assert len(set(alone.values())) == 1 or "cpu" in alone.values()
-
-
 def test_units_are_joined_where_there_are_many(monkeypatch):
     monkeypatch.setattr("autosched.policies.local_search.splitting._MOST_UNITS", 4)
     graph = random_graph(0, tasks=30)

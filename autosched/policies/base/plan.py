@@ -1,24 +1,18 @@
-"""Maintain a partial schedule, and place tasks by priority.
+"""Maintain a partial schedule, and find where a task would finish first.
 
-Answers the question of list scheduling: where would this task finish first, given everything that
-is already placed? Tasks are inserted into gaps that are long enough. Copies are appended to the
-copy streams that they occupy. ``by_priority`` places the ready task of highest priority, repeatedly;
-priorities and the choice of a device are supplied by the policy. The arithmetic is that of
-``kernels``, uncompiled.
+Tasks are inserted into gaps that are long enough. Copies are appended to the copy streams that they
+occupy. The arithmetic is that of ``kernels``, uncompiled.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from autosched._lib.jit import Mode
 from autosched.errors import ScheduleError
-from autosched.placement import Placement
 from autosched.policies.base.kernels import Planning, arrive, earliest_gap, issue, sources, take
-from autosched.policies.base.possible import Possible
 from autosched.problem import Problem
 
 _NOWHERE = math.inf, -1, -1
@@ -49,13 +43,10 @@ class Plan:
         self._count = 0  # and their number
         self.state = Planning.of(problem.tables, Mode(False), tasks + 1)
 
-    def earliest_finish(
-        self, task: int, devices: Iterable[int], bias: Sequence[float] = ()
-    ) -> Slot:
-        """Return the slot of least finish time, or of least finish time plus ``bias[device]``.
+    def earliest_finish(self, task: int, devices: Iterable[int]) -> Slot:
+        """Return the slot of least finish time; ties go to the device named earlier.
 
-        The first task of a group decides for all. Ties go to the device named earlier. Raises
-        ScheduleError if it fits nowhere.
+        The first task of a group decides for all. Raises ScheduleError if it fits nowhere.
         """
         total = self._total[task]
         count = self._sources(task)
@@ -63,11 +54,10 @@ class Plan:
         best: Slot | None = None
         least = math.inf
         for device in devices:
-            more = total[device] + bias[device] if bias else total[device]
-            start, stream, gap = self._gap(task, device, count, ready, least - more)
-            if start + more < least:
+            start, stream, gap = self._gap(task, device, count, ready, least - total[device])
+            if start + total[device] < least:
                 best = Slot(device, stream, gap, start)
-                least = start + more
+                least = start + total[device]
         if best is None:
             name = self.problem.tasks[task]
             raise ScheduleError(
@@ -116,33 +106,3 @@ class Plan:
         if s.issues:
             ready = issue(self._tables, self._where(task, device), ready, s, False)
         return earliest_gap(s, device, ready, self._seconds[task][device], limit)
-
-
-Pick = Callable[[Plan, int, Sequence[int]], Slot]
-
-
-def by_priority(
-    problem: Problem, possible: Possible, priority: Sequence[float], pick: Pick
-) -> Placement:
-    """Place ready tasks by priority, each in the slot ``pick(plan, task, devices)`` returns.
-
-    Ties go to the task added earlier; the order is that of starts. O(m + n log n) for m
-    dependencies, plus one call of ``pick`` per task.
-    """
-    plan = Plan(problem)
-    placed = list[int]()
-    waits = [len(before) for before in problem.before]
-    ready = [(-priority[task], task) for task, count in enumerate(waits) if not count]
-    heapq.heapify(ready)
-    while ready:
-        _, task = heapq.heappop(ready)
-        slot = pick(plan, task, possible.devices(task))
-        while not possible.choose(task, slot.device):
-            slot = pick(plan, task, possible.devices(task))
-        plan.commit(task, slot)
-        placed.append(task)
-        for other in problem.after[task]:
-            waits[other] -= 1
-            if not waits[other]:
-                heapq.heappush(ready, (-priority[other], other))
-    return problem.placement(plan.device, sorted(placed, key=plan.start.__getitem__))

@@ -7,7 +7,6 @@ times and no order of issue.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -110,10 +109,6 @@ class MeanLinks(NamedTuple):
                     per_byte[a, b] = sum((1 / t.rate[path]).tolist()) / len(path)
         return cls(kind, latency, per_byte)
 
-    def reversed(self) -> MeanLinks:
-        """Return the links of the reversed graph."""
-        return MeanLinks(self.kind[::-1], self.latency.T, self.per_byte.T)
-
 
 @np.errstate(over="ignore")
 def ranks(t: Tables, mode: Mode, weight: Floats, links: MeanLinks) -> Floats:
@@ -121,18 +116,11 @@ def ranks(t: Tables, mode: Mode, weight: Floats, links: MeanLinks) -> Floats:
 
     ``t`` are tables in the form for ``mode``, ``weight`` the durations of tasks.
     """
-    return _after(t, mode, weight, links) + weight
-
-
-def _after(t: Tables, mode: Mode, weight: Floats, links: MeanLinks) -> Floats:
-    """Return the longest path from each task's end to the end of the graph."""
     rest = mode.numbers(len(weight))
     latency, per_byte = links.latency.ravel(), links.per_byte.ravel()
-    mode(longest)(
-        t, mode.floats(weight), mode.whole(links.kind), len(links.latency),
-        mode.floats(latency), mode.floats(per_byte), rest,
-    )  # fmt: skip
-    return np.asarray(rest, float)
+    rates = mode.floats(latency), mode.floats(per_byte)
+    mode(longest)(t, mode.floats(weight), mode.whole(links.kind), len(links.latency), *rates, rest)
+    return np.asarray(rest, float) + weight
 
 
 @np.errstate(over="ignore")
@@ -158,64 +146,3 @@ def upward_ranks(problem: Problem, possible: Possible) -> list[float]:
     links = MeanLinks.of(problem.tables, mask)
     found: list[float] = ranks(problem.lists, Mode(False), weight, links).tolist()
     return found
-
-
-def downward_ranks(problem: Problem, possible: Possible) -> list[float]:
-    """Return the longest path from the beginning to each task's start, at mean costs.
-
-    Source: Topcuoglu, Hariri, Wu, IEEE TPDS 13(3), 2002.
-    """
-    mask = possible.mask()
-    weight = mean_seconds(problem.by_task(problem.tables.seconds), mask)
-    links = MeanLinks.of(problem.tables, mask).reversed()
-    mode = Mode(False)
-    backwards = mode.of(problem.tables.reversed())
-    found: list[float] = _after(backwards, mode, weight[::-1], links)[::-1].tolist()
-    return found
-
-
-def critical_path(problem: Problem, through: Sequence[float]) -> list[int]:
-    """Return the tasks of the longest path; ``through`` is the longest path through each task."""
-    path: list[int] = []
-    step = [task for task, before in enumerate(problem.before) if not before]
-    while step:
-        path.append(max(step, key=through.__getitem__))
-        step = problem.after[path[-1]]
-    return path
-
-
-@np.errstate(over="ignore")
-def optimistic_costs(problem: Problem, possible: Possible) -> list[list[float]]:
-    """Return the optimistic costs ``[task][device]``: the least time after a task's end.
-
-    It is the largest, over the successors, of the least duration of the successor, the copy to it
-    and what follows it, over the successor's devices. O(e p^2) for e reads and p devices, as links
-    may differ; ``optimistic`` takes O(e p) with equal links. The cost is infinite where a
-    task may not run. Source: Arabnejad, Barbosa, IEEE TPDS 25(3), 2014.
-    """
-    t = problem.lists
-    count = len(problem.devices)
-    latency = problem.tables.latency[: count * count].reshape(count, count)
-    per_byte = 1 / problem.tables.rate[: count * count].reshape(count, count)
-    seconds = np.where(possible.mask(), problem.by_task(problem.tables.seconds), math.inf)
-    table = np.zeros((len(problem.tasks), count))
-    for task in reversed(range(len(table))):
-        here = table[task] + seconds[task]
-        least = here.min()
-        copied = here + latency
-        for before in problem.before[task]:
-            np.maximum(table[before], least, out=table[before])
-        for datum in problem.reads[task]:
-            maker = t.maker[datum]
-            if maker < 0:
-                continue
-            away = here
-            if t.group[maker] != t.group[task]:
-                away = np.minimum.reduce(copied + t.nbytes[datum] * per_byte, axis=1)
-            np.maximum(table[maker], away, out=table[maker])
-    return table.tolist()
-
-
-def mean(row: Sequence[float], devices: Sequence[int]) -> float:
-    """Return the mean of a row over some devices."""
-    return sum([row[p] for p in devices]) / len(devices)

@@ -1,7 +1,7 @@
 """Policies from the literature, one paper in one module.
 
-heft, peft, cpop  list schedules, by their names in the literature
-baechi            m-ETF, which respects memory limits
+heft    a list schedule
+baechi  m-ETF, which respects memory limits
 
 On the model of its paper each policy computes what the paper says; the examples of the papers are
 tests. Beyond that model all of them support copies, streams, links and groups, through a common

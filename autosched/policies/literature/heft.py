@@ -11,12 +11,14 @@ once; links may differ; and where the machine models contention, copies occupy c
 
 from __future__ import annotations
 
+import heapq
+
 from autosched._lib.gc_pause import without_collecting
 from autosched._lib.jit import mode
 from autosched.placement import Placement
 from autosched.policies.base.kernels import list_schedule
 from autosched.policies.base.listing import Listing
-from autosched.policies.base.plan import Plan, by_priority
+from autosched.policies.base.plan import Plan
 from autosched.policies.base.possible import Possible
 from autosched.policies.base.ranks import longest, upward_ranks
 from autosched.problem import Problem
@@ -39,7 +41,29 @@ def heft(problem: Problem) -> Placement:
     """
     possible = Possible(problem)
     if possible.partial:
-        return by_priority(problem, possible, upward_ranks(problem, possible), Plan.earliest_finish)
+        return by_rank(problem, possible)
     steps = 4 * len(problem.tasks) * len(problem.devices)
     listing = Listing(problem.tables, mode(steps, list_schedule, longest))
     return listing.placement(problem, listing.plan(listing.order(listing.mean)))
+
+
+def by_rank(problem: Problem, possible: Possible) -> Placement:
+    """Do the same where the choice of a device may rule out others for tasks to come."""
+    rank = upward_ranks(problem, possible)
+    plan = Plan(problem)
+    placed = list[int]()
+    waits = [len(before) for before in problem.before]
+    ready = [(-rank[task], task) for task, count in enumerate(waits) if not count]
+    heapq.heapify(ready)
+    while ready:
+        _, task = heapq.heappop(ready)
+        slot = plan.earliest_finish(task, possible.devices(task))
+        while not possible.choose(task, slot.device):
+            slot = plan.earliest_finish(task, possible.devices(task))
+        plan.commit(task, slot)
+        placed.append(task)
+        for other in problem.after[task]:
+            waits[other] -= 1
+            if not waits[other]:
+                heapq.heappush(ready, (-rank[other], other))
+    return problem.placement(plan.device, sorted(placed, key=plan.start.__getitem__))

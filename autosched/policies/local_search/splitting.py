@@ -50,17 +50,13 @@ def split(
     stages: int | None = None,
     seed: int = 0,
     *,
-    overlap: bool = True,
     seconds: float | None = None,
     progress: Callable[[float, float], None] | None = None,
 ) -> Policy:
     """Return the policy that splits a graph into at most so many stages, by default any number.
 
     With ``seconds`` it searches that long; ``progress`` is called with the part that is done, and
-    the greatest load.
-
-    ``overlap`` says whether devices copy while they compute; otherwise the seconds of copies from
-    and to a device are added to those of its tasks.
+    the greatest load. Devices copy while they compute.
 
     >>> from autosched import Graph, Machine
     >>> graph = Graph()
@@ -71,7 +67,7 @@ def split(
     """
 
     def policy(problem: Problem) -> Placement:
-        splitter = _Splitter(problem, overlap)
+        splitter = _Splitter(problem)
         end = None if seconds is None else perf_counter() + seconds
         return splitter.placement(stages, seed, end, progress or (lambda *_: None))
 
@@ -98,10 +94,9 @@ class _Split:
 
 
 class _Splitter:
-    def __init__(self, problem: Problem, overlap: bool):
+    def __init__(self, problem: Problem):
         self.problem = problem
         self.contention = problem.machine.contention
-        self.overlap = overlap
         t = problem.tables
         self.fixed = _only_device(problem)
         self.units = _units(problem, self.fixed)
@@ -240,7 +235,7 @@ class _Splitter:
         load = total[None, :] - total[:, None]
         into, out = copied
         if self.holds[:, device].any():
-            load = np.maximum(np.maximum(load, into), out) if self.overlap else load + into + out
+            load = np.maximum(np.maximum(load, into), out)
         load[(impossible[None, :] - impossible[:, None]) > 0] = math.inf
         load[np.tril_indices(n + 1)] = math.inf
         return load
@@ -314,7 +309,7 @@ class _Splitter:
                 path = p * len(loads) + q
                 loads[p, 1] += seconds * t.holds_out[path]
                 loads[q, 2] += seconds * t.holds_in[path]
-        return float((loads if self.overlap else loads.sum(axis=1)).max(initial=0.0))
+        return float(loads.max(initial=0.0))
 
     # ---- the result
 

@@ -1,6 +1,6 @@
-"""Place all tasks on one device.
+"""The simplest policies: all tasks on one device, and on the devices in turn.
 
-This is often the best placement, and the baseline for every other policy.
+One device is often the best placement, and the baseline for every other policy.
 """
 
 from __future__ import annotations
@@ -80,3 +80,31 @@ def _total(problem: Problem, placed: Sequence[int]) -> float:
         source = t.row[datum] if t.maker[datum] < 0 else placed[t.maker[datum]]
         total += problem.copy_seconds(datum, source, device)
     return total
+
+
+def round_robin(problem: Problem) -> Placement:
+    """Assign tasks to the devices in turn, in insertion order; groups stay together.
+
+    Tasks that may run on one device only are skipped in the rotation. Raises ScheduleError where
+    tasks cannot all be placed.
+
+    >>> from autosched import Graph, Machine
+    >>> graph = Graph()
+    >>> tasks = [graph.add(int, name=name) for name in "abc"]
+    >>> round_robin(Problem(graph, Machine.emulated(gpus=1))).device
+    {'a': 'cpu', 'b': 'cuda:0', 'c': 'cpu'}
+    """
+    possible = Possible(problem)
+    placed = []
+    turn = 0
+    for task in range(len(problem.tasks)):
+        devices = possible.devices(task)
+        if len(devices) > 1:
+            turn = (
+                possible.settle(
+                    task, [p for p in devices if p >= turn] + [p for p in devices if p < turn]
+                )
+                + 1
+            )
+        placed.append(possible.devices(task)[0])
+    return problem.placement(placed, range(len(placed)))
