@@ -58,8 +58,6 @@ def bounds(problem: Problem) -> dict[str, float]:
     """
     if not isinstance(problem, Problem):
         raise ScheduleError(f"bounds are of a Problem, got {shown(problem)}")
-    machine = problem.machine
-    costs = problem.costs
     try:
         problem = problem.confined
     except MemoryLimitError:
@@ -69,20 +67,39 @@ def bounds(problem: Problem) -> dict[str, float]:
     tail = tails(relaxed)
     total = through(head, tail, relaxed.seconds)
     path = float(np.min(total, axis=1, initial=math.inf).max(initial=0.0))
-    work = shared(gathered(relaxed.seconds, relaxed.group), relaxed.streams)
-    is_shared = machine.contention and costs.has_sharing(machine.devices)
-    if is_shared:
-        busy = _busy(relaxed)
-        work = max(work, shared(gathered(busy, relaxed.group), np.ones(busy.shape[1], np.int64)))
+    work = _work(relaxed)
     found = {
         "critical_path": path,
         "work": work,
         "interval": interval(relaxed, head, tail, max(path, work)),
         "copies": copies(relaxed),
     }
-    if _is_whole(problem) and not is_shared:
+    if _is_whole(problem) and not _is_shared(problem):
         found = {name: _next_whole(seconds) for name, seconds in found.items()}
     return {**found, "host": host(relaxed)}
+
+
+@np.errstate(over="ignore")
+def exceeds(problem: Problem, seconds: float) -> bool:
+    """Return whether a bound is at least so many seconds; most often the work alone shows that."""
+    try:
+        relaxed = Relaxation.of(problem.confined)
+    except MemoryLimitError:
+        return True
+    return _work(relaxed) >= seconds or max(bounds(problem).values()) >= seconds
+
+
+def _work(relaxed: Relaxation) -> float:
+    work = shared(gathered(relaxed.seconds, relaxed.group), relaxed.streams)
+    if not _is_shared(relaxed.problem):
+        return work
+    busy = _busy(relaxed)
+    return max(work, shared(gathered(busy, relaxed.group), np.ones(busy.shape[1], np.int64)))
+
+
+def _is_shared(problem: Problem) -> bool:
+    machine = problem.machine
+    return machine.contention and problem.costs.has_sharing(machine.devices)
 
 
 def _busy(relaxed: Relaxation) -> Array:

@@ -76,7 +76,7 @@ def _longest(
         latency=rates[0].ravel(),
         per_byte=rates[1].ravel(),
     )
-    run = mode(len(edges.task) * devices, _fill)
+    run = mode(2.0 * len(edges.task) * devices, _fill)
     passed = run.numbers(tasks * devices)
     kinds = tasks * len(rates[0])
     room = (

@@ -29,7 +29,7 @@ from autosched._lib.allowed import WORDS, device_name
 from autosched._lib.gc_pause import without_collecting
 from autosched._lib.logs import LOG
 from autosched._lib.tree import flatten
-from autosched.bounds import bounds
+from autosched.bounds import exceeds
 from autosched.costs.costs import Costs, Replay
 from autosched.errors import GraphError, MachineError, MemoryLimitError, ScheduleError, listed
 from autosched.graph.graph import HOST, Graph, Here, Task, Value
@@ -443,7 +443,7 @@ def _best(problem: Problem, policies: Iterable[Policy]) -> Plan:
     plan = best_plan(problem, (*policies, *frugal), limits, tried)
     smaller = fewer_devices(problem.confined) if problem.goal.objective == "makespan" else ()
     for fewer in smaller:
-        if max(bounds(fewer).values()) >= plan.makespan:
+        if exceeds(fewer, plan.makespan):
             break  # what is planned for still fewer devices is possible on these, too
         others = of_problem(fewer, (*candidates(fewer), *frugal))
         with suppress(ScheduleError):  # all were tried, or none is possible
