@@ -107,7 +107,7 @@ MAY_IMPORT["autosched"] = sorted(set(MAY_IMPORT) - {"autosched", "cli", "demo", 
 # Planning works without torch, so the modules below torch-free ones are named one by one.
 MAY_IMPORT_TORCH = {
     *["cli", "demo", "frontends", "fusion", "measurement", "parallel", "simulated_gpus", "testing"],
-    *["_lib.fake_tensors", "_lib.holders", "_lib.process_group"],
+    *["_lib.aten", "_lib.fake_tensors", "_lib.holders", "_lib.process_group"],
     *["costs.estimate", "graph.gradients"],
     *["runtime.backends", "runtime.profile", "runtime.ranks", "runtime.replay"],
     *["machine.machine", "machine.hardware"],  # Machine.local, inside functions

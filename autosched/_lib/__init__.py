@@ -1,6 +1,7 @@
 """Shared helpers that know nothing of scheduling.
 
 aliasing      which bytes tensors and NumPy arrays occupy
+aten          operators of this version of torch, by name
 allowed       rules for names, device names and numbers
 code_names    the names that code mentions
 containers    containers of tensors among arguments and results

@@ -39,6 +39,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from autosched._lib.aten import operators
 from autosched._lib.fake_tensors import Fakes, quiet
 from autosched._lib.tree import flatten, transform
 from autosched.costs.costs import Costs, Work
@@ -207,16 +208,12 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.flops += elements if flops is None else flops
 
 
-def _operators(names: str) -> frozenset[Any]:
-    return frozenset(getattr(aten, name) for name in names.split())
-
-
 # Their first argument is the table.
-_LOOKUPS = _operators("embedding gather index index_select")
+_LOOKUPS = operators("embedding gather index index_select")
 # Their first argument is written without being read.
-_OVERWRITES = _operators("bernoulli_ copy_ exponential_ fill_ normal_ random_ uniform_ zero_")
+_OVERWRITES = operators("bernoulli_ copy_ exponential_ fill_ normal_ random_ uniform_ zero_")
 # Views that schemas do not mark, and uninitialised allocations.
-_FREE = _operators("_unsafe_view empty empty_like empty_strided new_empty new_empty_strided")
+_FREE = operators("_unsafe_view empty empty_like empty_strided new_empty new_empty_strided")
 
 
 def _attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
@@ -349,24 +346,24 @@ _FORMULAS: Mapping[Any, Callable[..., int]] = ChainMap(
     {
         aten._scaled_dot_product_flash_attention_for_cpu: _attention,
         aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
-        **dict.fromkeys(_operators("mkldnn_rnn_layer _cudnn_rnn miopen_rnn linear"), _layer(1)),
+        **dict.fromkeys(operators("mkldnn_rnn_layer _cudnn_rnn miopen_rnn linear"), _layer(1)),
         **dict.fromkeys(
-            _operators("mkldnn_rnn_layer_backward _cudnn_rnn_backward miopen_rnn_backward"),
+            operators("mkldnn_rnn_layer_backward _cudnn_rnn_backward miopen_rnn_backward"),
             _layer(2),
         ),
         **dict.fromkeys(
-            _operators("_native_multi_head_attention _transformer_encoder_layer_fwd"),
+            operators("_native_multi_head_attention _transformer_encoder_layer_fwd"),
             _layer(1, attends=True),
         ),
-        **dict.fromkeys(_operators("mv dot vdot _int_mm"), _product(0)),
-        **dict.fromkeys(_operators("addmv addbmm _addmm_activation"), _product(1)),
+        **dict.fromkeys(operators("mv dot vdot _int_mm"), _product(0)),
+        **dict.fromkeys(operators("addmv addbmm _addmm_activation"), _product(1)),
         aten._cdist_forward: _distances(0, 3),
         aten._cdist_backward: _distances(1, 4),
         aten._pdist_forward: _distances(0, 3),
         aten._pdist_backward: _distances(1, 4),
         aten._trilinear: _trilinear,
     },
-    {getattr(aten, name): formula for name, formula in _LAPACK.items()},
+    {operator: formula for name, formula in _LAPACK.items() for operator in operators(name)},
 )
 
 

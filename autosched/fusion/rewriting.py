@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from autosched._lib.aten import operators
 from autosched._lib.tree import flatten, transform
 
 aten = torch.ops.aten
@@ -318,16 +319,12 @@ def _normalized_batch(
     return made
 
 
-_BATCH_NORMS = frozenset(
-    getattr(aten, name)
-    for name in "native_batch_norm _native_batch_norm_legit cudnn_batch_norm miopen_batch_norm".split()
+_BATCH_NORMS = operators(
+    "native_batch_norm _native_batch_norm_legit cudnn_batch_norm miopen_batch_norm"
 )
-_NORMS = frozenset(
-    getattr(aten, name)
-    for name in """
-    native_batch_norm _native_batch_norm_legit native_layer_norm native_group_norm
-    native_batch_norm_backward native_layer_norm_backward native_group_norm_backward
-    """.split()
+_NORMS = operators(
+    "native_batch_norm _native_batch_norm_legit native_layer_norm native_group_norm "
+    "native_batch_norm_backward native_layer_norm_backward native_group_norm_backward"
 )
 
 
@@ -357,13 +354,10 @@ def _on_tensors(packet: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 _FILLS = frozenset((aten.full, aten.scalar_tensor, aten.fill, aten.full_like, aten.new_full))
 # Operators that take a tensor in place of a number, and those of which then all must be tensors.
 _ALL_TENSORS = frozenset((aten.clamp, aten.where))
-_WITH_TENSORS = _ALL_TENSORS | {
-    getattr(aten, name)
-    for name in """
-    mul div true_divide divide multiply pow float_power clamp_min clamp_max masked_fill
-    eq ne lt le gt ge fmod remainder floor_divide xlogy maximum minimum
-    """.split()
-}
+_WITH_TENSORS = _ALL_TENSORS | operators(
+    "mul div true_divide divide multiply pow float_power clamp_min clamp_max masked_fill "
+    "eq ne lt le gt ge fmod remainder floor_divide xlogy maximum minimum"
+)
 
 
 def _exact(x: Any, dtype: torch.dtype) -> Any:

@@ -24,6 +24,7 @@ from torch._ops import OpOverload
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from autosched._lib.aten import operators
 from autosched._lib.fake_tensors import Fakes
 from autosched._lib.tree import flatten
 from autosched.fusion.rewriting import READ_NUMBER, ChannelsLast, Rewriter, rewrites
@@ -38,12 +39,9 @@ TAGS = {
 }
 AS_STRIDED = (aten.as_strided, aten.as_strided_)
 _MEANS = (aten.var_mean, aten.std_mean)
-_MOVES = frozenset(
-    getattr(aten, name)
-    for name in """
-    clone _to_copy lift_fresh_copy cat stack constant_pad_nd
-    slice_scatter select_scatter diagonal_scatter as_strided_scatter
-    """.split()
+_MOVES = operators(
+    "clone _to_copy lift_fresh_copy cat stack constant_pad_nd "
+    "slice_scatter select_scatter diagonal_scatter as_strided_scatter"
 )
 
 
