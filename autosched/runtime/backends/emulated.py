@@ -5,9 +5,8 @@ emulator behaves like CUDA where CUDA is easily misused: streams are asynchronou
 them, and freed memory is overwritten with NaN immediately, in the order of the stream that
 allocated it.
 
-Schedules that run concurrently on one machine share its streams, as they would on a GPU: each waits
-for the work that another has issued on a stream. Machines that are equal are one machine: copies,
-and machines read from files, are the same hardware.
+Each schedule has a machine of its own: schedules that run at the same time do not delay each other,
+as they would on one GPU.
 
 Each stream has a modelled clock. A task starts at the latest modelled time of its stream and of the
 events that it waited for. It does its real work, and ends after its modelled seconds, or when the
@@ -21,7 +20,6 @@ import math
 import sys
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,67 +27,12 @@ import torch
 import torch.overrides
 
 from autosched._lib.aliasing import extents
-from autosched._lib.forks import in_child, rlock
 from autosched.machine.machine import Machine
 from autosched.program.program import Program, Stream
 from autosched.runtime.backends import Step
 from autosched.runtime.backends.host import Host
 
 _NAP = 0.05  # seconds after which a sleeping stream notices that the run was aborted
-
-
-class Queues:
-    """The time until which each stream of a machine is occupied, by any schedule.
-
-    >>> queues, stream = Queues(), Stream("cuda:0", "compute")
-    >>> queues.take([stream], 1.0, 2.0), queues.take([stream], 2.0, 1.0)
-    (1.0, 3.0)
-    """
-
-    def __init__(self) -> None:
-        self._guard = rlock()
-        self._until: dict[Stream, float] = {}
-
-    def take(self, streams: Sequence[Stream], start: float, seconds: float) -> float:
-        """Occupy streams from ``start``, or from when they are free, and return the start."""
-        with self._guard:
-            start = max([start, *(self._until.get(stream, start) for stream in streams)])
-            self._until.update(dict.fromkeys(streams, start + seconds))
-        return start
-
-    def leave(self, streams: Sequence[Stream], end: float) -> None:
-        """Free streams, except those that another schedule has occupied since."""
-        now = time.perf_counter()
-        if now >= end:  # always, unless a run was aborted
-            return
-        with self._guard:
-            for stream in streams:
-                if end == self._until.get(stream):
-                    self._until[stream] = now
-
-    def clear(self) -> None:
-        """Free all streams."""
-        self._until.clear()
-
-
-_queues: weakref.WeakValueDictionary[Machine, Queues] = weakref.WeakValueDictionary()
-_opening = rlock()
-
-
-def _queues_of(machine: Machine) -> Queues:
-    """Return the queues of a machine, which live as long as a backend has them."""
-    with _opening:
-        found = _queues.get(machine)
-        if found is None:
-            found = _queues[machine] = Queues()
-        return found
-
-
-@in_child
-def _free() -> None:
-    """Free all streams in a child process, which does not wait for the parent's runs."""
-    for queues in list(_queues.values()):
-        queues.clear()
 
 
 class Emulated(Host):
@@ -106,16 +49,12 @@ class Emulated(Host):
         self.events: dict[int, float] = {}
         self.stopped: Callable[[], bool] = bool
         self.pace = Pace()
-        self.queues = Queues()
-        self.contention = True
         # By stream, the seconds that it worked in this run: modelled, and measured.
         self.worked: dict[Stream, tuple[float, float]] = {}
 
     def open(self, program: Program, machine: Machine) -> None:
         """Create a clock for each stream."""
         self.clock = dict.fromkeys(program.streams, 0.0)
-        self.queues = _queues_of(machine)
-        self.contention = machine.contention
 
     def thread(self, stream: Stream) -> str | None:
         """Return a separate thread for each stream."""
@@ -136,18 +75,12 @@ class Emulated(Host):
     def launch(self, streams: Sequence[Stream], seconds: float, call: Step) -> Step:
         """Call a function, then sleep until the modelled end."""
         clock = self.clock
-        queues = self.queues
-        queueing = [stream for stream in streams if self.contention or _computes(stream)]
 
         def step() -> None:
-            ready = max(self.begun, *(clock[stream] for stream in streams))
-            start = queues.take(queueing, ready, seconds)
-            try:
-                call()
-                end = max(start + seconds, time.perf_counter())
-                self._sleep_until(end)
-            finally:
-                queues.leave(queueing, start + seconds)
+            start = max(self.begun, *(clock[stream] for stream in streams))
+            call()
+            end = max(start + seconds, time.perf_counter())
+            self._sleep_until(end)
             for stream in streams:
                 clock[stream] = min(end, time.perf_counter())  # earlier, if the run was aborted
                 modelled, measured = self.worked[stream]
@@ -179,10 +112,6 @@ class Emulated(Host):
     def _sleep_until(self, end: float) -> None:
         while (left := end - time.perf_counter()) > 0 and not self.stopped():
             time.sleep(min(left, _NAP))
-
-
-def _computes(stream: Stream) -> bool:
-    return stream.name.startswith("compute")
 
 
 def _poison(value: Any) -> None:

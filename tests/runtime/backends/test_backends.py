@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import itertools
 import threading
-import time
 
 import pytest
 import torch
@@ -362,38 +361,6 @@ def test_modelled_time_passes_for_real_however_short_the_work():
         chain(torch.clone, torch.clone), TWO_GPUS, policy="single", costs=costs
     ) as schedule:
         assert schedule.profile(x=torch.ones(1)).makespan >= schedule.makespan == 0.04
-
-
-def ends(machine, other):
-    """Return when work of 0.02 s on one stream of two machines ends, by schedules that begin at the same time."""
-    program = Program.parse("cuda:0/compute run a")
-    (stream,) = program.streams
-    one, two = Emulated(), Emulated()
-    for backend, where in ((one, machine), (two, other)):
-        backend.open(program, where)
-        backend.begin(bool)
-    for backend in (one, two):
-        backend.launch([stream], 0.02, lambda: None)()
-    return one.clock[stream], two.clock[stream]
-
-
-def test_schedules_on_one_emulated_machine_share_its_streams():
-    first, second = ends(TWO_GPUS, TWO_GPUS)
-    assert second >= first + 0.02
-    first, second = ends(TWO_GPUS, asc.Machine.from_json(TWO_GPUS.to_json()))
-    assert second >= first + 0.02
-    first, second = ends(TWO_GPUS, asc.Machine.emulated(gpus=3))
-    assert second < first + 0.02
-
-
-def test_a_stream_is_free_when_what_took_it_has_failed():
-    stream = Stream("cuda:0", "compute")
-    backend = Emulated()
-    backend.open(Program.parse("cuda:0/compute run a"), TWO_GPUS)
-    backend.begin(bool)
-    with pytest.raises(ZeroDivisionError):
-        backend.launch([stream], 1000.0, lambda: 1 / 0)()
-    assert backend.queues.take([stream], 0.0, 0.0) < time.perf_counter() + 500
 
 
 # ---- accelerator, without one
