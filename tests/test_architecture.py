@@ -129,7 +129,6 @@ CONCEPTS = {
     "parallel.checkpoints": "the state of a step in a folder",
     "policies.constraint_programming.cpsat": "the model; the proof asks it for a bound",
     "policies.local_search.annealer": "annealing, compiled; the search chooses what to anneal",
-    "runtime.backends.pinned": "a pool of page-locked memory, which knows no copy",
     "runtime.ranks": "what is for several processes is one layer",
     "scheduling.kept_state": "copies of tensors, and when they are out of date",
     "scheduling.plans": "the choice among placements",

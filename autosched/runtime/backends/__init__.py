@@ -8,8 +8,6 @@
     ranks         one rank of ``Machine.cluster``, and copies to and from others
     replay        as accelerator; a run is recorded once and then replayed: CUDA graphs
 
-``accelerator`` uses ``pinned``, page-locked memory.
-
 A backend knows streams, events and memory. It does not know tasks, graphs or policies. Most of its
 methods are called once, when a program is compiled, and return *steps*: functions without arguments
 that the executor calls in every run, in the thread that issues the stream. ``None`` instead of a

@@ -42,8 +42,9 @@ they do not delay other streams. All others are issued by the calling thread.
 from __future__ import annotations
 
 import copy as copying
+import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -65,8 +66,11 @@ from autosched.runtime.backends.host import (
     overwritten,
     read_file,
 )
-from autosched.runtime.backends.pinned import PIECE, Pinned
 
+PIECE = (
+    4 << 20
+)  # bytes that the host moves in some 0.4 ms, so a link does not wait for the next ones
+_LIMIT = 256 << 20  # bytes that are staged in one run before the host waits for the stream
 _POOL = 32  # streams that torch has per device and priority before it hands out the same again
 _streams: dict[tuple[torch.device, int], dict[Stream, torch.Stream]] = {}
 
@@ -89,7 +93,7 @@ class Accelerator(Host):
         self.in_use: set[torch.Stream] = set()  # that read the caller's host memory in this run
         # Versions that copies leave in the caller's host memory.
         self.returned: set[tuple[str, int]] = set()
-        self.pinned = Pinned()
+        self.staging = Staging()
         self.starts: dict[torch.device, torch.Event] = {}
         self.ends: list[tuple[torch.Stream, torch.Event]] = []
         self.callers: dict[torch.device, torch.Stream] = {}
@@ -193,7 +197,7 @@ class Accelerator(Host):
             return copy_in_host_memory
         streams = [self.streams[stream] for stream in occupied(copy) if stream in self.streams]
         relayed = (copy.value, copy.version) in self.returned
-        return DeviceCopy(source, target, streams, self.pinned, relayed, self.in_use)
+        return DeviceCopy(source, target, streams, self.staging, relayed, self.in_use)
 
     def record(self, stream: Stream, event: int) -> Step | None:
         """Record the event on the stream. A CPU stream needs none: its work is complete."""
@@ -215,7 +219,7 @@ class Accelerator(Host):
 
         def step() -> None:
             made.synchronize()
-            self.pinned.unstage()
+            self.staging.unstage()
 
         return step
 
@@ -255,6 +259,7 @@ class Accelerator(Host):
         """Make all streams wait for the caller's."""
         self.stopped = stopped
         self.in_use.clear()
+        self.staging.begin()
         if self.streams:
             self.caller_device = torch.accelerator.current_device_index()
         self.callers = {device: torch.accelerator.current_stream(device) for device in self.starts}
@@ -292,9 +297,9 @@ class Accelerator(Host):
             for stream in self.streams.values():
                 if stream in used or self.is_loop or self.stopped():
                     stream.synchronize()
-            self.pinned.unstage()
+            self.staging.unstage()
         except BaseException:  # Ctrl-C: pending copies must not land in a later run
-            self.pinned.forget()
+            self.staging.forget()
             raise
         for device, clock in self.clocks.items() if timing else ():
             torch.accelerator.synchronize(device)
@@ -318,10 +323,6 @@ class Accelerator(Host):
             return stamp - self.begun
         return self.clocks[stamp.device].seconds(stamp) - self.begun
 
-    def close(self) -> None:
-        """Release page-locked memory."""
-        self.pinned.clear()
-
 
 class _Slot(Accelerator):
     """The streams of a machine for one of several runs in flight.
@@ -339,7 +340,7 @@ class _Slot(Accelerator):
         self.to_host = whole.to_host
         self.returned = whole.returned
         # What one run leaves in the caller's memory the next one may read: see ``transfer``.
-        self.pinned = whole.pinned
+        self.staging = whole.staging
         self.events = {
             event: None if made is None else torch.Event(made.device)
             for event, made in whole.events.items()
@@ -359,6 +360,7 @@ class _Slot(Accelerator):
         self.begun = time.perf_counter()
         self.stopped = stopped
         self.in_use.clear()
+        self.staging.begin()
         for device, start in self.starts.items():
             start.record(torch.accelerator.current_stream(device))
 
@@ -381,15 +383,12 @@ class _Slot(Accelerator):
                 self.streams[stream].synchronize()
             else:
                 last.synchronize()
-        self.pinned.unstage()
+        self.staging.unstage()
 
     def hand_out(self, outputs: Mapping[str, Any]) -> None:
         """Prevent the reuse of an output's block while the caller's current stream uses it."""
         self.callers = {device: torch.accelerator.current_stream(device) for device in self.starts}
         super().hand_out(outputs)
-
-    def close(self) -> None:
-        """Do nothing: page-locked memory belongs to all."""
 
 
 def _real(name: str, physical: str | None) -> torch.device:
@@ -560,13 +559,13 @@ class DeviceCopy:
         source: torch.device,
         target: torch.device,
         streams: Sequence[torch.Stream],
-        pinned: Pinned,
+        staging: Staging,
         relayed: bool = False,
         in_use: set[torch.Stream] | None = None,
     ) -> None:
         self.source = source
         self.target = target
-        self.pinned = pinned
+        self.staging = staging
         self.relayed = relayed
         self.in_use: set[torch.Stream] = set() if in_use is None else in_use
         self.out = streams[0]
@@ -671,20 +670,69 @@ class DeviceCopy:
         """Copy from pageable memory. It is read immediately, so copies into it are unstaged."""
         if self.relayed:
             self.into.synchronize()
-            self.pinned.unstage()
-        for start, end in _pieces(row):
-            piece = self.pinned.take(self.target, end - start)
-            memory = piece.memory[: end - start]
-            memory.copy_(row[start:end])
-            over[start:end].copy_(memory, non_blocking=True)
-            self.pinned.send(piece, self.into)
+            self.staging.unstage()
+        for piece, to in zip(row.split(PIECE), over.split(PIECE), strict=True):
+            memory = self.staging.take(piece.numel(), self.into)
+            memory.copy_(piece)
+            to.copy_(memory, non_blocking=True)
 
     def _fetch(self, row: torch.Tensor, over: torch.Tensor) -> None:
-        for start, end in _pieces(row):
-            piece = self.pinned.take(self.source, end - start)
-            memory = piece.memory[: end - start]
-            memory.copy_(row[start:end], non_blocking=True)
-            self.pinned.send(piece, self.out, partial(over[start:end].copy_, memory))
+        for piece, to in zip(row.split(PIECE), over.split(PIECE), strict=True):
+            memory = self.staging.take(piece.numel(), self.out)
+            memory.copy_(piece, non_blocking=True)
+            self.staging.arrive(memory, to, self.out)
+
+
+class Staging:
+    """Page-locked memory through which copies from and to pageable memory go.
+
+    torch uses it again when the copies that it was used for have finished.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken = 0
+        # What is on its way to the host: the event after the copy, and where it is and is to be.
+        self._arriving: list[tuple[torch.Event, torch.Tensor, torch.Tensor]] = []
+
+    def begin(self) -> None:
+        """Begin a run."""
+        self._taken = 0
+
+    def take(self, nbytes: int, stream: torch.Stream) -> torch.Tensor:
+        """Return bytes for a copy on a stream, for which the host waits if there are too many."""
+        self._taken += nbytes
+        if self._taken > _LIMIT:
+            stream.synchronize()
+            self.unstage()
+            self._taken = nbytes
+        try:
+            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        except (RuntimeError, NotImplementedError):  # pageable, which is slower
+            return torch.empty(nbytes, dtype=torch.uint8)
+
+    def arrive(self, memory: torch.Tensor, over: torch.Tensor, stream: torch.Stream) -> None:
+        """Move what a copy on a stream leaves in memory, when it has finished."""
+        event = torch.Event(stream.device)
+        event.record(stream)
+        with self._lock:
+            self._arriving.append((event, memory, over))
+
+    def unstage(self) -> None:
+        """Move what has arrived; what another thread has begun to move is there on return."""
+        with self._lock:
+            left = []
+            for event, memory, over in self._arriving:
+                if event.query():
+                    over.copy_(memory)
+                else:
+                    left.append((event, memory, over))
+            self._arriving = left
+
+    def forget(self) -> None:
+        """Move nothing of what is on its way."""
+        with self._lock:
+            self._arriving.clear()
 
 
 def _is_strided(tensor: torch.Tensor) -> bool:
@@ -713,8 +761,3 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 def _row(tensor: torch.Tensor) -> torch.Tensor:
     """Return the bytes of a dense tensor, in the order of memory."""
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
-
-
-def _pieces(row: torch.Tensor) -> Iterator[tuple[int, int]]:
-    for start in range(0, row.numel(), PIECE):
-        yield start, min(start + PIECE, row.numel())

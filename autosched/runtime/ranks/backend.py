@@ -243,7 +243,7 @@ class AcceleratorRanks(Ranks, Accelerator):
 
         def step() -> None:
             self._until(made, f"event {event} of an accelerator")
-            self.pinned.unstage()
+            self.staging.unstage()
 
         return step
 

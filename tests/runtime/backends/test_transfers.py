@@ -8,9 +8,8 @@ import torch
 
 import autosched as asc
 from autosched.errors import MemoryLimitError
-from autosched.runtime.backends import accelerator, pinned
-from autosched.runtime.backends.accelerator import Accelerator, DeviceCopy
-from autosched.runtime.backends.pinned import Pinned
+from autosched.runtime.backends import accelerator
+from autosched.runtime.backends.accelerator import Accelerator, DeviceCopy, Staging
 from autosched.runtime.execute import Executor
 from autosched.simulated_gpus import playing
 from autosched.simulated_gpus.hardware import Hardware
@@ -42,7 +41,6 @@ def played_anew(monkeypatch):
     """Let streams be those of one played machine, and pieces so small that small tensors need several."""
     monkeypatch.setattr(accelerator, "_streams", {})
     monkeypatch.setattr(accelerator, "PIECE", 64)
-    monkeypatch.setattr(pinned, "_LEAST", 16)
 
 
 @contextmanager
@@ -52,7 +50,7 @@ def a_way(ends, pool=None, seed=0):
         streams = [torch.Stream(end) for end in ends if end.type != "cpu"]
         for stream in streams:
             torch.accelerator.set_stream(stream)
-        yield gpus, DeviceCopy(*ends, streams, pool or Pinned()), streams
+        yield gpus, DeviceCopy(*ends, streams, pool or Staging()), streams
 
 
 def whole(dtype):
@@ -94,14 +92,14 @@ def test_a_copy_has_the_numbers_and_the_strides_of_the_original(ends, pin):
 def test_on_accelerators_a_copy_has_the_numbers_and_the_strides_of_the_original(kind, pin):
     stream = torch.Stream(ONE)
     with stream:
-        check_layouts(DeviceCopy(*ENDS[kind], [stream], Pinned()), [stream], ENDS[kind], pin)
+        check_layouts(DeviceCopy(*ENDS[kind], [stream], Staging()), [stream], ENDS[kind], pin)
 
 
 @pytest.mark.multigpu
 def test_on_accelerators_a_copy_between_two_keeps_numbers_and_strides():
     streams = [torch.Stream(ONE), torch.Stream(OTHER)]
     with streams[0], streams[1]:
-        check_layouts(DeviceCopy(ONE, OTHER, streams, Pinned()), streams, (ONE, OTHER), False)
+        check_layouts(DeviceCopy(ONE, OTHER, streams, Staging()), streams, (ONE, OTHER), False)
 
 
 ARRANGED = {  # the shape of some memory, and where 6 times 5 numbers lie in it
@@ -114,7 +112,7 @@ ARRANGED = {  # the shape of some memory, and where 6 times 5 numbers lie in it
 
 @pytest.mark.parametrize("ends", ENDS.values(), ids=ENDS)
 def test_what_is_copied_over_a_tensor_leaves_its_gaps_alone(ends):
-    pool = Pinned()
+    pool = Staging()
     with a_way(ends, pool) as (_, way, streams):
         for mine, theirs in product(ARRANGED, repeat=2):
             (shape, inside), (other_shape, other) = ARRANGED[mine], ARRANGED[theirs]
@@ -151,7 +149,7 @@ def test_a_parameter_stays_one_that_asks_for_gradients():
 @pytest.mark.parametrize("ends", ENDS.values(), ids=ENDS)
 def test_who_issues_a_copy_is_not_held(ends, over, monkeypatch):
     """Nor need the source be kept: pageable memory is read when the copy is issued."""
-    pool = Pinned()
+    pool = Staging()
     with a_way(ends, pool) as (_, way, streams):
         given = whole(torch.float32).to(ends[0])
         into = torch.zeros(12, 14, device=ends[1]) if over else None
@@ -171,9 +169,9 @@ def test_who_issues_a_copy_is_not_held(ends, over, monkeypatch):
 def test_on_accelerators_pageable_memory_holds_nobody_who_issues_a_copy(ends, monkeypatch):
     """The stream is still asleep when the call returns."""
     monkeypatch.setattr(accelerator, "PIECE", 2**20)
-    stream, pool, n = torch.Stream(ONE), Pinned(), 2**20
-    for piece in [pool.take(ONE, 2**20) for _ in range(4)]:
-        pool.send(piece, stream)  # made by now, which takes longer than a sleep
+    stream, pool, n = torch.Stream(ONE), Staging(), 2**20
+    pieces = [pool.take(2**20, stream) for _ in range(4)]  # takes longer than a sleep
+    del pieces
     given, into = torch.rand(n).to(ends[0]), torch.zeros(n).to(ends[1])
     expected = given.cpu().clone()
     torch.accelerator.synchronize(ONE)
@@ -227,32 +225,17 @@ def test_a_copy_between_gpus_stands_in_the_order_of_both_streams(gpus, waits, re
             executor.close()
 
 
-def test_pieces_are_used_again_only_when_their_copies_are_past():
-    """Of two pieces, a copy of eleven takes each in turn, waiting for the one before: else numbers get mixed."""
-    for seed in range(10):
-        pool = Pinned(limit=128)
-        with a_way((CPU, ONE), pool, seed) as (_, way, streams):
-            found = [way(whole(torch.float32) + i, None) for i in range(3)]
+def test_where_much_is_staged_the_host_waits_for_the_stream(monkeypatch):
+    monkeypatch.setattr(accelerator, "_LIMIT", 128)
+    for seed, ends in product(range(5), [(CPU, ONE), (ONE, CPU)]):
+        pool = Staging()
+        with a_way(ends, pool, seed) as (_, way, streams):
+            given = [(whole(torch.float32) + i).to(ends[0]) for i in range(3)]
+            found = [way(each, torch.zeros(12, 14, device=ends[1])) for each in given]
             streams[0].synchronize()
-            for i, each in enumerate(found):
-                assert torch.equal(each.cpu(), whole(torch.float32) + i)
-        assert pool.total <= 128
-
-
-def test_page_locked_memory_of_other_sizes_goes_back_before_anyone_waits():
-    pool = Pinned(limit=128)
-    with playing() as _:
-        stream = torch.Stream(ONE)
-        for nbytes in (100, 40, 128, 16):
-            piece = pool.take(ONE, nbytes)
-            assert piece.memory.numel() >= nbytes
-            assert piece.memory.is_pinned()
-            pool.send(piece, stream)
-            stream.synchronize()
             pool.unstage()
-        assert pool.total <= 128
-        pool.clear()
-        assert pool.total == 0
+            for each, expected in zip(found, given, strict=True):
+                assert torch.equal(each.cpu(), expected.cpu())
 
 
 # ---- in a schedule
@@ -428,7 +411,7 @@ def test_a_gpu_holds_what_is_predicted():
 
 @pytest.mark.cuda
 def test_on_accelerators_a_device_holds_what_is_predicted(monkeypatch):
-    monkeypatch.setattr(accelerator, "PIECE", pinned.PIECE)
+    monkeypatch.setattr(accelerator, "PIECE", 4 << 20)
     for gpus in (1, 2):
         check_peak(asc.Machine.local(gpus=gpus), 10_000_000)
 
