@@ -218,14 +218,12 @@ class Executor:
             return self._run_local(self.local, inputs)
         team = self.team
         try:
-            # 1. Bind the inputs. Those of a recording were checked when it was made.
+            # 1. Bind the inputs.
+            is_known = self.memory.fill(inputs)
+            # 2. Choose the functions: of a recording that is valid for these inputs, or the program's.
             recording = None
             if recordings is not None and not watched:
-                recording = recordings.find_last(inputs)
-            self.memory.fill(inputs, is_checked=recording is not None)
-            # 2. Choose the functions: of a recording that is valid for these inputs, or the program's.
-            if recordings is not None and not watched and recording is None:
-                recording = recordings.find(inputs, deadline is not None)
+                recording = recordings.find(inputs, is_known, deadline is not None)
             if recording is not None:
                 emitted = recording.emitted(inputs)
             else:

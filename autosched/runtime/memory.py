@@ -59,17 +59,18 @@ class Memory(Slots):
         placed = [(name, self.place(device)) for name, device in program.inputs]
         self._placed = [(name, device) for name, device in placed if device is not None]
         self._entangled: set[str] = set()
-        self._known: Known | None = None
+        self.known: Known | None = None  # inputs that passed all checks
+        self.learns = True  # whether ``check`` notes such inputs; else who replays does
         self._attempts = 0  # at knowing inputs
         self._addresses: dict[str, int] = {}  # of the inputs that were checked last
 
     # ---- during a run
 
-    def fill(self, inputs: Mapping[str, Any], is_checked: bool = False) -> None:
-        """Put the caller's inputs into their slots. Raises as ``check`` does."""
-        if not is_checked:
-            self.check(inputs)
+    def fill(self, inputs: Mapping[str, Any]) -> bool:
+        """Put the caller's inputs into their slots. Returns and raises as ``check`` does."""
+        is_known = self.check(inputs)
         self.data[1 : 1 + len(self.names)] = self.in_order(inputs)
+        return is_known
 
     def place(self, device: str) -> Any:
         """Return the ``.device`` of tensors on a device, None where any is accepted."""
@@ -81,19 +82,19 @@ class Memory(Slots):
             return inputs.values()
         return map(inputs.__getitem__, self.names)
 
-    def check(self, inputs: Mapping[str, Any]) -> None:
+    def check(self, inputs: Mapping[str, Any]) -> bool:
         """Raise GraphError for missing and unknown inputs, and for inputs on other devices.
 
         Raises HazardError if one that tasks write shares its memory with another, or a constant, or
-        itself.
+        itself. Returns whether the inputs are recognized as known ones.
         """
         if list(inputs) != self.names and inputs.keys() != {*self.names}:
             self.graph.bind(inputs)
         self._entangled = set()
+        if self.known is not None and self.known.recognizes(inputs):
+            return True
         if not self.written and not self._placed:
-            return
-        if self._known is not None and self._known.recognizes(inputs):
-            return
+            return False
         given = {**self.constants, **inputs}
         apart = not self.written or (
             are_apart(item for name, item in given.items() if name in self._used)
@@ -109,8 +110,9 @@ class Memory(Slots):
                         f"{device}; move it, or say where it lives: "
                         f"schedule(..., inputs={{{name!r}: ...}})"
                     )
-        if apart:
+        if apart and self.learns:
             self._know(inputs)
+        return False
 
     def _know(self, inputs: Mapping[str, Any]) -> None:
         """Note inputs that passed all checks, so that similar ones are recognized.
@@ -125,7 +127,7 @@ class Memory(Slots):
         if before:
             self._attempts += 1
             fixed = {name for name, at in self._addresses.items() if before.get(name) == at}
-            self._known = Known.of(inputs, fixed, self.used_constants, self.kept_apart)
+            self.known = Known.of(inputs, fixed, self.used_constants, self.kept_apart)
 
     def _check_apart(self, given: Mapping[str, Any]) -> None:
         """Raise HazardError if inputs overlap, and note which share a storage."""

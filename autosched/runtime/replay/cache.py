@@ -54,6 +54,7 @@ class Recordings:
         self.backend = backend
         self.graph = graph = compiler.graph
         self.memory = compiler.memory
+        self.memory.learns = False
         self.reason = backend.refusal()
         self.by_kind = Recent[Hashable, Recording](self._evict)
         self.seen = Recent[Hashable, _Addresses](most=_SEEN)  # by kind, in the last ordinary run
@@ -92,28 +93,25 @@ class Recordings:
             found.append(last)
         return found
 
-    def find_last(self, inputs: Mapping[str, Any]) -> Recording | None:
-        """Return the recording that was replayed last, if it recognizes the inputs."""
-        last = self.last
-        if last is None or not last.recognizes(inputs):
-            return None
-        self._drop_pending()
-        self.pending = last
-        return last
-
-    def find(self, inputs: Mapping[str, Any], has_deadline: bool) -> Recording | None:
+    def find(
+        self, inputs: Mapping[str, Any], is_known: bool, has_deadline: bool
+    ) -> Recording | None:
         """Return the recording that replays, or is made by, a run on these inputs.
 
-        None for an ordinary run. A run with a deadline is not recorded.
+        None for an ordinary run. A run with a deadline is not recorded. Inputs that are known are
+        those of the recording that was replayed last.
         """
         self._drop_pending()
+        if is_known:
+            self.pending = self.last
+            return self.last
         kind = self._kind(inputs)
         addresses = self._addresses(inputs)
         recording = self.by_kind.get(kind)
         if recording is not None and (moved := recording.moved(addresses)):
             self.moving.update(moved)
             self.by_kind.pop(kind).close()
-            self.last = None
+            self.last = self.memory.known = None
             self.seen.use(kind, addresses)
             recording = None
         if recording is None:
@@ -142,6 +140,7 @@ class Recordings:
         if recording.reason is None:
             self.by_kind.use(recording.kind, recording)
             self.last = recording
+            self.memory.known = recording.known
         else:
             self.failures += 1
             if not recording.may_succeed_later or self.failures == _ATTEMPTS:
@@ -265,11 +264,7 @@ class Recording:
             )
         except TransientError as error:
             self._give_up("allocating buffers for inputs", error)
-        self._known: Known | None = None
-
-    def recognizes(self, inputs: Mapping[str, Any]) -> bool:
-        """Return whether the recording is certainly valid for these inputs."""
-        return self._known is not None and self._known.recognizes(inputs)
+        self.known: Known | None = None  # inputs for which it is certainly valid
 
     def moved(self, addresses: Mapping[str, Hashable]) -> list[str]:
         """Return the inputs that are not at the address of the recording."""
@@ -313,7 +308,7 @@ class Recording:
             )
             outputs.update(self._first_copies(inputs, outputs))
             self._replayed = None if self.reason else self._replaying()
-            self._known = self._knowing(inputs)
+            self.known = self._knowing(inputs)
         else:
             outputs.update(self._outputs(inputs))
         parts.backend.settled()
