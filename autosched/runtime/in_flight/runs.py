@@ -283,6 +283,8 @@ class Runs:
         slot.backend.begin(lambda: bool(run.aborted))
         note = partial(self._under_way.__setitem__, future.number, run)
         team.start(run, note, slots.advance)
+        if not run.begun:
+            raise ScheduleError(_CLOSED)
         if deadline is not None:
             seconds = _patience(deadline)
             run.alarm = threading.Timer(seconds, _expire, [weakref.ref(self), future.number])

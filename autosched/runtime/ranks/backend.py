@@ -50,7 +50,7 @@ from autosched.runtime.backends.accelerator import Accelerator
 from autosched.runtime.backends.threads import Threads
 from autosched.runtime.ranks.exchange import Exchange
 from autosched.runtime.threads.runs import Fault, Late
-from autosched.runtime.threads.team import CalledRun, ThreadTeam
+from autosched.runtime.threads.team import ThreadTeam
 
 _NAP = 5e-5
 _ISSUING = "accelerators"  # a thread
@@ -180,32 +180,14 @@ class _Team(ThreadTeam):
             return end
         return Late(end.places, f"\n    this rank waited: {self._awaited}" if self._awaited else "")
 
-    def _new_call(self, emitted: Emitted) -> CalledRun:
-        return _ToldRun(emitted, self._left, self._tell)
+    def _new_call(self, emitted: Emitted) -> Run:
+        run = super()._new_call(emitted)
+        run.tell = self._tell
+        return run
 
     def _tell(self, fault: Fault | None) -> None:
         if not self.closed and (backend := self._backend()) is not None:
             self._awaited = backend.tell(fault)
-
-
-class _ToldRun(CalledRun):
-    """A run of which the other ranks are told when it is aborted."""
-
-    def __init__(
-        self,
-        emitted: Emitted,
-        ended: Callable[[Any], None],
-        tell: Callable[[Fault | None], None],
-    ):
-        super().__init__(emitted, ended)
-        self._tell = tell
-
-    def stop(self, fault: Fault | None = None) -> None:
-        """Abort the run, and tell the other ranks."""
-        is_first = not self.aborted
-        super().stop(fault)
-        if is_first:
-            self._tell(fault)
 
 
 class AcceleratorRanks(Ranks, Accelerator):

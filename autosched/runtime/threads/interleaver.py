@@ -15,8 +15,8 @@ from typing import Any
 
 from autosched._lib.forks import rlock
 from autosched.codegen.threads import Emitted
-from autosched.runtime.threads.runs import Fault, Late, Place, Run, Step
-from autosched.runtime.threads.team import CalledRun, ThreadTeam, at_once
+from autosched.runtime.threads.runs import Fault, Late, Loop, Place, Run, Step
+from autosched.runtime.threads.team import ThreadTeam, at_once
 
 _END: Any = object()  # of a generator
 Choose = Callable[[list[str]], str]  # of the threads that could go on, the one that does
@@ -50,12 +50,13 @@ class Interleaver(ThreadTeam):
     def _parts(self, emitted: Emitted) -> list[str | None]:
         return [None]  # the calling thread, or a spare one, executes all
 
-    def _new_call(self, emitted: Emitted) -> CalledRun:
-        return _DrivenCall(emitted, self._left, self)
+    def _new_call(self, emitted: Emitted) -> Run:
+        return _DrivenCall(emitted, self)
 
     def start(self, run: Run, *others: Step) -> None:
         """Call ``others``, and queue a run for all threads; no interrupt comes in between."""
-        at_once(*others, *(partial(queue.append, run) for queue in self._queues.values()))
+        puts = (partial(queue.append, run) for queue in self._queues.values())
+        at_once(partial(run.begun.append, True), *others, *puts)
 
     def drive(self, run: Run) -> None:
         """Execute instructions until a run has ended."""
@@ -114,11 +115,11 @@ class Interleaver(ThreadTeam):
         return self._simulated[name].place if is_in else Place(-1, "before")
 
 
-class _DrivenCall(CalledRun):
+class _DrivenCall(Run):
     """The run of a call, all of which one thread executes."""
 
-    def __init__(self, emitted: Emitted, ended: Callable[[Any], None], team: Interleaver):
-        super().__init__(emitted, ended)
+    def __init__(self, emitted: Emitted, team: Interleaver):
+        super().__init__(0, emitted, emitted.locks, Loop(False))
         self._team = team
 
     def execute(self, thread: str | None) -> None:

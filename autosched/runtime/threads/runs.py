@@ -24,12 +24,16 @@ Knows no program and no device: positions name instructions.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from autosched.codegen.threads import Emitted
+
+_LONGEST_WAIT = 0.25  # seconds in which a signal may be overlooked
 
 Step = Callable[[], Any]
 State = Literal["queued", "running", "aborting", "abandoned", "ended"]
@@ -150,6 +154,8 @@ class Run:
     fault: Fault | None = None
     cause: Run | None = None  # the run whose abortion aborted this one
     reason = ""  # why it was aborted, in words
+    tell: Callable[[Fault | None], object] | None = None  # is called when it is aborted
+    _late: Step | None = None  # what the thread that leaves it last calls
 
     def __init__(
         self,
@@ -157,16 +163,23 @@ class Run:
         emitted: Emitted,
         locks: Sequence[threading.Lock],
         loop: Loop,
-        ended: Callable[[Any], None],
+        ended: Callable[[Any], None] | None = None,
     ):
         self.number = number
         self.state: State = "queued"
         self.emitted = emitted
         self.aborted: list[bool] = []  # has an item when it was: functions look at it
+        self.begun: list[bool] = []  # has an item when threads have it in their queues
         self.left: set[str | None] = set()  # the threads that have left it
         self._locks = locks
         self._loop = loop
         self._ended = ended
+        self._over = Flag()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no thread works on it."""
+        return self.state == "ended" or not self.begun or not self.emitted.threads
 
     @property
     def is_interrupted(self) -> bool:
@@ -213,6 +226,8 @@ class Run:
             self.aborted.append(True)
         for lock in self._locks:
             unlock(lock)
+        if self.tell is not None:
+            self.tell(fault)
 
     def let_go(self) -> None:
         """Note that nobody waits for its end."""
@@ -220,14 +235,50 @@ class Run:
             self._go("let go")
 
     def leave(self, thread: str | None) -> None:
-        """Note that a thread has nothing left to do; the last one ends the run."""
+        """Note that a thread has nothing left to do; the last one ends the run.
+
+        Where an interrupt has come in between, the next call goes on.
+        """
         with self._loop.guard:
-            if thread in self.left:
-                return
             self.left.add(thread)
-            if self.emitted.threads.keys() - self.left or not self._go("all left"):
+            if self.emitted.threads.keys() - self.left or self.state == "ended":
                 return
-        self._ended(self)
+            if self._late is not None:
+                self.lock_again()
+                with contextlib.suppress(Exception):
+                    self._late()
+            self._go("all left")
+        if self._ended is not None:
+            self._ended(self)
+        self._over.set()
+
+    def afterwards(self, step: Step) -> bool:
+        """Call a step when no thread works on it: now (True), or in the thread that leaves it last."""
+        with self._loop.guard:
+            if not self.has_ended:
+                self._late = step
+                return False
+        self.lock_again()
+        step()
+        return True
+
+    def lock_again(self) -> None:
+        """Lock all locks that the abortion released, as they are before a run."""
+        for lock in self._locks if self.aborted else ():
+            lock.acquire(blocking=False)
+
+    def wait(self, deadline: float | None) -> bool:
+        """Wait until it has ended; return whether that was in time.
+
+        A signal that comes just before a wait does not end it, so no wait is long.
+        """
+        while not self.has_ended:
+            left = _LONGEST_WAIT
+            if deadline is not None:
+                left = min(max(0.0, deadline - time.perf_counter()), left)
+            if not self._over.wait(left) and left < _LONGEST_WAIT:
+                return self.has_ended
+        return True
 
     def place(self, name: str | None, thread: threading.Thread) -> Place | None:
         """Return where a thread is; None if it has left."""

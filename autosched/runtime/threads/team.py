@@ -29,22 +29,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from operator import call
 from queue import SimpleQueue
-from typing import Any
 
 from autosched.codegen.threads import Emitted
 from autosched.runtime.threads.runs import Fault, Flag, Late, Loop, Place, Run, Step
 
 GRACE = 0.5  # seconds that an aborted run waits for its threads before it abandons them
-_LONGEST_WAIT = 0.25  # seconds in which a signal may be overlooked
+_READY = 0.25  # seconds after which a thread that has begun is asked again whether it has
 _PATIENCE = 1.0  # seconds that ``close`` waits: most steps end, and an interpreter's exit is quick
 
 
@@ -69,9 +67,7 @@ class ThreadTeam:
         self.threads: frozenset[int] = frozenset()
         # Garbage collection may close this team in a thread that holds the lock.
         self._guard = threading.RLock()
-        self._call: CalledRun | None = (
-            None  # until it has ended and all abandoned threads have left
-        )
+        self._call: Run | None = None  # until it has ended and all abandoned threads have left
         self._prepare = prepare
         self._workers: dict[str | None, _Worker] = {}
         self._add(names)
@@ -96,8 +92,7 @@ class ThreadTeam:
 
     def start(self, run: Run, *others: Step) -> None:
         """Call ``others``, and queue a run for all threads; no interrupt comes in between."""
-        queues = [worker.queue for worker in self._workers.values()]
-        at_once(*others, *(partial(queue.put, run) for queue in queues))
+        self._queue(run, list(self._workers), *others)
 
     def drive(self, run: Run) -> None:
         """Do nothing: threads execute the runs."""
@@ -121,7 +116,8 @@ class ThreadTeam:
             abandoned.stop()
             if not abandoned.wait(deadline):
                 return Late(self.places(abandoned))
-            self._reset()
+            abandoned.lock_again()
+            self._call = None
         return None
 
     def run(self, emitted: Emitted, deadline: float | None = None) -> Fault | Late | None:
@@ -135,7 +131,7 @@ class ThreadTeam:
         names = self._parts(emitted)
         spare = None in names and (deadline is not None or not self.suits())
         takes_part = None in names and not spare
-        run = self._new_call(emitted)
+        run = self._call = self._new_call(emitted)
         try:
             self._queue(run, [name for name in names if name is not None or spare])
             if takes_part and run.begun:
@@ -152,23 +148,23 @@ class ThreadTeam:
                     run.let_go()
             run.fault = None  # an error keeps alive everything that its frames hold
 
-    def _queue(self, run: CalledRun, names: Sequence[str | None]) -> None:
-        """Queue the run of a call for some threads, unless the team is closed."""
+    def _queue(self, run: Run, names: Sequence[str | None], *others: Step) -> None:
+        """Call ``others``, and queue a run for some threads, unless the team is closed."""
         with self._guard:
-            self._call = run
             missing = [name for name in names if name not in self._workers]
             if missing and not self.closed:
                 self._add(missing)
             if not self.closed:
                 queues = [self._workers[name].queue for name in names]
-                at_once(partial(run.begun.append, True), *(partial(q.put, run) for q in queues))
+                puts = (partial(queue.put, run) for queue in queues)
+                at_once(partial(run.begun.append, True), *others, *puts)
 
     def _parts(self, emitted: Emitted) -> list[str | None]:
         """Return the threads that have a part; None is the calling one."""
         return list(emitted.threads)
 
-    def _new_call(self, emitted: Emitted) -> CalledRun:
-        return CalledRun(emitted, self._left)
+    def _new_call(self, emitted: Emitted) -> Run:
+        return Run(0, emitted, emitted.locks, Loop(False))
 
     def suits(self) -> bool:
         """Whether the calling thread can execute its part itself."""
@@ -180,29 +176,12 @@ class ThreadTeam:
 
     def afterwards(self, step: Step) -> bool:
         """Call a step when no thread is working: now (True), or in the thread that leaves last."""
-        with self._guard:
-            if self._call is not None and not self._call.has_ended:
-                self._call.late = step
-                return False
-        step()
-        self._reset()
-        return True
-
-    def _left(self, run: CalledRun) -> None:
-        """Tidy up in the thread that left an abandoned run last."""
-        with self._guard:
-            if run.late is not None:
-                with contextlib.suppress(Exception):
-                    run.late()
-                self._reset()
-            run.end()
-
-    def _reset(self) -> None:
-        """Lock all locks of the last run again, and forget it."""
-        if self._call is not None and self._call.aborted:
-            for lock in self._call.emitted.locks:
-                lock.acquire(blocking=False)
+        if self._call is None:
+            step()
+        elif not self._call.afterwards(step):
+            return False
         self._call = None
+        return True
 
     def abandon(self, thread: int, fault: Fault) -> None:
         """Replace a thread whose task never ends, and which must not return from it.
@@ -231,38 +210,6 @@ class ThreadTeam:
         _end(self._workers.values())
 
 
-class CalledRun(Run):
-    """The run of a call. ``late`` is called at its end if it was abandoned."""
-
-    def __init__(self, emitted: Emitted, ended: Callable[[Any], None]):
-        super().__init__(0, emitted, emitted.locks, Loop(False), ended)
-        self.begun: list[bool] = []  # has an item when it is queued
-        self.late: Step | None = None
-        self._over = Flag()
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether no thread works on it."""
-        return self._over.is_set or not self.begun or not self.emitted.threads
-
-    def end(self) -> None:
-        """Note that all threads have left it."""
-        self._over.set()
-
-    def wait(self, deadline: float | None) -> bool:
-        """Wait until it has ended; return whether that was in time.
-
-        A signal that comes just before a wait does not end it, so no wait is long.
-        """
-        while not self.has_ended:
-            left = _LONGEST_WAIT
-            if deadline is not None:
-                left = min(max(0.0, deadline - time.perf_counter()), left)
-            if not self._over.wait(left) and left < _LONGEST_WAIT:
-                return self.has_ended
-        return True
-
-
 class _Worker:
     """A thread that executes its part of each run in its queue."""
 
@@ -278,7 +225,7 @@ class _Worker:
     def begin(self) -> None:
         """Start the thread. Raises what its preparation raises."""
         self.thread.start()
-        while not self._ready.wait(_LONGEST_WAIT):
+        while not self._ready.wait(_READY):
             pass
         if self.unfit is not None:
             raise self.unfit
