@@ -535,18 +535,10 @@ class _Body:
         return f"{self.at[slot]} = read({', '.join(call)})"
 
     def _run(self, i: int, task: Task, device: str) -> Iterator[str]:
-        results = list(zip(task.outputs, self.slots.made[i], strict=True))
         if isinstance(task.fn, StoredTensor):
-            for _, slot in results if not is_storage(device) else ():
-                if slot is not None:
-                    yield self._read(task.result, slot)
+            (slot,) = self.slots.made[i]
+            if slot is not None and not is_storage(device):
+                yield self._read(task.result, slot)
             return
-        reads = zip(task.reads, self.slots.reads[i], strict=True)
-        given = {use.value: self.at[slot] for use, slot in reads}
-        used = {use.value for use, slot in results if slot is not None}
-        made: dict[int, str] = {}
         spelled = self.module.devices.get(device) or 'torch.device("cpu")'
-        yield from self.statements.of(task, given, made, used, lambda _: spelled)
-        for use, slot in results:
-            if slot is not None:
-                self.at[slot] = made[use.value]
+        yield from self.slots.run(i, task, self.at, self.statements, lambda _: spelled)

@@ -1,12 +1,16 @@
 """Number the places of values: a slot is a value on a device.
 
 An in-place write leaves the next version in the same slot. A result that nothing uses gets no slot:
-it is dropped immediately. Whoever writes or executes a program gives each slot a variable.
+it is dropped immediately. Who writes a program gives each slot a variable, and writes its runs here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from autosched.codegen.calls import Device, Statements
 from autosched.graph.graph import Graph
+from autosched.graph.task import Task
 from autosched.program.program import Copy, Free, Program, Receive, Run, Send
 from autosched.program.residency import Buffers
 
@@ -52,6 +56,21 @@ class Slots:
             index = graph.outputs[label]
             final = buffers.find(index, graph.last_version(index), device)
             self.outputs_at.append((label, slots[final]))
+
+    def run(
+        self, i: int, task: Task, names: dict[int, str], statements: Statements, device: Device
+    ) -> Iterator[str]:
+        """Write a run as statements on the variables of slots; add those that have none to ``names``."""
+        results = [
+            (use.value, slot)
+            for use, slot in zip(task.outputs, self.made[i], strict=True)
+            if slot is not None
+        ]
+        reads = zip(task.reads, self.reads[i], strict=True)
+        given = {use.value: names[slot] for use, slot in reads}
+        made = {value: names[slot] for value, slot in results if slot in names}
+        yield from statements.of(task, given, made, {value for value, _ in results}, device)
+        names.update((slot, made[value]) for value, slot in results)
 
     def _new(self) -> int:
         slot = self.count

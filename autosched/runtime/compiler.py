@@ -120,6 +120,9 @@ class Compiler:
         self._bound = Bound()
         self._statements = Statements(self._bound, numbered())
         self._transfers: dict[int, Callable[[Any, Any], Any]] = {}
+        slots = range(self.memory.count)
+        self.slots = {slot: f"data[{slot}]" for slot in slots}
+        self.variables = {slot: f"v{slot}" for slot in slots}  # of a function that is all
         self._on_data: dict[int, list[Line]] = {}  # the statements of each instruction, on slots
         self._emitted: WeakSet[Emitted] = WeakSet()
         self._others: list[Compiler] = []
@@ -161,19 +164,19 @@ class Compiler:
     def lines(self, i: int) -> list[Line]:
         """Return the statements of an instruction, on slots."""
         if i not in self._on_data:
-            self._on_data[i] = self.lines_on(_in_data, i)
+            self._on_data[i] = self.lines_on(self.slots, i)
         return self._on_data[i]
 
     # ---- statements
 
-    def lines_on(self, name: Callable[[int], str], i: int) -> list[Line]:
-        """Return the statements of an instruction; ``name`` gives the variables of slots."""
+    def lines_on(self, names: dict[int, str], i: int) -> list[Line]:
+        """Return the statements of an instruction on the variables of slots."""
         memory = self.memory
         match self.program.instructions[i]:
             case Run(stream, label):
-                return self._run(i, self.graph.task(label), stream.device, name)
+                return self._run(i, self.graph.task(label), stream.device, names)
             case Copy() as copy:
-                source, target = name(memory.reads[i][0]), name(memory.made[i][0] or 0)
+                source, target = names[memory.reads[i][0]], names[memory.made[i][0] or 0]
                 check = []
                 if memory.is_counted(copy):
                     checked = self._bound.give(partial(memory.check_copy, copy), "check", "")
@@ -183,19 +186,19 @@ class Compiler:
                 return [*check, Line(f"{target} = {transfer}({source}, {into})", i)]
             case Send() if self.can.exchanging is not None:
                 transfer = self._bound.give(self._transfer(i), "send", "")
-                return [Line(f"{transfer}({name(memory.reads[i][0])}, None)", i)]
+                return [Line(f"{transfer}({names[memory.reads[i][0]]}, None)", i)]
             case Receive(overwrite=overwrite) if self.can.exchanging is not None:
-                target = name(memory.made[i][0] or 0)
+                target = names[memory.made[i][0] or 0]
                 transfer = self._bound.give(self._transfer(i), "receive", "")
                 return [Line(f"{target} = {transfer}(None, {target if overwrite else None})", i)]
             case Free(stream):
-                names = [name(slot) for slot in memory.freed[i]]
+                freed = [names[slot] for slot in memory.freed[i]]
                 act = self.can.free(stream)
                 lines = []
                 if act is not None:
                     acting = self._bound.give(act, "free", "")
-                    lines = [Line(f"{acting}({each})", i) for each in names]
-                return [*lines, Line(" = ".join([*names, "None"]), i)]
+                    lines = [Line(f"{acting}({each})", i) for each in freed]
+                return [*lines, Line(" = ".join([*freed, "None"]), i)]
         return []
 
     def _transfer(self, i: int) -> Callable[[Any, Any], Any]:
@@ -208,23 +211,17 @@ class Compiler:
                 self._transfers[i] = self.can.exchanging.exchange(instruction)
         return self._transfers[i]
 
-    def _run(self, i: int, task: Task, device: str, name: Callable[[int], str]) -> list[Line]:
-        made = {
-            use.value: name(slot)
-            for use, slot in zip(task.outputs, self.memory.made[i], strict=True)
-            if slot is not None
-        }
+    def _run(self, i: int, task: Task, device: str, names: dict[int, str]) -> list[Line]:
         if is_storage(device):  # the copy from there reads what the task gives
             stored = self._bound.give(task.fn, "stored", "")
-            return [Line(f"{text} = {stored}", i) for text in made.values()]
-        reads = zip(task.reads, self.memory.reads[i], strict=True)
-        given = {use.value: name(slot) for use, slot in reads}
+            slots = self.memory.made[i]
+            return [Line(f"{names[slot]} = {stored}", i) for slot in slots if slot is not None]
 
         def here(leaf: Here) -> str:
             return self._bound.give(self._here(device, leaf), "device", "")
 
         own = self._statements
-        texts = own.of(task, given, made, {*made}, here)
+        texts = self.memory.run(i, task, names, own, here)
         lines = [Line(text, i, within=own.within) for text in texts]
         if task.random and self.drawing is not None:
             drawing = self._bound.give(partial(self.drawing, task), "drawing", "")
@@ -251,7 +248,7 @@ class Compiler:
         the run is alone, and does not wait for earlier ones.
         """
         part = part or Part(self.program, self.calls, range(len(self.calls)), self.backend)
-        emission = _Emission(self, part, carried, _in_data)
+        emission = _Emission(self, part, carried)
         emission.add_all(call, launched)
         emitted = emission.emitted
         if emission.has_calls:
@@ -273,19 +270,18 @@ class Compiler:
         if not is_alone or len(self.program) > _LONGEST:
             return None
         part = Part(self.program, self.calls, range(len(self.calls)), self.backend)
-        emission = _Emission(self, part, None, _in_variable)
+        emission = _Emission(self, part, None, is_local=True)
         emission.add_all(None, None)
         if emission.has_calls:
             return None
         memory = self.memory
+        variables = self.variables
         constants = [
-            Line(
-                f"{_in_variable(memory.homes[name])} = {self._bound.give(item, 'constant', '')}", -1
-            )
+            Line(f"{variables[memory.homes[name]]} = {self._bound.give(item, 'constant', '')}", -1)
             for name, item in memory.constants.items()
         ]
-        outputs = [f"{label!r}: {_in_variable(slot)}" for label, slot in memory.outputs_at]
-        parameters = [_in_variable(memory.homes[name]) for name in memory.names]
+        outputs = [f"{label!r}: {variables[slot]}" for label, slot in memory.outputs_at]
+        parameters = [variables[memory.homes[name]] for name in memory.names]
         last = Line(f"return {{{', '.join(outputs)}}}", -1)
         emission.emitted.load_local(self._means(), parameters, constants, last)
         self._emitted.add(emission.emitted)
@@ -316,18 +312,18 @@ class _Emission:
         compiler: Compiler,
         part: Part,
         carried: Carried | None,
-        name: Callable[[int], str],
+        is_local: bool = False,
     ):
         self.compiler = compiler
         self.part = part
         self.carried = carried
-        self.name = name
+        self.is_local = is_local
         self.has_calls = False  # whether a task is called, as the backend adds something to it
         self.can = compiler.can
         if part.backend is not compiler.backend:
             self.can = Capabilities(part.backend)
         yields = None if self.can.choosing is None else self.can.choosing.yields
-        self.emitted = emitted = Emitted(yields, stops=name is _in_data)
+        self.emitted = emitted = Emitted(yields, stops=not is_local)
         emitted.inner.append(compiler.module)
         self.locks: dict[int, threading.Lock] = {}  # by the position of the wait
         self.waiting: dict[int, list[threading.Lock]] = {}
@@ -388,8 +384,8 @@ class _Emission:
         """Add a step; of a call to which nothing was added, the statements."""
         if isinstance(step, Call):
             at = step.position
-            own = self.name is _in_data
-            lines = self.compiler.lines(at) if own else self.compiler.lines_on(self.name, at)
+            own = self.compiler
+            lines = own.lines_on(own.variables, at) if self.is_local else own.lines(at)
             self.emitted.write(thread, i, lines, is_task)
         elif step is not None:
             self.has_calls = True
@@ -428,11 +424,3 @@ class _Emission:
         emitted.acquire(here, i, arrived)
         yield
         emitted.add(here, i, done.release)
-
-
-def _in_data(slot: int) -> str:
-    return f"data[{slot}]"
-
-
-def _in_variable(slot: int) -> str:
-    return f"v{slot}"
