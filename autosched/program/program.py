@@ -321,15 +321,13 @@ def occupied(instruction: Instruction) -> tuple[Stream, ...]:
     return (instruction.stream,)
 
 
-def excerpt(
-    program: Program, at: int, law: str, what: str, other: int | None, around: int = 3
-) -> str:
+def excerpt(program: Program, at: int, law: str, what: str, other: int | None) -> str:
     """Return a message with the program around an error and the conflicting instruction."""
     instructions = program.instructions
     if not 0 <= at < len(instructions):
         return what
     width = max(len(str(i.stream)) for i in instructions)
-    shown = [i for i in range(len(instructions)) if abs(i - at) <= around or i == other]
+    shown = [i for i in range(len(instructions)) if abs(i - at) <= 3 or i == other]
     lines: list[str] = []
     for before, i in zip([None, *shown], shown, strict=False):
         lines += ["    ..."] if before is not None and i != before + 1 else []

@@ -196,14 +196,14 @@ class Runs:
         if isinstance(run, Started):
             run.stop()
 
-    def paused(self, call: Callable[[], Made], deadline: float | None = None) -> Made:
+    def paused(self, call: Callable[[], Made]) -> Made:
         """Return what a function returns that is called while no run is under way."""
 
         def alone() -> Made:
-            self._wait_until_fewer(1, deadline)
+            self._wait_until_fewer(1, None)
             return call()
 
-        return self._in_turn(deadline, alone)
+        return self._in_turn(None, alone)
 
     def close(self) -> None:
         """Abort all runs, and end the threads."""
