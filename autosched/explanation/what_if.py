@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from autosched.costs.costs import Costs
 from autosched.graph.graph import HOST, Graph, Task, Use
-from autosched.lowering.fitting import fitted
+from autosched.lowering import fitted
 from autosched.lowering.resident_state import with_resident_state
 from autosched.machine.machine import Machine
 from autosched.placement import Placement

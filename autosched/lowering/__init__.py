@@ -17,8 +17,10 @@ Lowering is a chain of passes, each from instructions to instructions:
     ranks          hazards, events and frees where a machine spans
                    several ranks: a copy between them is two lines
 
-Before these, ``resident_state`` chooses devices for state that stays there between runs; ``fitting``
-lowers again with a limit where values do not fit.
+Before these, ``resident_state`` chooses devices for state that stays there between runs. Sufficient
+memory changes nothing: ``fitted`` lowers again with a limit only if ``footprint`` exceeds the memory
+of a device. Then allocations are ordered by events after the frees that make room, so the limit holds
+for every interleaving of streams, not only in issue order.
 
 Lowering knows no times; of costs it knows the bytes of values alone. The placement has decided
 devices and order.
@@ -40,8 +42,9 @@ from autosched.lowering.streams import assign_streams
 from autosched.placement import Placement, check
 from autosched.problem import Problem
 from autosched.program.program import Copy, Free, Program, Run
+from autosched.simulation.footprint import footprint
 
-__all__ = ["lower"]
+__all__ = ["fits", "fitted", "lower"]
 
 
 def lower(
@@ -94,3 +97,30 @@ def lower(
         in_flight=in_flight,
         ranks=tuple(machine.ranks.items()),
     )
+
+
+def fits(program: Program, problem: Problem) -> bool:
+    """Return whether every device has enough memory at all times, in issue order."""
+    courses = footprint(program, problem)
+    device = problem.machine.device
+    return all(max(course) <= device(name).nbytes for name, course in courses.items())
+
+
+def fitted(problem: Problem, placement: Placement) -> Program:
+    """Lower a placement to a program that fits the memory of each device.
+
+    The program is that of ``lower`` if it fits. Otherwise copies are late, allocations wait for
+    frees, and values that do not fit are spilled to another device and reloaded. Raises
+    MemoryLimitError if that does not suffice, and ScheduleError as ``lower`` does.
+
+    >>> import autosched as asc
+    >>> graph = asc.Graph()
+    >>> graph.output(y=graph.add(abs, graph.input("x"), name="y", nbytes=8, on="cuda:0"))
+    >>> placement = Placement({"y": "cuda:0"}, ("y",))
+    >>> fitted(Problem(graph, asc.Machine.emulated(gpus=1)), placement).outputs
+    (('y', 'cuda:0'),)
+    """
+    program = lower(problem, placement)
+    if not problem.is_limited or fits(program, problem):
+        return program
+    return lower(problem, placement, limited=True)

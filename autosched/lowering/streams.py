@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 
 from autosched._lib.allowed import is_storage
 from autosched.graph.graph import Graph, Task
-from autosched.machine.machine import Device, Machine
+from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.program.program import Run, Stream
 
@@ -33,7 +33,9 @@ def assign_streams(
         on[placement.device[task.name]].append(task.index)
     stream: dict[int, Stream] = {}
     for name, indices in on.items():
-        count = _stream_count(machine.device(name), placement.streams)
+        count = machine.device(name).streams
+        if placement.streams is not None:
+            count = min(count, placement.streams)
         streams = [Stream(name, f"compute{number or ''}") for number in range(count)]
         if is_storage(name):  # copies from it follow the tasks that find what to read
             streams = [Stream(name, "read")]
@@ -43,11 +45,6 @@ def assign_streams(
             chosen = _choose(graph, indices, len(streams))
             stream.update((index, streams[n]) for index, n in zip(indices, chosen, strict=True))
     return [Run(stream[task.index], task.name) for task in tasks]
-
-
-def _stream_count(device: Device, most: int | None) -> int:
-    """Return how many compute streams of a device to use."""
-    return device.streams if most is None else min(device.streams, most)
 
 
 def _choose(graph: Graph, tasks: Sequence[int], count: int) -> list[int]:

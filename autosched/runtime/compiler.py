@@ -218,7 +218,7 @@ class Compiler:
             return [Line(f"{names[slot]} = {stored}", i) for slot in slots if slot is not None]
 
         def here(leaf: Here) -> str:
-            return self._bound.give(self._here(device, leaf), "device", "")
+            return self._bound.give(self.memory.place(device) or leaf.usual, "device", "")
 
         own = self._statements
         texts = self.memory.run(i, task, names, own, here)
@@ -228,10 +228,6 @@ class Compiler:
             inner = [Line(f" {line.text}", i, within=line.within) for line in lines]
             return [Line(f"with {drawing}():", i), *inner]
         return lines
-
-    def _here(self, device: str, leaf: Here) -> Any:
-        """Return the device that replaces ``Here`` in a run."""
-        return self.memory.place(device) or leaf.usual
 
     # ---- functions of threads
 

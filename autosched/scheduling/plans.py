@@ -16,8 +16,7 @@ from functools import partial
 from typing import NamedTuple
 
 from autosched.errors import MemoryLimitError, ScheduleError, shown
-from autosched.lowering import lower
-from autosched.lowering.fitting import fitted
+from autosched.lowering import fitted, lower
 from autosched.lowering.resident_state import keeping, with_resident_state, within
 from autosched.placement import Placement
 from autosched.problem import Goal, Objective, Policy, Problem

@@ -15,8 +15,7 @@ import autosched as asc
 from autosched.costs.costs import Costs
 from autosched.errors import MemoryLimitError
 from autosched.graph.graph import Graph
-from autosched.lowering import lower
-from autosched.lowering.fitting import fits, fitted
+from autosched.lowering import fits, fitted, lower
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.policies import Policy, m_etf

@@ -260,7 +260,9 @@ def _captured(
 ) -> torch.cuda.CUDAGraph:
     """Return the work that steps issue to devices, as a graph. Leaves no trace if it fails."""
     torch.accelerator.synchronize(root.device)
-    generators = [item for item in used if _is_generator(item)]
+    generators = [
+        item for item in used if isinstance(item, torch.Generator) and item.device.type == "cuda"
+    ]
     with _current(root), _without_workspaces(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The CUDA Graph is empty")
         graph = _begun(pool, generators)
@@ -274,10 +276,6 @@ def _captured(
                 _abandon(graph, root.device, pool, generators)
             raise
     return graph
-
-
-def _is_generator(item: Any) -> bool:
-    return isinstance(item, torch.Generator) and item.device.type == "cuda"
 
 
 def _begun(pool: Any, generators: Iterable[torch.Generator]) -> torch.cuda.CUDAGraph:

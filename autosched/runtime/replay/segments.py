@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, count
 
-from autosched.errors import ScheduleError
 from autosched.lowering.events import insert_events
 from autosched.lowering.hazards import Hazards
 from autosched.program.program import (
@@ -74,8 +73,7 @@ class Segmented:
 def segmented(program: Program, device: Mapping[str, str | None]) -> Segmented:
     r"""Divide a program into segments.
 
-    ``device`` is the physical one of each name; None for the host. Raises ScheduleError for loops:
-    a recording has the events of one run.
+    ``device`` is the physical one of each name; None for the host.
 
     >>> program = Program.parse("cuda:0/compute run a\ncuda:0/compute run b\n"
     ... "cuda:0/compute record e0\ncuda:0/copy-out wait e0\ncuda:0/copy-out copy b -> cpu\n"
@@ -84,11 +82,6 @@ def segmented(program: Program, device: Mapping[str, str | None]) -> Segmented:
     >>> cut.parts[0].positions, cut.parts[1], cut.parts[2].positions
     ((0, 1), 4, (5,))
     """
-    if program.in_flight > 1:
-        raise ScheduleError(
-            "a program with several runs in flight cannot be recorded: its runs wait for events of "
-            "earlier ones, and a recording has the events of one run"
-        )
     # 1. Find the units: the instructions of a segment, or a single one; and their predecessors.
     before = predecessors(program)
     where = {i: where_is(program.instructions[i], device) for i in before}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from textwrap import dedent
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,11 +47,6 @@ def behind(program):
 
 
 # ---- examples
-
-
-def test_a_loop_is_refused():
-    with pytest.raises(asc.ScheduleError, match="several runs in flight cannot be recorded"):
-        cut("2 runs in flight\ncuda:0/compute run a")
 
 
 def test_what_needs_no_other_device_is_one_segment_and_its_branches_fork_and_join():
