@@ -27,7 +27,7 @@ from autosched.graph.graph import Graph
 from autosched.graph.regions import Accesses, Region
 from autosched.program.clocks import Clocks, Stamp, advance, includes, numbered, wait_for
 from autosched.program.program import Copy, Instruction, Record, Run, Stream, Wait, occupied
-from autosched.program.residency import Buffer, Buffers, Step
+from autosched.program.residency import Buffer, Buffers
 
 _Predecessors = Mapping[int, Sequence[int]]
 """By position, the positions in the run before that must have happened, the latest first."""
@@ -102,25 +102,10 @@ def _of_sources(
         buffers.sources[value]: [] for value in written
     }
     for step in buffers.walk(instructions):
-        for buffer, region, writes in _accesses(graph, step):
+        for buffer, region, writes in buffers.accesses(step):
             if buffer.block in found:
                 found[buffer.block].append((step.at, region, writes))
     return found
-
-
-def _accesses(graph: Graph, step: Step) -> Iterator[tuple[Buffer, Region, bool]]:
-    """Yield the buffers that a run or copy accesses, with the region, and whether it writes."""
-    if step.task is not None:
-        for use, buffer in zip(step.task.reads, step.reads, strict=True):
-            region = graph.touched(step.task, use.value) or graph.values[use.value].region
-            yield buffer, region, use in step.task.writes
-    elif isinstance(step.instruction, Copy):
-        for source in step.reads:
-            yield source, graph.values[source.value].region, False
-        if step.instruction.overwrite:
-            (target,) = step.made
-            assert target is not None
-            yield target, graph.values[target.value].region, True
 
 
 def _conflicts(accesses: Sequence[tuple[int, Region, bool]]) -> Iterator[tuple[int, list[int]]]:

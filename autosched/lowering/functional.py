@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from autosched.graph.flow import flow, rows_of, starts
 from autosched.graph.graph import Graph, Task
 from autosched.lowering.copies import check_outputs, copy_streams
-from autosched.lowering.hazards import Hazards
+from autosched.lowering.hazards import Hazards, owner_of
 from autosched.machine.machine import Machine
 from autosched.placement import Send
 from autosched.problem import Problem
@@ -196,7 +196,7 @@ class _Arrays:
         """Return the stream that frees each block: its maker's, or its first user's there."""
         lines = self.instructions
         names = self.machine.names
-        owners = [_owner(lines[i]) for i in made[buffers].tolist()]
+        owners = [owner_of(lines[i]) for i in made[buffers].tolist()]
         if None not in owners:
             return owners  # type: ignore[return-value]
         devices = [names[p] for p in (buffers % self.count).tolist()]
@@ -206,10 +206,3 @@ class _Arrays:
         return [
             owner or Stream(name, "compute") for owner, name in zip(owners, devices, strict=True)
         ]
-
-
-def _owner(line: Run | Copy) -> Stream | None:
-    """Return the stream that allocates the result of an instruction, if it is one of its own."""
-    if isinstance(line, Run):
-        return line.stream
-    return line.also or (line.stream if line.stream.device == line.destination else None)

@@ -20,7 +20,7 @@ For ``y = f(h)`` on another device, and then ``h.mul_(2)``:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -28,10 +28,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosched.graph.flow import offsets, rows_of, starts
-from autosched.graph.graph import Graph, Task
+from autosched.graph.graph import Graph
 from autosched.graph.regions import Accesses, Region
 from autosched.problem import Problem
-from autosched.program.program import Copy, Free, Receive, Run, Send, Stream, occupied
+from autosched.program.program import Copy, Free, Instruction, Receive, Run, Send, Stream, occupied
 from autosched.program.residency import Buffer, Buffers, Step
 
 Line = Run | Copy | Send | Receive | Free
@@ -120,6 +120,13 @@ def single_copy_streams(instructions: Sequence[Line], hazards: Hazards) -> froze
     return frozenset(found.values()).difference(waited, hazards.owners)
 
 
+def owner_of(line: Instruction) -> Stream | None:
+    """Return the stream that allocates what an instruction makes, if it is one of its own."""
+    if isinstance(line, Copy):
+        return line.also or (line.stream if line.stream.device == line.destination else None)
+    return line.stream
+
+
 def find_hazards(
     problem: Problem, instructions: Sequence[Line], outputs: Mapping[str, str]
 ) -> Hazards:
@@ -159,24 +166,24 @@ class _Walk:
         4. For a free: all uses of the block.
         """
         i = step.at
-        instruction = step.instruction
-        stream = instruction.stream
-        found: Collection[int]
-        if step.task is not None:
-            found = self._run(i, stream, step.task, step)
-        elif isinstance(instruction, Copy):
-            found = self._copy(i, instruction, step)
-        elif isinstance(instruction, Send):
-            (source,) = step.reads
-            found = self._access(i, stream, source, self.values[source.value].region, False)
-        elif isinstance(instruction, Receive):
-            found = self._receive(i, instruction, step)
-        else:
+        stream = step.instruction.stream
+        found: list[int] = []
+        if isinstance(step.instruction, Free):
             block = self.blocks[step.reads[0].block]
             block.owner = stream
             block.freed = True
             self.frees.setdefault(stream.device, {})[stream] = i
-            found = block.uses.values()
+            found += block.uses.values()
+        if step.task is not None:
+            found += [self.ran[d.task] for d in step.task.dependencies if d.kind == "order"]
+            self.ran[step.task.index] = i
+        for access in self.buffers.accesses(step):
+            found += self._access(i, stream, *access)
+        for made in step.made:
+            if made is not None and made.base is None and made not in self.blocks:
+                self._allocate(made, owner_of(step.instruction)).uses[stream] = i
+                if made.device in self.frees:
+                    found += self.frees[made.device].values()
         earlier = {position for position in found if 0 <= position < i}
         self.after.append(sorted(earlier) if len(earlier) > 1 else list(earlier))
 
@@ -193,44 +200,6 @@ class _Walk:
                 block.owner = block.owner or Stream(buffer.device, "compute")
                 freed.append(block)
         return Hazards.of(self.after, freed)
-
-    def _run(self, i: int, stream: Stream, task: Task, step: Step) -> list[int]:
-        found = [self.ran[d.task] for d in task.dependencies if d.kind == "order"]
-        self.ran[task.index] = i
-        for use, buffer in zip(task.reads, step.reads, strict=True):
-            region = self.values[use.value].region
-            if task.region is not None:
-                region = self.graph.touched(task, use.value) or region
-            found += self._access(i, stream, buffer, region, use in task.writes)
-        for made in step.made:
-            if made is not None and made.base is None:
-                self._allocate(made, stream).uses[stream] = i
-                found += self._frees_on(stream.device)
-        return found
-
-    def _copy(self, i: int, copy: Copy, step: Step) -> list[int]:
-        stream = copy.stream
-        (source,) = step.reads
-        (target,) = step.made
-        assert target is not None
-        region = self.values[source.value].region
-        found = self._access(i, stream, source, region, False)
-        if copy.overwrite:
-            found += self._access(i, stream, target, region, True)
-        else:
-            owner = copy.also or (stream if stream.device == copy.destination else None)
-            self._allocate(target, owner).uses[stream] = i
-            found += self._frees_on(copy.destination)
-        return found
-
-    def _receive(self, i: int, receive: Receive, step: Step) -> list[int]:
-        stream = receive.stream
-        (target,) = step.made
-        assert target is not None
-        if receive.overwrite:
-            return self._access(i, stream, target, self.values[target.value].region, True)
-        self._allocate(target, stream).uses[stream] = i
-        return [*self._frees_on(stream.device)]
 
     def _access(
         self, i: int, stream: Stream, buffer: Buffer, region: Region, writes: bool
@@ -252,6 +221,3 @@ class _Walk:
         if buffer.maker >= 0:
             block.accesses.write(value.region, buffer.maker)
         return block
-
-    def _frees_on(self, device: str) -> Collection[int]:
-        return self.frees[device].values() if device in self.frees else ()

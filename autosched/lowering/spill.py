@@ -43,6 +43,7 @@ from autosched._lib.allowed import is_storage
 from autosched.errors import MemoryLimitError
 from autosched.graph.graph import Graph, Task, Use
 from autosched.lowering.copies import CopyMaker, missing
+from autosched.lowering.hazards import owner_of
 from autosched.problem import Problem
 from autosched.program.program import Copy, Free, Run, Stream
 from autosched.program.residency import Residency
@@ -358,8 +359,7 @@ class _Walk:
         self.result.append(copy)
         self._use(read, stream)
         if not copy.overwrite:
-            owner = copy.also or (stream if stream.device == device else None)
-            return self._put(use, device, owner, stream)
+            return self._put(use, device, owner_of(copy), stream)
         block = self.table.held(self.graph.values[use.value].root, device)
         assert block is not None
         self.table.drop(use.value, block.holds[use.value], device)

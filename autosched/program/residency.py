@@ -12,10 +12,11 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from autosched.program.program import Copy, Free, Instruction, Receive, Run, Send
+from autosched.program.program import Copy, Free, Instruction, Receive, Record, Run, Wait
 
 if TYPE_CHECKING:
     from autosched.graph.graph import Graph, Task
+    from autosched.graph.regions import Region
 
 Name = TypeVar("Name", bound=Hashable)
 Item = TypeVar("Item")
@@ -133,30 +134,43 @@ class Buffers:
 
     def walk(self, instructions: Iterable[Instruction]) -> Iterator[Step]:
         """Yield the steps of runs, copies, sends, receives and frees in issue order."""
-        graph = self.graph
         for i, instruction in enumerate(instructions):
-            if type(instruction) is Run:
-                task = graph.task(instruction.task)
-                yield Step(i, instruction, task, *self._run(i, task, instruction.stream.device))
-            elif type(instruction) is Copy:
-                value = graph.value(instruction.value).index
-                read = self.find(value, instruction.version, instruction.source)
-                target = instruction.destination
-                made = self._put(i, value, instruction.version, target, instruction.overwrite)
-                yield Step(i, instruction, None, [read], [made])
-            elif type(instruction) is Send:
-                value = graph.value(instruction.value).index
-                sent = self.find(value, instruction.version, instruction.stream.device)
-                yield Step(i, instruction, None, [sent], ())
-            elif type(instruction) is Receive:
-                value = graph.value(instruction.value).index
-                where = instruction.stream.device
-                made = self._put(i, value, instruction.version, where, instruction.overwrite)
-                yield Step(i, instruction, None, (), [made])
-            elif type(instruction) is Free:
-                value = graph.value(instruction.value).index
-                freed = self.find(value, instruction.version, instruction.stream.device)
-                yield Step(i, instruction, None, [freed], ())
+            if isinstance(instruction, (Record, Wait)):
+                continue
+            device = instruction.stream.device
+            if isinstance(instruction, Run):
+                task = self.graph.task(instruction.task)
+                yield Step(i, instruction, task, *self._run(i, task, device))
+                continue
+            value = self.graph.value(instruction.value).index
+            version = instruction.version
+            reads: list[Buffer] = []
+            made: list[Buffer | None] = []
+            if not isinstance(instruction, Receive):
+                source = instruction.source if isinstance(instruction, Copy) else device
+                reads = [self.find(value, version, source)]
+            if isinstance(instruction, (Copy, Receive)):
+                target = instruction.destination if isinstance(instruction, Copy) else device
+                made = [self._put(i, value, version, target, instruction.overwrite)]
+            yield Step(i, instruction, None, reads, made)
+
+    def accesses(self, step: Step) -> Iterator[tuple[Buffer, Region, bool]]:
+        """Yield what a run, a copy or a half of one accesses: a part of a buffer, and if it writes."""
+        values = self.graph.values
+        task = step.task
+        if task is not None:
+            for use, buffer in zip(task.reads, step.reads, strict=True):
+                region = values[use.value].region
+                if task.region is not None:
+                    region = self.graph.touched(task, use.value) or region
+                yield buffer, region, use in task.writes
+        elif not isinstance(step.instruction, Free):
+            for source in step.reads:
+                yield source, values[source.value].region, False
+            if isinstance(step.instruction, (Copy, Receive)) and step.instruction.overwrite:
+                (target,) = step.made
+                assert target is not None
+                yield target, values[target.value].region, True
 
     def find(self, value: int, version: int, device: str) -> Buffer:
         """Return the buffer of a version on a device, which must be there."""
