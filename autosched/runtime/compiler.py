@@ -296,6 +296,25 @@ def drawing_of(graph: Graph, devices: Mapping[str, str], machine: Machine) -> Dr
     return Drawing(graph, devices, machine.ranks)
 
 
+def waits_between_threads(program: Program, can: Capabilities) -> Iterator[tuple[int, Wait]]:
+    """Yield the waits, with their positions, for what another thread records.
+
+    One for each thread and event. Those for an event of the same run that is recorded later have no
+    effect, as with CUDA.
+    """
+    records = {i.event: at for at, i in enumerate(program) if isinstance(i, Record)}
+    seen: set[tuple[int, int, str | None]] = set()
+    for at, wait in enumerate(program):
+        if isinstance(wait, Wait) and wait.event in records:
+            recorded = records[wait.event]
+            thread = can.thread(wait.stream)
+            key = wait.event, wait.ago, thread
+            is_other = can.thread(program.instructions[recorded].stream) != thread
+            if is_other and (wait.ago or recorded < at) and key not in seen:
+                seen.add(key)
+                yield at, wait
+
+
 class _Emission:
     """Adds the instructions of a program, or of a part of it, to the functions of threads.
 
@@ -323,19 +342,10 @@ class _Emission:
         emitted.inner.append(compiler.module)
         self.locks: dict[int, threading.Lock] = {}  # by the position of the wait
         self.waiting: dict[int, list[threading.Lock]] = {}
-        recorder: dict[int, str | None] = {}
-        held: set[tuple[int, str | None]] = set()
-        for i, instruction in enumerate(part.program):
-            thread = self.can.thread(instruction.stream)
-            match instruction:
-                case Record(_, event):
-                    recorder[event] = thread
-                case Wait(_, event, 0) if (
-                    recorder.get(event, thread) != thread and (event, thread) not in held
-                ):
-                    held.add((event, thread))
-                    self.locks[i] = emitted.lock()
-                    self.waiting.setdefault(event, []).append(self.locks[i])
+        for at, wait in waits_between_threads(part.program, self.can):
+            if not wait.ago:
+                self.locks[at] = emitted.lock()
+                self.waiting.setdefault(wait.event, []).append(self.locks[at])
 
     def add_all(self, call: Wrap | None, launched: Wrap | None) -> None:
         """Add all instructions, and what a run begins and ends with."""

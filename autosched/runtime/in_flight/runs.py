@@ -32,10 +32,10 @@ from autosched._lib.aliasing import Extent, extents, first_meeting
 from autosched._lib.forks import forks
 from autosched.codegen.threads import Emitted
 from autosched.errors import CancelledRunError, RunTimeoutError, ScheduleError
-from autosched.program.program import Record, Wait
-from autosched.runtime.backends import Backend, Capabilities
+from autosched.program.program import Wait
+from autosched.runtime.backends import Backend
 from autosched.runtime.backends.host import prepare_thread
-from autosched.runtime.compiler import Carried, Compiler
+from autosched.runtime.compiler import Carried, Compiler, waits_between_threads
 from autosched.runtime.execute import Executor
 from autosched.runtime.hang_report import report
 from autosched.runtime.in_flight.future import RunFuture, Waiting
@@ -595,7 +595,8 @@ class Slots:
         self.loop = Loop(carries)
         reach = max((wait.ago for wait in waits), default=0)
         self._backends = [looping.slot() for _ in range(program.in_flight + reach)]
-        self._waits = _locked(compiler)
+        between = waits_between_threads(program, compiler.can)
+        self._waits = {at: wait for at, wait in between if wait.ago}
         # By slot, the locks that its waits for earlier runs acquire, by position.
         self._locks = [{at: threading.Lock() for at in self._waits} for _ in self._backends]
         self._reset()
@@ -675,21 +676,3 @@ class Slot:
         if stopped:
             for lock in self.emitted.locks:
                 lock.acquire(blocking=False)
-
-
-def _locked(compiler: Compiler) -> dict[int, Wait]:
-    """Return the waits for earlier runs, by position, that other threads issue than the records.
-
-    One for each thread and event.
-    """
-    can = Capabilities(compiler.backend)
-    program = compiler.program
-    recorder = {i.event: can.thread(i.stream) for i in program if isinstance(i, Record)}
-    found: dict[tuple[int, int, str | None], tuple[int, Wait]] = {}
-    for at, instruction in enumerate(program):
-        if isinstance(instruction, Wait) and instruction.ago and instruction.event in recorder:
-            thread = can.thread(instruction.stream)
-            if recorder[instruction.event] != thread:
-                key = instruction.event, instruction.ago, thread
-                found.setdefault(key, (at, instruction))
-    return dict(found.values())
