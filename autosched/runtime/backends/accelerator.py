@@ -333,14 +333,8 @@ class _Slot(Accelerator):
     """
 
     def __init__(self, whole: Accelerator) -> None:
-        super().__init__(whole.serial)
-        self.devices = whole.devices
-        self.streams = whole.streams
-        self.own_thread = whole.own_thread
-        self.to_host = whole.to_host
-        self.returned = whole.returned
-        # What one run leaves in the caller's memory the next one may read: see ``transfer``.
-        self.staging = whole.staging
+        vars(self).update(vars(whole))  # ``staging``, too: the next run may read what one leaves
+        self.in_use = set()
         self.events = {
             event: None if made is None else torch.Event(made.device)
             for event, made in whole.events.items()
@@ -671,13 +665,13 @@ class DeviceCopy:
         if self.relayed:
             self.into.synchronize()
             self.staging.unstage()
-        for piece, to in zip(row.split(PIECE), over.split(PIECE), strict=True):
+        for piece, to in zip(torch.split(row, PIECE), torch.split(over, PIECE), strict=True):
             memory = self.staging.take(piece.numel(), self.into)
             memory.copy_(piece)
             to.copy_(memory, non_blocking=True)
 
     def _fetch(self, row: torch.Tensor, over: torch.Tensor) -> None:
-        for piece, to in zip(row.split(PIECE), over.split(PIECE), strict=True):
+        for piece, to in zip(torch.split(row, PIECE), torch.split(over, PIECE), strict=True):
             memory = self.staging.take(piece.numel(), self.out)
             memory.copy_(piece, non_blocking=True)
             self.staging.arrive(memory, to, self.out)

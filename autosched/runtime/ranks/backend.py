@@ -50,6 +50,7 @@ from autosched.runtime.backends.accelerator import Accelerator
 from autosched.runtime.backends.threads import Threads
 from autosched.runtime.ranks.exchange import Exchange
 from autosched.runtime.threads.runs import Fault, Late
+from autosched.runtime.threads.runs import Run as TeamRun
 from autosched.runtime.threads.team import ThreadTeam
 
 _NAP = 5e-5
@@ -180,7 +181,7 @@ class _Team(ThreadTeam):
             return end
         return Late(end.places, f"\n    this rank waited: {self._awaited}" if self._awaited else "")
 
-    def _new_call(self, emitted: Emitted) -> Run:
+    def _new_call(self, emitted: Emitted) -> TeamRun:
         run = super()._new_call(emitted)
         run.tell = self._tell
         return run
