@@ -112,21 +112,10 @@ def add_notes(error: Exception, within: Sequence[Task]) -> None:
 # ---- threads
 
 
-class Thread:
-    """The function of one thread, in several parts if it is long; or generators."""
-
-    def __init__(self, parts: Sequence[Callable[[Sequence[bool]], Any]]):
-        self.parts = parts
-
-    def __call__(self, stop: Sequence[bool]) -> None:
-        """Execute it, until a run is aborted."""
-        for part in self.parts:
-            part(stop)
-
-
 class Emitted:
     """The functions of threads, by name; None is the calling thread. Call ``load`` at the end.
 
+    A long one is in several parts, which its thread calls one after another.
     ``locks`` are those between threads: each is released once and acquired once in a run, so all are
     ready for the next. ``stops``: threads execute tasks, and return between two of them if a run is
     aborted.
@@ -137,12 +126,12 @@ class Emitted:
     >>> emitted.acquire("b", 1, lock)
     >>> emitted.add("b", 1, partial(said.append, "second"))
     >>> emitted.load()
-    >>> emitted.threads["a"]([]), emitted.threads["b"]([]), said
-    (None, None, ['first', 'second'])
+    >>> [part([]) for name in ("a", "b") for part in emitted.threads[name]], said
+    ([None, None], ['first', 'second'])
     """
 
     def __init__(self, yields: Yields = None, stops: bool = True):
-        self.threads: dict[str | None, Thread] = {}
+        self.threads: dict[str | None, Sequence[Callable[[Sequence[bool]], Any]]] = {}
         self.local: Callable[..., Any] = dict  # instead, if one thread executes all
         self.locks: list[threading.Lock] = []
         self.inner: list[Module] = []  # with functions that its steps call, outermost first
@@ -223,7 +212,7 @@ class Emitted:
                 names.setdefault(thread, []).append(name)
         self.module.load()
         self.threads = {
-            thread: Thread([self.module[name] for name in parts]) for thread, parts in names.items()
+            thread: [self.module[name] for name in parts] for thread, parts in names.items()
         }
         self._lines.clear()
 
@@ -271,10 +260,6 @@ class Emitted:
             arguments = [held[name] for name in names if name in held]
             frame.clear()
         return position, arguments
-
-    def place(self, frame: FrameType | None) -> Line | None:
-        """Return the line at which a function is, by the frame of its thread."""
-        return self.module.line(frame)
 
 
 def _hint(step: Any) -> str:

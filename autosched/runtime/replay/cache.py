@@ -544,8 +544,8 @@ class _RefusalError(Exception):
 
 def _execute(emitted: Emitted) -> None:
     """Execute a function of the calling thread."""
-    if None in emitted.threads:
-        emitted.threads[None]([])
+    for part in emitted.threads.get(None, ()):
+        part([])
 
 
 def _nothing() -> None:

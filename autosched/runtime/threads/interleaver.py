@@ -138,8 +138,7 @@ class _Simulated:
 
     def __init__(self, run: Run, name: str):
         self._run = run
-        function = run.emitted.threads.get(name)
-        self._parts = iter(() if function is None else function.parts)
+        self._parts = iter(run.emitted.threads.get(name, ()))
         self._steps: Any = iter(())  # the generator of the current part
         self._awaited: Lock | None = None
         self._inside = False
@@ -170,7 +169,7 @@ class _Simulated:
     @property
     def place(self) -> Place:
         """Where the thread is."""
-        line = self._run.emitted.place(getattr(self._steps, "gi_frame", None))
+        line = self._run.emitted.module.line(getattr(self._steps, "gi_frame", None))
         if line is None:
             return Place(-1, "before")
         return Place(line.position, "in" if self._inside else line.how)

@@ -203,10 +203,9 @@ class Run:
 
     def execute(self, thread: str | None) -> None:
         """Execute a thread's function in this thread, until it raises or the run is aborted."""
-        function = self.emitted.threads.get(thread)
         try:
-            if function is not None:
-                function(self.aborted)
+            for part in self.emitted.threads.get(thread, ()):
+                part(self.aborted)
         except BaseException as error:
             self.stop(Fault(self.emitted.fault(error), error))
 
@@ -284,7 +283,7 @@ class Run:
         """Return where a thread is; None if it has left."""
         if name in self.left:
             return None
-        line = self.emitted.place(sys._current_frames().get(thread.ident or 0))
+        line = self.emitted.module.line(sys._current_frames().get(thread.ident or 0))
         return Place(-1, "before") if line is None else Place(line.position, line.how)
 
 
