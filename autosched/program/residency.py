@@ -31,8 +31,8 @@ class Residency(Generic[Name, Item]):
     >>> table.put("x", 0, "cpu", "memory")
     >>> table.change("x", 1, "cpu"), table.get("x", 0, "cpu"), table.held("x", "cpu")
     (None, None, 'memory')
-    >>> table.change("x", 0, "cpu"), table.get("x", 2, "cpu"), table.latest("x", "cpu")
-    (2, 'memory', 2)
+    >>> table.change("x", 0, "cpu"), table.get("x", 2, "cpu"), table.devices("x", 2)
+    (2, 'memory', ['cpu'])
     """
 
     def __init__(self) -> None:
@@ -55,10 +55,6 @@ class Residency(Generic[Name, Item]):
         """Return the item of a version on a device; None unless all its regions are there."""
         if self._early and (value, device) in self._early:
             return None
-        return self.at(value, version, device)
-
-    def at(self, value: Name, version: int, device: str) -> Item | None:
-        """Return the item of a version on a device, also if regions of it are newer."""
         return self._items.get((value, version), _NOWHERE).get(device)
 
     def held(self, value: Name, device: str) -> Item | None:
@@ -69,12 +65,6 @@ class Residency(Generic[Name, Item]):
     def drop(self, value: Name, version: int, device: str) -> None:
         """Remove this version from this device."""
         self._items.get((value, version), {}).pop(device, None)
-
-    def latest(self, value: Name, device: str) -> int | None:
-        """Return the latest version of a value on a device; None if it is not there."""
-        version = self._latest.get((value, device))
-        there = version is not None and device in self._items.get((value, version), {})
-        return version if there else None
 
     def change(self, value: Name, version: int, device: str) -> int | None:
         """Apply a write to this version; return the new version, or None if it is not due yet."""

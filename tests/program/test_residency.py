@@ -17,7 +17,7 @@ def test_a_value_has_the_first_version_whose_write_has_not_come(order: list[int]
         come = set(order[: i + 1])
         version_now = next(at for at in range(len(order) + 1) if at not in come)
         assert table.change("x", version, "cpu") == (version_now if version_now > before else None)
-        assert (table.latest("x", "cpu"), table.held("x", "cpu")) == (version_now, "memory")
+        assert (table.devices("x", version_now), table.held("x", "cpu")) == (["cpu"], "memory")
         there = [at for at in range(len(order) + 1) if table.get("x", at, "cpu") is not None]
         assert there == (
             [version_now] if version_now == i + 1 else []
