@@ -444,8 +444,8 @@ class Calls:
         with self._guard:
             # An interrupt may have prevented the removal of a call: keep only those in progress.
             stack = [item for item in self._stacks.get(me, ()) if item.is_run_by(me)]
-            if self._stacks:
-                self._check(called, me, stack)
+            if self._stacks and (path := self._path(me, stack, [called])) is not None:
+                _refuse([repr(item.name) for item in path])
             self._stacks[me] = [*stack, called]
 
     def leave(self, called: Called) -> None:
@@ -456,30 +456,14 @@ class Calls:
             if called in stack and stack[0] is not called:
                 self._stacks[me] = stack[: stack.index(called)]
 
-    def _check(self, called: Called, me: int, stack: list[Called]) -> None:
-        if stack[-1:] == [called] or (not stack and me in called.threads):
-            raise ScheduleError(
-                "a task calls the schedule that it is part of, and would wait for itself"
-            )
-        in_stack = called in stack
-        path = stack[stack.index(called) :] if in_stack else self._path(me, stack, [called])
-        if path is not None:
-            first, *_, last = names = [repr(item.name) for item in path]
-            calls = [f"a task of {a} calls {b}" for a, b in pairwise(names)]
-            raise ScheduleError(
-                f"a task of schedule {last} calls schedule {first}, and {', and '.join(calls)}: "
-                "each would wait for the other for ever; call one of them after the other has ended"
-            )
-
     def _path(self, me: int, stack: list[Called], path: list[Called]) -> list[Called] | None:
-        """Return a chain of waits from the path's end to a run of this thread, None if none."""
-        for other in self._waited_for(path[-1]):
-            if (other is stack[-1]) if stack else (me in other.threads):
-                return [*path, other]
-            if other not in path:
-                found = self._path(me, stack, [*path, other])
-                if found is not None:
-                    return found
+        """Return a chain of waits to the run of which this thread executes a task, None if none."""
+        last = path[-1]
+        if (last is stack[-1]) if stack else (me in last.threads):
+            return path
+        for other in self._waited_for(last):
+            if other not in path and (found := self._path(me, stack, [*path, other])) is not None:
+                return found
         return None
 
     def _waited_for(self, called: Called) -> Iterator[Called]:
@@ -489,6 +473,19 @@ class Calls:
                 yield stack[0]
             elif called in stack[:-1] and called.is_run_by(thread):
                 yield stack[stack.index(called) + 1]
+
+
+def _refuse(names: Sequence[str]) -> NoReturn:
+    """Raise ScheduleError: a task of the last schedule calls the first, which waits for it."""
+    if len(names) == 1:
+        raise ScheduleError(
+            "a task calls the schedule that it is part of, and would wait for itself"
+        )
+    calls = [f"a task of {a} calls {b}" for a, b in pairwise(names)]
+    raise ScheduleError(
+        f"a task of schedule {names[-1]} calls schedule {names[0]}, and {', and '.join(calls)}: "
+        "each would wait for the other for ever; call one of them after the other has ended"
+    )
 
 
 CALLS = Calls()
