@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 import autosched as asc
-from autosched.lowering import lower
 from autosched.program.program import Wait
 from autosched.verification.verify import verify
 from tests.verification.test_verify import changed, fn, refused, written
@@ -158,21 +157,3 @@ def test_writes_of_separate_parts_need_no_order_between_runs():
     moved = text.replace("cpu/b  run mul", "cpu/a record e0\n cpu/c wait e0\n cpu/c run mul")
     with pytest.raises(asc.ProgramError, match=r"'getitem_1' on cpu is made by .* not waited for"):
         verify(changed(moved), graph)
-
-
-def test_a_large_loop_with_shared_state_is_not_taken_for_proved():
-    """The fast proof covers a single run."""
-    graph = asc.Graph()
-    layer = list(graph.inputs(*"abcd"))
-    for i in range(300):
-        pairs = zip(layer, layer[1:] + layer[:1], strict=True)
-        layer = [graph.add(fn, *pair, nbytes=8, random=i in (0, 299)) for pair in pairs]
-    graph.output(*layer)
-    machine = asc.Machine.emulated(gpus=4)
-    made = asc.schedule(graph, machine, policy="round_robin")
-    loop = lower(asc.Problem(made.graph, machine), made.placement, in_flight=2)
-    verify(loop, graph, machine)
-    (at,) = [k for k, i in enumerate(loop) if isinstance(i, Wait) and i.ago]
-    lines = loop.instructions
-    with pytest.raises(asc.ProgramError, match="must follow"):
-        verify(replace(loop, instructions=lines[:at] + lines[at + 1 :]), graph, machine)
