@@ -80,37 +80,24 @@ class Frees(NamedTuple):
     # [block], the first use that does not happen before its owner's next instruction; -1 if there
     # is none, -2 before the first check
     pending: Any
-    # For each owner and stream, a skew heap of (position, use, block), to be tried when the
-    # owner's clock reaches that position.
-    root: Any  # [owner, stream]
-    due_at: Any  # [heap entry]
-    use: Any
-    block: Any
-    left: Any
-    right: Any
-    entries: Any  # how many there are
-    due: Any  # scratch space to sort entries
-    watched: Any  # [stream], of single-copy streams, the last watch of a block that it uses
-    earlier: Any  # [watch], the watch before
-    watching: Any  # [watch], its block
-    watches: Any  # how many there are
+    # Blocks that wait are in lists: of the streams that free them, and use them as noted. All that
+    # are used by streams without an entry in clocks are in one list.
+    first: Any  # [owner, user], the first block of a list, -1 for none
+    following: Any  # [block], the next one in its list
+    seen: Any  # [owner, user], the owner's clock when the list was searched last
+    due: Any  # scratch space to sort blocks
 
     @classmethod
     def of(cls, how: Mode, o: Work, streams: int, width: int) -> Frees:
         """Return the initial state."""
         count = len(o.own)
         blocks = len(o.owner)
-        uses = len(o.uses)
         issued = count + len(o.after) + blocks
-        # Waits for single-copy streams add entries; a copy uses at most two blocks.
-        entries = uses + 2 * len(o.after) if width < streams else uses
         return cls(
             how.counts(count), how.small(count * width),
             how.counts(issued), how.counts(issued), how.counts(issued), how.counts(1),
-            how.counts(blocks, -2), how.counts(width * width, -1),
-            how.counts(entries), how.counts(entries), how.counts(entries), how.counts(entries),
-            how.counts(entries), how.counts(1), how.counts(entries),
-            how.counts(streams, -1), how.counts(uses), how.counts(uses), how.counts(1),
+            how.counts(blocks, -2), how.counts(streams * (width + 1), -1), how.counts(blocks),
+            how.small(streams * (width + 1)), how.counts(blocks),
         )  # fmt: skip
 
 
@@ -132,114 +119,68 @@ def free_unused(o: Work, h: Frees, c: Clocks, at: int) -> None:
 
 
 @kernel
-def free_waited(o: Work, h: Frees, c: Clocks, own: int, user: int, at: int) -> None:
-    """Free blocks of a stream after it has waited for another.
-
-    If the other is a single-copy stream, its blocks can also be freed after this wait.
-    """
-    if user >= c.width and c.last[user] >= 0:
-        w = h.watched[user]
-        while w >= 0:
-            block = h.watching[w]
-            if h.pending[block] >= 0 and o.own[h.pending[block]] == user:
-                postpone(o, h, c, block, c.waiter[c.last[user]], c.since[c.last[user]])
-            w = h.earlier[w]
-    free_due(o, h, c, own, at)
-
-
-@kernel
 def try_free(o: Work, h: Frees, c: Clocks, block: int, at: int) -> None:
-    """Free a block, or postpone it until its owner happens after the first remaining use.
+    """Free a block if all its uses happen before its owner's next instruction.
 
-    1. Find the first use that does not happen before the owner's next instruction.
-    2. If its stream has an entry in clocks, try again when the owner's clock includes it.
-    3. If it is on a single-copy stream, try again when the owner's clock includes any of the
-       instructions that waited for that stream, or will wait for it.
-    4. If there is none, free the block.
+    Otherwise the first that does not is noted, and the block is tried again when the owner's clock
+    includes it.
     """
     own = o.owner[block]
     for k in range(o.uses_at[block], o.uses_at[block + 1]):
         use = o.uses[k]
         user = o.own[use]
-        if user == own or includes(c, c.clocks, own * c.width, user, h.position[use]):
-            continue
-        h.pending[block] = use
-        if user < c.width:
-            postpone(o, h, c, block, user, h.position[use])
+        if user != own and not includes(c, c.clocks, own * c.width, user, h.position[use]):
+            h.pending[block] = use
+            waiting = own * (c.width + 1) + min(user, c.width)
+            h.following[block] = h.first[waiting]
+            h.first[waiting] = block
             return
-        w = h.watches[0]
-        h.watching[w] = block
-        h.earlier[w] = h.watched[user]
-        h.watched[user] = w
-        h.watches[0] = w + 1
-        w = c.last[user]
-        while w >= 0:
-            postpone(o, h, c, block, c.waiter[w], c.since[w])
-            w = c.previous[w]
-        return
     h.pending[block] = -1
     emit(h, FREE, block, at)
 
 
 @kernel
-def postpone(o: Work, h: Frees, c: Clocks, block: int, user: int, position: int) -> None:
-    """Try a block again when its owner happens after a position of a stream."""
-    e = h.entries[0]
-    h.due_at[e] = position
-    h.use[e] = h.pending[block]
-    h.block[e] = block
-    h.left[e] = -1
-    h.right[e] = -1
-    h.entries[0] = e + 1
-    heap = o.owner[block] * c.width + user
-    h.root[heap] = melded(h, h.root[heap], e)
-
-
-@kernel
-def melded(h: Frees, a: int, b: int) -> int:
-    """Return the union of two skew heaps (Sleator, Tarjan, SIAM J. Computing 15(1), 1986)."""
-    root = parent = -1
-    while a >= 0 and b >= 0:
-        if (h.due_at[b], h.use[b], h.block[b]) < (h.due_at[a], h.use[a], h.block[a]):
-            a, b = b, a
-        if parent < 0:
-            root = a
-        else:
-            h.left[parent] = a
-        parent = a
-        a = h.right[a]
-        h.right[parent] = h.left[parent]
-    rest = max(a, b)
-    if parent < 0:
-        return rest
-    h.left[parent] = rest
-    return root
+def is_behind(o: Work, h: Frees, a: int, b: int) -> bool:
+    """Whether a block that waits is tried after another."""
+    one = h.pending[a]
+    other = h.pending[b]
+    return bool((o.own[one], one, a) > (o.own[other], other, b))
 
 
 @kernel
 def free_due(o: Work, h: Frees, c: Clocks, own: int, at: int) -> None:
     """Free blocks of a stream whose clock has advanced, ordered by stream, use and block."""
+    # 1. Take the blocks whose noted uses the clock includes now out of their lists.
     count = 0
-    base = own * c.width
-    for user in range(c.width if own < c.width else 0):
-        entry = h.root[base + user]
-        while entry >= 0 and h.due_at[entry] <= c.clocks[base + user]:
-            key = o.own[h.use[entry]], h.use[entry], h.block[entry]
-            k = count
-            while (
-                k > 0
-                and (o.own[h.use[h.due[k - 1]]], h.use[h.due[k - 1]], h.block[h.due[k - 1]]) > key
-            ):
-                h.due[k] = h.due[k - 1]
-                k -= 1
-            h.due[k] = entry
-            count += 1
-            entry = melded(h, h.left[entry], h.right[entry])
-        h.root[base + user] = entry
+    for user in range(c.width + 1):
+        waiting = own * (c.width + 1) + user
+        if user < c.width:
+            known = c.clocks[own * c.width + user]
+            if known == h.seen[waiting]:
+                continue
+            h.seen[waiting] = known
+        before = -1
+        block = h.first[waiting]
+        while block >= 0:
+            following = h.following[block]
+            use = h.pending[block]
+            if not includes(c, c.clocks, own * c.width, o.own[use], h.position[use]):
+                before = block
+            else:
+                if before < 0:
+                    h.first[waiting] = following
+                else:
+                    h.following[before] = following
+                k = count
+                while k > 0 and is_behind(o, h, h.due[k - 1], block):
+                    h.due[k] = h.due[k - 1]
+                    k -= 1
+                h.due[k] = block
+                count += 1
+            block = following
+    # 2. Try them.
     for k in range(count):
-        entry = h.due[k]
-        if h.pending[h.block[entry]] == h.use[entry]:
-            try_free(o, h, c, h.block[entry], at)
+        try_free(o, h, c, h.due[k], at)
 
 
 Ints = NDArray[np.int64]
@@ -310,7 +251,7 @@ def walk(o: Work, h: Frees, c: Clocks) -> None:
                 continue
             wait_for(c, own, stream, position, h.clocks, producer * c.width)
             emit(h, WAIT, producer, i)
-            free_waited(o, h, c, own, stream, i)
+            free_due(o, h, c, own, i)
         # 2. Issue the instruction, and keep its position and its clock for later waits.
         advance(c, own, also)
         h.position[i] = c.count[own]
