@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 import torch._dynamo  # before it is replaced: it registers functions that are replaced here
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
@@ -141,13 +142,13 @@ def _torch(gpus: int, kind: str) -> list[tuple[Any, dict[str, Any]]]:
         "manual_seed_all": streams.manual_seed_all,
         "get_rng_state": streams.get_rng_state,
         "set_rng_state": streams.set_rng_state,
+        "is_current_stream_capturing": streams.is_current_stream_capturing,
     }
     graphs = {
         "CUDAGraph": streams.Graph,
         "graph": streams.graph,
         "graph_pool_handle": streams.graph_pool_handle,
         "use_mem_pool": streams.use_mem_pool,
-        "is_current_stream_capturing": streams.is_current_stream_capturing,
     }
     told = {
         "range_push": lambda text: _hardware.hardware().ranges.append(f"push {text}"),
@@ -165,6 +166,7 @@ def _torch(gpus: int, kind: str) -> list[tuple[Any, dict[str, Any]]]:
             },
         ),
         (torch.Tensor, tensors.METHODS | {"_make_subclass": fakes.make_subclass}),
+        (fake_tensor, {"init_gpu_context": lambda device: None}),
         (FakeTensorMode, {"dispatch": fakes.on_gpus(FakeTensorMode.dispatch)}),
         (
             ProxyTorchDispatchMode,
