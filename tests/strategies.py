@@ -285,3 +285,22 @@ def inputs_for(graph: Graph) -> dict[str, torch.Tensor]:
         name: torch.rand(2 + i, 3, dtype=torch.float64, generator=generator)
         for i, name in enumerate(graph.input_names)
     }
+
+
+def outcome(run: Callable[..., Mapping[str, Any]], graph: Graph) -> dict[str, Any]:
+    """Return what a run puts out, and what it leaves in its inputs."""
+    torch.manual_seed(3)
+    inputs = inputs_for(graph)
+    return {**{f"output {label}": item for label, item in run(**inputs).items()}, **inputs}
+
+
+def inputs_of_runs(
+    graph: Graph, runs: int, first: Mapping[str, torch.Tensor] | None = None
+) -> list[dict[str, torch.Tensor]]:
+    """Return the inputs of runs: those that tasks write are the same tensors in all, others are new."""
+    first = inputs_for(graph) if first is None else first
+    written = {name for name in first if graph.last_version(graph.value(name).index)}
+    return [
+        {name: item if name in written else item * 0.5**run for name, item in first.items()}
+        for run in range(runs)
+    ]

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
-from torch.func import functionalize, vmap
 
 from autosched._lib.tensor_guards import have_hooks, recognizer
 
@@ -26,20 +25,6 @@ class Sub(Tensor):
     """A subclass, which has the fields of a tensor and more."""
 
 
-class Wrapper(Tensor):
-    """Has a size that its Python code returns."""
-
-    @staticmethod
-    def __new__(cls, policy: str = "sizes") -> Wrapper:
-        return torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined,no-any-return]
-            cls, (2, 2), dispatch_sizes_strides_policy=policy
-        )
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        raise ArithmeticError(func)
-
-
 class Pretender:
     """Is an instance of Tensor, says ``isinstance``, and has none of its fields."""
 
@@ -48,13 +33,6 @@ class Pretender:
 
 
 LIVING = torch.zeros(2, 2)
-
-
-def inside(transform: Callable[..., Any]) -> Tensor:
-    """Return the tensor that a function gets from one of torch's transforms."""
-    found = []
-    transform(lambda item: found.append(item) or item.clone())(torch.zeros(2, 2))
-    return found[0]
 
 
 def inference() -> Tensor:
@@ -81,7 +59,6 @@ KINDS: dict[str, Callable[[], Any]] = {
     "computed": lambda: torch.zeros(2, 2, requires_grad=True) + 1,
     "view": lambda: torch.zeros(8, 2)[3:5],
     "expanded": lambda: torch.zeros(1, 2).expand(2, 2),
-    "six dimensions": lambda: torch.zeros(1, 1, 1, 1, 2, 2),
     "number": lambda: torch.zeros(()),
     "empty": lambda: torch.zeros(0, 2),
     "subclass": lambda: torch.zeros(2, 2).as_subclass(Sub),  # type: ignore[arg-type]
@@ -90,22 +67,10 @@ KINDS: dict[str, Callable[[], Any]] = {
     "without memory": without_memory,
     "lazy clone": lambda: torch.zeros(2, 2)._lazy_clone(),  # type: ignore[operator]
     "sparse": lambda: torch.zeros(2, 2).to_sparse(),
-    "sparse rows": lambda: torch.zeros(2, 2).to_sparse_csr(),
-    "mkldnn": lambda: torch.zeros(2, 2).to_mkldnn(),
     "quantized": lambda: torch.quantize_per_tensor(torch.zeros(2, 2), 0.1, 0, torch.quint8),
     "nested": lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(1)]),
-    "jagged": lambda: torch.nested.nested_tensor(
-        [torch.zeros(2), torch.zeros(1)], layout=torch.jagged
-    ),
     "fake": lambda: FakeTensorMode().from_tensor(torch.zeros(2, 2)),
-    "functional": lambda: inside(functionalize),
-    "batched": lambda: inside(vmap),
-    "zeros": lambda: torch._efficientzerotensor((2, 2)),
-    "wrapper": Wrapper,
-    "wrapper of strides": lambda: Wrapper("strides"),
-    "nine dimensions": lambda: torch.zeros([1] * 9),
     "no tensor": lambda: 1.0,
-    "class": lambda: Tensor,
     "pretender": Pretender,
     "proxy": lambda: weakref.proxy(LIVING),
 }
@@ -130,18 +95,11 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "data here, transposed": lambda item: setattr(item, "data", item.data.t()),
     "data begins later": lambda item: setattr(item, "data", torch.zeros(4, 2)[2:]),
     "swapped": lambda item: torch.utils.swap_tensors(item, torch.zeros(2, 2)),
-    "swapped with an integer": lambda item: torch.utils.swap_tensors(
-        item, torch.zeros(2, 2, dtype=torch.int64)
-    ),
     "class": switch_class,
     "no memory": lambda item: item.untyped_storage().resize_(0),
-    "other memory": lambda item: item.untyped_storage().resize_(1 << 16),
-    "share_memory_": lambda item: item.share_memory_(),
     "gradient": lambda item: setattr(item, "grad", torch.zeros(item.shape)),
     "hook": lambda item: item.register_hook(lambda grad: grad),
-    "hook that goes": lambda item: item.register_hook(lambda grad: grad).remove(),
     "hook afterwards": lambda item: item.register_post_accumulate_grad_hook(lambda item: None),
-    "retained gradient": lambda item: item.retain_grad(),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import math
 import operator
@@ -13,15 +14,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
 
 import autosched as asc
 from autosched.codegen import generate
-from autosched.program.program import Program, Record, Wait
+from autosched.program.program import Program, Wait
 from autosched.testing.comparing import difference
-from tests.strategies import graphs, inputs_for, machines
 
-COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 ONE_GPU, TWO_GPUS = asc.Machine.emulated(gpus=1), asc.Machine.emulated(gpus=2)
 CPU = asc.Machine.emulated(gpus=0)
 ROOT = Path(__file__).parents[2]
@@ -79,31 +77,20 @@ def two_layers():
     return asc.schedule(graph, TWO_GPUS)
 
 
-def update():
-    """Write inputs on a GPU: all of one, and parts of another."""
-    graph = asc.Graph("update")
-    w, g, table = graph.inputs("w", "g", "table")
-    with graph.on("cuda:0"):
-        w.sub_(g, alpha=0.5)
-        w *= 2
-        table[1:, 0] = 3
-    with graph.on("cpu"):
-        low, high = graph.add(torch.aminmax, w, outputs=2)
-    graph.output(low=low, high=high)
-    return asc.schedule(graph, ONE_GPU)
-
-
-UPDATED = {"w": torch.arange(6.0).reshape(3, 2), "g": torch.ones(3, 2), "table": torch.zeros(3, 2)}
-
 # ---- the text
 
 
+def without_helpers(text):
+    """Leave out the class and the functions that are in all modules alike."""
+    lines = text.splitlines(keepends=True)
+    for node in reversed(ast.parse(text).body):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name != "step":
+            del lines[node.lineno - 1 : node.end_lineno]
+    return re.sub(r"\n{4,}", "\n\n\n", "".join(lines))
+
+
 def test_a_small_program_reads_like_this():
-    assert two_layers().code == TWO_LAYERS
-
-
-def test_written_inputs_are_copied_back_and_the_host_waits_for_what_a_cpu_task_reads():
-    assert body(update().code) == UPDATE
+    assert without_helpers(two_layers().code) == TWO_LAYERS
 
 
 @pytest.mark.parametrize(
@@ -122,6 +109,7 @@ def test_written_inputs_are_copied_back_and_the_host_waits_for_what_a_cpu_task_r
         (lambda g, x, y: x[1:], "t = x[1:]"),
         (lambda g, x, y: x[..., None, ::2, -1], "t = x[..., None, ::2, -1]"),
         (lambda g, x, y: x[(1,)], "t = x[1,]"),
+        (lambda g, x, y: x[1, (0, 2)], "t = x[1, (0, 2)]"),
         (lambda g, x, y: x[[0, 1], y], "t = x[[0, 1], y]"),
         (lambda g, x, y: x[slice(None)], "t = x[:]"),
         (lambda g, x, y: x.to("cpu"), "t = x"),
@@ -429,40 +417,9 @@ def test_partial_functions_are_calls_with_more_arguments():
 # ---- running
 
 
-@given(graph=graphs(), machine=machines())
-def test_streams_wait_and_events_are_recorded_in_the_order_of_the_program(graph, machine):
-    machine = asc.Machine(machine.devices, machine.links, imagined=True)
-    schedule = asc.schedule(graph, machine, policy="round_robin", costs=COSTS)
-    module, log = loaded(on_cpu(schedule.code)), []
-    if "Idle" in module:
-        module["streams"].clear()
-        module["host_streams"].clear()
-        for verb in ("record", "wait_event", "synchronize"):
-            setattr(module["Idle"], verb, lambda *idle, verb=verb: log.append((verb, *idle)))
-    module["step"](*inputs_for(graph).values())
-    stream = {
-        s: module.get(re.sub(r"\W", "", s.device) + re.sub(r"\W", "_", f"_{s.name}"))
-        for s in schedule.program.streams
-    }
-    on_gpu = {i.event for i in schedule.program if isinstance(i, Record) and stream[i.stream]}
-    expected = []
-    for i in schedule.program:
-        if isinstance(i, Record) and i.event in on_gpu:
-            expected.append(("record", module[f"e{i.event}"], stream[i.stream]))
-        elif isinstance(i, Wait) and i.event in on_gpu:
-            event = module[f"e{i.event}"]
-            expected.append(
-                ("wait_event", stream[i.stream], event)
-                if stream[i.stream]
-                else ("synchronize", event)
-            )
-    assert log == expected
-
-
 def test_the_same_schedule_gives_the_same_text_and_a_file_has_it(tmp_path):
-    assert two_layers().code == two_layers().code
     two_layers().save_code(tmp_path / "step.py")
-    assert (tmp_path / "step.py").read_text(encoding="utf-8") == TWO_LAYERS
+    assert (tmp_path / "step.py").read_text(encoding="utf-8") == two_layers().code
 
 
 def test_a_fresh_process_without_autosched_runs_it():
@@ -475,15 +432,6 @@ def test_a_fresh_process_without_autosched_runs_it():
         print(step(torch.randn(8, 4), w1=torch.randn(4, 16), w2=torch.randn(16, 2))["y"].tolist())
     """
     assert fresh(on_cpu(two_layers().code), lines) == f"{expected.tolist()}\n"
-
-
-def test_inputs_are_written():
-    inputs, expected_inputs = (
-        {name: tensor.clone() for name, tensor in UPDATED.items()} for _ in range(2)
-    )
-    expected = update().graph.run_serial(**expected_inputs)
-    assert difference(expected, run(update(), inputs)) is None
-    assert difference(expected_inputs, inputs) is None
 
 
 def test_trees_numbers_and_parameters_travel():
@@ -522,23 +470,6 @@ def test_streams_are_joined_when_a_task_raises():
     assert log == ["wait"] * 4 + ["synchronize"]
 
 
-def test_logical_devices_of_one_gpu_meet_by_waits():
-    devices = [asc.Device("cpu"), *(asc.Device(f"cuda:{i}", physical="cuda:0") for i in range(2))]
-    graph = two_layers().graph
-    code = asc.schedule(graph, asc.Machine(devices, TWO_GPUS.links)).code
-    assert 'cuda1 = torch.device("cuda:0")\n' in code
-    assert (
-        """
-    with cuda0_copy_out, cuda1_copy_in:
-        cuda0_copy_out.wait_event(e1)
-        cuda1_copy_in.wait_stream(cuda0_copy_out)
-        relu_cuda1 = to(relu, cuda1)
-        cuda0_copy_out.wait_stream(cuda1_copy_in)
-"""
-        in code
-    )
-
-
 # ---- refusals
 
 
@@ -572,7 +503,7 @@ def test_a_program_that_could_race_is_refused():
 # ---- style
 
 
-@pytest.mark.parametrize("build", [two_layers, update, lambda: of(torch.relu)])
+@pytest.mark.parametrize("build", [two_layers, lambda: of(torch.relu)])
 def test_the_code_is_as_clean_as_ours(build):
     pytest.importorskip("ruff")
     for command in (["check"], ["format", "--check"]):
@@ -600,18 +531,6 @@ cuda0 = torch.device("cuda:0")
 cuda1 = torch.device("cuda:1")
 
 
-class Idle:
-    """A stream or an event of the CPU, where all happens at once and nothing has to wait."""
-
-    def __init__(self, device):
-        self.device = device
-
-    def nothing(self, *_):
-        """Do nothing."""
-
-    __enter__ = __exit__ = record = synchronize = wait_event = wait_stream = nothing
-
-
 Stream, Event, current_stream = torch.Stream, torch.Event, torch.accelerator.current_stream
 if all(device.type == "cpu" for device in (cuda0, cuda1)):
     Stream = Event = current_stream = Idle
@@ -625,51 +544,6 @@ e0, e1, e2 = (Event(cuda0) for _ in range(3))
 e3 = Event(cuda1)
 streams = [cuda0_copy_in, cuda0_compute, cuda0_copy_out, cuda1_copy_in, cuda1_compute]
 host_streams = [cuda0_copy_in, cuda1_copy_in]  # copy from or to host memory
-
-
-def ordered_with_caller(step):
-    """Run step after the earlier work of the caller's streams; make their later work wait for it.
-
-    The memory of outputs is not reused before the caller's streams have finished with it. One
-    thread runs at a time, because a stream knows only one stream to go back to after ``with``.
-    """
-    lock = threading.Lock()
-
-    @functools.wraps(step)
-    def call(*inputs, **given):
-        with lock:
-            return ordered(*inputs, **given)
-
-    def ordered(*inputs, **given):
-        callers = [current_stream(stream.device) for stream in streams]
-        for stream, caller in zip(streams, callers, strict=True):
-            stream.wait_stream(caller)
-        try:
-            outputs = step(*inputs, **given)
-        finally:
-            for stream, caller in zip(streams, callers, strict=True):
-                caller.wait_stream(stream)
-            for stream in host_streams:
-                stream.synchronize()
-        for output in outputs.values():
-            if isinstance(output, torch.Tensor) and output.device.type != "cpu":
-                output.record_stream(current_stream(output.device))
-        return outputs
-
-    return call
-
-
-def to(value, device):
-    """Copy the tensors of a tree on the current stream; to the CPU, into page-locked memory."""
-    if isinstance(value, torch.Tensor):
-        twin = value.detach().to(device, non_blocking=True, copy=True)
-        return twin.requires_grad_() if value.requires_grad and value.is_leaf else twin
-    if isinstance(value, dict):
-        return {key: to(item, device) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        items = [to(item, device) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    return copy.deepcopy(value)
 
 
 @torch.no_grad()
@@ -714,45 +588,6 @@ def step(x, w1, w2):
     return {"y": matmul_1}
 '''
 
-UPDATE = """\
-# stream cuda:0/copy-in
-with cuda0_copy_in:
-    w_cuda0 = to(w, cuda0)
-    g_cuda0 = to(g, cuda0)
-    e0.record(cuda0_copy_in)
-    table_cuda0 = to(table, cuda0)
-    e1.record(cuda0_copy_in)
-# stream cuda:0/compute
-with cuda0_compute:
-    cuda0_compute.wait_event(e0)
-    w_cuda0.sub_(g_cuda0, alpha=0.5)
-    w_cuda0 *= 2
-    e2.record(cuda0_compute)
-# stream cuda:0/copy-out
-with cuda0_copy_out:
-    cuda0_copy_out.wait_event(e2)
-    w.copy_(w_cuda0, non_blocking=True)
-    e3.record(cuda0_copy_out)
-# stream cuda:0/compute
-with cuda0_compute:
-    cuda0_compute.wait_event(e1)
-    table_cuda0[1:, 0] = 3
-    e4.record(cuda0_compute)
-# stream cuda:0/copy-out
-with cuda0_copy_out:
-    cuda0_copy_out.wait_event(e4)
-    table.copy_(table_cuda0, non_blocking=True)
-# stream cpu/compute
-e3.synchronize()
-aminmax_0, aminmax_1 = torch.aminmax(w)
-# stream cuda:0/copy-out
-e5.record(cuda0_copy_out)
-# stream cuda:0/copy-in
-cuda0_copy_in.wait_event(e5)
-del g_cuda0, w_cuda0, table_cuda0
-return {"low": aminmax_0, "high": aminmax_1}
-"""
-
 
 def test_the_code_of_several_runs_in_flight_executes_one_after_another():
     graph = asc.Graph("update")
@@ -765,15 +600,3 @@ def test_the_code_of_several_runs_in_flight_executes_one_after_another():
     assert schedule.code == asc.schedule(graph, ONE_GPU).code
     w, step = torch.zeros(2), loaded(on_cpu(schedule.code))["step"]
     assert [step(w, torch.ones(2))["y"].tolist() for _ in range(3)] == [[2, 2], [4, 4], [6, 6]]
-
-
-def test_a_tuple_in_an_index_is_one_index():
-    """It was written without its brackets, as several."""
-    graph = asc.Graph()
-    x = graph.input("x")
-    graph.output(y=x[1, (0, 2)], z=x[(1, 2), 1:])
-    schedule = asc.schedule(graph, CPU)
-    assert "x[1, (0, 2)]" in schedule.code
-    x = torch.arange(9.0).reshape(3, 3)
-    found, expected = run(schedule, {"x": x}), graph.run_serial(x=x)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SCRIPT = EXAMPLES / "automatic_parallelism.py"
 
 LINES = r"""
 GPU1 time: \d+\.\d{4} sec

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import re
 import weakref
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -16,10 +15,9 @@ from torch import Tensor, nn, optim
 
 import autosched as asc
 from autosched.costs.estimate import estimate
-from tests.codegen.test_codegen import body
 from tests.frontends.test_capture import OPTIMIZERS, stepper
 from tests.models import mlp, vectors
-from tests.strategies import graphs, inputs_for
+from tests.strategies import graphs
 
 GPU = asc.Device("cuda:0")
 LONG = 1e-3
@@ -29,13 +27,6 @@ drawn_groups = st.lists(st.sampled_from(["a", "b", "c", None]), min_size=60, max
 
 def grouped(graph: asc.Graph, drawn: list[str | None]) -> dict[str, str]:
     return {task.name: group for task, group in zip(graph.tasks, drawn, strict=False) if group}
-
-
-def outcome(run: Callable[..., Mapping[str, Any]], graph: asc.Graph) -> dict[str, Tensor]:
-    """Return what a run puts out, and what it leaves in its inputs."""
-    torch.manual_seed(3)
-    inputs = inputs_for(graph)
-    return {**{f"output {label}": item for label, item in run(**inputs).items()}, **inputs}
 
 
 def named(graph: asc.Graph) -> list[str]:
@@ -135,36 +126,6 @@ def test_writes_to_parts_stay_apart() -> None:
     assert [task.dependencies for task in merged.tasks if task.writes] == [
         task.dependencies for task in graph.tasks if task.writes
     ]
-
-
-@pytest.mark.parametrize("look", [torch.t, torch.Tensor.contiguous])
-def test_who_must_stay_with_a_view_is_not_merged_with_who_must_stay_elsewhere(
-    look: Callable[..., Tensor],
-) -> None:
-    graph = asc.Graph()
-    for i in range(2):
-        with graph.on(f"cuda:{i}"):
-            x = graph.input(f"x{i}")
-        x.mul_(2)
-        graph.output(**{f"y{i}": graph.add(look, x)})
-    merged = asc.merge(graph, {"mul": "g", "mul_1": "g"})
-    schedule = asc.schedule(merged, asc.Machine.emulated(gpus=2))
-    assert set(schedule.placement.device.values()) == {"cuda:0", "cuda:1"}
-
-
-def test_who_makes_memory_that_is_written_in_parts_is_not_merged_either() -> None:
-    graph = asc.Graph()
-    for i in range(2):
-        made = graph.input(f"x{i}") + 1
-        with graph.on(f"cuda:{i}"):
-            made[:1].mul_(2)
-        graph.output(**{f"y{i}": made})
-    merged = asc.merge(graph, {"add": "g", "add_1": "g"})
-    schedule = asc.schedule(merged, asc.Machine.emulated(gpus=2))
-    assert (schedule.placement.device["add"], schedule.placement.device["add_1"]) == (
-        "cuda:0",
-        "cuda:1",
-    )
 
 
 def test_what_is_kept_together_stays_so_and_is_not_merged_with_what_is_kept_elsewhere() -> None:
@@ -481,32 +442,9 @@ def test_dynamo_sees_through_a_marked_function() -> None:
 # ---- as code
 
 
-def test_the_calls_of_a_merged_task_stand_one_after_another() -> None:
-    groups = dict.fromkeys(["matmul", "add", "relu", "aminmax", "sub"], "layer")
-    schedule = asc.schedule(asc.merge(layer(), groups), asc.Machine.emulated(gpus=0))
-    assert body(schedule.code) == CODE
-
-
 def test_a_marked_function_is_taken_over_as_text() -> None:
     graph = asc.Graph()
     graph.output(y=gelu(graph.input("x")))
     code = asc.schedule(graph, asc.Machine.emulated(gpus=0)).code
     assert code.given == {}
     assert "\n\ndef gelu(x: Tensor) -> Tensor:\n" in code or "import gelu" in code
-
-
-CODE = """\
-# stream cpu/compute
-t = w.t()
-matmul = x @ t
-del t
-add = matmul + b
-del matmul
-relu = torch.relu(add)
-del add
-aminmax_0, aminmax_1 = torch.aminmax(relu)
-w.sub_(aminmax_0, alpha=0.1)
-del aminmax_0
-t_1 = relu.t()
-return {"high": aminmax_1, "half": t_1}
-"""

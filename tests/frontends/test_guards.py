@@ -146,7 +146,7 @@ def nested(scale: float) -> SimpleNamespace:
 
 
 class Cases:
-    """Functions, each with a change that a call must see."""
+    """Functions, each with a change that a call must see: by names of methods and of ``SHORT``."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.patch = monkeypatch
@@ -154,38 +154,19 @@ class Cases:
         self.trainer = Trainer(nn.Identity(), nested(2.0))
         self.derived = Derived()
 
-    def global_(self) -> Any:
-        return by_global, lambda: self.patch.setitem(globals(), "SCALE", 3.0)
+    def set(self, name: str, item: Any = 3.0) -> Callable[[], None]:
+        """Return what sets a global of this module."""
+        return lambda: self.patch.setitem(globals(), name, item)
 
-    def type_of_a_global(self) -> Any:
-        return lambda x: x.long() * SCALE, lambda: self.patch.setitem(globals(), "SCALE", 2)
-
-    def global_of_a_helper(self) -> Any:
-        return by_global_of_a_helper, lambda: self.patch.setitem(globals(), "SCALE", 3.0)
-
-    def helper(self) -> Any:
-        return by_global_of_a_helper, lambda: self.patch.setitem(globals(), "helper", torch.neg)
+    def base(self, name: str = "factor", item: Any = 3.0) -> Callable[[], None]:
+        """Return what sets an attribute of the base of a class."""
+        return lambda: self.patch.setattr(Base, name, item)
 
     def code(self) -> Any:
         def fn(x: Tensor) -> Tensor:
             return x + 1
 
         return fn, lambda: setattr(fn, "__code__", (lambda x: x + 2).__code__)
-
-    def dict(self) -> Any:
-        return by_dict, lambda: self.patch.setitem(TABLE, "scale", 3.0)
-
-    def class_(self) -> Any:
-        return by_class, lambda: self.patch.setattr(Settings, "scale", 3.0)
-
-    def object_over_its_class(self) -> Any:
-        return by_object, lambda: self.patch.setitem(vars(SETTINGS), "scale", 3.0)
-
-    def object_in_an_object(self) -> Any:
-        return self.trainer.step, lambda: setattr(self.trainer.settings.inner, "scale", 3.0)
-
-    def object(self) -> Any:
-        return self.trainer.step, lambda: setattr(self.trainer, "settings", nested(3.0))
 
     def cell(self) -> Any:
         scale = 2.0
@@ -207,45 +188,13 @@ class Cases:
             lambda: zeros.__setitem__(0, -0.0),
         )
 
-    def default(self) -> Any:
-        return by_default, lambda: self.patch.setattr(by_default, "__defaults__", (3,))
-
     def partial(self) -> Any:
         table = {"scale": 2.0}
         return partial(lambda x, by: x * by["scale"], by=table), lambda: table.update(scale=3.0)
 
-    def number_of_a_module(self) -> Any:
-        return self.module, lambda: setattr(self.module.inner, "p", 1.0)
-
-    def list_of_a_module(self) -> Any:
-        return self.module, lambda: self.module.scales.__setitem__(1, 3.0)
-
     def parameter(self) -> Any:
         scale = nn.PReLU(1, init=0.5)
         return scale, lambda: setattr(scale, "weight", nn.Parameter(torch.tensor([0.25])))
-
-    def attribute_of_a_class(self) -> Any:
-        return self.derived.scaled, lambda: self.patch.setattr(Base, "factor", 3.0)
-
-    def attribute_over_that_of_a_base(self) -> Any:
-        return self.derived.scaled, lambda: self.patch.setattr(
-            Derived, "factor", 3.0, raising=False
-        )
-
-    def attribute_of_a_class_in_a_class_method(self) -> Any:
-        return self.derived.scaled_by_class, lambda: self.patch.setattr(Base, "factor", 3.0)
-
-    def attribute_of_a_class_in_a_property(self) -> Any:
-        return lambda x: x * self.derived.width, lambda: self.patch.setattr(Base, "factor", 3.0)
-
-    def global_of_an_operator(self) -> Any:
-        return lambda x: self.derived * x, lambda: self.patch.setitem(globals(), "SCALE", 3.0)
-
-    def method_of_a_class(self) -> Any:
-        return self.derived.scaled, lambda: self.patch.setattr(Base, "scaled", lambda self, x: -x)
-
-    def class_of_an_object(self) -> Any:
-        return lambda x: self.derived.scaled(x), lambda: setattr(self.derived, "__class__", Base)
 
     def slot(self) -> Any:
         slotted = Slotted()
@@ -253,9 +202,7 @@ class Cases:
 
     def name_in_a_variable(self) -> Any:
         name = "factor"
-        return lambda x: x * getattr(self.derived, name), lambda: self.patch.setattr(
-            Base, "factor", 3.0
-        )
+        return lambda x: x * getattr(self.derived, name), self.base()
 
     def attribute_of_a_function(self) -> Any:
         def fn(x: Tensor) -> Tensor:
@@ -272,14 +219,12 @@ class Cases:
             doubled = partialmethod(scaled, 2.0)
 
         partly = Partly()
-        return lambda x: partly.doubled(x), lambda: self.patch.setitem(globals(), "SCALE", 3.0)
+        return lambda x: partly.doubled(x), self.set("SCALE")
 
     def cached_function(self) -> Any:
         scale = cache(lambda: SCALE)
-        return lambda x: x * scale(), lambda: (
-            scale.cache_clear(),
-            self.patch.setitem(globals(), "SCALE", 3.0),
-        )
+        change = self.set("SCALE")
+        return lambda x: x * scale(), lambda: (scale.cache_clear(), change())
 
     def import_in_a_function(self) -> Any:
         def fn(x: Tensor) -> Tensor:
@@ -289,12 +234,9 @@ class Cases:
 
         return fn, lambda: self.patch.setattr(models, "scale", 3.0, raising=False)
 
-    def global_that_was_not_there(self) -> Any:
-        return lambda x: abs(x), lambda: self.patch.setitem(globals(), "abs", torch.neg)
-
     def method_of_a_dict(self) -> Any:
         options = Options(scale=2.0)
-        return lambda x: options.scaled(x), lambda: self.patch.setitem(globals(), "SCALE", 3.0)
+        return lambda x: options.scaled(x), self.set("SCALE")
 
     def queue(self) -> Any:
         scales = deque([2.0])
@@ -302,22 +244,12 @@ class Cases:
 
     def hook_of_a_parameter(self) -> Any:
         model = nn.Linear(4, 4)
-
-        def fn(x: Tensor) -> Tensor:
-            with torch.enable_grad():
-                return torch.autograd.grad(model(x).square().sum(), model.weight)[0]
-
-        return fn, lambda: model.weight.register_hook(torch.neg)
+        return gradient_of(model), lambda: model.weight.register_hook(torch.neg)
 
     def what_a_hook_of_a_parameter_reads(self) -> Any:
         model, scales = nn.Linear(4, 4), [2.0]
         model.weight.register_hook(lambda gradient: gradient * scales[0])
-
-        def fn(x: Tensor) -> Tensor:
-            with torch.enable_grad():
-                return torch.autograd.grad(model(x).square().sum(), model.weight)[0]
-
-        return fn, lambda: scales.__setitem__(0, 3.0)
+        return gradient_of(model), lambda: scales.__setitem__(0, 3.0)
 
     def hook_of_all_modules(self) -> Any:
         hooks = nn.modules.module._global_forward_hooks
@@ -368,17 +300,59 @@ class Cases:
             "SCALE", "3"
         )
 
-    def what_backward_of_an_operator_reads(self) -> Any:
-        return _differentiated(doubled), lambda: self.patch.setitem(globals(), "SLOPE", 3.0)
 
-    def what_backward_of_an_operator_of_torchs_reads(self) -> Any:
-        fn = _differentiated(lambda x: torch.ops.tests_of_guards.doubled(x))
-        return fn, lambda: self.patch.setitem(globals(), "SLOPE", 3.0)
+SHORT: dict[str, Callable[[Any], Any]] = {
+    "global": lambda c: (by_global, c.set("SCALE")),
+    "type of a global": lambda c: (lambda x: x.long() * SCALE, c.set("SCALE", 2)),
+    "global of a helper": lambda c: (by_global_of_a_helper, c.set("SCALE")),
+    "helper": lambda c: (by_global_of_a_helper, c.set("helper", torch.neg)),
+    "dict": lambda c: (by_dict, lambda: c.patch.setitem(TABLE, "scale", 3.0)),
+    "class": lambda c: (by_class, lambda: c.patch.setattr(Settings, "scale", 3.0)),
+    "object over its class": lambda c: (
+        by_object,
+        lambda: c.patch.setitem(vars(SETTINGS), "scale", 3.0),
+    ),
+    "object in an object": lambda c: (
+        c.trainer.step,
+        lambda: setattr(c.trainer.settings.inner, "scale", 3.0),
+    ),
+    "object": lambda c: (c.trainer.step, lambda: setattr(c.trainer, "settings", nested(3.0))),
+    "default": lambda c: (by_default, lambda: c.patch.setattr(by_default, "__defaults__", (3,))),
+    "number of a module": lambda c: (c.module, lambda: setattr(c.module.inner, "p", 1.0)),
+    "list of a module": lambda c: (c.module, lambda: c.module.scales.__setitem__(1, 3.0)),
+    "attribute of a class": lambda c: (c.derived.scaled, c.base()),
+    "attribute over that of a base": lambda c: (
+        c.derived.scaled,
+        lambda: c.patch.setattr(Derived, "factor", 3.0, raising=False),
+    ),
+    "attribute of a class in a class method": lambda c: (c.derived.scaled_by_class, c.base()),
+    "attribute of a class in a property": lambda c: (lambda x: x * c.derived.width, c.base()),
+    "global of an operator": lambda c: (lambda x: c.derived * x, c.set("SCALE")),
+    "method of a class": lambda c: (c.derived.scaled, c.base("scaled", lambda self, x: -x)),
+    "class of an object": lambda c: (
+        lambda x: c.derived.scaled(x),
+        lambda: setattr(c.derived, "__class__", Base),
+    ),
+    "global that was not there": lambda c: (lambda x: abs(x), c.set("abs", torch.neg)),
+    "what backward of an operator reads": lambda c: (_differentiated(doubled), c.set("SLOPE")),
+    "what backward of an operator of torch's reads": lambda c: (
+        _differentiated(lambda x: torch.ops.tests_of_guards.doubled(x)),
+        c.set("SLOPE"),
+    ),
+    "what backward of a function reads": lambda c: (
+        _differentiated(lambda x: Sloped.apply(x)),
+        c.set("SLOPE"),
+    ),
+}
+LONG = [name for name in vars(Cases) if not name.startswith("__") and name not in ("set", "base")]
 
-    def what_backward_of_a_function_reads(self) -> Any:
-        return _differentiated(lambda x: Sloped.apply(x)), lambda: self.patch.setitem(
-            globals(), "SLOPE", 3.0
-        )
+
+def gradient_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    def fn(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return torch.autograd.grad(model(x).square().sum(), model.weight)[0]
+
+    return fn
 
 
 SLOPE = 2.0
@@ -412,9 +386,10 @@ def _differentiated(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor
     return gradient
 
 
-@pytest.mark.parametrize("name", [name for name in vars(Cases) if not name.startswith("__")])
+@pytest.mark.parametrize("name", [*SHORT, *LONG])
 def test_what_is_baked_in_is_guarded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    fn, change = getattr(Cases(monkeypatch), name)()
+    cases = Cases(monkeypatch)
+    fn, change = SHORT[name](cases) if name in SHORT else getattr(cases, name)()
     with asc.compile(fn, HERE) as run, torch.no_grad():
         before = fn(X)
         for _ in range(3):

@@ -28,6 +28,11 @@ def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.5), nn.Linear(3, 2))
 
 
+def refused(what: str, fn: Any, *given: Any) -> None:
+    with pytest.raises(asc.CaptureError, match=what):
+        asc.capture(fn, *given)
+
+
 # ---- what a function of a tensor does
 
 
@@ -144,8 +149,7 @@ def test_parameters_that_code_has_in_a_set_are_named() -> None:
         model(x).sum().backward()
         nn.utils.clip_grad_norm_(listed, 0.1)  # would find no gradients
 
-    with pytest.raises(asc.CaptureError, match=r"is parameter '.*'; get it from the module"):
-        asc.capture(step, X)
+    refused(r"is parameter '.*'; get it from the module", step, X)
 
 
 # ---- what it leaves
@@ -235,10 +239,7 @@ def test_what_a_step_keeps_elsewhere_is_named_and_put_back() -> None:
         (assigns, "variable 'last' is a tensor"),
         (sets, "attribute 'total' of a SimpleNamespace is a tensor"),
     ]:
-        with pytest.raises(
-            asc.CaptureError, match=f"{said} after the step, but a graph changes only tensors"
-        ):
-            asc.capture(fn, X)
+        refused(f"{said} after the step, but a graph changes only tensors", fn, X)
     assert (history, last, box.total) == ([], None, 0)
 
 
@@ -249,11 +250,7 @@ def test_a_gradient_that_an_argument_would_keep_is_named() -> None:
     for before in (None, torch.ones(2, 2)):
         x = X.clone().requires_grad_()
         x.grad = before
-        with pytest.raises(
-            asc.CaptureError,
-            match=r"a gradient is stored at 'x', .*; torch\.autograd\.grad returns it",
-        ):
-            asc.capture(step, x)
+        refused(r"a gradient is stored at 'x', .*; torch\.autograd\.grad returns it", step, x)
         assert x.grad is before
 
 
@@ -266,17 +263,15 @@ def test_a_gradient_that_an_argument_would_keep_is_named() -> None:
     ],
 )
 def test_what_cannot_be_returned_is_named(fn: Callable[[Tensor], Any], said: str) -> None:
-    with pytest.raises(
-        asc.CaptureError, match=f"{said}; return tensors, in tuples, lists, dicts or dataclasses"
-    ):
-        asc.capture(fn, X)
+    refused(f"{said}; return tensors, in tuples, lists, dicts or dataclasses", fn, X)
 
 
 def test_arguments_of_one_name_are_told() -> None:
-    with pytest.raises(
-        asc.CaptureError, match=r"two arguments would have the name 'table\.a_b'; rename one"
-    ):
-        asc.capture(lambda table: table["a b"] + table["a_b"], {"a b": X, "a_b": X})
+    refused(
+        r"two arguments would have the name 'table\.a_b'; rename one",
+        lambda table: table["a b"] + table["a_b"],
+        {"a b": X, "a_b": X},
+    )
 
 
 # ---- what tensors, modules and optimizers it cannot be
@@ -303,16 +298,14 @@ def test_tensors_that_are_no_blocks_of_numbers_are_named(
     def double(x: Tensor) -> Tensor:
         return x + x
 
-    with pytest.raises(asc.CaptureError, match=said):
-        asc.capture(double, make())
+    refused(said, double, make())
     with asc.compile(double, MACHINE) as run, pytest.raises(asc.CaptureError, match=said):
         run(make())
 
 
 def test_a_lazy_module_is_to_be_run_first() -> None:
     said = "'weight' has no shape yet; call the lazy module once before"
-    with pytest.raises(asc.CaptureError, match=said):
-        asc.capture(nn.LazyLinear(3), X)
+    refused(said, nn.LazyLinear(3), X)
     with (
         asc.compile(nn.LazyLinear(3), MACHINE) as run,
         torch.no_grad(),
@@ -325,8 +318,7 @@ def test_a_lazy_module_is_to_be_run_first() -> None:
 def test_models_and_inputs_on_several_devices_are_refused(where: str) -> None:
     model, x = mlp(), X
     {"model": model, "part": model[2]}.get(where, nn.Module()).to("meta")
-    with pytest.raises(asc.CaptureError, match="on one device, with data"):
-        asc.capture(model, x.to("meta") if where == "input" else x)
+    refused("on one device, with data", model, x.to("meta") if where == "input" else x)
 
 
 def trained(
@@ -445,8 +437,7 @@ def test_a_hook_for_when_gradients_are_there_is_refused(several: bool) -> None:
     else:
         model[0].weight.register_post_accumulate_grad_hook(lambda parameter: None)
     what = "when several gradients are there" if several else "after its gradient is accumulated"
-    with pytest.raises(asc.CaptureError, match=rf"'0\.weight' has a hook that runs {what}"):
-        asc.capture(model, X)
+    refused(rf"'0\.weight' has a hook that runs {what}", model, X)
 
 
 @pytest.mark.parametrize("folder", ["torch/optim", "autosched", "a folder/autosched/torch"])
@@ -478,10 +469,7 @@ def test_a_model_of_several_processes_is_refused() -> None:
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         model = nn.parallel.DistributedDataParallel(mlp())
-        with pytest.raises(
-            asc.CaptureError, match=r"DistributedDataParallel communicates .*; train its \.module"
-        ):
-            asc.capture(model, X)
+        refused(r"DistributedDataParallel communicates .*; train its \.module", model, X)
     finally:
         torch.distributed.destroy_process_group()
 
@@ -489,8 +477,7 @@ def test_a_model_of_several_processes_is_refused() -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_a_scripted_module_is_refused() -> None:
     for model in (torch.jit.script(nn.Linear(2, 2)), torch.jit.trace(nn.Linear(2, 2), X)):
-        with pytest.raises(asc.CaptureError, match=r"torch\.jit differentiates by other formulas"):
-            asc.capture(model, X)
+        refused(r"torch\.jit differentiates by other formulas", model, X)
 
 
 def test_private_attributes_that_torch_keeps_are_its_own() -> None:
@@ -517,8 +504,7 @@ def test_an_exported_program_is_called_by_its_module() -> None:
 
 @pytest.mark.parametrize("thing", [5, None, X, asc.Graph(), [abs]])
 def test_what_is_no_function_is_named(thing: Any) -> None:
-    with pytest.raises(asc.CaptureError, match="capture takes a function of tensors"):
-        asc.capture(thing, X)
+    refused("capture takes a function of tensors", thing, X)
 
 
 class Doubled(Tensor):
@@ -564,8 +550,7 @@ def test_classes_that_change_what_torch_does_are_refused() -> None:
         (lambda x: torch.sin(x), Quantity(X), "an argument is a Quantity, .*_function__"),
         (model, X, "'weight' is a Doubled"),
     ):
-        with pytest.raises(asc.CaptureError, match=said):
-            asc.capture(fn, argument)
+        refused(said, fn, argument)
 
 
 def test_the_advice_for_such_classes_works() -> None:

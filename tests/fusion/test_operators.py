@@ -109,10 +109,10 @@ def check(given: list[Sample]) -> None:
 
 
 def test_operators_are_traced_as_they_are() -> None:
-    """Every ninth operator; all of them, in every dtype, take longer."""
-    given = samples(operators()[::9], in_turn)
+    """Every 18th operator; all of them, in every dtype, take longer."""
+    given = samples(operators()[::18], in_turn)
     check([sample for sample in given if sample.name not in REASONS])
-    assert len(given) > 70
+    assert len(given) > 35
 
 
 @pytest.mark.slow

@@ -44,6 +44,11 @@ def run(
         return schedule(**inputs)
 
 
+def refused(what: str, *given: Any, **inputs: Any) -> None:
+    with pytest.raises(asc.HazardError, match=what):
+        run(*given, **inputs)
+
+
 def add_one(x: Any) -> None:
     x += 1
 
@@ -70,8 +75,7 @@ def test_two_constants_that_share_memory_were_written_and_read_in_no_order() -> 
     graph = asc.Graph()
     graph.add(torch.Tensor.add_, weight.data, 1.0, name="written")
     graph.output(total=graph.add(torch.sum, weight.data, name="total"))
-    with pytest.raises(asc.HazardError, match="'constant' and 'constant_1' share memory"):
-        run(graph)
+    refused("'constant' and 'constant_1' share memory", graph)
 
 
 def test_a_result_that_aliased_the_second_of_two_views_was_freed_with_it_while_in_use() -> None:
@@ -207,10 +211,10 @@ def test_adding_in_place_to_a_number_did_nothing_at_all() -> None:
         run(graph, x=5)
 
 
-def test_an_input_named_self_could_not_be_given() -> None:
+def test_an_input_and_an_output_could_not_be_named_self() -> None:
     graph = asc.Graph()
-    graph.output(y=graph.input("self") + 1)
-    assert run(graph, **{"self": 2}) == graph.run_serial(**{"self": 2}) == {"y": 3}
+    graph.output(**{"self": graph.input("self") + 1})
+    assert run(graph, **{"self": 2}) == graph.run_serial(**{"self": 2}) == {"self": 3}
 
 
 def test_copies_without_copy_streams_were_not_waited_for_on_real_devices() -> None:
@@ -239,24 +243,6 @@ def test_a_backend_that_cannot_set_up_its_threads_says_so_instead_of_waiting_for
     made = asc.schedule(graph, asc.Machine.emulated(gpus=1), backend=Unfit())
     with pytest.raises(OSError, match="no such core"):
         made(x=1)
-
-
-@pytest.mark.parametrize("label", ["a b", "", "a@1", "a\x1cb", "\x85", "\u2028"])
-def test_an_output_could_have_a_name_that_the_text_of_a_program_cannot_carry(label: str) -> None:
-    graph = asc.Graph()
-    x = graph.input("x")
-    with pytest.raises(
-        asc.GraphError, match="the name of an output must be a string without spaces and '@', got "
-    ) as e:
-        graph.output(**{"fine": x, label: x})
-    assert str(e.value).endswith(repr(label))
-    assert graph.outputs == {}
-
-
-def test_an_output_could_not_be_named_self() -> None:
-    graph = asc.Graph()
-    graph.output(**{"self": graph.input("x")})
-    assert run(graph, x=1) == {"self": 1}
 
 
 NAMES = st.text(max_size=4) | st.sampled_from(
@@ -582,14 +568,16 @@ def test_a_list_of_tensors_that_share_memory_was_written_as_if_they_were_apart()
     x[0].add_(1)
     x[1].mul_(2)
     tensor = torch.ones(3)
-    with pytest.raises(
-        asc.HazardError, match="tensors in 'x' share memory with each other, and it is written"
-    ):
-        run(graph, x=[tensor, tensor[1:]])
-    with pytest.raises(
-        asc.HazardError, match="tensors in 'x' share memory with each other, and it is written"
-    ):
-        run(graph, x=[tensor.numpy(), tensor.numpy()])
+    refused(
+        "tensors in 'x' share memory with each other, and it is written",
+        graph,
+        x=[tensor, tensor[1:]],
+    )
+    refused(
+        "tensors in 'x' share memory with each other, and it is written",
+        graph,
+        x=[tensor.numpy(), tensor.numpy()],
+    )
     assert tensor.tolist() == [1.0, 1.0, 1.0]
     run(graph, x=[tensor[:1], tensor[1:]])
 
@@ -604,8 +592,12 @@ def test_tensors_that_share_memory_came_apart_where_they_were_copied_to_be_writt
     tensor = torch.ones(3)
     run(graph, x=[tensor, tensor])
     assert tensor.tolist() == [4.0, 4.0, 4.0]
-    with pytest.raises(asc.HazardError, match="tensors in 'x' share memory with each other"):
-        run(graph, policy=placed(change="cuda:0"), x=[tensor, tensor])
+    refused(
+        "tensors in 'x' share memory with each other",
+        graph,
+        policy=placed(change="cuda:0"),
+        x=[tensor, tensor],
+    )
 
 
 def test_a_task_that_returns_tensors_that_share_memory_as_one_value_must_not_have_them_written() -> (
@@ -616,10 +608,11 @@ def test_a_task_that_returns_tensors_that_share_memory_as_one_value_must_not_hav
     graph.output(y=made[0])
     assert run(graph, x=torch.ones(2))["y"].tolist() == [2.0, 2.0]
     made[1].add_(1)
-    with pytest.raises(
-        asc.HazardError, match="'twice' returned 'twice', which is written, with tensors that share"
-    ):
-        run(graph, x=torch.ones(2))
+    refused(
+        "'twice' returned 'twice', which is written, with tensors that share",
+        graph,
+        x=torch.ones(2),
+    )
 
 
 ARRAY = torch.zeros(4).numpy()
@@ -631,27 +624,20 @@ def test_arrays_that_share_memory_were_written_all_the_same(x: Any) -> None:
     x_, y_ = graph.inputs("x", "y")
     graph.add(add_one, x_, writes=[x_], outputs=0)
     graph.output(y=y_)
-    with pytest.raises(asc.HazardError, match="'x' and 'y' share memory"):
-        run(graph, x=x, y=ARRAY[2:])
+    refused("'x' and 'y' share memory", graph, x=x, y=ARRAY[2:])
     run(graph, x=ARRAY[:2], y=ARRAY[2:])
 
 
 def test_what_a_task_did_to_an_array_and_did_not_declare_was_not_found() -> None:
     graph = asc.Graph()
     graph.add(add_one, graph.input("x"), outputs=0)
-    with pytest.raises(
-        asc.HazardError, match="wrote its argument 'x' in place without declaring it"
-    ):
-        run(graph, x=ARRAY.copy())
+    refused("wrote its argument 'x' in place without declaring it", graph, x=ARRAY.copy())
     graph = asc.Graph()
     x = graph.input("x")
     graph.output(y=graph.add(lambda x: x[1:], x, name="rest"))
     run(graph, x=ARRAY.copy())  # nothing is written, and no one frees an array that is in use
     graph.add(add_one, x, writes=[x], outputs=0)
-    with pytest.raises(
-        asc.HazardError, match="result 'rest' of task 'rest' shares memory with 'x'"
-    ):
-        run(graph, x=ARRAY.copy())
+    refused("result 'rest' of task 'rest' shares memory with 'x'", graph, x=ARRAY.copy())
 
 
 def test_a_tensor_of_inference_mode_has_no_version_and_was_not_watched() -> None:
@@ -659,10 +645,7 @@ def test_a_tensor_of_inference_mode_has_no_version_and_was_not_watched() -> None
     graph.add(torch.inference_mode()(add_one), graph.input("x"), outputs=0)
     with torch.inference_mode():
         x = torch.ones(2)
-    with pytest.raises(
-        asc.HazardError, match="wrote its argument 'x' in place without declaring it"
-    ):
-        run(graph, x=x)
+    refused("wrote its argument 'x' in place without declaring it", graph, x=x)
 
 
 def test_views_of_slices_of_one_storage_were_taken_for_each_other() -> None:
@@ -685,8 +668,7 @@ def test_a_task_that_transposed_its_argument_in_place_misled_those_that_touch_pa
     graph.add(transpose, x, writes=[x], outputs=0)
     upper.add_(1)
     x[2:].mul_(2)
-    with pytest.raises(asc.HazardError, match="task 'transpose' changed the shape of 'x' in place"):
-        run(graph, x=torch.ones(4, 3))
+    refused("task 'transpose' changed the shape of 'x' in place", graph, x=torch.ones(4, 3))
 
 
 @pytest.mark.filterwarnings("ignore")  # torch means to drop quantized tensors
@@ -750,10 +732,11 @@ def test_as_strided_counted_in_the_memory_of_a_copy(made: bool) -> None:
         x = graph.add(lambda x: (x + 0)[8:18], x, name="part", on="cpu")
     graph.output(y=graph.add(torch.as_strided_copy, x, (2,), (1,), 8, on="cuda:0"))
     whole = torch.arange(20.0)
-    with pytest.raises(
-        asc.HazardError, match="begins at element 8 of its memory, from which as_strided counts"
-    ):
-        run(graph, x=whole if made else whole[8:18])
+    refused(
+        "begins at element 8 of its memory, from which as_strided counts",
+        graph,
+        x=whole if made else whole[8:18],
+    )
 
 
 def test_as_strided_counts_in_the_memory_of_a_copy_as_in_what_was_copied() -> None:
@@ -762,10 +745,11 @@ def test_as_strided_counts_in_the_memory_of_a_copy_as_in_what_was_copied() -> No
     with graph.on("cuda:0"):
         x.add_(1)
         graph.output(y=x.as_strided((2,), (1,), 8) + 0, z=x[3:].as_strided((2,), (2,)) + 0)
-    with pytest.raises(
-        asc.HazardError, match=r"'x' has gaps in memory \(strides \(2,\)\) that as_strided may read"
-    ):
-        run(graph, x=torch.arange(20.0)[::2])
+    refused(
+        r"'x' has gaps in memory \(strides \(2,\)\) that as_strided may read",
+        graph,
+        x=torch.arange(20.0)[::2],
+    )
     found = run(graph, x=torch.arange(20.0)[8:18].clone())
     assert (found["y"].tolist(), found["z"].tolist()) == ([17.0, 18.0], [12.0, 14.0])
 

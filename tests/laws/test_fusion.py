@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,14 +13,7 @@ from torch import Tensor
 import autosched as asc
 from autosched.fusion.region import Region
 from tests.fusion.regions import call, compiled_by, drawn_groups, fused, needs_compiler, region
-from tests.strategies import graphs, inputs_for
-
-
-def outcome(run: Callable[..., Mapping[str, Any]], graph: asc.Graph) -> dict[str, Tensor]:
-    """Return what a run puts out, and what it leaves in its inputs."""
-    torch.manual_seed(3)
-    inputs = inputs_for(graph)
-    return {**{f"output {label}": item for label, item in run(**inputs).items()}, **inputs}
+from tests.strategies import graphs, outcome
 
 
 def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

@@ -19,7 +19,7 @@ from autosched.verification.verify import verify
 from tests.loop_model import Choose, Tensors, execute
 from tests.reference import LoopReference, RefusedError
 from tests.sample_policies import policies
-from tests.strategies import graphs, inputs_for, machines
+from tests.strategies import graphs, inputs_of_runs, machines
 
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 loops = st.integers(2, 4)
@@ -154,24 +154,12 @@ def chosen(seed: int) -> Choose:
     return choose
 
 
-def given_to(graph: asc.Graph, runs: int) -> list[dict[str, torch.Tensor]]:
-    """Inputs of each run: those that tasks write are the same tensors in all, others are new."""
-    first = inputs_for(graph)
-    return [
-        {
-            name: item if graph.last_version(graph.value(name).index) else item * 0.5**run
-            for name, item in first.items()
-        }
-        for run in range(runs)
-    ]
-
-
 class Serial:
     """The outputs of runs one after another, and the inputs and the state that they leave."""
 
     def __init__(self, graph: asc.Graph, runs: int):
         self.state = SharedState(graph)
-        self.inputs = given_to(graph, runs)
+        self.inputs = inputs_of_runs(graph, runs)
         self.outputs: list[Tensors] = []
         self.at_once: list[Tensors] = []
         torch.manual_seed(3)
@@ -210,7 +198,7 @@ def test_runs_in_any_interleaving_do_what_they_do_one_after_another(
     _, loop = looped(graph, machine, policy, in_flight)
     runs = loop.in_flight + 2
     serial = Serial(graph, runs)
-    inputs = given_to(graph, runs)
+    inputs = inputs_of_runs(graph, runs)
     torch.manual_seed(3)
     outputs = execute(loop, graph, inputs, chosen(seed))
     left = serial.state.copies()

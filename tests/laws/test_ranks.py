@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ from autosched.verification.verify import verify
 from tests.clusters import clusters, parts_of, pinned
 from tests.laws.test_necessary import refusal
 from tests.sample_policies import policies
-from tests.strategies import graphs, inputs_for
+from tests.strategies import graphs, inputs_for, outcome
 from tests.wire import MODES, run_parts
 
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
@@ -48,13 +47,6 @@ def scheduled(
         raise
 
 
-def outcome(graph: asc.Graph, run) -> dict[str, torch.Tensor]:
-    """The outputs of a run, and what it leaves in the inputs."""
-    torch.manual_seed(3)
-    inputs = inputs_for(graph)
-    return {**run(inputs), **inputs}
-
-
 def nbytes(graph: asc.Graph) -> dict[str, int]:
     """The bytes of each value in a serial run."""
     found: dict[str, int] = {}
@@ -75,12 +67,12 @@ def nbytes(graph: asc.Graph) -> dict[str, int]:
 
 def assert_equal(graph: asc.Graph, parts: Sequence[Program], seeds: Sequence[int] = (0, 1)) -> None:
     """Every mode, in some interleaving, gives the bits of the serial run."""
-    expected = outcome(graph, lambda inputs: graph.run_serial(**inputs))
+    expected = outcome(graph.run_serial, graph)
     sizes = nbytes(graph)
     chosen = uniform(seeds[0]), contrary(seeds[1]), contrary(seeds[0])
     for mode, choose in zip(MODES, chosen, strict=True):
-        run = partial(run_parts, parts, graph, mode=mode, choose=choose, nbytes=sizes)
-        found = outcome(graph, run)
+        how = {"mode": mode, "choose": choose, "nbytes": sizes}
+        found = outcome(lambda how=how, **inputs: run_parts(parts, graph, inputs, **how), graph)
         assert list(found) == list(expected)
         assert all(torch.equal(found[name], expected[name]) for name in expected), mode
 
@@ -146,12 +138,12 @@ def test_two_neighbours_exchanged_are_refused_or_harmless(
 def test_one_process_can_play_all_ranks(drawn: tuple[asc.Graph, Machine]) -> None:
     graph, machine = drawn
     scheduled(graph, machine)
-    expected = outcome(graph, lambda inputs: graph.run_serial(**inputs))
+    expected = outcome(graph.run_serial, graph)
     for backend in ("host", "virtual"):
         with asc.schedule(
             graph, machine, policy="round_robin", costs=COSTS, backend=backend
         ) as schedule:
-            found = outcome(graph, lambda inputs, made=schedule: made(**inputs))
+            found = outcome(schedule, graph)
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -124,18 +123,19 @@ def test_unequal_devices_train_as_serially() -> None:
     machine = replace(unequal(1, 1), devices=(cpu, replace(first, flops_per_second=4e7), second))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.Linear(64, 4))
-    divisions = {}
+    batches = [*vectors(64, 4, 4, 64, 4)]
+    given = {len(x): (x, y) for x, y in batches}
+    steps: list[Any] = []
+    replicas = set()
+
+    def make(*trained: Any) -> Any:
+        steps.append(data_parallel(machine=machine)(*trained))
+        return steps[0]
 
     def rows(count: int) -> Rows:
-        return divisions[count]
+        shares = steps[0].notes(*given[count])["shares"].values()
+        replicas.add(len(shares))
+        return [[share] for share in shares]
 
-    other = copy.deepcopy(model)
-    with data_parallel(machine=machine)(
-        other, functional.cross_entropy, momentum(other.parameters())
-    ) as step:
-        for x, y in vectors(64, 4, 65):
-            shares = step.notes(x, y)["shares"]
-            divisions[len(x)] = [[share] for share in shares.values()]
-    assert {len(division) for division in divisions.values()} == {1, 2}
-    batches = vectors(64, 4, 4, 64, 65, 4, 64)
-    assert_trains_as_serially(data_parallel(machine=machine), rows, model, batches)
+    assert_trains_as_serially(make, rows, model, batches)
+    assert replicas == {1, 2}

@@ -14,7 +14,6 @@ from autosched.machine.machine import Device, Link, Machine
 from autosched.policies.base.ranks import MeanLinks, mean_seconds
 from autosched.problem import Problem
 
-COSTS = asc.Costs(pageable=frozenset({"x"}))
 networks = st.builds(
     Network,
     st.sampled_from([1e9, 3e9]),
