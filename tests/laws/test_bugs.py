@@ -245,6 +245,18 @@ def test_a_backend_that_cannot_set_up_its_threads_says_so_instead_of_waiting_for
         made(x=1)
 
 
+@pytest.mark.parametrize("label", ["a b", "", "a@1", "a\x1cb", "\x85", "\u2028"])
+def test_an_output_could_have_a_name_that_the_text_of_a_program_cannot_carry(label: str) -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    with pytest.raises(
+        asc.GraphError, match="the name of an output must be a string without spaces and '@', got "
+    ) as e:
+        graph.output(**{"fine": x, label: x})
+    assert str(e.value).endswith(repr(label))
+    assert graph.outputs == {}
+
+
 NAMES = st.text(max_size=4) | st.sampled_from(
     "\x00 \x1c \x1fa \x85 a\u2028b \u200b \ufeff \ud800 # -> <- @ @1 a@1 / a/b e0 on run copy input overwriting".split(
         " "
