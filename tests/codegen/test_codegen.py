@@ -470,6 +470,23 @@ def test_streams_are_joined_when_a_task_raises():
     assert log == ["wait"] * 4 + ["synchronize"]
 
 
+def test_logical_devices_of_one_gpu_meet_by_waits():
+    devices = [asc.Device("cpu"), *(asc.Device(f"cuda:{i}", physical="cuda:0") for i in range(2))]
+    graph = two_layers().graph
+    code = asc.schedule(graph, asc.Machine(devices, TWO_GPUS.links)).code
+    assert 'cuda1 = torch.device("cuda:0")\n' in code
+    assert (
+        """
+    with cuda0_copy_out, cuda1_copy_in:
+        cuda0_copy_out.wait_event(e1)
+        cuda1_copy_in.wait_stream(cuda0_copy_out)
+        relu_cuda1 = to(relu, cuda1)
+        cuda0_copy_out.wait_stream(cuda1_copy_in)
+"""
+        in code
+    )
+
+
 # ---- refusals
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import autosched as asc
 from autosched.runtime.backends.virtual import Virtual
-from tests.frontends.test_granularity import grouped, outcome
-from tests.strategies import graphs, inputs_for, machines
+from tests.frontends.test_granularity import grouped
+from tests.strategies import graphs, inputs_for, machines, outcome
 
 drawn_groups = st.lists(st.sampled_from(["a", "b", "c", None]), min_size=60, max_size=60)
 
