@@ -14,7 +14,7 @@ Each step is one graph, built by graph transformations on the public API of auto
 Any model that can be captured can be cut, and the values that cross a cut are those that operators
 read.
 
-    data, model, pipelined    the public functions; pipelined simulates stages, orders and numbers
+    data, pipelined           the public functions; pipelined simulates stages, orders and numbers
                               of micro-batches
     step, plans               what they return: cached plans of calls, steps in flight
     training, batches         captures micro-batches and updates, and schedules; rows of batches
@@ -27,7 +27,6 @@ read.
 
 from autosched.parallel.all_reduce import Half, Int8, TopK
 from autosched.parallel.data import data_parallel
-from autosched.parallel.model import model_parallel
-from autosched.parallel.pipelined import pipeline
+from autosched.parallel.pipelined import model_parallel, pipeline
 
 __all__ = ["Half", "Int8", "TopK", "data_parallel", "model_parallel", "pipeline"]

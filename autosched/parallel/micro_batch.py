@@ -9,7 +9,7 @@ With several stages, the name of a task has the number of its stage: ``F0``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
@@ -22,7 +22,7 @@ from autosched.parallel.template import Template, producer_of
 class Role:
     """The role of a task: a stage's forward (F), backward (B or I and W) or random numbers (R).
 
-    ``part`` numbers the parts into which buckets or branches divide it.
+    ``part`` numbers the parts into which buckets divide it.
     """
 
     stage: int
@@ -85,17 +85,14 @@ def micro_batch_of(
     *,
     split_backward: bool = False,
     buckets: Sequence[Iterable[str]] = (),
-    branching: bool = False,
 ) -> MicroBatch:
     """Merge a template's tasks; ``stage`` is the stage of each task, by name.
 
     With ``split_backward``, backward is I and W; with ``buckets`` of parameters, it is cut where
-    the gradients of each are ready; with ``branching``, stages are cut into ``branches``.
+    the gradients of each are ready.
     """
     graph = template.graph
     roles = _roles(template, stage, split_backward, buckets)
-    if branching:
-        roles = _branched(graph, roles, costs, machine)
     several = len({role.stage for role in roles.values()}) > 1
     merged = merge(graph, {n: role.label(several, len(buckets) > 1) for n, role in roles.items()})
     of_merged = {
@@ -135,18 +132,6 @@ def _roles(
         cut = part.get(i, max(len(buckets) - 1, 0))
         roles[task.name] = Role(stage[task.name], kind, cut)
     return roles
-
-
-def _branched(
-    graph: Graph, roles: Mapping[str, Role], costs: Costs, machine: Machine
-) -> dict[str, Role]:
-    """Return roles with the branch as part."""
-    device = machine.device((machine.accelerators or machine.names)[0])
-    backward = {task.index for task in graph.tasks if _is_backward(task)}
-    seconds = {name: costs.task_seconds(graph.task(name), device) for name in roles}
-    stage = {name: role.stage for name, role in roles.items() if role.kind != "R"}
-    part = branches(graph, stage, backward, seconds)
-    return {name: replace(role, part=part.get(name, 0)) for name, role in roles.items()}
 
 
 def _random_tasks(graph: Graph) -> set[int]:
@@ -216,52 +201,3 @@ def _ancestors(graph: Graph, task: int, known: Set[int], among: Set[int]) -> lis
             found[i] = None
             pending += [d.task for d in graph.tasks[i].dependencies if d.task in among]
     return list(found)
-
-
-# ---- stages divided into parts that wait for different stages
-#
-# Of two towers, the forward of the second needs nothing from the stage of the first; only the task
-# that joins them does. Such a stage is cut where both parts are long enough for tasks of their own.
-
-_MIN_SHARE = 0.1  # of a stage's forward or backward, for at least two parts
-
-
-def branches(
-    graph: Graph, stage: Mapping[str, int], backward: Set[int], seconds: Mapping[str, float]
-) -> dict[str, int]:
-    """Return the part, from 0, of its stage's forward or backward for each task, by name.
-
-    Forward tasks are in one part if they wait for the same other stages; backward tasks, if the
-    same stages wait for them. So parts depend on each other in their order, and never in a cycle.
-    """
-    linked = _linked_stages(graph, stage, backward)
-    groups: dict[tuple[int, bool], dict[frozenset[int], list[str]]] = {}
-    for task in graph.tasks:
-        if task.name in stage:
-            group = groups.setdefault((stage[task.name], task.index in backward), {})
-            group.setdefault(linked[task.index], []).append(task.name)
-    found: dict[str, int] = {}
-    for (_, is_backward), parts in groups.items():
-        sizes = sorted(sum(seconds[name] for name in names) for names in parts.values())
-        is_cut = len(sizes) > 1 and sizes[-2] >= _MIN_SHARE * sum(sizes)
-        ordered = sorted(parts, key=len, reverse=is_backward)
-        for number, stages in enumerate(ordered):
-            found.update((name, number if is_cut else 0) for name in parts[stages])
-    return found
-
-
-def _linked_stages(
-    graph: Graph, stage: Mapping[str, int], backward: Set[int]
-) -> list[frozenset[int]]:
-    """Return the other stages that a forward task waits for, or that wait for a backward task."""
-    found: list[set[int]] = [set() for _ in graph.tasks]
-    own = [{stage[task.name]} if task.name in stage else set() for task in graph.tasks]
-    for task in graph.tasks:
-        if task.index not in backward:
-            for dependency in task.dependencies:
-                found[task.index] |= found[dependency.task] | own[dependency.task]
-    for task in reversed(graph.tasks):
-        if task.index in backward:
-            for user in graph.users[task.index]:
-                found[task.index] |= found[user] | own[user]
-    return [frozenset(stages - one) for stages, one in zip(found, own, strict=True)]

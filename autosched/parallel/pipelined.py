@@ -1,4 +1,4 @@
-"""Pipelines: stages of a model that work on different micro-batches concurrently.
+"""Pipelines: stages of a model that work on different micro-batches concurrently, or one at a time.
 
 Arguments that are not given are found by simulation. Two captured sizes give the costs of each
 operator for any number of rows. So alternatives are simulated without capturing them; only the best
@@ -116,6 +116,50 @@ def pipeline(
         )
     how = (checkpoint, replicas, check_strategy(reduction), tuple(buckets))
     return Pipeline(training, split, chunks, schedule, *how)
+
+
+def model_parallel(
+    model: torch.nn.Module,
+    machine: Machine | None = None,
+    *,
+    loss_fn: Loss | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    devices: Sequence[str] | None = None,
+    split: Split = "auto",
+    clip_grad_norm: float | None = None,
+    before_step: BeforeStep | None = None,
+    averages: bool = True,
+    **options: Any,
+) -> Pipeline:
+    """Return a training step of a model whose parts are on several devices.
+
+    For models that do not fit on one device. One batch goes through one stage after another, so one
+    device works at a time; ``pipeline`` lets the stages work concurrently. For forward alone,
+    ``asc.compile(model, machine, place=...)`` places modules.
+
+    ``split`` is ``"auto"``, one stage per device, cut so that they take equally long and fit; or
+    the devices of modules by patterns of their names, ``{"layer1": "cuda:0", "layer2.*":
+    "cuda:1"}``, which also match the modules inside: the first match counts, and a module that no
+    pattern matches joins the one that runs before it. The other arguments are those of
+    ``pipeline``. Raises ScheduleError for an impossible split.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> machine, split = Machine.emulated(gpus=2), {"0": "cuda:0", "2": "cuda:1"}
+    >>> how = {"loss_fn": torch.nn.MSELoss(), "optimizer": torch.optim.SGD(model.parameters(), 0.1)}
+    >>> step = model_parallel(model, machine, split=split, backend="host", **how)
+    >>> step.cuts(torch.ones(3, 4), torch.ones(3, 2)).devices
+    ('cuda:0', 'cuda:1')
+    """
+    if loss_fn is None or optimizer is None:
+        raise ScheduleError(
+            "model_parallel trains, and needs both loss_fn= and optimizer=; for forward alone, use "
+            "autosched.compile(model, machine, place=...)"
+        )
+    trained = (model, loss_fn, optimizer)
+    training = Training.of(
+        "model_parallel", trained, machine, devices, options, averages, clip_grad_norm, before_step
+    )
+    return Pipeline(training, split, 1, SERIAL)
 
 
 class Pipeline(Step):
@@ -351,8 +395,7 @@ class _Study:
         templates, stage, costs = self._rewritten(size, cuts, order)
         first, more = (
             micro_batch_of(
-                template, stage, costs, self.machine, split_backward=order == "zero-bubble",
-                branching=self.order == SERIAL,
+                template, stage, costs, self.machine, split_backward=order == "zero-bubble"
             )
             for template in templates
         )  # fmt: skip

@@ -39,8 +39,7 @@ class Template:
 
     ``gradients`` has, for parameters by input, the output that is the gradient, in the order in
     which they are computed; ``places`` has the places in ``state`` where other outputs are stored,
-    ``switches`` the attributes that change; ``finish`` returns the function's result from outputs;
-    ``settings`` are those of the optimizer that are inputs.
+    ``switches`` the attributes that change; ``settings`` are those of the optimizer that are inputs.
     """
 
     graph: Graph
@@ -49,7 +48,6 @@ class Template:
     places: Mapping[str, Place]
     switches: Sequence[tuple[dict[str, Any], str, Any]]
     state: Any
-    finish: Callable[[Mapping[str, Any]], Any] = dict
     settings: Any = None
 
     @cached_property
@@ -132,20 +130,6 @@ def pass_of(
     ready = dict(sorted(made.items(), key=lambda item: producer_of(graph, item[1])))
     places = {output: place for output, place in graph.made.items() if place[0] != "grad"}
     return Template(graph, graph.examples, ready, places, graph.switched, graph.state)
-
-
-def forward_of(model: torch.nn.Module, batch: Sequence[Any]) -> Template:
-    """Capture ``model(*batch)`` without gradients."""
-
-    def forward(*batch: Any) -> Any:
-        with torch.no_grad():
-            return model(*batch)
-
-    graph = capture(forward, *batch)
-    change_tasks(graph, graph.tasks, _forward)
-    return Template(
-        graph, graph.examples, {}, graph.made, graph.switched, graph.state, graph.finish
-    )
 
 
 def update_of(

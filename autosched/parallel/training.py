@@ -62,8 +62,6 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
             why = f"{name} decides itself where tasks run and in which order"
         elif option in ("chunks", "checkpoint", "replicas", "schedule"):
             why = f"{name} has none; pipeline has"
-        elif option in ("averages", "clip_grad_norm", "before_step"):
-            why = "it is for training steps, with loss_fn= and optimizer="
         raise ScheduleError(f"unexpected option {option}=: {why}. It takes {', '.join(_OPTIONS)}")
 
 

@@ -278,12 +278,10 @@ def test_unknown_options_are_rejected_at_once() -> None:
             "unexpected option polcy=: pipeline has none",
         ),
         (
-            lambda: parallel.model_parallel(model, PAIR, chunks=4),
+            lambda: parallel.model_parallel(
+                model, PAIR, loss_fn=trained[1], optimizer=trained[2], chunks=4
+            ),
             "chunks=: model_parallel has none; pipeline has",
-        ),
-        (
-            lambda: parallel.model_parallel(model, PAIR, averages=True),
-            "averages=: it is for training steps, with",
         ),
     ]
     for make, message in cases:

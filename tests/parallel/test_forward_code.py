@@ -151,14 +151,3 @@ def test_numbers_that_depend_on_data_are_refused_under_a_checkpoint() -> None:
         pytest.raises(asc.ScheduleError, match="draws other numbers than forward did"),
     ):
         step(*batches()[0])
-
-
-@pytest.mark.parametrize("name", ["checkpoint", "grad"])
-def test_inference_of_a_model_in_training_mode(name: str) -> None:
-    model, (x, _) = model_of(FORWARDS[name]), batches()[0]
-    with asc.parallel.model_parallel(model, asc.Machine.emulated(gpus=2), backend="virtual") as run:
-        torch.manual_seed(2)
-        found = run(x)
-        torch.manual_seed(2)
-        with torch.no_grad():
-            assert torch.equal(found, model(x))

@@ -17,7 +17,7 @@ import autosched as asc
 from autosched.parallel.stages import balanced, blocks_of
 from autosched.parallel.template import pass_of
 from tests.frontends.test_capture import OPTIMIZERS
-from tests.parallel.networks import Past, chain, deep
+from tests.parallel.networks import chain, deep
 from tests.serial import (
     Make,
     among,
@@ -228,17 +228,16 @@ MAP = {"net1": "cuda:0", "net2": "cuda:1"}
 
 
 def test_a_users_map_says_where_modules_are() -> None:
-    model, x = Toy(), torch.randn(20, 10)
-    with asc.parallel.model_parallel(model, PAIR, split=MAP, backend="virtual") as run:
-        assert torch.equal(run(x), model(x))
-        devices = {task.name: task.device for task in run.schedule(x).graph.tasks if not task.view}
-        assert devices == {"F0": "cuda:0", "F1": "cuda:1"}
-        lines = [line.split() for line in str(run.cuts(x)).splitlines()]
+    model = Toy()
+    batch = torch.randn(20, 10), torch.randn(20, 5)
+    make = model_parallel(split=MAP)
+    with make(model, functional.mse_loss, momentum(model.parameters())) as step:
+        tasks = step.schedule(*batch).graph.tasks
+        devices = {task.name: task.device for task in tasks if task.name[0] in "FB"}
+        assert devices == {"F0": "cuda:0", "B0": "cuda:0", "F1": "cuda:1", "B1": "cuda:1"}
+        lines = [line.split() for line in str(step.cuts(*batch)).splitlines()]
         assert lines[0] == ["stage", "device", "blocks", "time", "sent", "on"]
         assert lines[1][:5] == ["0", "cuda:0", "net1", "...", "relu"]
-        assert repr(run.cuts(x)) == str(run.cuts(x))
-    batch = x, torch.randn(20, 5)
-    make = model_parallel(split=MAP)
     assert_trains_as_serially(make, among(1), model, [batch, batch], loss_fn=functional.mse_loss)
     make = pipeline(split=MAP, chunks=4)
     assert_trains_as_serially(make, among(1, 4), model, [batch, batch], loss_fn=functional.mse_loss)
@@ -248,68 +247,6 @@ def test_a_map_may_go_back_and_forth() -> None:
     split = {"0": "cuda:0", "2": "cuda:1", "4": "cuda:0", "6": "cuda:1"}
     assert_trains_as_serially(model_parallel(split=split), among(1), chain(4), vectors(6, 6))
     assert_trains_as_serially(pipeline(split=split, chunks=2), among(1, 2), chain(4), vectors(6, 6))
-
-
-def test_forward_alone_returns_what_the_model_returns() -> None:
-    torch.manual_seed(0)
-    x = torch.randn(5, 8)
-    for model in (Past(), deep().eval(), deep()):
-        with asc.parallel.model_parallel(model, PAIR, backend="virtual") as run:
-            for _ in range(2):
-                twin = copy.deepcopy(model)
-                torch.manual_seed(1)
-                found = run(x)
-                torch.manual_seed(1)
-                with torch.no_grad():
-                    expected = twin(x)
-                torch.testing.assert_close(found, expected, rtol=0, atol=0)
-                torch.testing.assert_close(
-                    dict(model.state_dict()), dict(twin.state_dict()), rtol=0, atol=0
-                )
-                with torch.no_grad():
-                    next(model.parameters()).mul_(0.5)
-
-
-class Towers(nn.Module):
-    """Two parts that need nothing of each other, and one that joins them."""
-
-    def __init__(self, width: int = 256) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.left, self.right = (
-            nn.Sequential(*(nn.Linear(width, width) for _ in range(3))) for _ in range(2)
-        )
-        self.head = nn.Linear(2 * width, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.cat([self.left(x), self.right(x)], 1))
-
-
-def of_modules(schedule: asc.Schedule, device: str, kind: str) -> tuple[float, float]:
-    """Return when pieces of a kind begin and end on a device."""
-    own = [s for s in schedule.simulate().spans if s.kind == "run" and s.name.startswith(kind)]
-    spans = [s for s in own if s.streams[0].device == device]
-    return min(s.start for s in spans), max(s.end for s in spans)
-
-
-def test_independent_stages_run_concurrently() -> None:
-    """The second tower's stage was one task with what joins both, and so waited for the first."""
-    model, (batch,) = Towers(), vectors(512, width=256)
-    split = {"left": "cuda:0", "right": "cuda:1", "head": "cuda:1"}
-    with asc.parallel.model_parallel(model, PAIR, split=split, backend="virtual") as run:
-        (_, end), (start, _) = (
-            of_modules(run.schedule(batch[0]), f"cuda:{i}", "F") for i in range(2)
-        )
-        assert start < end
-        torch.testing.assert_close(run(batch[0]), model(batch[0]), rtol=0, atol=0)
-    with model_parallel(split=split)(
-        model, functional.cross_entropy, momentum(model.parameters())
-    ) as step:
-        schedule = step.schedule(*batch)
-    for kind in "FB":
-        (start, end), (begin, last) = (of_modules(schedule, f"cuda:{i}", kind) for i in range(2))
-        assert max(start, begin) < min(end, last), kind
-    assert_trains_as_serially(model_parallel(split=split), among(1), Towers(8), vectors(6, 6))
 
 
 # ---- what goes wrong
@@ -354,9 +291,15 @@ def test_invalid_arguments_of_pipelines_are_rejected() -> None:
     )
 
 
-def test_a_training_step_without_a_loss_is_rejected() -> None:
-    with pytest.raises(asc.ScheduleError, match="needs both loss_fn= and optimizer="):
-        asc.parallel.model_parallel(Toy(), PAIR, loss_fn=functional.mse_loss)  # type: ignore[call-overload]
+def test_forward_alone_is_for_compile() -> None:
+    with pytest.raises(
+        asc.ScheduleError, match=r"for forward alone, use autosched.compile\(model, m"
+    ):
+        asc.parallel.model_parallel(Toy(), PAIR)
+    model, x = Toy().eval(), torch.randn(20, 10)
+    with torch.no_grad(), asc.compile(model, PAIR, place=MAP, backend="virtual") as run:
+        assert torch.equal(run(x), model(x))
+        assert {*run.schedule(x).placement.device.values()} == {"cuda:0", "cuda:1"}
 
 
 def limited(nbytes: float, gpus: int = 2) -> asc.Machine:
@@ -421,23 +364,6 @@ def test_too_little_memory_for_future_state_is_rejected_before_the_first_step(
     ):
         step(torch.randn(2, 64), torch.randn(2, 64))
     torch.testing.assert_close(dict(model.state_dict()), dict(kept), rtol=0, atol=0)
-
-
-def test_forward_alone_holds_its_part_of_the_model() -> None:
-    model, x = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(4))), torch.randn(2, 64)
-    split = {"[01]": "cuda:0", "*": "cuda:1"}
-    with asc.parallel.model_parallel(model, PAIR, split=split) as run:
-        assert all(
-            run.schedule(x).peak_bytes[device] >= 2 * LAYER for device in ("cuda:0", "cuda:1")
-        )
-    with (
-        pytest.raises(
-            asc.ScheduleError,
-            match="'cuda:0' has 20,000 B of memory, and what must be there at once",
-        ),
-        asc.parallel.model_parallel(model, limited(20_000), split=split) as run,
-    ):
-        run(x)
 
 
 def test_a_reduction_that_does_not_fit_is_not_chosen() -> None:

@@ -245,23 +245,6 @@ def test_a_call_that_was_interrupted_is_waited_for(monkeypatch):
     trained("data", "sgd", use, backend="emulated", in_flight=2)
 
 
-def test_calls_of_a_model_on_several_devices_may_be_in_flight():
-    model = network().train()
-    expected = copy.deepcopy(model)
-    split = {"0": "cuda:0", "1": "cuda:0", "4": "cuda:1"}
-    given = [(x,) for x, _ in batches(4)]
-    torch.manual_seed(7)
-    with torch.no_grad():
-        results = [expected(*batch) for batch in given]
-    torch.manual_seed(7)
-    options = {"split": split, "backend": "emulated", "in_flight": 2}
-    with parallel.model_parallel(model, MACHINE, **options) as run:
-        assert same(list(run.map(given)), results)
-        assert same(run.submit(*given[0]).result(), run.submit(*given[0]).result()) is False
-        run.wait()
-    assert same(run.model[1].num_batches_tracked, expected[1].num_batches_tracked + 2)
-
-
 def test_steps_of_several_ranks_are_not_in_flight(monkeypatch):
     monkeypatch.setattr(asc.Machine, "rank", 0)
     machine = asc.Machine.emulated(gpus=1, hosts=2)

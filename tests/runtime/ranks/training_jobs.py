@@ -244,40 +244,6 @@ def misuse(what: str) -> list[str]:
 # ---- stages
 
 
-class Smoothed(nn.Module):
-    """Has a buffer that each call replaces, and returns what its first and last layers return."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6))
-        self.last = nn.Linear(6, 4)
-        self.register_buffer("mean", torch.zeros(4))
-
-    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        h = self.first(x)
-        y = self.last(h) - self.mean
-        self.mean = 0.9 * self.mean + 0.1 * y.mean(0)
-        return {"hidden": h, "y": y}
-
-
-FORWARD = {"split": {"first": "cpu:0", "last": "cpu:1"}}
-
-
-def forward(options: dict[str, Any], hosts: int | None = None) -> Any:
-    """Call a model without a loss, in several modes; return results, and its buffers."""
-    machine = machine_of(hosts)
-    torch.manual_seed(0)
-    model = Smoothed()
-    found = []
-    with asc.parallel.model_parallel(model, machine, **FORWARD, **options) as run:
-        for number, rows in enumerate([6, 6, 5, 6]):
-            model.train(number < 3)
-            with torch.no_grad():
-                found.append(run(batch(number, 0, rows)[0]))
-        assert run.cuts(batch(3, 0, 6)[0]).devices == ("cpu:0", "cpu:1")
-    return found, dict(model.named_buffers())
-
-
 def refuse() -> list[str]:
     """Do what is refused, and what is not afterwards; return the errors."""
     machine = asc.Machine.cluster()
@@ -285,15 +251,11 @@ def refuse() -> list[str]:
     trained = model, functional.cross_entropy, optim.SGD(model.parameters(), 0.1)
     split = {"0": "cpu:0", "1": "cpu:1"}
     step = asc.parallel.pipeline(*trained, machine, split=split, chunks=2, schedule="gpipe")
-    run = asc.parallel.model_parallel(model, machine, split=split)
     rank = machine.rank or 0
     errors = []
     for call in (
         lambda: step(*batch(0, 0, 8 + rank)),
-        lambda: run(batch(0, 0, 8 + rank)[0]),
-        lambda: run(batch(0, 0, 8)[0].to(torch.float64 if rank else torch.float32)),
-        lambda: run(batch(0, 0, 8)[0]),
-        lambda: asc.parallel.model_parallel(model, machine, in_flight=2),
+        lambda: asc.parallel.pipeline(*trained, machine, in_flight=2),
     ):
         try:
             call()
