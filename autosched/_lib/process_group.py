@@ -6,7 +6,7 @@ timeout for connecting and for all that follows, and ranks that wait for a long 
 up. ``_get_default_store``: what a rank says when it fails goes through the store of a group that the
 user has made, and torch has no public function that returns it.
 
-Agreements are texts and numbers that all gather from all, in one order of calls; nothing is
+Agreements are plain data that all gather from all as JSON, in one order of calls; nothing is
 unpickled. A process that waits for others looks again and again, so that Control-C ends it, and so
 does news of a failure.
 
@@ -25,9 +25,7 @@ import json
 import os
 import threading
 import time
-import uuid
 import weakref
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
@@ -50,8 +48,7 @@ _HOW = (
 )
 _FOREVER = timedelta(days=1)
 _MOMENT = timedelta(milliseconds=50)
-_NUMBERS = 4  # of each rank in an agreement at most
-_NOTHING, _TEXT, _FAILED = range(3)  # what a rank has to say beside
+_HEAD, _SHORT = 8, 504  # bytes of an agreement: of a length, and of what goes with it
 _SPINS = 200  # looks, some 100 us, before a process begins to sleep: to sleep at all takes as long
 _SHORTEST = 2e-5  # seconds between two looks; doubled up to the longest
 _LONGEST = 1e-3
@@ -94,89 +91,77 @@ class ProcessGroup:
 
     # ---- agreements
 
-    def gather(self, what: str, numbers: Sequence[int]) -> list[list[int]]:
-        """Return the numbers of all ranks, at most 4 of each. ``what`` names the call."""
-        return [row[: len(numbers)] for row in self._gathered(what, numbers, _NOTHING, "")[0]]
+    def gather(self, what: str, make: Callable[[], Any]) -> list[Any]:
+        """Return the plain data that a function returns on each rank; raise on all what it raises.
 
-    def texts(self, what: str, mine: str) -> list[str]:
-        """Return the texts of all ranks. ``what`` names the call."""
-        return self._gathered(what, (), _TEXT, mine)[1]
-
-    def together(self, what: str, do: Callable[[], T]) -> T:
-        """Return what a function returns; raise on all ranks what it raises on one.
-
-        The function may contain agreements. A rank that fails before one of them lets it fail.
+        ``what`` names the call. The function may contain agreements. A rank that fails before one
+        of them lets it fail.
         """
         try:
-            made = do()
+            mine = make()
         except Exception as error:
             if error is not self.raised:
-                self.raised = error
                 with contextlib.suppress(AutoschedError):  # it is raised here, and told there
-                    self._gathered(what, (), _FAILED, json.dumps(_told(error)))
+                    self._gathered(what, True, _told(error))
                 self.raised = error
             raise
         except BaseException as error:
             self.fail_by(error)
             raise
-        self.gather(what, ())
-        return made
+        return self._gathered(what, False, mine)
+
+    def together(self, what: str, do: Callable[[], T]) -> T:
+        """Return what a function returns; raise on all ranks what it raises on one."""
+        made: list[T] = []
+        self.gather(what, lambda: made.append(do()))
+        return made[0]
 
     def compare(self, call: str, what: str, lines: Sequence[str]) -> None:
         """Raise ScheduleError, on all ranks, unless all describe something in the same lines."""
-        first, *others = map(json.loads, self.texts(call, json.dumps([*lines])))
+        first, *others = self.gather(call, lambda: [*lines])
         for rank, own in enumerate(others, 1):
             if found := difference("rank 0", first, f"rank {rank}", own):
                 raise ScheduleError(f"rank {rank}: {what} differs from rank 0's{found}")
 
-    def from_first(self, what: str, make: Callable[[], str]) -> str:
-        """Return the text that rank 0 makes. Raise on all ranks what that raises."""
-        found: list[str] = []
-        self.together(what, lambda: found.append(make()) if self.rank == 0 else None)
-        return self.texts(what, found[0] if found else "")[0]
-
-    def _gathered(
-        self, what: str, numbers: Sequence[int], kind: int, mine: str
-    ) -> tuple[list[list[int]], list[str]]:
-        """Return the numbers and texts of all ranks. Raises what one of them failed with."""
+    def _gathered(self, what: str, has_failed: bool, mine: Any) -> list[Any]:
+        """Return what all ranks say, unless one of them has failed, or made another call."""
         self.check()
-        name = zlib.crc32(what.encode())
         try:
-            row = torch.tensor([name, kind, *numbers, *[0] * (_NUMBERS - len(numbers))])
-            rows = [each.tolist() for each in self._all(row, what)]
-            if all(each[0] == name and each[1] == _NOTHING for each in rows):
-                return [each[2:] for each in rows], []
-            data = torch.frombuffer(bytearray(json.dumps([what, mine]).encode()), dtype=torch.uint8)
-            lengths = [int(each) for each in self._all(torch.tensor([len(data)]), what)]
-            padded = torch.zeros(max(lengths), dtype=torch.uint8)
-            padded[: len(data)] = data
-            said = zip(self._all(padded, what), lengths, strict=True)
-            texts = [json.loads(bytes(each[:length].numpy())) for each, length in said]
+            text = json.dumps([what, has_failed, mine]).encode()
+            # All send as many bytes: the length and the beginning, and where that is too short, all.
+            begun = len(text).to_bytes(_HEAD) + text[:_SHORT]
+            texts = self._all(begun.ljust(_HEAD + _SHORT, b"\0"), what)
+            lengths = [int.from_bytes(each[:_HEAD]) for each in texts]
+            texts = [each[_HEAD:] for each in texts]
+            if max(lengths) > _SHORT:
+                texts = self._all(text.ljust(max(lengths), b"\0"), what)
+            said = [json.loads(each[:n]) for each, n in zip(texts, lengths, strict=True)]
         except AutoschedError:
             raise
         except BaseException as error:  # the others are in the middle of it
             self.fail_by(error)
             raise
-        for rank, (each, (_, text)) in enumerate(zip(rows, texts, strict=True)):
-            if each[1] == _FAILED and rank != self.rank:
-                what, said = json.loads(text)
-                self.raised = _error(what, said, rank)
+        for rank, (_, failed, told) in enumerate(said):
+            if failed and rank == self.rank:
+                return []  # it is raised where it comes from
+            if failed:
+                kind, why = told
+                self.raised = _error(kind, why, rank)
                 raise self.raised
-            if each[1] == _FAILED:
-                break  # it is raised where it comes from
-        for rank, (other, _) in enumerate(texts):
-            if other != texts[0][0] and all(each[1] != _FAILED for each in rows):
-                order = "all ranks must make the same calls, in one order"
+        for rank, (other, _, _) in enumerate(said):
+            if other != said[0][0]:
+                calls = f"rank {rank} calls {other} where rank 0 calls {said[0][0]}"
                 self.raised = RankError(
-                    f"rank {rank} calls {other} where rank 0 calls {texts[0][0]}; {order}"
+                    f"{calls}; all ranks must make the same calls, in one order"
                 )
                 raise self.raised
-        return [each[2:] for each in rows], [text for _, text in texts]
+        return [each for _, _, each in said]
 
-    def _all(self, row: torch.Tensor, what: str) -> list[torch.Tensor]:
+    def _all(self, data: bytes, what: str) -> list[bytes]:
+        row = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         found = [torch.empty_like(row) for _ in range(self.size)]
         self.finish(self.ways[0].allgather([found], [row]), what)
-        return found
+        return [bytes(each.numpy()) for each in found]
 
     def broadcast(self, row: torch.Tensor, root: int, what: str) -> None:
         """Give all ranks the row of one, in place.
@@ -231,7 +216,9 @@ class ProcessGroup:
                     self._let_others_read()
 
     def fail_by(self, error: BaseException) -> None:
-        """Let all ranks fail, because of an error here."""
+        """Let all ranks fail, because of an error here, unless all have raised it."""
+        if error is self.raised:
+            return
         is_interrupt = isinstance(error, KeyboardInterrupt)
         what = "was interrupted" if is_interrupt else f"failed: {_told(error)[1]}"
         self.fail("rank", f"{self.named(self.rank)} {what}")
@@ -328,8 +315,6 @@ def meet(timeout: float) -> ProcessGroup:
 
 def join(store: Any, rank: int, size: int, timeout: float) -> ProcessGroup:
     """Join the processes that share a store of torch.distributed, in its default group."""
-    # Processes that are started again find what earlier ones wrote: so names are new.
-    store = _dist.PrefixStore(_token(store, rank, size, timeout), store)
     limit = timedelta(seconds=timeout)
     _dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
     _set_timeout(_dist.default_pg_timeout)
@@ -342,31 +327,6 @@ def destroy() -> None:
     """Leave torch's default group."""
     if _dist.is_initialized():
         _dist.destroy_process_group()
-
-
-def _token(store: Any, rank: int, size: int, timeout: float) -> str:
-    """Return a text that these processes share, and that no earlier ones had.
-
-    Each process writes a number that nobody else has, and rank 0 answers the last one of each.
-    """
-    mine = uuid.uuid4().hex
-    store.set(f"hello/{rank}", mine)
-    if rank:
-        store.wait([f"token/{mine}"], timedelta(seconds=timeout))
-        token = str(store.get(f"token/{mine}").decode())
-        store.set(f"here/{token}/{rank}", "")
-        return token
-    missing = [*range(1, size)]
-    deadline = time.monotonic() + timeout
-    while missing:
-        for other in missing:
-            if store.check([f"hello/{other}"]):
-                store.set(f"token/{store.get(f'hello/{other}').decode()}", mine)
-        missing = [other for other in missing if not store.check([f"here/{mine}/{other}"])]
-        if missing and time.monotonic() > deadline:
-            raise RankError(f"rank {missing[0]} did not come within {timeout:g} s")
-        time.sleep(_LONGEST)
-    return mine
 
 
 def _environment() -> tuple[int, int]:

@@ -190,8 +190,8 @@ class CallAgreement:
         It is 0 for a new one, ``why`` says for what reason, and -1 where a call is wrong.
         """
         what = f"a call of {self.name!r}"
-        if any(each != [number] for each in self._group.gather(what, [number])):
-            texts = self._group.texts(f"{what}, to compare", why())
+        if {*self._group.gather(what, lambda: number)} != {number}:
+            texts = self._group.gather(f"{what}, to compare", why)
             by_kind = {text: f"rank {rank} {text}" for rank, text in reversed([*enumerate(texts)])}
             kinds = sorted(by_kind.values(), key=lambda text: "uses capture" in text)
             raise ScheduleError(

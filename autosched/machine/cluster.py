@@ -7,7 +7,6 @@ refuses one in two places. Otherwise copies go by way of host memory.
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import socket
 import sys
@@ -83,8 +82,8 @@ def cluster(network: str | Network | None, timeout: float, local: Machine) -> Ma
     between = None if network is None else named_network(network)
     group = current() or enter(meet(timeout))
     mine = {"versions": _versions(), "host": socket.gethostname(), "machine": local.to_json()}
-    texts = group.texts("Machine.cluster()", json.dumps(mine | described(local)))
-    machine, why = _gathered(texts, between, isinstance(network, Network))
+    ranks = group.gather("Machine.cluster()", lambda: mine | described(local))
+    machine, why = _gathered(ranks, between, isinstance(network, Network))
     if why and group.rank == 0:
         what = "copies between GPUs of different ranks go by way of host memory"
         warnings.warn(f"{what}: {why}", RuntimeWarning, stacklevel=3)
@@ -104,13 +103,12 @@ def _versions() -> dict[str, str]:
 
 
 def _gathered(
-    texts: Sequence[str], network: Network | None, is_chosen: bool
+    ranks: Sequence[Mapping[str, Any]], network: Network | None, is_chosen: bool
 ) -> tuple[Machine, str]:
     """Return the machine of all ranks, and why its GPUs exchange data by way of the hosts, if so.
 
     Raises MachineError where their versions differ.
     """
-    ranks = [json.loads(text) for text in texts]
     for rank, other in enumerate(ranks):
         for name, version in ranks[0]["versions"].items():
             if other["versions"].get(name) != version:

@@ -16,7 +16,7 @@ read.
 
     data, pipelined           the public functions; pipelined simulates stages, orders and numbers
                               of micro-batches
-    step, plans               what they return: cached plans of calls, steps in flight
+    step                      what they return: cached plans of calls, steps in flight
     training, batches         captures micro-batches and updates, and schedules; rows of batches
     step_graph, costs         graphs of steps, and tasks of memory traffic
     all_reduce, clip          gradients: bucketing, reduction, compression, clipping

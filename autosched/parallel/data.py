@@ -6,26 +6,24 @@ one bucket of gradients is summed while backward computes the next.
 
 from __future__ import annotations
 
-import contextlib
-import heapq
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
 from typing import Any, Literal
 
 import torch
 
-from autosched import Costs, Machine, ScheduleError
+from autosched import AutoschedError, CaptureError, Costs, Machine, ScheduleError
 from autosched.parallel.all_reduce import SIZES, Compression, buckets, check_sizes
 from autosched.parallel.batches import batch_homes, check_count, divided, shares
 from autosched.parallel.costs import tabulated
 from autosched.parallel.micro_batch import MicroBatch, micro_batch_of
 from autosched.parallel.ranks import ranks_of
-from autosched.parallel.step import Planned, Step
+from autosched.parallel.step import Step
 from autosched.parallel.step_graph import StepSpec
-from autosched.parallel.template import BeforeStep, Loss, Template, accumulating
-from autosched.parallel.training import Training, check_strategy
+from autosched.parallel.template import Loss, Template, accumulating
+from autosched.parallel.training import Planned, Training, check_strategy
 from autosched.parallel.updates import Bucket
 
 _Names = tuple[tuple[str, ...], ...]  # of the gradients in each bucket
@@ -45,7 +43,6 @@ def data_parallel(
     accumulate: int = 1,
     shares: Shares = "auto",
     clip_grad_norm: float | None = None,
-    before_step: BeforeStep | None = None,
     averages: bool = True,
     **options: Any,
 ) -> Step:
@@ -70,13 +67,11 @@ def data_parallel(
       not sent in later steps.
     * ``accumulate``: how many micro-batches each device computes, one after another, for one sum.
     * ``shares``: numbers, one for each device, in whose proportion rows are divided; a device with
-      0 takes no part, and the first other one has the user's model. ``"auto"``: equal shares of
-      devices that are equally fast; otherwise, or where those do not fit, the division that is
-      predicted to be fastest, also without the slowest. ``notes`` has it.
+      0 takes no part, and the first other one has the user's model. ``"auto"``: equal shares, or
+      for devices that differ those by speed, also without the slowest, if these are predicted to
+      be faster. ``notes`` has it.
     * ``clip_grad_norm``: clip gradients, all together, by that norm as torch does;
-      ``step.grad_norm`` is the norm before.
-    * ``before_step``: a function of the model that changes gradients in another way, before the
-      optimizer's step.
+      ``step.grad_norm`` is the norm before. Hooks of the optimizer's step may change them, too.
     * ``averages``: whether ``loss_fn`` averages over a batch; otherwise it sums.
     * ``options``: ``backend``, ``check``, ``costs``, ``in_flight``, ``nvtx``, ``outputs``,
       ``progress``, ``replay`` of ``schedule``; and ``fuse``, for regions compiled by Inductor.
@@ -102,7 +97,7 @@ def data_parallel(
     check_sizes(SIZES if buckets == "auto" else buckets)
     trained = (model, loss_fn, optimizer)
     training = Training.of(
-        "data_parallel", trained, machine, devices, options, averages, clip_grad_norm, before_step
+        "data_parallel", trained, machine, devices, options, averages, clip_grad_norm
     )
     check_shares(shares, [training.machine.device(name).rank for name in training.devices])
     how = (check_strategy(reduction), buckets, compression, accumulate, shares)
@@ -128,20 +123,14 @@ class _Study:
         self.captured: dict[int, Template] = {}
 
     def best(self) -> Planned:
-        """Return the fastest plan of all divisions of the rows."""
-        shares = self.shares
-        weights = [1.0] * len(self.devices) if shares == "auto" else shares
-        first = self._by_weights(weights)
+        """Return the fastest plan of all divisions of the rows that fit."""
         found = list[Planned]()
-        errors = list[ScheduleError]()
-        try:
-            found.append(self.planned(first))
-        except ScheduleError as error:  # too little memory, perhaps not with other shares
-            errors.append(error)
-        speeds = self._speeds([rows or 0 for rows in first]) if shares == "auto" else None
-        for division in [] if speeds is None else self._divisions(speeds):
-            with contextlib.suppress(ScheduleError):
+        errors = list[AutoschedError]()
+        for division in dict.fromkeys(map(self._division, self._weights())):
+            try:
                 found.append(self.planned(division))
+            except (ScheduleError, CaptureError) as error:  # too little memory, or one row
+                errors.append(error)
         if not found:
             raise errors[0]
         return min(found, key=lambda plan: plan.schedule.makespan)
@@ -160,92 +149,39 @@ class _Study:
     def _rank(self, device: int) -> int | None:
         return self.machine.device(self.devices[device]).rank
 
-    def _by_weights(self, weights: Sequence[float]) -> _Division:
-        found: list[int | None] = [None] * len(self.devices)
-        for rows, own in self._groups():
-            if any(chosen := [weights[i] for i in own]):
-                for i, share in zip(own, divided(rows, chosen), strict=True):
-                    found[i] = share if weights[i] else None
-        return self._with_all_ranks(found)
-
-    def _with_all_ranks(self, rows: Sequence[int | None]) -> _Division:
-        """Return a division in which each rank takes part, if without rows."""
-        ranks = {self._rank(i) for i, own in enumerate(rows) if own is not None}
-        return tuple(own if self._rank(i) in ranks else 0 for i, own in enumerate(rows))
-
-    def _divisions(self, speeds: Sequence[Speed]) -> Iterator[_Division]:
-        """Yield equal shares and those by speed, of all devices and without the slowest.
-
-        The memory that they need is estimated, so there are divisions that leave some of it free.
-        """
-        tried = set[_Division]()
-        for kept in slowest_last(speeds):
-            equal = self._by_weights([i in kept for i in range(len(speeds))])
-            balanced = (self._balanced(speeds, kept, free) for free in (0.0, 0.2, 0.4))
-            for division in (equal, *balanced):
-                if division is not None and division not in tried:
-                    tried.add(division)
-                    yield division
-
-    def _balanced(
-        self, speeds: Sequence[Speed], kept: Collection[int], free: float
-    ) -> _Division | None:
-        found: list[int | None] = [None] * len(speeds)
-        least = 2 * self.accumulate  # batch norms refuse one row
-        for rows, group in self._groups():
-            own = [i for i in group if i in kept] or group
-            shares = balanced(rows, [speeds[i].with_free(free) for i in own], least)
-            if shares is None:
-                return None
-            for i, share in zip(own, shares, strict=True):
-                found[i] = share or None
-        return self._with_all_ranks(found)
-
-    def _speeds(self, even: Sequence[int]) -> list[Speed] | None:
-        """Return what devices can do; None if equal shares suit them."""
+    def _weights(self) -> list[Sequence[float]]:
+        """Return the shares to try: equal ones, and those by speed, also without the slowest."""
+        if self.shares != "auto":
+            return [self.shares]
+        found: list[Sequence[float]] = [[1.0] * len(self.devices)]
         devices = [self.machine.device(name) for name in self.devices]
-        limits = [device.nbytes for device in devices]
         rates = {(d.flops_per_second, d.bytes_per_second, d.launch_seconds) for d in devices}
-        if len(rates) == len({*limits}) == 1:
-            return None
-        # 1. Seconds and bytes for micro-batches of two sizes.
-        parts = self.accumulate
-        large = -(-max(self.counts) // parts)
-        sizes = (large // 2, large) if large > 3 else (large, 2 * large)
-        templates = self._passes(sizes)
-        (low, high) = (self._seconds(templates[size]) for size in sizes)
-        peaks = [0.0, 0.0]
-        if min(limits) < math.inf:
-            peaks = [self._peak(size) for size in sizes]
-        # 2. Those for any number of rows.
-        grown = sizes[1] - sizes[0]
-        nbytes = (peaks[1] - peaks[0]) / grown
-        found = []
-        for own, other, limit in zip(low, high, limits, strict=True):
-            row = max(0.0, other - own) / grown
-            most = (limit - peaks[0]) / nbytes + sizes[0] if nbytes > 0 else math.inf
-            found.append(Speed(parts * max(0.0, own - row * sizes[0]), row, parts * most))
-        ends = [speed.fixed + rows * speed.row for speed, rows in zip(found, even, strict=True)]
-        fits = all(rows <= speed.most for speed, rows in zip(found, even, strict=True))
-        return None if fits and max(ends) <= ALIKE * min(ends) else found
-
-    def _seconds(self, one: Template) -> list[float]:
-        """Return the seconds of a micro-batch on each device."""
+        if len(rates) == 1:
+            return found
+        # Of a micro-batch; batch norms refuse one row.
+        size = max(2, -(-max(self.counts) // (self.accumulate * len(devices))))
+        (one,) = self._passes([size]).values()
         costs = Costs.estimate(one.graph, one.examples)
         table, _ = tabulated(one.graph, costs, self.machine)
-        return [sum(seconds[name] for seconds in table.values()) for name in self.devices]
+        seconds = [sum(own[name] for own in table.values()) for name in self.devices]
+        order = sorted(seconds)
+        slowest = [a for a, b in pairwise(order) if b > ALIKE * a]  # of those that are kept
+        for limit in [order[-1], *reversed(slowest)] if slowest else []:
+            found.append([float(own <= limit) for own in seconds])
+            found.append([1 / own if own <= limit else 0.0 for own in seconds])
+        return found
 
-    def _peak(self, size: int) -> float:
-        """Return the bytes that a replica needs for micro-batches, with what it sends and adds."""
-        machine = self.machine
-        free = tuple(replace(device, nbytes=math.inf) for device in machine.devices)
-        training = replace(
-            self.training, machine=replace(machine, devices=free), devices=self.devices[:1]
-        )
-        rows = size * self.accumulate
-        plan = replace(self, training=training.alone, counts=[rows]).planned((rows,))
-        gradients = (plan.template.examples[name].nbytes for name in plan.template.gradients)
-        return plan.schedule.peak_bytes[self.devices[0]] + 2 * sum(gradients)
+    def _division(self, weights: Sequence[float]) -> _Division:
+        """Divide the rows of each rank; all ranks take part, if without rows."""
+        found: list[int | None] = [None] * len(self.devices)
+        for rows, own in self._groups():
+            chosen = [weights[i] for i in own]
+            if not any(chosen):
+                chosen = [1.0] * len(own)
+            for i, weight, share in zip(own, chosen, divided(rows, chosen), strict=True):
+                found[i] = share if weight else None
+        ranks = {self._rank(i) for i, own in enumerate(found) if own is not None}
+        return tuple(own if self._rank(i) in ranks else 0 for i, own in enumerate(found))
 
     # ---- plans
 
@@ -267,8 +203,9 @@ class _Study:
         ]
         # 3. Schedule the step with each reduction and all buckets.
         tried: dict[tuple[str, _Names], float] = {}
-        best: Planned | None = None
+        plans = list[Planned]()
         tensors = {name: one.examples[name] for name in one.gradients}
+        notes = {"tried": tried, "shares": dict(zip(devices, map(sum, cuts), strict=True))}
         for names in self._buckets(tensors, len(devices)):
             made = tuple(Bucket(0, {n: one.examples[n] for n in group}) for group in names)
             spec = StepSpec(
@@ -278,16 +215,10 @@ class _Study:
                 training.updates(made, len(devices) > 1), homes=batch_homes(one, self.batch),
                 counts=self._counts(devices, cuts), compression=self.compression,
             )  # fmt: skip
-            reduced = training.reduced(spec, self.reduction)
-            for name, (schedule, built) in reduced.items():
-                tried[name, names] = schedule.makespan
-                if best is None or schedule.makespan < best.schedule.makespan:
-                    notes = {"reduction": name, "buckets": names, "tried": tried}
-                    notes["shares"] = dict(zip(devices, map(sum, cuts), strict=True))
-                    settings = tuple(update.settings for update in spec.updates)
-                    best = Planned(schedule, built, one, spec.updates[0].state, notes, settings)
-        assert best is not None
-        return best
+            plans += training.plans(spec, one, self.reduction, {**notes, "buckets": names})
+        for plan in plans:
+            tried[plan.notes["reduction"], plan.notes["buckets"]] = plan.schedule.makespan
+        return min(plans, key=lambda plan: plan.schedule.makespan)
 
     def _passes(self, sizes: Iterable[int]) -> dict[int, Template]:
         """Capture micro-batches of each size, unless that was done."""
@@ -337,20 +268,6 @@ class _Study:
 Shares = Sequence[float] | Literal["auto"]
 
 ALIKE = 1.1  # devices that differ by less get equal shares
-_GRAINS = 4096  # parts of a batch that are given to devices, one after another
-
-
-@dataclass(frozen=True)
-class Speed:
-    """The seconds of a device for a step: a fixed part, and for each row; ``most`` rows fit."""
-
-    fixed: float
-    row: float
-    most: float = math.inf
-
-    def with_free(self, share: float) -> Speed:
-        """Return the device of which a share of the rows that fit stays free."""
-        return replace(self, most=(1 - share) * self.most)
 
 
 def check_shares(shares: Any, ranks: Sequence[int | None]) -> None:
@@ -370,44 +287,3 @@ def check_shares(shares: Any, ranks: Sequence[int | None]) -> None:
             f"shares must be 'auto' or a sequence of {len(ranks)} numbers, one for each device, 0 "
             f"for one that takes no part while others of its rank do, got {shares!r}"
         )
-
-
-def balanced(rows: int, devices: Sequence[Speed], least: int = 2) -> tuple[int, ...] | None:
-    """Divide rows so that the device that ends last ends early; None if they do not fit.
-
-    A device gets no rows, or ``least`` or more.
-
-    >>> balanced(10, [Speed(0, 1), Speed(0, 4)])
-    (8, 2)
-    >>> balanced(10, [Speed(0, 1, most=5), Speed(0, 4)])
-    (5, 5)
-    """
-    grain = max(1, rows // _GRAINS)
-    found = [0] * len(devices)
-    ends = [(one.fixed + grain * one.row, i) for i, one in enumerate(devices)]
-    heapq.heapify(ends)
-    left = rows
-    while left and ends:
-        _, i = heapq.heappop(ends)
-        taken = min(grain, left, math.floor(min(rows, devices[i].most)) - found[i])
-        if taken > 0:
-            found[i] += taken
-            left -= taken
-            heapq.heappush(ends, (devices[i].fixed + (found[i] + grain) * devices[i].row, i))
-    small = [i for i, own in enumerate(found) if 0 < own < least]
-    if small and not left and len(small) < sum(map(bool, found)):
-        others = [Speed(0, 1, 0) if i in small else one for i, one in enumerate(devices)]
-        return balanced(rows, others, least)
-    return None if left else tuple(found)
-
-
-def slowest_last(devices: Sequence[Speed]) -> list[list[int]]:
-    """Return the indices of all devices, then without the slowest ones, and so on.
-
-    >>> slowest_last([Speed(0, 4), Speed(0, 1), Speed(0, 1.01)])
-    [[1, 2, 0], [1, 2]]
-    """
-    order = sorted(range(len(devices)), key=lambda i: devices[i].row)
-    rates = [devices[i].row for i in order]
-    cuts = [k for k in range(1, len(order)) if rates[k] > ALIKE * rates[k - 1]]
-    return [order[:k] for k in (len(order), *reversed(cuts))]

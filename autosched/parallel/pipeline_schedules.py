@@ -13,7 +13,6 @@ graph is the same for all schedules.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import Literal, NamedTuple
@@ -93,32 +92,18 @@ def interleaved(devices: int, chunks: int) -> Order:
     return tuple(map(row, range(devices)))
 
 
-def zero_bubble(
-    devices: int,
-    chunks: int,
-    *,
-    seconds: Mapping[Kind, Sequence[float]] | None = None,
-    copy: float = 0.0,
-) -> Order:
+def zero_bubble(devices: int, chunks: int) -> Order:
     """Return a schedule that fills bubbles with gradients by weights.
 
-    ZB-V of Qi et al., "Zero bubble", arXiv 2401.10241. Stages form a V, with stages s and 2p-1-s on
-    device s. Gradients by weights, W, fill the gaps, and come first where the memory limit is
-    reached: a device holds at most 2p activations of stages, from F to W. Bubble: (p-1) / (6m+p-1)
-    where F, I and W are equally long and m >= p.
-
-    ``seconds`` has for each kind (F, I, W) those by stage, default 1; ``copy`` is the time of a
-    copy between devices. Returns the fastest of several, with different thresholds for the size of
-    a gap that gets a W.
+    ZB-V of Qi et al., "Zero bubble", arXiv 2401.10241, with W where torch's ScheduleZBVZeroBubble
+    has them. Stages form a V, with stages s and 2p-1-s on device s. A device holds at most 2p
+    activations of stages, from F to W. Bubble: (p-1) / (6m+p-1) where F, I and W are equally long
+    and m >= 2p-1.
 
     >>> print(*zero_bubble(2, 1)[1])
-    1F0 2F0 2I0 1I0 2W0 1W0
+    1F0 2F0 2I0 2W0 1I0 1W0
     """
-    if seconds is None:
-        seconds = dict.fromkeys(_KINDS, [1.0] * 2 * devices)
-    rows = tuple(_v_shaped(rank, devices, chunks) for rank in range(devices))
-    filled = [_GapFilling(rows, seconds, copy, share).run() for share in (0.0, 0.5, 1.0)]
-    return min(filled, key=lambda found: found[0])[1]
+    return tuple(_v_shaped(rank, devices, chunks) for rank in range(devices))
 
 
 ORDERS: Mapping[str, Callable[[int, int], Order]] = {
@@ -153,94 +138,21 @@ def _alternating(
 
 
 def _v_shaped(rank: int, devices: int, chunks: int) -> tuple[Action, ...]:
-    """Return F and I of a device whose first stage is ``rank``, its second on the way back."""
+    """Return the actions of a device whose first stage is ``rank``, its second on the way back."""
     enough = max(chunks, 2 * devices - 1)  # to fill the pipeline; surplus is dropped at the end
     back = 2 * devices - 1 - rank
-    f = iter(_row(rank, "F", enough))
-    i = iter(_row(rank, "I", enough))
-    g = iter(_row(back, "F", enough))
-    j = iter(_row(back, "I", enough))
+    f, i, w = (iter(_row(rank, kind, enough)) for kind in _KINDS)
+    g, j, x = (iter(_row(back, kind, enough)) for kind in _KINDS)
     turns = [
         ((f,), 2 * (devices - rank) - 1),
         ((g, f), rank),
-        ((g, j), devices - rank),
-        ((f, i, g, j), enough - (2 * devices - 1 - rank)),
-        ((i, g, j), devices - 1 - rank),
+        ((g, j, x), devices - rank),
+        ((f, i, w, g, j, x), enough - back),
+        ((i, w, g, j, x), devices - 1 - rank),
         ((i, j), rank),
-        ((i,), devices - rank),
+        ((i, w), devices - rank),
+        ((x,), rank),
+        ((w,), rank),
     ]
     actions = [next(stream) for streams, times in turns for _ in range(times) for stream in streams]
     return tuple(action for action in actions if action.chunk < chunks)
-
-
-class _GapFilling:
-    """A simulation of sequences of F and I, with W in the gaps.
-
-    ``share`` of the seconds of a W is the least size of a gap.
-    """
-
-    def __init__(
-        self, rows: Order, seconds: Mapping[Kind, Sequence[float]], copy: float, share: float
-    ):
-        self.rows = rows
-        self.seconds = seconds
-        self.copy = copy
-        self.share = share
-        self.device = stage_devices(rows)
-        self.ends: dict[Action, float] = {}
-        self.free = [0.0 for _ in rows]  # by device, the end of its last action
-        self.next = [0 for _ in rows]  # by device, the position in its row
-        self.weights: list[deque[Action]] = [deque() for _ in rows]  # each W whose I has run
-        self.done: list[list[Action]] = [[] for _ in rows]
-        self.held = [0 for _ in rows]  # activations
-
-    def run(self) -> tuple[float, Order]:
-        steps = [self._step(rank) for rank in range(len(self.rows))]
-        for _ in range(3 * sum(map(len, self.rows)) // 2):
-            start, rank, action = min(step for step in steps if step is not None)
-            self._do(rank, action, start)
-            stage = action.stage
-            for neighbour in range(max(0, stage - 1), min(stage + 2, len(self.device))):
-                steps[self.device[neighbour]] = self._step(self.device[neighbour])
-        return max(self.free), tuple(map(tuple, self.done))
-
-    def _step(self, rank: int) -> tuple[float, int, Action] | None:
-        """Return the next action of a device: its start, the device, the action."""
-        free = self.free[rank]
-        position = self.next[rank]
-        action = self.rows[rank][position] if position < len(self.rows[rank]) else None
-        start = None if action is None else self._start(rank, action)
-        if self.weights[rank]:
-            weight = self.weights[rank][0]
-            gap = self.share * self.seconds["W"][weight.stage]
-            if start is None or (start > free and start >= free + gap):
-                return free, rank, weight
-        return None if action is None or start is None else (start, rank, action)
-
-    def _start(self, rank: int, action: Action) -> float | None:
-        """Return when an F or I can start, if that is known and the device may hold activations."""
-        stage, kind, chunk = action
-        free = self.free[rank]
-        before = stage - 1 if kind == "F" else stage + 1
-        if kind == "F" and self.held[rank] == len(self.device):
-            return None
-        if not 0 <= before < len(self.device):  # an I of the last stage is after its F in the row
-            return free
-        end = self.ends.get(Action(before, kind, chunk))
-        if end is None:
-            return None
-        return max(free, end + (self.copy if self.device[before] != rank else 0.0))
-
-    def _do(self, rank: int, action: Action, start: float) -> None:
-        stage, kind, chunk = action
-        self.done[rank].append(action)
-        self.free[rank] = self.ends[action] = start + self.seconds[kind][stage]
-        if kind == "W":
-            self.weights[rank].popleft()
-            self.held[rank] -= 1
-            return
-        self.next[rank] += 1
-        if kind == "F":
-            self.held[rank] += 1
-        else:
-            self.weights[rank].append(Action(stage, "W", chunk))

@@ -21,19 +21,18 @@ from autosched.parallel.all_reduce import SIZES, buckets, check_sizes
 from autosched.parallel.batches import batch_homes, check_count, divided, rows_of, shares
 from autosched.parallel.costs import LinearCosts, tabulated
 from autosched.parallel.micro_batch import MicroBatch, micro_batch_of
-from autosched.parallel.pipeline_schedules import ORDERS, Kind, Order, stage_devices, zero_bubble
+from autosched.parallel.pipeline_schedules import ORDERS, stage_devices
 from autosched.parallel.stages import Cuts, balanced, by_map
-from autosched.parallel.step import Planned, Step
+from autosched.parallel.step import Step
 from autosched.parallel.step_graph import StepSpec
 from autosched.parallel.template import (
-    BeforeStep,
     Loss,
     Template,
     accumulating,
     checkpointed,
     split_convolutions,
 )
-from autosched.parallel.training import Training, check_strategy, strategies
+from autosched.parallel.training import Planned, Training, check_strategy
 from autosched.parallel.updates import Bucket
 from autosched.viz import charts
 
@@ -56,7 +55,6 @@ def pipeline(
     reduction: str = "auto",
     buckets: Sequence[float] = SIZES,
     clip_grad_norm: float | None = None,
-    before_step: BeforeStep | None = None,
     averages: bool = True,
     **options: Any,
 ) -> Pipeline:
@@ -79,9 +77,8 @@ def pipeline(
     * ``replicas``: how many pipelines share the batch, each on as many devices; their gradients are
       summed as in ``data_parallel``, whose ``reduction`` and ``buckets`` these are.
     * ``clip_grad_norm``: clip gradients, all together, by that norm as torch does;
-      ``step.grad_norm`` is the norm before.
-    * ``before_step``: a function of the model that changes gradients in another way, before the
-      optimizer's step.
+      ``step.grad_norm`` is the norm before. Hooks of the optimizer's step may change each gradient
+      by itself.
     * ``averages``: whether ``loss_fn`` averages over a batch; otherwise it sums. ``options`` are
       those of ``data_parallel``.
 
@@ -106,9 +103,7 @@ def pipeline(
             f"schedule must be 'auto' or one of {', '.join(map(repr, ORDERS))}, got {schedule!r}"
         )
     trained = (model, loss_fn, optimizer)
-    training = Training.of(
-        "pipeline", trained, machine, devices, options, averages, clip_grad_norm, before_step
-    )
+    training = Training.of("pipeline", trained, machine, devices, options, averages, clip_grad_norm)
     count = len(training.devices)
     if not isinstance(replicas, int) or replicas < 1 or count % replicas:
         raise ScheduleError(
@@ -127,7 +122,6 @@ def model_parallel(
     devices: Sequence[str] | None = None,
     split: Split = "auto",
     clip_grad_norm: float | None = None,
-    before_step: BeforeStep | None = None,
     averages: bool = True,
     **options: Any,
 ) -> Pipeline:
@@ -157,7 +151,7 @@ def model_parallel(
         )
     trained = (model, loss_fn, optimizer)
     training = Training.of(
-        "model_parallel", trained, machine, devices, options, averages, clip_grad_norm, before_step
+        "model_parallel", trained, machine, devices, options, averages, clip_grad_norm
     )
     return Pipeline(training, split, 1, SERIAL)
 
@@ -295,21 +289,9 @@ class _Study:
         updates = self.training.updates(buckets, self.replicas > 1)
         spec = self._spec(best.order, rows, made, variant)
         spec = replace(spec, buckets=buckets, updates=updates)
-        reduction = self._reduction(spec)
-        schedule, built = self.training.scheduled(replace(spec, reduction=reduction))
         notes = {"curve": curve, "order": best.order, "chunks": best.chunks, "cuts": variant.cuts}
-        notes["reduction"] = reduction
-        settings = tuple(update.settings for update in updates)
-        return Planned(schedule, built, first.template, updates[0].state, notes, settings)
-
-    def _reduction(self, spec: StepSpec) -> str:
-        """Return the reduction that is fastest after the last micro-batch of each replica."""
-        names = strategies(self.reduction, len(spec.devices), bool(self.machine.ranks))
-        if len(names) == 1:
-            return names[0]
-        last = replace(spec, rows=tuple(own[-1:] for own in spec.rows), order=None)
-        plans = self.training.alone.reduced(last, self.reduction)
-        return min(plans, key=lambda name: plans[name][0].makespan)
+        plans = self.training.plans(spec, first.template, self.reduction, notes)
+        return min(plans, key=lambda plan: plan.schedule.makespan)
 
     def _buckets(self, one: MicroBatch) -> tuple[Bucket, ...]:
         """Return the parameters of each stage, in buckets for several replicas."""
@@ -456,9 +438,13 @@ class _Study:
         variant = self._variant(order, pair)
         sizes = shares(self.shares[0], chunks)
         made = {size: self._scaled(variant, size) for size in dict.fromkeys(sizes)}
-        alone = self.training.alone
-        unlimited = tuple(replace(device, nbytes=math.inf) for device in alone.machine.devices)
-        training = replace(alone, machine=replace(alone.machine, devices=unlimited))
+        # Each rank simulates by itself, on a machine that is imagined.
+        is_apart = self.machine.rank is not None
+        devices_alone = tuple(
+            replace(device, nbytes=math.inf, imagined=device.imagined or is_apart)
+            for device in self.machine.devices
+        )
+        training = replace(self.training, machine=replace(self.machine, devices=devices_alone))
         schedule, _ = training.scheduled(self._spec(order, (sizes,), made, variant))
         timeline = schedule.simulate()
         devices = dict.fromkeys(variant.cuts.devices)
@@ -494,27 +480,13 @@ class _Study:
         ranks = [distinct.index(device) for device in cuts.devices]
         others = self.groups[1 : len(rows)]
         devices = (cuts.devices, *(tuple(group[rank] for rank in ranks) for group in others))
-        actions = self._order(order, max(map(len, rows)), next(iter(first.values())), cuts)
+        actions = None
+        if order != SERIAL:
+            actions = ORDERS[order](len(distinct), max(map(len, rows)))
         homes = batch_homes(variant.micro_batches[0].template, self.batch)
         return StepSpec(
             "pipeline", self.machine, devices, rows, first, more, (), (), actions, homes
         )
-
-    def _order(self, order: str, chunks: int, one: MicroBatch, cuts: Cuts) -> Order | None:
-        devices = cuts.devices
-        count = len(dict.fromkeys(devices))
-        if order == SERIAL:
-            return None
-        if order != "zero-bubble":
-            return ORDERS[order](count, chunks)
-        kinds: tuple[Kind, ...] = ("F", "I", "W")
-        seconds: dict[Kind, list[float]] = {kind: [0.0] * len(cuts) for kind in kinds}
-        for task, role in one.roles.items():
-            kind: Kind = role.kind if role.kind != "R" else "F"
-            seconds[kind][role.stage] += one.seconds[task][devices[role.stage]]
-        links = zip(devices, devices[1:], cuts.nbytes, strict=False)
-        copies = [self.machine.copy_seconds(a, b, nbytes) for a, b, nbytes in links]
-        return zero_bubble(count, chunks, seconds=seconds, copy=max(copies, default=0.0))
 
 
 def _estimated(one: Template) -> Costs:

@@ -8,113 +8,58 @@ it, so users need not report changes.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
 import warnings
+import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from autosched import RunTimeoutError, Schedule, ScheduleError
+from autosched import RunTimeoutError, Schedule, ScheduleError, Watch
 from autosched._lib.copying import clone
 from autosched._lib.fetching import fetched_ahead
 from autosched._lib.gc_pause import without_collecting
-from autosched._lib.recent import MOST
+from autosched._lib.recent import Recent
 from autosched.parallel.batches import batch_inputs, key_of, rows_cut, rows_of
 from autosched.parallel.checkpoints import read, shared_out, write
-from autosched.parallel.costs import Reusing
-from autosched.parallel.plans import Key, Plans, move_model, move_state, torch_device
 from autosched.parallel.ranks import SharedState, described, label_on, same_rows
-from autosched.parallel.step_graph import Held, StepGraph
-from autosched.parallel.template import Place, Template
-from autosched.parallel.training import Training
+from autosched.parallel.step_graph import Held
+from autosched.parallel.training import Planned, Training, torch_device
 
-
-@dataclass(frozen=True)
-class Planned:
-    """The plan for a kind of batch: schedule, meaning of inputs and outputs, state.
-
-    ``settings`` are those of the optimizer that are inputs.
-    """
-
-    schedule: Schedule
-    built: StepGraph
-    template: Template
-    state: Any
-    notes: Mapping[str, Any]
-    settings: tuple[Any, ...]
-
-    def numbers(self) -> dict[str, float] | None:
-        """Return the settings of the optimizer that are inputs; None if it needs another plan."""
-        found: dict[str, float] = {}
-        for settings in self.settings:
-            values = settings.reader(self.state)()
-            if values is None:
-                return None
-            found.update(values)
-        numbers = self.built.numbers.items()
-        return {label: found[name] for label, name in numbers if label in self.here}
-
-    @cached_property
-    def here(self) -> set[str]:
-        """The inputs of this process."""
-        return {*self.schedule.inputs_here}
-
-    @cached_property
-    def state_here(self) -> dict[str, Held]:
-        """The inputs of this process that are state."""
-        return {label: held for label, held in self.built.state.items() if label in self.here}
-
-    @cached_property
-    def places_here(self) -> dict[str, Place]:
-        """The places of that state, by name of a tensor."""
-        known = self.state.places()
-        return {held.name: known[held.name][0] for held in self.state_here.values()}
-
-    @cached_property
-    def owners(self) -> dict[str, int]:
-        """By name of a tensor, the first rank whose model has it as trained; without ranks none."""
-        ranks = self.schedule.machine.ranks
-        found: dict[str, int] = {}
-        for label, held in self.built.state.items():
-            home = self.schedule.graph.value(label).home
-            if held.leads and home in ranks:
-                found[held.name] = min(found.get(held.name, ranks[home]), ranks[home])
-        return found
-
-    @cached_property
-    def elsewhere(self) -> set[str]:
-        """The tensors, by name, that other ranks train, and this process does not."""
-        if self.schedule.machine.rank is None:
-            return set()
-        return self.owners.keys() - {held.name for held in self.state_here.values() if held.leads}
-
-    @cached_property
-    def residuals_here(self) -> dict[str, tuple[str, int, torch.dtype]]:
-        """The inputs of this process for compression."""
-        return {label: one for label, one in self.built.residuals.items() if label in self.here}
-
-    def release(self) -> None:
-        """Give back the memory that tasks keep for the next step."""
-        for task in self.schedule.graph.tasks:
-            if isinstance(task.fn, Reusing):
-                task.fn.release()
-
-    @property
-    def is_repeated(self) -> bool:
-        """Whether the next step may begin meanwhile: it has the same tensors and attributes."""
-        return not self.built.places and not self.template.switches
+if TYPE_CHECKING:
+    from autosched._lib.process_group import ProcessGroup
 
 
 _WARNED = 5  # steps in turn that are planned again, from which there is a warning
 _PARTS = "kind of batch", "attribute or hook of the model or a function", "parameter"
+_FETCHED = 2  # batches: that of the present step, and the next one
+
+
+class Key:
+    """What is equal for calls that one schedule serves; its hash is computed once.
+
+    Its parts are the kind of the batch, what is watched of modules and functions, and others.
+    ``numbers`` differ in equal keys, and ``digest`` of a description is that of several ranks.
+    """
+
+    def __init__(self, parts: tuple[Hashable, ...]):
+        self.parts = parts
+        self.numbers: Hashable = ()
+        self.digest: int | None = None
+        self._hash = hash(parts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Key) and self.parts == other.parts)
 
 
 @dataclass
@@ -131,7 +76,7 @@ class _Copy:
         return same and self.version == source._version
 
 
-class Step(Plans[Planned]):
+class Step:
     """One training step of a model on several devices.
 
     Closed by ``close()``, by a ``with`` statement, or by garbage collection. ``grad_norm`` is the
@@ -148,7 +93,6 @@ class Step(Plans[Planned]):
         plan: Callable[[Sequence[Any], Sequence[int]], Planned],
         divided: bool = True,
     ):
-        super().__init__()
         self._divided = divided  # whether each rank passes rows of its own
         self.model = training.model
         self.loss_fn = training.loss_fn
@@ -157,17 +101,25 @@ class Step(Plans[Planned]):
         self.grad_norm: torch.Tensor | None = None  # of the last step, before clipping
         self._training = training
         self._rank = training.machine.rank
-        self._agreement = training.agreement
-        self._counts: dict[Hashable, tuple[int, ...]] = {}  # that were agreed last, by key
+        self._group = training.group
         self._plan = plan
+        # By the rows of each rank, if there are several, and key.
+        self._plans = Recent[tuple[Any, Key], Planned](lambda planned: planned.schedule.close())
+        self._watch: Watch | None = None
+        self._guard = threading.RLock()
         self._last: Planned | None = None
-        self._shared = SharedState(self._agreement, self.model, self.optimizer)
+        self._shared = SharedState(self._group, self.model, self.optimizer)
         self._last_key = self._planned_for = Key(())
+        self._histories: dict[Hashable, int] = {}  # numbers of what was watched, in order
         self._planned_anew = 0  # calls in turn
         self._has_warned = False
         self._copies: dict[tuple[str | None, str], _Copy] = {}  # by device and name
         self._residuals: dict[str, torch.Tensor] = {}
-        self._under_way = UnderWay()
+        # Steps in flight: all of one plan and, but for the batch, with the same inputs.
+        self._futures: list[Future[torch.Tensor]] = []
+        self._in_flight: Planned | None = None
+        self._same_inputs: Mapping[str, torch.Tensor] = {}
+        self._is_lost = False  # whether a step may be in flight that has no future here
 
     def __call__(self, *batch: Any) -> torch.Tensor:
         """Train on a batch, whose last item is the target; return the loss, detached.
@@ -184,9 +136,9 @@ class Step(Plans[Planned]):
                     outputs = planned.schedule.run_with(inputs, is_agreed=True)
                 return self._ended(planned, outputs)
             except BaseException as error:
-                self._under_way.lose(planned)
-                if self._agreement is not None:
-                    self._agreement.give_up(error)
+                self._lose(planned)
+                if self._group is not None:
+                    self._group.fail_by(error)
                 raise
 
     def submit(self, *batch: Any) -> Future[torch.Tensor]:
@@ -199,26 +151,52 @@ class Step(Plans[Planned]):
         before its step has ended. If a step raises, those after it that are under way raise
         CancelledRunError. Over several ranks a step ends before this returns.
         """
-        if self._agreement is not None:
-            return done(self, batch)
+        if self._group is not None:
+            return self._done(batch)
         with self._guard:
-            under_way = self._under_way
-            last = under_way.plan
+            # The program of a step is a loop: it reads a parameter when the step before it has
+            # updated that, while its batch is on the way already. It begins when those before it
+            # have ended if it has another plan, or if they put new tensors into the optimizer.
+            last = self._in_flight
             is_same = last is not None and self._plans.get((None, self._key(batch))) is last
-            numbers = last.numbers() if is_same else None
-            if under_way.look() or numbers is None or not last.is_repeated:
+            numbers = last.numbers() if is_same and last is not None else None
+            ended = [future for future in self._futures if future.done()]
+            failed = self._is_lost or any(future.exception() is not None for future in ended)
+            if failed or last is None or numbers is None or not last.is_repeated:
                 self.wait()
-            if under_way.is_idle:
-                planned = self._agreed_plan(batch)
-                inputs = self._inputs(planned, batch)
-                own = self._batch_inputs(planned, batch)
-                under_way.inputs = {name: inputs[name] for name in inputs.keys() - own.keys()}
             else:
+                self._futures = [future for future in self._futures if future not in ended]
+            if self._futures and last is not None:
                 planned = last
                 own = self._batch_inputs(planned, batch)
-                inputs = {**under_way.inputs, **(numbers or {}), **own}
-            finish = partial(self._ended, planned)
-            return under_way.submit(planned, inputs, finish)
+                inputs = {**self._same_inputs, **(numbers or {}), **own}
+            else:
+                planned = self._in_flight = self._agreed_plan(batch)
+                inputs = self._inputs(planned, batch)
+                own = self._batch_inputs(planned, batch)
+                self._same_inputs = {n: inputs[n] for n in inputs.keys() - own.keys()}
+            try:
+                with torch.no_grad():  # gradients are taken inside
+                    future = planned.schedule.submit_for(inputs, partial(self._ended, planned))
+                self._futures.append(future)
+            except BaseException:
+                self._lose(planned)  # an interrupt may have come after the start
+                raise
+            return future
+
+    def _lose(self, planned: Planned) -> None:
+        """Note that a step without a future has failed, or was aborted and may still end."""
+        self._in_flight = planned
+        self._is_lost = True
+
+    def _done(self, batch: Sequence[Any]) -> Future[torch.Tensor]:
+        """Return the future of a step that has ended."""
+        future: Future[torch.Tensor] = Future()
+        try:
+            future.set_result(self(*batch))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until all submitted steps have ended, also those that failed.
@@ -226,9 +204,23 @@ class Step(Plans[Planned]):
         Raises RunTimeoutError if that takes more than ``timeout`` seconds. Another thread that is
         submitting a step is waited for, too.
         """
-        with holding(self._guard, timeout) as left:
-            if self._under_way.wait(left):
-                self._forget_state()
+        begin = time.perf_counter()
+        patience = -1.0 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)
+        if not self._guard.acquire(timeout=patience):
+            raise RunTimeoutError("another thread goes on submitting or planning a step")
+        try:
+            if self._in_flight is None or not (self._futures or self._is_lost):
+                return
+            passed = time.perf_counter() - begin
+            self._in_flight.schedule.wait(None if timeout is None else max(0.0, timeout - passed))
+            if self._is_lost or any(future.exception() is not None for future in self._futures):
+                # Which tensors a failed run has updated is unknown.
+                self._copies.clear()
+                self._shared.forget()
+            self._futures = []
+            self._is_lost = False
+        finally:
+            self._guard.release()
 
     def map(self, batches: Iterable[Sequence[Any]]) -> Iterator[torch.Tensor]:
         """Train on each batch of an iterable, and yield the losses.
@@ -238,7 +230,12 @@ class Step(Plans[Planned]):
         further batches may have been used when the caller stops early.
         """
         most = self._training.options.get("in_flight", 1)
-        return results(self.submit, self, batches, most)
+        if most == 1:
+            for batch in fetched_ahead(batches, _FETCHED, tuple):
+                yield self(*batch)
+            return
+        for future in fetched_ahead(batches, most, lambda batch: self.submit(*batch)):
+            yield future.result()
 
     def schedule(self, *batch: Any) -> Schedule:
         """Return the schedule of calls like this one."""
@@ -256,10 +253,18 @@ class Step(Plans[Planned]):
     def close(self) -> None:
         """Close all schedules, and drop them and the replicas' tensors."""
         with self._guard:
-            super().close()
+            self._plans.close()
             self._copies.clear()
-            self._under_way = UnderWay()
+            self._in_flight = None
+            self._futures = []
+            self._is_lost = False
             self._last = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     # ---- state
 
@@ -334,61 +339,87 @@ class Step(Plans[Planned]):
         with self._guard:
             self.wait()
             key = self._key(batch)
-            if self._agreement is None or key in self._counts:
-                return self._planned(batch, key, self._counts.get(key))
+            known = [counts for counts, other in self._plans if other == key]
+            if self._group is None or known:
+                return self._planned(batch, key, known[-1] if known else None)
             return self._agreed_plan(batch)
 
     def _agreed_plan(self, batch: Sequence[Any]) -> Planned:
         """Return the plan of a call, on which all ranks agree; let them have the same state."""
-        find_key = partial(self._key, batch)
-        agreement = self._agreement
-        if agreement is None:
-            return self._planned(batch, find_key(), None)
-        shared = self._shared
-        found = None
+        if self._group is None:
+            return self._planned(batch, self._key(batch), None)
+        agreed = None
         varying = vars(self._training.varying)
         before = deepcopy(varying)
         try:
-            while found is None:
-                found = agreement.step(
-                    batch, find_key, partial(self._lines, batch), shared.has_changed, self
-                )
-                if found is None:
-                    shared.broadcast()
+            while agreed is None:
+                agreed = self._agreed(self._group, batch)
+                if agreed is None:
+                    self._shared.broadcast()
         except BaseException:
             varying.update(before)  # a setting that changed on one rank alone
             raise
-        key, counts = found
-        counts = counts if self._divided else (same_rows(counts),)
-        if len(self._counts) >= MOST:
-            self._counts.clear()
-        self._counts[key] = counts
-        return self._planned(batch, key, counts)
+        key, counts = agreed
+        return self._planned(batch, key, counts if self._divided else (same_rows(counts),))
+
+    def _agreed(
+        self, group: ProcessGroup, batch: Sequence[Any]
+    ) -> tuple[Key, tuple[int, ...]] | None:
+        """Return the key of a call and the rows of each rank; None if a rank's state has changed.
+
+        Then rank 0's is to be broadcast, and all is to be asked again. Plans that other ranks lack
+        are dropped. Raises ScheduleError, on all ranks, where they differ, or where one has no valid
+        batch.
+        """
+        key = self._last_key
+
+        def own() -> list[int]:
+            nonlocal key
+            key = self._key(batch)
+            if key.digest is None:
+                key.digest = zlib.crc32(repr(self._lines(batch, key, numbers=False)).encode())
+            digest = zlib.crc32(repr((key.digest, key.numbers)).encode())
+            known = sorted(counts for counts, other in self._plans if other == key)
+            plans = zlib.crc32(repr(known).encode())
+            return [rows_of(batch, least=0), digest, plans, self._shared.has_changed()]
+
+        rows, digests, plans, changed = zip(*group.gather("a training step", own), strict=True)
+        if any(changed):
+            return None
+        if len({*digests}) > 1:
+            lines = self._lines(batch, key, numbers=True)
+            group.compare("to compare batches", "its step", lines)
+            raise ScheduleError("ranks differ in what decides on a plan")
+        if len({*plans}) > 1:
+            for each in [each for each in self._plans if each[1] == key]:
+                self._plans.pop(each).schedule.close()
+        if not any(rows):
+            raise ScheduleError("a batch needs a row on one rank at least")
+        return key, rows
 
     def _planned(self, batch: Sequence[Any], key: Key, counts: tuple[int, ...] | None) -> Planned:
         """Return the plan of a key and the rows of each rank, a new one if necessary."""
-
-        def plan() -> Planned:
+        found = self._plans.get((counts, key))
+        if found is not None and found.numbers() is None:
+            self._plans.pop((counts, key)).schedule.close()
+            found = None
+        self._note_plans(key, found is None)
+        if found is None:
             rows = (rows_of(batch),) if counts is None else counts
             move_model(self.model, self.optimizer, self._training.capture_device)
             self._leave_last()
             with without_collecting():
-                planned = self._training.together(lambda: self._plan(batch, rows))
-            for settings in planned.settings:
-                if settings.counters and self._agreement is not None:
+                found = self._training.together(lambda: self._plan(batch, rows))
+            for settings in found.settings:
+                if settings.counters and self._group is not None:
                     kind = type(self.optimizer).__name__
                     raise ScheduleError(
                         f"{kind} compares its counters of steps, which ranks could do differently; "
                         "use another optimizer on several ranks"
                     )
                 self._training.varying.keep(self._training.numbers - settings.wanted)
-            return planned
-
-        known = self._plans.get((counts, key))
-        if known is not None and known.numbers() is None:
-            self._plans.pop((counts, key)).schedule.close()
-        self._note_plans(key, (counts, key) not in self._plans)
-        return self._cached((counts, key), plan)
+        self._plans.use((counts, key), found)
+        return found
 
     def _note_plans(self, key: Key, is_new: bool) -> None:
         """Warn once if each call is planned again."""
@@ -408,22 +439,28 @@ class Step(Plans[Planned]):
 
     def _key(self, batch: Sequence[Any]) -> Key:
         """Return a key that is equal for calls that one schedule serves."""
-        hook = self._training.before_step
         hooks = [item for name, item in vars(self.optimizer).items() if name.endswith("_hooks")]
-        watched = self._watched(self.model, self.loss_fn, hook, *hooks)
+        if self._watch is None or not self._watch.holds():
+            self._watch = Watch(self.model, self.loss_fn, *hooks)
         # Identities are unique, because the plan references the parameters.
         parameters = tuple((id(p), p.requires_grad) for p in self.model.parameters())
-        key = key_of(batch), watched, parameters, *self._optimizer_key()
+        key = key_of(batch), self._watch.key, parameters, *self._optimizer_key()
         if self._last_key.parts != key:
             self._last_key = Key(key)
-        if self._agreement is not None:
+        if self._group is not None:
             self._last_key.numbers = self._training.present
         return self._last_key
 
-    def _lines(self, batch: Sequence[Any], numbers: bool) -> list[str]:
-        """Describe such a step; its ``numbers`` are settings of the optimizer that may change."""
+    def _lines(self, batch: Sequence[Any], key: Key, numbers: bool) -> list[str]:
+        """Describe such a step; its ``numbers`` are settings of the optimizer that may change.
+
+        What is watched is compared by its history alone.
+        """
         settings = () if numbers else self._training.settings.settings().values()
-        return described(batch, self.model, self.optimizer, settings)
+        lines = described(batch, self.model, self.optimizer, settings)
+        history = self._histories.setdefault(key.parts[1], len(self._histories))
+        what = "train() or eval(), attributes, hooks"
+        return [*lines, f"model and loss in state {history} of those seen: {what}"]
 
     def _optimizer_key(self) -> Iterator[Hashable]:
         training = self._training
@@ -499,25 +536,18 @@ class Step(Plans[Planned]):
 
         Return the loss.
         """
-        has_new = bool(planned.template.switches)
         for label, made in planned.built.places.items():
             if label in outputs and (self._rank is not None or made.replica == 0):
                 planned.state.put(made.place, outputs[label])
-                has_new = True
         for attributes, name, item in planned.template.switches:
             attributes[name] = item
         for copy in self._copies.values():
             copy.version = copy.source._version
-        self._shared.note_step(has_new)
+        self._shared.note()
         rank = planned.built.ranks[0] if self._rank is None else self._rank
         self.grad_norm = outputs.get(label_on(rank, "grad_norm"))
         loss: torch.Tensor = outputs[label_on(rank, "loss")]
         return loss
-
-    def _forget_state(self) -> None:
-        """Take all copies as outdated: which tensors a failed run has updated is unknown."""
-        self._copies.clear()
-        self._shared.forget()
 
     def _leave_last(self) -> None:
         """Let the last plan keep no memory; another one is used now."""
@@ -535,121 +565,27 @@ class Step(Plans[Planned]):
                 copied.add((home, held.name))
             elif home is not None:
                 homes[held.name] = home
-        move_state(self.machine, planned.state, homes)
+        for name, (place, tensor) in planned.state.places().items():
+            device = torch_device(self.machine, homes[name]) if name in homes else None
+            if device is None or str(tensor.device) == device:
+                continue
+            moved = tensor.detach().to(device)
+            if place[0] == "parameter":
+                tensor.data = moved
+            else:
+                planned.state.put(place, moved)
         for key, copy in list(self._copies.items()):
             if key not in copied or not isinstance(copy.source, torch.nn.Parameter):
                 del self._copies[key]
 
 
-# ---- steps in flight
-#
-# Steps write parameters and the optimizer's state in place. So the program of a step is a loop: a
-# step reads a parameter when the step before it has updated it, while its batch is on the way
-# already. Steps that are under way have one plan and the same tensors, except for the batch. A step
-# begins when those before it have ended if it has another plan, or if they put new tensors into the
-# optimizer, such as the first moments.
-
-
-_FETCHED = 2  # batches: that of the present step, and the next one
-
-
-class UnderWay:
-    """The submitted steps of one plan: ``plan`` is None before the first one.
-
-    ``inputs`` are those that are the same in each step.
-    """
-
-    def __init__(self) -> None:
-        self.plan: Any = None
-        self.inputs: Mapping[str, torch.Tensor] = {}
-        self._futures: list[Future[Any]] = []
-        self._is_lost = False  # whether a step may be under way that has no future here
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether all steps have ended, and none failed unnoticed."""
-        return not self._futures and not self._is_lost
-
-    def submit(
-        self,
-        plan: Planned,
-        inputs: dict[str, torch.Tensor],
-        finish: Callable[[Mapping[str, Any]], Any],
-    ) -> Future[Any]:
-        """Start a step; return its future, with the result of ``finish``."""
-        self.plan = plan
-        try:
-            with torch.no_grad():  # gradients are taken inside
-                future = plan.schedule.submit_for(inputs, finish)
-            self._futures.append(future)
-        except BaseException:
-            self.lose(plan)  # an interrupt may have come after the start
-            raise
-        return future
-
-    def lose(self, plan: Planned) -> None:
-        """Note that a step without a future has failed, or was aborted and may still end."""
-        self.plan = plan
-        self._is_lost = True
-
-    def look(self) -> bool:
-        """Return whether a step failed; forget those that have ended otherwise."""
-        ended = [future for future in self._futures if future.done()]
-        if any(future.exception() is not None for future in ended):
-            return True
-        self._futures = [future for future in self._futures if future not in ended]
-        return self._is_lost
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until all steps have ended; return whether one failed.
-
-        Raises RunTimeoutError if that takes longer.
-        """
-        if self.plan is None or self.is_idle:
-            return False
-        self.plan.schedule.wait(timeout)
-        failed = self._is_lost or any(future.exception() is not None for future in self._futures)
-        self._futures = []
-        self._is_lost = False
-        return failed
-
-
-def results(
-    submit: Callable[..., Any], call: Callable[..., Any], batches: Iterable[Any], most: int
-) -> Iterator[Any]:
-    """Yield the results of steps on batches, in order; at most so many are under way.
-
-    If that is one, a step begins when its result is asked for. A thread fetches the next batch.
-    """
-    if most == 1:
-        for batch in fetched_ahead(batches, _FETCHED, tuple):
-            yield call(*batch)
+def move_model(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: str | None
+) -> None:
+    """Move a model and its optimizer's state to one torch device, unless that is None."""
+    if device is None:
         return
-    for future in fetched_ahead(batches, most, lambda batch: submit(*batch)):
-        yield future.result()
-
-
-@contextlib.contextmanager
-def holding(guard: Any, timeout: float | None) -> Iterator[float | None]:
-    """Hold a lock; yield how many seconds are left.
-
-    Raises RunTimeoutError if another thread holds it for longer.
-    """
-    begin = time.perf_counter()
-    patience = -1.0 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)
-    if not guard.acquire(timeout=patience):
-        raise RunTimeoutError("another thread goes on submitting or planning a step")
-    try:
-        yield None if timeout is None else max(0.0, begin + timeout - time.perf_counter())
-    finally:
-        guard.release()
-
-
-def done(call: Callable[..., Any], batch: Iterable[Any]) -> Future[Any]:
-    """Return the future of a call that has ended."""
-    future: Future[Any] = Future()
-    try:
-        future.set_result(call(*batch))
-    except Exception as error:
-        future.set_exception(error)
-    return future
+    model.to(device)
+    for state in optimizer.state.values():
+        tensors = {name: item for name, item in state.items() if isinstance(item, torch.Tensor)}
+        state.update((name, item.to(device)) for name, item in tensors.items() if item.dim())

@@ -29,7 +29,6 @@ from autosched import Graph, GraphError, Here, ScheduleError, Task, Value, captu
 from autosched.frontends.capture import captured
 
 Loss = Callable[[Any, Any], torch.Tensor]
-BeforeStep = Callable[[torch.nn.Module], object]
 Place = tuple[str, ...]
 
 
@@ -135,12 +134,12 @@ def pass_of(
 def update_of(
     model: torch.nn.Module,
     loss_fn: Loss,
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: torch.optim.Optimizer,
     parameters: Mapping[str, torch.Tensor],
-    before_step: BeforeStep | None = None,
     varying: Collection[str] = (),
+    hooks_alone: bool = False,
 ) -> Template:
-    """Capture ``before_step``, and a step of the optimizer if given, for some parameters.
+    """Capture a step of the optimizer for some parameters, or what its hooks do alone.
 
     Their gradients are inputs ``gradients.NAME``, and so are ``varying`` settings, by their names.
     """
@@ -154,11 +153,12 @@ def update_of(
         for name, parameter in model.named_parameters():
             if name in names:
                 parameter.grad = gradients[names[name]]
-        if before_step is not None:
-            before_step(model)
-        if optimizer is not None:
-            optimizer.step()
-            optimizer.zero_grad()
+        if hooks_alone:
+            for hook in hooks_of_step(optimizer):
+                hook(optimizer, (), {})
+            return
+        optimizer.step()
+        optimizer.zero_grad()
 
     gradients = {key: torch.empty_like(tensor) for key, tensor in parameters.items()}
     with without_gradients(model):
@@ -166,6 +166,12 @@ def update_of(
     return Template(
         graph, graph.examples, {}, graph.made, graph.switched, graph.state, settings=graph.settings
     )
+
+
+def hooks_of_step(optimizer: torch.optim.Optimizer) -> list[Callable[..., Any]]:
+    """Return the hooks before and after a step of an optimizer."""
+    before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    return [*before.values(), *after.values()]
 
 
 def accumulating(one: Template) -> Template:

@@ -6,30 +6,43 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from autosched import CaptureError, Device, Machine, MachineError, Schedule, ScheduleError
+import autosched
+from autosched import (
+    CaptureError,
+    Device,
+    Machine,
+    MachineError,
+    Schedule,
+    ScheduleError,
+    in_order,
+)
 from autosched.frontends.settings import Varying
 from autosched.frontends.state import State
 from autosched.parallel.all_reduce import MANY, STRATEGIES
 from autosched.parallel.batches import first_rows
 from autosched.parallel.clip import check_clip
-from autosched.parallel.plans import scheduled, torch_device
-from autosched.parallel.ranks import Agreement, agreement_of
-from autosched.parallel.step_graph import StepGraph, StepSpec, build
+from autosched.parallel.costs import Reusing
+from autosched.parallel.ranks import group_of
+from autosched.parallel.step_graph import Held, StepGraph, StepSpec, build
 from autosched.parallel.template import (
-    BeforeStep,
     Loss,
+    Place,
     Template,
+    hooks_of_step,
     pass_of,
     update_of,
     with_hoisted_random_numbers,
     with_random_numbers_once,
 )
 from autosched.parallel.updates import Bucket, Update, check_separable, updates_of
+
+if TYPE_CHECKING:
+    from autosched._lib.process_group import ProcessGroup
 
 _OPTIONS = (
     *("backend", "check", "costs", "in_flight", "nvtx", "outputs", "progress", "replay", "fuse"),
@@ -97,9 +110,91 @@ def devices_of(machine: Machine, devices: Sequence[str] | None) -> tuple[str, ..
     return found
 
 
+def torch_device(machine: Machine, device: str) -> str | None:
+    """Return the torch device of a machine's device; None if it is the CPU, or emulated on it."""
+    found = machine.device(device)
+    return None if machine.imagined or found.kind == "cpu" else found.physical or device
+
+
 def _default(devices: Sequence[Device]) -> list[str]:
     found = [device.name for device in devices if device.is_accelerator]
     return found or [device.name for device in devices]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The plan for a kind of batch: schedule, meaning of inputs and outputs, state.
+
+    ``settings`` are those of the optimizer that are inputs.
+    """
+
+    schedule: Schedule
+    built: StepGraph
+    template: Template
+    state: Any
+    notes: Mapping[str, Any]
+    settings: tuple[Any, ...]
+
+    def numbers(self) -> dict[str, float] | None:
+        """Return the settings of the optimizer that are inputs; None if it needs another plan."""
+        found: dict[str, float] = {}
+        for settings in self.settings:
+            values = settings.reader(self.state)()
+            if values is None:
+                return None
+            found.update(values)
+        numbers = self.built.numbers.items()
+        return {label: found[name] for label, name in numbers if label in self.here}
+
+    @cached_property
+    def here(self) -> set[str]:
+        """The inputs of this process."""
+        return {*self.schedule.inputs_here}
+
+    @cached_property
+    def state_here(self) -> dict[str, Held]:
+        """The inputs of this process that are state."""
+        return {label: held for label, held in self.built.state.items() if label in self.here}
+
+    @cached_property
+    def places_here(self) -> dict[str, Place]:
+        """The places of that state, by name of a tensor."""
+        known = self.state.places()
+        return {held.name: known[held.name][0] for held in self.state_here.values()}
+
+    @cached_property
+    def owners(self) -> dict[str, int]:
+        """By name of a tensor, the first rank whose model has it as trained; without ranks none."""
+        ranks = self.schedule.machine.ranks
+        found: dict[str, int] = {}
+        for label, held in self.built.state.items():
+            home = self.schedule.graph.value(label).home
+            if held.leads and home in ranks:
+                found[held.name] = min(found.get(held.name, ranks[home]), ranks[home])
+        return found
+
+    @cached_property
+    def elsewhere(self) -> set[str]:
+        """The tensors, by name, that other ranks train, and this process does not."""
+        if self.schedule.machine.rank is None:
+            return set()
+        return self.owners.keys() - {held.name for held in self.state_here.values() if held.leads}
+
+    @cached_property
+    def residuals_here(self) -> dict[str, tuple[str, int, torch.dtype]]:
+        """The inputs of this process for compression."""
+        return {label: one for label, one in self.built.residuals.items() if label in self.here}
+
+    def release(self) -> None:
+        """Give back the memory that tasks keep for the next step."""
+        for task in self.schedule.graph.tasks:
+            if isinstance(task.fn, Reusing):
+                task.fn.release()
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether the next step may begin meanwhile: it has the same tensors and attributes."""
+        return not self.built.places and not self.template.switches
 
 
 T = TypeVar("T")
@@ -132,15 +227,14 @@ class Training:
     options: Mapping[str, Any]
     averages: bool  # whether loss_fn averages over a batch
     max_norm: float | None
-    before_step: BeforeStep | None
-    agreement: Agreement | None = None  # with other ranks
+    group: ProcessGroup | None = None  # the ranks, if they are several
     varying: Varying = field(default_factory=Varying)
 
     @classmethod
     def of(
         cls, name: str, trained: tuple[Any, Any, Any], machine: Machine | None,
         devices: Sequence[str] | None, options: Mapping[str, Any], averages: bool = True,
-        clip_grad_norm: float | None = None, before_step: BeforeStep | None = None,
+        clip_grad_norm: float | None = None,
     ) -> Training:  # fmt: skip
         """Check the arguments of a system of this name; ``trained``: model, loss and optimizer."""
         machine = Machine.local() if machine is None else machine
@@ -148,8 +242,8 @@ class Training:
         check_trained(name, *trained)
         check_options(name, options)
         max_norm = check_clip(clip_grad_norm)
-        made = agreement_of(name, machine, options)
-        return cls(*trained, machine, chosen, options, averages, max_norm, before_step, made)
+        group = group_of(name, machine, options)
+        return cls(*trained, machine, chosen, options, averages, max_norm, group)
 
     @property
     def capture_device(self) -> str | None:
@@ -174,15 +268,7 @@ class Training:
 
     def together(self, do: Callable[[], T]) -> T:
         """Return what a function returns; on several ranks raise on all what it raises on one."""
-        return do() if self.agreement is None else self.agreement.together("to plan", do)
-
-    @property
-    def alone(self) -> Training:
-        """The same on an imagined machine, for trials, which each rank plans by itself."""
-        if self.machine.rank is None:
-            return self
-        devices = tuple(replace(device, imagined=True) for device in self.machine.devices)
-        return replace(self, machine=replace(self.machine, devices=devices))
+        return do() if self.group is None else self.group.together("to plan", do)
 
     def passes(self, batch: Sequence[Any], sizes: Iterable[int], rows: int) -> dict[int, Template]:
         """Capture micro-batches of each size, as parts of a batch of this many rows.
@@ -228,42 +314,52 @@ class Training:
         for bucket in (buckets[number] for number in numbers):
             parameters.update(bucket.parameters)
             stages.update(dict.fromkeys(bucket.parameters, bucket.stage))
-        hook = self.before_step
-        if hook is not None and len(set(stages.values())) > 1:
-            alone = update_of(self.model, self.loss_fn, None, parameters, hook)
-            check_separable(alone.graph, stages)
-        template = update_of(
-            self.model, self.loss_fn, self.optimizer, parameters, hook, self.numbers
-        )
+        trained = self.model, self.loss_fn, self.optimizer, parameters
+        if len(set(stages.values())) > 1 and hooks_of_step(self.optimizer):
+            check_separable(update_of(*trained, hooks_alone=True).graph, stages)
+        template = update_of(*trained, self.numbers)
         if any(task.random for task in template.graph.tasks) and (flat or len(buckets) > 1):
             raise ScheduleError(
-                "the optimizer, or before_step, draws random numbers: replicas would draw "
+                "the optimizer, or a hook of it, draws random numbers: replicas would draw "
                 "different ones, and stages in another order than the whole model; train on one "
                 "device"
             )
         return updates_of(template, buckets, numbers, self.machine, flat)
 
-    def reduced(self, spec: StepSpec, reduction: str) -> dict[str, tuple[Schedule, StepGraph]]:
-        """Return a step's schedule for each strategy to try; raise ScheduleError if none fits."""
+    def plans(
+        self, spec: StepSpec, template: Template, reduction: str, notes: Mapping[str, Any]
+    ) -> list[Planned]:
+        """Return a step's plan with each reduction to try; raise ScheduleError if none fits."""
         names: tuple[str, ...] = ("compressed",)
         if spec.compression is None:
             names = strategies(reduction, len(spec.devices), bool(self.machine.ranks))
-        found = {}
+        found = []
         errors = list[ScheduleError]()
+        state = spec.updates[0].state
+        settings = tuple(update.settings for update in spec.updates)
         for name in names:
             try:
-                found[name] = self.scheduled(replace(spec, reduction=name))
+                schedule, built = self.scheduled(replace(spec, reduction=name))
             except ScheduleError as error:  # too little memory, perhaps not with others
                 errors.append(error)
+                continue
+            said = {**notes, "reduction": name}
+            found.append(Planned(schedule, built, template, state, said, settings))
         if not found:
             raise errors[0]
         return found
 
     def scheduled(self, spec: StepSpec) -> tuple[Schedule, StepGraph]:
-        """Return a step's schedule."""
+        """Return a step's schedule, which runs each device's tasks in sequence."""
         built = build(replace(spec, max_norm=self.max_norm))
         self._check_memory(built)
-        return scheduled(built.graph, self.machine, built.sequences, self.options), built
+        options = dict(self.options)
+        fuse = options.pop("fuse", False)
+        policy = in_order(built.sequences)
+        made = autosched.schedule(built.graph, self.machine, policy=policy, **options)
+        if fuse:
+            made = autosched.fuse(made, compiler=fuse if callable(fuse) else None)
+        return made, built
 
     def _check_memory(self, built: StepGraph) -> None:
         """Raise ScheduleError if devices cannot hold the state after this step.

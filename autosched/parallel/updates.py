@@ -215,12 +215,12 @@ def _host_inputs(graph: Graph, template: Template, state: Sequence[str]) -> tupl
     )
 
 
-# ---- a hook between backward and the optimizer's step
+# ---- hooks of the optimizer's step
 
 
 def check_separable(graph: Graph, stages: Mapping[str, int]) -> None:
-    """Raise ScheduleError if a gradient is computed from that of a parameter of another stage."""
-    labels = {f"gradients.{name}": name for name in stages}
+    """Raise ScheduleError if hooks compute what one stage has from what another one has."""
+    labels = {f"{prefix}{name}": name for name in stages for prefix in ("", "gradients.")}
     names = {v.index: labels[v.name] for v in graph.sources if v.name in labels}
     links: nx.Graph[int] = nx.Graph()
     links.add_nodes_from(names)
@@ -233,9 +233,9 @@ def check_separable(graph: Graph, stages: Mapping[str, int]) -> None:
             a, b = names[first], names[other]
             if stages[a] != stages[b]:
                 raise ScheduleError(
-                    f"before_step computes gradients of one stage from those of another: stage "
-                    f"{stages[a]} has that of {a!r}, stage {stages[b]} that of {b!r}; change each "
-                    f"by itself, or clip with clip_grad_norm="
+                    f"a hook of the optimizer computes what one stage has from what another one "
+                    f"has: stage {stages[a]} has {a!r}, stage {stages[b]} {b!r}; change each by "
+                    f"itself, or clip with clip_grad_norm="
                 )
 
 

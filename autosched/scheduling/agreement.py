@@ -36,7 +36,8 @@ def agreed(
     """
     group = joined()
     group.together("schedule()", check)
-    saved = from_text(group.from_first("the plan of schedule()", plan))
+    texts = group.gather("the plan of schedule()", lambda: "" if group.rank else plan())
+    saved = from_text(texts[0])
 
     def join_own() -> T:
         inputs = dict(saved.program.inputs)

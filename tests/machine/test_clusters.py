@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import json
 import math
 import re
 
@@ -222,7 +221,7 @@ def test_a_cluster_has_the_accelerators_of_all_ranks():
         for _ in range(2):
             local = asc.Machine.local(gpus=1)
             mine = {"versions": {}, "host": "a", "machine": local.to_json()}
-            texts.append(json.dumps({**mine, **described(local)}))
+            texts.append({**mine, **described(local)})
         machine, why = cluster._gathered(texts, None, False)
     assert why  # they share a GPU, and there may be no NCCL
     assert machine.names == ("cpu:0", "cuda:0", "cpu:1", "cuda:1")

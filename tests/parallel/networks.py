@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -158,9 +158,25 @@ class Centred(nn.Module):
         return self.linear(x - self.centre)
 
 
-def clip_values(model: nn.Module) -> None:
-    """Change gradients before a step."""
-    nn.utils.clip_grad_value_(model.parameters(), 0.01)
+def trained_by(optimizer: optim.Optimizer) -> list[nn.Parameter]:
+    """Return the parameters of an optimizer."""
+    return [item for group in optimizer.param_groups for item in group["params"]]
+
+
+def clip_values(optimizer: optim.Optimizer, *_: Any) -> None:
+    """Change gradients before a step, as a hook of it."""
+    nn.utils.clip_grad_value_(trained_by(optimizer), 0.01)
+
+
+def hooked(optimize: Callable[[Any], optim.Optimizer], hook: Any) -> Any:
+    """Return what makes an optimizer that has a hook."""
+
+    def made(parameters: Any) -> optim.Optimizer:
+        optimizer = optimize(parameters)
+        optimizer.register_step_pre_hook(hook)
+        return optimizer
+
+    return made
 
 
 def vectors() -> tuple[Tensor, Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import re
 from collections import UserDict
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ import autosched as asc
 from autosched.parallel.all_reduce import STRATEGIES
 from tests.frontends.test_capture import OPTIMIZERS
 from tests.models import KINDS, mlp
+from tests.parallel.networks import clip_values, hooked, trained_by
 from tests.serial import (
     Make,
     Rows,
@@ -168,10 +168,6 @@ def norm(model: nn.Module, limit: float = 0.05) -> Tensor:
     return nn.utils.clip_grad_norm_(model.parameters(), limit)
 
 
-def value(model: nn.Module) -> None:
-    nn.utils.clip_grad_value_(model.parameters(), 0.01)
-
-
 def test_the_norm_before_clipping_is_known_and_small_gradients_stay() -> None:
     model, (batch,) = small(), vectors(6)
     twin = copy.deepcopy(model)
@@ -185,54 +181,72 @@ def test_the_norm_before_clipping_is_known_and_small_gradients_stay() -> None:
     assert torch.equal(step.grad_norm, norm(twin, 1e9))
 
 
+def norm_(optimizer: optim.Optimizer, *_: Any) -> None:
+    nn.utils.clip_grad_norm_(trained_by(optimizer), 0.05)
+
+
 def test_gradients_may_be_changed_before_the_optimizer_steps() -> None:
-    both = data_parallel(clip_grad_norm=0.05, before_step=value)
     assert_trains_as_serially(
-        both, among(2), small(), vectors(6), before_step=lambda model: (norm(model), value(model))
-    )
-    whole = data_parallel(
-        buckets=(100,), before_step=norm
-    )  # of one stage all gradients may be seen
-    assert_trains_as_serially(whole, among(2), small(), vectors(6), before_step=norm)
+        data_parallel(clip_grad_norm=0.05), among(2), small(), vectors(6),
+        hooked(momentum, clip_values), before_step=norm,
+    )  # fmt: skip
+    # Of one stage all gradients may be seen.
+    whole = data_parallel(buckets=(100,))
+    assert_trains_as_serially(whole, among(2), small(), vectors(6), hooked(momentum, norm_))
 
 
-def test_constants_of_before_step_may_change_between_steps() -> None:
+def test_constants_of_a_hook_may_change_between_steps() -> None:
     limit = {"limit": 0.05}
-    change = functools.partial(lambda known, model: norm(model, known["limit"]), limit)
+
+    def change(optimizer: optim.Optimizer, *_: Any) -> None:
+        nn.utils.clip_grad_norm_(trained_by(optimizer), limit["limit"])
+
     assert_trains_as_serially(
-        data_parallel(before_step=change), among(2), small(), vectors(6, 6), before_step=change,
+        data_parallel(), among(2), small(), vectors(6, 6), hooked(momentum, change),
         between=lambda model, optimizer: limit.update(limit=0.01),
     )  # fmt: skip
 
 
-def test_invalid_hooks_before_a_step_are_rejected() -> None:
-    def noise(model: nn.Module) -> None:
-        for parameter in model.parameters():
+def average_(optimizer: optim.Optimizer, *_: Any) -> None:
+    parameters = trained_by(optimizer)
+    with torch.no_grad():
+        parameters[-1].add_(parameters[0].mean())
+
+
+@pytest.mark.parametrize(("when", "hook"), [("pre", norm_), ("post", average_)])
+def test_hooks_that_mix_stages_are_refused(when: str, hook: Any) -> None:
+    """Each stage was updated by what a hook makes of its own gradients alone."""
+    model = small()
+    optimizer = momentum(model.parameters())
+    getattr(optimizer, f"register_step_{when}_hook")(hook)
+    make = pipeline(split={"0": "cuda:0", "*": "cuda:1"})
+    with (
+        make(model, functional.cross_entropy, optimizer) as step,
+        pytest.raises(
+            asc.ScheduleError, match="a hook of the optimizer computes what one stage has"
+        ),
+    ):
+        step(*next(vectors(6)))
+
+
+def test_hooks_that_draw_and_other_limits_are_rejected() -> None:
+    def noise(optimizer: optim.Optimizer, *_: Any) -> None:
+        for parameter in trained_by(optimizer):
             parameter.grad.add_(torch.randn_like(parameter))
 
     cases = [
-        (
-            pipeline(split={"0": "cuda:0", "*": "cuda:1"}, before_step=norm),
-            "before_step computes gradients of one stage from those of another: stage 1 has",
-        ),
-        (
-            data_parallel(before_step=noise),
-            "before_step, draws random numbers: replicas would draw different ones",
-        ),
-        (
-            data_parallel(clip_grad_norm=-1),
-            "clip_grad_norm must be the largest norm, a number, 0 or more, or None",
-        ),
-        (
-            data_parallel(clip_grad_norm="1"),
-            "clip_grad_norm must be the largest norm, a number, 0 or more, or None",
+        (data_parallel(), "a hook of it, draws random numbers: replicas would draw different ones"),
+        *(
+            (data_parallel(clip_grad_norm=limit), "clip_grad_norm must be the largest norm, a num")
+            for limit in (-1, "1")
         ),
     ]
     for make, message in cases:
         model = small()
+        optimizer = hooked(momentum, noise)(model.parameters())
         with (
             pytest.raises(asc.ScheduleError, match=message),
-            make(model, functional.cross_entropy, momentum(model.parameters())) as step,
+            make(model, functional.cross_entropy, optimizer) as step,
         ):
             step(*next(vectors(6)))
 

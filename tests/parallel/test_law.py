@@ -77,7 +77,7 @@ FEW_BLOCKS = networks.NETWORKS.keys() - {"chain", "deep"}
 OPTIONS: dict[str, dict[str, Any]] = {
     "": {},
     "clip": {"clip_grad_norm": 0.05, "buckets": (100,)},
-    "hook": {"before_step": networks.clip_values},
+    "hook": {},
     "buckets": {"buckets": (100, 300)},
     "accumulate": {"accumulate": 2},
     "accumulate, clip": {"accumulate": 2, "clip_grad_norm": 0.05, "reduction": "cpu"},
@@ -241,16 +241,18 @@ def test_training_on_several_devices_equals_serial_training(case: Case) -> None:
         found = among(system.replicas, chunks)(count)
         return [*found, *[()] * (system.replicas - len(found))]
 
-    before = options.get("before_step", clip if "clip_grad_norm" in options else lambda _: None)
+    optimize = OPTIMIZERS[case.optimizer]
+    if case.option == "hook":
+        optimize = networks.hooked(optimize, networks.clip_values)
     assert_trains_as_serially(
         system.make(**options),
         rows,
         model,
         batches(case.network, BATCHES[case.rows]),
-        OPTIMIZERS[case.optimizer],
+        optimize,
         loss_of,
         between(case.change),
-        before_step=before,
+        before_step=clip if "clip_grad_norm" in options else lambda _: None,
     )
 
 

@@ -162,7 +162,7 @@ def test_the_bubble_of_zero_bubble_follows_its_formula():
         order = zero_bubble(p, m)
         formula = (p - 1) / (6 * m + p - 1)
         assert bubble(order, on_paper(order)) >= formula - 1e-9, (p, m)
-        if m >= p:
+        if m >= 2 * p - 1:
             assert bubble(order, on_paper(order)) == pytest.approx(formula), (p, m)
 
 
@@ -196,30 +196,6 @@ def test_stages_are_placed_cyclically_or_in_a_v():
     assert stage_devices(one_f_one_b(3, 2)) == (0, 1, 2)
     assert stage_devices(interleaved(3, 2)) == (0, 1, 2, 0, 1, 2)
     assert stage_devices(zero_bubble(3, 2)) == (0, 1, 2, 2, 1, 0)
-
-
-def test_durations_improve_zero_bubble():
-    seconds = {"F": 1.0, "I": 1.3, "W": 0.7}
-    blind = zero_bubble(4, 4)
-    told = zero_bubble(
-        4, 4, seconds={kind: [number] * 8 for kind, number in seconds.items()}, copy=0.3
-    )
-    assert on_paper(told, seconds, copy=0.3) < 0.95 * on_paper(blind, seconds, copy=0.3)
-    assert on_paper(zero_bubble(4, 8, copy=0.1), copy=0.1) < on_paper(zero_bubble(4, 8), copy=0.1)
-
-
-@given(
-    p=st.integers(1, 5),
-    m=st.integers(1, 12),
-    copy=st.floats(0, 3),
-    data=st.data(),
-)
-def test_zero_bubble_is_sound_for_any_durations(p, m, copy, data):
-    numbers = st.lists(st.floats(0, 10), min_size=2 * p, max_size=2 * p)
-    order = zero_bubble(p, m, seconds={kind: data.draw(numbers) for kind in "FIW"}, copy=copy)
-    assert Counter(itertools.chain(*order)) == Counter(serial(order))
-    assert max(map(most_held, order)) <= 2 * p
-    on_paper(order)
 
 
 # ---- the policy

@@ -11,21 +11,26 @@ from torch import nn, optim
 from autosched.parallel.ranks import SharedState
 
 
-class Giving:
-    """An agreement of a rank that gives its state, or with ``given`` of one that gets it."""
+class Rank:
+    """One of two ranks; ``said`` is what rank 0 told, if this is the other one."""
 
-    def __init__(self, given: Any = None):
-        self.given = given
+    def __init__(self, said: Any = None):
+        self.rank = 0 if said is None else 1
+        self.said: list[Any] = [] if said is None else [*said]
+        self.rows: list[torch.Tensor] = []
 
-    def texts(self, what: str, mine: str) -> list[str]:
-        return [mine]
+    def compare(self, *_: Any) -> None:
+        """Find no difference."""
 
-    def broadcast(self, tree: Any, what: str, rank: int) -> Any:
-        self.tree = tree
-        return tree if self.given is None else self.given
+    def gather(self, what: str, make: Any) -> list[Any]:
+        mine = make()
+        if self.rank:
+            return [self.said.pop(0), mine]
+        self.said.append(mine)
+        return [mine, []]
 
-    def together(self, what: str, do: Any) -> Any:
-        return do()
+    def broadcast(self, row: torch.Tensor, root: int, what: str) -> None:
+        self.rows.append(row)
 
 
 def test_the_state_of_an_accelerator_travels_through_host_memory() -> None:
@@ -36,23 +41,19 @@ def test_the_state_of_an_accelerator_travels_through_host_memory() -> None:
         "step": torch.tensor(2.0),
         "exp_avg": torch.zeros(2, 3, device="meta"),
     }
-    here: Any = Giving()
+    here: Any = Rank()
 
     def cpu(tensor: torch.Tensor) -> torch.Tensor:
         return tensor if tensor.device.type == "cpu" else torch.ones(tensor.shape)
 
     with mock.patch.object(torch.Tensor, "cpu", cpu):
         SharedState(here, model, optimizer).broadcast()
-        (items, beside), (empty, _) = here.tree["optimizer"]
-        assert not empty
-        assert beside == ["exp_avg"]
-        assert {t.device.type for t in (*here.tree["model"].values(), *items.values())} == {"cpu"}
-        other = nn.Linear(3, 2, device="meta")
-        new = optim.Adam(other.parameters())
-        SharedState(Giving(here.tree), other, new).broadcast()  # type: ignore[arg-type]
-    state = new.state[other.weight]
-    assert {name: item.device.type for name, item in state.items()} == {
-        "step": "cpu",
-        "exp_avg": "meta",
-    }
-    assert state["step"] == 2
+    assert [[*row.shape] for row in here.rows] == [[6], [2], [1], [6]]
+    other = nn.Linear(3, 2, device="meta")
+    new = optim.Adam(other.parameters())
+    there: Any = Rank(here.said)
+    SharedState(there, other, new).broadcast()
+    assert {row.device.type for row in (*here.rows, *there.rows)} == {"cpu"}
+    kinds = {name: item.device.type for name, item in new.state[other.weight].items()}
+    assert kinds == {"step": "cpu", "exp_avg": "meta"}
+    assert other.bias not in new.state

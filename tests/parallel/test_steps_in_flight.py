@@ -6,9 +6,7 @@ import copy
 import gc
 import threading
 import weakref
-from concurrent.futures import Future
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +14,6 @@ from torch import nn
 
 import autosched as asc
 from autosched import parallel
-from autosched.parallel.step import UnderWay
 
 MACHINE = asc.Machine.emulated(gpus=2)
 OPTIMIZERS = {
@@ -177,14 +174,14 @@ def test_a_closed_step_keeps_no_tensors_of_replicas():
 
 def test_a_thread_that_waits_also_waits_for_another_one_that_submits(monkeypatch):
     def use(step):
-        submit = UnderWay.submit
+        submit = asc.Schedule.submit_for
 
         def slowly(*args):
             here.set()
             go.wait(10)
             return submit(*args)
 
-        monkeypatch.setattr(UnderWay, "submit", slowly)
+        monkeypatch.setattr(asc.Schedule, "submit_for", slowly)
         futures = []
         thread = threading.Thread(target=lambda: futures.append(step.submit(*batch)))
         thread.start()
@@ -202,40 +199,18 @@ def test_a_thread_that_waits_also_waits_for_another_one_that_submits(monkeypatch
     assert same(trained("data", "sgd", use, backend="host", in_flight=2), expected)
 
 
-class Interrupted:
-    """In place of a schedule: an interrupt comes when it has begun a run."""
-
-    waited = 0
-
-    def submit_for(self, inputs, finish):
-        raise KeyboardInterrupt
-
-    def wait(self, timeout):
-        self.waited += 1
-
-
-def test_a_step_whose_submission_was_interrupted_is_waited_for():
-    under_way, schedule = UnderWay(), Interrupted()
-    with pytest.raises(KeyboardInterrupt):
-        under_way.submit(SimpleNamespace(schedule=schedule), {}, Future)
-    assert not under_way.is_idle
-    assert under_way.look()  # as if it had failed
-    assert under_way.wait()
-    assert schedule.waited == 1
-    assert under_way.is_idle
-
-
-def test_a_call_that_was_interrupted_is_waited_for(monkeypatch):
+@pytest.mark.parametrize("how", ["run_with", "submit_for"])
+def test_a_step_that_was_interrupted_is_waited_for(monkeypatch, how):
     def use(step):
-        def interrupted(self, inputs, is_agreed):
+        def interrupted(self, inputs, *_, **__):
             step.future = self.submit(**inputs)
             raise KeyboardInterrupt
 
         step(*batch)
         with monkeypatch.context() as patch:
-            patch.setattr(asc.Schedule, "run_with", interrupted)
+            patch.setattr(asc.Schedule, how, interrupted)
             with pytest.raises(KeyboardInterrupt):
-                step(*batch)
+                step(*batch) if how == "run_with" else step.submit(*batch)
         step.wait()
         assert step.future.done()
         assert not step._copies  # which tensors it has updated is unknown

@@ -21,7 +21,6 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -187,7 +186,9 @@ class _End:
     """
 
     started: Sequence[Any] | None = None
-    known: Any = None  # the description of what is copied in each run
+    known: Any = (
+        None  # the description of what is copied in each run; a receiver has alignments too
+    )
 
     def __init__(
         self,
@@ -262,38 +263,35 @@ class _End:
 class _Send(_End):
     """Sends a value."""
 
-    _is_row = False  # whether such a value is sent as it is
     _last = ""
-    _described: Sequence[Any] = ()
 
     def __call__(self, value: Any, _: Any) -> None:
         """Start to send a value."""
         described: Sequence[Any] = ()
+        now = description_of(value, "cpu" if self.device is None else self.device.type)
         if self.known is None:
-            described = self._described = self._describe(value)
-        elif self.known != signature(value):
+            described = self._describe(value, now)
+        elif self.known != now:
             raise ScheduleError(
                 f"{self.value!r} is {sizes(value)}, and was {self._last} in the first run; shapes "
                 "and dtypes between ranks are those of the first run: make a schedule for each"
             )
-        works = self.start((value,) if self._is_row else rows(value))
+        works = self.start(rows(value))
         if self.device is not None:
             self.end(works)  # the current stream waits
         else:
             self.started = [*described, *works]
             self.exchange.sent(value, self)
 
-    def _describe(self, value: Any) -> list[Any]:
+    def _describe(self, value: Any, description: Description) -> list[Any]:
         """Start to send the description of a value; return the works."""
-        description = description_of(value, "cpu" if self.device is None else self.device.type)
-        data = json.dumps(description).encode()
+        data = json.dumps([description, alignments(value)]).encode()
         if len(data) > _LONGEST:
             raise ScheduleError(f"{self.value!r} has too many parts to be sent to another rank")
         row = torch.zeros(_LONGEST, dtype=torch.uint8)
         row[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        self.known = signature(value) if is_fixed(description) else None
+        self.known = description if is_fixed(description) else None
         self._last = sizes(value)
-        self._is_row = is_row(value) and self.device is None
         return self.start([row], is_description=True)
 
 
@@ -310,10 +308,7 @@ class _Receive(_End):
         if self.known is None or self._posted is not None:
             return
         if self._buffer is None or not self._buffer.is_free():
-            blank: Blank = partial(in_host_memory, pinned=self.is_pinned)
-            if self.device is not None:
-                blank = partial(on_device, self.device)
-            self._buffer = ReceiveBuffer(self.known, blank)
+            self._buffer = ReceiveBuffer(*self.known, self.device, self.is_pinned)
         self._posted = self.start(self._buffer.rows)
 
     def __call__(self, _: Any, into: Any) -> Any:
@@ -321,7 +316,7 @@ class _Receive(_End):
         if self.known is None:
             self.attended(self._learn)
         self.post()
-        if not is_fixed(self.known):
+        if not is_fixed(self.known[0]):
             self.known = None
         buffer = self._buffer
         assert buffer is not None
@@ -357,7 +352,6 @@ class _Receive(_End):
 # differ in the last bits otherwise.
 
 Description = Any  # of JSON: a list that begins with the kind
-Blank = Callable[[Sequence[int], Sequence[int], torch.dtype, int], torch.Tensor]
 
 
 def description_of(value: Any, kind: str = "cpu") -> Description:
@@ -386,36 +380,28 @@ def is_fixed(description: Description) -> bool:
 
 
 def _facts(tensor: torch.Tensor, kind: str) -> list[Any]:
-    """Return shape, strides, dtype, address modulo the alignment, and flags."""
+    """Return shape, strides, dtype and flags."""
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != kind:
         what = f"a tensor of {tensor.layout} on {tensor.device}"
         where = "the CPU" if kind == "cpu" else kind
         raise ScheduleError(f"{what} cannot be sent to another rank; dense ones on {where} can")
     flags = (tensor.is_conj(), tensor.is_neg(), tensor.requires_grad and tensor.is_leaf)
     dtype = str(tensor.dtype).removeprefix("torch.")
-    at = tensor.data_ptr() % ALIGNMENT
-    return [list(tensor.shape), list(tensor.stride()), dtype, at, *map(int, flags)]
+    return [list(tensor.shape), list(tensor.stride()), dtype, *map(int, flags)]
 
 
-def signature(value: Any) -> Any:
-    """Return what must be the same in each run for a receiver to be ready.
+def alignments(value: Any) -> list[int]:
+    """Return the addresses of the tensors of a value, modulo the alignment."""
+    return [tensor.data_ptr() % ALIGNMENT for tensor in _tensors(value)]
 
-    Alignment may differ. Of a tensor, it takes a microsecond.
-    """
-    if isinstance(value, torch.Tensor):
-        flags = value.is_conj(), value.is_neg(), value.requires_grad
-        return value.shape, value.stride(), value.dtype, flags
-    if isinstance(value, dict):
-        return dict, tuple((key, signature(item)) for key, item in value.items())
-    if isinstance(value, (list, tuple)):
-        return type(value), tuple(map(signature, value))
-    return type(value)
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in flatten(value) if isinstance(leaf, torch.Tensor)]
 
 
 def sizes(value: Any) -> str:
     """Describe the tensors of a value for an error message."""
-    tensors = [leaf for leaf in flatten(value) if isinstance(leaf, torch.Tensor)]
-    found = [f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" for t in tensors]
+    found = [f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" for t in _tensors(value)]
     return ", ".join(found[:4]) + (" ..." if len(found) > 4 else "")
 
 
@@ -424,27 +410,16 @@ def sizes(value: Any) -> str:
 
 def rows(value: Any) -> list[torch.Tensor]:
     """Return the bytes of each tensor of a value; they share memory with dense tensors."""
-    tensors = (leaf for leaf in flatten(value) if isinstance(leaf, torch.Tensor) and leaf.numel())
-    return [_row(tensor) for tensor in tensors]
-
-
-def is_row(value: Any) -> bool:
-    """Whether a value is one tensor that can be sent as it is, and so can those of its signature."""
-    if not isinstance(value, torch.Tensor) or value.is_conj() or value.is_neg():
-        return False
-    return value.is_contiguous() and value.numel() > 0
-
-
-def _row(tensor: torch.Tensor) -> torch.Tensor:
-    tensor = _physical(tensor.detach())
-    if _goes_whole(tensor):
-        return _whole(tensor)
-    return _distinct(tensor).contiguous().view(-1).view(torch.uint8)
+    tensors = (_physical(tensor.detach()) for tensor in _tensors(value) if tensor.numel())
+    return [
+        _whole(tensor) if _goes_whole(tensor) else tensor.contiguous().view(-1).view(torch.uint8)
+        for tensor in tensors
+    ]
 
 
 def _goes_whole(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is sent with the gaps between its elements, because there are hardly any."""
-    return span(tensor) <= tensor.numel() or overlaps_itself(_distinct(tensor))
+    """Whether a tensor is sent as it lies in memory: elements overlap, or have no gaps."""
+    return span(tensor) <= tensor.numel() or overlaps_itself(tensor)
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -458,29 +433,37 @@ def _physical(tensor: torch.Tensor) -> torch.Tensor:
     return torch._neg_view(tensor) if tensor.is_neg() else tensor
 
 
-def _distinct(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the distinct elements of an expanded tensor."""
-    for dim, (n, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
-        if n > 1 and stride == 0:
-            tensor = tensor.narrow(dim, 0, 1)
-    return tensor
-
-
 # ---- receiving
 
 
 class ReceiveBuffer:
     """Memory for a value that arrives: ``rows`` to receive into, and ``value`` afterwards.
 
-    It can serve the next run, too, if nothing else refers to the value any more. ``blank`` makes
-    tensors: in host memory, which may be page-locked, or on a device.
+    It can serve the next run, too, if nothing else refers to the value any more. It is allocated by
+    the current stream of a ``device``, or is host memory at alignments ``at``, perhaps ``pinned``.
     """
 
-    def __init__(self, description: Description, blank: Blank):
+    def __init__(
+        self,
+        description: Description,
+        at: Sequence[int],
+        device: torch.device | None = None,
+        pinned: bool = False,
+    ):
+        places = iter(at)
+
+        def blank(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+            place = next(places)
+            if device is not None:
+                return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+            reach = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+            storage = _storage(0 if 0 in shape else reach * dtype.itemsize, place, pinned)
+            return torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
+
         self.value = _make(description, blank)
         self.rows: list[torch.Tensor] = []
         self._packed: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._tensors = [leaf for leaf in flatten(self.value) if isinstance(leaf, torch.Tensor)]
+        self._tensors = _tensors(self.value)
         for number in range(len(self._tensors)):
             self._add(number)
         self._held = [*map(holders, self._tensors)]  # no variable refers to a tensor here
@@ -492,10 +475,8 @@ class ReceiveBuffer:
         if _goes_whole(tensor):
             self.rows.append(_whole(tensor))
             return
-        apart = _distinct(tensor)
-        row = torch.empty(apart.nbytes, dtype=torch.uint8, device=tensor.device)
-        packed = row.view(tensor.dtype).view(apart.shape)
-        self._packed.append((apart, packed))
+        row = torch.empty(tensor.nbytes, dtype=torch.uint8, device=tensor.device)
+        self._packed.append((tensor, row.view(tensor.dtype).view(tensor.shape)))
         self.rows.append(row)
 
     def spread(self) -> None:
@@ -508,7 +489,7 @@ class ReceiveBuffer:
         return self._held == [*map(holders, self._tensors)]
 
 
-def _make(description: Description, blank: Blank) -> Any:
+def _make(description: Description, blank: Callable[..., torch.Tensor]) -> Any:
     """Return such a value; its tensors have no contents yet."""
     kind, *rest = description
     match kind:
@@ -524,11 +505,10 @@ def _make(description: Description, blank: Blank) -> Any:
 
 
 def _empty(
-    blank: Blank,
+    blank: Callable[..., torch.Tensor],
     shape: Sequence[int],
     strides: Sequence[int],
     name: str,
-    at: int,
     conj: int,
     neg: int,
     grad: int,
@@ -536,26 +516,10 @@ def _empty(
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise ScheduleError(f"another rank sent a tensor of an unknown dtype, {shown(name)}")
-    tensor = blank(shape, strides, dtype, at)
+    tensor = blank(shape, strides, dtype)
     tensor = torch._neg_view(tensor) if neg else tensor
     tensor = tensor.conj() if conj else tensor
     return tensor.requires_grad_() if grad else tensor
-
-
-def in_host_memory(
-    shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, at: int, pinned: bool = False
-) -> torch.Tensor:
-    """Return a tensor that begins ``at`` bytes after a multiple of 64, page-locked if asked."""
-    reach = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-    storage = _storage(0 if 0 in shape else reach * dtype.itemsize, at, pinned)
-    return torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
-
-
-def on_device(
-    device: torch.device, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, at: int
-) -> torch.Tensor:
-    """Return a tensor on a device, allocated by its current stream."""
-    return torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 
 def _storage(size: int, at: int, pinned: bool) -> Any:

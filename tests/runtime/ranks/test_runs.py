@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import autosched as asc
 from autosched.program.program import Stream
 from autosched.runtime.ranks.backend import relays
-from autosched.runtime.ranks.exchange import ReceiveBuffer, description_of, in_host_memory, rows
+from autosched.runtime.ranks.exchange import ReceiveBuffer, alignments, description_of, rows
 from tests.runtime.ranks import jobs
 from tests.sample_policies import policies
 from tests.strategies import graphs, squash
@@ -52,18 +52,18 @@ def test_trees_of_tensors_arrive_as_they_are(ranks):
 def test_values_are_made_again_of_their_rows():
     for value in jobs.odd_values():
         description = description_of(value)
-        buffer = ReceiveBuffer(description, in_host_memory)
+        buffer = ReceiveBuffer(description, alignments(value))
         for into, row in zip(buffer.rows, rows(value), strict=True):
             into.copy_(row.view(torch.uint8).view(-1).view(into.dtype).view(into.shape))
         buffer.spread()
         assert jobs.equal(buffer.value, value)
-        assert jobs.addresses(buffer.value) == jobs.addresses(value)
+        assert alignments(buffer.value) == alignments(value)
         assert description_of(buffer.value) == description
 
 
 @pytest.mark.parametrize("keep", [lambda t: t, lambda t: t[:1], lambda t: t.untyped_storage()])
 def test_memory_is_not_received_into_while_somebody_has_it(keep):
-    buffer = ReceiveBuffer(description_of([torch.ones(4), torch.ones(2)]), in_host_memory)
+    buffer = ReceiveBuffer(description_of([torch.ones(4), torch.ones(2)]), [0, 0])
     assert buffer.is_free()
     kept = keep(buffer.value[1])
     assert not buffer.is_free()
