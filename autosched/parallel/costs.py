@@ -156,8 +156,8 @@ def unpack_(tensors: Sequence[torch.Tensor], packed: Sequence[torch.Tensor]) -> 
     """Copy what was packed into tensors like those."""
     for group, whole in zip(_by_dtype(tensors), packed, strict=True):
         parts = torch.split(whole, [tensor.numel() for tensor in group])
-        for tensor, part in zip(group, parts, strict=True):
-            tensor.copy_(part.view(tensor.shape))
+        views = [part.view(like.shape) for part, like in zip(parts, group, strict=True)]
+        torch._foreach_copy_(group, views)
 
 
 def _by_dtype(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:

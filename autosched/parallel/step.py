@@ -255,10 +255,10 @@ class Step:
         with self._guard:
             self._plans.close()
             self._copies.clear()
-            self._in_flight = None
+            self._in_flight = self._last = None
+            self._same_inputs = {}
             self._futures = []
             self._is_lost = False
-            self._last = None
 
     def __enter__(self) -> Self:
         return self

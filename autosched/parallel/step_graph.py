@@ -28,7 +28,6 @@ import torch
 from autosched import Graph, Machine, Value
 from autosched.parallel import clip
 from autosched.parallel.all_reduce import (
-    MANY,
     Compression,
     added,
     all_reduce,
@@ -231,30 +230,20 @@ class _Builder:
 
     def _add_outputs(self) -> None:
         """Make the loss of the whole batch an output; losses are weighted already."""
-        ranks = self.layout.ranks
         pairs = zip(self.spec.devices, self.spec.rows, strict=True)
         device = next(devices[-1] for devices, rows in pairs if rows)  # where a loss is
-        if len(self.losses) > 1 and self.several and 1 < len(ranks) <= MANY:
-            # Each rank adds the losses of all.
-            for rank in ranks:
-                loss = self._total_loss(label_on(rank, "loss"), self.layout.first_device(rank))
-                self.graph.output(**{label_on(rank, "loss"): loss})
-        else:
-            self._output_everywhere("loss", self._total_loss("loss", device), device)
+        count = len(self.losses)
+        loss = self.losses[0]
+        if count > 1:
+            loss = memory_task(
+                self.graph, self.machine, device, added, self.losses, accessed=8 * count,
+                launches=count - 1, name="loss", nbytes=4,
+            )  # fmt: skip
+        self._output_everywhere("loss", loss, device)
         if not self.spec.updates:  # a trial: gradients stay in memory, as they would for updates
             for replica, gradients in enumerate(self.gradients):
                 names = {f"{self._prefix(replica)}{n}.grad": g for n, g in gradients.items()}
                 self.graph.output(**names)
-
-    def _total_loss(self, name: str, device: str) -> Value:
-        count = len(self.losses)
-        if count == 1:
-            return self.losses[0]
-        made: Value = memory_task(
-            self.graph, self.machine, device, added, self.losses, accessed=8 * count,
-            launches=count - 1, name=name, nbytes=4,
-        )  # fmt: skip
-        return made
 
     # ---- reduction, clipping, updates
 
@@ -404,51 +393,35 @@ class _Builder:
     def _broadcast_buffers(self) -> None:
         """Copy the buffers of the first replica with rows to others: the next step begins with them.
 
-        A lead's are the model's, so leads get all that a step writes.
+        Those of a stage go in one message. Leads, whose buffers are their model's, get them in any
+        case, and other replicas if they have rows.
         """
         by_stage: dict[int, list[str]] = {}
         for name in self.one.template.written_buffers:
             by_stage.setdefault(self.one.input_stages[name], []).append(name)
         for stage, names in by_stage.items():
-            leads = self.layout.other_leads(stage, self.source)
-            if leads:
-                self._send_buffers(stage, names, leads)
-        for name in self.one.template.broadcast_buffers:
-            stage = self.one.input_stages[name]
-            for replica, stages in enumerate(self.spec.devices):
-                is_known = replica == self.source or self.layout.leads(replica, stage)
-                if is_known or (replica, name) not in self.inputs:
-                    continue
-                own = self.inputs[replica, name]
-                memory_task(
-                    self.graph, self.machine, stages[stage], torch.Tensor.copy_, own,
-                    self.inputs[self._lead_of(replica, stage), name],
-                    accessed=2 * self.one.nbytes[name],
-                    name=f"{self._prefix(replica)}{name}.copy_", writes=own, outputs=(),
-                )  # fmt: skip
-
-    def _lead_of(self, replica: int, stage: int) -> int:
-        """Return the lead of a stage on the rank of a replica."""
-        rank = self.layout.rank(self.spec.devices[replica][stage])
-        devices = (stages[stage] for stages in self.spec.devices)
-        return next(i for i, device in enumerate(devices) if self.layout.rank(device) == rank)
-
-    def _send_buffers(self, stage: int, names: Sequence[str], leads: Sequence[int]) -> None:
-        """Copy buffers of a stage from the first replica with rows to leads, in one message each."""
-        nbytes = sum(self.one.nbytes[name] for name in names)
-        label = f"buffers{stage}" if len(self.spec.devices[0]) > 1 else "buffers"
-        packed = memory_task(
-            self.graph, self.machine, self.spec.devices[self.source][stage], pack,
-            [self.inputs[self.source, name] for name in names], accessed=2 * nbytes, name=f"{label}.pack",
-            nbytes=nbytes,
-        )  # fmt: skip
-        for replica in leads:
-            own = [self._state_input(replica, n, stage, self.one.nbytes[n]) for n in names]
-            memory_task(
-                self.graph, self.machine, self.spec.devices[replica][stage], unpack_, own, packed,
-                accessed=2 * nbytes, launches=len(own), name=f"{self._prefix(replica)}{label}.unpack",
-                writes=own, outputs=(),
+            others = [
+                replica
+                for replica in range(len(self.spec.devices))
+                if replica != self.source
+                and (self.layout.leads(replica, stage) or (replica, names[0]) in self.inputs)
+            ]
+            if not others:
+                continue
+            nbytes = sum(self.one.nbytes[name] for name in names)
+            label = f"buffers{stage}" if len(self.spec.devices[0]) > 1 else "buffers"
+            packed = memory_task(
+                self.graph, self.machine, self.spec.devices[self.source][stage], pack,
+                [self.inputs[self.source, name] for name in names], accessed=2 * nbytes,
+                name=f"{label}.pack", nbytes=nbytes,
             )  # fmt: skip
+            for replica in others:
+                own = [self._state_input(replica, n, stage, self.one.nbytes[n]) for n in names]
+                memory_task(
+                    self.graph, self.machine, self.spec.devices[replica][stage], unpack_, own, packed,
+                    accessed=2 * nbytes, name=f"{self._prefix(replica)}{label}.unpack", writes=own,
+                    outputs=(),
+                )  # fmt: skip
 
     def _sequences(self) -> dict[str, tuple[str, ...]]:
         """Return the tasks of each device in the order of the pipeline schedule."""

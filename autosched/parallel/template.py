@@ -59,27 +59,8 @@ class Template:
         """Other inputs that it writes."""
         values = self.graph.values
         changes = (use for task in self.graph.tasks for use in task.changes)
-        return self._buffers({values[use.value].root for use in changes})
-
-    @cached_property
-    def broadcast_buffers(self) -> tuple[str, ...]:
-        """Other inputs that it reads and writes, such as a running mean that it subtracts.
-
-        Not counters, which it only writes.
-        """
-        values = self.graph.values
-        written: set[int] = set()
-        read: set[int] = set()
-        for task in self.graph.tasks:
-            changed = {values[use.value].root for use in task.changes}
-            written |= changed
-            if not task.view:
-                read |= {values[use.value].root for use in task.reads} - changed
-        return self._buffers(written & read)
-
-    def _buffers(self, among: Set[int]) -> tuple[str, ...]:
-        """Return the inputs among values (indices), except the batch."""
-        names = (v.name for v in self.graph.sources if v.tensor is None and v.index in among)
+        roots = {values[use.value].root for use in changes}
+        names = (v.name for v in self.graph.sources if v.tensor is None and v.index in roots)
         return tuple(name for name in names if name not in self.batch)
 
 

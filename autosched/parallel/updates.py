@@ -7,7 +7,7 @@ of another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
@@ -15,6 +15,7 @@ from typing import Any
 
 import networkx as nx
 import torch
+from torch._ops import OpOverload
 
 from autosched import Costs, Graph, Machine, ScheduleError, Task, Value, merge
 from autosched.parallel.costs import laid_out, tabulated
@@ -146,7 +147,7 @@ def _update(
     values.update(_gradients(graph, template, own, tasks, flat, examples))
     # 3. The tasks become at most one on the host and one on the device.
     inputs = {name: value for name, value in values.items() if name in read}
-    made = graph.include(old, inputs, only=tasks)
+    made = _included(graph, old, inputs, tasks)
     outputs = {name: _output_value(old, name) for name in template.places}
     places = {n: place for n, place in template.places.items() if outputs[n] in made}
     graph.output(**{name: made[outputs[name]] for name in places})
@@ -158,7 +159,6 @@ def _update(
     host_inputs = _host_inputs(merged, template, state)
     device_inputs = tuple(name for name in state if name not in host_inputs)
     seconds, nbytes = tabulated(merged, costs, machine)
-    merged = packed(merged, costs.nbytes)
     return Update(
         buckets[numbers[0]].stage, tuple(numbers), merged, device_inputs, host_inputs, places,
         seconds, nbytes, template.state, template.settings,
@@ -195,6 +195,45 @@ def _gradients(
                 # Fused optimizers go through parameter and gradient as they lie in memory.
                 values[label] = graph.add(laid_out, values[label], strides)
     return values
+
+
+def _included(
+    graph: Graph, old: Graph, inputs: Mapping[str, Value], tasks: Sequence[str]
+) -> dict[str, Value]:
+    """Include tasks; numbers that the host makes go to the device as one list, in one copy."""
+    host = [name for name in tasks if old.task(name).device == "host"]
+    device = [name for name in tasks if old.task(name).device != "host"]
+    own = {old.task(name).index for name in device}
+    if any(d.task in own for name in host for d in old.task(name).dependencies):
+        return graph.include(old, inputs, only=tasks)
+    made: dict[str, Value] = graph.include(old, inputs, only=host)
+    read = {use.value for name in device for use in old.task(name).reads}
+    numbers = [
+        old.values[use.value].name
+        for name in host
+        for use in old.task(name).outputs
+        if use.value in read and _makes_numbers(old.task(name))
+    ]
+    known = {**inputs, **made}
+    if len(numbers) > 1:
+        packed = graph.add(_listed, *[made[name] for name in numbers], name="numbers", on="host")
+        for position, name in enumerate(numbers):
+            known[name] = graph.add(_item, packed, position, name=f"numbers.{position}")
+    made.update(graph.include(old, known, only=device))
+    return made
+
+
+def _makes_numbers(task: Task) -> bool:
+    """Whether a task reads a number from a tensor, or computes with numbers of Python."""
+    return not isinstance(task.fn, OpOverload) or "_local_scalar_dense" in str(task.fn)
+
+
+def _listed(*numbers: Any) -> list[Any]:
+    return list(numbers)
+
+
+def _item(numbers: Sequence[Any], position: int) -> Any:
+    return numbers[position]
 
 
 def _output_value(graph: Graph, output: str) -> str:
@@ -255,84 +294,3 @@ def _related_values(graph: Graph, task: Task) -> Iterator[list[int]]:
     # A value that the hook computes relates all items; a constant does not.
     if any(graph.values[graph.values[index].root].producer is not None for index in shared):
         yield everything
-
-
-# ---- numbers of the host as one list
-
-
-def packed(graph: Graph, tensors: Collection[str]) -> Graph:
-    """Return an update's graph with one list of numbers; separately, each would take a copy.
-
-    Changes a graph of one task on the host and one on the device, which reads numbers, and no
-    tensors, of the first; ``tensors`` are the names of values that are tensors.
-    """
-    # 1. Find the numbers that are sent to the device, and the host's other results.
-    pair = {task.device == "host": task for task in graph.tasks}
-    if len(graph.tasks) != 2 or len(pair) != 2:
-        return graph
-    host, device = pair[True], pair[False]
-    results = [use.value for use in host.outputs]
-    read = {use.value for use in device.reads}
-    sent = [value for value in results if value in read]
-    others = [value for value in results if value not in read]
-    has_tensors = any(graph.values[value].name in tensors for value in sent)
-    if len(sent) < 2 or has_tensors or device.kwargs or host.fn is None or device.fn is None:
-        return graph
-    new = Graph(graph.name)
-    values = {
-        v.index: new.input(v.name) if v.tensor is None else new.constant(v.tensor)
-        for v in graph.sources
-    }
-    # 2. The host returns the numbers as a list, followed by its other results.
-    positions = [results.index(value) for value in sent]
-    rest = [results.index(value) for value in others]
-    numbers, *made = new.record(
-        _packing(host.fn, positions, rest), _mapped(host, values), host.kwargs, name=host.name,
-        outputs=["numbers", *(graph.values[value].name for value in others)], on="host",
-        writes=[values[use.value] for use in host.writes], origin=host.origin,
-    )  # fmt: skip
-    values.update(zip(others, made, strict=True))
-    # 3. The device takes numbers from the list, and other arguments as before.
-    where = [
-        sent.index(arg.index) if isinstance(arg, Value) and arg.index in sent else None
-        for arg in device.args
-    ]
-    made = new.record(
-        _unpacking(device.fn, where), [numbers, *_mapped(device, values, sent)], {},
-        name=device.name, outputs=[graph.values[use.value].name for use in device.outputs],
-        writes=[values[use.value] for use in device.writes], origin=device.origin,
-    )  # fmt: skip
-    values.update(zip((use.value for use in device.outputs), made, strict=True))
-    new.output(**{name: values[index] for name, index in graph.outputs.items()})
-    return new
-
-
-def _mapped(task: Task, values: Mapping[int, Value], omitted: Sequence[int] = ()) -> list[Any]:
-    return [
-        values[arg.index] if isinstance(arg, Value) else arg
-        for arg in task.args
-        if not isinstance(arg, Value) or arg.index not in omitted
-    ]
-
-
-def _packing(
-    fn: Callable[..., Any], positions: Sequence[int], rest: Sequence[int]
-) -> Callable[..., list[Any]]:
-    """Return a function that returns some results of ``fn`` as a list, then the others."""
-
-    def call(*args: Any) -> list[Any]:
-        found = fn(*args)
-        return [[found[i] for i in positions], *(found[i] for i in rest)]
-
-    return call
-
-
-def _unpacking(fn: Callable[..., Any], where: Sequence[int | None]) -> Callable[..., Any]:
-    """Return a function that takes some arguments of ``fn`` from a list, its first argument."""
-
-    def call(numbers: Sequence[Any], *args: Any) -> Any:
-        rest = iter(args)
-        found = fn(*(next(rest) if i is None else numbers[i] for i in where))
-        return found if isinstance(found, tuple) else ([] if found is None else [found])
-
-    return call

@@ -55,15 +55,8 @@ def test_a_step_begins_with_what_the_first_replica_has_left():
         torch.testing.assert_close(model.inner.weight, inner.weight)
         inputs, tasks = step.inputs(x, y), [task.name for task in step.schedule(x, y).graph.tasks]
     assert torch.equal(inputs["r1.centre"], model.centre)
-    assert [name for name in tasks if "copy_" in name] == ["r1.centre.copy_"]
-
-
-def test_buffers_of_norms_and_counters_are_not_broadcast():
-    x, y = torch.randn(4, 5), torch.randint(0, 4, (4,))
-    model = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 4))
-    with trained(model) as step:
-        tasks = step.schedule(x, y).graph.tasks
-    assert not [task.name for task in tasks if "copy_" in task.name]
+    assert torch.equal(inputs["r1.count"], model.count)
+    assert [name for name in tasks if "buffers" in name] == ["buffers.pack", "r1.buffers.unpack"]
 
 
 def test_a_cumulative_average_of_a_batch_norm_is_refused_by_name():

@@ -7,6 +7,7 @@ to be a process's own, copies between them go over NCCL, which is played over gl
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -22,10 +23,14 @@ from autosched._lib.process_group import _lose
 from autosched.machine.cluster import joined
 from autosched.simulated_gpus import playing
 from tests.gpu.for_gpus import there
-from tests.runtime.ranks.jobs import equal
+from tests.runtime.ranks.jobs import _ended, equal
 from tests.strategies import inputs_for
 
 RUNS = 3
+ANSWER = 1 << 20  # added to tags
+BROKEN: list[str] = []  # rules of NCCL
+THREADS: set[int] = set()  # that have issued copies
+PENDING: dict[bool, list[bool]] = {}  # whether the last send, and receive, is awaited
 
 # The first meta kernel imports many modules: once, in the server of which all processes are forks.
 torch.sin(torch.empty(1, device="meta")).add(1)
@@ -34,31 +39,60 @@ torch.sin(torch.empty(1, device="meta")).add(1)
 class PlayedNccl:
     """What a group of NCCL has, for GPUs of several processes that are simulated in each.
 
-    A copy ends when it is issued, and so blocks the host: that is harder than NCCL, and as legal.
+    A copy blocks the host until the other rank has begun its half, so ranks that issue copies in
+    different orders never end: that is harder than NCCL, and as legal. ``BROKEN`` notes other rules:
+
+        one thread     issues all copies of a rank
+        in flight      a stream waits for a send before the next one of its GPU, and so for receives
+        device         the current device of the thread that issues is the GPU of the rank
     """
 
     def __init__(self, group: Any):
         self.group = group
 
-    def send(self, rows: Sequence[torch.Tensor], peer: int, tag: int) -> PlayedNccl:
-        """Send a row."""
+    def send(self, rows: Sequence[torch.Tensor], peer: int, tag: int) -> PlayedWork:
+        """Send a row; the receiver answers."""
         self.group.send([row.cpu() for row in rows], peer, tag).wait()
-        return self
+        self.group.recv([torch.empty(1)], peer, tag + ANSWER).wait()
+        return self.issued(True)
 
-    def recv(self, rows: Sequence[torch.Tensor], peer: int, tag: int) -> PlayedNccl:
-        """Receive a row."""
+    def recv(self, rows: Sequence[torch.Tensor], peer: int, tag: int) -> PlayedWork:
+        """Receive a row, and answer."""
         (row,) = rows
         arrived = torch.empty(row.shape, dtype=row.dtype)
         self.group.recv([arrived], peer, tag).wait()
+        self.group.send([torch.empty(1)], peer, tag + ANSWER).wait()
         row.copy_(arrived)
-        return self
+        return self.issued(False)
 
-    def wait(self) -> None:
-        """Do nothing: it has ended."""
+    def issued(self, is_send: bool) -> PlayedWork:
+        """Note the rules that a copy breaks; return its work."""
+        THREADS.add(threading.get_ident())
+        if len(THREADS) > 1:
+            BROKEN.append("one thread: copies are issued from several")
+        if PENDING.get(is_send, [True]) == []:
+            BROKEN.append("in flight: a copy is issued before its stream awaits the last")
+        if torch.cuda.current_device() != joined().rank:
+            BROKEN.append(
+                f"device: a copy is issued where {torch.cuda.current_device()} is current"
+            )
+        PENDING[is_send] = []
+        return PlayedWork(PENDING[is_send])
 
     def abort(self) -> None:
         """End all that is pending."""
         _lose(self.group, joined().rank, joined().size)
+
+
+class PlayedWork:
+    """A copy that has ended when it was issued."""
+
+    def __init__(self, awaited: list[bool]):
+        self.awaited = awaited
+
+    def wait(self) -> None:
+        """Note that the stream waits for it."""
+        self.awaited.append(True)
 
 
 @contextlib.contextmanager
@@ -67,6 +101,8 @@ def gpus(seed: int | None, each: int = 0) -> Iterator[Any]:
 
     With ``each``, so many are a process's own.
     """
+    for known in (BROKEN, THREADS, PENDING):
+        known.clear()
     with contextlib.ExitStack() as stack:
         size = joined().size * each or 1
         played = None if seed is None else stack.enter_context(playing(size, seed))
@@ -125,7 +161,7 @@ def run_on_gpus(
                     for name, item in left.items()
                     if not equal(item.cpu(), expected[name])
                 ]
-        return wrong
+        return wrong + BROKEN
 
 
 def run_alone(graph: asc.Graph, machine: asc.Machine, schedule: asc.Schedule) -> dict[str, Any]:
@@ -176,3 +212,27 @@ def keep_memory(seed: int | None) -> tuple[list[bool], int]:
             seen = [each._buffer.value for each in exchanges._receives]
             places = {item.data_ptr() for item in seen}
             return [item.is_pinned() for item in seen], len(places) - len(seen)
+
+
+def exchange(seed: int | None, fails: bool) -> list[str]:
+    """Let GPUs send to each other at once, and a task of rank 0 fail in the third run, or none."""
+    runs = [0]
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        runs[0] += 1
+        if fails and runs[0] == 3 and not joined().rank:
+            raise ValueError("of a test")
+        return x * 2
+
+    graph = asc.Graph("exchange")
+    values = []
+    for rank in range(joined().size):
+        with graph.on(f"cpu:{rank}"):
+            x = graph.input(f"x{rank}")
+        values.append(graph.add(double, x, name=f"double{rank}", on=f"cuda:{rank}"))
+    for rank in range(joined().size):
+        with graph.on(f"cuda:{rank}"):
+            graph.output(**{f"y{rank}": values[rank - 1] + values[rank]})
+    with gpus(seed, 1), asc.schedule(graph, asc.Machine.cluster(gpus=1, timeout=5)) as schedule:
+        ended = [_ended(schedule, torch.ones(3)) for _ in range(4)]
+    return ended + BROKEN

@@ -1,9 +1,13 @@
 """Ranks with GPUs, simulated or real; copies go by way of host memory, or over NCCL."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import autosched as asc
+from autosched.runtime.ranks.backend import AcceleratorRanks
 from tests.runtime.ranks import gpu_jobs
 from tests.strategies import graphs
 
@@ -65,3 +69,29 @@ def test_runs_over_nccl_equal_those_of_one_process(ranks, seed, data, size, poli
     refused = [wrong[:1] for wrong in found if wrong and wrong[0].startswith("refused")]
     assert len(refused) in (0, size)
     assert refused or found == [[]] * size
+
+
+@own_ones
+@pytest.mark.parametrize("size", [2, 3])
+def test_gpus_send_to_each_other_at_once(ranks, seed, size):
+    assert ranks.run(gpu_jobs.exchange, size, seed, False) == [["4.0"] * 4] * size
+
+
+@own_ones
+def test_a_task_that_raises_ends_the_run_of_all_gpus(mortals, seed):
+    first, second = mortals.run(gpu_jobs.exchange, 2, seed, True)
+    assert first[:2] == second[:2] == ["4.0"] * 2
+    assert first[2].startswith("TaskError: task 'double0' on cuda:0 failed: ValueError: of a test")
+    assert second[2].startswith(
+        "TaskError: rank 0: task 'double0' on cuda:0 raised ValueError: of a"
+    )
+    for ended in (first, second):
+        assert ended[3].startswith("RankError: a run failed before")
+
+
+def test_no_host_waits_for_a_copy_of_a_run_that_has_failed():
+    """NCCL does not notice that a process was killed: the event may never happen."""
+    backend = AcceleratorRanks()
+    backend.group = SimpleNamespace(why=("rank", "rank 1 has gone"), lost=asc.RankError)
+    with pytest.raises(asc.RankError, match="event 3"):
+        backend._until(SimpleNamespace(query=lambda: False), "event 3")
