@@ -304,9 +304,11 @@ def meet(timeout: float) -> ProcessGroup:
     try:
         if _dist.is_initialized():
             return ProcessGroup(_default_store(), timeout)
-        rank, size = _environment()
-        store, _, _ = next(_dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
+        store, rank, size = next(_dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
         return join(store, rank, size, timeout)
+    except ValueError as error:  # a variable of the environment
+        what = f"Machine.cluster() needs other processes: {error}"
+        raise MachineError(f"{what}; {_HOW}") from error
     except RuntimeError as error:  # of torch
         if isinstance(error, AutoschedError):
             raise
@@ -327,18 +329,6 @@ def destroy() -> None:
     """Leave torch's default group."""
     if _dist.is_initialized():
         _dist.destroy_process_group()
-
-
-def _environment() -> tuple[int, int]:
-    """Return rank and number of ranks as torchrun gives them."""
-    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    if missing := [name for name in names if name not in os.environ]:
-        what = f"Machine.cluster() needs other processes, and {missing[0]} is not set"
-        raise MachineError(f"{what}; {_HOW}")
-    rank, size = (os.environ[name] for name in names[:2])
-    if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
-        raise MachineError(f"rank must be below the number of ranks, got {rank} and {size}; {_HOW}")
-    return int(rank), int(size)
 
 
 # ---- torch

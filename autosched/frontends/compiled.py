@@ -28,11 +28,11 @@ from autosched.frontends.capture import captured, coarse
 from autosched.frontends.capture_lock import check_not_capturing, is_capturing
 from autosched.frontends.captured import Captured, arguments_of
 from autosched.frontends.every_rank import (
-    CallAgreement,
     Ends,
+    captured_alike,
     drawing_on_one,
-    lines_of,
     on_every_rank,
+    same_capture,
 )
 from autosched.frontends.guards import Arguments, Guard, capture_key
 from autosched.frontends.reachability import Reach
@@ -299,8 +299,7 @@ class Compiled:
                 drawing_on_one(found)
             return found
 
-        agreement = self._agreement
-        operators = capture() if agreement is None else agreement.together(capture, lines_of)
+        operators = captured_alike(_name_of(self.fn), capture) if self._is_rank else capture()
         examples = operators.examples
         operators.examples = {}  # or this batch would live as long as the schedule
         costs: dict[str, Any] = (
@@ -326,17 +325,15 @@ class Compiled:
         machine = self.options["machine"]
         return machine is not None and bool(machine.ranks)
 
-    @cached_property
-    def _agreement(self) -> CallAgreement | None:
-        """What ranks agree on; None if this process plays all of them, or there are none."""
-        if not self._has_ranks or self.options["machine"].rank is None:
-            return None
-        return CallAgreement(_name_of(self.fn))
+    @property
+    def _is_rank(self) -> bool:
+        """Whether this process is one of several ranks, and does not play all of them."""
+        return self._has_ranks and self.options["machine"].rank is not None
 
     def _agree(self, number: int, key: Any = None, reason: str = "") -> None:
         """Raise ScheduleError if other ranks use another capture; 0 is a new one."""
-        if self._agreement is not None:
-            self._agreement.same(number, lambda: reason or self._why(number, key))
+        if self._is_rank:
+            same_capture(_name_of(self.fn), number, lambda: reason or self._why(number, key))
 
     def _why(self, number: int, key: Any) -> str:
         """Return which capture a call uses, or why it needs a new one."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 
@@ -28,7 +28,6 @@ from autosched.graph.pinning import by_pattern
 from autosched.machine.cluster import joined
 from autosched.machine.machine import Machine
 
-T = TypeVar("T")
 _STATE = "random_state"
 
 
@@ -177,37 +176,30 @@ def _pin_random(graph: Captured, device: str) -> None:
 # ---- agreement
 
 
-class CallAgreement:
-    """What the ranks of a compiled function agree on."""
+def same_capture(name: str, number: int, why: Callable[[], str]) -> None:
+    """Raise ScheduleError, on all ranks, unless all use the capture with the same number.
 
-    def __init__(self, name: str):
-        self.name = name
-        self._group = joined()
+    It is 0 for a new one, ``why`` says for what reason, and -1 where a call is wrong.
+    """
+    group = joined()
+    what = f"a call of {name!r}"
+    if {*group.gather(what, lambda: number)} == {number}:
+        return
+    texts = group.gather(f"{what}, to compare", why)
+    by_kind = {text: f"rank {rank} {text}" for rank, text in reversed([*enumerate(texts)])}
+    kinds = sorted(by_kind.values(), key=lambda text: "uses capture" in text)
+    raise ScheduleError(
+        f"the ranks call {name!r} differently: {', '.join(kinds[:2])}; all of them "
+        "must call it with equal arguments, and with modules and optimizers in the same state"
+    )
 
-    def same(self, number: int, why: Callable[[], str]) -> None:
-        """Raise ScheduleError, on all ranks, unless all have the same number, of a capture.
 
-        It is 0 for a new one, ``why`` says for what reason, and -1 where a call is wrong.
-        """
-        what = f"a call of {self.name!r}"
-        if {*self._group.gather(what, lambda: number)} != {number}:
-            texts = self._group.gather(f"{what}, to compare", why)
-            by_kind = {text: f"rank {rank} {text}" for rank, text in reversed([*enumerate(texts)])}
-            kinds = sorted(by_kind.values(), key=lambda text: "uses capture" in text)
-            raise ScheduleError(
-                f"the ranks call {self.name!r} differently: {', '.join(kinds[:2])}; all of them "
-                "must call it with equal arguments, and with modules and optimizers in the same state"
-            )
-
-    def together(self, do: Callable[[], T], describe: Callable[[T], Sequence[str]]) -> T:
-        """Return what a function returns; raise on all ranks what it raises on one.
-
-        Raises ScheduleError with the first line of the descriptions that differs.
-        """
-        what = f"the capture of {self.name!r}"
-        made = self._group.together(what, do)
-        self._group.compare(what, f"its capture of {self.name!r}", describe(made))
-        return made
+def captured_alike(name: str, capture: Callable[[], Captured]) -> Captured:
+    """Return a capture; raise on all ranks what it raises on one, and where captures differ."""
+    what = f"the capture of {name!r}"
+    made = joined().together(what, capture)
+    joined().compare(what, f"its capture of {name!r}", lines_of(made))
+    return made
 
 
 def lines_of(graph: Captured) -> list[str]:

@@ -247,7 +247,8 @@ class SharedState:
             if any(planned.owners[name] != last[name] for name in both):
                 self._share(self._group)
         self._trained = planned
-        self.is_stale = bool(planned.elsewhere)
+        here = {held.name for held in planned.state_here.values() if held.leads}
+        self.is_stale = self._group is not None and not planned.owners.keys() <= here
 
     def _share(self, group: ProcessGroup) -> None:
         """Give all ranks what each owns; what has no owner is rank 0's.
@@ -317,25 +318,6 @@ class SharedState:
         yield from self._model.buffers()
         for held in self._optimizer.state.values():
             yield from (item for item in held.values() if isinstance(item, torch.Tensor))
-
-    def here(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return the part of a step's state that this process has."""
-        if not self.is_stale or self._trained is None:
-            return state
-        tensors = self._trained.state.tensors()
-        others = {id(tensors[name]) for name in self._trained.elsewhere}
-        kept = self._model.state_dict(keep_vars=True)
-        moments = state["optimizer"]["state"]
-        trainable = enumerate(_trainable(self._optimizer))
-        own = [i for i, item in trainable if id(item) not in others]
-        return {
-            **state,
-            "model": {n: t for n, t in state["model"].items() if id(kept[n]) not in others},
-            "optimizer": {
-                **state["optimizer"],
-                "state": {i: moments[i] for i in own if i in moments},
-            },
-        }
 
 
 def _versions(tensors: Iterable[torch.Tensor]) -> list[tuple[int, int]]:

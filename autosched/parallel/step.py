@@ -288,9 +288,6 @@ class Step:
                 "other ranks train some stages of this model: call collect() on all ranks before "
                 "state_dict(), or save()"
             )
-        return self._state()
-
-    def _state(self) -> dict[str, Any]:
         self.wait()
         return {
             "model": self.model.state_dict(),
@@ -312,11 +309,12 @@ class Step:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``state_dict`` to a folder, by ``torch.distributed.checkpoint``.
 
-        On a machine of several ranks, all call it: each writes its part, and what all have is
-        written once. A checkpoint is complete when this returns on rank 0.
+        On a machine of several ranks, all call it. It calls ``collect``, and what all have is
+        written once, by one of them. A checkpoint is complete when this returns on rank 0.
         """
         with self._guard:
-            write(folder, self._shared.here(self._state()), self._rank is None)
+            self.collect()
+            write(folder, self.state_dict(), self._rank is None)
 
     def load(self, folder: str | os.PathLike[str]) -> None:
         """Restore what ``save`` wrote, on as many ranks or on another number of them.

@@ -174,13 +174,6 @@ class Planned:
         return found
 
     @cached_property
-    def elsewhere(self) -> set[str]:
-        """The tensors, by name, that other ranks train, and this process does not."""
-        if self.schedule.machine.rank is None:
-            return set()
-        return self.owners.keys() - {held.name for held in self.state_here.values() if held.leads}
-
-    @cached_property
     def residuals_here(self) -> dict[str, tuple[str, int, torch.dtype]]:
         """The inputs of this process for compression."""
         return {label: one for label, one in self.built.residuals.items() if label in self.here}

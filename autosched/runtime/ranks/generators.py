@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
 import torch
 
@@ -17,48 +18,12 @@ from autosched._lib.forks import rlock
 from autosched.graph.graph import Graph, Task
 
 
-class _Generators:
-    """The states of all ranks."""
-
-    def __init__(self) -> None:
-        self._lock = rlock()
-        self._states: dict[int, torch.Tensor] = {}
-        self._begin = self._left = torch.empty(0, dtype=torch.uint8)
-
-    @contextlib.contextmanager
-    def of(self, rank: int, leaves: bool) -> Iterator[None]:
-        """Let this thread draw for a rank; ``leaves``: torch's generator is left in its state."""
-        with self._lock:
-            found = torch.get_rng_state()
-            if not torch.equal(found, self._left):
-                self._states.clear()
-                self._begin = found
-            torch.set_rng_state(self._states.get(rank, self._begin))
-            try:
-                yield
-            finally:
-                self._states[rank] = torch.get_rng_state()
-                self._left = self._states[rank] if leaves else found
-                torch.set_rng_state(self._left)
-
-
-_GENERATORS = _Generators()
-
-
 class Drawing:
-    """Lets tasks draw from the generators of their ranks; ``devices`` are those of tasks, by name.
+    """Lets tasks draw from the generators of their ranks; ``devices`` are those of tasks, by name."""
 
-    >>> graph = Graph(generators={"cpu:0": "rank 0", "cpu:1": "rank 1"})
-    >>> tasks = [graph.add(torch.rand, 1, on=device) for device in ("cpu:0", "cpu:1")]
-    >>> drawing = Drawing(graph, {"rand": "cpu:0", "rand_1": "cpu:1"}, {"cpu:0": 0, "cpu:1": 1})
-    >>> _ = torch.manual_seed(0)
-    >>> found = []
-    >>> for task in graph.tasks:
-    ...     with drawing(task):
-    ...         found.append(torch.rand(1))
-    >>> found[0] == found[1]
-    tensor([True])
-    """
+    _lock = rlock()
+    _states: ClassVar[dict[int, torch.Tensor]] = {}  # of all ranks
+    _begin = _left = torch.empty(0, dtype=torch.uint8)
 
     def __init__(self, graph: Graph, devices: Mapping[str, str], ranks: Mapping[str, int]):
         self._ranks = {
@@ -68,9 +33,23 @@ class Drawing:
         }
         self._first = min(self._ranks.values(), default=0)
 
-    def __call__(self, task: Task) -> contextlib.AbstractContextManager[None]:
-        """Return the context in which a task is called."""
+    @contextlib.contextmanager
+    def __call__(self, task: Task) -> Iterator[None]:
+        """Let this thread draw for the rank of a task, which is called meanwhile."""
         rank = self._ranks.get(task.name)
         if rank is None:
-            return contextlib.nullcontext()
-        return _GENERATORS.of(rank, rank == self._first)
+            yield
+            return
+        known = Drawing
+        with known._lock:
+            found = torch.get_rng_state()
+            if not torch.equal(found, known._left):
+                known._states.clear()
+                known._begin = found
+            torch.set_rng_state(known._states.get(rank, known._begin))
+            try:
+                yield
+            finally:
+                known._states[rank] = torch.get_rng_state()
+                known._left = known._states[rank] if rank == self._first else found
+                torch.set_rng_state(known._left)

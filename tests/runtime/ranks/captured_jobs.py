@@ -33,23 +33,41 @@ def error_of(do: Callable[[], Any]) -> str:
     return "nothing"
 
 
-def refuse_collective(name: str) -> str:
-    """Capture a collective; return the error."""
-    with contextlib.nullcontext(dist.group.WORLD) as group:
+def refuse(what: str) -> str:
+    """Capture or call together what is refused; return the error, or the warning of Dynamo."""
+    x = torch.ones(4)
+    if what in ("all_reduce", "all_reduce_", "dynamo"):
+        with contextlib.nullcontext(dist.group.WORLD) as group:
 
-        def step(x: torch.Tensor) -> torch.Tensor:
-            y = x * 2
-            if name == "all_reduce_":
-                dist.all_reduce(y)
-                return y
-            return functional.wait_tensor(functional.all_reduce(y, "sum", group)) + 1
+            def step(x: torch.Tensor) -> torch.Tensor:
+                y = x * 2
+                if what == "all_reduce_":
+                    dist.all_reduce(y)
+                    return y
+                return functional.wait_tensor(functional.all_reduce(y, "sum", group)) + 1
 
-        if name == "dynamo":
-            compiled = torch.compile(step, backend=asc.TorchBackend(asc.Machine.local(0)))
-            with warnings.catch_warnings(record=True) as found:
-                compiled(torch.ones(3))
-            return " ".join(str(each.message) for each in found)
-        return error_of(lambda: asc.capture(step, torch.ones(3)))
+            if what == "dynamo":
+                compiled = torch.compile(step, backend=asc.TorchBackend(asc.Machine.local(0)))
+                with warnings.catch_warnings(record=True) as found:
+                    compiled(x)
+                return " ".join(str(each.message) for each in found)
+            return error_of(lambda: asc.capture(step, x))
+    if what in ("ddp", "fsdp2"):
+        with contextlib.nullcontext(dist.group.WORLD) as group:
+            model = wrapped(what, group)
+            return error_of(lambda: asc.capture(lambda x: model(x), x))
+    machine = asc.Machine.cluster()
+    if what == "backend":
+        return error_of(lambda: asc.TorchBackend(machine))
+    if what == "submit":
+        return error_of(lambda: asc.compile(torch.neg, machine).submit(x))
+    if what == "gradient":
+        run = asc.compile(nn.Linear(4, 1), machine, policy="single")
+        return error_of(run(x).sum().backward)
+    if what == "generator":
+        own = torch.Generator()
+        return error_of(lambda: asc.compile(lambda x: x + torch.rand(4, generator=own), machine)(x))
+    return error_of(lambda: asc.compile(lambda a, b: a.mul_(b), machine)(x[1:], x[:3]))
 
 
 # ---- DistributedDataParallel and fully_shard
@@ -63,13 +81,6 @@ def wrapped(kind: str, group: Any) -> nn.Module:
         return nn.parallel.DistributedDataParallel(model)
     fully_shard(model, mesh=init_device_mesh("cpu", (group.size(),)))
     return model
-
-
-def refuse_wrapped(kind: str) -> str:
-    """Capture such a module; return the error."""
-    with contextlib.nullcontext(dist.group.WORLD) as group:
-        model = wrapped(kind, group)
-        return error_of(lambda: asc.capture(lambda x: model(x), torch.ones(2, 4)))
 
 
 def train_wrapped(kind: str) -> bool:
@@ -200,23 +211,6 @@ def call_differently(how: str) -> list[str]:
     return found
 
 
-def refuse_together(what: str) -> str:
-    """Return the error of a function that ranks cannot call together."""
-    machine = asc.Machine.cluster()
-    x = torch.ones(4)
-    if what == "submit":
-        return error_of(lambda: asc.compile(torch.neg, machine).submit(x))
-    if what == "generator":
-        own = torch.Generator()
-        return error_of(lambda: asc.compile(lambda x: x + torch.rand(4, generator=own), machine)(x))
-    return error_of(lambda: asc.compile(lambda a, b: a.mul_(b), machine)(x[1:], x[:3]))
-
-
-def refuse_backend() -> str:
-    """Return the error of a backend of torch.compile for several ranks."""
-    return error_of(lambda: asc.TorchBackend(asc.Machine.cluster()))
-
-
 def call_alone() -> bool:
     """Call functions on machines of one rank, which differ between ranks."""
     asc.Machine.cluster()
@@ -251,10 +245,3 @@ def schedule_captured() -> list[Any]:
     step = asc.capture(lambda x: model(x).sum().backward(), x)
     with asc.schedule(step, machine, policy="single") as schedule:
         return [*found, error_of(lambda: schedule(x))]
-
-
-def refuse_gradient() -> str:
-    """Call backward() on a result of a module of all ranks; return the error."""
-    run = asc.compile(nn.Linear(4, 1), asc.Machine.cluster(), policy="single")
-    loss = run(torch.ones(2, 4)).sum()
-    return error_of(loss.backward)

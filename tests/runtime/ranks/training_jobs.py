@@ -25,6 +25,7 @@ OPTIMIZERS = {
     "momentum": functools.partial(optim.SGD, lr=0.1, momentum=0.9),
     "adam": functools.partial(optim.Adam, lr=0.01),
 }
+HALVES = {"0": "cpu:0", "2": "cpu:1"}
 OBJECTS = {"half": asc.parallel.Half()}  # options, by the names that cases give them
 
 
@@ -126,18 +127,18 @@ def addresses(count: int, options: dict[str, Any]) -> list[list[int]]:
     return found[1:-1]
 
 
-def sign() -> Path:
-    """Return the file that makes a model of this process fail."""
-    return Path(tempfile.gettempdir(), f"autosched-{os.getpid()}-fails")
-
-
 class Failing(nn.Module):
-    """Raises in forward while a file exists, which no guard watches."""
+    """Raises in forward while it is told to, which no guard watches, and in a run for a NaN."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if sign().exists():
             raise ValueError("of a test")
-        return x
+        return sometimes(x.detach()) + x
+
+
+def sign() -> Path:
+    """Return the file that makes a model of this process fail."""
+    return Path(tempfile.gettempdir(), f"autosched-{os.getpid()}-fails")
 
 
 @torch.library.custom_op("autosched_tests::sometimes", mutates_args=())
@@ -153,91 +154,61 @@ def _(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-class Sometimes(nn.Module):
-    """Raises in a run where its input is not a number."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return sometimes(x.detach()) + x
-
-
-class Unkeyed:
-    """A setting of an optimizer that has no hash, which the key of a step needs."""
-
-    def __init__(self, error: BaseException):
-        self.error = error
+class Interrupting:
+    """A setting of an optimizer; Control-C comes when its hash is asked for, as by the key of a step."""
 
     def __hash__(self) -> int:
-        raise self.error
-
-
-def differ(what: str, step: Any) -> None:
-    """Change what this rank has, for its next step."""
-    group = step.optimizer.param_groups[0]
-    if what in ("key", "interrupt"):
-        group["setting"] = Unkeyed(KeyboardInterrupt() if what == "interrupt" else fault())
-    if what == "inputs":
-        step._batch_inputs = failing
-    if what == "closed":
-        step.close()
-    if what == "changed":
-        with torch.no_grad():
-            step.model[2].weight.zero_()
-
-
-def fault() -> Exception:
-    return ValueError("of a test")
+        raise KeyboardInterrupt
 
 
 def failing(*_: Any) -> Any:
-    raise fault()
-
-
-def undo(step: Any) -> None:
-    """Undo what would make further steps fail."""
-    step.optimizer.param_groups[0].pop("setting", None)
-    step.__dict__.pop("_batch_inputs", None)
+    """Raise, in place of what looks up inputs."""
+    raise ValueError("of a test")
 
 
 def misuse(what: str) -> list[str]:
     """Take a step, another in which ranks differ, and two more; return what each ended with."""
     machine = asc.Machine.cluster()
     rank = machine.rank
-    model = nn.Sequential(Failing(), Sometimes(), nn.Linear(8, 4, device="cpu"))
+    model = nn.Sequential(Failing(), nn.Linear(8, 4))
+    torch.manual_seed(0)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    group: dict[str, Any] = optimizer.param_groups[0]
     ended = []
     with asc.parallel.data_parallel(
         model, functional.cross_entropy, optimizer, machine, reduction="exchange"
     ) as step:
         for number in range(4):
-            x, y = items = batch(number, rank, 4)
             differs = number == 1 and rank == 1
+            x, y = items = batch(number, rank, 4 + number * (what == "capture"))
             if differs:
-                items = {
-                    "dtype": (x.double(), y),
-                    "shape": (x[:, :4], y),
-                    "item": (x,),
-                    "rows": (x, y[:3]),
-                    "nan": (x * torch.nan, y),
-                }.get(what, items)
-            if what == "capture":
-                items = batch(number, rank, 4 + number)  # to be captured again
-                sign().unlink(missing_ok=True)
-                if differs:
-                    sign().touch()
+                others = {"dtype": (x.double(), y), "item": (x,), "rows": (x, y[:3])}
+                items = others.get(what, (x * torch.nan, y) if what == "nan" else items)
             if what == "mode":
                 model.train(not differs)
-            if what == "rate":
-                optimizer.param_groups[0]["lr"] = 0.2 if differs else 0.1
             if what == "frozen":
-                model[2].bias.requires_grad_(not differs)
-            if differs:
-                differ(what, step)
+                model[1].bias.requires_grad_(not differs)
+            if what == "rate":
+                group["lr"] = 0.2 if differs else 0.1
+            if differs and what == "capture":
+                sign().touch()
+            if differs and what == "interrupt":
+                group["setting"] = Interrupting()
+            if differs and what == "inputs":
+                step._batch_inputs = failing
+            if differs and what == "closed":
+                step.close()
+            if differs and what == "changed":
+                with torch.no_grad():
+                    model[1].weight.zero_()
             try:
                 step(*items)
                 ended.append(str([p.tolist() for p in model.parameters()]))
             except (Exception, KeyboardInterrupt) as error:
                 ended.append(f"{type(error).__name__}: {error}")
-            undo(step)
+            sign().unlink(missing_ok=True)
+            group.pop("setting", None)
+            vars(step).pop("_batch_inputs", None)
     return ended
 
 
@@ -245,41 +216,23 @@ def misuse(what: str) -> list[str]:
 
 
 def refuse() -> list[str]:
-    """Do what is refused, and what is not afterwards; return the errors."""
+    """Do what is refused, and what is not; return what each ended with."""
     machine = asc.Machine.cluster()
-    model = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 4))
-    trained = model, functional.cross_entropy, optim.SGD(model.parameters(), 0.1)
-    split = {"0": "cpu:0", "1": "cpu:1"}
-    step = asc.parallel.pipeline(*trained, machine, split=split, chunks=2, schedule="gpipe")
-    rank = machine.rank or 0
-    errors = []
+    step = step_on(machine, "pipeline", {"split": HALVES, "chunks": 2, "schedule": "gpipe"})
+    trained = step.model, functional.cross_entropy, step.optimizer
+    ended = []
     for call in (
-        lambda: step(*batch(0, 0, 8 + rank)),
+        lambda: step(*batch(0, 0, 8 + (machine.rank or 0))),
         lambda: asc.parallel.pipeline(*trained, machine, in_flight=2),
+        lambda: step(*batch(0, 0, 8)),
+        step.state_dict,
     ):
         try:
             call()
+            ended.append("")
         except asc.AutoschedError as error:
-            errors.append(f"{type(error).__name__}: {error}")
-    return errors
-
-
-def change(options: dict[str, Any]) -> Any:
-    """Change each stage on the rank that has it, between steps; return the state."""
-    machine = asc.Machine.cluster()
-    with step_on(machine, "pipeline", options) as step:
-        step(*batch(0, 0, 8))
-        refused = ""
-        try:
-            step.state_dict()
-        except asc.ScheduleError as error:
-            refused = str(error)
-        with torch.no_grad():
-            for parameter in step.model[0 if machine.rank == 0 else -1].parameters():
-                parameter.mul_(0.5)
-        step(*batch(1, 0, 8))
-        step.collect()
-        return refused, step.state_dict()["model"]
+            ended.append(f"{type(error).__name__}: {error}")
+    return ended
 
 
 def change_everything(hosts: int | None = None) -> Any:
@@ -288,7 +241,7 @@ def change_everything(hosts: int | None = None) -> Any:
     A rank changes the stages that it has; emulated ``hosts`` in one process change all.
     """
     machine = machine_of(hosts)
-    how = {"split": {"0": "cpu:0", "2": "cpu:1"}, "chunks": 2, "schedule": "1f1b"}
+    how = {"split": HALVES, "chunks": 2, "schedule": "1f1b"}
     with step_on(machine, "pipeline", how, machine.rank or 0) as step:
         model, group = step.model, step.optimizer.param_groups[0]
         own = (model[:2], model[2:])
