@@ -511,21 +511,15 @@ class Tried:
     nbytes: float
     fits: bool
 
-    @property
-    def busy(self) -> float:
-        """Seconds that a device works, on average."""
-        return self.seconds * (1 - self.idle)
-
 
 @dataclass(frozen=True)
 class Curve:
-    r"""The simulated ways to run a step with ``rows`` rows. ``print`` it, or draw it.
+    """The simulated ways to run a step with ``rows`` rows. ``print`` it, or draw it.
 
     >>> tried = [Tried("gpipe", n, seconds, idle, 1e6, True) for n, seconds, idle in
     ...          ((1, 4e-3, 0.5), (2, 3e-3, 0.3), (4, 5e-3, 0.2))]
-    >>> print(Curve(8, tuple(tried)).why.replace("; ", ";\n"))
-    gpipe with 2 micro-batches of 4 rows: 3 ms;
-    with 1 devices idle 50% instead of 30%, with 4 they work 1.9 times as long
+    >>> Curve(8, tuple(tried)).why
+    'gpipe with 2 micro-batches of 4 rows: 3 ms'
     """
 
     rows: int
@@ -542,23 +536,11 @@ class Curve:
 
     @property
     def why(self) -> str:
-        """A sentence: the best, and the disadvantages of fewer and of more micro-batches."""
+        """The best, in words."""
         best = self.best
-        same = [one for one in self.tried if one.order == best.order]
-        same.sort(key=lambda one: one.chunks)
-        at = same.index(best)
-        reasons = []
-        if at > 0:
-            fewer = same[at - 1]
-            idle = f"idle {fewer.idle:.0%} instead of {best.idle:.0%}"
-            reasons.append(f"with {fewer.chunks} devices {idle}")
-        if same[-1] is not best:
-            ratio = same[-1].busy / best.busy
-            reasons.append(f"with {same[-1].chunks} they work {ratio:.2g} times as long")
         plural = "es" if best.chunks > 1 else ""
         what = f"{best.chunks} micro-batch{plural} of {self._size(best.chunks)} rows"
-        text = f"{best.order} with {what}: {best.seconds * 1e3:.4g} ms"
-        return "; ".join([text, *[", ".join(reasons)] * bool(reasons)])
+        return f"{best.order} with {what}: {best.seconds * 1e3:.4g} ms"
 
     def _size(self, chunks: int) -> int:
         return -(-self.rows // chunks)

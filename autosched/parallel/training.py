@@ -9,11 +9,9 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 
 import autosched
 from autosched import (
-    CaptureError,
     Device,
     Machine,
     MachineError,
@@ -47,8 +45,6 @@ if TYPE_CHECKING:
 _OPTIONS = (
     *("backend", "check", "costs", "in_flight", "nvtx", "outputs", "progress", "replay", "fuse"),
 )
-# The last two are for policies that search.
-_DECIDED = ("policy", "place", "inputs", "examples", "seconds", "seed")
 
 
 def check_trained(name: str, model: Any, loss_fn: Any, optimizer: Any) -> None:
@@ -68,14 +64,11 @@ def check_trained(name: str, model: Any, loss_fn: Any, optimizer: Any) -> None:
 def check_options(name: str, options: Mapping[str, Any]) -> None:
     """Raise ScheduleError for options that a system of this name does not accept."""
     for option in options:
-        if option in _OPTIONS:
-            continue
-        why = f"{name} has none of this name"
-        if option in _DECIDED:
-            why = f"{name} decides itself where tasks run and in which order"
-        elif option in ("chunks", "checkpoint", "replicas", "schedule"):
-            why = f"{name} has none; pipeline has"
-        raise ScheduleError(f"unexpected option {option}=: {why}. It takes {', '.join(_OPTIONS)}")
+        if option not in _OPTIONS:
+            raise ScheduleError(
+                f"unexpected option {option}=: {name} decides itself where tasks run and in which "
+                f"order, and takes {', '.join(_OPTIONS)}"
+            )
 
 
 def check_strategy(name: str) -> str:
@@ -276,7 +269,6 @@ class Training:
             return with_hoisted_random_numbers(with_random_numbers_once(one))
 
         def all_captured() -> dict[int, Template]:
-            _check_norms(self.model)
             return {size: captured(size) for size in dict.fromkeys(sizes) if size}
 
         return self.together(all_captured)
@@ -371,15 +363,3 @@ class Training:
                     f"and of the optimizer's state takes {nbytes:,.0f} B; cut the model into more "
                     f"stages, with pipeline or model_parallel on more devices"
                 )
-
-
-def _check_norms(model: torch.nn.Module) -> None:
-    """Raise CaptureError for a batch norm whose result depends on its count of batches."""
-    for name, module in model.named_modules():
-        if not isinstance(module, _BatchNorm) or not module.training:
-            continue
-        if module.track_running_stats and module.momentum is None:
-            raise CaptureError(
-                f"batch norm {name!r} has momentum=None, so it reads its count of batches, whose "
-                f"value a graph does not know; give it a number"
-            )

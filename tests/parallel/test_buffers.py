@@ -59,10 +59,10 @@ def test_a_step_begins_with_what_the_first_replica_has_left():
     assert [name for name in tasks if "buffers" in name] == ["buffers.pack", "r1.buffers.unpack"]
 
 
-def test_a_cumulative_average_of_a_batch_norm_is_refused_by_name():
+def test_a_cumulative_average_of_a_batch_norm_is_refused():
     model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4, momentum=None))
     with (
         trained(model) as step,
-        pytest.raises(asc.CaptureError, match="batch norm '1' has momentum=None"),
+        pytest.raises(asc.CaptureError, match="Python reads elements of a tensor"),
     ):
         step(torch.randn(4, 5), torch.randint(0, 4, (4,)))

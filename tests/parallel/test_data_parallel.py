@@ -251,51 +251,22 @@ def test_hooks_that_draw_and_other_limits_are_rejected() -> None:
             step(*next(vectors(6)))
 
 
-def test_unknown_options_are_rejected_at_once() -> None:
+def test_unknown_options_and_arguments_are_rejected_at_once() -> None:
     model, parallel = small(), asc.parallel
     trained = model, functional.cross_entropy, momentum(model.parameters())
+    both = {"loss_fn": trained[1], "optimizer": trained[2]}
+    data, pipe = parallel.data_parallel, parallel.pipeline
     cases: list[tuple[Callable[[], Any], str]] = [
+        (lambda: data(*trained, PAIR, place={"*": "cpu"}), "place=: data_parallel decides itself"),
+        (lambda: data(*trained, PAIR, accumulate=0), "accumulate: a batch can be cut into 1 or mo"),
+        (lambda: data(*trained, PAIR, buckets="large"), "sizes of buckets must be one or more num"),
+        (lambda: data(model, trained[1], None, PAIR), "optimizer of data_parallel must be a t"),
+        (lambda: data(model, None, trained[2], PAIR), "loss_fn of data_parallel must be a f"),
+        (lambda: pipe(len, *trained[1:], PAIR), "model of pipeline must be a torch.nn.Module, got"),
+        (lambda: pipe(*trained, PAIR, chunks=2.5), "chunks: a batch can be cut into 1 or more pa"),
         (
-            lambda: parallel.data_parallel(*trained, PAIR, policy="heft"),
-            "policy=: data_parallel decides itself where",
-        ),
-        (
-            lambda: parallel.data_parallel(*trained, PAIR, place={"*": "cpu"}),
-            "place=: data_parallel decides itself",
-        ),
-        (
-            lambda: parallel.data_parallel(*trained, PAIR, accumulate=0),
-            "accumulate: a batch can be cut into 1 or more",
-        ),
-        (
-            lambda: parallel.data_parallel(*trained, PAIR, buckets="large"),
-            "sizes of buckets must be one or more numbers",
-        ),
-        (
-            lambda: parallel.data_parallel(model, trained[1], None, PAIR),
-            "optimizer of data_parallel must be a t",
-        ),
-        (
-            lambda: parallel.data_parallel(model, None, trained[2], PAIR),
-            "loss_fn of data_parallel must be a f",
-        ),
-        (
-            lambda: parallel.pipeline(len, *trained[1:], PAIR),
-            "model of pipeline must be a torch.nn.Module, got <",
-        ),
-        (
-            lambda: parallel.pipeline(*trained, PAIR, chunks=2.5),
-            "chunks: a batch can be cut into 1 or more parts",
-        ),
-        (
-            lambda: parallel.pipeline(*trained, PAIR, polcy="x"),
-            "unexpected option polcy=: pipeline has none",
-        ),
-        (
-            lambda: parallel.model_parallel(
-                model, PAIR, loss_fn=trained[1], optimizer=trained[2], chunks=4
-            ),
-            "chunks=: model_parallel has none; pipeline has",
+            lambda: parallel.model_parallel(model, PAIR, chunks=4, **both),
+            "unexpected option chunks",
         ),
     ]
     for make, message in cases:
