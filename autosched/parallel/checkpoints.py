@@ -58,25 +58,16 @@ def read(folder: str | os.PathLike[str], alone: bool) -> dict[str, Any]:
     return {**state, "optimizer": {"state": moments, _GROUPS: groups}}
 
 
-def shared_out(
+def own_residuals(
     residuals: Mapping[str, torch.Tensor], is_here: Sequence[bool]
 ) -> dict[str, torch.Tensor]:
-    """Return the residuals of compression for those replicas that are here.
-
-    Names end with the number of a replica. Where there are fewer replicas than before, they add
-    those of the others to their own: so what was not sent yet still is, in later steps.
-
-    >>> shared_out({"b0.residual.1": torch.ones(1), "b0.residual.3": torch.ones(1)}, [False, True])
-    {'b0.residual.1': tensor([2.])}
-    """
-    found: dict[str, torch.Tensor] = {}
-    for name, tensor in residuals.items():
-        bucket, _, replica = name.rpartition(".")
-        number = int(replica) % len(is_here)
-        own = f"{bucket}.{number}"
-        if is_here[number]:
-            found[own] = found[own] + tensor if own in found else tensor.clone()
-    return found
+    """Return the residuals of compression for those replicas that are here; warn of others."""
+    numbers = {name: int(name.rpartition(".")[2]) for name in residuals}  # of replicas
+    if any(number >= len(is_here) for number in numbers.values()):
+        what = f"there are {len(is_here)} replicas, and residuals of {1 + max(numbers.values())}"
+        warnings.warn(f"{what}: those of the others are dropped", RuntimeWarning, stacklevel=3)
+    own = {name for name, number in numbers.items() if number < len(is_here) and is_here[number]}
+    return {name: tensor for name, tensor in residuals.items() if name in own}
 
 
 def _empty(item: Any) -> Any:

@@ -14,21 +14,6 @@ from autosched._lib.holders import holders
 T = TypeVar("T")
 
 
-def memory_seconds(
-    machine: Machine, device: str, nbytes: float, launches: float = 1
-) -> dict[str, float]:
-    """Return, by device, the seconds of a task that only reads and writes this many bytes.
-
-    Raises MachineError for a device that the machine does not have.
-
-    >>> machine = Machine.emulated(gpus=1)  # 1e12 bytes per second, 5e-6 seconds for a launch
-    >>> memory_seconds(machine, "cuda:0", 1e9, launches=2)
-    {'cuda:0': 0.00101}
-    """
-    found = machine.device(device)
-    return {device: launches * found.launch_seconds + nbytes / found.bytes_per_second}
-
-
 def memory_task(
     graph: Graph, machine: Machine, device: str, fn: Callable[..., Any], *args: Any,
     accessed: float, launches: float = 1, reuse: bool = False, **options: Any,
@@ -37,7 +22,8 @@ def memory_task(
 
     With ``reuse`` a rank's CPU writes the result where it was in the last run: see ``Reusing``.
     """
-    seconds = memory_seconds(machine, device, accessed, launches)
+    found = machine.device(device)
+    seconds = {device: launches * found.launch_seconds + accessed / found.bytes_per_second}
     if reuse and machine.rank is not None and machine.device(device).kind == "cpu":
         fn = Reusing(fn)
     return graph.add(fn, *args, on=device, seconds=seconds, **options)

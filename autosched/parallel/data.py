@@ -213,7 +213,7 @@ class _Study:
                 cuts, self._micro_batches(first, costs[0], names),
                 self._micro_batches(more, costs[1], names), made,
                 training.updates(made, len(devices) > 1), homes=batch_homes(one, self.batch),
-                counts=self._counts(devices, cuts), compression=self.compression,
+                divided=True, compression=self.compression,
             )  # fmt: skip
             plans += training.plans(spec, one, self.reduction, {**notes, "buckets": names})
         for plan in plans:
@@ -226,18 +226,6 @@ class _Study:
         new = [size for size in wanted if size not in self.captured]
         self.captured.update(self.training.passes(self.batch, new, sum(self.counts)))
         return {size: self.captured[size] for size in wanted}
-
-    def _counts(
-        self, devices: Sequence[str], cuts: Sequence[Sequence[int]]
-    ) -> dict[int | None, int] | None:
-        """Return the rows of each rank; None without ranks."""
-        ranks = [self.machine.device(name).rank for name in devices]
-        if {*ranks} == {None}:
-            return None
-        found = dict.fromkeys(ranks_of(self.machine, devices), 0)
-        for rank, sizes in zip(ranks, cuts, strict=True):
-            found[rank] += sum(sizes)
-        return found
 
     def _micro_batches(
         self, templates: Mapping[int, Template], costs: Mapping[int, Costs], buckets: _Names

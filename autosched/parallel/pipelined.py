@@ -9,9 +9,9 @@ small to use a device well: the best number is that of the shortest predicted st
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -109,8 +109,13 @@ def pipeline(
         raise ScheduleError(
             f"{count} devices cannot be divided among replicas={replicas!r}, each with as many"
         )
+    if replicas > 1 and not isinstance(split, str):
+        raise ScheduleError(
+            "split= names the devices of one pipeline; with replicas= give split='auto' and "
+            "devices="
+        )
     how = (checkpoint, replicas, check_strategy(reduction), tuple(buckets))
-    return Pipeline(training, split, chunks, schedule, *how)
+    return Pipeline(training, partial(_Study, training, split, schedule, *how), chunks)
 
 
 def model_parallel(
@@ -153,7 +158,7 @@ def model_parallel(
     training = Training.of(
         "model_parallel", trained, machine, devices, options, averages, clip_grad_norm
     )
-    return Pipeline(training, split, 1, SERIAL)
+    return Pipeline(training, partial(_Study, training, split, SERIAL), 1)
 
 
 class Pipeline(Step):
@@ -162,26 +167,11 @@ class Pipeline(Step):
     def __init__(
         self,
         training: Training,
-        split: Split,
+        study: Callable[..., _Study],
         chunks: int | Literal["auto"],
-        order: str,
-        checkpoint: bool = False,
-        replicas: int = 1,
-        reduction: str = "sum",
-        sizes: Sequence[float] = (),
     ):
-        if replicas > 1 and not isinstance(split, str):
-            raise ScheduleError(
-                "split= names the devices of one pipeline; with replicas= give split='auto' and "
-                "devices="
-            )
-
-        def study(batch: Sequence[Any], rows: int) -> _Study:
-            how = (training, split, order, checkpoint, replicas, reduction, sizes)
-            return _Study(*how, batch, rows)
-
         def plan(batch: Sequence[Any], counts: Sequence[int]) -> Planned:
-            found = study(batch, counts[0])
+            found = study(batch=batch, rows=counts[0])
             return found.planned(found.curve(None if chunks == "auto" else [chunks]))
 
         super().__init__(training, plan, divided=False)
@@ -198,7 +188,7 @@ class Pipeline(Step):
         By default, many numbers are tried.
         """
         with self._guard:
-            return self._study(batch, rows_of(batch)).curve(chunks)
+            return self._study(batch=batch, rows=rows_of(batch)).curve(chunks)
 
 
 # ---- the choice of stages, schedule and number of micro-batches
@@ -223,10 +213,11 @@ class _Study:
     training: Training
     split: Split
     order: str
-    checkpoint: bool
-    replicas: int
-    reduction: str
-    sizes: Sequence[float]  # of buckets
+    checkpoint: bool = False
+    replicas: int = 1
+    reduction: str = "sum"
+    sizes: Sequence[float] = ()  # of buckets
+    _: KW_ONLY
     batch: Sequence[Any]
     rows: int
 

@@ -28,7 +28,7 @@ from autosched._lib.fetching import fetched_ahead
 from autosched._lib.gc_pause import without_collecting
 from autosched._lib.recent import Recent
 from autosched.parallel.batches import batch_inputs, key_of, rows_cut, rows_of
-from autosched.parallel.checkpoints import read, shared_out, write
+from autosched.parallel.checkpoints import own_residuals, read, write
 from autosched.parallel.ranks import SharedState, described, label_on, same_rows
 from autosched.parallel.step_graph import Held
 from autosched.parallel.training import Planned, Training, torch_device
@@ -319,13 +319,13 @@ class Step:
     def load(self, folder: str | os.PathLike[str]) -> None:
         """Restore what ``save`` wrote, on as many ranks or on another number of them.
 
-        On a machine of several ranks, all call it. With fewer replicas than before, residuals of
-        compression are added up.
+        On a machine of several ranks, all call it. With fewer replicas than before, a warning says
+        that residuals of compression are dropped.
         """
         with self._guard:
             state = read(folder, self._rank is None)
             here = [device in self.machine.here for device in self._training.devices]
-            self.load_state_dict({**state, "residuals": shared_out(state["residuals"], here)})
+            self.load_state_dict({**state, "residuals": own_residuals(state["residuals"], here)})
 
     # ---- a call
 

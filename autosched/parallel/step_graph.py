@@ -54,6 +54,11 @@ class _Builder:
         self.layout = Layout(spec.machine, spec.devices)
         self.graph = Graph(spec.name, generators=generators_of(spec.machine))
         self.several = len(spec.devices) > 1
+        self.counts: dict[int | None, int] | None = None
+        if spec.divided and spec.machine.ranks:
+            self.counts = dict.fromkeys(self.layout.ranks, 0)
+            for replica, rows in enumerate(spec.rows):
+                self.counts[self._rank(replica)] += sum(rows)
         # The replica whose buffers are the model's: the first one with rows.
         self.source = next(replica for replica, rows in enumerate(spec.rows) if rows)
         self.inputs: dict[tuple[int, str], Value] = {}  # by replica and name
@@ -81,7 +86,7 @@ class _Builder:
         # 1. Forward and backward of all micro-batches.
         starts: dict[int | None, int] = {}  # by the rank whose rows they are
         for replica, sizes in enumerate(spec.rows):
-            owner = None if spec.counts is None else self._rank(replica)
+            owner = None if self.counts is None else self._rank(replica)
             for chunk, rows in enumerate(sizes):
                 start = starts.get(owner, 0)
                 starts[owner] = start + rows
@@ -98,7 +103,7 @@ class _Builder:
         self._broadcast_buffers()
         batch = {value.name: key for key, value in self.batch.items()}
         return StepGraph(
-            self.graph, self._sequences(), self.layout.ranks, spec.counts, batch, self.state,
+            self.graph, self._sequences(), self.layout.ranks, self.counts, batch, self.state,
             self.numbers, self.places, self.residuals, self.new_state,
         )  # fmt: skip
 
@@ -129,7 +134,7 @@ class _Builder:
             self._micro_batch(chunk, n).nbytes[name]
             for devices, rows in zip(spec.devices, spec.rows, strict=True)
             for chunk, n in enumerate(rows)
-            if spec.counts is None or self.layout.rank(devices[0]) == rank
+            if self.counts is None or self.layout.rank(devices[0]) == rank
         ]
         return max(sizes) if name in self.one.whole else sum(sizes)
 
@@ -203,8 +208,8 @@ class _Builder:
 
     def _rows_passed(self, replica: int) -> int:
         """Return the rows of the batch of which a replica has a part."""
-        counts = self.spec.counts
-        return sum(map(sum, self.spec.rows)) if counts is None else counts[self._rank(replica)]
+        own = self._rank(replica)
+        return sum(map(sum, self.spec.rows)) if self.counts is None else self.counts[own]
 
     def _add_state_output(self, replica: int, name: str, value: Value, place: Place) -> None:
         label = self._prefix(replica) + name if replica else name
@@ -456,7 +461,7 @@ class StepSpec:
     * ``buckets``, ``updates``: gradients that are reduced together, and the updates that use them.
     * ``order``: for each device of a replica, its actions; default: one micro-batch after another.
     * ``homes``: devices of the parts of the batch that are not on the host.
-    * ``counts``: by rank, the rows that it passes; default: each rank passes the whole batch.
+    * ``divided``: whether each rank passes rows of its own; otherwise it passes the whole batch.
     * ``reduction``: how gradients are reduced; with ``compression`` they are encoded.
     * ``max_norm``: the largest norm of all gradients.
     """
@@ -471,7 +476,7 @@ class StepSpec:
     updates: tuple[Update, ...]
     order: Order | None = None
     homes: Mapping[str, str] = field(default_factory=dict)
-    counts: Mapping[int | None, int] | None = None
+    divided: bool = False
     reduction: str = "sum"
     compression: Compression | None = None
     max_norm: float | None = None
@@ -504,7 +509,7 @@ class StepGraph:
     outputs are to be stored; ``residuals`` device, size and dtype of inputs for compression.
     ``new_state`` has the bytes of the state that the optimizer creates, on each device; replicas
     other than the first have it only from the next step on. Each of ``ranks`` has a loss: see
-    ``label_on``. ``counts`` are those of the spec.
+    ``label_on``. ``counts`` are the rows that ranks pass, if each passes rows of its own.
     """
 
     graph: Graph
