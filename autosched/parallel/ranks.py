@@ -23,7 +23,7 @@ from autosched.machine.cluster import joined
 
 if TYPE_CHECKING:
     from autosched._lib.process_group import ProcessGroup
-    from autosched.parallel.step import Planned
+    from autosched.parallel.training import Planned
 
 
 # ---- where

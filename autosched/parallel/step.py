@@ -169,7 +169,7 @@ class Step:
             if self._futures and last is not None:
                 planned = last
                 own = self._batch_inputs(planned, batch)
-                inputs = {**self._same_inputs, **(numbers or {}), **own}
+                inputs: dict[str, Any] = {**self._same_inputs, **(numbers or {}), **own}
             else:
                 planned = self._in_flight = self._agreed_plan(batch)
                 inputs = self._inputs(planned, batch)

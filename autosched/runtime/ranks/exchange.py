@@ -308,7 +308,8 @@ class _Receive(_End):
         if self.known is None or self._posted is not None:
             return
         if self._buffer is None or not self._buffer.is_free():
-            self._buffer = ReceiveBuffer(*self.known, self.device, self.is_pinned)
+            description, at = self.known
+            self._buffer = ReceiveBuffer(description, at, self.device, self.is_pinned)
         self._posted = self.start(self._buffer.rows)
 
     def __call__(self, _: Any, into: Any) -> Any:
