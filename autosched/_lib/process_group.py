@@ -3,7 +3,8 @@
 They meet in torch's default group, which they make from what torchrun says, unless the user has made
 it. Two private functions of torch are used, here alone. ``_set_pg_timeout``: torch's groups have one
 timeout for connecting and for all that follows, and ranks that wait for a long task must not give
-up. ``_get_default_store``: what a rank says when it fails goes through the store of a group that the
+up. It changes that of collectives alone, so whoever waits for a send or a receive says how long.
+``_get_default_store: what a rank says when it fails goes through the store of a group that the
 user has made, and torch has no public function that returns it.
 
 Agreements are plain data that all gather from all as JSON, in one order of calls; nothing is
@@ -47,6 +48,7 @@ _HOW = (
     "torch.distributed.init_process_group first"
 )
 _FOREVER = timedelta(days=1)
+LIMIT: timedelta = _dist.default_pg_timeout  # of a send or a receive
 _MOMENT = timedelta(milliseconds=50)
 _HEAD, _SHORT = 8, 504  # bytes of an agreement: of a length, and of what goes with it
 _SPINS = 200  # looks, some 100 us, before a process begins to sleep: to sleep at all takes as long
@@ -73,7 +75,7 @@ class ProcessGroup:
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # whose ``lost`` is called
         self.ways = [_group("gloo", timeout) for _ in range(2)]
         self.devices: list[Any] = []
-        self._watch = _group("gloo", timeout, _FOREVER)
+        self._watch = _group("gloo", timeout)
         self._guard = threading.RLock()
         self._is_closed = False
         self._thread = threading.Thread(target=self._listen, daemon=True, name="autosched watch")
@@ -256,7 +258,7 @@ class ProcessGroup:
         """Wait for a word from the process before this one."""
         before = (self.rank - 1) % self.size
         try:
-            self._watch.recv([torch.zeros(1)], before, 0).wait()
+            self._watch.recv([torch.zeros(1)], before, 0).wait(_FOREVER)
         except RuntimeError as error:
             if not self._is_closed:
                 self.lost("", before, error)
@@ -334,10 +336,10 @@ def destroy() -> None:
 # ---- torch
 
 
-def _group(backend: str, timeout: float, later: timedelta | None = None) -> Any:
+def _group(backend: str, timeout: float) -> Any:
     """Return a new group of all ranks, which connect in so many seconds."""
     group = _dist.new_group(backend=backend, timeout=timedelta(seconds=timeout))
-    _set_timeout(later or _dist.default_pg_timeout, group)
+    _set_timeout(_dist.default_pg_timeout, group)
     return group
 
 

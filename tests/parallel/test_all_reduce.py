@@ -83,15 +83,9 @@ ORDERS: dict[str, Callable[[Sequence[Tensor]], Tensor]] = {
 }
 
 
-def summing(
-    strategy: str,
-    machine: asc.Machine,
-    numel: int,
-    itemsize: int = 4,
-    devices: Sequence[str] | None = None,
-) -> asc.Graph:
+def summing(strategy: str, machine: asc.Machine, numel: int, itemsize: int = 4) -> asc.Graph:
     """Sum what one task per device makes; each device reads the total."""
-    graph, devices = asc.Graph(strategy), devices or machine.accelerators
+    graph, devices = asc.Graph(strategy), machine.accelerators
     flats = []
     for i, device in enumerate(devices):
         with graph.on(device):
@@ -102,13 +96,8 @@ def summing(
         graph, flats, devices, strategy, machine=machine, numel=numel, itemsize=itemsize, name="b"
     )
     for i, (device, total) in enumerate(zip(devices, totals, strict=True)):
-        graph.output(
-            **{
-                f"t{i}": graph.add(
-                    torch.clone, total, on=device, seconds=0.0, nbytes=numel * itemsize
-                )
-            }
-        )
+        read = graph.add(torch.clone, total, on=device, seconds=0.0, nbytes=numel * itemsize)
+        graph.output(**{f"t{i}": read})
     return graph
 
 
@@ -147,18 +136,6 @@ def test_all_devices_read_the_serial_sum_in_the_documented_order(
 def test_the_order_matters_to_the_bits_of_these_numbers() -> None:
     given = list(numbers(5, 24, torch.float32).values())
     assert not torch.equal(ORDERS["sum"](given), ORDERS["ring"](given))
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_device_may_occur_twice(strategy: str) -> None:
-    machine, given = asc.Machine.emulated(gpus=2), numbers(3, 8, torch.float64)
-    graph = summing(strategy, machine, 8, 8, devices=["cuda:0", "cuda:0", "cuda:1"])
-    with asc.schedule(graph, machine, policy="heft", backend="virtual") as schedule:
-        totals = schedule(**given).values()
-    assert all(
-        torch.equal(total, ORDERS[strategy]([-tensor for tensor in given.values()]))
-        for total in totals
-    )
 
 
 # ---- bytes and seconds
@@ -202,13 +179,6 @@ def test_the_bytes_on_each_link_are_those_of_the_formula(
         assert traffic(schedule) == expected_traffic(strategy, n, n * 400)
 
 
-@given(n=st.integers(2, 6), numel=st.integers(1, 40))
-def test_chunks_of_a_ring_are_rounded_up_by_less_than_an_element_each(n: int, numel: int) -> None:
-    with planned("ring", asc.Machine.emulated(gpus=n), numel) as schedule:
-        sent = sum(traffic(schedule).values()) / (2 * (n - 1) * 4)
-    assert numel <= sent < numel + n
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_costs_of_tasks_equal_estimated_costs(strategy: str) -> None:
     machine = asc.Machine.emulated(gpus=4)
@@ -230,18 +200,11 @@ def seconds(strategy: str, n: int, link: str, numel: int) -> float:
         return schedule.makespan
 
 
-@pytest.mark.parametrize("link", ["nvlink4", "pcie4"])
-def test_a_ring_is_best_for_large_buckets_on_many_devices(link: str) -> None:
-    times = {strategy: seconds(strategy, 8, link, 25 * 2**18) for strategy in ("ring", "sum")}
-    assert times["sum"] > 2 * times["ring"]  # 8 by bytes alone
-
-
 def test_a_ring_of_large_buckets_reaches_the_bandwidth_of_its_links() -> None:
-    n, nbytes = 4, 2**28
-    machine = asc.Machine.emulated(gpus=n, link="pcie4")
+    n, nbytes = 8, 2**28
     least = 2 * (n - 1) / n * nbytes / 25e9
     assert least <= seconds("ring", n, "pcie4", nbytes // 4) < 1.15 * least
-    assert machine.copy_seconds("cuda:0", "cuda:1", nbytes) < least
+    assert seconds("sum", n, "pcie4", nbytes // 4) > 2 * least  # 8 by bytes alone
 
 
 def test_the_host_is_chosen_where_only_it_has_links() -> None:
@@ -289,11 +252,8 @@ def test_an_exchange_sends_disjoint_chunks_to_other_nodes() -> None:
         for ends, nbytes in sent.items()
         if int(ends[0][5:]) // 2 != int(ends[1][5:]) // 2
     }
-    pairs = [
-        (a, b)
-        for a, b in itertools.permutations(range(8), 2)
-        if a // 2 != b // 2 and a % 2 == b % 2
-    ]
+    gpus = itertools.permutations(range(8), 2)
+    pairs = [(a, b) for a, b in gpus if a // 2 != b // 2 and a % 2 == b % 2]
     assert far == {(f"cuda:{a}", f"cuda:{b}"): 2 / 4 * 3200 / 2 for a, b in pairs}
 
 

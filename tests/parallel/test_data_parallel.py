@@ -535,16 +535,11 @@ def test_batches_that_cannot_be_cut_are_rejected() -> None:
 
 
 def test_unknown_names_are_refused() -> None:
-    x, y = next(vectors(6))
-    refused(
-        "'auto' or one of 'sum', 'cpu', 'ring', 'exchange', 'gather', got 'star'",
-        x,
-        y,
-        reduction="star",
-    )
-    refused("no device 'cuda:7'; it has 'cpu', 'cuda:0', 'cuda:1'", x, y, devices=["cuda:7"])
-    refused("each once, got 'cuda:0'", x, y, devices="cuda:0")
-    refused(r"each once, got \['cuda:0', 'cuda:0'\]", x, y, devices=["cuda:0", "cuda:0"])
+    batch = next(vectors(6))
+    known = "'auto' or one of 'sum', 'cpu', 'ring', 'exchange', 'gather', got 'star'"
+    refused(known, *batch, reduction="star")
+    refused("no device 'cuda:7'; it has 'cpu', 'cuda:0', 'cuda:1'", *batch, devices=["cuda:7"])
+    refused(r"each once, got \['cuda:0', 'cuda:0'\]", *batch, devices=["cuda:0", "cuda:0"])
 
 
 class Head(nn.Module):
@@ -559,32 +554,22 @@ class Head(nn.Module):
 
 
 def test_losses_that_train_nothing_or_too_much_are_refused() -> None:
-    x, y = next(vectors(6))
+    batch = next(vectors(6))
     head = Head()
-    refused("does not require grad", x, y, loss_fn=lambda out, y: out.detach().sum())
-    refused(
-        "no gradient to any parameter that the opt",
-        x,
-        y,
-        loss_fn=lambda out, y: head(out.detach(), y),
-    )
-    refused("loss_fn Head has parameters to train; make it a part of the model", x, y, loss_fn=head)
+    refused("does not require grad", *batch, loss_fn=lambda out, y: out.detach().sum())
+    none = "no gradient to any parameter that the opt"
+    refused(none, *batch, loss_fn=lambda out, y: head(out.detach(), y))
+    refused("loss_fn Head has parameters to train; make it a part of the mod", *batch, loss_fn=head)
+    scalar = "grad can be implicitly created only for scalar outputs"
+    refused(scalar, *batch, loss_fn=lambda out, y: out.sum(1))
     model = small()
     optimizer = momentum([*model.parameters(), *head.parameters()])
+    why = r"the loss trains '.*layer.weight', which is no parameter of the model"
     with (
         data_parallel()(model, lambda out, y: head(out, y), optimizer) as step,
-        pytest.raises(
-            asc.GraphError,
-            match=r"the loss trains '.*layer.weight', which is no parameter of the model",
-        ),
+        pytest.raises(asc.GraphError, match=why),
     ):
-        step(x, y)
-    refused(
-        "grad can be implicitly created only for scalar outputs",
-        x,
-        y,
-        loss_fn=lambda out, y: out.sum(1),
-    )
+        step(*batch)
 
 
 def test_calls_without_a_target_are_refused() -> None:

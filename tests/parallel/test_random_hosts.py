@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn import functional
 
 import autosched as asc
 from autosched import errors
@@ -57,23 +56,6 @@ def test_each_rank_draws_as_its_own_process_does_that_is_seeded_alike(
     if runs:
         left = states[min(runs[-1])]
         assert torch.equal(torch.get_rng_state(), left), "of the first rank that draws"
-
-
-@given(ranks=st.lists(st.sampled_from([0, 1]), min_size=1, max_size=5), data=st.data())
-def test_a_run_draws_as_the_serial_run_does(ranks: list[int], data: st.DataObject) -> None:
-    graph = asc.Graph("draws", generators={"cpu:0": "rank 0", "cpu:1": "rank 1"})
-    x = graph.input("x")
-    for number, rank in enumerate(ranks):
-        with graph.on(f"cpu:{rank}"):
-            fn = data.draw(st.sampled_from([functional.dropout, torch.relu]))
-            x = graph.add(fn, x, name=f"t{number}")
-    graph.output(y=x)
-    with asc.schedule(graph, HOSTS, backend="host") as schedule:
-        given = torch.arange(1.0, 9.0)
-        torch.manual_seed(0)
-        found = schedule(x=given)["y"]
-        torch.manual_seed(0)
-        assert torch.equal(found, schedule.run_serial(x=given)["y"])
 
 
 def test_ranks_begin_anew_where_something_else_draws_between_runs() -> None:

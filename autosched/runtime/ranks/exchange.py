@@ -28,7 +28,7 @@ import torch
 from autosched._lib.aliasing import overlaps_itself
 from autosched._lib.copying import ALIGNMENT, span
 from autosched._lib.holders import holders
-from autosched._lib.process_group import ProcessGroup
+from autosched._lib.process_group import LIMIT, ProcessGroup
 from autosched._lib.tree import flatten
 from autosched.errors import AutoschedError, ScheduleError, shown
 from autosched.program.program import Program, Receive, Record, Send, Stream, Wait
@@ -253,9 +253,11 @@ class _End:
 
     def end(self, works: Sequence[Any]) -> None:
         """Wait for works. Raises the cause of a lost connection."""
+        # On an accelerator, the current stream waits; a limit would let the host wait.
+        limit = () if self.device is not None else (LIMIT,)
         try:
             for work in works:
-                work.wait()
+                work.wait(*limit)
         except RuntimeError as error:
             raise self.group.lost(self.name, self.peer, error) from error
 

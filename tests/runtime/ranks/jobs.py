@@ -207,6 +207,19 @@ def fail_in_run(how: str, folder: str) -> list[str]:
         return [_ended(schedule, torch.full((3,), n), limits[n]) for n in range(4)]
 
 
+def wait_long(seconds: float) -> list[str]:
+    """Let rank 1 take so long for the second of three runs; return what each ended with."""
+    runs = [0]
+
+    def before(x: torch.Tensor) -> torch.Tensor:
+        runs[0] += 1
+        time.sleep(seconds * (runs[0] == 2))
+        return x.abs()
+
+    with asc.schedule(round_trip(before), asc.Machine.cluster()) as schedule:
+        return [_ended(schedule, torch.ones(3)) for _ in range(3)]
+
+
 def run_for_ever(folder: str) -> str:
     """Run until another rank has failed; return how that ends."""
     machine = asc.Machine.cluster()

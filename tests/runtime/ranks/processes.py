@@ -43,14 +43,14 @@ def serve(port: int, pipe: Any) -> None:
     store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     with contextlib.suppress(EOFError, BrokenPipeError):  # the test has ended
         while True:
-            number, rank, size, job, args = pipe.recv()
-            pipe.send(done(dist.PrefixStore(str(number), store), rank, size, job, args))
+            number, *rest = pipe.recv()
+            pipe.send(done(dist.PrefixStore(str(number), store), *rest))
 
 
-def done(store: Any, rank: int, size: int, job: Any, args: Any) -> tuple[Any, str]:
+def done(store: Any, rank: int, size: int, timeout: float, job: Any, args: Any) -> tuple[Any, str]:
     """Do a job as one of the ranks; return its result, or what it raised."""
     try:
-        cluster.enter(process_group.join(store, rank, size, BOUND))
+        cluster.enter(process_group.join(store, rank, size, timeout))
         result = job(*args)
     except BaseException as error:
         return (type(error).__name__, str(error)), traceback.format_exc()
@@ -68,9 +68,10 @@ def until(holds: Any) -> None:
 
 
 class Ranks:
-    """Processes of a pool; each takes part in jobs of so many ranks."""
+    """Processes of a pool; each takes part in jobs of so many ranks, which meet in ``timeout``."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout: float = BOUND) -> None:
+        self.timeout = timeout
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.workers: list[Any] = []
         self.jobs = 0
@@ -85,7 +86,7 @@ class Ranks:
             self.workers.append((process, ours))
         self.jobs += 1
         for rank, (_, pipe) in enumerate(self.workers[:size]):
-            pipe.send((self.jobs, rank, size, job, args))
+            pipe.send((self.jobs, rank, size, self.timeout, job, args))
         return [process for process, _ in self.workers[:size]]
 
     def results(self, size: int) -> list[tuple[Any, str]]:

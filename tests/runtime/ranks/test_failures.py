@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests.runtime.ranks import jobs
-from tests.runtime.ranks.processes import until
+from tests.runtime.ranks.processes import Ranks, until
 
 WAITS = {
     0: "receive third <- cpu:2, instruction",
@@ -61,6 +61,16 @@ def test_a_rank_that_is_killed_at_any_moment_is_named_on_all_others(mortals, tmp
     os.kill(processes[victim].pid, signal.SIGKILL)
     for rank, (said, _) in enumerate(mortals.results(3)):
         assert rank == victim or said.startswith(f"rank {victim} has gone: its process was ended")
+
+
+def test_ranks_wait_for_a_task_longer_than_for_each_other_to_meet():
+    """The limit of torch's groups for meeting ended all jobs that took longer, whatever they did."""
+    pool = Ranks(timeout=3.0)
+    try:
+        found = pool.run(jobs.wait_long, 3, 4.0)
+    finally:
+        pool.close()
+    assert found == [["-2.0", "-2.0 (late)", "-2.0"], *[["", " (late)", ""]] * 2]
 
 
 @pytest.mark.parametrize("how", ["hang", "hang alone"])
