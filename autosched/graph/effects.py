@@ -179,13 +179,14 @@ def result_names(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tup
 
 def _fits(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether an overload may be the one that is called."""
+    kinds = {"int": int, "str": str}
     parameters = schema.arguments
     required = sum(not item.has_default_value() for item in parameters)
     pairs = zip(parameters, args, strict=False)
     return (
         required <= len(args) + len(kwargs) <= len(parameters)
         and kwargs.keys() <= {"input", "axis", *(item.name for item in parameters)}
-        and all(isinstance(item, int) for known, item in pairs if str(known.type) == "int")
+        and all(isinstance(item, kinds.get(str(known.type), object)) for known, item in pairs)
     )
 
 

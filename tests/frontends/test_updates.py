@@ -256,6 +256,7 @@ def test_optimizers_that_read_elements_step_after_the_compiled_function(kind: An
     assert_same(dict(twin.named_parameters()), dict(eager.named_parameters()), 4)
 
 
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="fake tensors compare an exponent with 1")
 def test_betas_that_are_tensors_change_without_a_recapture() -> None:
     """Tensors in tuples were constants of the trace, which it refused with a message of torch's."""
 

@@ -209,6 +209,7 @@ def test_an_index_out_of_range_is_an_error() -> None:
 
 
 @needs_compiler
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="all threads have the same settings")
 def test_other_threads_compile_with_their_own_settings_meanwhile() -> None:
     def settings() -> tuple[Any, ...]:
         return config.cpp_wrapper, config.cpp.threads, config.joint_graph_constant_folding

@@ -145,6 +145,8 @@ NOT_ON_FAKES = {
     | {f"aten._foreach_{name}_.Tensor" for name in ("addcdiv", "addcmul")},
     True: {"aten._foreach_sub.List"},
 }
+if torch.__version__ < "2.12":  # which compares such an exponent with 1
+    NOT_ON_FAKES[True] |= {f"aten._foreach_pow{name}.Scalar" for name in ("", "_")}
 
 
 def given_to(op: Any, dtype: torch.dtype, read: bool = False, shapes: int = 3) -> Sample:
@@ -237,7 +239,7 @@ def test_operators_on_lists_with_numbers_that_are_read_from_tensors(dtype: torch
 
 def test_operators_on_lists_with_one_tensor_twice() -> None:
     plain = [op for op in LISTS if str(op) not in NOT_ON_FAKES[False]]
-    assert wrong([given_to(op, torch.float32, shapes=2) for op in plain], 100) == {}
+    assert wrong([given_to(op, torch.float32, shapes=2) for op in plain], 60) == {}
 
 
 # ---- factors
