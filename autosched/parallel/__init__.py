@@ -3,7 +3,7 @@
 Each step is one graph, built by graph transformations on the public API of autosched::
 
     model --template--> operators of one micro-batch, forward and backward   (Template);
-                        equivalent ones: checkpointing, zero bubbles
+                        equivalent ones for random numbers and zero bubbles
           --stages----> stage of each operator                               (Cuts)
           --micro_batch--> tasks: forward and backward of each stage         (MicroBatch)
           --updates---> optimizer step, by bucket of gradients               (Update)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from autosched import Costs, Graph, Machine, Work
 from autosched._lib.holders import holders
-
-T = TypeVar("T")
 
 
 def memory_task(
@@ -67,18 +65,14 @@ class LinearCosts:
         def between(a: float, b: float) -> float:
             return max(0.0, a + (b - a) * share)
 
-        work = {
-            name: Work(between(a.flops, b.flops), between(a.nbytes, b.nbytes), a.launches)
-            for name, a, b in _paired(self.small.work, self.large.work)
-        }
-        sizes = _paired(self.small.nbytes, self.large.nbytes)
-        return Costs(work=work, nbytes={name: between(a, b) for name, a, b in sizes})
-
-
-def _paired(small: Mapping[str, T], large: Mapping[str, T]) -> Iterator[tuple[str, T, T]]:
-    """Yield names with the items of both; one that only one has counts twice."""
-    for name, last in {**small, **large}.items():
-        yield name, small.get(name, last), last
+        small, large = self.small, self.large
+        work = {}
+        for name, b in {**small.work, **large.work}.items():
+            a = small.work.get(name, b)
+            work[name] = Work(between(a.flops, b.flops), between(a.nbytes, b.nbytes), a.launches)
+        sizes = {**small.nbytes, **large.nbytes}.items()
+        nbytes = {name: between(small.nbytes.get(name, n), n) for name, n in sizes}
+        return Costs(work=work, nbytes=nbytes)
 
 
 class Reusing:

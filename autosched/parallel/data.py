@@ -137,18 +137,6 @@ class _Study:
 
     # ---- divisions: the rows of each device, None for those that take no part
 
-    def _groups(self) -> list[tuple[int, list[int]]]:
-        """Return rows, and the devices (indices) among which they are divided."""
-        devices = range(len(self.devices))
-        ranks = ranks_of(self.machine, self.devices)
-        own = [[i for i in devices if self._rank(i) == rank] for rank in ranks]
-        if len(self.counts) == 1:  # one process passes all rows
-            own = [[*chain(*own)]]
-        return list(zip(self.counts, own, strict=True))
-
-    def _rank(self, device: int) -> int | None:
-        return self.machine.device(self.devices[device]).rank
-
     def _weights(self) -> list[Sequence[float]]:
         """Return the shares to try: equal ones, and those by speed, also without the slowest."""
         if self.shares != "auto":
@@ -174,14 +162,20 @@ class _Study:
     def _division(self, weights: Sequence[float]) -> _Division:
         """Divide the rows of each rank; all ranks take part, if without rows."""
         found: list[int | None] = [None] * len(self.devices)
-        for rows, own in self._groups():
+        ranks = [self.machine.device(name).rank for name in self.devices]
+        known = ranks_of(self.machine, self.devices)
+        groups = [[i for i, own in enumerate(ranks) if own == rank] for rank in known]
+        if len(self.counts) == 1:  # one process passes all rows
+            groups = [[*chain(*groups)]]
+        for rows, own in zip(self.counts, groups, strict=True):
             chosen = [weights[i] for i in own]
             if not any(chosen):
                 chosen = [1.0] * len(own)
             for i, weight, share in zip(own, chosen, divided(rows, chosen), strict=True):
                 found[i] = share if weight else None
-        ranks = {self._rank(i) for i, own in enumerate(found) if own is not None}
-        return tuple(own if self._rank(i) in ranks else 0 for i, own in enumerate(found))
+        taking_part = {rank for rank, own in zip(ranks, found, strict=True) if own is not None}
+        pairs = zip(ranks, found, strict=True)
+        return tuple(own if rank in taking_part else 0 for rank, own in pairs)
 
     # ---- plans
 

@@ -148,7 +148,7 @@ def _random_tasks(graph: Graph) -> set[int]:
 
 
 def _is_backward(task: Task) -> bool:
-    return task.origin.phase == "backward" or task.name.startswith(("again.", "sum."))
+    return task.origin.phase == "backward" or task.name.startswith("sum.")
 
 
 def _stage_of(graph: Graph, task: Task, stage: Mapping[str, int]) -> int:

@@ -29,7 +29,6 @@ from autosched.parallel.template import (
     Loss,
     Template,
     accumulating,
-    checkpointed,
     split_convolutions,
 )
 from autosched.parallel.training import Planned, Training, check_strategy
@@ -50,7 +49,6 @@ def pipeline(
     split: Split = "auto",
     chunks: int | Literal["auto"] = "auto",
     schedule: str = "auto",
-    checkpoint: bool = False,
     replicas: int = 1,
     reduction: str = "auto",
     buckets: Sequence[float] = SIZES,
@@ -72,8 +70,6 @@ def pipeline(
     * ``schedule``: ``"gpipe"``; ``"1f1b"``; ``"interleaved"``, with two stages per device;
       ``"zero-bubble"``, which computes gradients of weights when there is nothing else to do;
       ``"auto"`` tries all.
-    * ``checkpoint``: compute forward again in backward instead of keeping its results: less memory,
-      a third more time.
     * ``replicas``: how many pipelines share the batch, each on as many devices; their gradients are
       summed as in ``data_parallel``, whose ``reduction`` and ``buckets`` these are.
     * ``clip_grad_norm``: clip gradients, all together, by that norm as torch does;
@@ -114,7 +110,7 @@ def pipeline(
             "split= names the devices of one pipeline; with replicas= give split='auto' and "
             "devices="
         )
-    how = (checkpoint, replicas, check_strategy(reduction), tuple(buckets))
+    how = (replicas, check_strategy(reduction), tuple(buckets))
     return Pipeline(training, partial(_Study, training, split, schedule, *how), chunks)
 
 
@@ -213,7 +209,6 @@ class _Study:
     training: Training
     split: Split
     order: str
-    checkpoint: bool = False
     replicas: int = 1
     reduction: str = "sum"
     sizes: Sequence[float] = ()  # of buckets
@@ -262,10 +257,9 @@ class _Study:
             raise errors[0]
         if not any(one.fits for one in tried):
             least = min(one.nbytes for one in tried)
-            hint = "" if self.checkpoint else ", or checkpoint=True"
             raise ScheduleError(
                 f"no way fits into the memory of the devices: at least {least / 1e9:.3g} GB are "
-                f"needed on one; use more devices{hint}"
+                f"needed on one; use more devices, or torch.utils.checkpoint in the model"
             )
         return Curve(most, tuple(tried))
 
@@ -358,8 +352,6 @@ class _Study:
         stage: Mapping[str, int] = cuts.stages(one.graph)
         if order == "zero-bubble":
             one, stage = split_convolutions(one, stage)
-        if self.checkpoint:
-            one, stage = checkpointed(one, stage)
         more = accumulating(one)
         return (one, more), stage, _estimated(more)
 

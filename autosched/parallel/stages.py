@@ -156,8 +156,8 @@ def balanced(
         best = longer
     if count not in best:
         raise ScheduleError(
-            "no cut leaves each device with no more than its memory; name more devices, or "
-            "checkpoint"
+            "no cut leaves each device with no more than its memory; name more devices, or use "
+            "torch.utils.checkpoint in the model"
         )
     return table.cuts(best[count][1], devices)
 

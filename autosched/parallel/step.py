@@ -158,11 +158,12 @@ class Step:
             # updated that, while its batch is on the way already. It begins when those before it
             # have ended if it has another plan, or if they put new tensors into the optimizer.
             last = self._in_flight
-            is_same = last is not None and self._plans.get((None, self._key(batch))) is last
-            numbers = last.numbers() if is_same and last is not None else None
+            is_known = last is not None and self._plans.get((None, self._key(batch))) is last
+            numbers = last.numbers() if is_known and last is not None else None
             ended = [future for future in self._futures if future.done()]
             failed = self._is_lost or any(future.exception() is not None for future in ended)
-            if failed or last is None or numbers is None or not last.is_repeated:
+            is_same = last is not None and not (last.built.places or last.template.switches)
+            if failed or numbers is None or not is_same:
                 self.wait()
             else:
                 self._futures = [future for future in self._futures if future not in ended]
@@ -405,7 +406,6 @@ class Step:
         if found is None:
             rows = (rows_of(batch),) if counts is None else counts
             move_model(self.model, self.optimizer, self._training.capture_device)
-            self._leave_last()
             with without_collecting():
                 found = self._training.together(lambda: self._plan(batch, rows))
             for settings in found.settings:
@@ -475,7 +475,8 @@ class Step:
     def _inputs(self, planned: Planned, batch: Sequence[Any]) -> dict[str, Any]:
         self._shared.train_by(planned)
         if planned is not self._last:
-            self._leave_last()
+            if self._last is not None:
+                self._last.release()
             self._activate(planned)
             self._last = planned
         inputs = self._batch_inputs(planned, batch)
@@ -546,12 +547,6 @@ class Step:
         self.grad_norm = outputs.get(label_on(rank, "grad_norm"))
         loss: torch.Tensor = outputs[label_on(rank, "loss")]
         return loss
-
-    def _leave_last(self) -> None:
-        """Let the last plan keep no memory; another one is used now."""
-        if self._last is not None:
-            self._last.release()
-        self._last = None
 
     def _activate(self, planned: Planned) -> None:
         """Move the model to the devices of this plan; drop copies of buffers, and unused ones."""

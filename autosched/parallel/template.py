@@ -403,31 +403,6 @@ def split_convolutions(one: Template, stage: Stages) -> tuple[Template, Stages]:
     return copy.finished(one), stages
 
 
-def checkpointed(one: Template, stage: Stages) -> tuple[Template, Stages]:
-    """Recompute the forward of each stage in its backward, to store only the stage's inputs.
-
-    Random tasks, and tasks that write values that existed before, are not repeated, and their
-    results are stored. Of batch norms, all but writing the running statistics is repeated.
-    """
-    graph = one.graph
-    copy = _Copy(one)
-    stages = dict(stage)
-    backward = [task for task in graph.tasks if task.origin.phase == "backward"]
-    forward = [task for task in graph.tasks if task.origin.phase != "backward"]
-    for task in forward:
-        copy.take(task)
-    for number in dict.fromkeys(stage[task.name] for task in backward):
-        own = [task for task in backward if stage[task.name] == number]
-        before = {task.index for task in forward if stage[task.name] == number}
-        repeated = _repeated(graph, own, before)
-        copy.repeat(repeated)
-        stages.update((f"again.{task.name}", number) for task in repeated)
-        for task in own:
-            copy.take(task)
-        copy.forget_repeated()
-    return copy.finished(one), stages
-
-
 class _Copy:
     """A new graph with tasks of a template's; ``values`` maps names of old values to new values."""
 
@@ -435,12 +410,7 @@ class _Copy:
         self.old = one.graph
         self.graph = Graph(one.graph.name)
         self.values: dict[str, Value] = dict(inputs_like(self.graph, one.graph))
-        self.repeated: dict[str, Value] = {}
         self.pending: list[str] = []
-
-    @property
-    def known(self) -> dict[str, Value]:
-        return {**self.values, **self.repeated}
 
     def take(self, task: Task) -> None:
         """Add a task unchanged, later, together with the next ones."""
@@ -448,97 +418,21 @@ class _Copy:
 
     def flush(self) -> None:
         if self.pending:
-            self.values.update(self.graph.include(self.old, self.known, only=self.pending))
+            self.values.update(self.graph.include(self.old, self.values, only=self.pending))
             self.pending = []
 
     def call(self, task: Task, args: tuple[Any, ...], name: str) -> Any:
         """Add a task with other arguments, which contain old values; return its results."""
         self.flush()
-        known = self.known
-        args = tuple(known[arg.name] if isinstance(arg, Value) else arg for arg in args)
+        args = tuple(self.values[arg.name] if isinstance(arg, Value) else arg for arg in args)
         assert task.fn is not None
         count = len(task.outputs)
         return self.graph.record(
             task.fn, args, task.kwargs, name=name, outputs=count, origin=task.origin
         )
 
-    def repeat(self, tasks: Iterable[Task]) -> None:
-        """Add tasks again, as ``again.NAME``; later tasks read their results."""
-        self.flush()
-        for task in tasks:
-            if not _is_batch_norm(task):
-                made = self.graph.include(self.old, self.known, prefix="again.", only=[task.name])
-                self.repeated.update(made)
-                continue
-            args = (*task.args[:3], None, None, *task.args[5:])  # without running statistics
-            results = self.call(task, args, f"again.{task.name}")
-            for use, value in zip(task.outputs, results, strict=True):
-                self.repeated[self.old.values[use.value].name] = value
-
-    def forget_repeated(self) -> None:
-        """Let later tasks read the first results again."""
-        self.flush()
-        self.repeated = {}
-
     def finished(self, one: Template) -> Template:
         self.flush()
         outputs = {label: self.old.values[index].name for label, index in self.old.outputs.items()}
         self.graph.output(**{label: self.values[name] for label, name in outputs.items()})
         return replace(one, graph=self.graph)
-
-
-def _is_batch_norm(task: Task) -> bool:
-    return _is(task, "native_batch_norm", "cudnn_batch_norm") and task.args[5] is True
-
-
-def _repeated(graph: Graph, backward: Iterable[Task], forward: Set[int]) -> list[Task]:
-    """Return the tasks of a stage's forward to repeat for its backward, in order."""
-    fixed = _not_recomputable(graph, forward)
-    found: set[int] = set()
-    pending = [use.value for task in backward for use in task.reads]
-    seen: set[int] = set()
-    while pending:
-        value = pending.pop()
-        if value in seen or graph.values[value].root in fixed:
-            continue
-        seen.add(value)
-        for i in _writers(graph, value, forward):
-            if i not in found:
-                found.add(i)
-                pending += [use.value for use in graph.tasks[i].reads]
-                pending += [use.value for use in graph.tasks[i].outputs]
-    return [graph.tasks[i] for i in sorted(found)]
-
-
-def _writers(graph: Graph, value: int, among: Set[int]) -> list[int]:
-    """Return the tasks that compute a value, or write its memory."""
-    root = graph.values[value].root
-    makers = {graph.values[value].producer, graph.values[root].producer}
-    return [i for i in among if i in makers or root in _changed_roots(graph, graph.tasks[i])]
-
-
-def _changed_roots(graph: Graph, task: Task) -> list[int]:
-    return [graph.values[use.value].root for use in task.changes]
-
-
-def _not_recomputable(graph: Graph, forward: Set[int]) -> set[int]:
-    """Return the memory (its root) that depends on random numbers or on changed values.
-
-    Also the memory that such tasks have accessed.
-    """
-    fixed: set[int] = set()
-    sources = {value.index for value in graph.sources}
-    others = [graph.tasks[i] for i in forward if not _is_batch_norm(graph.tasks[i])]
-    changed = {root for task in others for root in _changed_roots(graph, task)} & sources
-    for i in sorted(forward):
-        task = graph.tasks[i]
-        written = _changed_roots(graph, task)
-        roots = [graph.values[use.value].root for use in task.outputs] + written
-        new = [root for root in roots if root not in sources]
-        is_fixed = task.random or any(graph.values[r].producer not in forward for r in new)
-        if not _is_batch_norm(task):
-            reads_changed = any(graph.values[use.value].root in changed for use in task.reads)
-            is_fixed = is_fixed or reads_changed or not sources.isdisjoint(written)
-        if is_fixed:
-            fixed.update(roots)
-    return fixed

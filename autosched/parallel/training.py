@@ -90,7 +90,8 @@ def devices_of(machine: Machine, devices: Sequence[str] | None) -> tuple[str, ..
         by_rank: dict[int | None, list[Device]] = {}
         for device in machine.devices:
             by_rank.setdefault(device.rank, []).append(device)
-        return tuple(name for own in by_rank.values() for name in _default(own))
+        chosen = ([d for d in own if d.is_accelerator] or own for own in by_rank.values())
+        return tuple(device.name for own in chosen for device in own)
     if isinstance(devices, str) or not devices or len(set(devices)) != len(devices):
         raise MachineError(
             f"devices= needs the names of one or more devices, each once, got {devices!r}"
@@ -107,11 +108,6 @@ def torch_device(machine: Machine, device: str) -> str | None:
     """Return the torch device of a machine's device; None if it is the CPU, or emulated on it."""
     found = machine.device(device)
     return None if machine.imagined or found.kind == "cpu" else found.physical or device
-
-
-def _default(devices: Sequence[Device]) -> list[str]:
-    found = [device.name for device in devices if device.is_accelerator]
-    return found or [device.name for device in devices]
 
 
 @dataclass(frozen=True)
@@ -177,28 +173,12 @@ class Planned:
             if isinstance(task.fn, Reusing):
                 task.fn.release()
 
-    @property
-    def is_repeated(self) -> bool:
-        """Whether the next step may begin meanwhile: it has the same tensors and attributes."""
-        return not self.built.places and not self.template.switches
-
 
 T = TypeVar("T")
 
 # Of several ranks: those that add in the order of the devices.
 _IN_ORDER = ("gather", "exchange", "sum")
 _ON_ONE_HOST = ("sum", "cpu", "ring", "exchange")
-
-
-def strategies(wanted: str, replicas: int, several_ranks: bool) -> tuple[str, ...]:
-    """Return the strategies to try where gradients are to be reduced by one, or by ``"auto"``."""
-    if replicas == 1:
-        return ("none",)
-    if wanted != "auto":
-        return (wanted,)
-    if replicas > MANY:
-        return ("exchange",)
-    return _IN_ORDER if several_ranks else _ON_ONE_HOST
 
 
 @dataclass(frozen=True)
@@ -315,9 +295,13 @@ class Training:
         self, spec: StepSpec, template: Template, reduction: str, notes: Mapping[str, Any]
     ) -> list[Planned]:
         """Return a step's plan with each reduction to try; raise ScheduleError if none fits."""
-        names: tuple[str, ...] = ("compressed",)
-        if spec.compression is None:
-            names = strategies(reduction, len(spec.devices), bool(self.machine.ranks))
+        names: tuple[str, ...] = _IN_ORDER if self.machine.ranks else _ON_ONE_HOST
+        if spec.compression is not None or len(spec.devices) == 1:
+            names = ("none" if spec.compression is None else "compressed",)
+        elif reduction != "auto":
+            names = (reduction,)
+        elif len(spec.devices) > MANY:
+            names = ("exchange",)
         found = []
         errors = list[ScheduleError]()
         state = spec.updates[0].state

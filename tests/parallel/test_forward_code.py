@@ -108,7 +108,6 @@ def batches(count: int = 1) -> list[tuple[Tensor, Tensor]]:
 
 ALL = {
     "gpipe": (pipeline(2, schedule="gpipe", chunks=3), among(1, 3)),
-    "checkpointed": (pipeline(2, schedule="1f1b", chunks=2, checkpoint=True), among(1, 2)),
     "auto": (pipeline(2, chunks=2), among(1, 2)),
     "model parallel": (model_parallel(2), among(1)),
     "data parallel": (data_parallel(2), among(2)),

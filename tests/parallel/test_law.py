@@ -81,7 +81,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "buckets": {"buckets": (100, 300)},
     "accumulate": {"accumulate": 2},
     "accumulate, clip": {"accumulate": 2, "clip_grad_norm": 0.05, "reduction": "cpu"},
-    "checkpoint": {"checkpoint": True},
     "cpu": {"reduction": "cpu"},
     "gather": {"reduction": "gather"},
 }
@@ -114,9 +113,7 @@ class Case(NamedTuple):
             return False  # torch refuses to normalise one row
         if OPTIONS[self.option].get("accumulate") and not system.is_data:
             return False
-        if self.option in ("gather", "cpu", "buckets") and system.replicas == 1:
-            return False
-        return self.option != "checkpoint" or not (system.is_data or system.make is model_parallel)
+        return self.option not in ("gather", "cpu", "buckets") or system.replicas > 1
 
 
 FACTORS = (SYSTEMS, NETWORKS, OPTIMIZERS, OPTIONS, CHANGES, BATCHES)
@@ -126,12 +123,8 @@ def pairs(case: Case) -> set[Any]:
     return {*itertools.combinations(enumerate(case), 2)}
 
 
-# Of three that meet: what is recomputed of norms and dropout, and what batches leave in buffers.
+# Of three that meet: norms and dropout, and what batches leave in buffers.
 NAMED = [
-    *(
-        Case(name, "deep", "adam", "checkpoint", "", "ragged")
-        for name in ("gpipe", "1f1b", "zero-bubble")
-    ),
     *(Case(name, "deep", "adam", "", "", "ragged") for name in ("gpipe", "1f1b", "zero-bubble")),
     *(
         Case("2 devices", name, "adam", "accumulate", "", "even")
