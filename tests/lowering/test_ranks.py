@@ -6,7 +6,7 @@ import autosched as asc
 from autosched.lowering import lower
 from autosched.machine.machine import Machine
 from autosched.placement import Send
-from autosched.program.program import Copy, Program, Wait
+from autosched.program.program import Copy, Program
 from tests.clusters import pinned
 
 LOWERED = """
@@ -92,16 +92,3 @@ def test_a_direct_network_takes_one_copy():
     graph.output(graph.add(fn, y, name="z", on="cuda:1"))
     machine = Machine.emulated(1, hosts=2, network=asc.Network(1e9, direct=True))
     assert copies(pinned(graph, machine)) == ["copy h <- cpu:0", "copy y -> cuda:1/copy-in"]
-
-
-def test_no_event_crosses_ranks_however_many_there_are():
-    graph = asc.Graph()
-    values = [graph.input("x")]
-    for i in range(40):
-        values.append(graph.add(fn, *values[-3:], name=f"t{i}", on=f"cpu:{i * 7 % 9}"))
-    graph.output(y=values[-1])
-    program = pinned(graph, Machine.emulated(0, hosts=9))
-    for rank in range(9):
-        part = program.part(rank)
-        recorded = {i.event for i in part if type(i).__name__ == "Record"}
-        assert {i.event for i in part if isinstance(i, Wait)} <= recorded

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn, optim
 from torch.nn import functional
 
 import autosched as asc
-from autosched.parallel.batches import divided, shares
+from autosched.parallel.batches import shares
 from autosched.parallel.ranks import Layout
-from tests.parallel.networks import Centred
 from tests.serial import (
     among,
-    assert_equal,
     data_parallel,
-    some,
-    train,
 )
 
 HOSTS = asc.Machine.emulated(gpus=0, hosts=2)
@@ -38,43 +32,6 @@ def normed() -> nn.Module:
 
 def adam(parameters: Any) -> optim.Optimizer:
     return optim.Adam(parameters, 0.01)
-
-
-def clipped(model: nn.Module) -> object:
-    return nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-
-
-# ---- equal to the shares one after another
-
-
-@pytest.mark.parametrize("clip", some([False, True], False))
-@pytest.mark.parametrize("make", [normed, Centred])
-@pytest.mark.parametrize(("gpus", "hosts"), some([(2, 1), (0, 2), (2, 2)], (2, 1), (0, 2)))
-def test_buffers_are_those_of_the_first_replica_with_rows(
-    gpus: int, hosts: int, make: Any, clip: bool
-) -> None:
-    machine = asc.Machine.emulated(gpus=gpus, hosts=hosts)
-    weights = (1,) * hosts * max(gpus, 1)
-    weights = (*weights[:-1], 9 * len(weights))
-    options = {"clip_grad_norm": 0.05} if clip else {}
-
-    def rows(count: int) -> list[list[int]]:
-        return [[n] if n else [] for n in divided(count, weights)]
-
-    assert not rows(2)[0]
-    model = make()
-    twin = copy.deepcopy(model)
-    optimizer, other = adam(model.parameters()), adam(twin.parameters())
-    steps = data_parallel(machine=machine, shares=weights, **options)
-    with steps(model, functional.cross_entropy, optimizer) as step:
-        for number, batch in enumerate(vectors(2, 80, 2, 80)):
-            before = {"before_step": clipped} if clip else {}
-            loss = train(
-                twin, functional.cross_entropy, other, batch, rows(len(batch[0])), **before
-            )
-            assert_equal(step(*batch), loss, f"loss of step {number}")
-            assert_equal(dict(model.state_dict()), dict(twin.state_dict()), f"model {number}")
-            assert_equal(getattr(model, "seen", 0), getattr(twin, "seen", 0), f"seen {number}")
 
 
 # ---- what each rank has

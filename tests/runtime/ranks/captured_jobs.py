@@ -211,16 +211,6 @@ def call_differently(how: str) -> list[str]:
     return found
 
 
-def call_alone() -> bool:
-    """Call functions on machines of one rank, which differ between ranks."""
-    asc.Machine.cluster()
-    rank = joined().rank
-    with asc.compile(lambda x: x + rank, asc.Machine.local(0)) as run:
-        return all(
-            torch.equal(run(torch.ones(n)), torch.ones(n) + rank) for n in range(1, rank + 3)
-        )
-
-
 def overlap_on_one_rank() -> list[str]:
     """Let rank 1 pass arguments that share memory, of which one is written; return the errors."""
     x = torch.ones(8)

@@ -83,10 +83,6 @@ def test_ranks_that_call_differently_get_an_error_and_go_on(ranks, how, call, me
             assert errors[0] == errors[2] == "nothing"
 
 
-def test_functions_on_a_machine_of_one_rank_are_its_own(ranks):
-    assert ranks.run(jobs.call_alone, 2) == [True] * 2
-
-
 def test_shared_memory_on_one_rank_is_an_error_on_all(ranks):
     first, second = ranks.run(jobs.overlap_on_one_rank, 2)
     assert second[1].startswith("HazardError: 'a' and 'b' share memory, and 'a' is written")

@@ -24,7 +24,7 @@ def pipeline(order: str, **options: Any) -> dict[str, Any]:
 # leave ranks without rows.
 CASES = {
     "2 ragged ranks": ("data_parallel", {"reduction": "exchange"}, [[4, 4], [4, 4], [3, 5]]),
-    "3 ragged ranks": ("data_parallel", {"reduction": "exchange"}, [[4] * 3, [5, 4, 0], [0, 4, 5]]),
+    "3 ragged ranks": ("data_parallel", {"reduction": "exchange"}, [[4] * 3, [0, 4, 5], [5, 4, 0]]),
     "4 ragged ranks": (
         "data_parallel",
         {"reduction": "exchange"},

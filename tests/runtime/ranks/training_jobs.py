@@ -106,7 +106,8 @@ def train(
                 given = batch(number, machine.rank, counts[machine.rank])
             found.append((step(*given), step.grad_norm))
             scheduler.step()
-        step.collect()
+        if way != "data_parallel":  # by which all have the same state after each step
+            step.collect()
         return found, *facts(step)
 
 
