@@ -26,8 +26,9 @@ import json
 import os
 import threading
 import time
+import uuid
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -52,7 +53,8 @@ LIMIT: timedelta = _dist.default_pg_timeout  # of a send or a receive
 _MOMENT = timedelta(milliseconds=50)
 _HEAD, _SHORT = 8, 504  # bytes of an agreement: of a length, and of what goes with it
 _SPINS = 200  # looks, some 100 us, before a process begins to sleep: to sleep at all takes as long
-_SHORTEST = 2e-5  # seconds between two looks; doubled up to the longest
+_let_others_run: Callable[[], None] = getattr(os, "sched_yield", partial(time.sleep, 0.0))
+_SHORTEST = 2e-5  # seconds between two looks; longer and longer, up to the longest
 _LONGEST = 1e-3
 _PATIENCE = 0.5  # seconds for whoever failed to write why, and for others to read it
 _NEVER_SENT = 2**31 - 1  # a tag
@@ -178,12 +180,15 @@ class ProcessGroup:
     def finish(self, work: Any, what: str) -> None:
         """Wait for a collective. Raises the cause where one of the ranks has failed."""
         try:
-            for pause in _pauses():
-                if self.why is not None:
-                    raise self.lost(what)
-                if work.is_completed():
-                    break
-                pause()
+            looks = 0
+            while self.why is None and not work.is_completed():
+                looks += 1
+                if looks < _SPINS:
+                    _let_others_run()
+                else:
+                    time.sleep(min(_SHORTEST * (looks - _SPINS), _LONGEST))
+            if self.why is not None:
+                raise self.lost(what)
             work.wait()
         except KeyboardInterrupt as error:
             self.fail_by(error)
@@ -319,6 +324,8 @@ def meet(timeout: float) -> ProcessGroup:
 
 def join(store: Any, rank: int, size: int, timeout: float) -> ProcessGroup:
     """Join the processes that share a store of torch.distributed, in its default group."""
+    # Processes that torchrun starts again find what earlier ones wrote: so names are new.
+    store = _dist.PrefixStore(_token(store, rank, size, timeout), store)
     limit = timedelta(seconds=timeout)
     _dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
     _set_timeout(_dist.default_pg_timeout)
@@ -331,6 +338,29 @@ def destroy() -> None:
     """Leave torch's default group."""
     if _dist.is_initialized():
         _dist.destroy_process_group()
+
+
+def _token(store: Any, rank: int, size: int, timeout: float) -> str:
+    """Return a text that these processes share, and that no earlier ones had.
+
+    Each process writes a number that nobody else has, and rank 0 answers the last one of each.
+    """
+    mine = uuid.uuid4().hex
+    store.set(f"hello/{rank}", mine)
+    if rank:
+        store.wait([f"token/{mine}"], timedelta(seconds=timeout))
+        token = str(store.get(f"token/{mine}").decode())
+        store.set(f"here/{token}/{rank}", "")
+        return token
+    deadline = time.monotonic() + timeout
+    for other in range(1, size):
+        while not store.check([f"here/{mine}/{other}"]):
+            if store.check([f"hello/{other}"]):
+                store.set(f"token/{store.get(f'hello/{other}').decode()}", mine)
+            if time.monotonic() > deadline:
+                raise RankError(f"rank {other} did not come within {timeout:g} s")
+            time.sleep(_LONGEST)
+    return mine
 
 
 # ---- torch
@@ -373,13 +403,3 @@ def _error(kind: str, text: str, rank: int) -> AutoschedError:
     """Return the error of autosched with this name, of a rank."""
     found: type[AutoschedError] = getattr(errors, kind, ScheduleError)
     return found(text if text.startswith("rank ") else f"rank {rank}: {text}")
-
-
-def _pauses() -> Iterator[Callable[[], None]]:
-    """Yield what to do before the next look: let others run, then sleep ever longer."""
-    for _ in range(_SPINS):
-        yield getattr(os, "sched_yield", partial(time.sleep, 0.0))
-    pause = _SHORTEST
-    while True:
-        yield partial(time.sleep, pause)
-        pause = min(2 * pause, _LONGEST)
