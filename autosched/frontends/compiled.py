@@ -10,7 +10,7 @@ import copy
 import functools
 import sys
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
@@ -34,7 +34,7 @@ from autosched.frontends.every_rank import (
     on_every_rank,
     same_capture,
 )
-from autosched.frontends.guards import Arguments, Guard, capture_key
+from autosched.frontends.guards import Arguments, Guard, Key
 from autosched.frontends.reachability import Reach
 from autosched.frontends.settings import Varying
 from autosched.frontends.state import State
@@ -57,12 +57,11 @@ _WARNED = 2
 class _Entry(NamedTuple):
     """A cached capture: its key, graph and schedule, and the guard of its calls."""
 
-    key: Hashable
+    key: Key
     graph: Captured
     schedule: Schedule
     ends: Ends | None  # of the outputs, on a machine of several ranks
     guard: Guard
-    settings: Callable[[], dict[str, float] | None]  # of optimizers, that are inputs
 
     def run(self, inputs: dict[str, Any]) -> Any:
         """Run the schedule, put new state where it belongs, and return the function's result."""
@@ -243,9 +242,7 @@ class Compiled:
         """
         arguments = Arguments(args, kwargs)
         for number, entry in reversed(self._cache.items()):
-            inputs: dict[str, Any] | None = entry.guard.inputs(arguments)
-            if inputs is not None and (settings := entry.settings()) is not None:
-                inputs.update(settings)
+            if (inputs := entry.guard.inputs(arguments)) is not None:
                 self._agree(number)
                 self._hits += 1
                 self._cache.move_to_end(number)
@@ -255,16 +252,15 @@ class Compiled:
             state = State.of(self.fn, [*args, *kwargs.values()])
             varying = self._varying.names(state)
             reach = Reach([self.fn, *arguments.others], varying=state.items_of(varying))
-            key = capture_key(state, reach, arguments, given)
-            known = self._known(key, state)
+            key = Key.of(state, reach, arguments, given)
+            number, known = self._known(key, state)
         except Exception as error:
             self._agree(-1, reason=f"raises {error}")
             raise
-        self._agree(known or 0, key)
+        self._agree(number, key)
         if known is not None:
             self._hits += 1
-            number = known
-            graph, made, ends = self._cache.pop(number)[1:4]
+            _, graph, made, ends, _ = self._cache.pop(number)
         else:
             self.wait()  # a capture reads state
             self._misses += 1
@@ -275,18 +271,18 @@ class Compiled:
                 self._varying.keep(constant)
                 rest = state.items_of(graph.settings.wanted)
                 reach = Reach([self.fn, *arguments.others], varying=rest)
-        key = capture_key(state, reach, arguments, given)
-        guard = Guard(state, reach, arguments, given)
-        entry = _Entry(key, graph, made, ends, guard, graph.settings.reader(state))
+                key = Key.of(state, reach, arguments, given)
+        reader = graph.settings.reader(state)
+        entry = _Entry(key, graph, made, ends, Guard(state, reach, arguments, given, reader))
         self._cache.use(number, entry)
         return entry, {**state.tensors(), **given, **graph.settings.inputs(state)}
 
-    def _known(self, key: Hashable, state: State) -> int | None:
-        """Return the number of the cache entry with a key, for the present settings."""
+    def _known(self, key: Key, state: State) -> tuple[int, _Entry | None]:
+        """Return the cache entry with a key, for the present settings, and its number."""
         for number, entry in reversed(self._cache.items()):
             if entry.key == key and entry.graph.settings.reader(state)() is not None:
-                return number
-        return None
+                return number, entry
+        return 0, None
 
     def _captured(
         self, args: Any, kwargs: Mapping[str, Any], varying: frozenset[str]
@@ -351,7 +347,7 @@ class Compiled:
             graph = cast(Captured, graph.pinned(place=self.options.get("place")))
         return coarse(graph, self.granularity)
 
-    def _explain(self, key: Hashable, state: State) -> None:
+    def _explain(self, key: Key, state: State) -> None:
         """Log why a call needs a recapture; the third time, warn."""
         if not self._cache:
             return
@@ -562,26 +558,25 @@ for _name in ("schedule", "submit", "wait", "map", "cache_info"):  # where autog
 
 
 # ---- why a call needs a new capture
-#
-# Compares the keys that ``guards.capture_key`` returned for two calls.
 
-_PROPERTIES = ("type", "shape", "strides", "dtype", "device", "requires_grad")
 _MOST = 3  # changes that are named
+_FACTS = "the tensor of,type,shape,strides,dtype,device,requires_grad,hooks".split(",")
 
 
-def changes(before: Any, after: Any) -> list[tuple[str, str]]:
+def changes(before: Key, after: Key) -> list[tuple[str, str]]:
     """Return the first few differences between two keys; at least one.
 
-    >>> tensors = (("x", "x", None),)
-    >>> keys = [(tensors, (), ("lr", (float, rate)), "{}", ()) for rate in ("0.1", "0.2")]
+    >>> tensors = {"x": ("x", None)}
+    >>> keys = [Key(tensors, (), ("lr", (float, rate)), "{}", ()) for rate in ("0.1", "0.2")]
     >>> changes(*keys)
     [('lr', '0.1 -> 0.2')]
     """
-    found = [*_of_tensors(before[0], after[0]), *_of_values("an object", before[2], after[2])]
-    found = found or [*_of_values("an argument", before[1], after[1])]
+    found = [*_of_tensors(before.tensors, after.tensors)]
+    found += _of_values("an object", before.objects, after.objects)
+    found = found or [*_of_values("an argument", before.arguments, after.arguments)]
     for what, old, new in (
-        ("the state of an optimizer", before[3:4], after[3:4]),
-        ("a setting of torch, such as no_grad or autocast", before[4], after[4]),
+        ("the state of an optimizer", [before.numbers], [after.numbers]),
+        ("a setting of torch, such as no_grad or autocast", before.settings, after.settings),
     ):
         pairs = [(one, other) for one, other in zip_longest(old, new) if one != other]
         found = found or [(what, f"{_short(one)} -> {_short(other)}") for one, other in pairs]
@@ -598,13 +593,14 @@ def remedy(found: Sequence[tuple[str, str]], settings: frozenset[str]) -> str:
     >>> remedy([("lr", "0.1 -> 0.2")], frozenset(["lr"]))
     'a rate that is a tensor, lr=torch.tensor(...), may change without a recapture'
     """
-    rates = [name for name, _ in found if name in settings]
-    if rates:
+    if rates := [name for name, _ in found if name in settings]:
         advice = "a rate that is a tensor, lr=torch.tensor(...), may change without a recapture"
         others = " and ".join(name for name in rates if name != "lr")
-        if others:
-            advice += f"; do not change {others} (cycle_momentum=False of a scheduler)"
-        return advice
+        return (
+            advice
+            if not others
+            else (f"{advice}; do not change {others} (cycle_momentum=False of a scheduler)")
+        )
     if any(how.startswith("shape") for _, how in found):
         advice = (
             "pad to one of few shapes, with a mask; instead of growing a cache, write in place "
@@ -620,57 +616,45 @@ def remedy(found: Sequence[tuple[str, str]], settings: frozenset[str]) -> str:
     return f"{advice}; maxsize= is the number of cached captures"
 
 
-def _of_tensors(before: Sequence[Any], after: Sequence[Any]) -> Iterator[tuple[str, str]]:
-    olds, news = ({name: item for name, *item in some} for some in (before, after))
-    for name in dict.fromkeys((*olds, *news)):
-        if name not in news or name not in olds:
-            yield name, "it no longer exists" if name in olds else "it did not exist"
-            continue
-        (first, old), (other, new) = olds[name], news[name]
-        if first != other:
-            is_first = other == name
-            now = (
-                f"no longer the same tensor as {first!r}"
-                if is_first
-                else f"the same tensor as {other!r}"
-            )
-            yield name, now
+def _of_tensors(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name in {**before, **after}:
+        old, new = before.get(name), after.get(name)
+        if old is None or new is None:
+            yield name, "it no longer exists" if new is None else "it did not exist"
         elif old != new:
-            yield name, "; ".join(_of_properties(old, new))
+            facts = zip(_FACTS, old, new, strict=False)
+            what, one, other = next(fact for fact in facts if fact[1] != fact[2])
+            yield name, f"{what} {_short(one)} -> {_short(other)}"
 
 
-def _of_properties(old: Any, new: Any) -> list[str]:
-    if not all(isinstance(item, tuple) and isinstance(item[0], tuple) for item in (old, new)):
-        return ["it is of another kind"]
-    pairs = [
-        f"{what} {_short(one)} -> {_short(other)}"
-        for what, one, other in zip(_PROPERTIES, old[0], new[0], strict=False)
-        if one != other
-    ]
-    return pairs[:1] if pairs and pairs[0].startswith("shape") else pairs or ["other hooks"]
-
-
-def _of_values(
-    name: str, before: Sequence[Hashable], after: Sequence[Hashable]
-) -> Iterator[tuple[str, str]]:
-    """Yield the changes of values; names precede them in the keys."""
-    for old, new in zip_longest(before, after):
+def _of_values(name: str, before: Any, after: Any) -> Iterator[tuple[str, str]]:
+    """Yield the changes of values in nested tuples; names precede them in the keys."""
+    olds, news = ([*_leaves(item)] for item in (before, after))
+    for old, new in zip_longest(olds, news):
         if old == new:
             name = new if isinstance(new, str) else name
         elif isinstance(old, str) and isinstance(new, str):
             yield "a dict or object", f"it has {new!r} where it had {old!r}"
             return
-        elif type(old) is type(new) is tuple and not (_is_value(old) or _is_value(new)):
-            yield from _of_values(name, old, new)
         elif not _is_value(old) or not _is_value(new):
             yield name, "it was replaced"
             return  # all later positions differ
-        elif len(before) != len(after):
-            how = "more" if len(before) < len(after) else "fewer"
+        elif len(olds) != len(news):
+            how = "more" if len(olds) < len(news) else "fewer"
             yield "a list, dict or object", f"it has {how} items"
             return
         else:
-            yield name, f"{_value(old)} -> {_value(new)}"
+            is_number = old[0] in (float, complex)  # of which a key has the text
+            one, other = (item[1] if is_number else _short(item[1]) for item in (old, new))
+            yield name, f"{one} -> {other}"
+
+
+def _leaves(item: Any) -> Iterator[Any]:
+    if isinstance(item, tuple) and not _is_value(item):
+        for part in item:
+            yield from _leaves(part)
+    else:
+        yield item
 
 
 def _is_value(item: Any) -> bool:
@@ -679,13 +663,6 @@ def _is_value(item: Any) -> bool:
     return is_pair and isinstance(item[0], type) and not isinstance(item[1], tuple)
 
 
-def _value(item: Any) -> str:
-    kind, value = item
-    return str(value) if kind in (float, complex) else _short(value)
-
-
 def _short(item: Any) -> str:
-    if isinstance(item, Mapping):
-        item = dict(item)
-    text = str(tuple(item)) if type(item).__name__ == "Size" else shown(item)
+    text = str(tuple(item)) if isinstance(item, tuple) else shown(item)
     return text if len(text) <= 60 else f"{text[:57]}..."

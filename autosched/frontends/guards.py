@@ -4,7 +4,7 @@ A capture makes constants of all values that are not tensors: numbers among the 
 closures and globals, attributes of modules and of objects, settings of optimizers. Calls are
 compared in two ways:
 
-1. ``capture_key`` returns everything that a capture depends on: values that code can read
+1. ``Key`` has everything that a capture depends on: values that code can read
    (``Reach``), properties of tensors, and torch's settings. It is equal for calls that can share a
    capture, and slow.
 2. A ``Guard`` recognizes such a call quickly. It only tests whether the containers that ``Reach``
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import _get_current_function_mode_stack
@@ -49,20 +49,32 @@ class Arguments:
         if isinstance(tree, (tuple, list)):
             return type(tree), tuple([self._of(item) for item in tree])
         if isinstance(tree, dict):
-            return type(tree), *tree, tuple([self._of(item) for item in tree.values()])
+            return type(tree), tuple([(key, self._of(item)) for key, item in tree.items()])
         if is_value(tree):
             return value_key(tree)
         if (parts := parts_of(tree)) is None:
             self.others.append(tree)
             return type(tree)
         self.others.append(type(tree))  # its code reads the parts
-        return type(tree), *parts, tuple([self._of(item) for item in parts.values()])
+        return type(tree), tuple([(key, self._of(item)) for key, item in parts.items()])
 
 
 class Guard:
-    """Recognizes quickly, by identity, a call that can use a capture."""
+    """Recognizes quickly, by identity, a call that can use a capture.
 
-    def __init__(self, state: State, reach: Reach, arguments: Arguments, given: Tensors):
+    ``settings`` returns the settings of optimizers that are inputs of the capture; None if it
+    cannot have the present ones.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        reach: Reach,
+        arguments: Arguments,
+        given: Tensors,
+        settings: Callable[[], dict[str, float] | None],
+    ):
+        self._settings_of_optimizers = settings
         self._unchanged = reach.unchanged()
         self._settings = _settings()
         self._key = arguments.key
@@ -80,8 +92,8 @@ class Guard:
         missing = [name.removesuffix(".grad") for name in self._parameters.keys() - grads]
         self._are_alike = recognizer(tensors, without_grad=missing, bare=not self._hooks)
 
-    def inputs(self, arguments: Arguments) -> Tensors | None:
-        """Return a call's tensors by name; None if the guard fails."""
+    def inputs(self, arguments: Arguments) -> dict[str, Any] | None:
+        """Return a call's inputs by name; None if the guard fails."""
         if (
             len(self._names) != len(arguments.tensors)  # one came twice, and would have to again
             or arguments.key != self._key
@@ -100,20 +112,31 @@ class Guard:
         ids = set(map(id, others.values()))
         if len(ids) < len(others) or not ids.isdisjoint(self._held_ids):
             return None
-        return {**tensors, **others}
+        settings = self._settings_of_optimizers()
+        return None if settings is None else {**tensors, **others, **settings}
 
 
-def capture_key(state: State, reach: Reach, arguments: Arguments, given: Tensors) -> Hashable:
-    """Return all that a capture depends on; ``given`` are the tensors among its arguments."""
-    first: dict[int, str] = {}
-    tensors = tuple(
-        (name, first.setdefault(id(tensor), name), _properties(tensor))
-        for name, tensor in {**state.tensors(), **given}.items()
-    )
-    return tensors, arguments.key, tuple(reach.key), repr(state.numbers()), _settings()
+class Key(NamedTuple):
+    """All that a capture depends on: facts of tensors by name, and what code can read."""
+
+    tensors: Mapping[str, tuple[Any, ...]]
+    arguments: Hashable
+    objects: tuple[Hashable, ...]
+    numbers: str  # of optimizers
+    settings: tuple[Hashable, ...]
+
+    @classmethod
+    def of(cls, state: State, reach: Reach, arguments: Arguments, given: Tensors) -> Key:
+        """Return the key of a call; ``given`` are the tensors among its arguments."""
+        first: dict[int, str] = {}
+        tensors = {
+            name: (first.setdefault(id(tensor), name), *_properties(tensor))
+            for name, tensor in {**state.tensors(), **given}.items()
+        }
+        return cls(tensors, arguments.key, tuple(reach.key), repr(state.numbers()), _settings())
 
 
-def _settings() -> Hashable:
+def _settings() -> tuple[Hashable, ...]:
     """Return torch's global settings that a capture depends on."""
     accelerator = torch.accelerator.current_accelerator()
     kind = "cuda" if accelerator is None else accelerator.type
@@ -142,16 +165,15 @@ def _present(parameters: Tensors) -> Tensors:
     return {name: grad for name, item in parameters.items() if (grad := item.grad) is not None}
 
 
-def _properties(tensor: torch.Tensor) -> Hashable:
+def _properties(item: torch.Tensor) -> tuple[Hashable, ...]:
     """Return the properties of a tensor that a capture depends on."""
-    kind = type(tensor)
+    kind = type(item)
     try:
-        requires_grad = tensor.requires_grad
-        shape = tensor.shape
-        own = (kind, shape, tensor.stride(), tensor.dtype, tensor.device, requires_grad)
+        hooks = item.requires_grad and hooks_of(item)
+        shape = item.shape
+        return kind, shape, item.stride(), item.dtype, item.device, item.requires_grad, hooks
     except (RuntimeError, ValueError):  # sparse, nested, lazy: a capture raises an error
-        return kind, id(tensor)
-    return own, requires_grad and hooks_of(tensor)
+        return kind, id(item)
 
 
 class Watch:

@@ -1,4 +1,4 @@
-"""Warn about calls that a graph does not repeat: time, files, print.
+"""Warn about calls that a graph does not repeat: files, print. Refuse clocks.
 
 Such a call is executed once, when the step is captured, and its user is warned. Python reports all
 calls to a profile function (``sys.setprofile``), so nothing is replaced. That takes time, and is
@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
+from autosched.errors import CaptureError
 from autosched.frontends.reachability import Reach, is_installed
 
 _CLOCKS = "time perf_counter monotonic process_time"
@@ -51,22 +52,22 @@ class Call(NamedTuple):
     file: str
     line: int
 
-    @property
-    def only_reads(self) -> bool:
-        """Whether the function has no effect, so that it may be called again."""
-        return self.name in _READ
-
 
 @contextlib.contextmanager
-def observing_calls(reach: Reach, found: list[Call]) -> Iterator[None]:
-    """Collect calls by the user's code, which is that of ``reach``, in this thread."""
+def observing_calls(reach: Reach) -> Iterator[list[Call]]:
+    """Collect calls by the user's code, which is that of ``reach``, in this thread.
+
+    Raises CaptureError for what would be another value in the next call.
+    """
+    found: list[Call] = []
     if sys.getprofile() is not None or not _may_call(reach):
-        yield
+        yield found
         return
 
     def profile(frame: FrameType, event: str, fn: Any) -> None:
         if event == "c_call" and fn in _FUNCTIONS:
-            name = fn.__name__ if fn.__module__ in ("builtins", "io", "_io") else _qualified(fn)
+            known = fn.__module__ in ("builtins", "io", "_io")
+            name = fn.__name__ if known else f"{fn.__module__}.{fn.__qualname__}"
         elif event == "call" and frame.f_code is _LOGGED:
             name = "logging.Logger.handle"
         else:
@@ -76,9 +77,16 @@ def observing_calls(reach: Reach, found: list[Call]) -> Iterator[None]:
 
     sys.setprofile(profile)
     try:
-        yield
+        yield found
     finally:
         sys.setprofile(None)
+    warned = {call[1:] for call in found if call.name not in _READ}  # logging reads the time
+    for call in found:
+        if call[1:] not in warned:
+            raise CaptureError(
+                f"{call.name} is called at {call.file}:{call.line}, and a graph would contain what "
+                "it returns now; call it outside of the step, and pass its result as a tensor"
+            )
 
 
 def _may_call(reach: Reach) -> bool:
@@ -88,10 +96,6 @@ def _may_call(reach: Reach) -> bool:
         isinstance(item, logging.Logger) or (isinstance(item, type(print)) and item in _FUNCTIONS)
         for item in reach.found()
     )
-
-
-def _qualified(fn: Any) -> str:
-    return f"{fn.__module__}.{fn.__qualname__}"
 
 
 def _users_line(frame: FrameType) -> tuple[str, int] | None:

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import gc
 import io
+import itertools
 import pickle
 import queue
 import random
@@ -19,11 +20,10 @@ import weakref
 import zlib
 from array import array
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from itertools import chain
 from operator import is_, ne
-from types import FrameType, FunctionType, GeneratorType, ModuleType, NoneType
+from types import CellType, FrameType, FunctionType, GeneratorType, ModuleType, NoneType
 from typing import Any
 
 import numpy
@@ -68,8 +68,8 @@ class SideEffects:
                 self._owners[id(vars(item))] = item
             if isinstance(item, FunctionType):
                 names = item.__code__.co_freevars
-                for name, cell in zip(names, item.__closure__ or (), strict=True):
-                    self._variables[id(cell)] = name
+                cells = zip(names, item.__closure__ or (), strict=True)
+                self._variables |= {id(cell): name for name, cell in cells}
                 self._globals.add(id(item.__globals__))
             elif isinstance(item, torch.nn.Module):
                 self._state.add(id(item._buffers))
@@ -86,40 +86,37 @@ class SideEffects:
                 name = ".".join(filter(None, (key, path)))
                 owner = f"module {name!r}" if name else "the module"
                 self._paths |= {id(part.__dict__): owner, id(part._parameters): owner}
-        containers = [*reach.containers, *own]
-        self._lists = [(item, item.copy()) for item in containers if isinstance(item, list)]
-        self._dicts = [(item, item.copy()) for item in containers if isinstance(item, dict)]
-        self._entries = [(item, name, item[name]) for item, name in reach.entries if name in item]
+        named: dict[int, tuple[Any, dict[str, Any]]] = {}
+        for item, name in reach.entries:
+            if name in item:
+                named.setdefault(id(item), (item, {}))[1][name] = item[name]
         cells = [item for item, name in reach.attributes if name == "cell_contents"]
-        self._cells = [(cell, cell.cell_contents) for cell in cells]
+        tables = [item for item in (*reach.containers, *own) if isinstance(item, (list, dict))]
+        # Cells, lists and dicts with their items, and whether these are all of them.
+        self._before: list[tuple[Any, dict[Any, Any], bool]] = [
+            *((cell, _items(cell), False) for cell in cells),
+            *((item, old, False) for item, old in named.values()),
+            *((item, _items(item), True) for item in tables),
+        ]
+
+    def _slots(self) -> Iterator[tuple[Any, Any, Any]]:
+        """Yield each container, key, and item of before."""
+        return ((item, key, old[key]) for item, old, _ in self._before for key in old)
 
     def substitute(self, twins: Mapping[int, torch.Tensor]) -> None:
         """Put other tensors in the places of some, by their ids, also in tuples; see ``undo``."""
-        in_lists = ((items, i, item) for items, old in self._lists for i, item in enumerate(old))
-        in_dicts = ((items, key, item) for items, old in self._dicts for key, item in old.items())
-        entries: Iterable[Any] = (slot for slot in self._entries if isinstance(slot[0], dict))
-        for container, key, item in chain(in_lists, in_dicts, entries):
+        for container, key, item in self._slots():
             if (twin := _substituted(item, twins)) is not item:
-                container[key] = twin
-        for cell, item in self._cells:
-            cell.cell_contents = _substituted(item, twins)
+                _put(container, {key: twin})
 
     def name_of(self, wanted: Any) -> str | None:
         """Return the name of an object that was reached, or None."""
-        for cell, item in self._cells:
-            if item is wanted:
-                return self._variable(cell)
-        in_lists = ((items, i, item) for items, old in self._lists for i, item in enumerate(old))
-        in_dicts = ((items, key, item) for items, old in self._dicts for key, item in old.items())
-        for container, key, item in chain(self._entries, in_dicts, in_lists):
-            if item is wanted:
-                return self._slot(container, key)
-        return None
+        found = ((item, key) for item, key, held in self._slots() if held is wanted)
+        return next((self._name(*slot) for slot in found), None)
 
-    def _variable(self, cell: Any) -> str:
-        return f"variable {self._variables.get(id(cell), '?')!r}"
-
-    def _slot(self, container: Any, key: Any) -> str:
+    def _name(self, container: Any, key: Any) -> str:
+        if isinstance(container, CellType):
+            return f"variable {self._variables.get(id(container), '?')!r}"
         if id(container) in self._paths:
             return f"attribute {key!r} of {self._paths[id(container)]}"
         if id(container) in self._globals:
@@ -137,54 +134,66 @@ class SideEffects:
 
         A number may change with each step; a flag can be set after each run of the graph.
         """
-        found = [(items, name, old.get(name)) for items, old in self._dicts for name in items]
-        found += [(items, *old) for items, *old in self._entries if isinstance(items, dict)]
         return [
             (items, name, items[name])
-            for items, name, old in found
-            if id(items) in self._owners and _is_switched(items.get(name, 0), old)
+            for items, old, is_whole in self._before
+            if id(items) in self._owners and isinstance(items, dict)
+            for name in (items if is_whole else old)
+            if _is_switched(items.get(name, 0), old.get(name))
         ]
 
     def _changes(self) -> Iterator[str]:
         switched = {(id(items), name) for items, name, _ in self.switched()}
-        for cell, item in self._cells:
-            if not _same(cell.cell_contents, item):
-                yield f"{self._variable(cell)} is {_shown(cell.cell_contents)}"
-        for namespace, name, item in self._entries:
-            if not _same(namespace.get(name), item) and (id(namespace), name) not in switched:
-                yield f"{self._slot(namespace, name)} is {_shown(namespace.get(name))}"
-        for items, old_items in self._lists:
-            if len(items) != len(old_items) or not all(map(_same, items, old_items)):
-                yield f"{self.name_of(items) or 'a list'} has other items"
-        for table, old in self._dicts:
-            for key in {**old, **table} if id(table) not in self._state else ():
+        for table, old, is_whole in self._before:
+            now = _items(table)
+            if isinstance(table, list):
+                if now.keys() != old.keys() or not all(map(_same, now.values(), old.values())):
+                    yield f"{self.name_of(table) or 'a list'} has other items"
+                continue
+            for key in (
+                ({**old, **now} if is_whole else old) if id(table) not in self._state else ()
+            ):
                 known = (id(table), key) in switched or self._is_known(table, key)
                 known |= id(table) in self._moments and _is_tensor(key)
-                if not known and not _same(table.get(key), old.get(key)):
-                    yield f"{self._slot(table, key)} is {_shown(table.get(key))}"
+                if not known and not _same(now.get(key), old.get(key)):
+                    yield f"{self._name(table, key)} is {_shown(now.get(key))}"
 
-    def _is_known(self, attributes: dict[Any, Any], key: Any) -> bool:
+    def _is_known(self, attributes: Any, key: Any) -> bool:
         """Whether an attribute is state or internal to torch."""
         owner = self._owners.get(id(attributes))
-        if isinstance(owner, torch.nn.Module) and isinstance(attributes.get(key), torch.Tensor):
+        if isinstance(owner, torch.nn.Module) and _is_tensor(attributes.get(key)):
             return True
         if isinstance(owner, torch.nn.RNNBase) and str(key).startswith("_flat_weight"):
             return True
-        is_private = str(key).startswith("_") and not _is_tensor(attributes.get(key))
-        return is_private and type(owner).__module__.startswith("torch.")
+        is_torchs = owner is not None and type(owner).__module__.startswith("torch.")
+        return is_torchs and str(key).startswith("_") and not _is_tensor(attributes.get(key))
 
     def undo(self) -> None:
         """Undo all changes."""
-        for cell, item in self._cells:
-            cell.cell_contents = item
-        for namespace, name, item in self._entries:
-            if isinstance(namespace, dict):
-                namespace[name] = item
-        for items, old_items in self._lists:
-            items[:] = old_items
-        for table, old in self._dicts:
-            table.clear()
-            table.update(old)
+        for item, old, is_whole in self._before:
+            if is_whole:
+                item.clear()
+            _put(item, old)
+
+
+def _items(container: Any) -> dict[Any, Any]:
+    """Return the present items of a list, dict or cell."""
+    if isinstance(container, CellType):
+        return {"cell_contents": container.cell_contents}
+    return dict(enumerate(container) if isinstance(container, list) else container)
+
+
+def _put(container: Any, items: Mapping[Any, Any]) -> None:
+    """Put items in their places; a list that is empty gets all."""
+    if isinstance(container, CellType):
+        container.cell_contents = items["cell_contents"]
+    elif isinstance(container, list) and not container:
+        container.extend(items.values())
+    elif isinstance(container, list):
+        for key, item in items.items():
+            container[key] = item
+    elif isinstance(container, dict):  # not the attributes of a class
+        container.update(items)
 
 
 def _substituted(item: Any, twins: Mapping[int, torch.Tensor]) -> Any:
@@ -215,7 +224,7 @@ def _is_switched(now: Any, before: Any) -> bool:
 
 
 def _shown(item: Any) -> str:
-    return "a tensor" if isinstance(item, torch.Tensor) else repr(item)[:80]
+    return "a tensor" if _is_tensor(item) else repr(item)[:80]
 
 
 class TensorProperties:
@@ -260,19 +269,18 @@ def _properties(tensor: torch.Tensor) -> tuple[int, bool, tuple[int, int] | None
 
 # ---- objects that return something else in the next call: files, generators, iterators
 #
-# Also detects changes of objects whose contents are not
-# attributes: NumPy arrays and context variables.
+# Also objects whose contents are not attributes: NumPy arrays and context variables.
 
+_GLOBAL = {
+    "Python's random": random._inst,
+    "NumPy's random": numpy.random.mtrand._rand,
+}
 _STATEFUL = (
     *(torch.Generator, random.Random, RandomState, NumpyGenerator, BitGenerator),
     *(queue.Queue, queue.SimpleQueue, io.IOBase, GeneratorType),
     *(ContextVar, array, numpy.ndarray),
 )
-_GLOBAL = {
-    "Python's random": random._inst,
-    "NumPy's random": numpy.random.mtrand._rand,
-}
-_DEPTH = 6  # of iterators over iterators
+_NUMBERS = itertools.count()
 # A seed that no step sets: setting the present one could not be detected.
 _UNLIKELY_SEED = 0x5EED_0F_A_C0DE
 
@@ -280,20 +288,30 @@ _UNLIKELY_SEED = 0x5EED_0F_A_C0DE
 class HiddenStates:
     """The states of ``items`` and of the global random number generators.
 
-    >>> numbers = iter([1, 2])
+    >>> numbers = queue.SimpleQueue()
     >>> states = HiddenStates([numbers, "else"])
-    >>> states.changed() is None, next(numbers), states.changed() is numbers
-    (True, 1, True)
+    >>> states.changed() is None, numbers.put(1), states.changed() is numbers
+    (True, None, True)
     """
 
     def __init__(self, items: Iterable[Any]):
         found = [item for item in (*items, *_GLOBAL.values()) if _is_stateful(item)]
-        self._restore = [restore for item in found for restore in _prepared(item)]
-        self._before = [(item, _state(item)) for item in found]
+        generators = [item for item in found if isinstance(item, torch.Generator)]
+        with _on_real_tensors():
+            self._seeds = [(item, _state(item)) for item in generators]
+            for item in generators:
+                item.manual_seed(_UNLIKELY_SEED)
+            self._before = [(item, _state(item)) for item in found]
 
     def changed(self) -> Any:
         """Return the first item with another state now, or None."""
-        return next((item for item, before in self._before if _state(item) != before), None)
+        with _on_real_tensors():
+            found = (
+                item
+                for item, before in self._before
+                if pickle.dumps(_state(item)) != pickle.dumps(before)
+            )
+            return next(found, None)
 
     def name_of(self, item: Any) -> str | None:
         """Return the name of a global random number generator, or None."""
@@ -302,35 +320,14 @@ class HiddenStates:
     def restore(self) -> None:
         """Restore the random number generators."""
         with _on_real_tensors():
-            for restore in self._restore:
-                restore()
+            for item, state in (*self._before, *self._seeds):
+                _restore(item, state)
 
 
 @contextlib.contextmanager
 def _on_real_tensors() -> Iterator[None]:
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
-
-
-def _prepared(item: Any) -> Iterator[Callable[[], Any]]:
-    """Yield the function that restores a random number generator.
-
-    Seed a generator of torch, so that setting its present seed can be detected.
-    """
-    if isinstance(item, NumpyGenerator):
-        item = item.bit_generator
-    match item:
-        case torch.Generator():
-            with _on_real_tensors():
-                state = item.get_state()
-            yield functools.partial(item.set_state, state)
-            item.manual_seed(_UNLIKELY_SEED)
-        case random.Random():
-            yield functools.partial(item.setstate, item.getstate())
-        case RandomState():
-            yield functools.partial(item.set_state, item.get_state())
-        case BitGenerator():
-            yield functools.partial(setattr, item, "state", item.state)
 
 
 def _is_stateful(item: Any) -> bool:
@@ -341,20 +338,19 @@ def _is_stateful(item: Any) -> bool:
     return hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools")
 
 
-def _state(item: Any, depth: int = 0) -> Hashable:
-    """Return a value that is equal until an object is consumed."""
+def _state(item: Any) -> Any:
+    """Return a value that is equal until an object is consumed; of an iterator, never."""
     match item:
         case torch.Generator():
-            with _on_real_tensors():  # its state is a tensor with data
-                return bytes(item.get_state().numpy())
+            return bytes(item.get_state().numpy())
         case random.Random():
             return item.getstate()
         case RandomState():
-            return pickle.dumps(item.get_state(legacy=False))
+            return item.get_state(legacy=False)
         case NumpyGenerator():
-            return pickle.dumps(item.bit_generator.state)
+            return item.bit_generator.state
         case BitGenerator():
-            return pickle.dumps(item.state)
+            return item.state
         case numpy.ndarray() | array():
             return zlib.crc32(item.tobytes())
         case queue.Queue() | queue.SimpleQueue():
@@ -365,41 +361,21 @@ def _state(item: Any, depth: int = 0) -> Hashable:
             return -1
         case ContextVar():
             return id(item.get(None))
-        case GeneratorType():
-            return _of_generator(item, depth)
-    return type(item), _part(_reduced(item), depth) if depth < _DEPTH else None
+    return next(_NUMBERS)
 
 
-def _of_generator(item: GeneratorType[Any, Any, Any], depth: int) -> Hashable:
-    frame = item.gi_frame
-    if frame is None or depth >= _DEPTH:
-        return frame is None
-    held = [*frame.f_locals.values(), item.gi_yieldfrom]
-    comparable = (bool, int, float, str, bytes)
-    return frame.f_lasti, tuple(
-        _part(part, depth + 1) if isinstance(part, comparable) or _is_stateful(part) else id(part)
-        for part in held
-    )
-
-
-def _reduced(item: Any) -> Any:
-    """Return the arguments from which an iterator could be constructed again."""
-    try:
-        return item.__reduce__()
-    except TypeError:  # not supported for itertools in Python 3.14
-        return repr(item), *gc.get_referents(item)
-
-
-def _part(part: Any, depth: int) -> Hashable:
-    """Return a value for a part of an iterator; the size of one that may be recreated."""
-    match part:
-        case tuple():
-            return tuple(_part(item, depth + 1) for item in part) if depth < _DEPTH else len(part)
-        case bool() | int() | float() | str() | bytes() | range():
-            return part
-        case list() | dict() | set():
-            return len(part)
-    return _state(part, depth + 1) if _is_stateful(part) else str(type(part))
+def _restore(item: Any, state: Any) -> None:
+    match item:
+        case torch.Generator():
+            item.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        case random.Random():
+            item.setstate(state)
+        case RandomState():
+            item.set_state(state)
+        case NumpyGenerator():
+            item.bit_generator.state = state
+        case BitGenerator():
+            item.state = state
 
 
 # ---- tensors left in caches
@@ -507,33 +483,27 @@ def _removed(alive: list[torch.Tensor]) -> Iterator[str]:
     """Remove tensors from lists and dicts; yield the names of these."""
     known = {id(tensor) for tensor in alive}
     for holder in _holders(alive):
-        if type(holder) in (dict, OrderedDict, defaultdict):
+        if type(holder) is list:
+            holder[:] = [item for item in holder if id(item) not in known]
+            yield _name_of(holder)[0]
+        elif type(holder) in (dict, OrderedDict, defaultdict):
+            name, is_namespace = _name_of(holder)
             for key in [key for key, item in holder.items() if id(item) in known]:
-                if owner := _owner(holder):
+                if is_namespace:
                     holder[key] = None  # code may expect the attribute
-                    yield f"{key!r} of {owner}"
                 else:
                     del holder[key]
-                    yield f"{_variable(holder)}[{key!r}]"
-        elif type(holder) is list:
-            holder[:] = [item for item in holder if id(item) not in known]
-            yield _variable(holder)
+                yield f"{key!r} of {name}"
 
 
-def _owner(attributes: dict[Any, Any]) -> str:
-    """Return the name of the object with these attributes, or ""."""
-    if _is_globals(attributes):
-        return f"module {attributes['__name__']!r}"
-    for owner in gc.get_referrers(attributes):
-        if not isinstance(owner, FrameType) and getattr(owner, "__dict__", None) is attributes:
-            return f"a {type(owner).__name__}"
-    return ""
-
-
-def _variable(holder: Any) -> str:
-    """Return the name of a list or dict in its module."""
+def _name_of(holder: Any) -> tuple[str, bool]:
+    """Return the name of a list or dict, and whether it has the attributes of a module or object."""
+    if _is_globals(holder):
+        return f"module {holder['__name__']!r}", True
     for owner in gc.get_referrers(holder):
         if _is_globals(owner):
             name = next((key for key, item in owner.items() if item is holder), "?")
-            return f"{owner['__name__']}.{name}"
-    return f"a {type(holder).__name__}"
+            return f"{owner['__name__']}.{name}", False
+        if not isinstance(owner, FrameType) and getattr(owner, "__dict__", None) is holder:
+            return f"a {type(owner).__name__}", True
+    return f"a {type(holder).__name__}", False

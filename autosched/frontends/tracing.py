@@ -94,8 +94,10 @@ def trace(graph: Captured, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tr
             found = _Tracer(graph, args, kwargs, made).trace()
     except BaseException as error:
         # Frames hold tensors, too, which the step has not stored anywhere.
-        for failed in _chain(error):
+        failed: BaseException | None = error
+        while failed is not None:
             traceback.clear_frames(failed.__traceback__)
+            failed = failed.__cause__ or failed.__context__
         made.remove()
         raise
     nodes = found.module.graph.nodes
@@ -106,12 +108,6 @@ def trace(graph: Captured, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tr
         )
         raise CaptureError(failure_message(graph.fn, left))
     return found
-
-
-def _described(module: torch.fx.GraphModule) -> tuple[str, list[str]]:
-    """Describe a graph and its constants, so that equal descriptions mean equal results."""
-    constants = [getattr(module, str(n.target)) for n in module.graph.nodes if n.op == "get_attr"]
-    return str(module.graph), [str(getattr(item, "tolist", str)()) for item in constants]
 
 
 def _without_shapes(graph: torch.fx.Graph) -> None:
@@ -126,18 +122,6 @@ def _without_shapes(graph: torch.fx.Graph) -> None:
         is_zero = node.target is torch.ops.aten._efficientzerotensor.default
         if (finds_shape or is_zero) and not node.users and not node.is_impure():
             graph.erase_node(node)
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, and those that it was raised from or during."""
-    pending: list[BaseException | None] = [error]
-    seen: set[int] = set()
-    while pending:
-        found = pending.pop()
-        if found is not None and id(found) not in seen:
-            seen.add(id(found))
-            yield found
-            pending += [found.__cause__, found.__context__]
 
 
 class _Tracer:
@@ -186,26 +170,7 @@ class _Tracer:
                     continue
                 if why:
                     warn_of_fake_check(checks.lines[-1], why, definition_of(self.fn))
-                self._check_clocks(checks)
                 return self.found
-
-    def _check_clocks(self, checks: FakeChecks) -> None:
-        """Raise CaptureError if what a clock says is in the graph: trace again, and compare."""
-        first = self.found
-        if not first.calls or not all(call.only_reads for call in first.calls):
-            return
-        try:
-            self._attempt(checks)
-        except Exception as error:
-            raise CaptureError(failure_message(self.fn, error)) from error
-        if _described(first.module) != _described(self.found.module):
-            name, file, line = first.calls[0]
-            differs = CaptureError(
-                f"another graph results when it is traced again, because {name} is called at "
-                f"{file}:{line}; call it outside of the step, and pass its result as a tensor"
-            )
-            raise CaptureError(failure_message(self.fn, differs))
-        self.found = first
 
     def _attempt(self, checks: FakeChecks) -> None:
         self.outside = None
@@ -247,7 +212,7 @@ class _Tracer:
             self._checking_changes(before, given) as reach,
             EagerOperators(Counters(self.found.settings, counted)),
         ):
-            with observing_calls(reach, self.found.calls):
+            with observing_calls(reach) as self.found.calls:
                 result = self.fn(*args, **kwargs)
             found = self._results(result)
             for name, item in state.numbers().items():
@@ -332,7 +297,7 @@ class _Tracer:
             if (item := hidden.changed()) is not None:
                 name = hidden.name_of(item) or effects.name_of(item) or "an object"
                 raise CaptureError(
-                    f"{name}, a {type(item).__name__}, is not as it was after the step: a graph "
+                    f"{name}, a {type(item).__name__}, may not be as it was after the step: a graph "
                     "would take values from it, or change it, only once; do this outside of the "
                     "step, and pass the values as tensors"
                 )

@@ -131,7 +131,7 @@ def library() -> Iterator[types.ModuleType]:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("in_a_dict", r"a_library\.KEPT\[5\]"),
+        ("in_a_dict", r"5 of a_library\.KEPT"),
         ("in_a_list", r"a_library\.LISTED"),
         ("in_an_attribute", "'last' of a Holder"),
         ("in_a_global", "'LAST' of module 'a_library'"),

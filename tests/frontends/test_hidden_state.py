@@ -79,13 +79,14 @@ def test_what_a_step_takes_is_refused(name: str) -> None:
     thing = make()
     with pytest.raises(
         asc.CaptureError,
-        match=r"variable 'thing', a \w+, is not as it was after the step.*\n    at ",
+        match=r"variable 'thing', a \w+, may not be as it was after the step.*\n    at ",
     ):
         asc.capture(lambda x: x * take(thing), torch.ones(1))
 
 
-@pytest.mark.parametrize("name", TAKES)
+@pytest.mark.parametrize("name", [*TAKES][[*TAKES].index("random.Random") :])
 def test_what_a_step_only_reaches_is_left_alone(name: str) -> None:
+    """Of iterators it is not known whether something was taken from them."""
     thing = TAKES[name][0]()
     asc.capture(lambda x: x * (1 if thing is None else 2), torch.ones(1))
 
@@ -100,7 +101,7 @@ def test_an_iterator_that_a_module_holds_is_named() -> None:
             return x * next(self.rates)
 
     with pytest.raises(
-        asc.CaptureError, match="attribute 'rates' of the module, a list_iterator, is not"
+        asc.CaptureError, match="attribute 'rates' of the module, a list_iterator, may not be"
     ):
         asc.capture(Warmed(NUMBERS), torch.ones(1))
 
