@@ -7,7 +7,8 @@ tensors show which results share memory. Does not know what was traced, or why.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -263,29 +264,22 @@ def public_function(
     known = isinstance(target, torch._ops.OpOverload) and target.namespace == "aten"
     if not known or not any(isinstance(leaf, FakeTensor) for leaf in flatten((args, kwargs))):
         return own  # without fake tensors it would make, or draw, real ones
-    for candidate in _candidates(target, args):
+    name = target._schema.name.partition("::")[2]
+    homes = [torch.Tensor] if args and isinstance(args[0], torch.Tensor) else []
+    for home in (*homes, torch, torch.nn.functional) if not name.startswith("_") else ():
+        candidate = getattr(home, name, None)
+        if not callable(candidate):
+            continue
         once = _Once(target, _bound(target, args, kwargs))
         try:
             with torch.no_grad(), once:
                 result = candidate(*args, **kwargs)
         except Exception:  # torch has many errors for invalid arguments
             continue
-        if once.done and _same_shape(result, once.result):
-            return candidate
+        if once.done and _same_leaves(result, once.result):
+            found: Callable[..., Any] = candidate
+            return found
     return own
-
-
-def _candidates(
-    target: torch._ops.OpOverload[Any, Any], args: Sequence[Any]
-) -> Iterator[Callable[..., Any]]:
-    """Yield public functions with an operator's name."""
-    name = target._schema.name.partition("::")[2]
-    if name.startswith("_"):
-        return
-    methods = [torch.Tensor] if args and isinstance(args[0], torch.Tensor) else []
-    for home in (*methods, torch, torch.nn.functional):
-        if callable(found := getattr(home, name, None)):
-            yield found
 
 
 class _Once(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -302,7 +296,7 @@ class _Once(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func.namespace == "prim":  # which queries the device of a fake tensor
             return func(*args, **kwargs)
-        expected = func is self.target and _same_shape(_bound(func, args, kwargs), self.wanted)
+        expected = func is self.target and _same_leaves(_bound(func, args, kwargs), self.wanted)
         if self.done or not expected:
             raise RuntimeError("another call")
         self.done = True
@@ -316,15 +310,10 @@ def _bound(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[
     return {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
 
 
-def _same_shape(one: Any, other: Any) -> bool:
+def _same_leaves(one: Any, other: Any) -> bool:
     """Whether two trees have identical tensors and equal other leaves."""
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(
-            _same_shape(one[name], other[name]) for name in one
-        )
-    if isinstance(one, (tuple, list)):
-        known = isinstance(other, (tuple, list)) and len(one) == len(other)
-        return known and all(map(_same_shape, one, other))
-    if isinstance(one, torch.Tensor):
-        return one is other
-    return type(one) is type(other) and bool(one == other)
+    pairs = zip_longest(flatten(one), flatten(other))
+    return all(
+        a is b or (type(a) is type(b) and not isinstance(a, torch.Tensor) and bool(a == b))
+        for a, b in pairs
+    )

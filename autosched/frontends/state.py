@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.nn.utils import stateless
 
+from autosched._lib.replacing import replaced
 from autosched.errors import CaptureError
 from autosched.graph.effects import shared_state
 
@@ -214,27 +215,24 @@ class State:
 
     # ---- replaced tensors
 
-    @contextlib.contextmanager
-    def without_gradients(self) -> Iterator[None]:
+    def without_gradients(self) -> contextlib.AbstractContextManager[None]:
         """Remove the gradients temporarily, because they are separate inputs."""
-        grads = {name: parameter.grad for name, parameter in self.parameters.items()}
-        for parameter in self.parameters.values():
-            parameter.grad = None
-        try:
-            yield
-        finally:
-            for name, parameter in self.parameters.items():
-                parameter.grad = grads[name]
+        return replaced(*((parameter, "grad", None) for parameter in self.parameters.values()))
 
     @contextlib.contextmanager
     def replaced_by(
         self, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any]
     ) -> Iterator[State]:
         """Replace tensors and settings temporarily, by name; yield the state of then."""
+        known = self.settings()
+        changed = [group for group, _ in known.values()]  # code may hold them
+        # A recurrent module has a list of its weights, which it creates again for others.
+        changed += [part.__dict__ for root in self.modules.values() for part in root.modules()]
+        changed += map(vars, self.optimizers.values())
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self._with_settings(settings))
-            for module in self.modules.values():
-                stack.enter_context(_restoring_attributes(module))
+            stack.enter_context(_restoring(changed))
+            for name, (group, field) in known.items():
+                group[field] = _replaced(name, group[field], settings)
             names = {id(tensor): name for name, (_, tensor) in self.places().items()}
             for _, _, attributes in self._attributes():
                 for name, item in list(attributes.items()):
@@ -248,25 +246,11 @@ class State:
             parameters = {name: tensors[name] for name in self.parameters}
             for name, parameter in parameters.items():
                 parameter.grad = tensors.get(f"{name}.grad")
-            stack.enter_context(self._replaced_in_optimizers(tensors))
+            self._replace_in_optimizers(tensors)
             yield State(self.modules, self.optimizers, parameters)
 
-    @contextlib.contextmanager
-    def _with_settings(self, settings: Mapping[str, Any]) -> Iterator[None]:
-        """Replace floats in groups of optimizers temporarily; code may hold these groups."""
-        known = self.settings()
-        before = [(group, field, group[field]) for group, field in known.values()]
-        for name, (group, field) in known.items():
-            group[field] = _replaced(name, group[field], settings)
-        try:
-            yield
-        finally:
-            for group, field, item in before:
-                group[field] = item
-
-    @contextlib.contextmanager
-    def _replaced_in_optimizers(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
-        """Replace groups and states temporarily, wherever an optimizer has them."""
+    def _replace_in_optimizers(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Put other groups and states in the attributes of optimizers, wherever these have them."""
         twins: dict[int, Any] = {}  # by the ids of groups, lists of them, and states
         for key, number, group in self._groups():
             twins[id(group)] = {
@@ -282,19 +266,9 @@ class State:
         for optimizer in self.optimizers.values():
             groups = optimizer.param_groups
             twins[id(groups)] = [twins[id(group)] for group in groups]
-        before = [
-            (vars(optimizer), field, item)
-            for optimizer in self.optimizers.values()
-            for field, item in vars(optimizer).items()
-            if id(item) in twins
-        ]
-        try:
-            for attributes, field, item in before:
-                attributes[field] = twins[id(item)]
-            yield
-        finally:
-            for attributes, field, item in before:
-                attributes[field] = item
+        for optimizer in self.optimizers.values():
+            for field, item in vars(optimizer).items():
+                vars(optimizer)[field] = twins.get(id(item), item)
 
     def _twin_of(self, key: str, state: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         """Return the state of an optimizer with other parameters and tensors."""
@@ -331,18 +305,15 @@ def _kernels(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> dict
 
 
 @contextlib.contextmanager
-def _restoring_attributes(root: torch.nn.Module) -> Iterator[None]:
-    """Restore the attributes of modules afterwards.
-
-    A recurrent module has a list of its weights, which it creates again for others.
-    """
-    before = [(module.__dict__, module.__dict__.copy()) for module in root.modules()]
+def _restoring(tables: Sequence[dict[str, Any]]) -> Iterator[None]:
+    """Restore the items of dicts afterwards."""
+    before = [dict(table) for table in tables]
     try:
         yield
     finally:
-        for attributes, old in before:
-            attributes.clear()
-            attributes.update(old)
+        for table, items in zip(tables, before, strict=True):
+            table.clear()
+            table.update(items)
 
 
 def parts_of(name: str, setting: Any) -> dict[str, float]:
