@@ -16,10 +16,10 @@ every_rank        functions that all ranks of a machine call together
 dynamo            the backend for ``torch.compile``; graphs of AOTAutograd
 
 unsupported       errors for code that cannot be captured
-side_effects      changes of objects outside of a function's arguments, also in C++ and in caches
-host_calls        time, files, print: calls that a graph does not repeat
+side_effects      changes of objects outside of a function's arguments, also in C++ and in caches;
+                  calls that a graph does not repeat
 random_state      seeds of torch's generator as operators
-eager_operators   functions that choose other operators while they are traced
-replacements      what is replaced in torch for as long as a capture lasts, with reasons
+replacements      functions that choose other operators while they are traced, and what is replaced
+                  in torch for as long as a capture lasts, with reasons
 capture_lock      one capture at a time
 """

@@ -30,11 +30,11 @@ from autosched.coarsening.merging import merged
 from autosched.errors import CaptureError, GraphError
 from autosched.frontends.capture_lock import capturing
 from autosched.frontends.captured import Captured, signature_of
-from autosched.frontends.host_calls import warn_of_calls
 from autosched.frontends.operators import Operators, common_device
 from autosched.frontends.origins import origins_of, traced_at
 from autosched.frontends.random_state import random_nodes
 from autosched.frontends.settings import Settings
+from autosched.frontends.side_effects import warn_of_calls
 from autosched.frontends.state import Place
 from autosched.frontends.tracing import Trace, generator_id, trace
 from autosched.frontends.unsupported import (

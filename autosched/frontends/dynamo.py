@@ -24,7 +24,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
@@ -52,8 +52,6 @@ from autosched.machine.machine import Machine
 from autosched.policies import Policy
 from autosched.scheduling.planning import schedule
 from autosched.scheduling.schedule import Schedule
-
-Planned: TypeAlias = "tuple[AotGraph, Schedule]"
 
 
 class TorchBackend:
@@ -123,12 +121,7 @@ class TorchBackend:
         def compile(
             part: torch.fx.GraphModule, phase: str, names: Sequence[str]
         ) -> Callable[..., Any]:
-            def plan(arguments: Sequence[Any]) -> Planned:
-                graph = convert(part, arguments, phase, names, chosen.machine.host)
-                return graph, chosen._schedule(graph, graph.feed(arguments))
-
-            runner = _Runner(part, phase, plan)
-            self._runners[next(self._numbers)] = runner
+            runner = self._runners[next(self._numbers)] = _Runner(part, phase, names, chosen)
             return runner
 
         return split(module, inputs, compile)
@@ -161,7 +154,7 @@ class TorchBackend:
                 )
         return TorchBackend(**options)
 
-    def _schedule(self, graph: AotGraph, examples: Mapping[str, Any]) -> Schedule:
+    def plan(self, graph: AotGraph, examples: Mapping[str, Any]) -> Schedule:
         """Schedule a graph with its outputs on the devices of torch."""
         given = self._costs
         costs = estimate(graph, examples).costs if given is None else given.restricted(graph)
@@ -181,12 +174,18 @@ class _Runner:
     """Calls a graph of AOTAutograd, by a schedule for each shape."""
 
     def __init__(
-        self, module: torch.fx.GraphModule, phase: str, plan: Callable[[Sequence[Any]], Planned]
+        self,
+        module: torch.fx.GraphModule,
+        phase: str,
+        names: Sequence[str],
+        backend: TorchBackend,
     ):
         self.module = module
         self.phase = phase
-        self.plan = plan
-        self._cache: Recent[Hashable, Planned | None] = Recent()  # a thread may be in what it drops
+        self.names = names
+        self.backend = backend
+        # A thread may be in what it drops.
+        self._cache: Recent[Hashable, tuple[AotGraph, Schedule] | None] = Recent()
         self._warned = False
         self._lock = rlock()
 
@@ -208,26 +207,24 @@ class _Runner:
             cause.add_note(str(error))
             raise cause from None
 
-    def _find(self, arguments: Sequence[Any]) -> Planned | None:
-        """Return the graph and schedule for such arguments, or None."""
+    def _find(self, arguments: Sequence[Any]) -> tuple[AotGraph, Schedule] | None:
+        """Return the graph and schedule for such arguments; None, with one warning, if it has none."""
         key = tuple(map(_properties, arguments))
         found = self._cache.get(key)
         if key not in self._cache:
             try:
-                found = self.plan(arguments)
+                host = self.backend.machine.host
+                graph = AotGraph(self.module, arguments, self.phase, self.names, host)
+                found = graph, self.backend.plan(graph, graph.feed(arguments))
             except Exception as error:
-                self._warn(error)
+                ours = isinstance(error, AutoschedError)
+                why = f"{error}" if ours else f"{type(error).__name__}: {error}"
+                if not self._warned:
+                    message = f"torch.compile's {self.phase} graph runs without a schedule: {why}"
+                    warnings.warn(message, stacklevel=2)
+                self._warned = True
         self._cache.use(key, found)
         return found
-
-    def _warn(self, error: Exception) -> None:
-        """Warn, once, of a graph that runs without a schedule."""
-        ours = isinstance(error, AutoschedError)
-        why = f"{error}" if ours else f"{type(error).__name__}: {error}"
-        if not self._warned:
-            message = f"torch.compile's {self.phase} graph runs without a schedule: {why}"
-            warnings.warn(message, stacklevel=2)
-        self._warned = True
 
     def schedules(self) -> list[Schedule]:
         with self._lock:
@@ -403,14 +400,34 @@ def run_unscheduled(module: torch.fx.GraphModule, arguments: list[Any]) -> Seque
 
 
 class AotGraph(Graph):
-    """A forward or backward graph, called with a list for a list."""
+    """A forward or backward graph, called with a list for a list; for arguments of these shapes.
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
+    Numbers among them become constants. ``names`` are those of what Dynamo traced. Raises
+    CaptureError, with the user's line, for what a graph cannot express.
+    """
+
+    def __init__(
+        self,
+        module: torch.fx.GraphModule,
+        arguments: Sequence[Any],
+        phase: str,
+        names: Sequence[str],
+        host: str,  # the device of tensors on the CPU
+    ) -> None:
+        super().__init__(phase)
+        self._names = names
+        self._host = host
         self.given: dict[str, int] = {}  # inputs, by the position of their argument
         self.homes: dict[str, str] = {}  # the devices of outputs
         # An output's name; or "", and a result that is not a tensor.
         self.returned: list[tuple[str, Any]] = []
+        self._build(module, arguments)
+        for name, position in self.given.items():
+            if arguments[position].is_inference() and self.last_version(self.value(name).index):
+                raise CaptureError(
+                    f"{name!r} is a tensor of inference mode and written, which other threads "
+                    "cannot do; use torch.no_grad() instead"
+                )
 
     def feed(self, arguments: Sequence[Any]) -> dict[str, Any]:
         """Return the inputs of a run."""
@@ -420,47 +437,11 @@ class AotGraph(Graph):
         """Return what the graph returns."""
         return [outputs[name] if name else item for name, item in self.returned]
 
-
-def convert(
-    module: torch.fx.GraphModule,
-    arguments: Sequence[Any],
-    phase: str,
-    names: Sequence[str],
-    host: str,
-) -> AotGraph:
-    """Convert a graph of AOTAutograd, for arguments of these shapes.
-
-    Numbers among them become constants. ``names`` are those of what Dynamo traced; ``host`` is the
-    device of tensors on the CPU. Raises CaptureError, with the user's line, for what a graph cannot
-    express.
-    """
-    graph = AotGraph(phase)
-    _Builder(graph, module, names, host).build(arguments)
-    for name, position in graph.given.items():
-        if arguments[position].is_inference() and graph.last_version(graph.value(name).index):
-            raise CaptureError(
-                f"{name!r} is a tensor of inference mode and written, which other threads cannot "
-                "do; use torch.no_grad() instead"
-            )
-    return graph
-
-
-class _Builder:
-    """Converts nodes to inputs, tasks and outputs."""
-
-    def __init__(
-        self, graph: AotGraph, module: torch.fx.GraphModule, names: Sequence[str], host: str
-    ):
-        self.graph = graph
-        self.module = module
-        self.names = names
-        self.host = host
-
-    def build(self, arguments: Sequence[Any]) -> None:
-        nodes = _with_shapes(self.module, arguments)
-        origins = {node: _origin(node, self.graph.name) for node in nodes}
+    def _build(self, module: torch.fx.GraphModule, arguments: Sequence[Any]) -> None:
+        nodes = _with_shapes(module, arguments)
+        origins = {node: _origin(node, self.name) for node in nodes}
         device = common_device(filter(torch.is_tensor, arguments))
-        operators = Operators(self.graph, origins, device)
+        operators = Operators(self, origins, device)
         together = _returned_together(nodes[-1])
         positions = itertools.count()
         for node in nodes:
@@ -468,9 +449,9 @@ class _Builder:
                 position = next(positions)
                 operators.values[node] = self._input(node, position, arguments[position])
             elif node.op == "get_attr":
-                held = operator.attrgetter(str(node.target))(self.module)
+                held = operator.attrgetter(str(node.target))(module)
                 is_tensor = isinstance(held, torch.Tensor)
-                operators.values[node] = self.graph.constant(held) if is_tensor else held
+                operators.values[node] = self.constant(held) if is_tensor else held
             elif node.op == "call_function":
                 with _naming(node), self._on(node, not together.isdisjoint(storages(node))):
                     _add(operators, node)
@@ -480,14 +461,14 @@ class _Builder:
         """Add an input on the device of the tensor; return any other argument."""
         if not isinstance(node.meta["val"], torch.Tensor):
             return node.meta["val"]
-        name = _described(node.meta.get("desc"), self.names) or node.name
-        name = self.graph.fresh(f"{name}_" if name in WORDS else name)
-        self.graph.given[name] = position
+        name = _described(node.meta.get("desc"), self._names) or node.name
+        name = self.fresh(f"{name}_" if name in WORDS else name)
+        self.given[name] = position
         # Dynamo marks parameters and buffers of modules.
         if getattr(argument, "_dynamo_static_input_type", None) is not None:
-            self.graph.lasting |= {name}
+            self.lasting |= {name}
         with self._on(node, node.meta["val"].device.type != "cpu"):
-            return self.graph.input(name)
+            return self.input(name)
 
     def _return(self, node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]) -> None:
         """Declare the outputs, each under one name."""
@@ -495,23 +476,23 @@ class _Builder:
         for item, description in _results(node):
             value = values[item] if isinstance(item, torch.fx.Node) else item
             if not isinstance(value, Value):
-                self.graph.returned.append(("", value))
+                self.returned.append(("", value))
                 continue
             if value.name not in labels:
-                labels[value.name] = label = _described(description, self.names) or value.name
-                self.graph.output(**{label: value})
-                self.graph.homes[label] = self._home(item)
-            self.graph.returned.append((labels[value.name], None))
+                labels[value.name] = label = _described(description, self._names) or value.name
+                self.output(**{label: value})
+                self.homes[label] = self._home(item)
+            self.returned.append((labels[value.name], None))
 
     def _home(self, node: torch.fx.Node) -> str:
         """Return the device on which torch has a node's result."""
         tensors = (item for item in flatten(node.meta["val"]) if isinstance(item, torch.Tensor))
         device = next(tensors).device
-        return self.host if device.type == "cpu" else str(device)
+        return self._host if device.type == "cpu" else str(device)
 
     def _on(self, node: torch.fx.Node, bound: bool) -> contextlib.AbstractContextManager[None]:
         """Place tasks on a node's device, if ``bound``."""
-        return self.graph.on(self._home(node)) if bound else contextlib.nullcontext()
+        return self.on(self._home(node)) if bound else contextlib.nullcontext()
 
 
 # Higher-order operators that do not change their arguments, and return new memory.

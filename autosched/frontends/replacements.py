@@ -1,34 +1,135 @@
-"""Replace attributes of torch for as long as a capture lasts. Each has a reason.
+"""Make torch choose the same operators while it is traced as eagerly.
 
-No other module of this package sets attributes of torch's modules, and nothing of Python is
-replaced. Other threads are not affected: a replacement does what torch does, except in the thread
-that captures. Knows no graph.
+Some functions check whether a mode observes their operators, and then choose others, whose results
+differ in the last bits; ``tests/frontends/test_op_db.py`` finds such functions. They are called so
+that they choose as they do eagerly, or, where they read elements to choose, an error is raised. For
+some, attributes of torch are replaced for as long as a capture lasts. Each has a reason; no other
+module of this package sets attributes of torch's modules, and nothing of Python is replaced. Other
+threads are not affected: a replacement does what torch does, except in the thread that captures.
+Knows no graph.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import call
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._functorch._aot_autograd import logging_utils
 from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
 from torch.distributions import Distribution
 from torch.fx import proxy
+from torch.fx.experimental.proxy_tensor import (
+    disable_proxy_modes_tracing,
+    get_proxy_mode,
+    track_tensor_tree,
+)
 from torch.fx.traceback import get_current_meta
 from torch.nn.modules import activation
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from autosched._lib.replacing import replaced
 from autosched._lib.tree import flatten
+from autosched.errors import CaptureError
 from autosched.frontends.capture_lock import is_capturing
-from autosched.frontends.eager_operators import encoded, is_captured, is_overridden
 from autosched.frontends.random_state import TracedGenerator
+from autosched.frontends.settings import Counters, Number, call_with_floats
+from autosched.graph.effects import function_name
+
+# These return singular values or eigenvalues only. Vectors, which backward needs, are also computed
+# where autograd records, in transforms of torch.func, and whenever a mode is active.
+_VALUES_ONLY = frozenset("cond eigvalsh matrix_norm matrix_rank norm nuclear_norm svdvals".split())
+# Of both operators, the third argument says whether to compute vectors.
+_WITH_VECTORS = (torch.ops.aten._linalg_svd.default, torch.ops.aten._linalg_eigh.default)
+
+# Their backward reads elements: which are zero, or which a mask selects. By name, the position and
+# name of the argument whose gradient does so.
+_DATA_DEPENDENT = {
+    **dict.fromkeys(("prod", "cumprod"), (0, "input")),
+    **dict.fromkeys(("masked_fill", "masked_fill_"), (2, "value")),
+}
+
+
+class EagerOperators(TorchFunctionMode):
+    """Makes torch functions choose as they do eagerly, or refuses their backward."""
+
+    def __init__(self, counters: Counters):
+        super().__init__()
+        self.counters = counters
+
+    def __torch_function__(self, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = str(getattr(fn, "__name__", "")).removeprefix("linalg_")
+        if name in _VALUES_ONLY and not any(map(_is_transformed, (*args, *kwargs.values()))):
+            with _ValuesOnly():  # type: ignore[no-untyped-call]
+                return fn(*args, **kwargs)
+        if name in ("matmul", "__matmul__", "__rmatmul__") and len(args) == 2 and not kwargs:
+            one, other = args if name != "__rmatmul__" else args[::-1]
+            if _is_folded_if_traced(one, other):
+                return torch.bmm(one, other.expand(len(one), -1, -1))
+        if name.startswith("_fused_") and any(isinstance(i, Number) for i in kwargs.values()):
+            return call_with_floats(fn, args, kwargs)
+        result = self.counters.call(fn, args, kwargs)
+        if name in _DATA_DEPENDENT:
+            position, word = _DATA_DEPENDENT[name]
+            argument = args[position] if len(args) > position else kwargs.get(word)
+            if isinstance(argument, torch.Tensor) and argument.requires_grad:
+                _refuse_backward(function_name(fn), result)
+        return result
+
+
+class _ValuesOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Requests no vectors where autograd does not record."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _WITH_VECTORS and not (torch.is_grad_enabled() and args[0].requires_grad):
+            names = [argument.name for argument in func._schema.arguments]
+            given = dict(zip(names, args, strict=False))
+            return func(**{**given, **kwargs, names[2]: False})
+        return func(*args, **kwargs)
+
+
+def _is_transformed(item: Any) -> bool:
+    """Whether a tensor belongs to a transform of torch.func, or may have a tangent."""
+    is_wrapped = isinstance(item, torch.Tensor) and is_functorch_wrapped_tensor(item)
+    return is_wrapped or forward_ad._current_level >= 0
+
+
+def _is_folded_if_traced(one: Any, other: Any) -> bool:
+    """Whether only tracing would use one matrix product for the batch."""
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return False
+    batched = one.dim() == other.dim() == 3 and len(other) == 1 and len(one) > 1
+    return batched and one.is_contiguous() and not other.requires_grad
+
+
+def _refuse_backward(name: str, result: Any) -> None:
+    """Make the backward of a call raise CaptureError."""
+
+    def refuse(gradients: Any) -> NoReturn:
+        raise CaptureError(
+            f"the backward of {name} reads elements to choose how it computes, and a graph has no "
+            "data; write it as a torch.autograd.Function, or compute this gradient outside of the "
+            "step"
+        )
+
+    for leaf in flatten(result):
+        if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
+            leaf.grad_fn.register_prehook(refuse)
+
+
+# ---- what is replaced
 
 
 @contextlib.contextmanager
@@ -80,6 +181,117 @@ def _fast_paths() -> Iterator[tuple[Any, str, Any]]:
     yield nn.TransformerEncoder, "forward", forward
     yield torch.overrides, "has_torch_function", has_torch_function
     yield activation, "_is_make_fx_tracing", is_make_fx_tracing
+
+
+# ---- a module that is one task
+#
+# ``nn.TransformerEncoder`` reads the elements of a padding mask to decide whether it continues with
+# nested tensors, whose padding is then zero. There its whole call is one node.
+
+# Modules of the modes that captures enter.
+_OF_CAPTURES = ("autosched.", "torch.fx.experimental.proxy_tensor")
+_NOT_OVERRIDDEN = (
+    Tensor.__torch_function__.__func__,  # type: ignore[attr-defined]
+    torch._C._disabled_torch_function_impl,
+)
+
+
+def is_captured() -> bool:
+    """Whether this thread captures: each has its own stack of modes."""
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return any(type(mode).__module__.startswith("autosched.") for mode in modes)
+
+
+def is_overridden(arguments: Any) -> bool:
+    """Whether something other than a capture overrides torch functions for these arguments."""
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    if any(not type(mode).__module__.startswith(_OF_CAPTURES) for mode in modes):
+        return True
+    own = [type(item).__torch_function__ for item in arguments if isinstance(item, Tensor)]
+    return any(getattr(method, "__func__", method) not in _NOT_OVERRIDDEN for method in own)
+
+
+def encoded(
+    encode: Callable[..., Tensor],
+    encoder: nn.TransformerEncoder,
+    src: Tensor,
+    mask: Tensor | None = None,
+    src_key_padding_mask: Tensor | None = None,
+    is_causal: bool | None = None,
+) -> Tensor:
+    """Run an encoder, as one node where it uses nested tensors."""
+    padding = src_key_padding_mask
+    nested = getattr(encoder, "use_nested_tensor", False)
+    first = encoder.layers[0]
+    if (
+        torch.backends.mha.get_fastpath_enabled()
+        and nested
+        and not first.training
+        and src.dim() == 3
+        and padding is not None
+    ):
+        if mask is None and not torch.is_autocast_enabled() and not _is_recorded(first, src):
+            return _whole(encoder, src, padding, is_causal)
+        encoder.use_nested_tensor = False  # or it would read the padding mask
+    try:
+        return encode(encoder, src, mask, padding, is_causal)
+    finally:
+        encoder.use_nested_tensor = nested
+
+
+def _is_recorded(module: nn.Module, src: Tensor) -> bool:
+    """Whether autograd records the operators of a module."""
+    tensors = [src, *module.parameters()]
+    recorded = torch.is_grad_enabled() and any(item.requires_grad for item in tensors)
+    return recorded or is_overridden(tensors)
+
+
+def _whole(
+    encoder: nn.TransformerEncoder, src: Tensor, padding: Tensor, is_causal: bool | None
+) -> Tensor:
+    """Add a node that calls an encoder unchanged."""
+    if _is_recorded(encoder, src):
+        raise CaptureError(
+            "TransformerEncoder uses nested tensors if parameters of its first layer require no "
+            "gradients, also where others do, which a graph cannot express; create it with "
+            "enable_nested_tensor=False"
+        )
+    tensors = {**dict(encoder.named_parameters()), **dict(encoder.named_buffers())}
+    names = tuple(tensors)
+    twin = _copy_without_data(encoder)
+
+    def transformer_encoder(src: Tensor, padding: Tensor, *held: Tensor) -> Tensor:
+        if isinstance(src, FakeTensor):
+            return src.new_empty(src.shape)
+        named = dict(zip(names, held, strict=True))
+        given = {"src_key_padding_mask": padding, "is_causal": is_causal}
+        with torch.no_grad():
+            result: Tensor = torch.func.functional_call(twin, named, (src,), given)
+            return result.contiguous()
+
+    mode = get_proxy_mode()
+    assert mode is not None
+    tracer: Any = mode.tracer
+    arguments = tuple(tracer.unwrap_proxy(item) for item in (src, padding, *tensors.values()))
+    node = tracer.create_proxy("call_function", transformer_encoder, arguments, {})
+    with disable_proxy_modes_tracing():
+        result = src.new_empty(src.shape)
+    return track_tensor_tree(result, node, constant=None, tracer=tracer)
+
+
+def _copy_without_data(encoder: nn.TransformerEncoder) -> nn.TransformerEncoder:
+    try:
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            empty: dict[int, Any] = {id(item): torch.empty(0) for item in encoder.buffers()}
+            for item in encoder.parameters():
+                empty[id(item)] = nn.Parameter(torch.empty(0), False)
+            return copy.deepcopy(encoder, empty)
+    except Exception as error:
+        raise CaptureError(
+            "TransformerEncoder reads its padding mask, so its whole call must be one task, but "
+            f"the module cannot be copied ({type(error).__name__}: {error}); create it with "
+            "enable_nested_tensor=False"
+        ) from error
 
 
 # ---- code that tests for fake tensors

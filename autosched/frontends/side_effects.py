@@ -13,9 +13,14 @@ import functools
 import gc
 import io
 import itertools
+import logging
+import os
 import pickle
 import queue
 import random
+import sys
+import time
+import warnings
 import weakref
 import zlib
 from array import array
@@ -24,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from operator import is_, ne
 from types import CellType, FrameType, FunctionType, GeneratorType, ModuleType, NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -36,7 +41,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from autosched._lib.tree import flatten
 from autosched.errors import CaptureError
-from autosched.frontends.reachability import Reach
+from autosched.frontends.reachability import Reach, is_installed
 
 _VALUES = (bool, int, float, complex, str, bytes, tuple)
 # Change with each step, except for the attributes that code mentions.
@@ -68,8 +73,8 @@ class SideEffects:
                 self._owners[id(vars(item))] = item
             if isinstance(item, FunctionType):
                 names = item.__code__.co_freevars
-                cells = zip(names, item.__closure__ or (), strict=True)
-                self._variables |= {id(cell): name for name, cell in cells}
+                for name, cell in zip(names, item.__closure__ or (), strict=True):
+                    self._variables[id(cell)] = name
                 self._globals.add(id(item.__globals__))
             elif isinstance(item, torch.nn.Module):
                 self._state.add(id(item._buffers))
@@ -507,3 +512,109 @@ def _name_of(holder: Any) -> tuple[str, bool]:
         if not isinstance(owner, FrameType) and getattr(owner, "__dict__", None) is holder:
             return f"a {type(owner).__name__}", True
     return f"a {type(holder).__name__}", False
+
+
+# ---- calls that a graph does not repeat: time, files, print
+#
+# Such a call is executed once, when the step is captured, and its user is warned; clocks are refused.
+# Python reports all calls to a profile function (``sys.setprofile``), so nothing is replaced. That
+# takes time, and is done only for code that names such a function. Does not know ``datetime``, nor
+# functions that write to files that are already open. A profiler of the user takes precedence.
+
+_CLOCKS = "time perf_counter monotonic process_time"
+_FUNCTIONS = frozenset(
+    (
+        *(print, input, open, io.open, time.sleep),
+        *(getattr(time, f"{name}{ending}") for name in _CLOCKS.split() for ending in ("", "_ns")),
+        *(os.urandom, os.write, os.system),
+        getattr(random, "_urandom", os.urandom),  # of SystemRandom, and of secrets
+    )
+)
+_LOGGED = logging.Logger.handle.__code__
+# Code that calls one of these functions, directly or by the standard library, has one of these names.
+_NAMES = frozenset(
+    (
+        *(fn.__name__ for fn in _FUNCTIONS),
+        *"SystemRandom secrets uuid1 uuid4 logging getLogger".split(),
+        *"read_text read_bytes write_text write_bytes".split(),  # of paths
+    )
+)
+_READ = frozenset((*(f"time.{name}" for name in dir(time) if name != "sleep"), "posix.urandom"))
+_WARNED: dict[Any, Any] = {}  # so that Python's filter "default" shows each line once
+
+
+class Call(NamedTuple):
+    """A call of a Python function by a line of the user."""
+
+    name: str
+    file: str
+    line: int
+
+
+@contextlib.contextmanager
+def observing_calls(reach: Reach) -> Iterator[list[Call]]:
+    """Collect calls by the user's code, which is that of ``reach``, in this thread.
+
+    Raises CaptureError for what would be another value in the next call.
+    """
+    found: list[Call] = []
+    if sys.getprofile() is not None or not _may_call(reach):
+        yield found
+        return
+
+    def profile(frame: FrameType, event: str, fn: Any) -> None:
+        if event == "c_call" and fn in _FUNCTIONS:
+            known = fn.__module__ in ("builtins", "io", "_io")
+            name = fn.__name__ if known else f"{fn.__module__}.{fn.__qualname__}"
+        elif event == "call" and frame.f_code is _LOGGED:
+            name = "logging.Logger.handle"
+        else:
+            return
+        if (line := _users_line(frame)) is not None:
+            found.append(Call(name, *line))
+
+    sys.setprofile(profile)
+    try:
+        yield found
+    finally:
+        sys.setprofile(None)
+    warned = {call[1:] for call in found if call.name not in _READ}  # logging reads the time
+    for call in found:
+        if call[1:] not in warned:
+            raise CaptureError(
+                f"{call.name} is called at {call.file}:{call.line}, and a graph would contain what "
+                "it returns now; call it outside of the step, and pass its result as a tensor"
+            )
+
+
+def _may_call(reach: Reach) -> bool:
+    """Whether code has such a function, or its name."""
+    named = {name for _, name in reach.entries} | reach.mentioned
+    return not _NAMES.isdisjoint(named) or any(
+        isinstance(item, logging.Logger) or (isinstance(item, type(print)) and item in _FUNCTIONS)
+        for item in reach.found()
+    )
+
+
+def _users_line(frame: FrameType) -> tuple[str, int] | None:
+    """Return the line of the caller, through the standard library only."""
+    while frame.f_back is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in sys.stdlib_module_names:
+            break
+        frame = frame.f_back
+    if is_installed(frame.f_globals.get("__name__")):
+        return None
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+def warn_of_calls(calls: Iterable[Call], step: str) -> None:
+    """Warn of each line that makes such a call."""
+    for (file, line), name in {(call.file, call.line): call.name for call in calls}.items():
+        warnings.warn_explicit(
+            f"{name} is called when {step!r} is captured, and not when its graph runs; call it "
+            "outside of the step, and pass its result as a tensor",
+            RuntimeWarning,
+            file,
+            line,
+            registry=_WARNED,
+        )

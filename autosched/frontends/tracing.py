@@ -23,11 +23,14 @@ from autosched._lib.gc_pause import without_collecting
 from autosched._lib.tree import flatten
 from autosched.errors import CaptureError
 from autosched.frontends.captured import Captured, Output
-from autosched.frontends.eager_operators import EagerOperators
-from autosched.frontends.host_calls import Call, observing_calls
 from autosched.frontends.origins import annotating_origins
 from autosched.frontends.reachability import Reach, is_trainable, is_value
-from autosched.frontends.replacements import FakeChecks, replacing, warn_of_fake_check
+from autosched.frontends.replacements import (
+    EagerOperators,
+    FakeChecks,
+    replacing,
+    warn_of_fake_check,
+)
 from autosched.frontends.settings import (
     Counters,
     Number,
@@ -37,11 +40,13 @@ from autosched.frontends.settings import (
     without_repeats,
 )
 from autosched.frontends.side_effects import (
+    Call,
     HiddenStates,
     MadeTensors,
     SideEffects,
     TensorProperties,
     clear_caches_of,
+    observing_calls,
 )
 from autosched.frontends.state import Place, State, hooks_of
 from autosched.frontends.unsupported import (
