@@ -111,93 +111,76 @@ def captured(
         begun = time.perf_counter()
         traced = trace(graph, args, kwargs)
         graph.hold(traced.settings)
-        _Builder(graph, traced).build()
+        _build(graph, traced)
         seconds = time.perf_counter() - begun
     LOG.info("captured %r: %d tasks in %.3g s", graph.name, len(graph), seconds)
     return graph
 
 
-class _Builder:
-    """Converts the nodes of a trace to inputs, tasks and outputs."""
+def _build(graph: Captured, traced: Trace) -> None:
+    """Convert the nodes of a trace to inputs, tasks and outputs."""
+    graph.returned = traced.returned
+    graph.gone = traced.gone
+    graph.switched = traced.switched
+    graph.made = {name: place for name, place in traced.outputs.items() if place}
+    examples = graph.examples
+    if torch.is_grad_enabled():
+        tensors = {name: item for name, item in examples.items() if torch.is_tensor(item)}
+        given = frozenset(name for name, item in tensors.items() if item.requires_grad)
+        graph.followed = Followed(given, frozenset(traced.differentiable), tuple(traced.rewritten))
+    random = random_nodes(traced.module.graph)
+    nodes = list(traced.module.graph.nodes)
+    check_nodes(nodes)
+    inputs = dict(zip((node for node in nodes if node.op == "placeholder"), examples, strict=True))
+    results: Any = nodes[-1].args[0]
+    held = {name: place for name, (place, _) in graph.state.places().items()}
+    places = {node: held[name] for node, name in inputs.items() if name in held}
+    left = zip(results, traced.outputs.values(), strict=True)
+    updates = Updates(nodes, places | {node: place for node, place in left if place})
+    origins = origins_of(nodes, definition_of(graph.fn), updates.owner)
+    device = common_device(filter(torch.is_tensor, examples.values()))
+    operators = Operators(graph, origins, device, updates.on_host | random)
+    for node in nodes:
+        if node.op == "placeholder":
+            operators.values[node] = _input(graph, inputs[node], is_used=bool(node.users))
+        elif node.op == "get_attr":
+            operators.values[node] = graph.constant(_constant(traced, node))
+        elif node.op == "call_function":
+            _add(operators, node)
+    outputs = dict(zip(traced.outputs, results, strict=True))
+    graph.output(**{name: operators.values[node] for name, node in outputs.items()})
+    made = {name: node.meta["val"] for name, node in outputs.items()}
+    graph.homes = {name: str(val.device) for name, val in made.items() if torch.is_tensor(val)}
+    for group in updates.groups():
+        graph.together(*[operators.values[node] for node in group])
+    warn_of_calls(traced.calls, graph.name)
 
-    def __init__(self, graph: Captured, traced: Trace):
-        self.graph = graph
-        self.traced = traced
-        graph.returned = traced.returned
-        graph.gone = traced.gone
-        graph.switched = traced.switched
-        graph.made = {name: place for name, place in traced.outputs.items() if place}
 
-    def build(self) -> None:
-        graph = self.graph
-        examples = graph.examples
-        if torch.is_grad_enabled():
-            tensors = {name: item for name, item in examples.items() if torch.is_tensor(item)}
-            given = frozenset(name for name, item in tensors.items() if item.requires_grad)
-            differentiable = frozenset(self.traced.differentiable)
-            graph.followed = Followed(given, differentiable, tuple(self.traced.rewritten))
-        random = random_nodes(self.traced.module.graph)
-        nodes = list(self.traced.module.graph.nodes)
-        check_nodes(nodes)
-        updates = Updates(nodes, self._places(nodes))
-        origins = origins_of(nodes, definition_of(graph.fn), updates.owner)
-        on_host = updates.on_host | random
-        device = common_device(filter(torch.is_tensor, examples.values()))
-        operators = Operators(graph, origins, device, on_host)
-        names = iter(examples)
-        for node in nodes:
-            if node.op == "placeholder":
-                operators.values[node] = self._input(next(names), is_used=bool(node.users))
-            elif node.op == "get_attr":
-                operators.values[node] = self._constant(node)
-            elif node.op == "call_function":
-                _add(operators, node)
-            elif node.op == "output":
-                results = [operators.values[item] for item in node.args[0]]
-                graph.output(**dict(zip(self.traced.outputs, results, strict=True)))
-                graph.homes = {
-                    name: str(item.meta["val"].device)
-                    for name, item in zip(self.traced.outputs, node.args[0], strict=True)
-                    if isinstance(item.meta["val"], torch.Tensor)
-                }
-        for group in updates.groups():
-            graph.together(*[operators.values[node] for node in group])
-        warn_of_calls(self.traced.calls, graph.name)
+def _input(graph: Captured, name: str, is_used: bool) -> Value:
+    """Add an input on the device of the present tensor.
 
-    def _input(self, name: str, is_used: bool) -> Value:
-        """Add an input on the device of the present tensor.
+    A module whose parameters are passed by ``functional_call`` may have none with data.
+    """
+    device = str(getattr(graph.examples[name], "device", "cpu"))
+    if device == "meta" and not is_used:
+        device = "cpu"
+    with graph.on(device) if device != "cpu" else contextlib.nullcontext():
+        return graph.input(name)
 
-        A module whose parameters are passed by ``functional_call`` may have none with data.
-        """
-        device = str(getattr(self.graph.examples[name], "device", "cpu"))
-        if device == "meta" and not is_used:
-            device = "cpu"
-        with self.graph.on(device) if device != "cpu" else contextlib.nullcontext():
-            return self.graph.input(name)
 
-    def _constant(self, node: torch.fx.Node) -> Value:
-        """Add a constant that the step itself holds.
+def _constant(traced: Trace, node: Node) -> Any:
+    """Return a constant that the step itself holds.
 
-        A generator must exist before, because its state continues from run to run.
-        """
-        item = getattr(self.traced.module, str(node.target))
-        if isinstance(item, torch.Generator) and generator_id(item) not in self.traced.generators:
-            raise CaptureError(
-                "the step creates a torch.Generator and draws from it, and in a graph its state "
-                "would continue from call to call; use torch.manual_seed in "
-                "torch.random.fork_rng(), or pass a generator as an argument"
-                + traced_at(next(iter(node.users)))
-            )
-        return self.graph.constant(item)
-
-    def _places(self, nodes: Sequence[torch.fx.Node]) -> dict[torch.fx.Node, Place]:
-        held = {name: place for name, (place, _) in self.graph.state.places().items()}
-        inputs = [node for node in nodes if node.op == "placeholder"]
-        given = zip(inputs, self.graph.examples, strict=True)
-        found = {node: held[name] for node, name in given if name in held}
-        results: Any = nodes[-1].args[0]
-        left = zip(results, self.traced.outputs.values(), strict=True)
-        return found | {node: place for node, place in left if place}
+    A generator must exist before, because its state continues from run to run.
+    """
+    item = getattr(traced.module, str(node.target))
+    if isinstance(item, torch.Generator) and generator_id(item) not in traced.generators:
+        raise CaptureError(
+            "the step creates a torch.Generator and draws from it, and in a graph its state would "
+            "continue from call to call; use torch.manual_seed in torch.random.fork_rng(), or pass "
+            "a generator as an argument" + traced_at(next(iter(node.users)))
+        )
+    return item
 
 
 def _add(operators: Operators, node: torch.fx.Node) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn, optim
 
 import autosched as asc
-from tests.frontends.test_capture import assert_same
+from tests.frontends.steps import assert_same
 
 HERE = asc.Machine([asc.Device("cpu")])
 TWO = asc.Machine.emulated(gpus=2)

@@ -12,10 +12,9 @@ import torch
 import torch.nn.utils.prune
 import torch.utils.checkpoint
 from torch import Tensor, nn, optim
-from torch.nn import functional
 
 import autosched as asc
-from tests.frontends.test_capture import assert_same, held
+from tests.frontends.steps import assert_trains_as_eager, stepper
 
 MACHINE = asc.Machine.emulated(gpus=2)
 Step = Callable[[Tensor], Any]
@@ -31,18 +30,7 @@ def trained(
     loss_of: Callable[[nn.Module, Tensor], Tensor],
 ) -> Callable[[nn.Module, optim.Optimizer], Step]:
     """Make a step of a loss."""
-
-    def make(model: nn.Module, optimizer: optim.Optimizer) -> Step:
-        def step(x: Tensor) -> Tensor:
-            loss = loss_of(model, x)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss
-
-        return step
-
-    return make
+    return lambda model, optimizer: stepper(model, optimizer, loss_of)
 
 
 def step_of(make: Callable[[nn.Module, optim.Optimizer], Step]) -> None:
@@ -94,7 +82,7 @@ def chosen(model: nn.Module, x: Tensor) -> Tensor:
     return y[y > 0].sum() + y[y.sum(1).abs().argsort()[:2]].sum()
 
 
-STEPS["plain"] = trained(lambda model, x: model(x).square().mean())
+STEPS["plain"] = stepper
 STEPS["double backward"] = trained(penalised)
 STEPS["custom function"] = trained(lambda model, x: Cubed.apply(model(x)).mean())
 STEPS["autocast"] = trained(under_autocast)
@@ -378,68 +366,10 @@ def assert_does_as_eager(
     steps: int = 3,
 ) -> int:
     """Train a model and its twin, one eagerly; return how many captures there were."""
-    parts = []
-    for _ in range(2):
-        torch.manual_seed(0)
+
+    def made() -> tuple[nn.Module, optim.Optimizer]:
         model = make()
-        parts.append((model, optim.SGD(model.parameters(), lr=0.1, momentum=0.9)))
-    (eager, eager_optimizer), (twin, twin_optimizer) = parts
-    step = step_with(eager, eager_optimizer)
-    with asc.compile(
-        step_with(twin, twin_optimizer), MACHINE, policy="round_robin", backend="virtual"
-    ) as run:
-        for number in range(steps):
-            x = torch.randn(5, 4)
-            ours = x.clone()
-            torch.manual_seed(number)
-            expected = step(x)
-            torch.manual_seed(number)
-            found = run(ours)
-            assert_same(
-                {"result": _flat(found), "x": ours}, {"result": _flat(expected), "x": x}, number
-            )
-            assert_same(held(twin, twin_optimizer), held(eager, eager_optimizer), number)
-            assert_same(attributes(twin), attributes(eager), number)
-        misses: int = run.cache_info().misses
-        return misses
+        return model, optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
-
-def attributes(model: nn.Module) -> dict[str, Any]:
-    """Return what modules have in attributes of their own."""
-    kinds = Tensor, str, bool, SimpleNamespace, type(None)
-    return {
-        f"{name}.{attribute}": item
-        for name, module in model.named_modules()
-        for attribute, item in vars(module).items()
-        if isinstance(item, kinds)
-    }
-
-
-def _flat(tree: Any) -> Any:
-    """Return the numbers in a tree, so that they can be compared."""
-    found: list[Any] = []
-    pending = [tree]
-    while pending:
-        item = pending.pop()
-        if isinstance(item, (tuple, list)):
-            pending += item
-        elif isinstance(item, dict):
-            pending += item.values()
-        else:
-            found.append(item.tolist() if isinstance(item, Tensor) else item)
-    return found
-
-
-def test_attention_is_done_again_in_backward_where_it_drops_nothing() -> None:
-    project = nn.Linear(8, 24)
-
-    def attend(x: Tensor) -> Tensor:
-        return functional.scaled_dot_product_attention(*project(x).chunk(3, -1))
-
-    def step(x: Tensor) -> Tensor:
-        loss = torch.utils.checkpoint.checkpoint(attend, x, use_reentrant=False).square().mean()
-        return torch.autograd.grad(loss, project.weight)[0]
-
-    x = torch.randn(2, 1, 5, 8)
-    with asc.compile(step, asc.Machine.emulated(gpus=1), policy="single", backend="host") as run:
-        assert torch.equal(run(x), step(x))
+    how = {"machine": MACHINE, "policy": "round_robin", "backend": "virtual"}
+    return assert_trains_as_eager(made, torch.randn(steps, 5, 4), step_with, misses=None, **how)

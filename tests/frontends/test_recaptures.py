@@ -13,19 +13,9 @@ from torch import Tensor, nn
 
 import autosched as asc
 from autosched.frontends.reachability import Reach
+from tests.frontends.steps import stepper
 
 HERE = asc.Machine([asc.Device("cpu")])
-
-
-def step_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tensor], Tensor]:
-    def step(x: Tensor) -> Tensor:
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    return step
 
 
 class Own(torch.optim.SGD):
@@ -36,7 +26,7 @@ def scheduled(lr: Any, **options: Any) -> tuple[Callable[[Tensor], Any], Any]:
     model = nn.Linear(3, 1)
     optimizer = Own(model.parameters(), lr=lr, momentum=0.9)
     rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=20, **options)
-    run = asc.compile(step_of(model, optimizer), HERE, backend="host")
+    run = asc.compile(stepper(model, optimizer), HERE, backend="host")
 
     def train(x: Tensor) -> None:
         run(x)
@@ -166,13 +156,7 @@ def test_another_group_of_an_optimizer_is_no_change_of_its_settings(caplog: Any)
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     optimizer = torch.optim.AdamW(model[1].parameters())
 
-    def step(x: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
+    step = stepper(model, optimizer)
     with asc.compile(step, HERE) as run, caplog.at_level(logging.INFO, "autosched"):
         run(torch.ones(2, 2))
         run(torch.ones(2, 2))

@@ -11,19 +11,9 @@ import torch
 from torch import Tensor, nn, optim
 
 import autosched as asc
+from tests.frontends.steps import assert_trains_as_eager, stepper
 
 CPU = asc.Machine.local(gpus=0)
-
-
-def stepping(model: nn.Module, optimizer: Any) -> Callable[[Tensor], Tensor]:
-    def step(x: Tensor) -> Tensor:
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return step
 
 
 @pytest.mark.parametrize("foreach", [False, True])
@@ -33,36 +23,31 @@ def stepping(model: nn.Module, optimizer: Any) -> Callable[[Tensor], Tensor]:
 def test_one_capture_makes_the_steps_of_eager_mode(
     foreach: bool, decoupled: bool, beta2: float, cycles: bool
 ) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
-    models = model, copy.deepcopy(model)
     options = {"maximize": foreach, "weight_decay": 0.1, "decoupled_weight_decay": decoupled}
-    optimizers = [
-        optim.RAdam(each.parameters(), 0.1, (0.9, beta2), foreach=foreach, **options)
-        for each in models
-    ]
-    rates = optim.lr_scheduler
-    cycle = [rates.OneCycleLR(each, 0.2, total_steps=9) for each in optimizers if cycles]
-    eager = stepping(models[0], optimizers[0])
-    with asc.compile(stepping(models[1], optimizers[1]), CPU) as run:
-        for _ in range(8):
-            x = torch.randn(2, 4)
-            assert torch.equal(run(x), eager(x))
-            for one, other in zip(*(each.state_dict().values() for each in models), strict=True):
-                assert torch.equal(one, other)
-            for each in cycle:
-                each.step()
-        # The first step creates state, and the sixth is the first that rectifies.
-        assert run.cache_info().misses == (3 if beta2 > 0.9 else 2)
-    states = [list(each.state_dict()["state"].values()) for each in optimizers]
-    torch.testing.assert_close(*states, rtol=0, atol=0)
+    rates: dict[int, Any] = {}
+
+    def make() -> tuple[nn.Module, Any]:
+        model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+        optimizer = optim.RAdam(model.parameters(), 0.1, (0.9, beta2), foreach=foreach, **options)
+        if cycles:
+            rates[id(optimizer)] = optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=9)
+        return model, optimizer
+
+    def then(optimizer: Any, _: Tensor) -> None:
+        if cycles:
+            rates[id(optimizer)].step()
+
+    # The first step creates state, and the sixth is the first that rectifies.
+    misses = 3 if beta2 > 0.9 else 2
+    batches = torch.randn(8, 2, 4)
+    assert_trains_as_eager(make, batches, then=then, misses=misses, machine=CPU)
 
 
 def test_submitted_steps_compare_the_counters_of_the_steps_before() -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
     models = model, copy.deepcopy(model)
-    eager, ours = (stepping(each, optim.RAdam(each.parameters(), 0.1)) for each in models)
+    eager, ours = (stepper(each, optim.RAdam(each.parameters(), 0.1)) for each in models)
     with asc.compile(ours, CPU, in_flight=2) as run:
         batches = torch.randn(8, 2, 4)
         found = [future.result() for future in [run.submit(x) for x in batches]]
@@ -71,7 +56,7 @@ def test_submitted_steps_compare_the_counters_of_the_steps_before() -> None:
 
 def test_a_graph_is_refused_when_the_step_would_take_another_path() -> None:
     model = nn.Linear(4, 3)
-    step = stepping(model, optim.RAdam(model.parameters(), 0.1))
+    step = stepper(model, optim.RAdam(model.parameters(), 0.1))
     step(x := torch.ones(2, 4))
     graph = asc.capture(step, x)
     with asc.schedule(graph, CPU) as schedule:
@@ -99,16 +84,11 @@ class Halving(optim.Optimizer):
 
 
 def test_an_optimizer_of_the_user_may_compare_its_counter() -> None:
-    model = nn.Linear(4, 3)
-    models = model, copy.deepcopy(model)
-    eager, ours = (
-        stepping(each, Halving(each.parameters(), lambda counter: counter.add_(1)))
-        for each in models
-    )
-    with asc.compile(ours, CPU) as run:
-        for x in torch.randn(8, 2, 4):
-            assert torch.equal(run(x), eager(x))
-        assert run.cache_info().misses == 3
+    def make() -> tuple[nn.Module, Any]:
+        model = nn.Linear(4, 3)
+        return model, Halving(model.parameters(), lambda counter: counter.add_(1))
+
+    assert_trains_as_eager(make, torch.randn(8, 2, 4), misses=3, machine=CPU)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +96,7 @@ def test_an_optimizer_of_the_user_may_compare_its_counter() -> None:
 )
 def test_a_counter_that_is_written_otherwise_is_refused(count: Callable[[Tensor], object]) -> None:
     model = nn.Linear(4, 3)
-    step = stepping(model, Halving(model.parameters(), count))
+    step = stepper(model, Halving(model.parameters(), count))
     step(x := torch.ones(2, 4))
     with pytest.raises(asc.CaptureError, match="reads elements of a tensor"):
         asc.capture(step, x)
@@ -127,7 +107,7 @@ def test_a_counter_that_is_written_otherwise_is_refused(count: Callable[[Tensor]
 def test_what_torch_checks_of_a_power_is_no_condition(kind: Any, foreach: bool) -> None:
     """Or each call would read all counters, and wait for the call before."""
     model = nn.Linear(4, 3)
-    step = stepping(model, kind(model.parameters(), 0.1, foreach=foreach))
+    step = stepper(model, kind(model.parameters(), 0.1, foreach=foreach))
     step(x := torch.ones(2, 4))
     graph = asc.capture(step, x)
     assert not graph.settings.conditions

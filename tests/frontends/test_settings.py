@@ -16,8 +16,9 @@ from torch import Tensor, nn, optim
 from torch.optim import lr_scheduler
 
 import autosched as asc
+from tests.frontends import steps
 from tests.frontends import test_capture as capturing
-from tests.frontends.test_capture import assert_same, held
+from tests.frontends.steps import assert_same, held
 
 HERE = asc.Machine([asc.Device("cpu")])
 Step = Callable[[Tensor], Any]
@@ -65,23 +66,21 @@ def assert_trains_as_eager(
     make: Callable[[Any], optim.Optimizer], schedule: Callable[[Any], Any], **options: Any
 ) -> None:
     """Train a model and its twin, one eagerly, with a scheduler for each."""
-    eager = net()
-    twin = copy.deepcopy(eager)
-    optimizers = [make(model.parameters()) for model in (eager, twin)]
-    schedulers = [schedule(optimizer) for optimizer in optimizers]
-    step = step_of(eager, optimizers[0])
-    machine = asc.Machine.emulated(gpus=2)
-    how: dict[str, Any] = {"policy": "round_robin", "backend": "virtual", **options}
-    with asc.compile(step_of(twin, optimizers[1]), machine, **how) as run:
-        for number in range(6):
-            x = torch.randn(3, 4)
-            expected = step(x).detach()
-            assert torch.equal(run(x), expected), number
-            assert_same(held(twin, optimizers[1]), held(eager, optimizers[0]), number)
-            for scheduler in schedulers:
-                plateau = isinstance(scheduler, lr_scheduler.ReduceLROnPlateau)
-                scheduler.step(*[expected] if plateau else [])
-        assert run.cache_info().misses == 2  # with the optimizer's state, and without
+    schedulers: dict[int, Any] = {}
+
+    def made() -> tuple[nn.Module, optim.Optimizer]:
+        model = net()
+        optimizer = make(model.parameters())
+        schedulers[id(optimizer)] = schedule(optimizer)
+        return model, optimizer
+
+    def then(optimizer: optim.Optimizer, loss: Tensor) -> None:
+        scheduler = schedulers[id(optimizer)]
+        plateau = isinstance(scheduler, lr_scheduler.ReduceLROnPlateau)
+        scheduler.step(*[loss] if plateau else [])
+
+    how = {"machine": asc.Machine.emulated(gpus=2), "policy": "round_robin", "backend": "virtual"}
+    steps.assert_trains_as_eager(made, torch.randn(6, 3, 4), step_of, then, **how | options)
 
 
 QUICK = {

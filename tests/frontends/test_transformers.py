@@ -161,35 +161,3 @@ def test_their_results_stay_of_their_kinds(network: str) -> None:
             assert type(found) is type(expected)
             assert torch.equal(found.loss, expected.loss)
             assert torch.equal(found["logits"], expected.logits)
-
-
-def llama() -> nn.Module:
-    config = transformers.LlamaConfig(
-        vocab_size=31, num_key_value_heads=2, max_position_embeddings=64, **SMALL
-    )
-    return transformers.LlamaForCausalLM(config)
-
-
-@pytest.mark.slow
-def test_a_step_without_a_mask_has_all_gradients_of_the_eager_one() -> None:
-    torch.manual_seed(0)
-    model, words = llama(), torch.randint(0, 31, (2, 40))
-
-    def step() -> dict[str, Tensor]:
-        model.zero_grad()
-        model(input_ids=words, labels=words).loss.backward()
-        return {name: parameter.grad for name, parameter in model.named_parameters()}
-
-    expected = {name: grad.clone() for name, grad in step().items()}
-    model.register_buffer("words", words)
-
-    def captured() -> Tensor:
-        model.zero_grad()
-        loss = model(input_ids=model.words, labels=model.words).loss
-        loss.backward()
-        return loss
-
-    with asc.compile(captured, MACHINE, policy="single", backend="host") as run:
-        run()
-    for name, parameter in model.named_parameters():
-        assert torch.equal(parameter.grad, expected[name]), name

@@ -16,7 +16,8 @@ import autosched as asc
 from autosched.frontends.captured import Captured
 from autosched.policies import POLICIES
 from autosched.testing import scattered
-from tests.frontends.test_capture import OPTIMIZERS, assert_same, stepper
+from tests.frontends.steps import assert_trains_as_eager
+from tests.frontends.test_capture import OPTIMIZERS, stepper
 from tests.models import KINDS, vectors
 from tests.serial import some
 
@@ -233,55 +234,35 @@ def test_updates_may_be_on_the_host_while_backward_is_on_a_gpu(optimizer: str, t
 def test_optimizers_that_read_elements_step_after_the_compiled_function(kind: Any) -> None:
     """That is the advice of the error with which they are refused within."""
 
-    def made() -> tuple[nn.Module, Any, Callable[[Tensor], Tensor]]:
-        torch.manual_seed(0)
+    def make() -> tuple[nn.Module, Any]:
         model = nn.Linear(4, 4)
-        optimizer = kind(model.parameters())
+        return model, kind(model.parameters())
 
-        def backward(x: Tensor) -> Tensor:
+    def backward(model: nn.Module, optimizer: Any) -> Callable[[Tensor], Tensor]:
+        def step(x: Tensor) -> Tensor:
             optimizer.zero_grad()
             loss = model(x).square().mean()
             loss.backward()
             return loss.detach()
 
-        return model, optimizer, backward
+        return step
 
-    eager, own, plain = made()
-    twin, other, function = made()
-    with asc.compile(function, asc.Machine.emulated(gpus=1)) as run:
-        for _ in range(4):
-            assert torch.equal(plain(torch.ones(2, 4)), run(torch.ones(2, 4)))
-            own.step()
-            other.step()
-    assert_same(dict(twin.named_parameters()), dict(eager.named_parameters()), 4)
+    def then(optimizer: Any, _: Tensor) -> None:
+        optimizer.step()
+
+    assert_trains_as_eager(make, [torch.ones(2, 4)] * 4, backward, then, machine=MACHINE)
 
 
 @pytest.mark.skipif(torch.__version__ < "2.12", reason="fake tensors compare an exponent with 1")
 def test_betas_that_are_tensors_change_without_a_recapture() -> None:
     """Tensors in tuples were constants of the trace, which it refused with a message of torch's."""
 
-    def made() -> tuple[nn.Module, Any, Callable[[Tensor], Tensor]]:
-        torch.manual_seed(0)
+    def make() -> tuple[nn.Module, Any]:
         model = nn.Linear(4, 4)
-        betas = torch.tensor(0.9), torch.tensor(0.99)
-        rate = torch.tensor(0.01)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=betas, foreach=False)
+        rate, *betas = map(torch.tensor, (0.01, 0.9, 0.99))
+        return model, optim.AdamW(model.parameters(), lr=rate, betas=tuple(betas), foreach=False)
 
-        def step(x: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
+    def then(optimizer: Any, _: Tensor) -> None:
+        optimizer.param_groups[0]["betas"][0].mul_(0.9)
 
-        return model, optimizer, step
-
-    eager, own, plain = made()
-    twin, other, function = made()
-    with asc.compile(function, asc.Machine.emulated(gpus=1)) as run:
-        for _ in range(6):
-            assert torch.equal(plain(torch.ones(2, 4)), run(torch.ones(2, 4)))
-            for optimizer in own, other:
-                optimizer.param_groups[0]["betas"][0].mul_(0.9)
-        assert run.cache_info().misses == 2
-    assert_same(dict(twin.named_parameters()), dict(eager.named_parameters()), 4)
+    assert_trains_as_eager(make, [torch.ones(2, 4)] * 6, then=then, machine=MACHINE)

@@ -15,7 +15,8 @@ from torch.nn import functional
 import autosched as asc
 from autosched.frontends import capture
 from autosched.simulated_gpus import playing
-from tests.frontends.test_capture import OPTIMIZERS, assert_same, held
+from tests.frontends.steps import assert_same, held
+from tests.frontends.test_capture import OPTIMIZERS
 from tests.serial import some
 
 X, Y = torch.randn(3, 4), torch.randn(3, 2)
