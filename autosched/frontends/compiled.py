@@ -301,7 +301,10 @@ class Compiled:
         costs: dict[str, Any] = (
             {"examples": examples} if self.costs is None else {"costs": self.costs}
         )
-        graph = self._coarse(operators)
+        graph = operators
+        if self.granularity != "op":  # tasks in different places are not merged
+            graph = cast(Captured, graph.pinned(place=self.options.get("place")))
+        graph = coarse(graph, self.granularity)
         fuses = self.fuse and not _creates_state(operators)
         if self.fuse and not fuses and self.options.get("progress") in (None, True):
             why = "the first one creates the state of its optimizer"
@@ -338,14 +341,7 @@ class Compiled:
         if not self._cache:
             return "needs a first capture"
         found = changes(next(reversed(self._cache.values())).key, key)
-        why = ", ".join(f"{what}: {how}" if what else how for what, how in found)
-        return f"needs a new capture ({why})"
-
-    def _coarse(self, graph: Captured) -> Captured:
-        """Return the graph at the granularity; tasks in different places are not merged."""
-        if self.granularity != "op":
-            graph = cast(Captured, graph.pinned(place=self.options.get("place")))
-        return coarse(graph, self.granularity)
+        return f"needs a new capture ({_described(found)})"
 
     def _explain(self, key: Key, state: State) -> None:
         """Log why a call needs a recapture; the third time, warn."""
@@ -361,8 +357,7 @@ class Compiled:
             return
         self._unexpected += 1
         found = changes(last, key)
-        described = ", ".join(f"{what}: {how}" if what else how for what, how in found)
-        why = f"{name!r} is captured for the {_ordinal(self._misses)} time: {described}"
+        why = f"{name!r} is captured again, capture {self._misses}: {_described(found)}"
         LOG.info("%s", why)
         if self._unexpected == _WARNED:
             optimizers = state.optimizers.values()
@@ -406,16 +401,6 @@ def _creates_state(graph: Captured) -> bool:
     return any(
         place[0] == "moment" and name not in graph.held for name, place in graph.made.items()
     )
-
-
-def _ordinal(number: int) -> str:
-    """Return the ordinal of a number, such as 3rd.
-
-    >>> _ordinal(2), _ordinal(3), _ordinal(12), _ordinal(21)
-    ('2nd', '3rd', '12th', '21st')
-    """
-    ending = "th" if 10 < number % 100 < 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{ending}"
 
 
 # ---- modules: trained as by torch.compile, in eval as captured graphs
@@ -583,6 +568,10 @@ def changes(before: Key, after: Key) -> list[tuple[str, str]]:
     found = list(dict.fromkeys(found)) or [("an object", "it was replaced")]
     more = len(found) - _MOST
     return found[:_MOST] + ([("", f"and {more} more")] if more > 0 else [])
+
+
+def _described(found: Sequence[tuple[str, str]]) -> str:
+    return ", ".join(f"{what}: {how}" if what else how for what, how in found)
 
 
 def remedy(found: Sequence[tuple[str, str]], settings: frozenset[str]) -> str:

@@ -194,7 +194,8 @@ class _Runner:
         with self._lock:
             found = self._find(arguments)
         if found is None:
-            return run_unscheduled(self.module, arguments)
+            run: Boxed = boxed_nop(self.module, [])  # as ``backend="aot_eager"`` does
+            return run(arguments)
         graph, made = found
         inputs = graph.feed(arguments)
         arguments.clear()  # the caller has no other use for them
@@ -391,12 +392,6 @@ def _guard_hooks() -> None:
         of_module = guard.create_fn is GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT
         if of_module or (isinstance(source, AttrSource) and source.member in _GLOBAL_HOOKS):
             guards.add(source.make_guard(GuardBuilder.SEQUENCE_LENGTH))
-
-
-def run_unscheduled(module: torch.fx.GraphModule, arguments: list[Any]) -> Sequence[Any]:
-    """Run a graph as ``backend="aot_eager"`` does."""
-    run: Boxed = boxed_nop(module, [])
-    return run(arguments)
 
 
 class AotGraph(Graph):

@@ -44,7 +44,7 @@ def test_the_third_capture_warns_of_the_rate_that_changed() -> None:
         for _ in range(5):
             train(x)
     assert run.cache_info().misses == 5
-    (warning,) = [item for item in caught if "captured for the 3rd time" in str(item.message)]
+    (warning,) = [item for item in caught if "captured again, capture 3" in str(item.message)]
     text = str(warning.message)
     assert "step' is captured" in text
     assert "lr: 0.0" in text
@@ -127,7 +127,7 @@ def test_the_logger_tells_of_captures_and_plans(caplog: pytest.LogCaptureFixture
     assert [text.partition(":")[0] for text in told if text.startswith("planned")] == [
         "planned 'by_argument' on 'cpu' by policy auto"
     ] * 2
-    assert sum("is captured for the 2nd time: x: shape (2,) -> (3,)" in text for text in told) == 1
+    assert sum("is captured again, capture 2: x: shape (2,) -> (3,)" in text for text in told) == 1
 
 
 OPTIMIZERS = [
@@ -162,7 +162,7 @@ def test_another_group_of_an_optimizer_is_no_change_of_its_settings(caplog: Any)
         run(torch.ones(2, 2))
         optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.5})
         run(torch.ones(2, 2))
-    assert "3rd time: a list, dict or object: it has more items" in caplog.text
+    assert "capture 3: a list, dict or object: it has more items" in caplog.text
 
 
 def by_setting(x: Tensor) -> Tensor:
@@ -175,7 +175,7 @@ def test_other_keys_of_a_dict_are_named(caplog: pytest.LogCaptureFixture, monkey
         monkeypatch.delitem(FACTORS, "first")
         monkeypatch.setitem(FACTORS, "second", 3.0)
         run(torch.ones(2))
-    assert "2nd time: a dict or object: it has 'second' where it had 'first'" in caplog.text
+    assert "capture 2: a dict or object: it has 'second' where it had 'first'" in caplog.text
 
 
 PADS, LENGTHS = "pad to one of few shapes, with a mask", "pass what changes as a tensor, or"

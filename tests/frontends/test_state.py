@@ -52,7 +52,7 @@ def stepper(model: nn.Module, loss_fn: Any, optimizer: optim.Optimizer) -> Calla
     return step
 
 
-@pytest.mark.filterwarnings("ignore:.*is captured for the 3rd time")
+@pytest.mark.filterwarnings("ignore:.*is captured again, capture 3")
 @pytest.mark.parametrize("name", some(OPTIMIZERS, "SGD"))
 def test_state_of_a_replaced_head_stays_and_hurts_nobody(name: str) -> None:
     expected = train(OPTIMIZERS[name], stepper)
