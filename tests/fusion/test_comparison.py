@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import autosched as asc
 from autosched.errors import InterleavingError
 from autosched.fusion.region import Results, find_mismatch, references
+from tests.frontends.steps import stepper
 from tests.fusion.regions import call, compiled_by, region, region_of
 
 aten = torch.ops.aten
@@ -301,13 +302,7 @@ def test_a_fault_in_kernels_is_noticed_in_three_steps_and_results_are_right(
         model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
         own = optimizer(model.parameters())
 
-        def step(x: Tensor, y: Tensor) -> Tensor:
-            loss = nn.functional.mse_loss(model(x), y)
-            loss.backward()
-            own.step()
-            own.zero_grad()
-            return loss.detach()
-
+        step = stepper(model, own, lambda model, x, y: nn.functional.mse_loss(model(x), y))
         run = asc.compile(step, asc.Machine.emulated(gpus=0), fuse=True) if compiles else step
         losses = [run(torch.randn(16, 4), torch.randn(16, 2)) for _ in range(4)]
         if compiles:

@@ -14,10 +14,15 @@ import torch
 from torch import Tensor, nn
 
 import autosched as asc
+from autosched.codegen.composite import Composite
+from autosched.costs.estimate import estimate
+from autosched.fusion.fusing import region_seconds, run_times
 from autosched.fusion.region import Region
+from autosched.measurement.tasks import least_work, work_of
 from autosched.viz.page import page_data
 from autosched.viz.perfetto import perfetto_json
 from tests.codegen.test_codegen import fresh, run
+from tests.frontends.steps import stepper
 from tests.fusion.regions import compiled_by, needs_compiler
 
 GPUS = asc.Machine.emulated(gpus=2)
@@ -369,16 +374,135 @@ def test_a_step_that_creates_an_optimizers_state_is_not_fused(
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
-    def step(x: torch.Tensor) -> torch.Tensor:
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    with asc.compile(step, CPU, fuse=True) as run:
+    with asc.compile(stepper(model, optimizer), CPU, fuse=True) as run:
         run(torch.ones(4, 3))
         assert not compiled
         assert "begins at its second call" in capsys.readouterr().err
         run(torch.ones(4, 3))
         assert compiled
+
+
+# ---- schedules that are compared by running them leave inputs and random numbers as they were
+
+
+def test_inputs_and_random_numbers_stay_as_they_are() -> None:
+    graph = asc.Graph()
+    x, y = graph.inputs("x", "y")
+    x.add_(torch.rand_like(y))
+    x[:1].mul_(2)
+    graph.output(z=x * y)
+    inputs = {"x": torch.ones(3), "y": torch.ones(3)}
+    state = torch.random.get_rng_state()
+    machine = asc.Machine.local(gpus=0)
+    with (
+        asc.schedule(graph, machine, policy="single") as one,
+        asc.schedule(graph, machine, policy="heft") as other,
+    ):
+        taken = run_times([one, other], inputs)
+    assert len(taken) == 2
+    assert all(seconds > 0 for seconds in taken)
+    assert inputs["x"].tolist() == inputs["y"].tolist() == [1.0, 1.0, 1.0]
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_each_run_begins_with_the_same_state_which_requires_the_same_gradients() -> None:
+    seen: list[tuple[float, bool]] = []
+
+    def note(counter: torch.Tensor) -> torch.Tensor:
+        seen.append((counter.item(), counter.requires_grad))
+        return counter.detach() + 1
+
+    graph = asc.Graph()
+    counter = graph.input("counter")
+    counter.add_(1)
+    graph.output(y=graph.add(note, counter))
+    with asc.schedule(graph, asc.Machine.local(gpus=0)) as made:
+        run_times([made], {"counter": torch.nn.Parameter(torch.zeros(()))})
+    assert len(seen) > 3
+    assert set(seen) == {(1.0, True)}
+
+
+# ---- the estimated seconds of regions: what fusion saves, and what it cannot save
+
+GPU = asc.Device("cuda:0", launch_seconds=1e-5)
+SIZE = 1024
+Build = Callable[[asc.Value], asc.Value]
+
+
+def seconds(build: Build) -> tuple[float, float]:
+    """Return the seconds of a region of these tasks, and their sum."""
+    graph = asc.Graph()
+    x = graph.input("x")
+    y = build(x)
+    graph.output(y=y)
+    costs = estimate(graph, {"x": torch.empty(SIZE, SIZE, device="meta")}).costs
+    composite = Composite(graph.tasks, [x.index], [y.index])
+    tasks = sum(costs.task_seconds(task, GPU) for task in graph.tasks)
+    return region_seconds(composite, graph.values, costs, GPU), tasks
+
+
+def test_elementwise_operators_move_what_goes_in_and_out() -> None:
+    one, _ = seconds(lambda x: x + 1)
+    three, alone = seconds(lambda x: ((x + 1) * 2).sin())
+    assert three == pytest.approx(one)
+    assert alone == pytest.approx(3 * one)
+
+
+def test_matrix_products_take_what_they_take() -> None:
+    found, alone = seconds(lambda x: x @ x @ x)
+    assert found == pytest.approx(alone)
+
+
+def test_operators_around_a_product_are_launched_before_and_after_it() -> None:
+    found, alone = seconds(lambda x: (((x + 1) * 2) @ x).sin().cos())
+    product, _ = seconds(lambda x: x @ x)
+    one, _ = seconds(lambda x: x + 1)
+    assert product < found < alone
+    assert found == pytest.approx(product + 2 * one, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda x: x.t() + 1,
+        lambda x: x.sum(),
+        lambda x: (x + 1).relu_().mul_(2),
+        lambda x: torch.softmax(x @ x, 0) + x,
+    ],
+)
+def test_a_region_never_takes_longer_than_its_tasks(build: Build) -> None:
+    found, alone = seconds(build)
+    assert 0 < found <= alone
+
+
+def test_a_region_may_take_less_time_than_the_memory_traffic_of_its_tasks() -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(y=((x + 1) * 2).sin())
+    merged = asc.merge(graph, {"add": "all", "mul": "all", "sin": "all"})
+    with compiled_by():
+        fused = asc.fuse(graph, asc.Machine.emulated(gpus=1))
+    costs = estimate(graph, {"x": torch.empty(SIZE, SIZE, device="meta")}).costs
+    ((task,), (region,)) = merged.tasks, fused.tasks
+    assert least_work(task, costs) == work_of(task, costs) == work_of(region, costs)
+    assert least_work(region, costs) == asc.Work(3 * SIZE**2, 0)
+    assert least_work(region, asc.Costs()) is None
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_merged_tasks_can_be_parts(size: int) -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    y = x
+    for _ in range(4):
+        y = (y + 1).sin()
+    graph.output(y=y @ x)
+    examples = {"x": torch.empty(SIZE, SIZE, device="meta")}
+    costs = estimate(graph, examples).costs
+    groups = {task.name: f"part{i // size}" for i, task in enumerate(graph.tasks)}
+    merged = asc.merge(graph, groups)
+    found = region_seconds(
+        Composite(merged.tasks, [0], [merged.outputs["y"]]), merged.values, costs, GPU
+    )
+    assert costs.task_seconds(graph.task("matmul"), GPU) < found
+    assert found <= sum(costs.task_seconds(task, GPU) for task in graph.tasks)
