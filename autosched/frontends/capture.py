@@ -46,8 +46,6 @@ from autosched.frontends.unsupported import (
     check_tensors,
     definition_of,
 )
-from autosched.fusion import Compiler, compiler_of
-from autosched.fusion import fuse as fused
 from autosched.graph.effects import effects_of
 from autosched.graph.graph import Graph, Value
 from autosched.graph.task import Followed
@@ -58,7 +56,6 @@ def capture(
     /,
     *args: Any,
     granularity: Granularity = "op",
-    fuse: bool | Compiler = False,
     **kwargs: Any,
 ) -> Captured:
     """Return ``fn(*args, **kwargs)`` as a graph, without executing it on data.
@@ -67,9 +64,8 @@ def capture(
     ``optimizer.step()``; modules and optimizers are found among its arguments and in its closure.
     Inputs have the names of parameters and buffers (``fc1.weight``), of arguments as in the
     signature, ``fc1.weight.grad`` and ``optimizer.fc1.weight.exp_avg``. By default a task is an
-    operator; with ``granularity="module"`` it is a call of a module, forward or backward. ``fuse``
-    returns what ``fuse`` makes of the graph for ``Machine.local()``. Raises CaptureError, with the
-    user's line, for what a graph cannot express.
+    operator; with ``granularity="module"`` it is a call of a module, forward or backward. Raises
+    CaptureError, with the user's line, for what a graph cannot express.
 
     >>> model = torch.nn.Linear(3, 2)
     >>> x = torch.ones(4, 3)
@@ -82,16 +78,13 @@ def capture(
     check_granularity(granularity)
     check_function(fn, "capture", CaptureError)
     signature = signature_of(fn)
-    for name in ("granularity", "fuse"):
-        if signature is not None and name in signature.parameters:
-            function = getattr(fn, "__qualname__", type(fn).__name__)
-            raise CaptureError(
-                f"{function!r} has a parameter {name!r}, which is also one of capture; wrap the "
-                "function in a lambda"
-            )
-    graph = coarse(captured(fn, args, kwargs), granularity)
-    compiler = compiler_of(fuse)
-    return fused(graph, compiler=compiler) if fuse else graph
+    if signature is not None and "granularity" in signature.parameters:
+        function = getattr(fn, "__qualname__", type(fn).__name__)
+        raise CaptureError(
+            f"{function!r} has a parameter 'granularity', which is also one of capture; wrap the "
+            "function in a lambda"
+        )
+    return coarse(captured(fn, args, kwargs), granularity)
 
 
 def captured(

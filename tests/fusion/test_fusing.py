@@ -272,8 +272,6 @@ def test_compiled_functions_are_fused() -> None:
         asc.ScheduleError, match=r"fuse must be True, False or a function .*, got 'yes'"
     ):
         asc.compile(own, fuse="yes")  # type: ignore[arg-type]
-    with pytest.raises(asc.CaptureError, match="has a parameter 'fuse'"):
-        asc.capture(lambda x, fuse: x, x, True)
 
 
 # ---- what takes graphs and schedules
