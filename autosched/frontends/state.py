@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch.nn.utils import stateless
 
-from autosched._lib.replacing import replaced
 from autosched.errors import CaptureError
 from autosched.graph.effects import shared_state
 
@@ -215,9 +214,17 @@ class State:
 
     # ---- replaced tensors
 
-    def without_gradients(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def without_gradients(self) -> Iterator[None]:
         """Remove the gradients temporarily, because they are separate inputs."""
-        return replaced(*((parameter, "grad", None) for parameter in self.parameters.values()))
+        grads = [(parameter, parameter.grad) for parameter in self.parameters.values()]
+        try:
+            for parameter, _ in grads:
+                parameter.grad = None
+            yield
+        finally:
+            for parameter, grad in grads:
+                parameter.grad = grad
 
     @contextlib.contextmanager
     def replaced_by(
