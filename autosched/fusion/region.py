@@ -124,11 +124,6 @@ def compiler_of(fuse: bool | Compiler) -> Compiler | None:
     return None if isinstance(fuse, bool) else fuse
 
 
-def name_of(compiler: Compiler) -> str:
-    """Return the name of a compiler, for messages."""
-    return getattr(compiler, "__qualname__", None) or type(compiler).__qualname__
-
-
 def _no_autocast() -> contextlib.AbstractContextManager[Any]:
     if torch._C._is_any_autocast_enabled():
         return torch._C._DisableAutocast()
@@ -219,9 +214,10 @@ class Region:
         self._written = [i for i, value in enumerate(composite.takes) if value in uses]
         self._variants: list[_Variant] = []  # most recently made first
 
-    def give_up(self, why: str) -> None:
+    def give_up(self, why: str, differs: bool = False) -> None:
         """Call the tasks one by one from now on."""
         self.failure = why
+        self.mismatch = why if differs else None
         self.is_given_up = True
         self._variants = []
 
@@ -232,7 +228,7 @@ class Region:
             return self.composite(*args)
         kernels = variant.kernels
         if kernels.mismatch is not None:
-            self._differ(kernels.mismatch)
+            self.give_up(kernels.mismatch, differs=True)
             return self.composite(*args)
         given = args[: self._count]
         if self._written and _share(given):
@@ -275,9 +271,8 @@ class Region:
         if float in map(type, given):
             tensors = list(map(as_tensor, given))
             others.append([type(arg) is float for arg in given])
-        for variant in self._variants:
-            if variant.others == others and variant.matches(*tensors):
-                return variant
+        if (known := self._known(others, tensors)) is not None:
+            return known
         if self.is_given_up or any(isinstance(arg, FakeTensor) for arg in given):
             return None  # in the second case, the region is only traced
         why = unsuitable(given)
@@ -289,13 +284,17 @@ class Region:
         if self._written and _overlap(tensors):
             return None  # kernels would take it for granted in later calls, too
         with LOCK:
-            for variant in self._variants:
-                if variant.others == others and variant.matches(*tensors):
-                    return variant
-            kernels = self._kernels(given, others)
-            variant = _Variant(guard(tensors), others, kernels)
-            self._variants = [variant, *self._variants]
-        return variant
+            if (known := self._known(others, tensors)) is not None:
+                return known
+            made = _Variant(guard(tensors), others, self._kernels(given, others))
+            self._variants = [made, *self._variants]
+        return made
+
+    def _known(self, others: Sequence[Any], tensors: Sequence[Any]) -> _Variant | None:
+        for variant in self._variants:
+            if variant.others == others and variant.matches(*tensors):
+                return variant
+        return None
 
     def _kernels(self, given: Sequence[Any], others: Sequence[Any]) -> _Kernels | None:
         """Compile the region, or note why that is impossible."""
@@ -321,7 +320,12 @@ class Region:
                 kernels.compiler = self.compiler  # its id is not another one's while this exists
         except Exception as error:  # compilers raise many kinds of errors
             kernels = None
-            self._fail(error)
+            name = "Inductor"
+            if self.compiler is not None:
+                name = getattr(self.compiler, "__qualname__", type(self.compiler).__qualname__)
+            own = isinstance(error, NotTraceableError)
+            self.failure = str(error) if own else f"{name}: {described(error)}"
+            LOG.info("%r is not fused: %s", self, self.failure)
         return kernels
 
     def _compiled(self, graph: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
@@ -332,12 +336,6 @@ class Region:
         if not callable(made):
             raise TypeError(f"it must return a function, and returned {made!r}")
         return made
-
-    def _fail(self, error: Exception) -> None:
-        own = isinstance(error, NotTraceableError)
-        name = "Inductor" if self.compiler is None else name_of(self.compiler)
-        self.failure = str(error) if own else f"{name}: {described(error)}"
-        LOG.info("%r is not fused: %s", self, self.failure)
 
     def _all(self, *args: Any) -> list[Any]:
         made = self.composite(*args)
@@ -381,17 +379,13 @@ class Region:
         if mismatch is not None:
             kernels.mismatch = self._described(mismatch, written)
             _faulty.append(kernels)
-            self._differ(kernels.mismatch)
+            self.give_up(kernels.mismatch, differs=True)
             warnings.warn(f"{self.failure}. {_ADVICE}", RuntimeWarning, stacklevel=3)
             LOG.info("the region whose kernels differ:\n%s", kernels.code)
             return self.composite(*args)
         for i in written:
             given[i].copy_(copies[i])
         return self._one_or_all(made)
-
-    def _differ(self, how: str) -> None:
-        self.mismatch = how
-        self.give_up(how)
 
     def _undefined(self) -> list[int]:
         """Return the positions of results whose elements nothing has defined."""
