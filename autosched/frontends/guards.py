@@ -191,25 +191,18 @@ class Watch:
 
     def __init__(self, *roots: Any):
         self.roots = roots
-        self.key, self._unchanged = self._read()
+        reach = Reach(roots)
+        unchanged = reach.unchanged()
+        tensors = [item for item in reach.found() if isinstance(item, torch.Tensor)]
+        hooks = list(map(hooks_of, tensors))
+        self._unchanged = lambda: unchanged() and list(map(hooks_of, tensors)) == hooks
+        self.key: tuple[Hashable, Hashable] = tuple(reach.key), _settings()
 
     def holds(self) -> bool:
         """Return whether nothing has changed. Fast if containers hold the identical objects."""
         if self.key[1] == _settings() and self._unchanged():
             return True
-        key, unchanged = self._read()
-        if key != self.key:
-            return False
-        self._unchanged = unchanged
-        return True
-
-    def _read(self) -> tuple[tuple[Hashable, Hashable], Callable[[], bool]]:
-        reach = Reach(self.roots)
-        unchanged = reach.unchanged()
-        tensors = [item for item in reach.found() if isinstance(item, torch.Tensor)]
-        hooks = list(map(hooks_of, tensors))
-
-        def is_same() -> bool:
-            return unchanged() and list(map(hooks_of, tensors)) == hooks
-
-        return (tuple(reach.key), _settings()), is_same
+        now = Watch(*self.roots)
+        if is_same := now.key == self.key:
+            self._unchanged = now._unchanged
+        return is_same

@@ -271,7 +271,12 @@ class Reach:
     def _module(self, item: torch.nn.Module) -> Iterable[Any]:
         self.key.append(id(item))
         self.objects.append(item)
-        yield from self._container(item.__dict__)
+        self.containers.append(item.__dict__)
+        for name, part in item.__dict__.items():
+            # Code takes nothing from an iterator that it does not mention.
+            if name in self.mentioned or not is_iterator(part):
+                yield _Name(name)
+                yield part
         yield from self._classes(type(item))
 
     @_visit.register(torch.optim.Optimizer)
@@ -415,6 +420,12 @@ def is_trainable(tensor: torch.Tensor) -> bool:
 def is_value(item: Any) -> bool:
     """Whether an object is a value, such as a number or string."""
     return item is None or (isinstance(item, _VALUES) and not isinstance(item, enum.Enum))
+
+
+def is_iterator(item: Any) -> bool:
+    """Whether an object returns something else each time, and does not say what is next."""
+    kind = type(item)
+    return hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools")
 
 
 def value_key(item: Any) -> Hashable:

@@ -41,7 +41,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from autosched._lib.tree import flatten
 from autosched.errors import CaptureError
-from autosched.frontends.reachability import Reach, is_installed
+from autosched.frontends.reachability import Reach, is_installed, is_iterator
 
 _VALUES = (bool, int, float, complex, str, bytes, tuple)
 # Change with each step, except for the attributes that code mentions.
@@ -282,8 +282,7 @@ _GLOBAL = {
 }
 _STATEFUL = (
     *(torch.Generator, random.Random, RandomState, NumpyGenerator, BitGenerator),
-    *(queue.Queue, queue.SimpleQueue, io.IOBase, GeneratorType),
-    *(ContextVar, array, numpy.ndarray),
+    *(queue.Queue, queue.SimpleQueue, io.IOBase, ContextVar, array, numpy.ndarray),
 )
 _NUMBERS = itertools.count()
 # A seed that no step sets: setting the present one could not be detected.
@@ -337,10 +336,8 @@ def _on_real_tensors() -> Iterator[None]:
 
 def _is_stateful(item: Any) -> bool:
     """Whether an object has hidden state, and may return different things."""
-    if isinstance(item, _STATEFUL):
-        return not isinstance(item, random.SystemRandom)
-    kind = type(item)
-    return hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools")
+    is_known = isinstance(item, _STATEFUL) and not isinstance(item, random.SystemRandom)
+    return is_known or is_iterator(item)
 
 
 def _state(item: Any) -> Any:

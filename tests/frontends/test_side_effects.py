@@ -118,6 +118,10 @@ def test_an_iterator_that_a_module_holds_is_named() -> None:
         asc.CaptureError, match="attribute 'rates' of the module, a list_iterator, may not be"
     ):
         asc.capture(Warmed(NUMBERS), torch.ones(1))
+    idle = nn.Linear(1, 1)
+    idle.batches = iter(NUMBERS)  # which no code mentions
+    asc.capture(idle, torch.ones(1))
+    assert next(idle.batches) == NUMBERS[0]
 
 
 def test_random_numbers_are_put_back() -> None:
