@@ -175,6 +175,15 @@ def test_capturing_changes_nothing() -> None:
     )
 
 
+def test_capturing_leaves_a_recurrent_network_its_weights() -> None:
+    model = KINDS["recurrent"].make()
+    asc.capture(model, KINDS["recurrent"].batch()[0])
+    cells = model.get_submodule("cells")
+    assert all(
+        flat is own for flat, own in zip(cells._flat_weights, cells.parameters(), strict=True)
+    )
+
+
 def test_gradients_that_are_left_follow_a_module_to_another_type() -> None:
     """They were views, of which ``double()`` moved the shape and not the base."""
     model = nn.Linear(3, 4)
@@ -207,6 +216,14 @@ def test_objects_that_answer_to_their_items_names_can_be_read() -> None:
     table = Table(scale=2.0)
     graph = asc.capture(lambda x: x * table.scale, torch.ones(2))
     assert graph.run_serial(**graph.feed(torch.ones(2)))["result"].tolist() == [2, 2]
+
+
+def test_a_pattern_that_fits_nothing_is_named() -> None:
+    graph = asc.capture(nn.Linear(3, 2), torch.ones(1, 3))
+    with pytest.raises(
+        asc.GraphError, match="'layer9' in place= fits no task's name and no module"
+    ):
+        asc.schedule(graph, asc.Machine.emulated(gpus=1), place={"layer9": "cuda:0"})
 
 
 # ---- kinds of calls
