@@ -199,75 +199,61 @@ class Reach:
                 self._seen[id(item)] = len(self._seen), item
                 pending += list(visit(item))[::-1]
 
-    # ---- one method for each kind of object: note it, and return what can be read through it
+    # ---- kinds of objects
 
-    @functools.singledispatchmethod
-    def _visit(self, item: Any) -> Iterable[Any]:
-        return self._other(item)
+    def _visit(self, item: Any) -> Iterator[Any]:
+        """Note an object; yield what can be read through it."""
+        match item:
+            case list() | tuple() | set() | frozenset() | dict() | deque() | MappingProxyType():
+                yield from self._container(item)
+            case UserDict():
+                yield item.data
+                yield from self._object(item)
+            case (
+                functools.partial()
+                | functools.partialmethod()
+                | functools.cached_property()
+                | staticmethod()
+                | classmethod()
+                | MethodType()
+                | property()
+            ):
+                yield from (getattr(item, name, None) for name in _WRAPPED)
+            case weakref.ref():
+                yield item()
+            case CustomOpDef() | torch._ops.OpOverload() | torch._ops.OpOverloadPacket():
+                packet: Any = getattr(item, "overloadpacket", item)
+                is_definition = isinstance(item, CustomOpDef)
+                known = item if is_definition else OPDEFS.get(packet._qualified_op_name)
+                yield from (getattr(known, name, None) for name in _OPERATOR_FUNCTIONS)
+            case ContextVar():
+                self.key.append(id(item))
+                self.contents.append(functools.partial(_content, item))
+                yield item.get(None)
+            case bytearray() | array() | numpy.ndarray() if _nbytes(item) <= _MOST_BYTES:
+                self.key.append((type(item), _data(item)))
+                self.contents.append(functools.partial(_data, item))
+            case torch.Tensor():  # its other properties are compared elsewhere
+                self.key.append(id(item) if is_trainable(item) else torch.Tensor)
+                yield from hooks_of(item)
+            case torch.nn.Module():
+                yield from self._module(item)
+            case torch.optim.Optimizer():
+                yield from self._optimizer(item)
+            case type() if not is_installed(item.__module__):
+                yield from self._classes(item)
+                yield from self._classes(type(item))
+            case ModuleType() if not is_installed(item.__name__):
+                self.key.append(id(item))
+                self.containers.append(vars(item).keys())
+                yield from self._mentioned(vars(item))
+            case FunctionType():
+                yield from self._function(item)
+            case _ if _is_opaque(item):
+                self.key.append(id(item))
+            case _:
+                yield from self._object(item)
 
-    def _other(self, item: Any) -> Iterable[Any]:
-        """Note an object of no kind below."""
-        return self._identity(item) if _is_opaque(item) else self._object(item)
-
-    def _identity(self, item: Any) -> Iterable[Any]:
-        self.key.append(id(item))
-        return ()
-
-    @_visit.register(list | tuple | set | frozenset | dict | deque | MappingProxyType)
-    def _collection(self, item: Any) -> Iterable[Any]:
-        yield from self._container(item)
-        if not _is_known(type(item).__module__):
-            yield from self._object(item)
-
-    @_visit.register(UserDict)
-    def _user_dict(self, item: UserDict[Any, Any]) -> Iterable[Any]:
-        yield item.data
-        yield from self._object(item)
-
-    @_visit.register(functools.partial | functools.partialmethod | functools.cached_property)
-    @_visit.register(staticmethod | classmethod | MethodType | property)
-    def _wrapper(self, item: Any) -> Iterable[Any]:
-        return [getattr(item, name, None) for name in _WRAPPED]
-
-    @_visit.register(weakref.ref)
-    def _reference(self, item: Any) -> Iterable[Any]:
-        return [item()]
-
-    @_visit.register(CustomOpDef | torch._ops.OpOverload | torch._ops.OpOverloadPacket)
-    def _operator(self, item: Any) -> Iterable[Any]:
-        """Return the functions of a custom operator."""
-        if isinstance(item, torch._ops.OpOverload):
-            item = OPDEFS.get(item._schema.name)
-        elif isinstance(item, torch._ops.OpOverloadPacket):
-            item = OPDEFS.get(item._qualified_op_name)
-        return [getattr(item, name, None) for name in _OPERATOR_FUNCTIONS]
-
-    @_visit.register(ContextVar)
-    def _context_variable(self, item: ContextVar[Any]) -> Iterable[Any]:
-        def content() -> Hashable:
-            found = item.get(None)
-            return value_key(found) if is_value(found) else id(found)
-
-        self.key.append(id(item))
-        self.contents.append(content)
-        return [item.get(None)]
-
-    @_visit.register(bytearray | array | numpy.ndarray)
-    def _array(self, item: Any) -> Iterable[Any]:
-        nbytes = getattr(item, "nbytes", None) or len(item) * getattr(item, "itemsize", 1)
-        if nbytes > _MOST_BYTES:
-            return self._other(item)
-        self.key.append((type(item), _data(item)))
-        self.contents.append(lambda: _data(item))
-        return ()
-
-    @_visit.register(torch.Tensor)
-    def _tensor(self, item: torch.Tensor) -> Iterable[Any]:
-        # Its other properties are compared elsewhere.
-        self.key.append(id(item) if is_trainable(item) else torch.Tensor)
-        return hooks_of(item)
-
-    @_visit.register(torch.nn.Module)
     def _module(self, item: torch.nn.Module) -> Iterable[Any]:
         self.key.append(id(item))
         self.objects.append(item)
@@ -279,7 +265,6 @@ class Reach:
                 yield part
         yield from self._classes(type(item))
 
-    @_visit.register(torch.optim.Optimizer)
     def _optimizer(self, item: torch.optim.Optimizer) -> Iterable[Any]:
         """Note an optimizer; return its attributes, without its state of tensors."""
         self.key.append(id(item))
@@ -292,21 +277,6 @@ class Reach:
         yield from (value for name, value in item.__dict__.items() if name != "state")
         yield from self._classes(type(item))
 
-    @_visit.register(type)
-    def _class(self, item: type) -> Iterable[Any]:
-        if is_installed(item.__module__):
-            return self._identity(item)
-        return chain(self._classes(item), self._classes(type(item)))
-
-    @_visit.register(ModuleType)
-    def _python_module(self, item: ModuleType) -> Iterable[Any]:
-        self.key.append(id(item))
-        if is_installed(item.__name__):
-            return ()
-        self.containers.append(vars(item).keys())
-        return self._mentioned(vars(item))
-
-    @_visit.register(FunctionType)
     def _function(self, fn: FunctionType) -> Iterable[Any]:
         if _is_known(fn.__module__):
             yield from self._object(fn)
@@ -342,6 +312,8 @@ class Reach:
     def _container(self, item: Any) -> Iterator[Any]:
         """Note a container; yield its items."""
         self.key.append((type(item), len(item)))
+        if not _is_known(type(item).__module__):
+            yield from self._object(item)
         if len(item) > _MOST_ITEMS:
             self.key.append(id(item))
             return
@@ -431,6 +403,15 @@ def is_iterator(item: Any) -> bool:
 def value_key(item: Any) -> Hashable:
     """Return a value's key: 1 differs from True, and 0.0 from -0.0."""
     return type(item), repr(item) if isinstance(item, (float, complex)) else item
+
+
+def _content(variable: ContextVar[Any]) -> Hashable:
+    found = variable.get(None)
+    return value_key(found) if is_value(found) else id(found)
+
+
+def _nbytes(item: Any) -> int:
+    return int(getattr(item, "nbytes", 0) or len(item) * getattr(item, "itemsize", 1))
 
 
 def _data(item: Any) -> Hashable:
