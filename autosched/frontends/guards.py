@@ -195,7 +195,11 @@ class Watch:
         unchanged = reach.unchanged()
         tensors = [item for item in reach.found() if isinstance(item, torch.Tensor)]
         hooks = list(map(hooks_of, tensors))
-        self._unchanged = lambda: unchanged() and list(map(hooks_of, tensors)) == hooks
+
+        def is_same() -> bool:
+            return unchanged() and list(map(hooks_of, tensors)) == hooks
+
+        self._unchanged = is_same
         self.key: tuple[Hashable, Hashable] = tuple(reach.key), _settings()
 
     def holds(self) -> bool:
