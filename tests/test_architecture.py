@@ -122,6 +122,7 @@ LONGER_MODULES: dict[str, str] = {}  # each with a reason
 # Modules that one other module of their folder imports and that are a concept of their own, each
 # with the reason. Any other such module is a part of the one that imports it.
 CONCEPTS = {
+    "frontends.every_rank": "what is for several ranks; functions of one process need none of it",
     "frontends.replacements": "what is set in torch, with reasons; tracing knows none of it",
     "frontends.side_effects": "what changes besides tensors; tracing refuses it",
     "frontends.tracing": "functions to operators; capture makes tasks of operators",
