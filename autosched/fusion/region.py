@@ -486,6 +486,7 @@ _ULPS = 4  # of the written value, by which any rounding may change it
 # those of single precision sum in other orders, and compute variances in one pass.
 _NOISE, _NOISE_OF_HALVES = 10.0, 4.0
 _PEAK = 10.0  # times the root mean square, for the largest difference of an element
+_SQUARES = (100 * torch.finfo(torch.float32).eps) ** 2  # about the largest square of rounding
 _TIES = 16  # units in the last place, within which the result of a comparison is open
 
 # Arguments are changed by so many units of single or double precision, since sums round repeatedly:
@@ -574,6 +575,8 @@ def _agree(
     value, change = _errors(made, 0.0), _errors(made, 0.0 if before is None else before)
     mean = relative * change.mean + _ULPS * unit * value.mean
     largest = relative * _PEAK * change.largest + _ULPS * unit * value.largest
+    if value.largest <= _SQUARES:
+        times *= times
     mean += times * max((each.mean for each in noise), default=0.0)
     largest += times * max((each.largest for each in noise), default=0.0)
     return errors.mean <= mean and errors.largest <= largest

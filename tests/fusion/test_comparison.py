@@ -107,6 +107,18 @@ def test_noise_may_differ_as_far_as_references_do() -> None:
     assert not agree(noise + 1e-3, other, others=[third])
 
 
+def test_squares_of_noise_may_differ_as_squares_do() -> None:
+    generator = torch.Generator().manual_seed(0)
+    noise, other, third = torch.randn(3, 1000, generator=generator) * 1e-8
+    found, before = (5 * noise).square(), third.square()
+    expected, exact = other.square() + 0.9 * before, 0.9 * before
+    assert agree(found, expected, before, others=[exact])
+    assert not agree(100 * found, expected, before, others=[exact])
+    assert not agree(found, expected, before, others=[expected * (1 + 1e-6)])  # it has digits
+    large = [1e10 * each for each in (found, expected, before, exact)]
+    assert not agree(*large[:3], others=large[3:])
+
+
 def test_references_compute_in_double_precision_and_from_disturbed_arguments() -> None:
     def run(args: Sequence[Any]) -> Results:
         (x, mask) = args
