@@ -294,7 +294,7 @@ def outcome(run: Callable[..., Mapping[str, Any]], graph: Graph) -> dict[str, An
     return {**{f"output {label}": item for label, item in run(**inputs).items()}, **inputs}
 
 
-def inputs_of_runs(
+def given_to(
     graph: Graph, runs: int, first: Mapping[str, torch.Tensor] | None = None
 ) -> list[dict[str, torch.Tensor]]:
     """Return the inputs of runs: those that tasks write are the same tensors in all, others are new."""

@@ -10,12 +10,18 @@ from hypothesis import strategies as st
 
 import autosched as asc
 from autosched.simulated_gpus import playing
+from tests import strategies
 from tests.gpu.for_gpus import on_gpus, physical, there
 from tests.sample_policies import policies
-from tests.strategies import graphs, inputs_for, inputs_of_runs, machines
+from tests.strategies import graphs, inputs_for, machines
 
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 Tensors = dict[str, torch.Tensor]
+
+
+def given_to(machine: asc.Machine, graph: asc.Graph, runs: int) -> list[Tensors]:
+    """Inputs of each run, where they must live."""
+    return strategies.given_to(graph, runs, there(machine, graph, inputs_for(graph)))
 
 
 def on_host(tensors: Tensors) -> Tensors:
@@ -47,10 +53,10 @@ def test_runs_in_flight_equal_serial_runs_on_played_gpus(
         asc.schedule(graph, machine, policy=policy, costs=COSTS, in_flight=in_flight) as schedule,
     ):
         torch.manual_seed(3)
-        first = [there(machine, schedule.graph, inputs_for(graph)) for _ in range(2)]
-        serial, given = (inputs_of_runs(schedule.graph, runs, inputs) for inputs in first)
+        serial = given_to(machine, schedule.graph, runs)
         expected = [on_host(schedule.run_serial(**inputs)) for inputs in serial]
         torch.manual_seed(3)
+        given = given_to(machine, schedule.graph, runs)
         futures = [schedule.submit(**inputs) for inputs in given]
         outputs = [future.result() for future in futures]
         theirs = {item.untyped_storage().data_ptr() for each in given for item in each.values()}

@@ -19,7 +19,7 @@ from autosched.verification.verify import verify
 from tests.loop_model import Choose, Tensors, execute
 from tests.reference import LoopReference, RefusedError
 from tests.sample_policies import policies
-from tests.strategies import graphs, inputs_of_runs, machines
+from tests.strategies import given_to, graphs, machines
 
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 loops = st.integers(2, 4)
@@ -159,7 +159,7 @@ class Serial:
 
     def __init__(self, graph: asc.Graph, runs: int):
         self.state = SharedState(graph)
-        self.inputs = inputs_of_runs(graph, runs)
+        self.inputs = given_to(graph, runs)
         self.outputs: list[Tensors] = []
         self.at_once: list[Tensors] = []
         torch.manual_seed(3)
@@ -198,7 +198,7 @@ def test_runs_in_any_interleaving_do_what_they_do_one_after_another(
     _, loop = looped(graph, machine, policy, in_flight)
     runs = loop.in_flight + 2
     serial = Serial(graph, runs)
-    inputs = inputs_of_runs(graph, runs)
+    inputs = given_to(graph, runs)
     torch.manual_seed(3)
     outputs = execute(loop, graph, inputs, chosen(seed))
     left = serial.state.copies()

@@ -23,7 +23,7 @@ from autosched.testing.checking import SharedState
 from tests.laws.test_loops import copies, storage
 from tests.loop_model import Tensors
 from tests.sample_policies import policies
-from tests.strategies import graphs, inputs_of_runs, machines, mix
+from tests.strategies import given_to, graphs, machines, mix
 
 COSTS = asc.Costs(default_seconds=0, default_nbytes=0)
 loops = st.integers(2, 4)
@@ -31,7 +31,7 @@ loops = st.integers(2, 4)
 
 def left(graph: asc.Graph, run: Callable[[Sequence[Tensors]], list[Tensors]], runs: int) -> Any:
     """What runs return and leave behind. State is restored."""
-    inputs = inputs_of_runs(graph, runs)
+    inputs = given_to(graph, runs)
     state = SharedState(graph)
     torch.manual_seed(3)
     outputs = [*map(copies, run(inputs))]
@@ -160,12 +160,12 @@ def test_one_run_fails_and_those_without_its_state_go_on(
         state = SharedState(graph)
         carried = any(isinstance(i, Wait) and i.ago for i in schedule.program)
         carried = carried or any(graph.last_version(value.index) for value in graph.sources)
-        futures = [schedule.submit(**inputs) for inputs in inputs_of_runs(graph, runs)]
+        futures = [schedule.submit(**inputs) for inputs in given_to(graph, runs)]
         errors = [type(future.exception()) for future in futures]
         good = type(None)
         assert errors[failing - 1] is asc.TaskError
         assert set(errors[: failing - 1]) <= {good}
         assert set(errors[failing:]) <= ({good, CancelledRunError} if carried else {good})
-        again = [schedule.submit(**inputs) for inputs in inputs_of_runs(graph, runs)]
+        again = [schedule.submit(**inputs) for inputs in given_to(graph, runs)]
         assert all(future.exception() is None for future in again)
         state.restore()
