@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from autosched.errors import ScheduleError, listed, shown
+from autosched.graph.constraints import bonds
 from autosched.graph.flow import flow, rows_of
-from autosched.graph.graph import HOST, STORAGE, Graph, Task, Value
+from autosched.graph.graph import Graph, Task, Value
 from autosched.machine.machine import Machine
 
 if TYPE_CHECKING:
@@ -75,14 +76,7 @@ class Choices:
     open: bool = False  # every task may run on every device, without constraints
 
 
-def constraint(task: Task, machine: Machine) -> str | None:
-    """Return the device to which a task is constrained, if any."""
-    if task.device == STORAGE:
-        return (*machine.storage, machine.host)[0]
-    return machine.host if task.device == HOST else task.device
-
-
-def choices(graph: Graph, machine: Machine, homes: Mapping[int, str]) -> Choices:
+def choices(problem: Problem, homes: Mapping[int, str]) -> Choices:
     """Return where tasks may run: constraints, and which tasks must share a device.
 
     ``homes`` has the devices of inputs and constants, by value, as far as they are chosen.
@@ -94,10 +88,12 @@ def choices(graph: Graph, machine: Machine, homes: Mapping[int, str]) -> Choices
     other, and not with the task that reads it. No other task is on a storage device. Raises
     ScheduleError naming the task whose constraints contradict each other.
     """
+    graph = problem.graph
+    machine = problem.machine
     parent = list(range(len(graph.tasks)))
     several = len(set(machine.ranks.values())) > 1
     ordered = list(_ordered(graph)) if several else []
-    if graph.is_plain and not ordered and not any(task.device for task in graph.tasks):
+    if graph.is_plain and not ordered and not any(problem.bound):
         return Choices([machine.computing] * len(parent), parent, open=not machine.storage)
 
     def find(i: int) -> int:
@@ -105,21 +101,21 @@ def choices(graph: Graph, machine: Machine, homes: Mapping[int, str]) -> Choices
             parent[i] = i = parent[parent[i]]
         return i
 
-    for one, other in _pairs(graph):
+    for one, other in _pairs(problem):
         a, b = sorted((find(one), find(other)))
         parent[b] = a
     pinned: dict[int, tuple[str, str, int]] = {}
-    for index, device, why in _pins(graph, machine, homes):
+    for index, device, why in _pins(problem, homes):
         machine.device(device)
         required, reason, first = pinned.setdefault(find(index), (device, why, index))
         if required != device:
             members = (task for task in graph.tasks if find(task.index) == find(index))
-            bonds = [bond for task in members for bond in graph.bonds(task)]
-            together = listed(graph.values[value].name for value in dict.fromkeys(chain(*bonds)))
+            tied = [bond for task in members for bond in bonds(task, problem.kept)]
+            together = listed(graph.values[value].name for value in dict.fromkeys(chain(*tied)))
             raise ScheduleError(
                 f"these must share a device and cannot: {reason} {required!r}, but {why} {device!r}"
-                + (f"; {together} are kept together" if bonds else "")
-                + _writers_between(graph, first, index)
+                + (f"; {together} are kept together" if tied else "")
+                + _writers_between(problem, first, index)
             )
     group = [find(i) for i in range(len(graph.tasks))]
     where: dict[int, tuple[str, ...]] = {g: (pin[0],) for g, pin in pinned.items()}
@@ -180,10 +176,10 @@ def _in_ranks(
     return [g if find(g) in rank else find(g) for g in group], within
 
 
-def _writers_between(graph: Graph, first: int, last: int) -> str:
+def _writers_between(problem: Problem, first: int, last: int) -> str:
     """Describe the in-place writes that connect two tasks (indices), along a shortest path."""
     tied: dict[int, list[int]] = {}
-    for one, other in _pairs(graph):
+    for one, other in _pairs(problem):
         tied.setdefault(one, []).append(other)
         tied.setdefault(other, []).append(one)
     reached: dict[int, int] = {first: first}
@@ -195,7 +191,8 @@ def _writers_between(graph: Graph, first: int, last: int) -> str:
     path = [last]
     while path[-1] != first and path[-1] in reached:
         path.append(reached[path[-1]])
-    writers = [graph.tasks[index] for index in reversed(path) if graph.tasks[index].writes]
+    tasks = [problem.graph.tasks[index] for index in reversed(path)]
+    writers = [task for task in tasks if task.writes]
     if not writers:
         return ""
     names = ", ".join(f"{task.name!r} at {task.source}" for task in writers[:_MOST_WRITERS])
@@ -208,8 +205,9 @@ def _writers_between(graph: Graph, first: int, last: int) -> str:
 _MOST_WRITERS = 3  # that are named
 
 
-def _pairs(graph: Graph) -> Iterator[tuple[int, int]]:
+def _pairs(problem: Problem) -> Iterator[tuple[int, int]]:
     """Yield pairs of tasks (indices) that must share a device."""
+    graph = problem.graph
     # The first task by root of shared memory, or by set of values kept together.
     first: dict[int | tuple[int, ...], int] = {}
     for task in graph.tasks:
@@ -222,16 +220,14 @@ def _pairs(graph: Graph) -> Iterator[tuple[int, int]]:
         for use in task.writes:
             if graph.in_parts(use.value):
                 yield first.setdefault(graph.values[use.value].root, task.index), task.index
-        for bond in graph.bonds(task) if graph.kept_together else ():
+        for bond in bonds(task, problem.kept):
             yield first.setdefault(bond, task.index), task.index
 
 
-def _pins(
-    graph: Graph, machine: Machine, homes: Mapping[int, str]
-) -> Iterator[tuple[int, str, str]]:
+def _pins(problem: Problem, homes: Mapping[int, str]) -> Iterator[tuple[int, str, str]]:
     """Yield tasks (indices) with a required device, that device, and the reason."""
-    for task in graph.tasks:
-        device = constraint(task, machine)
+    graph = problem.graph
+    for task, device in zip(graph.tasks, problem.bound, strict=True):
         if device:
             yield task.index, device, f"task {task.name!r} on"
     for task in graph.tasks:

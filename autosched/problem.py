@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from autosched._lib.gc_pause import without_collecting
 from autosched.costs.costs import Costs
 from autosched.errors import MemoryLimitError, ScheduleError, listed, shown
+from autosched.graph.constraints import Bond, by_value
 from autosched.graph.flow import flow
-from autosched.graph.graph import Graph, Task, Use, Value
+from autosched.graph.graph import HOST, STORAGE, Graph, Task, Use, Value
 from autosched.machine.machine import Device, Machine
 from autosched.placement import Choices, Placement, Send, choices
 
@@ -137,13 +138,18 @@ class Goal(NamedTuple):
 class Constraints:
     """What a plan has to keep to, apart from what the graph says.
 
-    ``outputs`` are the requested devices of outputs, by label, and ``inputs`` the devices of inputs
-    and constants, by name, if not those of the graph. The inputs ``resident`` are state that stays
-    on devices between runs; until these are chosen, it is wherever it is read.
+    ``outputs`` are the requested devices of outputs, by label; ``inputs`` the devices of inputs
+    and constants, and ``place`` those of tasks, or None for any, by name, if not those of the
+    graph. ``together`` are the sets of values that are kept together, if not those of the graph.
+    The inputs ``state`` are the same in each run. Those of them that are ``resident`` stay on
+    devices between runs; until these are chosen, they are wherever they are read.
     """
 
     outputs: Mapping[str, str] = field(default_factory=dict)
     inputs: Mapping[str, str] = field(default_factory=dict)
+    place: Mapping[str, str | None] = field(default_factory=dict)
+    together: tuple[tuple[str, ...], ...] | None = None
+    state: frozenset[str] = frozenset()
     resident: tuple[str, ...] = ()
 
 
@@ -194,18 +200,39 @@ class Problem:
     def _tabulated(self) -> _Tabulated:
         return _tabulated(self)
 
-    def requesting(self, outputs: Mapping[str, str]) -> Problem:
-        """Return the problem with other requested devices of outputs."""
-        return replace(self, constraints=replace(self.constraints, outputs=outputs))
+    def constrained(self, **parts: Any) -> Problem:
+        """Return the problem with other parts of its constraints."""
+        return replace(self, constraints=replace(self.constraints, **parts))
 
     @cached_property
     def homes(self) -> Mapping[int, str]:
         """The devices of inputs and constants before a run, by value; by default the host."""
         host = self.machine.host
-        return {value.index: self._home(value) or host for value in self.graph.sources}
+        return {value.index: self.home(value) or host for value in self.graph.sources}
 
-    def _home(self, value: Value) -> str | None:
+    def home(self, value: Value) -> str | None:
+        """Return the device that an input or a constant must be on, if any."""
         return self.constraints.inputs.get(value.name) or value.home
+
+    def constraint(self, task: Task) -> str | None:
+        """Return the device to which a task is bound, if any, or ``"host"`` or ``"storage"``."""
+        return self.constraints.place.get(task.name, task.device)
+
+    @cached_property
+    def bound(self) -> list[str | None]:
+        """The device of the machine to which each task is bound, if any."""
+        machine = self.machine
+        named = {HOST: machine.host, STORAGE: (*machine.storage, machine.host)[0]}
+        devices = map(self.constraint, self.graph.tasks)
+        return [device and named.get(device, device) for device in devices]
+
+    @cached_property
+    def kept(self) -> Mapping[int, Sequence[Bond]]:
+        """The sets of values that are kept together, by value."""
+        names = self.constraints.together
+        if names is None:
+            return by_value(self.graph.kept_together)
+        return by_value(tuple(self.graph.value(name).index for name in bond) for bond in names)
 
     @cached_property
     def choices(self) -> Choices:
@@ -218,9 +245,9 @@ class Problem:
         known = {
             index: home
             for index, home in self.homes.items()
-            if values[index].name not in resident or self._home(values[index])
+            if values[index].name not in resident or self.home(values[index])
         }
-        return choices(self.graph, self.machine, known)
+        return choices(self, known)
 
     @property
     def is_limited(self) -> bool:

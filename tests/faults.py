@@ -28,7 +28,7 @@ def inject(
 
     It occurs whenever ``when()``, called at each call of the task, is true; a delay is of ``seconds``.
     """
-    faulty = graph.pinned()
+    faulty = graph.snapshot()
     old = faulty.task(task)
     intact = old.fn
     assert intact is not None

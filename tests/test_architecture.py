@@ -68,7 +68,7 @@ MAY_IMPORT = {
         *["simulation", "timeline", "verification", "viz"],
     ],
     "comparison": [*INPUTS, "policies", "problem", "scheduling", "viz"],
-    "measurement": [*IR, "policies", "runtime", "scheduling"],
+    "measurement": [*IR, "policies", "problem", "runtime", "scheduling"],
     "fusion": [
         *[*IR, "codegen", "coarsening", "measurement", "policies", "problem", "scheduling"],
         "timeline",

@@ -70,7 +70,7 @@ def test_a_value_of_another_graph_or_none_is_refused() -> None:
     ):
         graph.together("w")  # type: ignore[arg-type]
     with pytest.raises(asc.GraphError, match="schedule's own copy"):
-        graph.pinned().together(graph.value("w"))
+        graph.snapshot().together(graph.value("w"))
     assert len(graph.kept_together) == 1
 
 
@@ -103,9 +103,8 @@ def test_verify_refuses_a_program_that_parts_what_is_kept_together() -> None:
 
 
 def unbound(graph: asc.Graph) -> asc.Graph:
-    twin = graph.pinned()
+    twin = graph.snapshot()
     twin.kept_together.clear()
-    twin.bonds_of.clear()
     return twin
 
 

@@ -10,8 +10,10 @@ This module knows dependencies and memory, no cost and no module.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import chain
 
+from autosched.graph.constraints import released
 from autosched.graph.effects import MOVE, RESHAPE, effects_of
 from autosched.graph.graph import Graph, Task
 
@@ -25,12 +27,12 @@ class Folding:
     >>> graph = Graph()
     >>> x, w = graph.inputs("x", "w")
     >>> graph.output(y=x @ w.t(), z=x.t())
-    >>> folding = Folding(graph)
+    >>> folding = Folding(graph, {})
     >>> [graph.tasks[i].name for i in sorted(folding.remaining)], sorted(folding.merged)
     (['matmul', 't_1'], [1])
     """
 
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: Graph, bound: Mapping[str, str]):
         self.graph = graph
         # Roots of memory whose views and writers are left unmerged.
         self.split_memory = self._split_memory()
@@ -43,7 +45,7 @@ class Folding:
         self.merged = {
             task.index for task in graph.tasks if not task.view and not self._is_fixed(task)
         }
-        self.devices = _devices(graph)  # by task, the device to which it is bound
+        self.devices = _devices(graph, bound)  # by task, the device to which it is bound
         self.before: dict[int, list[int]] = {}  # of remaining tasks, their remaining predecessors
         # of tasks that may be folded, their remaining predecessors
         self.predecessors_of_folded: dict[int, list[int]] = {}
@@ -156,13 +158,15 @@ class Folding:
         return any(self.graph.last_version(member) for member in self.graph.members(root))
 
 
-def _devices(graph: Graph) -> list[str | None]:
+def _devices(graph: Graph, bound: Mapping[str, str]) -> list[str | None]:
     """Return by task the device to which it, or a task that is kept together with it, is bound."""
+    own = [bound.get(task.name, task.device) for task in graph.tasks]
+    kept = released(graph, bound) if bound else graph.kept_together
     bonds: dict[int, list[int]] = {}  # by root
-    for number, values in enumerate(graph.kept_together):
+    for number, values in enumerate(kept):
         for root in dict.fromkeys(graph.values[value].root for value in values):
             bonds.setdefault(root, []).append(number)
-    parent = list(range(len(graph.kept_together)))
+    parent = list(range(len(kept)))
 
     def find(i: int) -> int:
         while parent[i] != i:
@@ -174,17 +178,17 @@ def _devices(graph: Graph) -> list[str | None]:
         roots = dict.fromkeys(
             graph.values[use.value].root for use in (*task.changes, *task.outputs)
         )
-        own = [number for root in roots if not task.view for number in bonds.get(root, ())]
-        for number in own:
-            parent[find(number)] = find(own[0])
-        first.append(own[0] if own else None)
+        some = [number for root in roots if not task.view for number in bonds.get(root, ())]
+        for number in some:
+            parent[find(number)] = find(some[0])
+        first.append(some[0] if some else None)
     pinned: dict[int, str] = {}
-    for task, bond in zip(graph.tasks, first, strict=True):
-        if bond is not None and task.device is not None:
-            pinned.setdefault(find(bond), task.device)
+    for device, bond in zip(own, first, strict=True):
+        if bond is not None and device is not None:
+            pinned.setdefault(find(bond), device)
     return [
-        task.device if task.device is not None or bond is None else pinned.get(find(bond))
-        for task, bond in zip(graph.tasks, first, strict=True)
+        device if device is not None or bond is None else pinned.get(find(bond))
+        for device, bond in zip(own, first, strict=True)
     ]
 
 

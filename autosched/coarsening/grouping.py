@@ -18,13 +18,15 @@ Granularity = Literal["op", "module"]
 G = TypeVar("G", bound=Graph)
 
 
-def merge(graph: G, groups: Granularity | Mapping[str, str]) -> G:
+def merge(
+    graph: G, groups: Granularity | Mapping[str, str], bound: Mapping[str, str] | None = None
+) -> G:
     """Return the graph with each group of tasks as one task, and the same results.
 
     ``groups`` has the name of the group for tasks, by name. Or it is ``"module"``: one task for
     each call of a module, forward and backward. A group is split where merging it would create a
-    cycle, and where its tasks are pinned to different devices. Raises GraphError for unknown tasks
-    and for other words.
+    cycle, and where its tasks are pinned to different devices; ``bound`` has devices of tasks that
+    are to be pinned. Raises GraphError for unknown tasks and for other words.
 
     >>> graph = Graph("step")
     >>> x, w = graph.inputs("x", "w")
@@ -33,9 +35,9 @@ def merge(graph: G, groups: Granularity | Mapping[str, str]) -> G:
     ['layer']
     """
     if not isinstance(groups, str):
-        return merged(graph, groups)
+        return merged(graph, groups, bound=bound)
     check_granularity(groups)
-    return graph if groups == "op" else merged(graph, by_module(graph))
+    return graph if groups == "op" else merged(graph, by_module(graph), bound=bound)
 
 
 def check_granularity(word: object) -> None:

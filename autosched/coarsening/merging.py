@@ -111,9 +111,7 @@ class _Merger(Copying):
     def __init__(self, graph: Graph, wanted: Mapping[int, str], bound: Mapping[str, str]):
         super().__init__(graph)
         self.wanted = wanted
-        self.folding = Folding(graph)
-        for name, device in bound.items():
-            self.folding.devices[graph.task(name).index] = device
+        self.folding = Folding(graph, bound)
         keys: dict[Hashable, int] = {}
         cluster: dict[int, int] = {}
         for index in sorted(self.folding.remaining):

@@ -13,7 +13,7 @@ import html
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import groupby, product
 from typing import Any
 
@@ -25,9 +25,15 @@ from autosched.graph.graph import Graph
 from autosched.machine.device import NETWORKS, Network
 from autosched.machine.machine import LINKS, Link, Machine
 from autosched.policies import TIMED, Policy
-from autosched.problem import Objective
+from autosched.problem import Objective, Problem
 from autosched.scheduling.arguments import check_arguments
-from autosched.scheduling.planning import estimate_costs, find_policy, mark_pageable, schedule
+from autosched.scheduling.planning import (
+    estimate_costs,
+    find_policy,
+    mark_pageable,
+    planned,
+    problem_of,
+)
 from autosched.scheduling.schedule import Schedule
 from autosched.viz import charts
 
@@ -44,20 +50,17 @@ def compare(
     seed: int = 0,
     costs: Costs | None = None,
     examples: Mapping[str, Any] | None = None,
-    inputs: str | Mapping[str, str] | None = None,
-    outputs: str | Mapping[str, str] | None = None,
-    place: Mapping[str, str] | None = None,
-    in_flight: int | None = None,
     objective: Objective = "makespan",
     track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
+    **options: Any,
 ) -> Comparison:
     """Plan a graph for each machine by each policy; nothing runs.
 
     Machines and policies are named by mappings, or by what distinguishes them. ``seconds`` are for
     each plan of a policy that takes a time limit; other parameters are those of ``schedule``, and
-    examples are estimated once. ``track`` is called with all pairs to iterate
-    over, as ``tqdm.tqdm`` is, and may show progress. ``in_flight`` and ``objective`` are those of
-    ``schedule``; with the period as objective, speed-ups and best rows refer to it. An error of a
+    ``options`` are ``inputs``, ``outputs``, ``place`` and ``in_flight``. Examples are estimated
+    once. ``track`` is called with all pairs to iterate over, as ``tqdm.tqdm`` is, and may show
+    progress. With the period as objective, speed-ups and best rows refer to it. An error of a
     machine or a policy becomes a ``Refusal``. Raises ScheduleError and MachineError for invalid
     arguments.
 
@@ -70,10 +73,8 @@ def compare(
     >>> [round(row.speedup, 2) for row in found.rows]
     [1.0, 1.0, 1.0, 2.0]
     """
-    inputs = device_name(inputs)
-    outputs = device_name(outputs)
-    check_arguments(graph=graph, costs=costs, examples=examples, inputs=inputs, outputs=outputs)
-    check_arguments(place=place)
+    ends = {name: device_name(options.get(name)) for name in ("inputs", "outputs")}
+    check_arguments(graph=graph, costs=costs, examples=examples, **ends, place=options.get("place"))
     known = estimate_costs(graph, examples) if costs is None and examples is not None else Costs()
     named = _machines(machines)
     by_label = _policies(policies)
@@ -84,20 +85,17 @@ def compare(
     else:
         priced = dict.fromkeys(named, costs)
 
-    make = partial(
-        schedule,
-        graph,
-        inputs=inputs,
-        outputs=outputs,
-        place=place,
-        seed=seed,
-        in_flight=in_flight,
-        objective=objective,
-    )
+    @cache
+    def problem(name: str, hosts: bool) -> Problem:
+        stated: dict[str, Any] = {
+            "costs": priced[name],
+            "examples": examples,
+            "objective": objective,
+        }
+        return problem_of(graph, named[name], **stated, hosts=hosts, **options)
 
     def plan(name: str, policy: str | Policy, seconds: float | None = None) -> Schedule:
-        options: dict[str, Any] = {"policy": policy, "seconds": seconds, "costs": priced[name]}
-        return make(named[name], backend="host", **options)
+        return planned(problem(name, isinstance(policy, str)), policy, seconds, seed)
 
     singles: dict[str, float | None] = {}
     rows: list[Row] = []

@@ -6,15 +6,12 @@ the user bound tasks.
 
 from __future__ import annotations
 
-import bisect
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 from autosched._lib.text import count, device_list, duration, file_name, name_list, percent, spelled
 from autosched.errors import ScheduleError
-from autosched.explanation.what_if import SMALL, Advice, Case
+from autosched.explanation.what_if import Advice, Case
 from autosched.graph.graph import Task
 from autosched.placement import Placement
 from autosched.policies.candidates import candidates
@@ -30,14 +27,12 @@ class Plans:
     """Other placements, as ``"auto"`` finds them, the best first: ``bound`` respects bindings.
 
     ``freed`` ignores bindings to accelerators, ``off_host`` ignores bindings to a CPU of tasks that
-    are slow there. ``split`` is the best of the plans that divide the tasks between two devices, if
-    all of them are on one.
+    are slow there.
     """
 
     bound: tuple[Case, ...]
     freed: tuple[Case, ...]
     off_host: tuple[Case, ...]
-    split: Case | None = None
 
     @classmethod
     def of(cls, case: Case) -> Plans:
@@ -46,7 +41,6 @@ class Plans:
             _plans(case, [case.placement]),
             _plans(case.freed, [case.placement]) if case.bound else (),
             _plans(case.unbound(case.slow_on_host), []) if case.slow_on_host else (),
-            _split(case),
         )
 
 
@@ -78,67 +72,6 @@ def _plans(case: Case, tried: list[Placement]) -> tuple[Case, ...]:
     return tuple(sorted(plans, key=lambda plan: plan.makespan))
 
 
-def _split(case: Case) -> Case | None:
-    """Return the best plan that divides the tasks between two devices.
-
-    Policies minimize the makespan, so of plans with more devices than pay off they may return only
-    poor ones. Inputs on the first device that only the second reads are moved to the second.
-    """
-    others = [name for name in case.workers if name not in case.used]
-    if len(case.used) != 1 or not others or len(case.graph) > SMALL:
-        return None
-    plans = (_divided(case, others[0], at) for at in _cuts(case))
-    return min(filter(None, plans), key=lambda plan: plan.makespan, default=None)
-
-
-def _cuts(case: Case) -> list[int]:
-    """Return a few positions to cut, each side with a third of the work.
-
-    A device that only gets a small task would show nothing about the cost of distributing work.
-    """
-    device = case.used[0]
-    ends = list(accumulate(case.task_seconds(task, device) for task in _tasks_on(case, device)))
-    if not ends or not 0 < ends[-1] < math.inf:
-        return []
-    least = ends[-1] * (1 / 3 - 1e-9)
-    most = ends[-1] * (2 / 3 + 1e-9)
-    sound = [number for number, end in enumerate(ends, 1) if least <= end <= most]
-    step = max(1, -(-len(sound) // case.tries))
-    return sound[::step] or [bisect.bisect_left(ends, ends[-1] / 2) or 1]
-
-
-def _tasks_on(case: Case, device: str) -> list[Task]:
-    return [task for task in case.graph.tasks if case.placement.device[task.name] == device]
-
-
-def _divided(case: Case, other: str, at: int) -> Case | None:
-    """Return the case with later tasks on another device, or None if impossible."""
-    used = case.used[0]
-    allowed = case.problem.choices
-    device = dict(case.placement.device)
-    goes: dict[int, bool] = {}  # by group, whether it moves to the other device
-    for number, task in enumerate(_tasks_on(case, used)):
-        moves = goes.setdefault(allowed.group[task.index], number >= at)
-        if moves and other in allowed.devices[task.index]:
-            device[task.name] = other
-    # Inputs on the used device that are read only on the other one move there.
-    readers: dict[int, set[str]] = {}
-    for task in case.graph.tasks:
-        for use in case.graph.needs(task):
-            readers.setdefault(case.graph.values[use.value].root, set()).add(device[task.name])
-    moved = {
-        value.name: other
-        for value in case.graph.sources
-        if case.problem.homes[value.index] == used and readers.get(value.index) == {other}
-    }
-    try:
-        graph = case.graph.pinned(moved)
-        plan = case.having(graph=graph).placed(Placement(device, case.placement.order))
-        return plan if other in plan.used else None
-    except ScheduleError:
-        return None
-
-
 def change_placement(case: Case, plans: Plans) -> Iterator[Advice]:
     """Suggest other placements, and name the bindings that prevent them."""
     best = case.makespan
@@ -151,7 +84,7 @@ def change_placement(case: Case, plans: Plans) -> Iterator[Advice]:
             yield _off_host_remedy(case, plan, moved)
     for plan in plans.freed[:1]:
         if plan.makespan < best:
-            free = plan.having(graph=case.unbound(case.bound).graph, costs=case.costs)
+            free = plan.having(costs=case.costs)
             yield replace(_remedy(case, plan, "bound"), makespan=promised(free))
 
 
@@ -199,21 +132,19 @@ def _binding(case: Case, bound: Sequence[Task]) -> str:
     what = f"{count(len(bound), 'task')} {'is' if len(bound) == 1 else 'are'}"
     if 1 < len(bound) == len(case.graph.tasks):
         what = "all tasks are"
-    devices = device_list(list(dict.fromkeys(str(task.device) for task in bound)))
+    devices = device_list(list(dict.fromkeys(str(case.problem.constraint(task)) for task in bound)))
     return f"{what} bound to {devices} (at {file_name(bound[0].source)}, or by place=)"
 
 
 def device_count_note(case: Case, plans: Plans) -> tuple[str, ...]:
     """Describe that more devices, or fewer, would not help."""
     more = [plan for plan in plans.bound if len(plan.used) > len(case.used)]
-    more = sorted([*more, *filter(None, [plans.split])], key=lambda plan: plan.makespan)
     fewer = [plan for plan in plans.bound if len(plan.used) < len(case.used)]
     if more and more[0].makespan >= case.makespan > 0:
         take = "takes" if len(more[0].used) == 1 else "take"
         longer = f"{take} {_longer(more[0].makespan / case.makespan)}"
-        best = ", in the best way that was tried" if len(more[0].used) > 1 else ""
         devices = device_list(more[0].used)
-        return (f"{_no_gain(more[0], case.makespan)} ({devices} {longer}{best})",)
+        return (f"{_no_gain(more[0], case.makespan)} ({devices} {longer})",)
     if fewer and case.makespan < fewer[0].makespan <= case.makespan * (1 + _SAME):
         return (f"on {_alone(fewer[0])} it takes {duration(fewer[0].makespan)}, hardly longer",)
     return ()

@@ -6,24 +6,21 @@ Each function yields remedies, with the predicted makespan, or notes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from autosched._lib.text import amount, count, device_list, duration, file_name, name_list, percent
 from autosched.costs.costs import Costs, Replay
-from autosched.errors import AutoschedError, ScheduleError
-from autosched.explanation.facts import Predecessor
+from autosched.errors import AutoschedError
 from autosched.explanation.placements import promised
 from autosched.explanation.what_if import LEAST, SMALL, Advice, Case, fewest
 from autosched.graph.graph import Task, Value
 from autosched.machine.machine import Device, Link
-from autosched.placement import Placement
 from autosched.policies import single_on
-from autosched.program.program import Copy, Program, Run, Stream, Wait
+from autosched.program.program import Copy, Run, Stream, Wait
 from autosched.simulation.simulate import is_pageable, makespan
 
 _PAGEABLE = 0.1  # of the makespan, from which pageable memory is mentioned
-_MOST = 4_000  # copies, each with a stream of its own at first: lowering takes long for more
 
 
 # ---- page-locked memory
@@ -89,73 +86,6 @@ def _rates(link: Link | None) -> str:
         return "as fast as any other"
     slow = amount(link.pageable_bytes_per_second, "B/s")
     return f"at {slow} instead of {amount(link.bytes_per_second, 'B/s')}"
-
-
-# ---- copy streams
-
-
-def add_copy_streams(case: Case, before: Sequence[Sequence[Predecessor]]) -> Iterator[Advice]:
-    """Suggest a copy stream for each link, if copies are queued.
-
-    Copies over the same link share its rate, so a stream for each copy is never suggested.
-    """
-    queues = _queued_copies(case, before)
-    copies = sum(isinstance(i, Copy) for i in case.program)
-    if not queues or not case.machine.contention or copies > _MOST or case.machine.ranks:
-        return
-    stream, waits = max(queues.items(), key=lambda item: sum(item[1].values()))
-    values = tuple(sorted(waits, key=lambda name: -waits[name]))
-    apart = case.placed(case.placement, replace(case.machine, contention=False))
-    words = (
-        f"{count(len(values), 'copy')} {'stands' if len(values) == 1 else 'stand'} in line on "
-        f"{stream}, for up to {duration(waits[values[0]])} ({name_list(values)}): a copy stream "
-        "for each link lets copies by different links go at once, where these are independent "
-        "(by hand, in schedule.code)"
-    )
-    by_link = replace(apart, program=_with_streams_by_link(apart.program)).makespan
-    yield Advice("copy streams", words, (), values, by_link)
-
-
-def _queued_copies(
-    case: Case, before: Sequence[Sequence[Predecessor]]
-) -> dict[Stream, dict[str, float]]:
-    """Return for each copy stream the copies that were queued there, and how long."""
-    spans = case.predicted.spans
-    ended = {span.name: span.end for span in spans if span.kind == "run"}
-    waits: dict[Stream, dict[str, float]] = {}
-    for span, some in zip(spans, before, strict=True):
-        copy = case.program.instructions[span.instruction]
-        if not isinstance(copy, Copy):
-            continue
-        # An earlier copy may have waited for the producer already; then no arrow leads to this one.
-        made = ended.get(case.maker(copy) or "", 0.0)
-        ready = max([made, *(spans[b.span].end for b in some if b.needed)])
-        ahead = [b.span for b in some if _is_queued_after(case, copy, b)]
-        last = max(ahead, key=lambda other: (spans[other].end, other), default=None)
-        if last is not None and spans[last].end > ready:
-            stream = next(s for s in span.streams if s in spans[last].streams)
-            queue = waits.setdefault(stream, {})
-            queue[span.name] = max(queue.get(span.name, 0.0), spans[last].end - ready)
-    return waits
-
-
-def _is_queued_after(case: Case, copy: Copy, before: Predecessor) -> bool:
-    """Whether a copy waits for one on another link."""
-    if before.cause != "batch":
-        return before.cause == "link"
-    other = case.program.instructions[case.predicted.spans[before.span].instruction]
-    return not (isinstance(other, Copy) and other.source == copy.source)
-
-
-def _with_streams_by_link(program: Program) -> Program:
-    """Return a program with one copy stream for each pair of source and destination."""
-    streams = {
-        copy.stream: Stream(copy.stream.device, f"copies {copy.source} to {copy.destination}")
-        for copy in program
-        if isinstance(copy, Copy)
-    }
-    moved = [replace(i, stream=streams.get(i.stream, i.stream)) for i in program]
-    return replace(program, instructions=tuple(moved))
 
 
 # ---- spilled values
@@ -248,7 +178,7 @@ def _kept_remedies(case: Case, kind: str, values: Sequence[Value]) -> Iterator[A
 def _accelerator_kinds(case: Case) -> list[str]:
     """Return an accelerator of each kind, in the machine's order."""
     first: dict[Device, str] = {}
-    bound = {task.device for task in case.bound}
+    bound = {*map(case.problem.constraint, case.bound)}
     for name in case.machine.accelerators:
         device = case.machine.device(name)
         anonymous = replace(device, name=device.kind, physical=None)
@@ -274,7 +204,7 @@ def _kept_remedy(
     """Return the effect of keeping the first few inputs there, and all tasks on a ``device``."""
 
     def kept(moved: Sequence[str]) -> Case:
-        changed = case.having(graph=case.graph.pinned({name: homes[name] for name in moved}))
+        changed = case.with_inputs_on({name: homes[name] for name in moved})
         placement = case.placement
         if device is not None:
             placement = single_on(device)(changed.problem)
@@ -434,16 +364,11 @@ def avoid_host_reads(case: Case, idle_by_span: Mapping[int, float]) -> Iterator[
     host are not included.
     """
     waited = _waited_for_readers(case, idle_by_span)
-    needed, last = _delaying_readers(case, waited)
+    needed = _delaying_readers(case, waited)
     if needed:
         tasks, makespan = fewest(needed, case.makespan, lambda some: _makespan_without(case, some))
         what, how = _alternative(tasks)
         yield _read_remedy(case, tasks, waited, f"{what} ({how})", makespan)
-    if sum(waited[task.name] for task in last) > LEAST * case.makespan:
-        tasks, makespan = fewest(
-            last, case.makespan, lambda some: _makespan_if_last(case, some), case.tries
-        )
-        yield _read_remedy(case, tasks, waited, "read it after all else", makespan)
 
 
 def host_read_note(case: Case, idle_by_span: Mapping[int, float]) -> tuple[str, ...]:
@@ -452,7 +377,7 @@ def host_read_note(case: Case, idle_by_span: Mapping[int, float]) -> tuple[str, 
     The real cost may be larger.
     """
     waited = _waited_for_readers(case, idle_by_span)
-    needed, _ = _delaying_readers(case, waited)
+    needed = _delaying_readers(case, waited)
     saved = case.makespan - _makespan_without(case, needed) if needed else 0.0
     if not 0 < saved <= LEAST * case.makespan:
         return ()
@@ -490,8 +415,8 @@ def _read_remedy(
 # ---- tasks that read on the host
 
 
-def _delaying_readers(case: Case, waited: Mapping[str, float]) -> tuple[list[Task], list[Task]]:
-    """Return host tasks that accelerators need and wait for, and others, the longest first."""
+def _delaying_readers(case: Case, waited: Mapping[str, float]) -> list[Task]:
+    """Return host tasks that accelerators need and wait for, the longest first."""
     allowed = case.problem.choices.devices
     readers = [
         task
@@ -500,8 +425,7 @@ def _delaying_readers(case: Case, waited: Mapping[str, float]) -> tuple[list[Tas
     ]
     readers.sort(key=lambda task: -float(f"{waited[task.name]:.3g}"))
     back = _leading_to_accelerators(case)
-    needed = [task for task in readers if task.index in back]
-    return needed, [task for task in readers if task.index not in back]
+    return [task for task in readers if task.index in back]
 
 
 def _read_results(case: Case, task: Task) -> list[str]:
@@ -568,20 +492,3 @@ def _makespan_without(case: Case, tasks: Sequence[Task]) -> float:
             case Copy(value=value) if value in made and instruction.source in host:
                 seconds[i] = 0.0
     return case.timed(seconds)
-
-
-def _makespan_if_last(case: Case, tasks: Iterable[Task]) -> float:
-    """Return the makespan if tasks and their successors ran last; infinity if impossible."""
-    late: set[int] = set()
-    pending = [task.index for task in tasks]
-    while pending:
-        index = pending.pop()
-        if index not in late:
-            late.add(index)
-            pending += case.graph.users[index]
-    names = {case.graph.tasks[index].name for index in late}
-    order = sorted(case.placement.order, key=names.__contains__)  # stable: false comes first
-    try:
-        return case.placed(Placement(case.placement.device, tuple(order))).makespan
-    except ScheduleError:
-        return math.inf

@@ -32,7 +32,6 @@ from autosched.explanation.facts import (
 )
 from autosched.explanation.placements import Plans, change_placement, device_count_note
 from autosched.explanation.remedies import (
-    add_copy_streams,
     avoid_host_reads,
     fuse_launches,
     host_note,
@@ -55,9 +54,8 @@ from autosched.problem import Goal
 from autosched.program.parts import crosses
 from autosched.program.program import Copy, Program, Run, Stream, occupied
 from autosched.simulation.footprint import needs_of_runs
-from autosched.simulation.issuing import issuing
-from autosched.simulation.periods import Period, fewest_in_flight, period
-from autosched.simulation.simulate import durations
+from autosched.simulation.periods import Period, fewest_in_flight
+from autosched.simulation.plan import Plan
 from autosched.timeline.timeline import Timeline, what
 
 # ---- the period of a loop
@@ -108,7 +106,7 @@ def period_facts(case: Case) -> PeriodFacts | None:
     program = case.program
     if program.in_flight == 1:
         return None
-    found = period(program, case.seconds, case.issuing)
+    found = case.cycle
     bounds = period_bounds(case.problem, program.in_flight)
     name = max(bounds, key=lambda each: bounds[each])
     limit, stream = _limit(program, found)
@@ -186,7 +184,7 @@ def _better(case: Case, found: Period, limit: Limit) -> Iterator[Better]:
         needs = needs_of_runs(program, case.problem)
         most = int(min([_MOST, *(need.most for need in needs.values())]))
         count = fewest_in_flight(program, case.seconds, case.issuing, max(most, program.in_flight))
-        then = period(replace(program, in_flight=count), case.seconds, case.issuing).seconds
+        then = replace(case, program=replace(program, in_flight=count)).period
         if count > program.in_flight and then < least:
             yield Better(f"in_flight={count} instead of {program.in_flight}", then)
     if limit == "order":
@@ -218,11 +216,11 @@ def _periods_of(case: Case, policies: Iterable[Policy]) -> Iterator[float]:
 def _period_of(case: Case, placement: Placement, machine: Machine) -> float:
     """Return the period of a placement; infinity if so many runs in flight do not fit."""
     count = case.program.in_flight
-    problem = replace(case.problem.requesting(case.outputs), machine=machine)
+    problem = replace(case.problem.constrained(outputs=case.outputs), machine=machine)
     loop = lower(problem, placement, in_flight=count)
     if min(need.most for need in needs_of_runs(loop, problem).values()) < count:
         return math.inf
-    return period(loop, durations(loop, problem), issuing(loop, problem)).seconds
+    return Plan(problem, placement, loop).period
 
 
 _MOST_LATE = 3
@@ -325,7 +323,7 @@ def explain(case: Case, measured: Timeline | None = None) -> Explanation:
         bound=len(case.bound),
         copies=sum(isinstance(i, Copy) for i in case.program),
         devices=tuple(name for name in case.machine.names if name in used),
-        advice=worthwhile(_remedies(case, plans, planned, waited), case.makespan),
+        advice=worthwhile(_remedies(case, plans, waited), case.makespan),
         notes=(
             *_guess_note(case),
             *host_note(case),
@@ -364,7 +362,6 @@ def _idle_by_span(case: Case, before: Sequence[Sequence[Predecessor]]) -> Counte
 def _remedies(
     case: Case,
     plans: Plans,
-    before: Sequence[Sequence[Predecessor]],
     waited: Mapping[int, float],
 ) -> Iterator[Advice]:
     yield from pin_memory(case)
@@ -373,7 +370,6 @@ def _remedies(
     yield from fuse_launches(case)
     yield from replay_launches(case)
     yield from change_placement(case, plans)
-    yield from add_copy_streams(case, before)
 
 
 def _checked(case: Case, timeline: Timeline) -> Timeline:

@@ -17,7 +17,7 @@ from autosched.errors import ScheduleError
 from autosched.explanation.facts import Predecessor, binding_predecessors, predecessors, slack
 from autosched.explanation.what_if import SMALL, Case
 from autosched.graph.task import Task
-from autosched.placement import Choices, Placement, constraint
+from autosched.placement import Choices, Placement
 from autosched.program.program import Copy
 from autosched.timeline.timeline import Span, Timeline
 
@@ -175,13 +175,14 @@ def _description(case: Case, span: Span) -> str:
 
 def _reason(case: Case, task: Task, allowed: Choices) -> str:
     device = case.placement.device[task.name]
-    if constraint(task, case.machine):
+    bound = case.problem.bound
+    if bound[task.index]:
         return f"bound to {device}, where it was added or by place="
     if len(allowed.devices[task.index]) > 1:
         return "chosen by the policy"
     group = allowed.group[task.index]
     for other in case.graph.tasks:
-        if allowed.group[other.index] == group and constraint(other, case.machine):
+        if allowed.group[other.index] == group and bound[other.index]:
             bond = f"shares memory, or is kept together, with {other.name!r}"
             return f"{bond}, which is bound to {device}"
     if len(case.machine.devices) == 1:

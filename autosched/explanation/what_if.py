@@ -6,22 +6,18 @@ A what-if question is a case in which one part is replaced, and is predicted by 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
-from autosched.costs.costs import Costs
-from autosched.graph.graph import HOST, Graph, Task, Use
+from autosched.graph.graph import HOST, Task, Use
 from autosched.lowering import fitted
 from autosched.lowering.resident_state import with_resident_state
-from autosched.machine.machine import Machine
 from autosched.placement import Placement
-from autosched.problem import Problem
-from autosched.program.program import Copy, Program
-from autosched.simulation.issuing import Issuing, issuing
-from autosched.simulation.simulate import durations, makespan, simulate
-from autosched.timeline.timeline import Timeline
+from autosched.program.program import Copy
+from autosched.simulation.plan import Plan
+from autosched.simulation.simulate import makespan
 
 SMALL = 2_000  # tasks, up to which there is time to lower many variants
 LEAST = 0.02  # of the makespan; changes that gain less are not listed
@@ -32,8 +28,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Case:
-    """The parts of a schedule.
+class Case(Plan):
+    """A plan, and what it would be otherwise.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -44,45 +40,6 @@ class Case:
     >>> case.placed(Placement({"y": "cuda:0"}, ("y",))).makespan > case.makespan
     True
     """
-
-    problem: Problem
-    placement: Placement
-    program: Program
-
-    @property
-    def graph(self) -> Graph:
-        """The graph of the problem."""
-        return self.problem.graph
-
-    @property
-    def machine(self) -> Machine:
-        """The machine of the problem."""
-        return self.problem.machine
-
-    @property
-    def costs(self) -> Costs:
-        """The costs of the problem."""
-        return self.problem.costs
-
-    @cached_property
-    def predicted(self) -> Timeline:
-        """The predicted timeline. Raises ScheduleError if the machine cannot run the program."""
-        return simulate(self.program, self.problem)
-
-    @cached_property
-    def makespan(self) -> float:
-        """The predicted makespan. Raises ScheduleError if the machine cannot run the program."""
-        return makespan(self.program, self.seconds, self.issuing)
-
-    @cached_property
-    def seconds(self) -> tuple[float, ...]:
-        """The predicted duration of each instruction."""
-        return durations(self.program, self.problem)
-
-    @cached_property
-    def issuing(self) -> Issuing | None:
-        """The threads that issue the program; None if that takes no time."""
-        return issuing(self.program, self.problem)
 
     @cached_property
     def workers(self) -> tuple[str, ...]:
@@ -129,19 +86,20 @@ class Case:
         return makespan(self.program, seconds, threads)
 
     def having(self, **parts: Any) -> Case:
-        """Return the case with another graph, machine or costs, and the same placement."""
+        """Return the case with another machine or costs, and the same placement."""
         return replace(self, problem=replace(self.problem, **parts))
 
-    def placed(self, placement: Placement, machine: Machine | None = None) -> Case:
-        """Return the case with another placement, and optionally another machine.
+    def with_inputs_on(self, homes: Mapping[str, str]) -> Case:
+        """Return the case with inputs on other devices, by name, and the same placement."""
+        inputs = {**self.problem.constraints.inputs, **homes}
+        return replace(self, problem=self.problem.constrained(inputs=inputs))
 
-        Raises ScheduleError if that is impossible.
-        """
+    def placed(self, placement: Placement) -> Case:
+        """Return the case with another placement. Raises ScheduleError if that is impossible."""
         if placement.streams is None:
             placement = replace(placement, streams=self.placement.streams)
-        asked = replace(self.problem, machine=machine or self.machine)
-        problem, placement = with_resident_state(asked, placement)
-        program = fitted(problem.requesting(self.outputs), placement)
+        problem, placement = with_resident_state(self.problem, placement)
+        program = fitted(problem.constrained(outputs=self.outputs), placement)
         return Case(problem, placement, program)
 
     @cached_property
@@ -166,9 +124,8 @@ class Case:
     @cached_property
     def bound(self) -> tuple[Task, ...]:
         """The tasks that the user has bound to a worker."""
-        return tuple(
-            task for task in self.graph.tasks if task.device != HOST and task.device in self.workers
-        )
+        devices = zip(self.graph.tasks, map(self.problem.constraint, self.graph.tasks), strict=True)
+        return tuple(task for task, at in devices if at != HOST and at in self.workers)
 
     @cached_property
     def freed(self) -> Case:
@@ -181,21 +138,18 @@ class Case:
 
     def unbound(self, tasks: Iterable[Task]) -> Case:
         """Return the case with tasks free to run anywhere, and the same placement."""
-        twin = self.graph.pinned()
-        for task in tasks:
-            free = replace(task, device=None)
-            twin.tasks[task.index] = free
-            if twin.names[task.name] is task:
-                twin.names[task.name] = free
-        return self.having(graph=twin)
+        free = dict.fromkeys(task.name for task in tasks)
+        place = {**self.problem.constraints.place, **free}
+        return replace(self, problem=self.problem.constrained(place=place))
 
     @cached_property
     def slow_on_host(self) -> tuple[Task, ...]:
         """Tasks bound to a CPU that some accelerator runs twice as fast."""
         found = []
         for task in self.graph.tasks:
-            if task.device not in (None, HOST, *self.workers) and not task.reads_file:
-                seconds = self.task_seconds(task, str(task.device))
+            device = self.problem.constraint(task)
+            if device and device not in (HOST, *self.workers) and not task.reads_file:
+                seconds = self.task_seconds(task, device)
                 least = min(self.task_seconds(task, name) for name in self.workers)
                 found += [task] if least < seconds and least <= seconds / 2 else []
         return tuple(found)
@@ -213,8 +167,8 @@ class Advice:
     """A change, in words, with its tasks and values, and the predicted makespan with it.
 
     ``gain`` is the seconds that it saves, ``share`` their part of the makespan. ``kind`` is ``pin``,
-    ``keep`` or, for inputs that may differ from run to run, ``keep inputs``; ``launch``, ``host
-    read`` or ``copy streams``; ``host bound`` for tasks that are bound to a CPU and slow there;
+    ``keep`` or, for inputs that may differ from run to run, ``keep inputs``; ``launch`` or
+    ``host read``; ``host bound`` for tasks that are bound to a CPU and slow there;
     ``policy`` for a better placement, or ``bound`` for one that the user's bindings forbid; and each
     of these two as ``idle ...`` or ``fewer ...`` if it uses more devices, or fewer.
     """

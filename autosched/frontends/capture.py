@@ -46,6 +46,7 @@ from autosched.frontends.unsupported import (
     check_tensors,
     definition_of,
 )
+from autosched.graph.constraints import placed
 from autosched.graph.effects import effects_of
 from autosched.graph.graph import Graph, Value
 from autosched.graph.task import Followed
@@ -342,7 +343,8 @@ def _is_python(node: Node) -> bool:
 G = TypeVar("G", bound=Graph)
 
 
-def coarse(graph: G, granularity: Granularity) -> G:
-    """Return a graph of operators at a granularity."""
-    marks = by_mark(graph)
-    return merge(merged(graph, marks) if marks else graph, granularity)
+def coarse(graph: G, granularity: Granularity, place: Mapping[str, str] | None = None) -> G:
+    """Return a graph of operators at a granularity; tasks in different places are not merged."""
+    if marks := by_mark(graph):
+        graph = merged(graph, marks, bound=placed(graph, place or {}))
+    return merge(graph, granularity, placed(graph, place or {}))

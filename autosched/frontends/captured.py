@@ -17,7 +17,8 @@ from autosched.errors import CaptureError, GraphError
 from autosched.frontends.reachability import is_value, value_key
 from autosched.frontends.settings import Settings
 from autosched.frontends.state import Place, State
-from autosched.graph.graph import Graph
+from autosched.graph.graph import Graph, run_serial
+from autosched.scheduling.binding import Binding, Finish
 
 _AGAIN = "; capture it again, or use autosched.compile, which recaptures by itself"
 
@@ -29,7 +30,7 @@ class Output:
         self.name = name
 
 
-class Captured(Graph):
+class Captured(Graph, Binding):
     """A captured graph, and how to run it on the function's arguments.
 
     It, and its schedules, are called with the arguments of the function. The tensors that modules
@@ -58,7 +59,7 @@ class Captured(Graph):
         held = self.state.tensors()
         self.held = frozenset(held)  # the inputs that modules and optimizers hold
         places = self.state.places().items()
-        self.lasting = frozenset(name for name, (place, _) in places if place[0] != "grad")
+        self.state_inputs = frozenset(name for name, (place, _) in places if place[0] != "grad")
         for name in given.keys() & held.keys():
             raise CaptureError(
                 f"two inputs would have the name {name!r}: an argument, and a tensor of a module "
@@ -105,9 +106,17 @@ class Captured(Graph):
         """Return what modules and optimizers hold now."""
         return {**self.state.tensors(), **self.settings.inputs(self.state)}
 
+    def run_serial(self, /, *args: Any, **inputs: Any) -> dict[str, Any]:
+        """Run the tasks one by one, with the arguments of the function: see ``Graph.run_serial``."""
+        found, finish = self.completed(self, args, inputs)
+        outputs = run_serial(self, found, followed=self.followed)
+        if finish is not None:
+            finish(outputs)
+        return outputs
+
     def completed(
-        self, args: Sequence[Any], inputs: dict[str, Any]
-    ) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], Any] | None]:
+        self, graph: Graph, args: Sequence[Any], inputs: dict[str, Any]
+    ) -> tuple[dict[str, Any], Finish | None]:
         """Return the inputs of a run with present state, and ``finish`` if there is new state.
 
         Raises GraphError if modules or optimizers hold other tensors than during the capture.

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, zip_longest
-from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import torch
 
@@ -301,10 +301,8 @@ class Compiled:
         costs: dict[str, Any] = (
             {"examples": examples} if self.costs is None else {"costs": self.costs}
         )
-        graph = operators
-        if self.granularity != "op":  # tasks in different places are not merged
-            graph = cast(Captured, graph.pinned(place=self.options.get("place")))
-        graph = coarse(graph, self.granularity)
+        place = self.options.get("place") if self.granularity != "op" else None
+        graph = coarse(operators, self.granularity, place)
         fuses = self.fuse and not _creates_state(operators)
         if self.fuse and not fuses and self.options.get("progress") in (None, True):
             why = "the first one creates the state of its optimizer"
@@ -316,8 +314,8 @@ class Compiled:
         if not self._has_ranks:
             return graph, schedule(graph, **{**self.options, **costs}), None
         machine = self.options["machine"]
-        twin, outputs, ends = on_every_rank(graph, machine, self.options.get("outputs"))
-        return graph, schedule(twin, **{**self.options, **costs, "outputs": outputs}), ends
+        twin, ends, asked = on_every_rank(graph, machine, self.options)
+        return graph, schedule(twin, **{**self.options, **costs, **asked}), ends
 
     @property
     def _has_ranks(self) -> bool:

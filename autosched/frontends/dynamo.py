@@ -50,6 +50,7 @@ from autosched.graph.graph import Graph, Value
 from autosched.graph.task import Origin
 from autosched.machine.machine import Machine
 from autosched.policies import Policy
+from autosched.scheduling.binding import Binding
 from autosched.scheduling.planning import schedule
 from autosched.scheduling.schedule import Schedule
 
@@ -394,7 +395,7 @@ def _guard_hooks() -> None:
             guards.add(source.make_guard(GuardBuilder.SEQUENCE_LENGTH))
 
 
-class AotGraph(Graph):
+class AotGraph(Graph, Binding):
     """A forward or backward graph, called with a list for a list; for arguments of these shapes.
 
     Numbers among them become constants. ``names`` are those of what Dynamo traced. Raises
@@ -461,7 +462,7 @@ class AotGraph(Graph):
         self.given[name] = position
         # Dynamo marks parameters and buffers of modules.
         if getattr(argument, "_dynamo_static_input_type", None) is not None:
-            self.lasting |= {name}
+            self.state_inputs |= {name}
         with self._on(node, node.meta["val"].device.type != "cpu"):
             return self.input(name)
 

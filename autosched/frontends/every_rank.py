@@ -12,8 +12,8 @@ each capture. On an emulated machine, one process plays all ranks, and has nothi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -22,11 +22,12 @@ from autosched._lib.tree import flatten
 from autosched.errors import HazardError, ScheduleError, shown
 from autosched.frontends.captured import Captured
 from autosched.frontends.random_state import add_state
+from autosched.graph.constraints import by_pattern
 from autosched.graph.effects import counts_in_memory
 from autosched.graph.graph import Value
-from autosched.graph.pinning import by_pattern
 from autosched.machine.cluster import joined
 from autosched.machine.machine import Machine
+from autosched.scheduling.arguments import check_arguments
 
 _STATE = "random_state"
 
@@ -97,22 +98,21 @@ def drawing_on_one(graph: Captured) -> None:
 
 
 def on_every_rank(
-    graph: Captured, machine: Machine, wanted: str | Mapping[str, str] | None
-) -> tuple[Captured, dict[str, str], Ends]:
-    """Return a graph with inputs and outputs on all ranks, and the devices of these outputs.
+    graph: Captured, machine: Machine, options: Mapping[str, Any]
+) -> tuple[Captured, Ends, dict[str, Any]]:
+    """Return a graph with inputs and outputs on all ranks, and options of ``schedule`` for it.
 
-    Results of the function that ``wanted`` names are on that device alone. Raises ScheduleError for
-    tasks that communicate by themselves.
+    Results of the function that the option ``outputs`` names are on that device alone. Raises
+    ScheduleError for tasks that communicate by themselves.
     """
     _check(graph, machine)
     fronts: dict[int, str] = {}  # the first device of each rank
     for device, rank in machine.ranks.items():
         fronts.setdefault(rank, device)
     own = fronts[machine.rank or 0]
-    given = _devices(graph, wanted)
-    twin = cast(Captured, graph.pinned())
-    _pin_random(twin, machine.host)
-    twin.everywhere = frozenset(graph.input_names)
+    given = _devices(graph, options.get("outputs"))
+    twin = graph.snapshot()
+    twin.on_all_ranks = True
     twin.outputs = {}
     devices: dict[str, str] = {}
     everyones: dict[str, list[str]] = {}  # labels on all devices, by name
@@ -139,7 +139,11 @@ def on_every_rank(
         followed = [label for name in graph.followed.outputs for label in everyones.get(name, ())]
         twin.followed = graph.followed._replace(outputs=frozenset(followed))
     random = labels.pop(_STATE, None)
-    return twin, devices, Ends(labels, written, random, machine.rank is None)
+    check_arguments(place=options.get("place"))
+    drawing = dict.fromkeys((task.name for task in graph.tasks if task.random), machine.host)
+    place = {**drawing, **(options.get("place") or {})}
+    ends = Ends(labels, written, random, machine.rank is None)
+    return twin, ends, {"outputs": devices, "place": place}
 
 
 def _check(graph: Captured, machine: Machine) -> None:
@@ -164,13 +168,6 @@ def _devices(graph: Captured, wanted: str | Mapping[str, str] | None) -> dict[st
     if isinstance(wanted, str) or wanted is None:
         return {} if wanted is None else dict.fromkeys(graph.outputs, wanted)
     return by_pattern(wanted, graph.outputs, "outputs", "output")
-
-
-def _pin_random(graph: Captured, device: str) -> None:
-    for task in [task for task in graph.tasks if task.random and task.device is None]:
-        graph.tasks[task.index] = placed = replace(task, device=device)
-        if graph.names[task.name] is task:
-            graph.names[task.name] = placed
 
 
 # ---- agreement

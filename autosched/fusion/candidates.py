@@ -57,7 +57,10 @@ _META = (
 
 
 def unfusable(
-    graph: Graph, unknown: Mapping[str, str] | None, floats: Iterable[int] = ()
+    graph: Graph,
+    unknown: Mapping[str, str] | None,
+    floats: Iterable[int] = (),
+    place: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Return the tasks that cannot be part of a region, each with the reason.
 
@@ -65,7 +68,7 @@ def unfusable(
     ``floats`` are the inputs (value indices) that are numbers. Views are omitted: each region that
     needs one makes it.
     """
-    merged = Folding(graph).merged
+    merged = Folding(graph, place or {}).merged
     tasks_with_numbers, numbers = _find_numbers(graph.tasks, floats)
     with_numbers = {task.index for task in tasks_with_numbers}
     found: dict[str, str] = {}
@@ -78,7 +81,8 @@ def unfusable(
             if begins or any(use.value in strided for use in task.reads):
                 strided.update(use.value for use in task.outputs)
             continue
-        reason = (unknown or {}).get(task.name) or _reason(task, sizes_known=unknown is not None)
+        device = (place or {}).get(task.name, task.device)
+        reason = (unknown or {}).get(task.name) or _reason(task, device, unknown is not None)
         if reason is None and task.index in with_numbers:
             reason = _refuses_number(task, numbers)
         if reason is None and task.index not in merged:
@@ -116,7 +120,7 @@ def _is_python(task: Task, numbers: Container[int]) -> bool:
     return bool(task.reads) and all(use.value in numbers for use in task.reads)
 
 
-def _reason(task: Task, sizes_known: bool) -> str | None:
+def _reason(task: Task, device: str | None, sizes_known: bool) -> str | None:
     """Return why a task by itself cannot be fused.
 
     Indexing is tagged as if its result's size depended on data, which is so for masks alone. If
@@ -130,7 +134,7 @@ def _reason(task: Task, sizes_known: bool) -> str | None:
         return "draws random numbers"
     if task.shared:
         return f"uses the state of {type(task.shared[0]).__name__}"
-    if task.device == HOST and isinstance(task.fn, FunctionType):
+    if device == HOST and isinstance(task.fn, FunctionType):
         return "is a Python function that is bound to the host"
     if _is_one_of(task, _SUMS):
         return "adds numbers in an order that varies, if compiled"
@@ -143,7 +147,8 @@ def _reason(task: Task, sizes_known: bool) -> str | None:
             return "writes to lists of tensors in one kernel"
         tags = set(task.fn.tags) - ({torch.Tag.dynamic_output_shape} if sizes_known else set())
         return next((why for tag, why in TAGS.items() if tag in tags), None)
-    return next((why for part in task.parts if (why := _reason(part, sizes_known))), None)
+    reasons = (_reason(part, part.device, sizes_known) for part in task.parts)
+    return next(filter(None, reasons), None)
 
 
 def _writes_lists(fn: OpOverload[Any, Any]) -> bool:

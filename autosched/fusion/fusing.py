@@ -182,8 +182,11 @@ class _Fusion:
         progress: bool | None,
         plain: Schedule | None = None,
         compiler: Compiler | None = None,
+        place: Mapping[str, str | None] | None = None,
     ):
         check_one_process(machine)
+        # Devices of tasks that the graph does not bind
+        self.place = {name: device for name, device in (place or {}).items() if device}
         self.graph = graph
         self.machine = machine
         self.costs = known.costs
@@ -197,7 +200,9 @@ class _Fusion:
             self.options["policy"] = _following(self.plain.placement)
         given = self.examples or {}
         floats = [v.index for v in graph.sources if type(given.get(v.name)) is float]
-        self.reasons = unfusable(graph, known.unknown if self.examples else None, floats)
+        self.reasons = unfusable(
+            graph, known.unknown if self.examples else None, floats, self.place
+        )
 
     @classmethod
     def of_schedule(
@@ -208,15 +213,19 @@ class _Fusion:
         compiler: Compiler | None,
     ) -> _Fusion:
         """Return the fusion of a schedule, which keeps its devices and order."""
+        given = plain.problem.constraints
         options = {
             "policy": _following(plain.placement),
             "backend": plain.backend,
             "check": plain.check,
             "nvtx": plain.nvtx,
-            "outputs": plain.problem.constraints.outputs,
+            "outputs": given.outputs,
+            "inputs": {n: at for n, at in given.inputs.items() if n not in given.resident},
+            "place": {name: device for name, device in given.place.items() if device},
         }
         known = Estimate(plain.costs, {})
-        return cls(plain.graph, plain.machine, known, examples, options, progress, plain, compiler)
+        parts = plain.graph, plain.machine, known, examples, options, progress, plain, compiler
+        return cls(*parts, given.place)
 
     def unavailable(self) -> str:
         """Return why no regions can be compiled for these devices, or nothing."""
@@ -353,10 +362,10 @@ class _Fusion:
         return found
 
     def _bound(self, groups: Mapping[str, str]) -> dict[str, str]:
-        """Return the tasks to be bound to the host, because others of their group are."""
-        graph = self.graph
-        hosted = {group for name, group in groups.items() if graph.task(name).device == HOST}
-        return {name: HOST for name, group in groups.items() if group in hosted}
+        """Return the devices of bound tasks; groups are on the host if one of their tasks is."""
+        tasks = ((group, self.graph.task(name)) for name, group in groups.items())
+        hosted = {g for g, task in tasks if self.place.get(task.name, task.device) == HOST}
+        return self.place | {name: HOST for name, group in groups.items() if group in hosted}
 
     def _is_measurable(self) -> bool:
         """Whether tasks can be run now without consequences: on examples, and on a real machine."""

@@ -19,6 +19,7 @@ from autosched._lib.tree import flatten, transform
 from autosched.errors import GradientError, listed
 from autosched.graph.effects import function_name
 from autosched.graph.graph import Graph
+from autosched.graph.task import Followed
 
 Where = Callable[[list[bool]], list[str]]  # describes outputs; called only for errors
 _MODULES = 1  # the bit for parameters of called modules; values have the higher bits
@@ -27,13 +28,20 @@ _MODULES = 1  # the bit for parameters of called modules; values have the higher
 class Gradients:
     """The tensors that autograd would have followed in runs of a graph.
 
-    If the graph was captured, ``graph.followed`` has them exactly. In other graphs the effects of
+    If the graph was captured, ``followed`` has them exactly. In other graphs the effects of
     functions are unknown: there, every output that is computed from a tensor that requires grad is
     assumed to be followed.
+
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> graph = Graph("double")
+    >>> graph.output(y=graph.input("x") * 2)
+    >>> graph.run_serial(x=x)["y"].requires_grad
+    True
     """
 
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: Graph, followed: Followed | None = None):
         self.graph = graph
+        self.followed = followed
         self._constants = [
             value for value in graph.sources if isinstance(value.tensor, torch.Tensor)
         ]
@@ -109,7 +117,7 @@ class Gradients:
 
     def _labels(self, names: Collection[str], modules: bool) -> Collection[str]:
         """Return the outputs that autograd would have followed, if these inputs require grad."""
-        followed = self.graph.followed
+        followed = self.followed
         if followed is not None and not modules and followed.given.issuperset(names):
             return followed.outputs
         wanted = sum(_bit(self.graph.value(name).index) for name in names) | (
@@ -121,7 +129,7 @@ class Gradients:
         self, inputs: Mapping[str, Any], names: Collection[str], sources: list[torch.Tensor]
     ) -> None:
         """Make inputs raise in backward if a task's write would have changed their history."""
-        followed = self.graph.followed
+        followed = self.followed
         if followed is not None and followed.given.issuperset(names):
             found = [(name, inputs[name]) for name in followed.written]
         else:
@@ -184,18 +192,6 @@ class Gradients:
         return (
             f"output {label!r} of graph {self.graph.name!r}{where}, whose gradient is for {inputs}"
         )
-
-
-def guarded(graph: Graph, inputs: Mapping[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
-    """Return the outputs of a run, of which some raise GradientError in backward.
-
-    >>> x = torch.ones(2, requires_grad=True)
-    >>> graph = Graph("double")
-    >>> graph.output(y=graph.input("x") * 2)
-    >>> graph.run_serial(x=x)["y"].requires_grad
-    True
-    """
-    return Gradients(graph).guarded(inputs, outputs)
 
 
 class _Lost(torch.autograd.Function):

@@ -12,8 +12,8 @@ Design decisions:
   Readers on other devices get copies of the whole value.
 * A view is a task that costs nothing, on the device of its base. So the program still lists
   everything that happens, and a consumer on another device copies the view, not the base.
-* The devices of inputs are a property of the pinned graph that a schedule keeps (``Graph.pinned``).
-  So a policy needs no fourth argument, and a schedule does not change when its graph grows.
+* A schedule keeps a snapshot of its graph, so it does not change when the graph grows. What else is
+  asked of devices are the constraints of a ``Problem``.
 * A result that nothing uses is dropped immediately and has no memory block.
 
 A graph knows devices only as names in constraints. It knows no time, and does not import torch, and
@@ -26,8 +26,7 @@ import contextlib
 import os
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from itertools import chain
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autosched._lib.display import public_names, renderer_of
@@ -36,7 +35,6 @@ from autosched._lib.tree import transform
 from autosched.errors import GraphError, listed
 from autosched.graph.files import StoredTensor, read
 from autosched.graph.including import include
-from autosched.graph.pinning import pinned
 from autosched.graph.recorder import Recorder, check_costs, check_runs
 from autosched.graph.regions import Region
 from autosched.graph.task import HOST, STORAGE, Dependency, Followed, Here, Seconds, Task, Use
@@ -76,13 +74,6 @@ class Graph(Recorder):
     >>> graph.run_serial(x=3, y=4)
     {'total': 25}
     """
-
-    followed: Followed | None = None  # what autograd would have followed, if known
-    not_fused: Mapping[str, str] = {}  # by task, why ``fuse`` did not fuse it
-    lasting: Set[str] = frozenset()  # inputs that are state: the same tensors in each run
-    everywhere: Set[str] = frozenset()  # inputs that each rank has, with equal contents
-    homes: Mapping[str, str] = {}  # by output, the torch device on which eager execution has it
-    made: Collection[str] = frozenset()  # outputs that are new state
 
     cached_flow: tuple[tuple[int, int], Flow] | None = None  # see ``flow``
 
@@ -141,16 +132,6 @@ class Graph(Recorder):
         on_host = HOST if host is None else check_runs(host)
         return include(self, other, inputs, prefix, on, on_host, seconds or {}, nbytes or {}, only)
 
-    def pinned(
-        self, inputs: Mapping[str, str] | None = None, place: Mapping[str, str] | None = None
-    ) -> Graph:
-        """Return a copy that does not grow, with the devices of inputs and tasks as given.
-
-        ``inputs`` has the devices of inputs, by names or shell patterns; ``place`` those of tasks,
-        by patterns for names or modules. The first pattern that matches counts.
-        """
-        return pinned(self, inputs or {}, place or {})
-
     # ---- queries
 
     @property
@@ -168,14 +149,6 @@ class Graph(Recorder):
         """Whether no task writes in place, no values share memory, and none are kept together."""
         storages = self.storages
         return not (storages.writer or storages.members or self.kept_together)
-
-    def bonds(self, task: Task) -> list[tuple[int, ...]]:
-        """Return the sets of values kept together of which a task makes or writes a member.
-
-        None for what it reads from a file: that is copied to where it is needed.
-        """
-        bonds = (self.bonds_of.get(use.value, ()) for use in (*task.changes, *task.outputs))
-        return [] if task.reads_file else list(dict.fromkeys(chain.from_iterable(bonds)))
 
     def last_version(self, value: int) -> int:
         """Return the version of a value (an index) after all tasks; 0 if none writes it."""
@@ -269,18 +242,15 @@ class Graph(Recorder):
         that tasks write are changed, as in plain PyTorch. Raises GraphError for missing or unknown
         inputs. An error of a task is raised with a note that names the task.
         """
-        return run_serial(self, args, inputs)
+        return run_serial(self, self.named(args, inputs))
 
-    def completed(
-        self, args: Sequence[Any], inputs: dict[str, Any]
-    ) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], Any] | None]:
-        """Return the inputs of a run by name, and a function to call with its outputs, or None.
+    def named(self, args: Sequence[Any], inputs: dict[str, Any]) -> dict[str, Any]:
+        """Return the inputs of a run by name; ``args`` are the first of ``input_names``.
 
-        ``args`` are the first of ``input_names``. Raises GraphError for too many, and for an input
-        that is given twice.
+        Raises GraphError for too many, and for an input that is given twice.
         """
         if not args:
-            return inputs, None
+            return inputs
         names = self.input_names
         if len(args) == 1 and isinstance(args[0], dict) and args[0].keys() & {*names}:
             raise GraphError(f"graph {self.name!r} was given a dict; write schedule(**inputs)")
@@ -294,7 +264,7 @@ class Graph(Recorder):
                 raise GraphError(
                     f"graph {self.name!r} was given input {name!r} twice, by position and by name"
                 )
-        return {**dict(zip(names, args, strict=False)), **inputs}, None
+        return {**dict(zip(names, args, strict=False)), **inputs}
 
     def bind(self, inputs: Mapping[str, Any]) -> dict[int, Any]:
         """Return the data of inputs and constants by value index.
@@ -447,10 +417,15 @@ Around = Callable[[Task], contextlib.AbstractContextManager[Any]]
 
 
 def run_serial(
-    graph: Graph, args: Sequence[Any], inputs: dict[str, Any], around: Around | None = None
+    graph: Graph,
+    inputs: Mapping[str, Any],
+    around: Around | None = None,
+    followed: Followed | None = None,
 ) -> dict[str, Any]:
-    """Implement ``Graph.run_serial``; each task is called within ``around(task)``."""
-    inputs, finish = graph.completed(args, inputs)
+    """Run a graph on inputs by name, each task within ``around(task)``.
+
+    ``followed`` says what autograd would have followed, if that is known.
+    """
     data = graph.bind(inputs)
     with no_grad():
         for task in graph.tasks:
@@ -465,11 +440,9 @@ def run_serial(
                 raise
     outputs = {label: data[index] for label, index in graph.outputs.items()}
     if "torch" in sys.modules:
-        from autosched.graph.gradients import guarded
+        from autosched.graph.gradients import Gradients
 
-        outputs = guarded(graph, inputs, outputs)
-    if finish is not None:
-        finish(outputs)
+        outputs = Gradients(graph, followed).guarded(inputs, outputs)
     return outputs
 
 

@@ -52,7 +52,11 @@ def include(
             device = task.device
         made = [other.values[use.value] for use in task.outputs]
         results = repeat(
-            graph, other, task, values, prefix + task.name,
+            graph,
+            other,
+            task,
+            values,
+            prefix + task.name,
             outputs=transform(lambda leaf: prefix + leaf.name, task.result),
             touched=None if task.view else regions.touched(task),
             regions=regions.of(task, made) if _aliases(made) else (),
@@ -60,7 +64,7 @@ def include(
             after=[name for name in _after(other, task, prefix) if name in graph.names],
             seconds=seconds.get(task.name, task.seconds),
             sizes=[nbytes.get(value.name, value.nbytes) for value in made],
-        )  # fmt: skip
+        )
         values.update(zip([value.index for value in made], flatten(results), strict=True))
         _reshape(graph, task, values)
     for bond in other.kept_together if not isinstance(on, str) else ():
@@ -104,13 +108,24 @@ def repeat(
         (task.args, task.kwargs),
     )
     return graph.add_task(
-        task.fn, args, kwargs, name=name, outputs=outputs,
+        task.fn,
+        args,
+        kwargs,
+        name=name,
+        outputs=outputs,
         writes=[values[use.value] for use in task.writes],
-        aliases=_base(old, task, values), view=task.view, random=task.random,
+        aliases=_base(old, task, values),
+        view=task.view,
+        random=task.random,
         touched=None if touched is None else (values[touched[0]].index, touched[1]),
-        regions=regions, on=on, seconds=seconds, sizes=sizes, after=after, origin=task.origin,
+        regions=regions,
+        on=on,
+        seconds=seconds,
+        sizes=sizes,
+        after=after,
+        origin=task.origin,
         composite=task.composite,
-    )  # fmt: skip
+    )
 
 
 def _base(old: Graph, task: Task, values: Mapping[int, Value]) -> Value | None:

@@ -54,7 +54,6 @@ class Recorder:
         self.names: dict[str, Value | Task] = {}
         self.users: list[list[int]] = []  # by task, its successors
         self.kept_together: list[tuple[int, ...]] = []  # values: their makers and writers
-        self.bonds_of: dict[int, tuple[tuple[int, ...], ...]] = {}  # value -> the sets with it
         self.generators = dict(generators or {})
         self.storages = Storages(self.values)
         self.device: str | None = None  # the constraint on tasks and inputs to be added
@@ -65,16 +64,18 @@ class Recorder:
         self._last: dict[int, int] = {}  # id of shared state -> the last task that used it
         self._origins: dict[tuple[str, int], Origin] = {}  # by file and line
 
-    def snapshot(self) -> Self:
-        """Return a copy that does not grow, and that stays as it is when this graph grows."""
+    def snapshot(self, tasks: Iterable[Task] | None = None) -> Self:
+        """Return a copy that does not grow, and that stays as it is when this graph grows.
+
+        ``tasks`` may have other functions than those of this graph.
+        """
         twin = copy.copy(self)
-        twin.tasks = self.tasks.copy()
+        twin.tasks = self.tasks.copy() if tasks is None else [*tasks]
         twin.values = self.values.copy()
         twin.outputs = self.outputs.copy()
         twin.names = self.names.copy()
         twin.users = [list(users) for users in self.users]
         twin.kept_together = self.kept_together.copy()
-        twin.bonds_of = self.bonds_of.copy()
         twin.storages = self.storages.snapshot(twin.values)
         twin.grows = False
         return twin
@@ -167,7 +168,6 @@ class Recorder:
                 )
         bond = tuple(dict.fromkeys(self.check_own(value).index for value in values))
         self.kept_together.append(bond)
-        self.bonds_of.update((index, (*self.bonds_of.get(index, ()), bond)) for index in bond)
 
     # ---- tasks
 
@@ -221,10 +221,19 @@ class Recorder:
             hint = "; write graph.add(f, x), not graph.add(f(x))" if isinstance(fn, Value) else ""
             raise GraphError(f"graph.add needs a function first, got {fn!r}{hint}")
         return self.record(
-            fn, args, kwargs, name=name, writes=_as_tuple("writes", writes), aliases=aliases,
-            after=_as_tuple("after", after), on=on, outputs=outputs, random=random,
-            seconds=seconds, nbytes=nbytes,
-        )  # fmt: skip
+            fn,
+            args,
+            kwargs,
+            name=name,
+            writes=_as_tuple("writes", writes),
+            aliases=aliases,
+            after=_as_tuple("after", after),
+            on=on,
+            outputs=outputs,
+            random=random,
+            seconds=seconds,
+            nbytes=nbytes,
+        )
 
     def record(
         self,
@@ -332,10 +341,7 @@ class Recorder:
         that the task touches. ``by`` is called in place of ``fn``.
         """
         # 1. Validate; an error leaves the graph as it was.
-        if name is None:
-            label = self.fresh(effects.function_name(fn))
-        else:
-            label = self.check_free(name)
+        label = self.fresh(effects.function_name(fn)) if name is None else self.check_free(name)
         args, kwargs = transform(self._as_argument, (args, kwargs))
         leaves = list(flatten((args, kwargs)))
         found = {leaf.index: leaf for leaf in leaves if isinstance(leaf, Value)}
@@ -375,10 +381,26 @@ class Recorder:
         made = tuple([current[leaf.index] for leaf in flatten(result)])
         # 4. Add the task.
         task = Task(
-            index, label, by or fn, args, kwargs, read, written, changes, made, result,
-            dependencies, device, view, random, touched, by_device(seconds),
-            origin or self._caller_origin(), tuple(state), composite,
-        )  # fmt: skip
+            index,
+            label,
+            by or fn,
+            args,
+            kwargs,
+            read,
+            written,
+            changes,
+            made,
+            result,
+            dependencies,
+            device,
+            view,
+            random,
+            touched,
+            by_device(seconds),
+            origin or self._caller_origin(),
+            tuple(state),
+            composite,
+        )
         self.tasks.append(task)
         self.users.append([])
         self._last.update((id(item), index) for item in state)

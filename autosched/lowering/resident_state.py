@@ -19,21 +19,20 @@ from dataclasses import replace
 from autosched.graph.copying import Copying
 from autosched.graph.effects import counts_in_memory
 from autosched.graph.graph import Graph, Task, Value
-from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.problem import Problem
 
 
-def keepable(graph: Graph, machine: Machine) -> tuple[str, ...]:
+def keepable(problem: Problem) -> tuple[str, ...]:
     """Return the state that can be kept on devices.
 
     It shares memory with views alone and with no output, which the caller may write, and it has no
     device yet. Tasks that count in its memory would find other elements in that of a copy. Where
     devices have memory of their own, it is not written.
-
-    Over ranks, it is the inputs that each of them has. No rank can write those of another.
     """
-    state = graph.everywhere if machine.ranks else graph.lasting
+    graph = problem.graph
+    machine = problem.machine
+    state = problem.constraints.state
     state |= {value.name for value in graph.sources if value.copy_of is not None}
     if not state:
         return ()
@@ -48,7 +47,7 @@ def keepable(graph: Graph, machine: Machine) -> tuple[str, ...]:
         value.name
         for value in graph.sources
         if value.name in state
-        and value.home is None
+        and problem.home(value) is None
         and value.index not in excluded
         and (is_shared or not graph.last_version(value.index))
     )
@@ -61,9 +60,9 @@ def keeping(problem: Problem, names: Iterable[str]) -> Problem:
     """
     copies = (value.name for value in problem.graph.sources if value.copy_of is not None)
     resident = tuple(dict.fromkeys([*names, *copies]))
-    given = problem.constraints
-    inputs = {name: home for name, home in given.inputs.items() if name not in resident}
-    return replace(problem, constraints=replace(given, inputs=inputs, resident=resident))
+    homes = problem.constraints.inputs.items()
+    inputs = {name: home for name, home in homes if name not in resident}
+    return problem.constrained(inputs=inputs, resident=resident)
 
 
 def with_resident_state(problem: Problem, placement: Placement) -> tuple[Problem, Placement]:
@@ -82,7 +81,7 @@ def with_resident_state(problem: Problem, placement: Placement) -> tuple[Problem
     graph = problem.graph
     machine = problem.machine
     given = problem.constraints
-    if not (graph.lasting or given.resident):
+    if not (given.state or given.resident):
         return problem, placement
     kept = sorted(graph.value(name).index for name in given.resident)
     device = _with_views_at_readers(problem, placement, kept)
@@ -108,23 +107,22 @@ def with_resident_state(problem: Problem, placement: Placement) -> tuple[Problem
         graph, further = _with_copies(problem, device, others)
         homes |= further
         resident += tuple(further)
-    constraints = replace(given, inputs={**given.inputs, **homes}, resident=resident)
-    return replace(problem, graph=graph, constraints=constraints), placement
+    problem = replace(problem, graph=graph)
+    return problem.constrained(inputs={**given.inputs, **homes}, resident=resident), placement
 
 
 def with_resident_state_as(
     problem: Problem, placement: Placement, inputs: Mapping[str, str]
 ) -> Problem:
     """Return the problem with state kept as in a program with these ``inputs``."""
-    graph = problem.graph
     machine = problem.machine
     names = [
         name
-        for name in keepable(graph, machine)
+        for name in keepable(problem)
         if inputs.get(name, machine.host) != machine.host
         or any(f"{name}.{device}" in inputs for device in machine.names)
     ]
-    if not names or not all(task.name in placement.device for task in graph.tasks):
+    if not names or not all(task.name in placement.device for task in problem.graph.tasks):
         return problem
     return with_resident_state(keeping(problem, names), placement)[0]
 
@@ -135,7 +133,7 @@ def without_resident_state(problem: Problem) -> Problem:
     if not given.resident:
         return problem
     inputs = {**given.inputs, **dict.fromkeys(given.resident, problem.machine.host)}
-    return replace(problem, constraints=replace(given, inputs=inputs))
+    return problem.constrained(inputs=inputs)
 
 
 def within(problem: Problem, part: float) -> list[str]:
@@ -170,7 +168,7 @@ def _with_views_at_readers(
     So are views of views, since they share the same memory. Views of other state are on its device.
     """
     graph = problem.graph
-    names = graph.lasting | {*problem.constraints.resident}
+    names = problem.constraints.state.union(problem.constraints.resident)
     state = {
         value.index: problem.homes[value.index]
         for value in graph.sources
@@ -213,4 +211,4 @@ def _with_copies(
             homes[other.name] = name
     for task in graph.tasks:
         copying.repeat(task, instead=instead.get(device[task.name]))
-    return copying.finish().pinned(), homes
+    return copying.finish().snapshot(), homes

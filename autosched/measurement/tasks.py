@@ -36,7 +36,7 @@ from autosched.machine.machine import Device, Machine
 from autosched.measurement.hardware import intra_op_threads, model_name, torch_device
 from autosched.measurement.machines import Track
 from autosched.measurement.stopwatch import Reading, stopwatch
-from autosched.placement import constraint
+from autosched.problem import Problem
 from autosched.runtime.backends.host import as_parameter, copy_in_host_memory
 from autosched.scheduling.arguments import checked_count
 from autosched.scheduling.planning import mark_pageable
@@ -288,6 +288,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.device = torch_device(self.devices[0])
+        self._bound = Problem(self.graph, self.machine).bound
         self.watch = stopwatch(self.device)
 
     def is_done(self, run: int) -> bool:
@@ -307,7 +308,7 @@ class Bench:
         """Return where a task runs unmeasured, if it must or takes too long on the device."""
         if not self.machine.accelerators:
             return None
-        where = constraint(task, self.machine)
+        where = self._bound[task.index]
         if where is None and self.devices[0].kind == "cpu":
             devices = self.machine.devices
             seconds = {device.name: self.known.task_seconds(task, device) for device in devices}

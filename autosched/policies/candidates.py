@@ -76,9 +76,7 @@ def of_problem(problem: Problem, policies: Iterable[Policy]) -> Iterator[Policy]
 
 def _bound(problem: Problem) -> set[str | None]:
     """Return the devices to which something is bound."""
-    graph = problem.graph
-    homes = {*problem.constraints.inputs.values(), *(value.home for value in graph.sources)}
-    return homes | {task.device for task in graph.tasks}
+    return {*problem.bound, *map(problem.home, problem.graph.sources)}
 
 
 def splits(

@@ -4,6 +4,7 @@ planning      ``schedule()``: arguments, the problem, and which policies are tri
 plans         placements, their programs, and the choice among several
 agreement     schedules that several ranks make together
 schedule      Schedule: problem, placement and program; its runs; reading saved ones
+binding       how a graph is called, which a capture knows
 kept_state    state that stays on devices between runs
 arguments     checks of what users pass
 saved         schedules as JSON

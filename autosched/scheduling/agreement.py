@@ -16,8 +16,10 @@ from autosched.errors import GraphError, ScheduleError, listed
 from autosched.graph.graph import Graph
 from autosched.lowering.resident_state import with_resident_state_as
 from autosched.machine.cluster import joined
-from autosched.problem import Problem
+from autosched.problem import Constraints, Problem
 from autosched.program.program import Program
+from autosched.scheduling.arguments import check_arguments
+from autosched.scheduling.binding import binding_of
 from autosched.scheduling.saved import Saved, describe, from_text
 
 if TYPE_CHECKING:
@@ -26,22 +28,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def agreed(
-    graph: Graph, check: Callable[[], Any], plan: Callable[[], str], join: Callable[[Saved], T]
-) -> T:
+def agreed(graph: Graph, plan: Callable[[], str], join: Callable[[Saved], T]) -> T:
     """Return what ``join`` makes of the schedule that rank 0 plans. Collective.
 
-    ``check`` raises for wrong arguments, on any rank; ``plan`` returns the text of a schedule, on
-    rank 0. Each raises on all ranks what it raises on one.
+    ``plan`` returns the text of a schedule, on rank 0. What is raised on one is raised on all ranks.
     """
     group = joined()
-    group.together("schedule()", check)
+    group.together("schedule()", partial(check_arguments, graph=graph))
     texts = group.gather("the plan of schedule()", lambda: "" if group.rank else plan())
     saved = from_text(texts[0])
 
     def join_own() -> T:
         inputs = dict(saved.program.inputs)
-        asked = Problem(graph, saved.machine)
+        state = Constraints(state=binding_of(graph).state_on(graph, saved.machine))
+        asked = Problem(graph, saved.machine, constraints=state)
         own = with_resident_state_as(asked, saved.placement, inputs)
         who = f"rank {group.rank}"
         if lines := difference("rank 0", saved.graph, who, describe(own.graph)):

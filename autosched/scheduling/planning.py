@@ -32,8 +32,8 @@ from autosched._lib.tree import flatten
 from autosched.bounds import exceeds
 from autosched.costs.costs import Costs, Replay
 from autosched.errors import GraphError, MachineError, MemoryLimitError, ScheduleError, listed
-from autosched.graph.graph import HOST, Graph, Here, Task, Value
-from autosched.graph.pinning import by_pattern
+from autosched.graph.constraints import by_pattern, homes_of, hosted, named_bonds, placed
+from autosched.graph.graph import Graph
 from autosched.lowering.resident_state import keepable, keeping
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
@@ -54,14 +54,16 @@ from autosched.policies.candidates import (
     splits,
     stream_limits,
 )
-from autosched.problem import Constraints, Goal, Objective, Problem
+from autosched.problem import Constraints, Objective, Problem
 from autosched.runtime.backends import Backend, check_name, suited
 from autosched.runtime.check import Check
 from autosched.scheduling.agreement import agreed
-from autosched.scheduling.arguments import check_arguments, checked_count
-from autosched.scheduling.plans import Plan, best_plan, goal_of, merit, with_runs_in_flight
+from autosched.scheduling.arguments import check_arguments
+from autosched.scheduling.binding import Binding, binding_of
+from autosched.scheduling.plans import best_plan, goal_of, merit, with_runs_in_flight
 from autosched.scheduling.progress_bar import progress_bar
 from autosched.scheduling.schedule import Schedule, joined
+from autosched.simulation.plan import Plan
 
 
 def schedule(
@@ -136,81 +138,32 @@ def schedule(
     output y on cpu
     """
     machine = _machine(machine)
-    options: dict[str, Any] = {
-        **{"policy": policy, "seconds": seconds, "seed": seed, "progress": progress},
-        **{"costs": costs, "examples": examples, "inputs": inputs, "outputs": outputs},
-        **{"place": place, "backend": backend, "check": check, "nvtx": nvtx, "replay": replay},
-        **{"in_flight": in_flight, "objective": objective},
-    }
+
+    def plan() -> Schedule:
+        check_arguments(graph=graph, backend=backend, check=check, nvtx=nvtx, replay=replay)
+        check_arguments(seconds=seconds, seed=seed, progress=progress)
+        running = _backend(backend, machine, nvtx, replay)
+        how = {"hosts": isinstance(policy, str), "replays": _replays(running)}
+        with without_collecting(), _progress_callback(progress) as report:
+            problem = problem_of(
+                graph,
+                machine,
+                costs=costs,
+                examples=examples,
+                inputs=inputs,
+                outputs=outputs,
+                place=place,
+                in_flight=in_flight,
+                objective=objective,
+                **how,
+            )
+            _warn_of_no_results(problem.graph)
+            return planned(problem, policy, seconds, seed, report, (running, check, nvtx))
+
     if machine.rank is None:
-        return _schedule(graph, machine, **options)
-    made: Schedule = agreed(
-        graph,
-        lambda: check_arguments(graph=graph),
-        lambda: _schedule(graph, machine, **options).text,
-        lambda saved: dataclasses.replace(joined(saved, graph), nvtx=nvtx),
-    )
-    return made
-
-
-def _schedule(
-    graph: Graph,
-    machine: Machine,
-    *,
-    policy: str | Policy,
-    seconds: float | None,
-    seed: int,
-    progress: Progress | bool | None,
-    costs: Costs | None,
-    examples: Mapping[str, Any] | None,
-    inputs: str | Mapping[str, str] | None,
-    outputs: str | Mapping[str, str] | None,
-    place: Mapping[str, str] | None,
-    backend: str | Backend | None,
-    check: Check,
-    nvtx: bool,
-    replay: bool,
-    in_flight: int | None,
-    objective: Objective,
-) -> Schedule:
-    """Return a schedule, made by this process alone."""
-    # 1. Check and normalise the arguments; choose the backend.
-    inputs = device_name(inputs)
-    outputs = device_name(outputs)
-    check_arguments(graph=graph, costs=costs, examples=examples, inputs=inputs, outputs=outputs)
-    check_arguments(place=place, backend=backend, seconds=seconds, seed=seed, progress=progress)
-    check_arguments(nvtx=nvtx, replay=replay, check=check)
-    if in_flight is not None:
-        checked_count(in_flight, "in_flight", 1)
-    goal = goal_of(objective, in_flight)
-    if machine.ranks and goal.in_flight != 1:
-        raise ScheduleError(
-            "several ranks execute one run at a time; use in_flight=1 and objective='makespan'"
-        )
-    backend = _backend(backend, machine, nvtx, replay)
-    with without_collecting(), _progress_callback(progress) as report:
-        # 2. Copy the graph, with the user's constraints and the default devices.
-        pinned = _pinned(graph, machine, inputs, place, policy, examples)
-        wanted = _wanted(graph, machine, outputs)
-        _warn_of_no_results(pinned)
-        # 3. Determine the costs, and rule out devices whose memory is too small for a task.
-        costs = _costs(costs, pinned, machine, examples)
-        if _replays(backend) and costs.replay is None and costs.has_issuing(machine.devices):
-            costs = dataclasses.replace(costs, replay=Replay())
-        problem = problem_of(pinned, machine, costs, wanted, goal)
-        # 4., 5. Place, lower and predict.
-        begun = time.perf_counter()
-        plan = with_runs_in_flight(problem, _plan(problem, policy, seconds, seed, report))
-        # 6. Verify.
-        parts = plan.placement, plan.program, backend, check, nvtx
-        made = Schedule(plan.problem, *parts)
-        made.verify()
-        facts = pinned.name, listed(machine.names), policy, len(pinned), plan.makespan
-        taken = time.perf_counter() - begun
-        LOG.info(
-            "planned %r on %s by policy %s: %d tasks, %.3g s predicted, in %.3g s", *facts, taken
-        )
-    return made
+        return plan()
+    made = agreed(graph, lambda: plan().text, lambda saved: joined(saved, graph))
+    return dataclasses.replace(made, nvtx=nvtx)
 
 
 # ---- 1. arguments
@@ -263,41 +216,72 @@ def _replays(backend: str | Backend) -> bool:
     return backend == "replay" if isinstance(backend, str) else hasattr(backend, "recorder")
 
 
-# ---- 2. the graph
+# ---- 2. the problem
 
 
-def _pinned(
-    graph: Graph, machine: Machine, inputs: Any, place: Any, policy: Any, examples: Any
-) -> Graph:
-    """Return a copy of the graph with constraints and default devices."""
-    pinned = graph.pinned(
-        dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs, place
-    )
-    if isinstance(policy, str):  # placements by a function of the user are not restricted
-        put_on_host(pinned, examples)
-    _check_inputs(pinned, machine)
-    return pinned
+def problem_of(
+    graph: Graph,
+    machine: Machine,
+    *,
+    costs: Costs | None = None,
+    examples: Mapping[str, Any] | None = None,
+    inputs: str | Mapping[str, str] | None = None,
+    outputs: str | Mapping[str, str] | None = None,
+    place: Mapping[str, str] | None = None,
+    in_flight: int | None = None,
+    objective: Objective = "makespan",
+    hosts: bool = True,
+    replays: bool = False,
+) -> Problem:
+    """Return what is to be planned for a graph as it is now, by options of ``schedule``.
 
-
-def _check_inputs(graph: Graph, machine: Machine) -> None:
-    """Raise ScheduleError for unknown inputs, MachineError for unknown devices."""
+    Costs are given, estimated, or equal; with ``replays`` they are those of replayed graphs.
+    ``hosts``: functions that read no tensor are bound to the host. Raises GraphError, MachineError
+    and ScheduleError for options that do not fit.
+    """
+    inputs = device_name(inputs)
+    outputs = device_name(outputs)
+    check_arguments(graph=graph, costs=costs, examples=examples, inputs=inputs, outputs=outputs)
+    check_arguments(place=place)
+    goal = goal_of(objective, in_flight, machine)
+    graph = graph.snapshot()
+    binding = binding_of(graph)
+    state = binding.state_on(graph, machine)
     if taken := [word for word in WORDS if word in graph.input_names]:
         raise ScheduleError(
             f"an input cannot be named {taken[0]!r}: runs of a schedule take that word; rename it"
         )
-    for value in graph.sources:
-        machine.device(value.home or machine.host)
+    homes = homes_of(graph, inputs)
+    devices = placed(graph, place or {})
+    kept = named_bonds(graph, devices) if place else None
+    devices |= hosted(graph, devices, examples) if hosts else {}
+    constraints = Constraints({}, homes, devices, kept, state)
+    problem = Problem(graph, machine, constraints=constraints, goal=goal)
+    for home in problem.homes.values():
+        machine.device(home)
+    problem = problem.constrained(outputs=_wanted(problem, outputs, binding))
+    own = problem.graph
+    if costs is None:
+        costs = estimate_costs(own, examples, level=5) if examples is not None else Costs()
+        costs = mark_pageable(costs, own, machine, examples)
+    costs.check(own)
+    if replays and costs.replay is None and costs.has_issuing(machine.devices):
+        costs = dataclasses.replace(costs, replay=Replay())
+    problem = dataclasses.replace(problem, costs=costs)
+    return keeping(problem, keepable(problem))
 
 
 def _wanted(
-    graph: Graph, machine: Machine, outputs: str | Mapping[str, str] | None
+    problem: Problem, outputs: str | Mapping[str, str] | None, binding: Binding
 ) -> dict[str, str]:
     """Return the requested device of outputs. Raises ScheduleError for unknown outputs."""
+    labels = problem.graph.outputs
+    machine = problem.machine
     if isinstance(outputs, str) or outputs is None:
-        named = {} if outputs is None else dict.fromkeys(graph.outputs, outputs)
+        named = {} if outputs is None else dict.fromkeys(labels, outputs)
     else:
         try:
-            named = by_pattern(outputs, graph.outputs, "outputs", "output")
+            named = by_pattern(outputs, labels, "outputs", "output")
         except GraphError as error:
             raise ScheduleError(str(error)) from None
     named = {label: device_name(device) for label, device in named.items()}
@@ -305,8 +289,8 @@ def _wanted(
         return named
     devices = {physical or "cpu": name for name, physical in reversed(machine.physical.items())}
     devices["cpu"] = machine.host
-    homes = {label: devices[home] for label, home in graph.homes.items() if home in devices}
-    state = {label: home for label, home in homes.items() if label in graph.made}
+    homes = {label: devices[home] for label, home in binding.homes.items() if home in devices}
+    state = {label: home for label, home in homes.items() if label in binding.made}
     return homes | named | state
 
 
@@ -320,17 +304,6 @@ def _warn_of_no_results(graph: Graph) -> None:
 
 
 # ---- 3. costs
-
-
-def _costs(
-    costs: Costs | None, graph: Graph, machine: Machine, examples: Mapping[str, Any] | None
-) -> Costs:
-    """Return the costs given, estimated, or equal. Raises ScheduleError for unknown tasks."""
-    if costs is None:
-        costs = estimate_costs(graph, examples, level=5) if examples is not None else Costs()
-        costs = mark_pageable(costs, graph, machine, examples)
-    costs.check(graph)
-    return costs
 
 
 def estimate_costs(graph: Graph, examples: Mapping[str, Any], level: int = 3) -> Costs:
@@ -379,15 +352,27 @@ def _is_pageable(leaf: Any) -> bool:
     return hasattr(leaf, "is_pinned") and leaf.device.type == "cpu" and not leaf.is_pinned()
 
 
-def problem_of(
-    graph: Graph, machine: Machine, costs: Costs, outputs: Mapping[str, str], goal: Goal
-) -> Problem:
-    """Return what is to be planned, with the state that may stay on devices."""
-    problem = Problem(graph, machine, costs, Constraints(outputs), goal)
-    return keeping(problem, keepable(graph, machine))
+# ---- 4. to 6. policies
 
 
-# ---- 4. policies
+def planned(
+    problem: Problem,
+    policy: str | Policy,
+    seconds: float | None,
+    seed: int,
+    progress: Progress | None = None,
+    running: tuple[str | Backend, Check, bool] = ("host", False, False),
+) -> Schedule:
+    """Return a verified schedule by a policy; ``running`` are its backend, ``check`` and ``nvtx``."""
+    begun = time.perf_counter()
+    plan = with_runs_in_flight(problem, _plan(problem, policy, seconds, seed, progress))
+    made = Schedule(plan.problem, plan.placement, plan.program, *running)
+    made.verify()
+    graph = problem.graph
+    facts = graph.name, listed(problem.devices), policy, len(graph), plan.makespan
+    taken = time.perf_counter() - begun
+    LOG.info("planned %r on %s by policy %s: %d tasks, %.3g s predicted, in %.3g s", *facts, taken)
+    return made
 
 
 def _plan(
@@ -423,7 +408,7 @@ def _better(problem: Problem, plan: Plan) -> Plan:
         return plan
     best = _best(problem, (lambda *_: plan.placement, *policies))
     bound = max(plan.placement.bound, best.placement.bound)
-    return best._replace(placement=dataclasses.replace(best.placement, bound=bound))
+    return dataclasses.replace(best, placement=dataclasses.replace(best.placement, bound=bound))
 
 
 def _best(problem: Problem, policies: Iterable[Policy]) -> Plan:
@@ -486,48 +471,3 @@ def _check_signature(policy: Policy) -> None:
     except TypeError as error:
         what = "a policy is a function of one problem, which has the graph, the machine and costs"
         raise ScheduleError(f"{what}; {policy!r} cannot be called with one: {error}") from None
-
-
-# ---- tasks without tensor arguments run on the host
-
-
-def put_on_host(graph: Graph, examples: Mapping[str, Any] | None) -> None:
-    """Bind tasks without tensor arguments to the host, unless they are constrained already.
-
-    ``examples`` are known inputs by name; an input that is not among them counts as a tensor. The
-    graph must be the schedule's own.
-
-    >>> graph = Graph()
-    >>> words, x = graph.inputs("words", "x")
-    >>> graph.output(graph.add(" ".join, words, name="join"), graph.add(abs, x, name="abs"))
-    >>> pinned = graph.pinned()
-    >>> put_on_host(pinned, {"words": ["a", "b"]})
-    >>> pinned.task("join").device, pinned.task("abs").device
-    ('host', None)
-    """
-    no_tensors = {name for name, item in (examples or {}).items() if not _has_tensor(item)}
-    for task in graph.tasks:
-        sources = (graph.values[use.value] for use in task.reads)
-        if _is_unconstrained(task) and all(_is_among(value, no_tensors) for value in sources):
-            bound = dataclasses.replace(task, device=HOST)
-            graph.tasks[task.index] = bound
-            if graph.names[task.name] is task:
-                graph.names[task.name] = bound
-
-
-def _is_unconstrained(task: Task) -> bool:
-    """Whether a task calls a function, and neither the task nor the user constrains its device."""
-    if task.fn is None or task.composite is not None or task.view:
-        return False
-    if task.device is not None or task.seconds is not None:
-        return False
-    return not any(isinstance(leaf, Here) for leaf in flatten((task.args, task.kwargs)))
-
-
-def _is_among(value: Value, names: set[str]) -> bool:
-    """Whether a value is an input with one of these names."""
-    return value.producer is None and value.tensor is None and value.name in names
-
-
-def _has_tensor(item: Any) -> bool:
-    return any(hasattr(leaf, "data_ptr") for leaf in flatten(item))

@@ -8,50 +8,42 @@ on not shorter either.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import warnings
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 from autosched.errors import MemoryLimitError, ScheduleError, shown
 from autosched.lowering import fitted, lower
 from autosched.lowering.resident_state import keeping, with_resident_state, within
+from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.problem import Goal, Objective, Policy, Problem
 from autosched.program.program import Copy, Program
+from autosched.scheduling.arguments import checked_count
 from autosched.simulation.footprint import needs_of_runs
-from autosched.simulation.issuing import issuing
-from autosched.simulation.periods import fewest_in_flight, period
-from autosched.simulation.simulate import durations
-from autosched.simulation.simulate import makespan as predict_makespan
+from autosched.simulation.periods import fewest_in_flight
+from autosched.simulation.plan import Plan
 
 _MOST = 64  # runs in flight that are chosen
 # Of the memory of a device, how much state may take if not all of it fits.
 _PARTS = (0.75, 0.5, 0.25, 0.0)
 
 
-def goal_of(objective: Objective, in_flight: int | None) -> Goal:
+def goal_of(objective: Objective, in_flight: int | None, machine: Machine) -> Goal:
     """Return the goal that is asked for. Raises ScheduleError for other words and numbers."""
+    if in_flight is not None:
+        checked_count(in_flight, "in_flight", 1)
     if objective not in ("makespan", "period"):
         raise ScheduleError(f"objective must be 'makespan' or 'period', got {shown(objective)}")
     if in_flight is None and objective == "makespan":
-        return Goal(objective, 1)
+        in_flight = 1
+    if machine.ranks and in_flight != 1:
+        raise ScheduleError(
+            "several ranks execute one run at a time; use in_flight=1 and objective='makespan'"
+        )
     return Goal(objective, in_flight)
-
-
-class Plan(NamedTuple):
-    """A placement, its program, the makespan, and the period if that is the objective, else 0.
-
-    In ``problem`` state is on the devices that read it.
-    """
-
-    problem: Problem
-    placement: Placement
-    program: Program
-    makespan: float
-    period: float = 0.0
 
 
 def best_plan(
@@ -78,7 +70,7 @@ def best_plan(
                 tried.append(placement)
                 best = None
                 for most in limits if placement.streams is None else (placement.streams,):
-                    plan = _lowered(problem, dataclasses.replace(placement, streams=most))
+                    plan = _lowered(problem, replace(placement, streams=most))
                     if best is None or _is_shorter(plan, best):  # more streams that bring something
                         best = plan
                         plans.append(plan)
@@ -91,14 +83,20 @@ def best_plan(
 
 def _is_shorter(plan: Plan, other: Plan) -> bool:
     """Whether the period or makespan of a plan is less than another's, by more than rounding."""
-    mine, others = (plan.period, plan.makespan), (other.period, other.makespan)
+    mine, others = _length(plan), _length(other)
     return mine < others and not all(map(partial(math.isclose, rel_tol=1e-9), mine, others))
+
+
+def _length(plan: Plan) -> tuple[float, float]:
+    """Return the period, if that is the objective, and the makespan."""
+    is_loop = plan.problem.goal.objective == "period"
+    return (plan.period if is_loop else 0.0), plan.makespan
 
 
 def merit(plan: Plan) -> tuple[float, float, int]:
     """Return what the best plan has least of: the period or makespan, then copies."""
     copies = sum(isinstance(instruction, Copy) for instruction in plan.program)
-    return plan.period, plan.makespan, copies
+    return *_length(plan), copies
 
 
 def _lowered(problem: Problem, placement: Placement) -> Plan:
@@ -115,16 +113,12 @@ def _lowered(problem: Problem, placement: Placement) -> Plan:
         except MemoryLimitError as error:
             refusal = error
             continue
-        seconds = durations(program, own)
-        makespan = predict_makespan(program, seconds, issuing(program, own))
-        plan = Plan(own, placed, program, makespan)
         if problem.goal.objective == "period":
-            loop = _looped(own, placed, program)
-            plan = plan._replace(program=loop, period=_period_of(own, loop))
-        plans.append(plan)
+            program = _looped(own, placed, program)
+        plans.append(Plan(own, placed, program))
     if not plans:
         raise refusal
-    return min(plans, key=lambda plan: (plan.period, plan.makespan))
+    return min(plans, key=_length)
 
 
 def _with_state(problem: Problem, placement: Placement) -> Iterator[tuple[Problem, Placement]]:
@@ -148,9 +142,11 @@ def with_runs_in_flight(problem: Problem, plan: Plan) -> Plan:
     if goal.objective == "makespan":
         program = _looped(own, plan.placement, program)
     elif goal.in_flight is None:
-        program = _fewest_runs(own, program) or fitted(own, plan.placement)
-    _warn_of_memory(own, program, level=5)
-    return plan._replace(program=program)
+        count = fewest_in_flight(program, plan.seconds, plan.issuing, program.in_flight)
+        one = count == 1  # run that reaches the period
+        program = fitted(own, plan.placement) if one else replace(program, in_flight=count)
+    _warn_of_memory(own, program, level=6)
+    return replace(plan, program=program)
 
 
 def _looped(problem: Problem, placement: Placement, program: Program) -> Program:
@@ -165,19 +161,7 @@ def _looped(problem: Problem, placement: Placement, program: Program) -> Program
     needs = needs_of_runs(loop, problem)
     fitting = min(need.most for need in needs.values())
     count = int(min(most, fitting))
-    return program if count < 2 else dataclasses.replace(loop, in_flight=count)
-
-
-def _period_of(problem: Problem, program: Program) -> float:
-    """Return the predicted period of a program."""
-    return period(program, durations(program, problem), issuing(program, problem)).seconds
-
-
-def _fewest_runs(problem: Problem, program: Program) -> Program | None:
-    """Return the loop with the fewest runs in flight that reach its period; None if one run does."""
-    seconds = durations(program, problem)
-    count = fewest_in_flight(program, seconds, issuing(program, problem), program.in_flight)
-    return None if count == 1 else dataclasses.replace(program, in_flight=count)
+    return program if count < 2 else replace(loop, in_flight=count)
 
 
 def _warn_of_memory(problem: Problem, program: Program, level: int = 3) -> None:

@@ -1,9 +1,9 @@
 """Define the schedule of a graph on a machine.
 
-A schedule has a pinned copy of the graph (``Graph.pinned``), so it does not change when the user's
-graph grows. It also has the devices on which outputs were requested: otherwise a plan
-that leaves outputs elsewhere would look better than it is. For a loaded schedule, outputs that are
-copied from the device of their producer are taken as requested where they go.
+A schedule has a snapshot of the graph, so it does not change when the user's graph grows. It also
+has the devices on which outputs were requested: otherwise a plan that leaves outputs elsewhere
+would look better than it is. For a loaded schedule, outputs that are copied from the device of
+their producer are taken as requested where they go.
 """
 
 from __future__ import annotations
@@ -25,20 +25,17 @@ from autosched._lib.forks import forks, rlock
 from autosched.bounds import bounds
 from autosched.bounds.periods import period_bounds
 from autosched.codegen import Code, generate
-from autosched.costs.costs import Costs
 from autosched.costs.learning import learn
 from autosched.errors import AutoschedError, ChartError, MachineError, ScheduleError, TaskError
 from autosched.explanation import Case, Explanation, TaskExplanation, explain, explain_task
+from autosched.graph.constraints import by_pattern, named_bonds
 from autosched.graph.graph import Graph, run_serial
-from autosched.graph.pinning import release_gradients
 from autosched.lowering import lower
 from autosched.lowering.resident_state import with_resident_state_as, without_resident_state
 from autosched.machine.cluster import joined as joined_ranks
-from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.placement import check as check_placement
 from autosched.problem import Constraints, Problem
-from autosched.program.program import Program
 from autosched.runtime.backends import Backend, make
 from autosched.runtime.check import Check
 from autosched.runtime.compiler import drawing_of
@@ -48,13 +45,12 @@ from autosched.runtime.in_flight.future import RunFuture
 from autosched.runtime.in_flight.runs import Runs
 from autosched.scheduling.agreement import inputs_on, own_inputs
 from autosched.scheduling.arguments import check_arguments, checked_count, checked_timeout
+from autosched.scheduling.binding import Binding, binding_of
 from autosched.scheduling.kept_state import ResidentState
 from autosched.scheduling.saved import Saved, check_graph, describe, from_text, to_text
 from autosched.simulation.footprint import footprint, memory_over_time
-from autosched.simulation.issuing import Issuing, issuing
-from autosched.simulation.periods import Period, period
-from autosched.simulation.simulate import durations, simulate
-from autosched.simulation.simulate import makespan as last_end
+from autosched.simulation.plan import Plan
+from autosched.simulation.simulate import simulate
 from autosched.timeline.timeline import Timeline
 from autosched.verification.verify import verify
 from autosched.viz.drawing import draw_timeline, show_timeline
@@ -75,7 +71,7 @@ class RunState:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(Plan):
     """A verified program for a graph on a machine. Call it with the graph's inputs.
 
     ``print`` it to read the program. Its parts are ``problem``, ``placement`` and ``program``;
@@ -90,28 +86,10 @@ class Schedule:
     {'y': 42}
     """
 
-    problem: Problem
-    placement: Placement
-    program: Program
     backend: str | Backend = "host"
     check: Check = False
     nvtx: bool = field(default=False, compare=False, repr=False)
     _state: RunState = field(default_factory=RunState, init=False, compare=False, repr=False)
-
-    @property
-    def graph(self) -> Graph:
-        """The graph that is run, which does not change when the user's grows."""
-        return self.problem.graph
-
-    @property
-    def machine(self) -> Machine:
-        """The machine that it is planned for."""
-        return self.problem.machine
-
-    @property
-    def costs(self) -> Costs:
-        """The costs that predictions use."""
-        return self.problem.costs
 
     # ---- running
 
@@ -141,7 +119,7 @@ class Schedule:
         if self._is_busy:
             return self._call(args, inputs, timeout)
         seconds = checked_timeout(timeout)
-        found, keep = self.graph.completed(args, inputs)
+        found, keep = self._binding.completed(self.graph, args, inputs)
         outputs = self._run(found, seconds)
         if keep is not None:
             keep(outputs)
@@ -155,6 +133,10 @@ class Schedule:
         if self._is_busy:
             return self._call((), dict(inputs), None)
         return self._run(inputs, None, is_agreed)
+
+    @cached_property
+    def _binding(self) -> Binding:
+        return binding_of(self.graph)
 
     @property
     def _is_busy(self) -> bool:
@@ -193,7 +175,9 @@ class Schedule:
         """
         runs = checked_count(repeat, "repeat", 1), checked_count(warmup, "warmup", 0)
         seconds = checked_timeout(timeout)
-        inputs = own_inputs(self, self.graph.completed(args, inputs)[0], is_agreed=False)
+        inputs = own_inputs(
+            self, self._binding.completed(self.graph, args, inputs)[0], is_agreed=False
+        )
         profile = partial(self._executor.profile, self._kept.inputs(inputs), seconds)
         if self._state.runs is not None:
             profile = partial(self._runs.paused, profile)
@@ -300,7 +284,10 @@ class Schedule:
         A region that could not be compiled is among them once that was tried.
         """
         failures = {task.name: getattr(task.fn, "failure", None) for task in self.graph.tasks}
-        return {**self.graph.not_fused, **{name: why for name, why in failures.items() if why}}
+        return {
+            **getattr(self.graph, "not_fused", {}),
+            **{name: why for name, why in failures.items() if why},
+        }
 
     @property
     def not_replayed(self) -> str | None:
@@ -341,7 +328,7 @@ class Schedule:
         Parameters and results are those of a call. Waits for submitted runs.
         """
         self.wait()
-        inputs, keep = self.graph.completed(args, inputs)
+        inputs, keep = self._binding.completed(self.graph, args, inputs)
         outputs = self._serial(inputs)
         if keep is not None:
             keep(outputs)
@@ -351,7 +338,7 @@ class Schedule:
     def _serial(self) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
         if self.backend not in ("accelerator", "replay"):
             drawing = drawing_of(self.graph, self.placement.device, self.machine)
-            return lambda inputs: run_serial(self.graph, (), dict(inputs), drawing)
+            return lambda inputs: run_serial(self.graph, inputs, drawing, self._binding.followed)
         from autosched.runtime.backends.accelerator import Accelerator
 
         placement = Placement(self.placement.device, tuple(task.name for task in self.graph.tasks))
@@ -404,7 +391,7 @@ class Schedule:
         if self.machine.rank is not None:
             return executor_of_rank(self.program, self.graph, self.machine, self.check, self.nvtx)
         backend = make(self.backend) if isinstance(self.backend, str) else self.backend
-        parts = self.program, self.graph, self.machine, backend, self._durations
+        parts = self.program, self.graph, self.machine, backend, self.seconds
         return Executor(*parts, self.check, self.nvtx)
 
     @cached_property
@@ -417,8 +404,8 @@ class Schedule:
         return inputs_on(self.machine.here, self.program, self.graph)
 
     def _completed(self, args: Sequence[Any], inputs: dict[str, Any]) -> Any:
-        """Return the inputs of this process, and what keeps the outputs: ``Graph.completed``."""
-        found, keep = self.graph.completed(args, inputs)
+        """Return the inputs of this process, and what keeps the outputs."""
+        found, keep = self._binding.completed(self.graph, args, inputs)
         return own_inputs(self, found, is_agreed=False), keep
 
     @cached_property
@@ -440,7 +427,7 @@ class Schedule:
     def _gradients(self) -> Any:
         from autosched.graph.gradients import Gradients
 
-        return Gradients(self.graph)
+        return Gradients(self.graph, self._binding.followed)
 
     @property
     def _runs(self) -> Runs:
@@ -475,7 +462,8 @@ class Schedule:
             what = f"backend {self.backend!r} is an object and cannot be saved"
             raise ScheduleError(f"{what}; only a backend's name can")
         parts = self.machine, self.costs, self.placement, self.program, self.backend, self.check
-        devices = {task.name: task.device for task in self.graph.tasks if task.device}
+        bound = ((task.name, self.problem.constraint(task)) for task in self.graph.tasks)
+        devices = {name: device for name, device in bound if device}
         saved = Saved(describe(self.graph), *parts, devices)
         joined(saved, self.graph)  # the schedule may come from dataclasses.replace
         return to_text(saved)
@@ -542,18 +530,13 @@ class Schedule:
         At most ``program.in_flight`` of them are under way at a time.
         """
         if checked_count(runs, "runs", 1) == 1:
-            return self._predicted
+            return self.predicted
         found = simulate(self.program, self.problem, runs)
         return replace(found, period=self.period, guess=self.costs.guess(self.graph))
 
-    @cached_property
-    def _predicted(self) -> Timeline:
-        found = simulate(self.program, self.problem)
-        return replace(found, guess=self.costs.guess(self.graph))
-
     def verify(self) -> None:
         """Prove again that the program is race-free. Raises ProgramError if it is not."""
-        verify(self.program, self.graph, self.machine)
+        verify(self.program, self.problem)
         self._state.verified = True
 
     def _verify_once(self) -> None:
@@ -564,36 +547,7 @@ class Schedule:
     @property
     def _as_is(self) -> Problem:
         """The problem with the outputs where the program leaves them."""
-        return self.problem.requesting(dict(self.program.outputs))
-
-    @property
-    def _durations(self) -> tuple[float, ...]:
-        """The predicted duration of each instruction."""
-        return durations(self.program, self.problem)
-
-    @property
-    def _issuing(self) -> Issuing | None:
-        """The threads that issue the program; None if that takes no time."""
-        return issuing(self.program, self.problem)
-
-    @cached_property
-    def period(self) -> float:
-        """Predicted seconds per run in steady state, if runs are submitted without delay.
-
-        With one run in flight it is the makespan. Otherwise it is computed exactly:
-        ``autosched.simulation.periods`` documents how.
-
-        >>> import autosched as asc
-        >>> graph = asc.Graph()
-        >>> graph.output(y=graph.add(abs, graph.input("x"), seconds=1.0))
-        >>> asc.schedule(graph, asc.Machine.emulated(gpus=0)).period
-        1.0
-        """
-        return self._period.seconds
-
-    @cached_property
-    def _period(self) -> Period:
-        return period(self.program, self._durations, self._issuing)
+        return self.problem.constrained(outputs=dict(self.program.outputs))
 
     @property
     def runs_shown(self) -> int:
@@ -614,11 +568,6 @@ class Schedule:
         return max([*known.values(), self.placement.bound / in_flight])
 
     @cached_property
-    def makespan(self) -> float:
-        """Predicted seconds from the first instruction to the last."""
-        return last_end(self.program, self._durations, self._issuing)
-
-    @cached_property
     def peak_bytes(self) -> dict[str, float]:
         """Predicted peak memory of each device, without what tasks allocate temporarily.
 
@@ -632,8 +581,8 @@ class Schedule:
     @cached_property
     def serial_seconds(self) -> float:
         """Predicted duration of the same tasks and copies, issued and run one at a time."""
-        threads = self._issuing
-        return sum(self._durations) + (0.0 if threads is None else threads.total)
+        threads = self.issuing
+        return sum(self.seconds) + (0.0 if threads is None else threads.total)
 
     @cached_property
     def lower_bound(self) -> float:
@@ -749,19 +698,19 @@ def load(path: str | os.PathLike[str], graph: Graph) -> Schedule:
 def joined(saved: Saved, graph: Graph) -> Schedule:
     """Join a saved schedule to its graph, with the checks of ``schedule`` and ``lower``."""
     inputs = dict(saved.program.inputs)
-    asked = Problem(graph, saved.machine, saved.costs)
-    asked = with_resident_state_as(asked, saved.placement, inputs)
-    pinned = asked.graph.pinned()
-    release_gradients(pinned, saved.devices)
-    check_graph(saved, pinned)
-    resident = asked.constraints.resident
-    pinned = pinned.pinned({name: at for name, at in inputs.items() if name not in resident})
+    free = (task.name for task in graph.tasks if task.device is None)
+    place = {name: saved.devices[name] for name in free if name in saved.devices}
+    state = binding_of(graph).state_on(graph, saved.machine)
+    kept = named_bonds(graph, saved.devices)
+    constraints = Constraints(place=place, together=kept, state=state)
+    problem = Problem(graph.snapshot(), saved.machine, saved.costs, constraints)
+    problem = with_resident_state_as(problem, saved.placement, inputs)
+    check_graph(saved, problem.graph)
+    by_pattern(inputs, [value.name for value in problem.graph.sources], "inputs", "input")
     for _, device in (*saved.program.inputs, *saved.program.outputs):
         saved.machine.device(device)
-    saved.costs.check(pinned)
-    kept = {name: at for name, at in inputs.items() if name in resident}
-    constraints = Constraints(inputs=kept, resident=resident)
-    problem = Problem(pinned, saved.machine, saved.costs, constraints)
+    saved.costs.check(problem.graph)
+    problem = problem.constrained(inputs=inputs)
     check_placement(saved.placement, problem)
     made = Schedule(problem, saved.placement, saved.program, saved.backend, saved.check)
     made.verify()

@@ -90,7 +90,7 @@ def check(
     if machine is None:
         found = enumerate(machines_for(graph))
         machines = {f"asc.testing.machines_for(graph)[{i}]": machine for i, machine in found}
-    reference = Reference(Setting(graph.pinned(), examples, seed))
+    reference = Reference(Setting(graph.snapshot(), examples, seed))
     _check_regions(graph)
     plans = _plans(graph, machines, policies or _POLICIES)
     distinct: dict[Program, _Plan] = {}
@@ -513,14 +513,12 @@ def watched(graph: Graph) -> Graph:
 def _with_functions(
     graph: Graph, change: Callable[[Task, Callable[..., Any]], Callable[..., Any]]
 ) -> Graph:
-    """Return a pinned copy of a graph with the function of each task changed."""
-    twin = graph.pinned()
-    twin.tasks[:] = [
-        # What reads a file stays: storage gives it to the copy that reads.
+    """Return a copy of a graph with the function of each task changed."""
+    # What reads a file stays: storage gives it to the copy that reads.
+    return graph.snapshot(
         task if task.fn is None or task.reads_file else replace(task, fn=change(task, task.fn))
         for task in graph.tasks
-    ]
-    return twin
+    )
 
 
 class SharedState:

@@ -37,12 +37,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from autosched._lib.allowed import is_storage
 from autosched.errors import GraphError, ProgramError
+from autosched.graph.constraints import Bond, bonds, by_value
 from autosched.graph.flow import flow, rows_of
 from autosched.graph.graph import HOST, STORAGE, Graph, Task, Use, Value
 from autosched.graph.regions import Region
@@ -64,11 +65,15 @@ from autosched.program.program import (
 from autosched.verification.conflicts import Conflicts
 from autosched.verification.loops import Access, check_runs, check_waits, in_words
 
+if TYPE_CHECKING:
+    from autosched.problem import Problem
 
-def verify(program: Program, graph: Graph, machine: Machine | None = None) -> None:
+
+def verify(program: Program, graph: Graph | Problem, machine: Machine | None = None) -> None:
     """Raise ProgramError if some legal interleaving could differ from the serial run.
 
-    If the graph has grown since the program was made, pass ``schedule.graph``, which has not.
+    A problem has the machine, too, and constraints that are not in its graph. If the graph has grown
+    since the program was made, pass ``schedule.problem``, which has not.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -84,6 +89,15 @@ def verify(program: Program, graph: Graph, machine: Machine | None = None) -> No
         )
     if any(type(i) is Send or type(i) is Receive for i in program):
         raise ProgramError("this is the part of one rank; pass the program of all ranks")
+    bound: Mapping[str, str | None] = {}
+    kept: Mapping[int, Sequence[Bond]]
+    if isinstance(graph, Graph):
+        kept = by_value(graph.kept_together)
+    else:
+        bound = graph.constraints.place
+        kept = graph.kept
+        machine = graph.machine
+        graph = graph.graph
     if machine is not None:
         check_machine(program, machine)
     check_waits(program)
@@ -91,7 +105,9 @@ def verify(program: Program, graph: Graph, machine: Machine | None = None) -> No
     at: dict[str, str | None] = {HOST: None, STORAGE: None}
     if machine is not None:
         at = {HOST: machine.host, STORAGE: (*machine.storage, machine.host)[0]}
-    memory = check_run(program, graph, at)
+    devices = ((task, bound.get(task.name, task.device)) for task in graph.tasks)
+    must = {task.index: at.get(device, device) for task, device in devices if device}
+    memory = check_run(program, graph, must, kept)
     if program.in_flight > 1:
         check_runs(program, graph, memory)
 
@@ -232,14 +248,17 @@ class _Table:
 
 
 def check_run(
-    program: Program, graph: Graph, at: Mapping[str, str | None]
+    program: Program,
+    graph: Graph,
+    must: Mapping[int, str | None],
+    kept: Mapping[int, Sequence[Bond]],
 ) -> dict[str, list[Access]]:
     """Check all laws of one run; return the accesses to memory that runs of a loop share.
 
-    That is the memory of inputs and constants, by name. ``at`` has the devices of tasks on the host
-    and on storage.
+    That is the memory of inputs and constants, by name. ``must`` has the devices of bound tasks, and
+    ``kept`` what is kept together.
     """
-    walk = _Walk(program, graph, at)
+    walk = _Walk(program, graph, must, kept)
     refusal = None
     try:
         walk.run()
@@ -248,7 +267,7 @@ def check_run(
     before, line = (np.frombuffer(pairs, np.int64) for pairs in (walk.before, walk.line))
     found = ordered(program, before, line)
     if not found.all():
-        _Walk(program, graph, at, int(found.argmin())).run()
+        _Walk(program, graph, must, kept, int(found.argmin())).run()
     if refusal is not None:
         raise refusal
     return {name: walk.shared[block] for name, block in walk.home.items()}
@@ -262,13 +281,18 @@ class _Walk:
     """
 
     def __init__(
-        self, program: Program, graph: Graph, at: Mapping[str, str | None], refused: int = -1
+        self,
+        program: Program,
+        graph: Graph,
+        must: Mapping[int, str | None],
+        kept: Mapping[int, Sequence[Bond]],
+        refused: int = -1,
     ):
         self.program = program
         self.graph = graph
-        self.places = at  # of tasks constrained to the host or to storage
+        self.must = must
+        self.kept = kept
         self.refused = refused
-        self.bonds = bool(graph.kept_together)
         # By task, those after which it must run by order alone.
         self.follows: dict[int, list[int]] = {}
         known = flow(graph)
@@ -379,7 +403,7 @@ class _Walk:
         device = self.devices[run.stream.device]
         if task.index in self.ran:
             self._fail("single", f"task {task.name!r} runs twice")
-        if task.device is not None or self.bonds or self.rank:
+        if task.index in self.must or self.kept or self.rank:
             self._place(run, task)
         if self.follows:
             for other in self.follows.get(task.index, ()):
@@ -398,10 +422,10 @@ class _Walk:
         self.ran[task.index] = self.at
 
     def _place(self, run: Run, task: Task) -> None:
-        must = None if task.device is None else self.places.get(task.device, task.device)
+        must = self.must.get(task.index)
         if must not in (None, run.stream.device):
             self._fail("place", f"task {task.name!r} must run on {must}")
-        for values in self.graph.bonds(task) if self.bonds else ():
+        for values in bonds(task, self.kept):
             first = self.bound.setdefault(values, run)
             if first.stream.device != run.stream.device:
                 self._fail(

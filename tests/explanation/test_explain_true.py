@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 import autosched as asc
 from autosched.explanation import Advice
-from autosched.explanation.what_if import Case
 from tests.strategies import graphs, machines
 
 ONE, TWO = asc.Machine.emulated(gpus=1), asc.Machine.emulated(gpus=2)
@@ -77,10 +76,11 @@ def followed(schedule: asc.Schedule, advice: Advice, graph: asc.Graph, wanted: s
             graph, schedule.machine, costs=schedule.costs, outputs=wanted, inputs=homes
         ).makespan
     if advice.kind.endswith("bound"):
-        free = Case(
-            dataclasses.replace(schedule.problem, graph=graph), schedule.placement, schedule.program
-        )
-        graph = free.unbound(map(graph.task, advice.tasks)).graph
+        free = [
+            dataclasses.replace(t, device=None) if t.name in advice.tasks else t
+            for t in graph.tasks
+        ]
+        graph = graph.snapshot(free)
         return asc.schedule(graph, schedule.machine, costs=schedule.costs, outputs=wanted).makespan
     if advice.kind.endswith("policy"):
         return asc.schedule(graph, schedule.machine, costs=schedule.costs, outputs=wanted).makespan

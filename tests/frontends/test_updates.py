@@ -70,7 +70,7 @@ def test_a_parameter_and_its_moments_are_written_on_one_device_under_every_polic
     kind: str, optimizer: str
 ) -> None:
     graph = captured(kind, optimizer, warm=kind in ("mlp", "resnet", "wired0"))
-    pinned = graph.pinned()
+    pinned = graph.snapshot()
     for policy in [*POLICIES.values(), scattered(0), scattered(1)]:
         device = policy(asc.Problem(pinned, MACHINE, COSTS)).device
         for parameter in graph.state.parameters:

@@ -19,7 +19,7 @@ def noisy_there(a: torch.Tensor) -> torch.Tensor:
 
 def on_gpus(graph: asc.Graph) -> asc.Graph:
     """Return a drawn graph whose random tasks draw where they run."""
-    found = graph.pinned()
+    found = graph.snapshot()
     found.tasks[:] = [
         replace(task, fn=noisy_there) if task.fn is noisy else task for task in graph.tasks
     ]

@@ -376,7 +376,7 @@ def test_law_6_a_failing_task_is_named_and_what_depends_on_it_does_not_run(
 
         return call
 
-    spy = graph.pinned()
+    spy = graph.snapshot()
     spy.tasks[:] = [replace(task, fn=spied(task.index, task.fn)) for task in graph.tasks]
     behind = {index}
     for task in spy.tasks:

@@ -50,7 +50,7 @@ def scheduled(
 def nbytes(graph: asc.Graph) -> dict[str, int]:
     """The bytes of each value in a serial run."""
     found: dict[str, int] = {}
-    twin = graph.pinned()
+    twin = graph.snapshot()
     for task in graph.tasks:
 
         def spy(*args, task=task, **kwargs):

@@ -186,7 +186,7 @@ def watched(graph: asc.Graph, seen: dict[str, Hashable]) -> asc.Graph:
 
         return replace(task, fn=call)
 
-    twin = graph.pinned()
+    twin = graph.snapshot()
     twin.tasks[:] = map(spy, graph.tasks)
     return twin
 

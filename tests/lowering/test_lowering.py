@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from textwrap import dedent
 
@@ -42,9 +43,10 @@ def assert_is(program, expected):
 def figure(device=None):
     """x -> h -> y."""
     graph = asc.Graph()
-    x = graph.input("x")
+    with graph.on(device) if device else nullcontext():
+        x = graph.input("x")
     graph.output(graph.add(fn, graph.add(fn, x, name="h"), name="y"))
-    return graph.pinned({"x": device}) if device else graph
+    return graph
 
 
 def test_one_device_needs_nothing_but_runs_and_frees():
@@ -414,7 +416,7 @@ def test_waits_on_one_device_are_as_few_as_nimble_proves_possible(graph):
 def test_frees_alone_cost_no_wait_while_there_is_work(graph, streams):
     """What is freed where is another matter than who waits for whom: with outputs kept, the waits are the same."""
     kept = graph
-    freed = graph.pinned()
+    freed = graph.snapshot()
     freed.outputs = {}
     machine = asc.Machine([asc.Device("cpu", streams=streams)])
 
@@ -476,12 +478,12 @@ def test_without_contention_clocks_have_no_place_for_each_copy() -> None:
 def test_a_copy_that_is_wished_for_after_its_reader_is_before_it():
     graph = asc.Graph()
     x = graph.input("x")
-    w = graph.input("w")
+    with graph.on("cuda:0"):
+        w = graph.input("w")
     graph.add(torch.add, w, x, name="reads", on="cuda:0", writes=[w])
     graph.output(y=graph.add(torch.neg, w, name="late", on="cuda:0"))
     machine = asc.Machine.emulated(gpus=1)
     order = ("reads", "late")
     wish = (Send("x", 0, "cuda:0", "late"),)
     placement = Placement(dict.fromkeys(order, "cuda:0"), order, wish)
-    pinned = graph.pinned({"w": "cuda:0"})
-    asc.verify(lower(asc.Problem(pinned, machine), placement), pinned, machine)
+    asc.verify(lower(asc.Problem(graph, machine), placement), graph, machine)

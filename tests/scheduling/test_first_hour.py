@@ -154,7 +154,7 @@ def test_dir_lists_what_users_call(schedule: asc.Schedule) -> None:
     assert {"explain", "simulate", "graph", "program", "code", "makespan"} <= {*of_schedule}
     for names in (of_graph, of_schedule):
         assert not [name for name in names if name.startswith("_")]
-    assert not {"storages", "lasting", "cached_flow", "followed"}.intersection(of_graph)
+    assert not {"storages", "cached_flow", "followed"}.intersection(of_graph)
     assert all(hasattr(network(), name) for name in of_graph)
 
 

@@ -146,7 +146,7 @@ def test_one_run_fails_and_those_without_its_state_go_on(
     data: st.DataObject,
 ) -> None:
     """Earlier runs end well; later ones too, or are cancelled if runs share state; then all go well again."""
-    graph = graph.pinned()
+    graph = graph.snapshot()
     candidates = [task for task in graph.tasks if task.fn is mix]
     assume(candidates)
     runs = in_flight + 3

@@ -40,7 +40,7 @@ THERE = {noisy: noisy_there, mix: mix_there}
 
 def equals_serial(draw, machine):
     """Run a drawn graph again and again, on inputs that change, and compare with the serial run."""
-    graph = draw(graphs(machine.names)).pinned()
+    graph = draw(graphs(machine.names)).snapshot()
     graph.tasks[:] = [
         replace(task, fn=THERE[task.fn]) if task.fn in THERE else task for task in graph.tasks
     ]
@@ -99,8 +99,9 @@ def gpu(request):
 def on_both(host=torch.sin):
     """x on the host, w on a GPU and written there; a copy to the other GPU; a task of the host in the middle."""
     graph = asc.Graph("on both")
-    x, w = graph.inputs("x", "w")
+    x = graph.input("x")
     with graph.on("cuda:0"):
+        w = graph.input("w")
         first = graph.add(torch.mul, x, w, name="first")
         graph.add(add_, w, first, writes=[w], name="write")
     second = graph.add(torch.add, first, w, name="second", on="cuda:1")
@@ -108,7 +109,7 @@ def on_both(host=torch.sin):
     graph.output(
         last=graph.add(torch.add, middle, first, name="last", on="cuda:0"), second=second, w=w
     )
-    return graph.pinned({"w": "cuda:0"})
+    return graph
 
 
 def runs(schedule, count=5, shape=(2, 3), moves=False):
