@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from autosched.frontends.guards import Watch
     from autosched.fusion import Frozen, fuse
     from autosched.measurement import measure_costs, measure_machine, measure_storage
+    from autosched.sanitizer import Finding, Report, sanitize
 else:  # a type checker would take any name for one of ours
 
     def __getattr__(name: str) -> Any:
@@ -70,6 +71,9 @@ else:  # a type checker would take any name for one of ours
 
 
 _LAZY = {
+    "Finding": "autosched.sanitizer.findings",
+    "Report": "autosched.sanitizer.findings",
+    "sanitize": "autosched.sanitizer",
     "Frozen": "autosched.fusion",
     "TorchBackend": "autosched.frontends.dynamo",
     "Watch": "autosched.frontends.guards",
@@ -95,6 +99,7 @@ __all__ = [
     "Comparison",
     "Costs",
     "Device",
+    "Finding",
     "Frozen",
     "GradientError",
     "Graph",
@@ -112,6 +117,7 @@ __all__ = [
     "ProgramError",
     "RankError",
     "Replay",
+    "Report",
     "RunTimeoutError",
     "Schedule",
     "ScheduleError",
@@ -134,6 +140,7 @@ __all__ = [
     "measure_machine",
     "measure_storage",
     "merge",
+    "sanitize",
     "schedule",
     "simulate",
     "task",

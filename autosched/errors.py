@@ -42,6 +42,10 @@ class MachineError(AutoschedError, ValueError):
     """A machine is malformed, or does not have the requested device or link."""
 
 
+class RealGPUsError(MachineError):
+    """There are real GPUs, in whose place none can be simulated."""
+
+
 class ScheduleError(AutoschedError, ValueError):
     """No schedule can be made from this graph, machine, costs and policy."""
 

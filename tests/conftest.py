@@ -14,7 +14,8 @@ import pytest
 import torch
 from hypothesis import Phase, settings
 
-from autosched.simulated_gpus import RealGPUsError, playing
+from autosched.errors import RealGPUsError
+from autosched.simulated_gpus import playing
 
 # A sum's last bits depend on how many threads share it, and "equal to the serial run, bit for bit"
 # is our first law. It also keeps the two test processes from fighting for two cores.

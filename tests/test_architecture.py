@@ -76,10 +76,11 @@ MAY_IMPORT = {
     # futures of submitted calls are those of runs
     "frontends": [*INPUTS, "coarsening", "fusion", "policies", "runtime", "scheduling"],
     "testing": [
-        *[*IR, "policies", "problem", "runtime", "scheduling", "simulated_gpus", "simulation"],
+        *[*IR, "policies", "problem", "runtime", "sanitizer", "scheduling", "simulation"],
     ],
     # what runs on them starts with no streams and graphs of its own
-    "simulated_gpus": ["_lib", "errors", "runtime"],
+    "simulated_gpus": ["_lib", "errors", "graph", "runtime"],
+    "sanitizer": [*FOUNDATION, "graph", "simulated_gpus", "viz"],
     # the public API, and helpers; settings of optimizers as inputs; the ranks that were joined
     "parallel": ["_lib", "autosched", "frontends", "machine", "runtime", "viz"],  # draws a curve
     "demo": ["autosched", "runtime", "viz"],
@@ -96,7 +97,7 @@ MAY_IMPORT = {
             "policies",
             "scheduling",
         ],
-        *["testing", "timeline", "viz"],
+        *["sanitizer", "testing", "timeline", "viz"],
     ],
     "__main__": ["cli"],
 }
@@ -106,7 +107,8 @@ MAY_IMPORT["autosched"] = sorted(set(MAY_IMPORT) - {"autosched", "cli", "demo", 
 
 # Planning works without torch, so the modules below torch-free ones are named one by one.
 MAY_IMPORT_TORCH = {
-    *["cli", "demo", "frontends", "fusion", "measurement", "parallel", "simulated_gpus", "testing"],
+    *["cli", "demo", "frontends", "fusion", "measurement", "parallel", "sanitizer"],
+    *["simulated_gpus", "testing"],
     *["_lib.aten", "_lib.fake_tensors", "_lib.holders", "_lib.process_group"],
     *["costs.estimate", "graph.gradients"],
     *["runtime.backends", "runtime.profile", "runtime.ranks", "runtime.replay"],
@@ -135,6 +137,8 @@ CONCEPTS = {
     "scheduling.kept_state": "copies of tensors, and when they are out of date",
     "scheduling.plans": "the choice among placements",
     "simulation.sharing": "processor sharing, event by event; the rest is one pass over instructions",
+    "sanitizer.lines": "the user's lines and names, found in frames",
+    "sanitizer.order": "vector clocks and memory, which know neither torch nor the user",
     "simulated_gpus.allocator": "torch's caching allocator, which knows no stream's work",
     "simulated_gpus.libraries": "handles and workspaces of cuBLAS and cuDNN",
     "simulated_gpus.timing": "computed durations; the queues know only an order",

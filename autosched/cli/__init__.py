@@ -3,6 +3,7 @@
 loading   what a command works on: a graph or a saved schedule, its machine and its costs
 commands  the commands, as functions of parsed arguments
 plan      the command ``plan``: does a training step fit?
+sanitize  the command ``sanitize``: races in the user's own stream code
 output    results, progress and errors
 
 A command is a function from the parsed arguments to an exit code. Commands print, and write the
@@ -24,6 +25,7 @@ from autosched.cli import commands
 from autosched.cli.commands import FORMATS
 from autosched.cli.output import WRONG_INPUT, exit_code
 from autosched.cli.plan import plan
+from autosched.cli.sanitize import sanitize
 from autosched.comparison.compare import POLICIES as USUAL_POLICIES
 from autosched.machine.device import NETWORKS
 from autosched.machine.machine import LINKS
@@ -240,6 +242,23 @@ def _plan(subparsers: Any) -> None:
     _add_json(parser)
 
 
+def _sanitize(subparsers: Any) -> None:
+    parser = _command(
+        subparsers,
+        sanitize,
+        "find races in code that uses CUDA streams, without a GPU; exit with 1 if there are any",
+        "Run a script or function on simulated GPUs, and report what is in no order.",
+        "--gpus 2 train.py --epochs 1",
+    )
+    add = parser.add_argument
+    add("--gpus", type=_gpus, metavar="N", help="simulate N GPUs (default: 1)")
+    add("--numbers", action="store_true", help="compute numbers on the CPU, not only shapes")
+    _add_json(parser)
+    add("script", metavar="SCRIPT", help="path/to/script.py, or module:function")
+    what = "of the script"
+    add("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help=what)
+
+
 def _measure(subparsers: Any) -> None:
     parser = _command(
         subparsers,
@@ -258,7 +277,7 @@ def _measure(subparsers: Any) -> None:
     add("--replay", action="store_true", help="what kernels take alone, as CUDA graphs replay them")
 
 
-_COMMANDS = (_demo, _devices, _show, _run, _explain, _compare, _plan, _measure)
+_COMMANDS = (_demo, _devices, _show, _run, _explain, _compare, _plan, _sanitize, _measure)
 
 
 # ---- options that several commands have

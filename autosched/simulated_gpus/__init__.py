@@ -6,6 +6,8 @@
     streams     what torch calls streams, events, graphs and generators
     allocator   the caching allocator: pools, and addresses that are handed out again
     libraries   handles and workspaces of cuBLAS and cuDNN
+    autograd    backward passes, on the streams of forward passes
+    observer    what happens, told to a reader
     generators  random numbers, also in graphs that are replayed
     timing      computed durations
     fakes       fake tensors on simulated GPUs, for captures
@@ -16,8 +18,7 @@ reads wrong data for some seed. Tensors are of torch's own types, so frontends, 
 optimizers run on them.
 
 Not simulated: kernels that the CPU does not have, several processes, GPUs that cannot access each
-other, and memory of a second GPU that a capture leaves unprotected. Autograd's engine runs in the
-calling thread and on its current streams, where that of a GPU takes those of the forward pass.
+other, and memory of a second GPU that a capture leaves unprotected.
 """
 
 from __future__ import annotations
@@ -35,45 +36,42 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from autosched._lib.replacing import replaced
-from autosched.errors import MachineError
+from autosched.errors import RealGPUsError
 from autosched.runtime.backends import accelerator
 from autosched.runtime.replay import cuda_graphs
-from autosched.simulated_gpus import fakes, streams, tensors
+from autosched.simulated_gpus import autograd, fakes, streams, tensors
 from autosched.simulated_gpus import hardware as _hardware
 from autosched.simulated_gpus.hardware import Hardware
 
-__all__ = ["Hardware", "RealGPUsError", "playing"]
-
-
-class RealGPUsError(MachineError):
-    """There are real GPUs, in whose place none can be simulated."""
+__all__ = ["Hardware", "playing"]
 
 
 @contextlib.contextmanager
 def playing(
-    gpus: int = 1, seed: int = 0, nbytes: float = float("inf"), kind: str = "cuda"
+    gpus: int = 1,
+    seed: int = 0,
+    nbytes: float = float("inf"),
+    kind: str = "cuda",
+    numbers: bool = True,
 ) -> Iterator[Hardware]:
     """Let torch find GPUs that are simulated on the CPU, in a ``with`` statement.
 
     They follow CUDA's rules for streams, events, memory and captured graphs, have ``nbytes`` of
     memory each, and progress in the worst order that an adversary with this ``seed`` finds. Those
-    of another ``kind`` than "cuda" have no graphs. Raises RealGPUsError where torch finds a real
+    of another ``kind`` than "cuda" have no graphs. Without ``numbers``, operators compute shapes
+    only. Raises RealGPUsError where torch finds a real
     GPU, and at the end AssertionError if memory was accessed after it had been freed.
-
-    >>> import torch, autosched as asc
-    >>> with asc.testing.simulated_gpus(2):
-    ...     torch.cuda.device_count(), (torch.ones(3, device="cuda:1") + 1).tolist()
-    (2, [2.0, 2.0, 2.0])
     """
     if torch.accelerator.is_available() and not _hardware.current:
         raise RealGPUsError("torch finds a GPU: GPUs are simulated only where there is none")
-    simulated = Hardware(gpus, seed, nbytes, kind)
+    simulated = Hardware(gpus, seed, nbytes, kind, numbers)
     _hardware.current.append(simulated)
     own: tuple[tuple[Any, str, Any], ...] = (
         (accelerator, "_streams", {}),  # real ones live as long as the process
         (cuda_graphs, "_failed", []),
         (cuda_graphs, "_with_handles", cuda_graphs._Handles()),
         (cuda_graphs, "_borrowed", tensors.borrowed),
+        (threading.Thread, "start", tensors.knowing_streams(threading.Thread.start)),
         (threading.Thread, "run", tensors.in_mode(threading.Thread.run)),
     )
     try:
@@ -156,24 +154,7 @@ def _torch(gpus: int, kind: str) -> list[tuple[Any, dict[str, Any]]]:
         "mark": lambda text: _hardware.hardware().ranges.append(f"mark {text}"),
     }
     torch_c: dict[str, Any] = {"_group_tensors_by_device_and_dtype": tensors.grouped}
-    owners: list[tuple[Any, dict[str, Any]]] = [
-        (
-            torch,
-            {
-                "Stream": streams.Stream,
-                "Event": streams.Event,
-                "_has_compatible_shallow_copy_type": lambda one, other: True,
-            },
-        ),
-        (torch.Tensor, tensors.METHODS | {"_make_subclass": fakes.make_subclass}),
-        (fake_tensor, {"init_gpu_context": lambda device: None}),
-        (FakeTensorMode, {"dispatch": fakes.on_gpus(FakeTensorMode.dispatch)}),
-        (
-            ProxyTorchDispatchMode,
-            {"__torch_dispatch__": fakes.on_gpus(ProxyTorchDispatchMode.__torch_dispatch__)},
-        ),
-        (torch.accelerator, accelerators),
-    ]
+    owners: list[tuple[Any, dict[str, Any]]] = [*_classes(), (torch.accelerator, accelerators)]
     if kind != "cuda":
         return [*owners, (torch._C, torch_c), (getattr(torch, kind), module)]
     torch_c |= {
@@ -186,5 +167,28 @@ def _torch(gpus: int, kind: str) -> list[tuple[Any, dict[str, Any]]]:
         *owners,
         (torch._C, torch_c),
         (torch.cuda, module | graphs),
+        (torch.cuda.graphs, {k: graphs[k] for k in graphs if hasattr(torch.cuda.graphs, k)}),
         (torch.cuda.nvtx, told),
     ]
+
+
+def _classes() -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yield the attributes of torch itself, of its tensors, modes and engine."""
+    run = torch.autograd.graph._engine_run_backward
+    engine = {"_engine_run_backward": autograd.on_forward_streams(run)}
+    yield torch.autograd, engine
+    yield torch.autograd.graph, engine
+    yield (
+        torch,
+        {
+            "Stream": streams.Stream,
+            "Event": streams.Event,
+            "_has_compatible_shallow_copy_type": lambda one, other: True,
+            **tensors.FROM_DATA,
+        },
+    )
+    yield torch.Tensor, tensors.METHODS | {"_make_subclass": fakes.make_subclass}
+    yield fake_tensor, {"init_gpu_context": lambda device: None}
+    yield FakeTensorMode, {"dispatch": fakes.on_gpus(FakeTensorMode.dispatch)}
+    dispatch = fakes.on_gpus(ProxyTorchDispatchMode.__torch_dispatch__)
+    yield ProxyTorchDispatchMode, {"__torch_dispatch__": dispatch}

@@ -27,14 +27,22 @@ ORDINARY: PoolId = (0, 0)
 
 
 class Memory:
-    """Bytes of a device, until they are released."""
+    """Bytes of a device, until they are released; only their address if not ``real``."""
 
-    def __init__(self, nbytes: int):
-        self.nbytes = nbytes
+    _end = 2**40  # of the addresses of memory that holds nothing
+
+    def __init__(self, nbytes: int, real: bool):
+        self.nbytes, self.released = nbytes, False
         make: Any = torch.UntypedStorage
-        self.storage = make(nbytes)
-        self.storage.fill_(255)
-        self.released = False
+        self.storage = make(nbytes) if real else None
+        self.address: int = self.storage.data_ptr() if self.storage else Memory._end
+        Memory._end += 0 if real else nbytes
+        self.spoil()
+
+    def spoil(self) -> None:
+        """Set all bits."""
+        if self.storage is not None:
+            self.storage.fill_(255)
 
 
 @dataclass
@@ -46,9 +54,10 @@ class Pool:
 
 
 class Allocator:
-    """The pools of one device."""
+    """The pools of one device, of ``real`` memory if operators compute numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self, real: bool) -> None:
+        self.real = real
         self.pools = {ORDINARY: Pool(uses=1)}
         self.underway: dict[PoolId, Callable[[Queue], bool]] = {}  # who allocates from pools
         self.deferred: list[Callable[[], None]] = []  # frees that wait for the end of that
@@ -81,7 +90,7 @@ class Allocator:
         if free:
             memory = free.pop()
         elif self.reserved + nbytes <= limit:
-            memory = Memory(nbytes)
+            memory = Memory(nbytes, self.real)
             self.reserved += nbytes
         else:
             return None

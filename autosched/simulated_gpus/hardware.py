@@ -19,6 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from autosched.simulated_gpus.allocator import GRAIN, ORDINARY, Allocator, Memory, PoolId
 from autosched.simulated_gpus.generators import Drawn, State
 from autosched.simulated_gpus.libraries import Libraries
+from autosched.simulated_gpus.observer import Observer, Tensors
 from autosched.simulated_gpus.queues import Capture, Mark, Queue, Queues, Work
 
 
@@ -45,6 +46,7 @@ class Block:
     """Memory of a device; it goes back when the last tensor on it is gone."""
 
     memory: Memory | None = None
+    memory_known: Any = None  # what an observer knows of it
 
     def __init__(self, hardware: Hardware, queue: Queue, nbytes: int, what: str):
         self.hardware, self.queue = hardware, queue
@@ -55,6 +57,7 @@ class Block:
         self.life = Life(what, self.memory)
         if self.capture is not None:
             self.capture.lives.append(self.life)
+        hardware.observer.allocated(self)
 
     def __del__(self) -> None:
         if self.memory is not None:
@@ -64,11 +67,13 @@ class Block:
 class Hardware(Queues):
     """Played GPUs of ``nbytes`` each, which torch calls ``kind``."""
 
-    def __init__(self, gpus: int, seed: int, nbytes: float, kind: str = "cuda"):
+    def __init__(
+        self, gpus: int, seed: int, nbytes: float, kind: str = "cuda", numbers: bool = True
+    ):
         super().__init__(gpus, seed)
-        self.kind = kind
+        self.kind, self.numbers = kind, numbers
         self.nbytes = nbytes
-        self.allocators = [Allocator() for _ in range(gpus)]
+        self.allocators = [Allocator(numbers) for _ in range(gpus)]
         self.generators = [State(device, kind) for device in range(gpus)]
         self.known_generators: dict[int, State] = {}
         self.libraries = Libraries(self)
@@ -91,16 +96,20 @@ class Hardware(Queues):
         return [allocator.peak for allocator in self.allocators]
 
     def allocate(self, queue: Queue, like: torch.Tensor, what: str) -> tuple[torch.Tensor, Block]:
-        """Return memory in the shape of a tensor, and its block. Raises OutOfMemoryError.
+        """Return memory in the shape of a tensor, if it holds numbers, and its block.
+
+        Raises OutOfMemoryError.
 
         New memory has all bits set; memory that others had will have, in the order of its queue.
         """
         span = 1 + sum((n - 1) * step for n, step in zip(like.shape, like.stride(), strict=True))
         nbytes = span * like.element_size() if like.numel() else 0
         block = Block(self, queue, nbytes, f"{what} of {tuple(like.shape)} on {queue}")
-        assert block.memory is not None
         made = torch.empty(0, dtype=like.dtype, device="cpu")
-        return made.set_(block.memory.storage, 0, like.shape, like.stride()), block
+        storage = None if block.memory is None else block.memory.storage
+        if storage is not None:
+            made.set_(storage, 0, like.shape, like.stride())
+        return made, block
 
     def take(self, queue: Queue, nbytes: int) -> tuple[PoolId, Memory]:
         """Return the pool of this thread and queue, and memory of it."""
@@ -127,18 +136,21 @@ class Hardware(Queues):
         with self.lock:
             if not self.open:
                 return
+            self.observer.freed(block)
             queue, life, users = block.queue, block.life, block.users
             allocator = self.allocators[queue.device]
             allocator.allocated -= memory.nbytes
 
             def overwrite() -> None:
-                memory.storage.fill_(255)
+                memory.spoil()
                 life.end()
 
             def go_back_last() -> None:
                 aside = Queue(queue.device, -1)
+                observer, self.observer = self.observer, Observer()
                 for user in [*users, queue]:
                     self.wait(aside, self.record(user))
+                self.observer = observer
                 self.put(aside, "overwrite", overwrite)
                 self.put(aside, "give back", give_back)
 
@@ -166,8 +178,16 @@ class Hardware(Queues):
             self.until([self.record(q) for q in list(self.busy) if q.device == device])
             allocator.empty()
 
-    def launch(self, queue: Queue, what: str, work: Work, blocks: Sequence[Block]) -> None:
-        """Queue work that touches blocks."""
+    def launch(
+        self,
+        queue: Queue,
+        what: str,
+        work: Work,
+        blocks: Sequence[Block],
+        reads: Tensors = (),
+        writes: Tensors = (),
+    ) -> None:
+        """Queue work that touches blocks, by reading and writing tensors."""
         if self.capture is not None and queue.capture is None:
             self.forbid(f"{what} on {queue}, which is no part of the capture")
         lives = [block.life for block in blocks]
@@ -180,7 +200,8 @@ class Hardware(Queues):
                 )
             work()
 
-        self.put(queue, what, checked)
+        self.put(queue, what, checked if self.numbers else _nothing)
+        self.observer.launched(queue, what, reads, writes)
 
     # ---- page-locked memory of the host
 
@@ -210,22 +231,27 @@ class Hardware(Queues):
 
     # ---- the host
 
-    def synchronize(self, queue: Queue) -> None:
-        """Let the host wait for all that stands in a queue."""
+    def synchronize(self, queue: Queue, *, asked: bool = False) -> None:
+        """Let the host wait for all that stands in a queue; ``asked``: by the user."""
         self.forbid(f"the host waits for {queue}", queue)
-        self.until([self.record(queue)])
+        self.until([self.record(queue)], asked=asked)
 
-    def synchronize_device(self, device: int) -> None:
+    def synchronize_device(self, device: int, *, asked: bool = True) -> None:
         """Let the host wait for all queues of a device."""
         self.forbid_on_device(f"the host waits for cuda:{device}", device)
         with self.lock:
             self.until([self.record(queue) for queue in list(self.busy) if queue.device == device])
+            self.observer.host_waited_for_device(device, asked)
 
     def close(self) -> None:
         """Forget what has not run."""
         with self.lock:
             self.open = False
             self.busy.clear()
+
+
+def _nothing() -> None:
+    """Compute nothing."""
 
 
 current: list[Hardware] = []  # the last one is simulated now

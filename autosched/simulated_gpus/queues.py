@@ -13,13 +13,16 @@ from __future__ import annotations
 import random
 import threading
 import time
+from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import torch
 
+from autosched.simulated_gpus.observer import Observer
 from autosched.simulated_gpus.timing import Timing
 
 POOL = 32  # streams that torch has per device and priority before it hands out the same again
@@ -33,6 +36,8 @@ class Mark:
     def __init__(self, queue: Queue):
         self.queue, self.past, self.seconds = queue, False, 0.0
         self.capture: Capture | None = None
+        self.stamp: Any = None  # what an observer knows of it
+        self.number = 0
         self.behind: tuple[Node, ...] = ()  # in a capture: what it comes behind
 
 
@@ -91,11 +96,38 @@ class Queue:
         return f"cuda:{self.device}/{self.number}"
 
 
+class Current(dict[int, Queue]):
+    """The current queue of each device in a thread, now and when autograd's nodes were made."""
+
+    def __init__(self, queues: Iterable[Queue]):
+        super().__init__(enumerate(queues))
+        self.chosen: set[int] = set()  # devices of which the thread has chosen a queue
+        self._moments: list[tuple[int, dict[int, Queue]]] = []
+        self._note()
+
+    def __setitem__(self, device: int, queue: Queue) -> None:
+        super().__setitem__(device, queue)
+        self.chosen.add(device)
+        self._note()
+
+    def _note(self) -> None:
+        number: int = torch._C._autograd._get_sequence_nr()
+        if self._moments and self._moments[-1][0] == number:
+            self._moments.pop()
+        self._moments.append((number, dict(self)))
+
+    def at(self, number: int) -> dict[int, Queue]:
+        """Return what was current when the node with this number was made."""
+        found = max(bisect_right(self._moments, number, key=itemgetter(0)) - 1, 0)
+        return self._moments[found][1]
+
+
 class Queues:
     """All queues of all devices, and the adversary."""
 
     def __init__(self, gpus: int, seed: int):
         self.gpus = gpus
+        self.observer = Observer()
         self.lock = threading.RLock()
         self.random = random.Random(seed)
         self.eagerness = self.random.choice(
@@ -108,6 +140,7 @@ class Queues:
             Queue, float
         ] = {}  # queues that are not empty, and how they are liked by the adversary
         self.capture: Capture | None = None
+        self.capture_queue: Queue | None = None  # where graphs are captured by default
         self.error: Exception | None = None
         self.clock: Callable[[int, float], float] = lambda device, now: (
             now
@@ -121,7 +154,7 @@ class Queues:
         self.default = [Queue(device, 0) for device in range(gpus)]
         self.pools: dict[tuple[int, int], list[Queue]] = {}
         self.handed: dict[tuple[int, int], int] = {}
-        self._mine = threading.local()
+        self.mine = threading.local()
 
     # ---- streams: current by thread and device
 
@@ -137,20 +170,20 @@ class Queues:
     @property
     def device(self) -> int:
         """The current device of this thread."""
-        return getattr(self._mine, "device", 0)
+        return getattr(self.mine, "device", 0)
 
     @device.setter
     def device(self, device: int) -> None:
         if not 0 <= device < self.gpus:
             raise RuntimeError("CUDA error: invalid device ordinal")
-        self._mine.device = device
+        self.mine.device = device
 
     @property
-    def current(self) -> dict[int, Queue]:
+    def current(self) -> Current:
         """The current queue of each device in this thread."""
-        if not hasattr(self._mine, "queues"):
-            self._mine.queues = dict(enumerate(self.default))
-        queues: dict[int, Queue] = self._mine.queues
+        if not hasattr(self.mine, "queues"):
+            self.mine.queues = Current(self.default)
+        queues: Current = self.mine.queues
         return queues
 
     # ---- putting
@@ -181,17 +214,24 @@ class Queues:
                 self._append(queue, self._item("record", mark=mark))
             else:
                 mark.capture, mark.behind = queue.capture, queue.tips
+            self.observer.recorded(queue, mark)
             return mark
 
-    def wait(self, queue: Queue, mark: Mark | None) -> None:
-        """Hold a queue back until a mark is past; never for what was never recorded."""
+    def wait(
+        self, queue: Queue, mark: Mark | None, event: Any = None, *, asked: bool = True
+    ) -> None:
+        """Hold a queue back until a mark is past; never for what was never recorded.
+
+        ``asked``: by the user, maybe for an event, and not by what needs it.
+        """
         if mark is None:
-            return
+            return self.observer.waited(queue, None, event, asked)
         with self.lock:
             if mark.capture is None:
                 if queue.capture is not None:
                     self._break("dependency created on uncaptured work in another stream")
-                return self._append(queue, self._item("wait", mark=mark))
+                self._append(queue, self._item("wait", mark=mark))
+                return self.observer.waited(queue, mark, event, asked)
             if not mark.capture.going:
                 raise RuntimeError(
                     "CUDA error: operation not permitted on an event last recorded in a capturing stream"
@@ -200,6 +240,7 @@ class Queues:
                 queue.capture, queue.tips = mark.capture, ()
                 mark.capture.joined.append(queue)
             queue.tips = (*queue.tips, *(node for node in mark.behind if node not in queue.tips))
+            self.observer.waited(queue, mark, event, asked)
 
     def _item(
         self,
@@ -224,7 +265,7 @@ class Queues:
 
     # ---- running
 
-    def until(self, marks: Iterable[Mark | None]) -> None:
+    def until(self, marks: Iterable[Mark | None], *, asked: bool = False) -> None:
         """Let queues go on until marks are past. Raises RuntimeError where work failed."""
         with self.lock:
             for mark in marks:
@@ -233,6 +274,8 @@ class Queues:
                     self._on_the_way_to(mark, sparing)
                 if self.timing and mark is not None:
                     self.timing.host = max(self.timing.host, mark.seconds)
+                if mark is not None:
+                    self.observer.host_waited(mark, asked)
             if self.error is not None:
                 error, self.error = self.error, None
                 raise RuntimeError(f"CUDA error: a kernel failed: {error}") from error
@@ -251,6 +294,8 @@ class Queues:
                     self._on_the_way_to(mark, sparing=True)
                 return mark.seconds <= self.timing.issued()
             self._step(asleep=True)
+            if mark is not None and mark.past:
+                self.observer.host_waited(mark, False)
             return mark is None or mark.past
 
     def _step(self, asleep: bool = False) -> bool:
@@ -358,6 +403,8 @@ class Queues:
             lost = [queue for queue in capture.joined if not known.issuperset(_seen(queue.tips))]
             for queue in capture.joined:
                 queue.capture, queue.tips = None, ()
+            if lost and capture.broken is None:
+                self.observer.refused(f"unjoined work: {', '.join(map(str, lost))}")
             if capture.broken is not None:
                 raise RuntimeError(
                     f"CUDA error: operation failed due to a previous error during capture: {capture.broken}"
@@ -386,6 +433,7 @@ class Queues:
                 self._break(f"operation not permitted when stream is capturing: {what}")
 
     def _break(self, why: str) -> None:
+        self.observer.refused(why)
         if self.capture is not None:
             self.capture.broken = self.capture.broken or why
         raise RuntimeError(f"CUDA error: {why}")
@@ -395,6 +443,8 @@ class Queues:
         with self.lock:
             if queue.capture is not None:
                 self._break("a graph is replayed while another is captured")
+            self.observer.replayed(capture, queue)
+            observer, self.observer = self.observer, Observer()
             self.wait(queue, last)  # a graph does not overlap itself
             self.put(queue, "begin the graph", lambda: [life.begin() for life in capture.lives])
             begin = self.record(queue)
@@ -412,7 +462,9 @@ class Queues:
                 self.busy[lane] = self.random.random()
             for mark in marks.values():
                 self.wait(queue, mark)
-            return self.record(queue)
+            end = self.record(queue)
+            self.observer = observer
+            return end
 
 
 def ancestors(tips: Iterable[Node]) -> set[Node]:

@@ -41,6 +41,7 @@ class Stream:
     """
 
     def __init__(self, device: Device = None, priority: int = 0, *, queue: Queue | None = None):
+        self.of_pool = queue is None
         self.queue = hardware().from_pool(index(device), priority) if queue is None else queue
         self.device_index, self.stream_id, self.device_type = (
             self.queue.device,
@@ -62,7 +63,7 @@ class Stream:
         return f"<simulated stream {self.queue}>"
 
     def wait_event(self, event: Event) -> None:
-        hardware().wait(self.queue, event.mark)
+        hardware().wait(self.queue, event.mark, event)
 
     def wait_stream(self, other: Stream) -> None:
         hardware().wait(self.queue, hardware().record(other.queue))
@@ -73,7 +74,7 @@ class Stream:
         return made
 
     def synchronize(self) -> None:
-        hardware().synchronize(self.queue)
+        hardware().synchronize(self.queue, asked=True)
 
     def is_capturing(self) -> bool:
         return self.queue.capture is not None
@@ -123,9 +124,8 @@ class Event:
         self.mark = hardware().record(queue)
 
     def wait(self, stream: Stream | None = None) -> None:
-        hardware().wait(
-            hardware().current[hardware().device] if stream is None else stream.queue, self.mark
-        )
+        queue = hardware().current[hardware().device] if stream is None else stream.queue
+        hardware().wait(queue, self.mark, self)
 
     def query(self) -> bool:
         self._check("queried")
@@ -133,7 +133,7 @@ class Event:
 
     def synchronize(self) -> None:
         self._check("synchronized")
-        hardware().until([self.mark])
+        hardware().until([self.mark], asked=True)
 
     def _check(self, what: str) -> None:
         hardware().forbid(f"an event is {what}")
@@ -184,6 +184,7 @@ def set_stream(stream: Stream | None) -> None:
     if stream is not None:
         hardware().device = stream.device_index
         hardware().current[stream.device_index] = stream.queue
+        hardware().observer.entered(stream)
 
 
 @contextlib.contextmanager
@@ -430,10 +431,13 @@ class graph:  # noqa: N801
         **_: Any,
     ):
         self.graph, self.pool, self.mode = cuda_graph, pool, capture_error_mode
-        self.stream = Stream() if stream is None else stream
+        gpus = hardware()
+        if stream is None and gpus.capture_queue is None:  # one for all graphs, as torch has it
+            gpus.capture_queue = Stream().queue
+        self.stream = Stream(queue=gpus.capture_queue) if stream is None else stream
 
     def __enter__(self) -> None:
-        synchronize()
+        hardware().synchronize_device(hardware().device, asked=False)
         empty_cache()
         self.current = stream(self.stream)
         self.current.__enter__()

@@ -15,13 +15,16 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from autosched.graph.effects import effects_of, is_uninitialized
 from autosched.simulated_gpus.generators import Drawn, numbers
 from autosched.simulated_gpus.hardware import Block, Hardware, Life, hardware
 from autosched.simulated_gpus.hardware import device as device_named
@@ -89,7 +92,7 @@ def _put_on(item: torch.Tensor, block: Any) -> torch.Tensor:
     storage = item.untyped_storage()
     storage.block = block  # type: ignore[attr-defined]
     field = ctypes.c_void_p.from_address(storage._cdata + _ADDRESS)
-    field.value = block.life.memory.storage.data_ptr()
+    field.value = block.life.memory.address
     return item
 
 
@@ -102,6 +105,7 @@ class _Lent:
 
     def __init__(self, block: Block):
         self.queue, self.users = block.queue, block.users
+        self.memory_known = block.memory_known
         self.life = Life(f"{block.life.what}, lent", block.life.memory)
 
 
@@ -126,11 +130,24 @@ class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def in_mode(run: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
     """Return ``Thread.run`` for threads that may make tensors on simulated GPUs."""
 
-    def played(thread: threading.Thread) -> None:
+    def simulated(thread: threading.Thread) -> None:
+        hardware().mine.started_under = getattr(thread, "started_under", None)
         with Mode():
             run(thread)
 
-    return played
+    return simulated
+
+
+def knowing_streams(
+    start: Callable[[threading.Thread], None],
+) -> Callable[[threading.Thread], None]:
+    """Return ``Thread.start``, for threads that know the streams of whoever starts them."""
+
+    def started(thread: threading.Thread) -> None:
+        thread.started_under = tuple(hardware().current.values())  # type: ignore[attr-defined]
+        start(thread)
+
+    return started
 
 
 # ---- what Python asks a tensor
@@ -195,7 +212,7 @@ def _record_stream(item: Any, stream: Any) -> None:
 
 _PLAIN: dict[str, Any] = {
     name: getattr(torch.Tensor, name)
-    for name in ("to", "tolist", "__repr__", "__deepcopy__", "record_stream", "get_device")
+    for name in ("to", "tolist", "numpy", "__repr__", "__deepcopy__", "record_stream", "get_device")
 }
 
 
@@ -216,6 +233,21 @@ def _device(item: Any) -> torch.device:
 
 _cpp_device = _TensorBase.device.__get__
 
+
+def _listed(item: Any) -> Any:
+    """Stand for ``Tensor.tolist``."""
+    on_host = _seen(item.detach(), "a list")
+    with torch._C._DisableTorchDispatch():
+        return _PLAIN["tolist"](on_host)
+
+
+def _numpy(item: Any, **facts: Any) -> Any:
+    """Stand for ``Tensor.numpy``, whose result is read by code that nobody sees."""
+    if block_of(item) is None and item.device.type == "cpu":
+        hardware().observer.called_on_host(aten.clone.default, (item,), {})
+    return _PLAIN["numpy"](item, **facts)
+
+
 METHODS: dict[str, Any] = {
     "device": property(_device),
     "is_cuda": property(lambda item: _device(item).type == "cuda"),
@@ -229,11 +261,38 @@ METHODS: dict[str, Any] = {
         non_blocking=non_blocking,
         **facts,
     ),
-    "tolist": _either("tolist", lambda item: item.cpu().tolist()),
+    "tolist": _listed,
+    "numpy": _numpy,
     "record_stream": _either("record_stream", _record_stream),
     "__repr__": _either("__repr__", lambda item, **_: f"{item.detach().cpu()} on {item.device}"),
     "__deepcopy__": _either("__deepcopy__", _copied),
 }
+
+
+def _default_device() -> torch.device:
+    """Return the device of new tensors, by the innermost ``with torch.device(...)``."""
+    modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    found = (mode.device for mode in reversed(modes) if isinstance(mode, DeviceContext))
+    device: torch.device = next(found, HOST)
+    return device
+
+
+def _from_data(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that makes a tensor of data, on a GPU by a copy from the host."""
+
+    def made(data: Any, *args: Any, device: Any = None, **facts: Any) -> Any:
+        where = _default_device() if device is None else torch.device(device)
+        if where.type != hardware().kind or (device is None and isinstance(data, torch.Tensor)):
+            return make(data, *args, **facts, **({} if device is None else {"device": device}))
+        requires_grad = facts.pop("requires_grad", False)
+        if not isinstance(data, torch.Tensor) or block_of(data) is None:
+            data = make(data, *args, device="cpu", **facts)
+        return data.to(where).requires_grad_(requires_grad)
+
+    return made
+
+
+FROM_DATA = {name: _from_data(getattr(torch, name)) for name in ("tensor", "as_tensor", "asarray")}
 
 
 def grouped(lists: Any, with_indices: bool = False) -> Any:
@@ -292,6 +351,7 @@ def _from_cpp(func: Any) -> bool:
 
 
 def _on_host(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    hardware().observer.called_on_host(func, args, kwargs)
     if not kwargs.get("pin_memory"):
         return func(*args, **kwargs)
     return hardware().pin(func(*args, **{**kwargs, "pin_memory": False}))
@@ -301,9 +361,13 @@ def _on_gpu(gpus: Hardware, device: int, func: Any, args: Any, kwargs: dict[str,
     gpus.latest = device
     args, kwargs = tree_map(lambda leaf: _brought(leaf, device, func), (args, kwargs))
     kwargs = {name: item for name, item in kwargs.items() if name != "pin_memory"}
-    queue, returns = gpus.current[device], func._schema.returns
+    backward = getattr(gpus.mine, "backward", None)
+    queue, returns = backward and backward.adds_on(device), func._schema.returns
+    queue = queue or gpus.current[device]
     generator = kwargs.get("generator")
-    host_call = _with_device(tree_map(memory_of, (args, kwargs)), HOST)
+    host_call: Any = ((), {})
+    if gpus.numbers:
+        host_call = _with_device(tree_map(memory_of, (args, kwargs)), HOST)
     if generator is not None:
         kwargs = {**kwargs, "generator": None}
     on_meta = _with_device(tree_map(_shape_of_host, (args, kwargs)), META)
@@ -321,6 +385,10 @@ def _on_gpu(gpus: Hardware, device: int, func: Any, args: Any, kwargs: dict[str,
             if isinstance(error, NotImplementedError):
                 raise NotImplementedError(f"{func} cannot be simulated: {error}") from error
             raise
+        if not gpus.numbers:
+            raise NotImplementedError(
+                f"the shape of the result of {func} depends on numbers, which are not computed"
+            ) from error
         gpus.synchronize(queue)  # the host must see numbers to know the shape
         found = _called(func, host_call)
         return tree_map(lambda leaf: _moved(gpus, leaf, device), found)
@@ -332,8 +400,8 @@ def _on_gpu(gpus: Hardware, device: int, func: Any, args: Any, kwargs: dict[str,
     ]
     for n in fresh:
         _allocated(gpus, queue, made[n], str(func))
-    targets = [(n, memory_of(made[n])) for n in fresh]
-    library = gpus.libraries.use(queue, func.name().partition(".")[0])
+    targets = [(n, memory_of(made[n])) for n in fresh] if gpus.numbers else []
+    library = gpus.libraries.use(queue, func.name().partition(".")[0]) if gpus.numbers else []
     draws = torch.Tag.nondeterministic_seeded in func.tags
     drawn = gpus.draw(queue, generator) if draws else None
     shape = _shape_only(made[0]) if draws else None  # a tensor of the GPU would keep its memory
@@ -346,8 +414,19 @@ def _on_gpu(gpus: Hardware, device: int, func: Any, args: Any, kwargs: dict[str,
                 target.copy_(leaves[n])
 
     touched = [*blocks, *(block_of(made[n]) for n in fresh), *library]
-    gpus.launch(queue, str(func), work, touched)
+    written = [] if is_uninitialized(func) else [made[n] for n in fresh]
+    written += effects_of(func, args, kwargs).writes
+    changed = {id(item) for item in written}
+    read = [leaf for leaf in tree_leaves((args, kwargs)) if id(leaf) not in changed]
+    read = [] if _reads_shapes(func) else list(filter(block_of, read))
+    gpus.launch(queue, str(func), work, touched, read, written)
     return results
+
+
+def _reads_shapes(func: Any) -> bool:
+    """Whether an operator makes a tensor like another, whose numbers it does not read."""
+    name: str = func.overloadpacket.__name__
+    return name.endswith("_like") or name.startswith("new_")
 
 
 def _brought(leaf: Any, device: int, func: Any) -> Any:
@@ -424,15 +503,18 @@ def _to_copy(
     """Return a copy elsewhere, or of another type; on the host it is page-locked, if it is asked not to block."""
     gpus, device = hardware(), source.device if device is None else torch.device(device)
     if block_of(source) is None and device.type != gpus.kind:
-        return aten._to_copy.default(source, device=device, dtype=dtype, **facts)
+        return _on_host(
+            aten._to_copy.default, (source,), {"device": device, "dtype": dtype, **facts}
+        )
     shape = aten._to_copy.default(
         _shape_only(source), dtype=dtype, memory_format=facts.get("memory_format")
     )
     if device.type == "cpu":
         made = torch.empty_strided(shape.shape, shape.stride(), dtype=shape.dtype)
         if non_blocking:
-            storage: Any = gpus.pin(made).untyped_storage()
-            storage.fill_(255)
+            gpus.pin(made)
+        storage: Any = made.untyped_storage()
+        storage.fill_(255 if gpus.numbers else 0)
         return _copy(made, source, non_blocking)
     made = _allocated(gpus, gpus.current[_index(device)], shape, "a copy")
     return _copy(made, source, non_blocking)
@@ -454,7 +536,7 @@ def _copy(target: Any, source: Any, non_blocking: bool = False) -> Any:
     if to and of:
         _between_gpus(gpus, target, source)
     elif not to and not of:
-        aten.copy_.default(target, source)
+        _on_host(aten.copy_.default, (target, source), {})
     elif _is_plain(target, source):
         (_from_host if to else _to_host)(gpus, target, source, non_blocking)
     else:
@@ -471,7 +553,8 @@ def _is_plain(target: Any, source: Any) -> bool:
         and all(a == b for n, a, b in steps if n > 1)
     )
     dense = torch.ops.aten.is_non_overlapping_and_dense.default
-    return alike and (target.numel() < 2 or (dense(memory_of(target)) and dense(memory_of(source))))
+    shapes = _shape_only(target), _shape_only(source)
+    return alike and (target.numel() < 2 or all(map(dense, shapes)))
 
 
 def _by_temporaries(target: Any, source: Any, non_blocking: bool) -> None:
@@ -491,13 +574,21 @@ def _by_temporaries(target: Any, source: Any, non_blocking: bool) -> None:
 
 
 def _blank(like: Any, dtype: torch.dtype) -> Any:
-    return torch.empty_like(like, dtype=dtype, memory_format=torch.contiguous_format)
+    made = torch.empty_like(like, dtype=dtype, memory_format=torch.contiguous_format)
+    if block_of(made) is None and not hardware().numbers:
+        made.zero_()  # as all that comes from a GPU then
+    return made
 
 
-def _put_copy(gpus: Hardware, queue: Queue, what: str, target: Any, source: Any) -> None:
-    memory, given = memory_of(target), memory_of(source)
+def _put_copy(
+    gpus: Hardware, queue: Queue, what: str, target: Any, source: Any, *, staged: bool = False
+) -> None:
     blocks = [block for item in (target, source) if (block := block_of(item)) is not None]
-    gpus.launch(queue, what, lambda: memory.copy_(given), blocks)
+    work: Any = None
+    if gpus.numbers:
+        memory, given = memory_of(target), memory_of(source)
+        work = partial(memory.copy_, given)
+    gpus.launch(queue, what, work, blocks, [] if staged else [source], [target])
 
 
 def _between_gpus(gpus: Hardware, target: Any, source: Any) -> None:
@@ -511,9 +602,9 @@ def _between_gpus(gpus: Hardware, target: Any, source: Any) -> None:
     for queue in (one, other):
         if queue.capture is not None:
             gpus.forbid("a copy between GPUs", queue)
-    gpus.wait(one, gpus.record(other))
+    gpus.wait(one, gpus.record(other), asked=False)
     _put_copy(gpus, one, "copy between GPUs", target, source)
-    gpus.wait(other, gpus.record(one))
+    gpus.wait(other, gpus.record(one), asked=False)
     return None
 
 
@@ -524,8 +615,9 @@ def _from_host(gpus: Hardware, target: Any, source: torch.Tensor, non_blocking: 
     if (
         not pinned
     ):  # staged: the host may go on before the copy is done, and write over what it gave
-        source = source.clone()
-    _put_copy(gpus, queue, "copy from the host", target, source)
+        gpus.observer.called_on_host(aten.clone.default, (source,), {})
+        source = source.clone() if gpus.numbers else source
+    _put_copy(gpus, queue, "copy from the host", target, source, staged=not pinned)
     if not non_blocking:
         gpus.synchronize(queue)
 
@@ -545,21 +637,28 @@ def _to_host(gpus: Hardware, target: torch.Tensor, source: Any, non_blocking: bo
 
 def _read(item: Any) -> Any:
     """Return a number: the host waits for it."""
-    return aten._local_scalar_dense.default(_seen(item))
+    return aten._local_scalar_dense.default(_seen(item, "a number"))
 
 
-def _seen(item: Any) -> Any:
-    """Return what a tensor has in its memory, when the host has waited for it."""
-    block = block_of(item)
-    if block is not None:
-        hardware().synchronize(hardware().current[block.queue.device])
-    return memory_of(item)
+def _seen(item: Any, what: str) -> Any:
+    """Return what a tensor has in its memory, when the host has waited for it; zeros if no numbers are computed."""
+    gpus, block = hardware(), block_of(item)
+    if block is None:
+        gpus.observer.called_on_host(aten._local_scalar_dense.default, (item,), {})
+        return item
+    queue = gpus.current[block.queue.device]
+    gpus.observer.launched(queue, f"{what} for the host", [item], [])
+    gpus.synchronize(queue)
+    if gpus.numbers:
+        return memory_of(item)
+    gpus.observer.numbers_read(what)
+    return torch.zeros(item.shape, dtype=item.dtype, device="cpu")
 
 
 def _equal(a: Any, b: Any) -> bool:
     if a.device != b.device:
         raise RuntimeError("Expected all tensors to be on the same device")
-    one, other = _seen(a), _seen(b)
+    one, other = _seen(a, "a comparison"), _seen(b, "a comparison")
     return bool(aten.equal.default(one, other))
 
 

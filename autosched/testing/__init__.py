@@ -4,14 +4,14 @@
     machines_for         the machines that ``check`` uses by default
     contrary, uniform    choices of streams, for the backend ``virtual``
     scattered            a policy for tests: random devices and order
-    simulated_gpus       let torch find GPUs that are simulated on the CPU
+    simulated_gpus       let torch find simulated GPUs, and watch what is done on them
 
-The last is in ``autosched.simulated_gpus``, the others are in ``checking``. ``comparing`` compares results bit for bit.
+The last is in ``autosched.sanitizer``, the others are in ``checking``. ``comparing`` compares results bit for bit.
 """
 
 from __future__ import annotations
 
-from autosched.simulated_gpus import playing as simulated_gpus
+from autosched.sanitizer import watching as simulated_gpus
 from autosched.testing.checking import (
     Checked,
     check,
