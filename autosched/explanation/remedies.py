@@ -321,7 +321,8 @@ def _launch_bound_rows(case: Case) -> list[dict[int, float]]:
             open_rows.pop(instruction.stream, None)
         elif isinstance(instruction, Run) and case.seconds[i]:
             device = _device(case, i)
-            launch = min(_launch_seconds(case, _task(case, i), device), case.seconds[i])
+            launches = case.costs.launches(_task(case, i))
+            launch = min(device.launch_seconds * launches, case.seconds[i])
             if not device.is_accelerator or launch <= case.seconds[i] / 2:
                 open_rows.pop(instruction.stream, None)
                 continue
@@ -333,11 +334,6 @@ def _launch_bound_rows(case: Case) -> list[dict[int, float]]:
         for row in rows
         if len(row) > 1 or any(row[i] > _device(case, i).launch_seconds for i in row)
     ]
-
-
-def _launch_seconds(case: Case, task: Task, device: Device) -> float:
-    """Return the launch time of a task, which is part of its duration."""
-    return device.launch_seconds * case.costs.launches(task)
 
 
 def _device(case: Case, instruction: int) -> Device:

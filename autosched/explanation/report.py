@@ -514,7 +514,8 @@ def _facts(found: Explanation) -> Iterator[str]:
     for heading, text in ranges(idle):
         yield from _fact(heading, text)
     if found.twice_as_fast:
-        saved = (_saved(name, part) for name, part in found.twice_as_fast.items())
+        parts = found.twice_as_fast.items()
+        saved = (f"{name} {'nothing' if part < 0.005 else f'-{part:.0%}'}" for name, part in parts)
         yield f"{'Twice as fast':<{_INDENT}}{', '.join(saved)}"
     if found.late:
         yield from _fact("Late", "; ".join(map(_late_lines, found.late)))
@@ -557,10 +558,6 @@ def _mostly_idle(found: Idle, makespan: float) -> str:
     cause, _ = _longest_first(found.causes)[0]
     why = _WAITS.get(cause, "for another device")
     return f"idle {percent(found.seconds / makespan)}, mostly {why}"
-
-
-def _saved(name: str, part: float) -> str:
-    return f"{name} {'nothing' if part < 0.005 else f'-{part:.0%}'}"
 
 
 def _late_lines(late: Late) -> str:

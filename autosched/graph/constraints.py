@@ -16,7 +16,6 @@ from autosched.errors import GraphError, listed
 from autosched.graph.graph import Graph
 from autosched.graph.recorder import check_runs
 from autosched.graph.task import HOST, Here, Task
-from autosched.graph.value import Value
 
 Bond = tuple[int, ...]  # values (indices) that are kept together
 
@@ -148,12 +147,17 @@ def hosted(
     >>> hosted(graph, {}, {"words": ["a", "b"]})
     {'join': 'host'}
     """
-    no_tensors = {name for name, item in (examples or {}).items() if not _has_tensor(item)}
+    no_tensors = {
+        name
+        for name, item in (examples or {}).items()
+        if not any(hasattr(leaf, "data_ptr") for leaf in flatten(item))
+    }
     found = {}
     for task in graph.tasks:
-        sources = (graph.values[use.value] for use in task.reads)
         is_free = task.name not in placed and _is_unconstrained(task)
-        if is_free and all(_is_among(value, no_tensors) for value in sources):
+        values = [graph.values[use.value] for use in task.reads]
+        are_inputs = all(v.producer is None and v.tensor is None for v in values)
+        if is_free and are_inputs and no_tensors.issuperset(v.name for v in values):
             found[task.name] = HOST
     return found
 
@@ -165,12 +169,3 @@ def _is_unconstrained(task: Task) -> bool:
     if task.device is not None or task.seconds is not None:
         return False
     return not any(isinstance(leaf, Here) for leaf in flatten((task.args, task.kwargs)))
-
-
-def _is_among(value: Value, names: set[str]) -> bool:
-    """Whether a value is an input with one of these names."""
-    return value.producer is None and value.tensor is None and value.name in names
-
-
-def _has_tensor(item: Any) -> bool:
-    return any(hasattr(leaf, "data_ptr") for leaf in flatten(item))

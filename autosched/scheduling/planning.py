@@ -22,7 +22,7 @@ import inspect
 import time
 import warnings
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from autosched._lib.allowed import WORDS, device_name
@@ -143,8 +143,9 @@ def schedule(
         check_arguments(graph=graph, backend=backend, check=check, nvtx=nvtx, replay=replay)
         check_arguments(seconds=seconds, seed=seed, progress=progress)
         running = _backend(backend, machine, nvtx, replay)
+        shown = progress_bar("planning") if progress is True else nullcontext(progress or None)
         how = {"hosts": isinstance(policy, str), "replays": _replays(running)}
-        with without_collecting(), _progress_callback(progress) as report:
+        with without_collecting(), shown as report:
             problem = problem_of(
                 graph,
                 machine,
@@ -167,13 +168,6 @@ def schedule(
 
 
 # ---- 1. arguments
-
-
-def _progress_callback(
-    progress: Progress | bool | None,
-) -> AbstractContextManager[Progress | None]:
-    """Return the progress callback: a function of the caller's, a bar, or none."""
-    return progress_bar("planning") if progress is True else nullcontext(progress or None)
 
 
 def _machine(machine: Machine | None) -> Machine:
