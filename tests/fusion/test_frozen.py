@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import autosched as asc
-from autosched.fusion import frozen
+from autosched.fusion import inductor
 from tests.fusion.regions import needs_compiler
 
 
@@ -38,7 +38,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
         return run
 
-    monkeypatch.setattr(frozen, "compile_graph", compiled)
+    monkeypatch.setattr(inductor, "compile_graph", compiled)
     return made
 
 
