@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 _WARNED = 2
 
 
-class _Entry(NamedTuple):
-    """A cached capture: its key, graph and schedule, and the guard of its calls."""
+class _Specialization(NamedTuple):
+    """A cached capture: what its guard admits calls to, and the key of these calls."""
 
     key: Key
     graph: Captured
@@ -159,12 +159,12 @@ class Compiled:
         self.costs = costs
         self.options = options  # of schedule
         self.stacklevel = 4  # of the user's call, in ``_explain``
-        self._cache = Recent[int, _Entry](lambda entry: entry.schedule.close(), maxsize)
+        self._cache = Recent[int, _Specialization](lambda entry: entry.schedule.close(), maxsize)
         self._varying = Varying()
         self._hits = 0
         self._misses = 0
         self._unexpected = 0  # recaptures, except those that make settings of optimizers inputs
-        self._submitted: _Entry | None = None  # the last one
+        self._submitted: _Specialization | None = None  # the last one
         self._lock = rlock()
         functools.update_wrapper(self, fn, updated=())
 
@@ -232,7 +232,7 @@ class Compiled:
         with self._lock:
             return self._find(args, kwargs)[0].schedule
 
-    def _find(self, args: Any, kwargs: Mapping[str, Any]) -> tuple[_Entry, dict[str, Any]]:
+    def _find(self, args: Any, kwargs: Mapping[str, Any]) -> tuple[_Specialization, dict[str, Any]]:
         """Return the cache entry for a call, and its inputs by name.
 
         1. Return the first entry whose guard recognizes the call.
@@ -273,11 +273,13 @@ class Compiled:
                 reach = Reach([self.fn, *arguments.others], varying=rest)
                 key = Key.of(state, reach, arguments, given)
         reader = graph.settings.reader(state)
-        entry = _Entry(key, graph, made, ends, Guard(state, reach, arguments, given, reader))
+        entry = _Specialization(
+            key, graph, made, ends, Guard(state, reach, arguments, given, reader)
+        )
         self._cache.use(number, entry)
         return entry, {**state.tensors(), **given, **graph.settings.inputs(state)}
 
-    def _known(self, key: Key, state: State) -> tuple[int, _Entry | None]:
+    def _known(self, key: Key, state: State) -> tuple[int, _Specialization | None]:
         """Return the cache entry with a key, for the present settings, and its number."""
         for number, entry in reversed(self._cache.items()):
             if entry.key == key and entry.graph.settings.reader(state)() is not None:
