@@ -55,8 +55,6 @@ def test_it_is_given_each_region_with_examples() -> None:
 def test_it_needs_no_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autosched.fusion.fusing.unavailable", lambda kind: "there is none")
     monkeypatch.setattr("autosched.fusion.region.unavailable", lambda kind: "there is none")
-    graph = asc.capture(model(), X, fuse=itself)
-    assert [task.name for task in graph.tasks] != []
     fused = asc.fuse(asc.capture(model(), X), MACHINE, compiler=itself)
     assert len(fused.tasks) == 1
     schedule = asc.schedule(fused, MACHINE, backend="host")
