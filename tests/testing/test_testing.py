@@ -34,10 +34,10 @@ def test_a_good_graph_passes_and_its_examples_are_as_they_were() -> None:
     examples = {"x": X.clone(), "w": torch.ones(3, 2)}
     torch.manual_seed(5)
     expected, torch_state = bits(examples), torch.random.get_rng_state()
-    found = check(two_layers(), examples=examples, interleavings=5)
+    found = check(two_layers(), examples=examples, interleavings=2)
     assert found.schedules == 16 * 6
     assert found.programs > 5
-    assert found.interleavings == 5 * found.programs
+    assert found.interleavings == 2 * found.programs
     assert str(found).startswith(f"96 schedules, {found.programs} distinct programs, ")
     assert bits(examples) == expected
     assert torch.equal(torch.random.get_rng_state(), torch_state)
