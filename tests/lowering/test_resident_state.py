@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import autosched as asc
-from autosched.lowering.resident_state import keepable
 from autosched.program.program import Copy
+from autosched.scheduling.planning import problem_of
 
 MACHINE = asc.Machine.emulated(gpus=2)
 X = torch.linspace(-1, 1, 8 * 64).reshape(8, 64)
@@ -123,8 +123,8 @@ def test_state_is_not_kept_where_its_copy_would_differ():
 
     real = asc.Machine([asc.Device("cpu"), asc.Device("cuda:0")], [asc.Link("cpu", "cuda:0", 1e9)])
     graph = asc.capture(step, torch.ones(4))
-    assert keepable(graph, real) == ("four",)
-    assert keepable(graph, MACHINE) == ("four", "three")
+    assert problem_of(graph, real).constraints.resident == ("four",)
+    assert problem_of(graph, MACHINE).constraints.resident == ("four", "three")
 
 
 def test_where_the_user_says_that_state_is_it_stays():
