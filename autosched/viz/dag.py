@@ -86,38 +86,21 @@ def graph_svg(
 def graph_parts(graph: Graph, device: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """Yield the drawings of a graph in a page: the whole, and each box of several tasks opened.
 
-    Each has its name, which box of which drawing it opens, and the positions of the tasks in each
-    box; the places, looks and texts of boxes; and the ends, looks and places of arrows. Columns and
-    legend are SVG. All coordinates are whole pixels, and those of arrows are relative to boxes.
+    Each has its name, which box of which drawing it opens, the positions of the tasks in each box,
+    the ends of arrows, and the drawing as SVG: arrows are its paths of the class ``line``, boxes its
+    groups, both in this order.
     """
     for part in parts(graph, device):
-        boxes = part.diagram.boxes
         drawing = _Drawing(part.diagram, PAGE_PITCH)
-        frame, width, height = drawing.frame()
-        shift = (width - drawing.layout.width) / 2
-        x = [round(at + shift) for at in drawing.layout.x]
-        arrows = drawing.arrows
+        body, width, height = drawing.svg(is_page=True)
         yield {
             "name": part.name,
             "opens": part.opens,
             "members": part.members,
-            "frame": "".join(frame),
+            "text": [_text(box) for box in part.diagram.boxes],
             "size": [round(width), round(height)],
-            "first": round(drawing.top),
-            "x": x,
-            "y": [round(rank * PAGE_PITCH) for rank in drawing.layout.rank],
-            "width": [round(wide) for wide in drawing.widths],
-            "look": [drawing.look(box) for box in boxes],
-            "text": [
-                _text(box, wide - 12) for box, wide in zip(boxes, drawing.widths, strict=True)
-            ],
-            "below": {i: _below(box) for i, box in enumerate(boxes) if box.amount},
-            "from": [b - a for (a, b), *_ in arrows],
-            "to": [b for (_, b), *_ in arrows],
-            "kind": [drawing.kind(arrow) for _, arrow, _ in arrows],
-            "leaves": [round(route.leaves + shift) - x[a] for (a, _), _, route in arrows],
-            "passes": [route.passes and round(route.passes + shift) for *_, route in arrows],
-            "enters": [round(route.enters + shift) - x[b] for (_, b), _, route in arrows],
+            "svg": "".join(body),
+            "ends": [ends for ends, *_ in drawing.arrows],
         }
 
 
@@ -150,15 +133,19 @@ class _Drawing:
         self.phases = {phase if phase in PHASES else "" for phase in phases}
         self.top = MARGIN  # of the drawing; later the middle of the first rank
 
-    def svg(self, title: str) -> tuple[list[str], float, float]:
-        """Return the elements of the drawing with its title, columns and legend, and its size."""
-        frame, width, height = self.frame(title)
+    def svg(self, title: str = "", is_page: bool = False) -> tuple[list[str], float, float]:
+        """Return the elements of the drawing with its title, columns and legend, and its size.
+
+        In a page each box is a group; tooltips are the page's own.
+        """
+        frame, width, height = self._frame(title)
         shift = f"translate({number((width - self.layout.width) / 2)} 0)"
         body = [f'<g transform="{shift}">', *map(self._arrow, self.arrows)]
-        body += [*map(self._node, range(len(self.diagram.boxes))), "</g>"]
-        return frame + body, width, height
+        for i, box in enumerate(self.diagram.boxes):
+            body.append(f"<g>{self._node(i, '')}</g>" if is_page else self._node(i, box.facts))
+        return [*frame, *body, "</g>"], width, height
 
-    def frame(self, title: str = "") -> tuple[list[str], float, float]:
+    def _frame(self, title: str) -> tuple[list[str], float, float]:
         """Return what is around boxes and arrows, which it finds a place for; and the size."""
         layout, note = self.layout, self.diagram.note
         entries = list(self._entries())
@@ -190,31 +177,23 @@ class _Drawing:
             name = shorten(device or "anywhere", right - left)
             yield text("ink strong middle", (left + right) / 2 + shift, top + 22, name)
 
-    def _node(self, i: int) -> str:
+    def _node(self, i: int, facts: str) -> str:
         box = self.diagram.boxes[i]
         width = self.widths[i]
         left = self.layout.x[i] - width / 2
         y = self._y(self.layout.rank[i])
         rx = BOX / 2 if box.kind == "input" else 4
-        cls = self.look(box)
+        has_phase = len(self.phases) > 1 and box.kind == "task" and box.phase in PHASES
+        cls = f"task {box.phase}" if has_phase else box.kind
         drawn = rect(cls, left + 4, y - BOX / 2 + 4, width, BOX, rx) if box.amount else ""
         cls += " critical" * box.critical
-        drawn += rect(cls, left, y - BOX / 2, width, BOX, rx, box.facts)
+        drawn += rect(cls, left, y - BOX / 2, width, BOX, rx, facts)
         ink = "on-task" if box.kind == "task" else "ink"
         x = self.layout.x[i]
         if not box.amount:
             return drawn + text(f"{ink} middle", x, y + 4, _text(box, width - 12))
         drawn += text(f"{ink} middle", x, y - 2, _text(box, width - 12))
         return drawn + text(f"{ink} middle label", x, y + 10, _below(box, width - 12))
-
-    def look(self, box: Box) -> str:
-        """Return the class of a box: its kind, and its phase if tasks have several."""
-        has_phase = len(self.phases) > 1 and box.kind == "task" and box.phase in PHASES
-        return f"task {box.phase}" if has_phase else box.kind
-
-    def kind(self, arrow: Arrow) -> str:
-        """Return the class of an arrow."""
-        return f"line {arrow.kind}" + " faint" * arrow.faint + " along" * arrow.critical
 
     @property
     def arrows(self) -> list[tuple[Edge, Arrow, Route]]:
@@ -233,7 +212,8 @@ class _Drawing:
         if self.layout.rank[a] == self.layout.rank[b]:
             y1 = y2 = y1 if route.leaves < route.enters else y2
             gap = gap if route.leaves < route.enters else -gap
-        return path(self.kind(arrow), *_curve(route, y1, y2, gap))
+        cls = f"line {arrow.kind}" + " faint" * arrow.faint + " along" * arrow.critical
+        return path(cls, *_curve(route, y1, y2, gap))
 
     def _entries(self) -> Iterator[tuple[str, str, str]]:
         """Return the legend of what occurs in the picture."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple
 
+from autosched._lib.text import count as plural
 from autosched.errors import ChartError, shown
 from autosched.graph.graph import Graph, Task, Value
 
@@ -142,8 +143,7 @@ def diagram(
         if depth is None and len(groups) > most:  # sources have boxes, too
             groups, rank = _with_sources(nodes, sources, depth, max(2 * most - len(groups), 1))
     found = nodes.diagram(groups, rank)
-    inputs = f"{sources:,} input{'s' * (sources != 1)}"
-    note = f"{len(graph.tasks):,} tasks and {inputs} in {len(groups):,} boxes"
+    note = f"{len(graph.tasks):,} tasks and {plural(sources, 'input')} in {len(groups):,} boxes"
     found = replace(found, note=note if len(groups) < count else "")
     return _with_critical_path(found, graph, critical)
 
@@ -155,13 +155,12 @@ def parts(graph: Graph, device: Mapping[str, str]) -> Iterator[Part]:
     """
     nodes = _Nodes(graph, device)
     first = len(graph.sources)
-    names = [task.name for task in graph.tasks]
     users: dict[int, list[int]] = {}
     for i, others in enumerate(nodes.predecessors):
         for other in others:
             users.setdefault(other, []).append(i)
     waiting: list[tuple[str, tuple[int, int], list[int], list[list[int]]]] = [
-        (graph.name, (-1, -1), list(range(first, first + len(names))), [])
+        (graph.name, (-1, -1), list(range(first, len(nodes.nodes))), [])
     ]
     drawn = 0
     for number, (name, opens, within, around) in enumerate(waiting):
@@ -187,9 +186,9 @@ def parts(graph: Graph, device: Mapping[str, str]) -> Iterator[Part]:
             if len(group) > 1 and drawn + len(group) < BUDGET:
                 drawn += len(group)
                 beside = [other for other in (*around, *groups) if other is not group]
-                label = found.boxes[len(above) + at]
-                where = f" on {label.place}" if label.place else ""
-                waiting.append((f"{label.label}{where}", (number, len(above) + at), group, beside))
+                box = found.boxes[len(above) + at]
+                where = f" on {box.place}" if box.place else ""
+                waiting.append((f"{box.label}{where}", (number, len(above) + at), group, beside))
 
 
 def is_host(place: str) -> bool:
@@ -411,7 +410,7 @@ def _predecessors(graph: Graph, places: Sequence[str]) -> list[dict[int, Kind]]:
     predecessors: list[dict[int, Kind]] = [{} for _ in source]
     for task in graph.tasks:
         here = places[len(source) + task.index]
-        reads = [value for value, version in task.reads if value in source and not version]
+        reads = (value for value, version in task.reads if value in source and not version)
         found: dict[int, Kind] = {source[value]: "data" for value in reads}
         found |= {len(source) + other.task: other.kind for other in task.dependencies}
         for other, kind in found.items():
@@ -443,15 +442,13 @@ def _with_critical_path(found: Diagram, graph: Graph, critical: Iterable[str]) -
     path: list[int] = []
     previous = ""
     for name in critical:
-        task = _producer(graph, name, previous) or name
-        if task not in box_of:
+        previous = _producer(graph, name, previous) or name
+        if previous not in box_of:
             what = f"which is no task and no value of graph {graph.name!r}"
             raise ChartError(f"critical names {shown(name)}, {what}")
-        path.append(box_of[task])
-        previous = task
-    on_path = set(path)
+        path.append(box_of[previous])
     edges = set(pairwise(path))
-    boxes = [replace(box, critical=i in on_path) for i, box in enumerate(found.boxes)]
+    boxes = [replace(box, critical=i in path) for i, box in enumerate(found.boxes)]
     arrows = {edge: replace(arrow, critical=edge in edges) for edge, arrow in found.arrows.items()}
     return replace(found, boxes=boxes, arrows=arrows)
 
@@ -516,17 +513,16 @@ def _bands(
     """Return boxes of nodes of one key in bands of successive levels with about as many nodes."""
     level: list[int] = []
     for nodes in predecessors:
-        level.append(max((level[node] for node in nodes), default=-1) + 1)
+        level.append(1 + max((level[node] for node in nodes), default=-1))
     count = Counter(level)
     above = [0, *accumulate(count[i] for i in range(len(count)))]
     bands = min(max(int(most) // len(set(keys)), 1), MOST_BANDS)
     bands = -(-len(count) // -(-len(count) // bands))  # bands of as many levels look alike
     found = [(above[i] * bands // len(level), keys[node]) for node, i in enumerate(level)]
-    boxes = {
-        box: i for i, box in enumerate(sorted(set(found), key=lambda box: (box[0], str(box[1]))))
-    }
-    rank = {band: i for i, band in enumerate(sorted({band for band, _ in boxes}))}
-    return [boxes[box] for box in found], [rank[band] for band, _ in boxes]
+    ordered = sorted(set(found), key=lambda box: (box[0], str(box[1])))
+    boxes = {box: i for i, box in enumerate(ordered)}
+    rank = {band: i for i, band in enumerate(dict.fromkeys(band for band, _ in ordered))}
+    return [boxes[box] for box in found], [rank[band] for band, _ in ordered]
 
 
 def acyclic_partition(

@@ -57,10 +57,7 @@ Key = tuple[int, int]  # of a span: its run and its instruction
 
 
 class Row(NamedTuple):
-    """A row of a chart: its device, its name, the host of the device, and its spans.
-
-    The spans are by timeline, and in the order of time.
-    """
+    """A row of a chart, and its spans by timeline, each in the order of time."""
 
     device: str
     name: str

@@ -71,6 +71,7 @@ def page_html(
     data = page_data(graph, program, timelines, memory or {}, limits or {})
     texts = {"explanation": explanation, "program": str(program), "code": code}
     data["texts"] = {name: _cut(text, name) for name, text in texts.items() if text}
+    packed = json.dumps(data, separators=(",", ":"))
     folder = files("autosched.viz") / "web"
     summaries = (f"{name} {summary(timeline)}" for name, timeline in timelines.items())
     parts = {
@@ -78,7 +79,7 @@ def page_html(
         "summary": escape("; ".join(summaries)),
         "style": (folder / "page.css").read_text(encoding="utf-8"),
         "script": "\n".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS),
-        "data": _packed(data),
+        "data": base64.b64encode(zlib.compress(packed.encode())).decode(),
         "preamble": PREAMBLE,
     }
     return Template((folder / "page.html").read_text(encoding="utf-8")).substitute(parts)
@@ -91,12 +92,6 @@ def _cut(text: str, name: str) -> str:
     if rest <= 0:
         return text
     return "\n".join([*lines[:LINES], f"... and {rest:,} more lines of the {name}"])
-
-
-def _packed(data: object) -> str:
-    """Return compressed JSON in characters that end no element; browsers can decompress it."""
-    text = json.dumps(data, separators=(",", ":"))
-    return base64.b64encode(zlib.compress(text.encode())).decode()
 
 
 # ---- data
@@ -135,8 +130,7 @@ def page_data(
     }
     positions *= runs
     items *= runs
-    needs *= runs
-    after *= runs
+    needs, after = needs * runs, after * runs
     # 2. Describe them.
     rows = gantt_rows(*timelines.values())
     rank = dict(program.ranks)
@@ -149,12 +143,12 @@ def page_data(
     }
     of_device = {row.device: number for number, row in reversed([*enumerate(rows)])}
     on = [[of_device.get(item.stream.device, 0)] for item in items]  # also of what did not run
-    for timeline in timelines.values():
-        for span in timeline.spans:
-            if _key(span) in item_at:
-                on[item_at[_key(span)]] = [where[_key(span), s.device] for s in span.streams]
+    for span in (span for timeline in timelines.values() for span in timeline.spans):
+        if _key(span) in item_at:
+            on[item_at[_key(span)]] = [where[_key(span), s.device] for s in span.streams]
     tick = _tick(max((timeline.makespan for timeline in timelines.values()), default=0.0))
     tasks = [graph.task(item.task) if isinstance(item, Run) else None for item in items]
+    ways = [f"{i.source} → {i.destination}" if isinstance(i, Copy) else "" for i in items]
     finite = {name: round(limit) for name, limit in (limits or {}).items() if limit < math.inf}
     used = {name: steps for name, steps in memory.items() if any(n for _, n in steps)}
     return {
@@ -164,7 +158,7 @@ def page_data(
         "hosts": [row.host for row in rows],
         "name": [item.task if isinstance(item, Run) else item.value for item in items],
         "on": on,
-        **_words("way", [_way(item) for item in items]),
+        **_words("way", ways),
         "free": [i for i, task in enumerate(tasks) if task is not None and task.view],
         "line": [b - a for a, b in itertools.pairwise([-len(program.inputs), *positions])],
         "needs": needs,
@@ -190,10 +184,6 @@ def _views(graph: Graph, items: Sequence[Item]) -> dict[str, Any]:
         mine = [tuple(number[i] for i in box if number[i] >= 0) for box in part["members"]]
         views.append({**part, "members": [groups.setdefault(box, len(groups)) for box in mine]})
     return {"views": views, "groups": list(groups)}
-
-
-def _way(item: Item) -> str:
-    return f"{item.source} → {item.destination}" if isinstance(item, Copy) else ""
 
 
 def _tick(makespan: float) -> float:

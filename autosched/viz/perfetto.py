@@ -51,16 +51,11 @@ def perfetto_json(
     ['h']
     """
     lines = {"": timeline} if measured is None else {"predicted": timeline, "measured": measured}
-    pids = count(1)
-    arrows = count(1)
-    shown = memory or {}
-    groups = [
-        _Group(name, line, {} if name == "measured" else shown, pids)
-        for name, line in lines.items()
-    ]
-    # No thread has the number of a process, or it would be taken as its main thread.
-    tids = count(next(pids))
-    events = [event for group in groups for event in group.events(graph, tids, arrows)]
+    numbers = count(1)  # no thread has the number of a process, or it would be its main thread
+    events: list[_Event] = []
+    for name, line in lines.items():
+        shown = {} if memory is None or name == "measured" else memory
+        events += _Group(name, line, shown, numbers).events(graph)
     events.sort(key=lambda event: (event.get("ts", -1), _ORDER[event["ph"]]))
     for event in events:
         event.update({key: _microseconds(event[key]) for key in ("ts", "dur") if key in event})
@@ -73,34 +68,38 @@ def perfetto_json(
 class _Group:
     """The processes of one timeline: its devices in order."""
 
-    def __init__(self, name: str, timeline: Timeline, memory: Memory, pids: Iterator[int]):
+    def __init__(self, name: str, timeline: Timeline, memory: Memory, numbers: Iterator[int]):
         self.name = name
         self.timeline = timeline
         self.memory = memory
+        self.numbers = numbers
         streams = sorted_streams(timeline) if timeline.hosts else timeline.streams
-        devices = dict.fromkeys([*(stream.device for stream in streams), *self.memory])
-        self.pids = {device: next(pids) for device in devices}
-        self.runs = next(pids) if timeline.run_count > 1 else 0
+        devices = dict.fromkeys([*(stream.device for stream in streams), *memory])
+        self.pids = {device: next(numbers) for device in devices}
+        self.threads: dict[Stream, _Event] = {
+            stream: {"pid": self.pids[stream.device], "tid": next(numbers)}
+            for stream in timeline.streams
+        }
         self.slices = _slices(timeline)
 
-    def events(
-        self, graph: Graph | None, tids: Iterator[int], arrows: Iterator[int]
-    ) -> Iterator[_Event]:
+    def events(self, graph: Graph | None) -> Iterator[_Event]:
         """Yield all events, in no order; times are in nanoseconds."""
         for device, pid in self.pids.items():
             yield from self._process(pid, device, self.timeline.hosts.get(device, ""))
-        threads: dict[Stream, _Event] = {}
-        for stream in self.timeline.streams:
-            threads[stream] = {"pid": self.pids[stream.device], "tid": next(tids)}
-            yield from _named_thread(threads[stream], stream.name)
+        for stream, thread in self.threads.items():
+            yield from _named_thread(thread, stream.name)
+        in_flight: dict[Stream, list[tuple[int, float]]] = {}  # changes of bytes
         for (i, stream), (start, end) in self.slices.items():
             span = self.timeline.spans[i]
             args = _args(span, graph)
-            yield {**_slice(span.kind, span.name, start, end), **threads[stream], "args": args}
-        if self.runs:
-            yield from self._runs(tids)
-        yield from self._arrows(threads, arrows)
-        yield from self._bytes_in_flight()
+            yield {**_slice(span.kind, span.name, start, end), **self.threads[stream], "args": args}
+            if span.kind == "copy" and span.nbytes:
+                in_flight.setdefault(stream, []).extend([(start, span.nbytes), (end, 0.0)])
+        for stream, changes in in_flight.items():
+            yield from _counter(self.pids[stream.device], stream.name, "bytes in flight", changes)
+        if self.timeline.run_count > 1:
+            yield from self._runs()
+        yield from self._arrows()
         for device, steps in self.memory.items():
             changes = [(_ns(time), held) for time, held in steps]
             yield from _counter(self.pids[device], "memory", "bytes", changes)
@@ -111,7 +110,7 @@ class _Group:
         yield _meta("process_name", {"pid": pid}, name=shown)
         yield _meta("process_sort_index", {"pid": pid}, sort_index=pid)
 
-    def _arrows(self, threads: Mapping[Stream, _Event], numbers: Iterator[int]) -> Iterator[_Event]:
+    def _arrows(self) -> Iterator[_Event]:
         """Yield arrows from the end of a span to the start of the span that waited."""
         spans = self.timeline.spans
         for a, b in self.timeline.arrows:
@@ -121,13 +120,14 @@ class _Group:
             leaves = max(start, min(end - 1, first))  # measured clocks may disagree a little
             arrives = max(first, leaves)
             if arrives < last:
-                arrow = {"cat": "wait", "name": "wait", "id": next(numbers)}
-                yield {"ph": "s", **arrow, **threads[source], "ts": leaves}
-                yield {"ph": "f", "bp": "e", **arrow, **threads[target], "ts": arrives}
+                arrow = {"cat": "wait", "name": "wait", "id": next(self.numbers)}
+                yield {"ph": "s", **arrow, **self.threads[source], "ts": leaves}
+                yield {"ph": "f", "bp": "e", **arrow, **self.threads[target], "ts": arrives}
 
-    def _runs(self, tids: Iterator[int]) -> Iterator[_Event]:
+    def _runs(self) -> Iterator[_Event]:
         """Yield a slice for each run, on as few threads as runs overlap; and the period."""
-        yield from self._process(self.runs, "runs")
+        pid = next(self.numbers)
+        yield from self._process(pid, "runs")
         ends: list[int] = []  # by thread, when its last run ends
         threads: list[_Event] = []
         spans: dict[int, list[tuple[int, int]]] = {}
@@ -138,25 +138,16 @@ class _Group:
             free = next((k for k, ended in enumerate(ends) if ended <= start), len(ends))
             if free == len(ends):
                 ends.append(0)
-                threads.append({"pid": self.runs, "tid": next(tids)})
+                threads.append({"pid": pid, "tid": next(self.numbers)})
                 yield from _named_thread(threads[free], f"in flight {free}")
             ends[free] = end
             yield {**_slice("whole run", f"run {run}", start, end), **threads[free]}
         if self.timeline.period:
-            thread = {"pid": self.runs, "tid": next(tids)}
+            thread = {"pid": pid, "tid": next(self.numbers)}
             yield from _named_thread(thread, "period")
             end = _ns(self.timeline.makespan)
             start = max(end - _ns(self.timeline.period), 0)
             yield {**_slice("period", "period", start, max(end, start + 1)), **thread}
-
-    def _bytes_in_flight(self) -> Iterator[_Event]:
-        changes: dict[Stream, list[tuple[int, float]]] = {}
-        for (i, stream), (start, end) in self.slices.items():
-            span = self.timeline.spans[i]
-            if span.kind == "copy" and span.nbytes:
-                changes.setdefault(stream, []).extend([(start, span.nbytes), (end, 0.0)])
-        for stream, mine in changes.items():
-            yield from _counter(self.pids[stream.device], stream.name, "bytes in flight", mine)
 
 
 def _slices(timeline: Timeline) -> dict[tuple[int, Stream], tuple[int, int]]:
@@ -165,14 +156,10 @@ def _slices(timeline: Timeline) -> dict[tuple[int, Stream], tuple[int, int]]:
     found: dict[tuple[int, Stream], tuple[int, int]] = {}
     for i, span in sorted(enumerate(timeline.spans), key=lambda item: (item[1].start, item[1].end)):
         for stream in span.streams:
-            found[i, stream] = _after(free[stream], span.start, span.end)
-            free[stream] = found[i, stream][1]
+            first = max(free[stream], _ns(span.start))
+            free[stream] = max(first + 1, _ns(span.end))
+            found[i, stream] = first, free[stream]
     return found
-
-
-def _after(free: int, start: float, end: float) -> tuple[int, int]:
-    first = max(free, _ns(start))
-    return first, max(first + 1, _ns(end))
 
 
 def _args(span: Span, graph: Graph | None) -> _Event:
@@ -182,8 +169,8 @@ def _args(span: Span, graph: Graph | None) -> _Event:
     if span.kind == "run" and graph is not None:
         task = graph.task(span.name)
         origin = {"module": task.origin.module, "phase": task.origin.phase}
-        origin["calls"] = ", ".join(task.operators)
-        facts = {"task": task.name, "source": task.source, **origin}
+        calls = ", ".join(task.operators)
+        facts = {"task": task.name, "source": task.source, **origin, "calls": calls}
         args.update({key: text for key, text in facts.items() if text})
     return args
 

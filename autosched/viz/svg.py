@@ -121,10 +121,7 @@ patternTransform="rotate(45)">\
 def document(
     width: float, height: float, label: str, body: Iterable[str], zoom: float = 1.0
 ) -> str:
-    """Return an SVG document with the styles of the classes in ``body``.
-
-    ``label`` is for screen readers.
-    """
+    """Return an SVG document with these elements; ``label`` is for screen readers."""
     size = f'width="{number(zoom * width)}" height="{number(zoom * height)}"'
     opening = (
         '<svg xmlns="http://www.w3.org/2000/svg" class="autosched" role="img" '
