@@ -254,9 +254,9 @@ def test_imports_keep_to_the_table():
 @pytest.mark.parametrize(
     ("who", "source", "allowed"),
     [
-        ("policies.literature.heft", "from autosched.graph.graph import Graph", True),
-        ("policies.literature.heft", "from autosched import graph, viz", False),
-        ("policies.literature.heft", "def late():\n    import autosched.runtime.execute", False),
+        ("policies.heft", "from autosched.graph.graph import Graph", True),
+        ("policies.heft", "from autosched import graph, viz", False),
+        ("policies.heft", "def late():\n    import autosched.runtime.execute", False),
         ("viz.gantt", "from autosched.viz.svg import rect", True),
         ("viz.gantt", "from autosched.simulation.simulate import simulate", False),
         ("parallel.data", "from autosched import Graph", True),

@@ -12,9 +12,10 @@ add it to ``POLICIES``; the tests run over that table. The modules of ``base`` p
 as ``single_on(device)``, ``in_order(sequences)``. Any function with this signature works as
 ``policy=``, also if it is not in the table.
 
-``simple`` has those that need no costs but sums, ``least_memory`` searches an order for little
-memory; those of ``literature`` follow papers, and those of ``local_search`` and
-``constraint_programming`` search. ``candidates`` lists what ``policy="auto"`` tries.
+``simple`` has those that need no costs but sums; ``heft`` and ``m_etf`` follow papers, beyond whose
+models they support copies, streams, links and groups; ``least_memory`` searches an order for little
+memory, and those of ``local_search`` and ``constraint_programming`` search. ``candidates`` lists
+what ``policy="auto"`` tries.
 
 The copies that a placement lists are hints: lowering skips needless ones, and issues none before
 its value is computed or after a task that reads it. So a policy cannot make a program wrong by its
@@ -29,13 +30,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from autosched.policies.candidates import candidates
+from autosched.policies.heft import heft
 from autosched.policies.in_order import in_order
 from autosched.policies.least_memory import least_memory
-from autosched.policies.literature.baechi import m_etf
-from autosched.policies.literature.heft import heft
 from autosched.policies.local_search.annealer import Progress
 from autosched.policies.local_search.portfolio import portfolio
 from autosched.policies.local_search.search import exact, search
+from autosched.policies.m_etf import m_etf
 from autosched.policies.simple import round_robin, single, single_on
 from autosched.problem import Policy
 

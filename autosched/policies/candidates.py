@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from autosched.machine.machine import Device
-from autosched.policies.literature.heft import heft
+from autosched.policies.heft import heft
 from autosched.policies.local_search.annealer import Progress
 from autosched.policies.local_search.search import quick, search
 from autosched.policies.local_search.splitting import split

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush, heapreplace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 from autosched.errors import ScheduleError
@@ -51,7 +51,6 @@ def in_order(sequences: Mapping[str, Sequence[str]]) -> Policy:
                     "but its seconds there are infinite"
                 )
         plan = _Plan(problem, devices, previous)
-        plan.run()
         if len(plan.order) < len(devices):
             raise _contradiction(problem, plan.missing, previous, devices)
         return problem.placement(devices, plan.order)
@@ -62,17 +61,13 @@ def in_order(sequences: Mapping[str, Sequence[str]]) -> Policy:
 
 def _previous(graph: Graph, sequences: Mapping[str, Sequence[str]]) -> dict[int, int]:
     """Return the predecessor of each task in its sequence; all tasks are indices."""
-    seen: dict[str, None] = {}
-    for name in (name for names in sequences.values() for name in names):
-        if name in seen:
+    number: dict[str, int] = {}
+    for name in chain.from_iterable(sequences.values()):
+        if name in number:
             raise ScheduleError(f"task {name!r} is in sequences twice; each task runs once")
-        seen[name] = None
-    number = {name: graph.task(name).index for name in seen}
-    return {
-        number[task]: number[before]
-        for names in sequences.values()
-        for before, task in pairwise(names)
-    }
+        number[name] = graph.task(name).index
+    pairs = chain.from_iterable(map(pairwise, sequences.values()))
+    return {number[task]: number[before] for before, task in pairs}
 
 
 def _devices(problem: Problem, sequences: Mapping[str, Sequence[str]]) -> list[int]:
@@ -112,7 +107,7 @@ def _devices(problem: Problem, sequences: Mapping[str, Sequence[str]]) -> list[i
 
 
 class _Plan:
-    """A partial schedule. Tasks and devices are numbers, tasks in insertion order."""
+    """The schedule of all tasks whose predecessors can be planned; tasks and devices are numbers."""
 
     def __init__(self, problem: Problem, device: Sequence[int], previous: Mapping[int, int]):
         streams = problem.lists.streams
@@ -138,9 +133,9 @@ class _Plan:
         self.offer: list[tuple[float, int] | None] = [None for _ in streams]
         # Start, task, device; outdated unless it is that device's offer.
         self.offers: list[tuple[float, int, int]] = []
+        self._run()
 
-    def run(self) -> None:
-        """Plan all tasks whose predecessors can be planned."""
+    def _run(self) -> None:
         for p in range(len(self.streams)):
             self._send(~p, p, 0.0)
         for task, count in enumerate(self.missing):

@@ -25,12 +25,10 @@ def single(problem: Problem) -> Placement:
     {'y': 'cuda:0'}
     """
     possible = Possible(problem)
-    candidates = [
-        _gather(problem, possible.copy(), device) for device in range(len(problem.devices))
-    ]
-    return problem.placement(
-        min(candidates, key=lambda placed: _total(problem, placed)), range(len(problem.tasks))
-    )
+    devices = range(len(problem.devices))
+    candidates = [_gather(problem, possible.copy(), device) for device in devices]
+    best = min(candidates, key=lambda placed: _total(problem, placed))
+    return problem.placement(best, range(len(best)))
 
 
 def single_on(device: str) -> Policy:
@@ -47,9 +45,8 @@ def single_on(device: str) -> Policy:
 
     def policy(problem: Problem) -> Placement:
         wanted = problem.devices.index(problem.machine.device(device).name)
-        return problem.placement(
-            _gather(problem, Possible(problem), wanted), range(len(problem.tasks))
-        )
+        placed = _gather(problem, Possible(problem), wanted)
+        return problem.placement(placed, range(len(placed)))
 
     policy.__name__ = f"single_on {device}"
     return policy
@@ -69,14 +66,12 @@ def _gather(problem: Problem, possible: Possible, wanted: int) -> list[int]:
 def _total(problem: Problem, placed: Sequence[int]) -> float:
     """Return the total duration of tasks and copies, with one copy per datum and destination."""
     t = problem.lists
-    copies = {
-        (datum, placed[task]): None for task, reads in enumerate(problem.reads) for datum in reads
-    }
-    copies |= dict.fromkeys(problem.returns)
-    total: float = sum(
-        seconds[device] for seconds, device in zip(problem.seconds, placed, strict=True)
-    )
-    for datum, device in copies:
+    pairs = zip(problem.reads, placed, strict=True)
+    copies = [(datum, device) for reads, device in pairs for datum in reads]
+    total = 0.0
+    for seconds, device in zip(problem.seconds, placed, strict=True):
+        total += seconds[device]
+    for datum, device in dict.fromkeys([*copies, *problem.returns]):
         source = t.row[datum] if t.maker[datum] < 0 else placed[t.maker[datum]]
         total += problem.copy_seconds(datum, source, device)
     return total
@@ -100,11 +95,7 @@ def round_robin(problem: Problem) -> Placement:
     for task in range(len(problem.tasks)):
         devices = possible.devices(task)
         if len(devices) > 1:
-            turn = (
-                possible.settle(
-                    task, [p for p in devices if p >= turn] + [p for p in devices if p < turn]
-                )
-                + 1
-            )
+            in_turn = [*(p for p in devices if p >= turn), *devices]
+            turn = possible.settle(task, in_turn) + 1
         placed.append(possible.devices(task)[0])
     return problem.placement(placed, range(len(placed)))

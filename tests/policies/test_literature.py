@@ -11,7 +11,7 @@ from autosched.graph.graph import Graph
 from autosched.machine.machine import Device, Machine
 from autosched.policies import POLICIES, heft
 from autosched.policies.base.possible import Possible
-from autosched.policies.literature.heft import by_rank
+from autosched.policies.heft import by_rank
 from autosched.problem import Problem
 from tests.policies.test_policies import (
     ARABNEJAD,

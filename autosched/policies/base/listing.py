@@ -129,10 +129,7 @@ class Listing:
         return self._listed(end, order, device, start, finish)
 
     def placed(self, device: Any, order: Any, cap: float = math.inf) -> Listed:
-        """Place tasks in this order, each on its device.
-
-        Makespans not below ``cap`` become infinite.
-        """
+        """Place tasks in this order, each on its device; from ``cap`` on makespans are infinite."""
         start = self.mode.numbers(self.count)
         finish = self.mode.numbers(self.count)
         run = self.mode(kernels.decode)
@@ -152,10 +149,7 @@ class Listing:
         return self.mode.whole(np.argsort(-rank, kind="stable"))
 
     def by_start(self, start: Any) -> Any:
-        """Return the tasks by start.
-
-        Ties go to the task added earlier, which keeps dependencies.
-        """
+        """Return the tasks by start; ties, to the task added earlier, keep dependencies."""
         return self.mode.whole(np.argsort(np.asarray(start), kind="stable"))
 
     def mirrored(self, planned: Listed) -> tuple[Any, Any]:

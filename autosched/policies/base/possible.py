@@ -190,10 +190,7 @@ class Possible:
             raise self._apart(*conflict)
 
     def _spread(self, pending: list[int], trail: _Trail) -> tuple[str, str] | None:
-        """Remove unreachable devices from neighbours of ``pending``.
-
-        Return two tasks that conflict, if any.
-        """
+        """Remove unreachable devices from neighbours; return two tasks that conflict, if any."""
         sets = self._sets
         while pending:
             group = pending.pop()

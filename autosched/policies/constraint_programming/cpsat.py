@@ -100,12 +100,10 @@ class Model:
         integer = self.integer
         for p, count in enumerate(self.problem.lists.streams):
             tasks = [task for task, devices in enumerate(integer.devices) if p in devices]
-            running = [
-                model.new_optional_interval_var(
-                    self.start[task], integer.seconds[task][p], self.end[task], self.on(task, p), ""
-                )
-                for task in tasks
-            ]
+            running = []
+            for task in tasks:
+                times = self.start[task], integer.seconds[task][p], self.end[task]
+                running.append(model.new_optional_interval_var(*times, self.on(task, p), ""))
             if count == 1:
                 model.add_no_overlap(running)
             else:
@@ -267,17 +265,9 @@ def _answer(model: Model, solver: cp_model.CpSolver, status: str) -> Answer:
         bound = 0.0 if status != "UNKNOWN" else solver.best_objective_bound
         return Answer((), (), {}, math.inf, bound)
     value = solver.value
-    return Answer(
-        [
-            next(p for p, on in model.chosen[group].items() if value(on))
-            for group in model.problem.lists.group
-        ],
-        [(value(start), value(model.end[task])) for task, start in model.start.items()],
-        {
-            key: (value(copy.start), value(copy.end))
-            for key, copy in model.copies.items()
-            if value(copy.sent)
-        },
-        solver.objective_value,
-        solver.best_objective_bound,
-    )
+    chosen = (model.chosen[group].items() for group in model.problem.lists.group)
+    device = [next(p for p, on in devices if value(on)) for devices in chosen]
+    tasks = [(value(start), value(model.end[task])) for task, start in model.start.items()]
+    sent = ((key, copy) for key, copy in model.copies.items() if value(copy.sent))
+    copies = {key: (value(copy.start), value(copy.end)) for key, copy in sent}
+    return Answer(device, tasks, copies, solver.objective_value, solver.best_objective_bound)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from heapq import heapreplace
 from itertools import product
 
 from autosched.policies.base.kernels import send
@@ -43,10 +44,7 @@ class IntegerTimes:
 
     @classmethod
     def of(cls, problem: Problem, horizon: float) -> IntegerTimes:
-        """Convert a problem whose makespan is at most ``horizon`` seconds.
-
-        Raises ScheduleError as ``Possible`` does.
-        """
+        """Convert a problem whose makespan is at most ``horizon`` seconds."""
         possible = Possible(problem)
         devices = [possible.devices(task) for task in range(len(problem.tasks))]
         unit = _unit(_durations(problem, devices), horizon)
@@ -73,10 +71,8 @@ class IntegerTimes:
         """Return for each datum the devices it may be copied from, each with its row of paths."""
         t = self.problem.lists
         return [
-            tuple((q, q) for q in self.devices[maker])
-            if maker >= 0
-            else ((t.home[datum], t.row[datum]),)
-            for datum, maker in enumerate(t.maker)
+            tuple((q, q) for q in self.devices[maker]) if maker >= 0 else ((home, row),)
+            for maker, home, row in zip(t.maker, t.home, t.row, strict=True)
         ]
 
     def copy(self, datum: int, row: int, destination: int) -> int | None:
@@ -190,7 +186,7 @@ class _Clock:
         self.integer = integer
         self.problem = integer.problem
         self.device = device
-        self.streams = [[0] * count for count in self.problem.lists.streams]
+        self.streams = [[0] * count for count in self.problem.lists.streams]  # heaps
         self.out_free = [0] * len(self.streams)
         self.in_free = [0] * len(self.streams)
         self.tasks: dict[int, Moment] = {}
@@ -200,16 +196,11 @@ class _Clock:
     def run(self, task: int) -> None:
         """Run a task after its data arrive, as soon as its device is free."""
         p = self.device[task]
-        stream = min(range(len(self.streams[p])), key=self.streams[p].__getitem__)
         arrivals = [self.bring(datum, p) for datum in self.problem.reads[task]]
-        start = max(
-            [
-                self.streams[p][stream],
-                *arrivals,
-                *(self.tasks[u][1] for u in self.problem.before[task]),
-            ]
-        )
-        self.streams[p][stream] = end = start + self.integer.seconds[task][p]
+        ends = (self.tasks[other][1] for other in self.problem.before[task])
+        start = max([self.streams[p][0], *arrivals, *ends])
+        end = start + self.integer.seconds[task][p]
+        heapreplace(self.streams[p], end)
         self.tasks[task] = start, end
 
     def bring(self, datum: int, p: int) -> int:
@@ -228,11 +219,9 @@ class _Clock:
 
     def _source(self, datum: int) -> tuple[int, int]:
         maker = self.problem.lists.maker[datum]
-        return (
-            (self.device[maker], self.device[maker])
-            if maker >= 0
-            else self.integer.sources[datum][0]
-        )
+        if maker < 0:
+            return self.integer.sources[datum][0]
+        return self.device[maker], self.device[maker]
 
     def _send(self, datum: int, p: int) -> None:
         del self.waiting[datum, p]

@@ -44,7 +44,8 @@ class Annealer:
         self.bound = bound
         self.makespan = self._current = found.makespan
         self._state = _state(listing, found, seed)
-        self.mean = _scale(listing)
+        seconds = listing.arrays.seconds[np.isfinite(listing.arrays.seconds)]
+        self.mean = float(seconds.mean()) if len(seconds) else 0.0
         self.restore_best()
 
     @property
@@ -61,12 +62,8 @@ class Annealer:
         if sorted_by_start.makespan <= best.makespan:
             best = sorted_by_start
             w.best_order[:] = order
-        w.order[:], w.device[:], w.start[:], w.finish[:] = (
-            w.best_order,
-            w.best_device,
-            best.start,
-            best.finish,
-        )
+        w.order[:], w.device[:] = w.best_order, w.best_device
+        w.start[:], w.finish[:] = best.start, best.finish
         self.makespan = self._current = best.makespan
 
     def move(self, moves: int, heat: float, weight: float = 0.0) -> None:
@@ -95,15 +92,15 @@ class Annealer:
 
 def cool(annealer: Annealer, moves: int, report: Progress) -> None:
     """Make a number of moves, in rounds that start from the best state and cool down."""
-    for step in range(len(_ROUNDS) * _STEPS):
-        turn, part = divmod(step, _STEPS)
-        if annealer.done:
-            return
-        if step and not part:
-            annealer.restore_best()
-        hot, weight = _ROUNDS[turn]
-        annealer.move(-(-moves // (len(_ROUNDS) * _STEPS)), _heat(hot, part / (_STEPS - 1)), weight)
-        report(step / (len(_ROUNDS) * _STEPS), annealer.makespan)
+    each = -(-moves // (len(_ROUNDS) * _STEPS))
+    for turn in range(len(_ROUNDS)):
+        for part in range(_STEPS):
+            if annealer.done:
+                return
+            if turn and not part:
+                annealer.restore_best()
+            _anneal(annealer, each, turn, part / (_STEPS - 1))
+            report((turn + part / _STEPS) / len(_ROUNDS), annealer.makespan)
 
 
 def cool_until(annealer: Annealer, end: float, report: Progress) -> None:
@@ -111,28 +108,21 @@ def cool_until(annealer: Annealer, end: float, report: Progress) -> None:
     began = perf_counter()
     each = 200
     span = max(end - began, 0.0) / len(_ROUNDS)
-    for turn, (hot, weight) in enumerate(_ROUNDS):
+    for turn in range(len(_ROUNDS)):
         if turn:
             annealer.restore_best()
-        since = began + turn * span
-        while not annealer.done and (passed := perf_counter() - since) < span:
+        while not annealer.done and (passed := perf_counter() - began - turn * span) < span:
             before = perf_counter()
-            annealer.move(each, _heat(hot, passed / span), weight)
-            each = max(
-                20, min(int(each * min(4.0, 0.01 / max(perf_counter() - before, 1e-6))), 100_000)
-            )
+            _anneal(annealer, each, turn, passed / span)
+            faster = min(4.0, 0.01 / max(perf_counter() - before, 1e-6))
+            each = max(20, min(int(each * faster), 100_000))
             report((turn + passed / span) / len(_ROUNDS), annealer.makespan)
 
 
-def _heat(hot: float, part: float) -> float:
-    """Return the temperature at a fraction of a round."""
-    return hot * float((_COLD / hot) ** part)
-
-
-def _scale(listing: Listing) -> float:
-    seconds = listing.arrays.seconds
-    finite = seconds[np.isfinite(seconds)]
-    return float(finite.mean()) if len(finite) else 0.0
+def _anneal(annealer: Annealer, moves: int, turn: int, part: float) -> None:
+    """Make moves at the temperature at a fraction of a round."""
+    hot, weight = _ROUNDS[turn]
+    annealer.move(moves, hot * float((_COLD / hot) ** part), weight)
 
 
 def _state(listing: Listing, found: Listed, seed: int) -> State:
@@ -146,10 +136,8 @@ def _state(listing: Listing, found: Listed, seed: int) -> State:
         "neighbours": grouped(np.append(after, before), np.append(before, after), n),
         "members": grouped(t.group, np.arange(n), n),
     }
-    ragged = {}
-    for name, (offsets, items) in tables.items():
-        ragged[f"{name}_at"] = mode.whole(offsets)
-        ragged[name] = mode.whole(items)
+    ragged = {name: mode.whole(items) for name, (_, items) in tables.items()}
+    ragged |= {f"{name}_at": mode.whole(offsets) for name, (offsets, _) in tables.items()}
     return State(
         order=mode.whole(found.order),
         position=mode.counts(n),
@@ -297,10 +285,7 @@ def below(seeds: Any, count: int) -> int:
 
 @kernel
 def propose_device(t: Tables, w: State, task: int) -> int:
-    """Move a task, its group, and perhaps its neighbours to another device.
-
-    Return how many moved.
-    """
+    """Move a task, its group and perhaps neighbours to another device; return how many moved."""
     devices = len(t.streams)
     before = w.device[task]
     where = w.device[neighbour(w, task)] if uniform(w.seeds) < 0.58 else below(w.seeds, devices)
@@ -329,10 +314,7 @@ def neighbour(w: State, task: int) -> int:
 
 @kernel
 def relocate(t: Tables, w: State, task: int, where: int, count: int) -> int:
-    """Move a task and its group, if allowed, and store their old devices.
-
-    Return how many are stored.
-    """
+    """Move a task and its group, if allowed; store their old devices, and return their number."""
     devices = len(t.streams)
     group = t.group[task]
     if (

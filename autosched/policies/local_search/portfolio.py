@@ -27,7 +27,7 @@ from autosched.policies.base.kernels import decode, list_schedule
 from autosched.policies.base.listing import Listed, Listing
 from autosched.policies.base.possible import Possible
 from autosched.policies.base.ranks import longest, optimistic
-from autosched.policies.literature.heft import heft
+from autosched.policies.heft import heft
 from autosched.problem import Problem
 
 _EXCESS = (4.0, 0.0, 1.0, 2.0, 0.5, 8.0)

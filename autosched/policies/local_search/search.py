@@ -35,7 +35,7 @@ from autosched.policies.base.listing import Listing
 from autosched.policies.base.possible import Possible
 from autosched.policies.base.ranks import optimistic
 from autosched.policies.constraint_programming.proof import can_solve, is_soon_solved, solved
-from autosched.policies.literature.heft import heft
+from autosched.policies.heft import heft
 from autosched.policies.local_search.annealer import (
     Annealer,
     Progress,
@@ -96,18 +96,18 @@ def _handed_over(
 ) -> Placement:
     """Anneal for the first seconds, continue with CP-SAT, and return the best and its bound."""
     end = perf_counter() + seconds
-    part = min(first / max(seconds, 1e-9), 1.0)
     best = math.inf
 
     def improved(makespan: float) -> None:
         nonlocal best
         best = min(best, makespan)
-        report(min(max(part, 1.0 - (end - perf_counter()) / max(seconds, 1e-9)), 1.0), best)
+        left = (end - perf_counter()) / max(seconds, 1e-9)
+        report(min(max(1.0 - left, first / max(seconds, 1e-9)), 1.0), best)
 
     def annealed(done: float, makespan: float) -> None:
         nonlocal best
         best = makespan
-        report(part * done, makespan)
+        report(done * min(first / max(seconds, 1e-9), 1.0), makespan)
 
     start, stopped = _annealed(problem, first, 1, seed, annealed)
     if stopped:
@@ -135,20 +135,18 @@ def _annealed(
     listing = Listing(problem.tables, mode(work, *KERNELS))
     least = max(bounds(problem).values()) if len(problem.graph) <= _BOUNDED else 0.0
     enough = least * (1 + _ROUNDING)
-    found = best_listed(listing, members(problem), enough)
+    found = best = best_listed(listing, members(problem), enough)
     stopped = False
     if seconds is None and enough < found.makespan:  # only now importing numba may pay off
         work = 4.0 * starts * moves * len(problem.tasks)
         listing = Listing(problem.tables, mode(work, anneal, decode, optimistic))
-    best = found
     try:
         report(0.0, best.makespan)
         for number in range(starts if enough < best.makespan < math.inf and moves else 0):
             annealer = Annealer(listing, found, seed + number, enough)
-            before = best.makespan
 
             def progress(
-                part: float, makespan: float, number: int = number, before: float = before
+                part: float, makespan: float, number: int = number, before: float = best.makespan
             ) -> None:
                 report((number + part) / starts, min(before, makespan))
 
@@ -215,12 +213,12 @@ def exact(
             return _handed_over(problem, seconds, first, seed, progress or (lambda *_: None))
         began = perf_counter()
         start = quick(problem)
-        improved = None if progress is None else (lambda end: progress(_part(began), end))
+
+        def improved(end: float) -> None:
+            if progress is not None:
+                progress(min((perf_counter() - began) / _EXACT_ABOUT, 1.0), end)
+
         return solved(problem, start, None, seed, improved)
 
     policy.__name__ = "exact"
     return policy
-
-
-def _part(began: float) -> float:
-    return min((perf_counter() - began) / _EXACT_ABOUT, 1.0)

@@ -15,7 +15,6 @@ each step, so the policy computes O(tasks x devices) of them.
 from __future__ import annotations
 
 import heapq
-from typing import NamedTuple
 
 from autosched.graph.graph import Task
 from autosched.placement import Placement
@@ -46,21 +45,11 @@ def m_etf(problem: Problem) -> Placement:
     """
     listing = _Listing(problem)
     listing.run()
-    order = sorted(
-        range(len(problem.tasks)), key=lambda task: (listing.plan.start[task], listing.turn[task])
-    )
+    order = sorted(listing.turn, key=listing.plan.start.__getitem__)
     return problem.placement(listing.plan.device, order)
 
 
 _Key = tuple[float, float, float, int]  # excess of memory, start, negative rank, task
-
-
-class _Offer(NamedTuple):
-    """A possible start of a task, ordered by least excess of memory, then by finish and start."""
-
-    excess: float
-    finish: float
-    slot: Slot
 
 
 class _Listing:
@@ -70,7 +59,7 @@ class _Listing:
         self.plan = Plan(problem)
         self.room = _Room(problem)
         self.rank = upward_ranks(problem, self.possible)
-        self.turn = [0] * len(self.rank)
+        self.turn: list[int] = []  # tasks as they were placed
         self.ready: list[_Key] = []
 
     def run(self) -> None:
@@ -79,7 +68,6 @@ class _Listing:
         for task, count in enumerate(missing):
             if not count:
                 self._push(task)
-        turns = 0
         while self.ready:
             task, slot = self._next()
             if not self.possible.choose(task, slot.device):
@@ -87,7 +75,7 @@ class _Listing:
                 continue
             self.plan.commit(task, slot)
             self.room.place(task, slot.device)
-            self.turn[task] = turns = turns + 1
+            self.turn.append(task)
             for user in self.problem.after[task]:
                 missing[user] -= 1
                 if not missing[user]:
@@ -112,13 +100,14 @@ class _Listing:
 
     def _keyed(self, task: int) -> tuple[_Key, Slot]:
         """Return the place of a task in the queue, and its best slot."""
-        offers = []
-        for device in self.possible.devices(task):
-            slot = self.plan.earliest_finish(task, (device,))
-            finish = slot.start + self.problem.seconds[task][device]
-            offers.append(_Offer(self.room.excess(task, device), finish, slot))
-        best = min(offers, key=lambda offer: (offer.excess, offer.finish, offer.slot.start))
-        return (best.excess, best.slot.start, -self.rank[task], task), best.slot
+        seconds = self.problem.seconds[task]
+
+        def key(slot: Slot) -> tuple[float, float, float]:
+            excess = self.room.excess(task, slot.device)
+            return excess, slot.start + seconds[slot.device], slot.start
+
+        best = min(self.plan.slots(task, self.possible.devices(task)), key=key)
+        return (key(best)[0], best.start, -self.rank[task], task), best
 
 
 class _Room:
