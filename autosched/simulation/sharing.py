@@ -19,14 +19,13 @@ device needs for a whole run.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TypeVar
 
 from autosched.problem import Problem
-from autosched.program.arrays import RECORD, WAIT
 from autosched.program.program import Program, Run
-from autosched.simulation.issuing import Issuing, issuing
+from autosched.simulation.issuing import System, issuing
 
 _Place = tuple[str | None, str]
 _Key = TypeVar("_Key")
@@ -72,9 +71,8 @@ def shared(seconds: Sequence[float], program: Program, problem: Problem) -> Sequ
         elif busy:
             found[i] += busy * (streams[place] - 1)
     if parts:
-        issued = issuing(program, problem) or Issuing.free(program)
         alone = [(places[i], part * found[i]) for i, part in parts.items()]
-        _Sharing(program, found, issued, parts, places).fill()
+        _Sharing(found, System(program, found, issuing(program, problem)), parts, places).fill()
         if program.in_flight > 1:
             _slow_down(found, program, _sums(alone), places)
     return found
@@ -108,91 +106,61 @@ def _sums(pairs: Iterable[tuple[_Key, float]]) -> dict[_Key, float]:
 class _Sharing:
     """One run of a program, event by event.
 
-    Each instruction has two points in time: 2 * i when instruction i has been issued, and 2 * i + 1
-    when its stream goes on. A point comes when all points that it needs have come, and its own
-    seconds have passed; those of a task that shares a device pass while the device works on it.
+    A node of the system comes when all nodes that it waits for have come, and its own seconds have
+    passed; those of a task that shares a device pass while the device works on it.
     """
 
     def __init__(
         self,
-        program: Program,
         seconds: list[float],
-        issued: Issuing,
-        parts: dict[int, float],
+        system: System,
+        parts: Mapping[int, float],
         places: Mapping[int, _Place],
     ):
-        points = 2 * len(program)
         self.seconds = seconds
-        self.parts = parts
+        self.node = system.node
+        self.parts = {system.node[i]: (i, part) for i, part in parts.items()}  # what is to come
         self.places = places
         self.devices = {place: _Device() for place in places.values()}
-        self.time = [float(issued.begin[0])] * points  # the latest of what has come
-        self.own = [0.0] * points
-        self.own[::2] = issued.seconds.tolist()
-        self.own[1::2] = seconds
-        self.missing = [0] * points  # what has not come
-        self.users: list[list[int]] = [[] for _ in range(points)]
-        for point, needed in _needs(program, issued):
-            self.users[needed].append(point)
-            self.missing[point] += 1
+        self.own = list(system.seconds)
+        self.time = [0.0] * len(self.own)  # the latest of what has come
+        self.missing = [0] * len(self.own)  # what has not come
+        self.users: list[list[int]] = [[] for _ in self.own]
+        for needed, node, ago in system.edges:
+            if not ago:
+                self.users[needed].append(node)
+                self.missing[node] += 1
 
     def fill(self) -> None:
         """Replace the seconds of tasks that share devices by those that they take."""
-        self._come([point for point, count in enumerate(self.missing) if not count])
+        self._come([node for node, count in enumerate(self.missing) if not count])
         # What has not come needs one of the tasks on devices, so the earliest event is the next.
         while (event := min((d.next() for d in self.devices.values()), default=_NEVER)) < _NEVER:
             when, i = event
             device = self.devices[self.places[i]]
             device.go_on(when)
+            node = self.node[i]
             if i in device.arriving:
-                device.begin(i, self.seconds[i], self.parts[i])
+                device.begin(i, self.seconds[i], self.parts[node][1])
             else:
-                self.own[2 * i + 1] = self.seconds[i] = device.end(i)
-                self.parts.pop(i)
-                self._come([2 * i + 1])
+                self.own[node] = self.seconds[i] = device.end(i)
+                self.parts.pop(node)
+                self._come([node])
 
-    def _come(self, points: list[int]) -> None:
-        """Note that all that these points need has come, and what comes by that."""
-        while points:
-            point = points.pop()
-            if point % 2 and point // 2 in self.parts:
-                i = point // 2
-                self.devices[self.places[i]].arriving[i] = self.time[point]
+    def _come(self, nodes: list[int]) -> None:
+        """Note that all that these nodes wait for has come, and what comes by that."""
+        while nodes:
+            node = nodes.pop()
+            if node in self.parts:
+                i, _ = self.parts[node]
+                self.devices[self.places[i]].arriving[i] = self.time[node]
                 continue
-            when = self.time[point] + self.own[point]
-            for user in self.users[point]:
+            when = self.time[node] + self.own[node]
+            for user in self.users[node]:
                 self.time[user] = max(self.time[user], when)
                 self.missing[user] -= 1
                 if not self.missing[user]:
-                    points.append(user)
-
-
-def _needs(program: Program, issued: Issuing) -> Iterator[tuple[int, int]]:
-    """Yield a point and one that it needs."""
-    columns = program.columns
-    tables = columns.kind, columns.stream, columns.also, columns.event
-    lines = zip(*(table.tolist() for table in tables), strict=True)
-    threads, blocks = issued.thread.tolist(), issued.blocks.tolist()
-    issues: dict[int, int] = {}  # by thread, the last instruction
-    runs: dict[int, int] = {}  # by stream
-    records: dict[int, int] = {}  # by event
-    streams: list[int] = []
-    for i, (kind, own, also, event) in enumerate(lines):
-        yield 2 * i + 1, 2 * i
-        before = issues.get(threads[own])
-        issues[threads[own]] = i
-        streams.append(own)
-        if before is not None:
-            yield 2 * i, 2 * before + blocks[streams[before]]
-        for stream in {own, also} - {-1}:
-            if stream in runs:
-                yield 2 * i + 1, 2 * runs[stream] + 1
-            runs[stream] = i
-        if kind == RECORD:
-            records[event] = i
-        elif kind == WAIT and event in records:
-            yield 2 * i, 2 * records[event]
-            yield 2 * i + 1, 2 * records[event] + 1
+                    nodes.append(user)
 
 
 _NEVER = math.inf, -1

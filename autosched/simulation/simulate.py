@@ -79,10 +79,7 @@ def _gates(spans: Sequence[Span], in_flight: int) -> Iterator[tuple[int, int]]:
 
 
 def makespan(program: Program, seconds: Sequence[float], issued: Issuing | None = None) -> float:
-    """Return when the last instruction ends, given the seconds of each, and of issuing it.
-
-    Raises ScheduleError as ``simulate`` does.
-    """
+    """Return when the last instruction ends, given the seconds of each, and of issuing it."""
     return float(times(program, seconds, issued)[1].max(initial=0.0))
 
 
