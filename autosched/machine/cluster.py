@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -133,24 +133,17 @@ def joint(machines: Sequence[Machine], hosts: Sequence[str], network: Network) -
     links: list[Link] = []
     counts: dict[str, int] = {}
     for rank, (machine, host) in enumerate(zip(machines, hosts, strict=True)):
-        names = dict(_renamed(machine.devices, counts))
+        names: dict[str, str] = {}
         for device in machine.devices:
+            number = counts[device.kind] = counts.get(device.kind, -1) + 1
+            name = names[device.name] = f"{device.kind}:{number}"
             has_own = machine.imagined or not device.is_accelerator
             physical = None if has_own else device.physical or device.name
-            changed = replace(device, name=names[device.name], physical=physical)
-            devices.append(replace(changed, rank=rank, host=host))
+            devices.append(replace(device, name=name, physical=physical, rank=rank, host=host))
         for link in machine.links:
             ends = names[link.source], names[link.destination]
             links.append(replace(link, source=ends[0], destination=ends[1]))
     return Machine(devices, links, contention=machines[0].contention, network=network)
-
-
-def _renamed(devices: Iterable[Device], counts: dict[str, int]) -> Iterable[tuple[str, str]]:
-    """Yield the names of devices with their names among all ranks; ``counts`` is kept."""
-    for device in devices:
-        number = counts.get(device.kind, 0)
-        counts[device.kind] = number + 1
-        yield device.name, f"{device.kind}:{number}"
 
 
 # ---- accelerators
@@ -176,9 +169,8 @@ def own_share(gpus: int | None, cpu_streams: int) -> Machine:
     own = whole.accelerators[here * each : (here + 1) * each]
     devices = [device for device in whole.devices if device.kind == "cpu" or device.name in own]
     names = {device.name for device in devices}
-    return Machine(
-        devices, [link for link in whole.links if {link.source, link.destination} <= names]
-    )
+    links = [link for link in whole.links if {link.source, link.destination} <= names]
+    return Machine(devices, links)
 
 
 def described(machine: Machine) -> dict[str, Any]:
@@ -194,10 +186,7 @@ def described(machine: Machine) -> dict[str, Any]:
 
 
 def _identity(device: Any) -> str:
-    """Return what distinguishes an accelerator from the others of its host.
-
-    Processes may see different accelerators under one name.
-    """
+    """Return what distinguishes an accelerator of a host: processes may name several alike."""
     import torch
 
     ask = getattr(torch.get_device_module(device.type), "get_device_properties", None)
@@ -230,11 +219,8 @@ def _not_direct(hosts: Sequence[str], ranks: Sequence[Mapping[str, Any]]) -> str
         if len(rank["gpus"]) > 1:
             return f"rank {number} has several, and torch has one communicator for two processes"
         for gpu in rank["gpus"]:
-            if (host, gpu) in users:
-                return (
-                    f"devices of ranks {users[host, gpu]} and {number} share a GPU of host {host}"
-                )
-            users[host, gpu] = number
+            if (user := users.setdefault((host, gpu), number)) != number:
+                return f"devices of ranks {user} and {number} share a GPU of host {host}"
             if not rank["nccl"]:
                 return f"torch of rank {number} has no NCCL"
     return ""

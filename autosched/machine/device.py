@@ -155,8 +155,7 @@ def link_line(link: Link) -> str:
     """Describe a link in one line of text."""
     slow = link.pageable_bytes_per_second
     pageable = "" if slow is None else f", {_figure(slow / 1e9)} GB/s of pageable memory"
-    rates = f"{_figure(link.bytes_per_second / 1e9)} GB/s, {_figure(link.latency * 1e6)} us"
-    return f"{link.source} <-> {link.destination}: {rates}{pageable}"
+    return f"{link.source} <-> {link.destination}: {_rates(link)}{pageable}"
 
 
 _STREAMS = 24  # torch reuses its 32 streams per device round robin, and copies need some of them
@@ -173,15 +172,14 @@ def _check_device(device: Device) -> None:
         )
     _positive(device, "flops_per_second", "bytes_per_second", "nbytes")
     _not_negative(device, "launch_seconds", "issue_seconds", "event_seconds")
-    if device.physical is not None and not is_device(device.physical):
-        what = f"physical of device {device.name!r} must be as 'cuda:0' or None"
-        raise MachineError(f"{what}, got {device.physical!r}")
-    if device.rank is not None and (not is_whole(device.rank) or device.rank < 0):
-        what = f"rank of device {device.name!r} must be a whole number, 0 or more, or None"
-        raise MachineError(f"{what}, got {shown(device.rank)}")
-    if device.host is not None and not isinstance(device.host, str):
-        what = f"host of device {device.name!r} must be a name or None"
-        raise MachineError(f"{what}, got {shown(device.host)}")
+    for name, fits, what in (
+        ("physical", is_device(device.physical), "as 'cuda:0'"),
+        ("rank", is_whole(device.rank) and (device.rank or 0) >= 0, "a whole number, 0 or more,"),
+        ("host", isinstance(device.host, str), "a name"),
+    ):
+        if (given := getattr(device, name)) is not None and not fits:
+            wanted = f"{name} of device {device.name!r} must be {what} or None"
+            raise MachineError(f"{wanted}, got {shown(given)}")
 
 
 def _check_link(link: Link) -> None:
@@ -290,5 +288,5 @@ def network_line(network: Network) -> str:
     return f"network between the {ends} of all ranks: {rates}"
 
 
-def _rates(network: Network) -> str:
-    return f"{network.bytes_per_second / 1e9:,.4g} GB/s, {network.latency * 1e6:,.4g} us"
+def _rates(link: Link | Network) -> str:
+    return f"{_figure(link.bytes_per_second / 1e9)} GB/s, {_figure(link.latency * 1e6)} us"

@@ -14,7 +14,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -59,21 +59,6 @@ GPU = Device("cuda:0", 1, *_GPU_RATES)
 _ASSUMED = " (rates are assumed, not measured)"
 ISSUE_SECONDS = 5e-6  # of Python and the driver, for an operator that is one kernel
 EVENT_SECONDS = 1e-6
-
-
-def described(
-    devices: Iterable[Device], links: Iterable[Link], network: Network | None, imagined: bool
-) -> Iterator[str]:
-    """Yield a line of text for each part of a machine; rates of a real one may be assumed."""
-    for device in devices:
-        rates = device.flops_per_second, device.bytes_per_second, device.launch_seconds
-        rough = rates in (CPU_RATES, _GPU_RATES)
-        yield device_line(device) + (_ASSUMED if rough and not imagined else "")
-    for link in links:
-        rough = (link.bytes_per_second, link.latency) in LINKS.values() and not imagined
-        yield link_line(link) + (_ASSUMED if rough else "")
-    if network is not None:
-        yield network_line(network)
 
 
 def memory_of(kind: str, index: int, wanted: int, count: int) -> float:
@@ -152,11 +137,10 @@ class Machine:
         given = tuple(devices)
         if imagined is None:
             imagined = any(getattr(device, "imagined", False) for device in given)
-        object.__setattr__(self, "devices", tuple(_marked(device, imagined) for device in given))
-        object.__setattr__(self, "links", tuple(links))
-        object.__setattr__(self, "contention", contention)
-        object.__setattr__(self, "imagined", imagined)
-        object.__setattr__(self, "network", network)
+        marked = tuple(_marked(device, imagined) for device in given)
+        parts = {"devices": marked, "links": tuple(links), "contention": contention}
+        for name, part in (parts | {"imagined": imagined, "network": network}).items():
+            object.__setattr__(self, name, part)
         self._check()
 
     # ---- constructors
@@ -386,22 +370,12 @@ class Machine:
 
     def link(self, source: str, destination: str) -> Link | None:
         """Return the link between two devices, or None."""
-        ends = (device_name(source), device_name(destination))
-        found = self._by_ends.get(ends)
-        return found if found is not None or self.network is None else self._across(*ends)
-
-    def _across(self, source: str, destination: str) -> Link | None:
-        """Return the link by the network between two devices, or None."""
-        if (source, destination) not in self._known and self.network is not None:
-            near, far = self._by_name.get(source), self._by_name.get(destination)
+        ends = device_name(source), device_name(destination)
+        if self.network is not None and ends not in self._by_ends:  # all would be millions
+            near, far = map(self._by_name.get, ends)
             known = None if near is None or far is None else self.network.link(near, far)
-            self._known[source, destination] = known
-        return self._known[source, destination]
-
-    @cached_property
-    def _known(self) -> dict[tuple[str, str], Link | None]:
-        """Links by the network that were asked for; all would be millions."""
-        return {}
+            self._by_ends[ends] = known
+        return self._by_ends.get(ends)
 
     def route(self, source: str, destination: str) -> tuple[str, ...]:
         """Return the devices that a copy passes, with both ends; empty if there is no way.
@@ -430,24 +404,14 @@ class Machine:
         >>> Machine.emulated(gpus=1).copy_seconds("cpu", "cuda:0", 25_000_000, pageable=True)
         0.00201
         """
+        source, destination = device_name(source), device_name(destination)
         if source == destination:
             return 0.0
-        if type(source) is not str or type(destination) is not str:
-            return self.copy_seconds(
-                device_name(source), device_name(destination), nbytes, pageable
-            )
-        link = self._by_ends.get((source, destination))
-        if link is None and self.network is not None:
-            link = self._across(source, destination)
-        if link is not None:
+        if (link := self.link(source, destination)) is not None:
             return link.seconds(nbytes, pageable)
-        links = self._way(source, destination)
-        return sum(link.seconds(nbytes, pageable) for link in links) if links else math.inf
-
-    def _way(self, source: str, destination: str) -> list[Link]:
-        """Return the links of the route of a copy; none on a machine without ranks."""
         way = self.route(source, destination) if self.ranks else ()
-        return [link for ends in pairwise(way) if (link := self.link(*ends)) is not None]
+        links = [link for ends in pairwise(way) if (link := self.link(*ends)) is not None]
+        return sum(link.seconds(nbytes, pageable) for link in links) if links else math.inf
 
     def front(self, name: str) -> str | None:
         """Return the CPU that receives and sends for the rank of a device, if there is one."""
@@ -464,12 +428,22 @@ class Machine:
         return {device.name: device for device in self.devices}
 
     @cached_property
-    def _by_ends(self) -> dict[tuple[str, str], Link]:
-        ends = {(link.destination, link.source): link for link in self.links}
-        return ends | {(link.source, link.destination): link for link in self.links}
+    def _by_ends(self) -> dict[tuple[str, str], Link | None]:
+        found: dict[tuple[str, str], Link | None] = {}
+        for link in self.links:
+            found[link.source, link.destination] = found[link.destination, link.source] = link
+        return found
 
     def __repr__(self) -> str:
-        return "\n".join(described(self.devices, self.links, self.network, self.imagined))
+        lines = []
+        for device in self.devices:
+            rates = device.flops_per_second, device.bytes_per_second, device.launch_seconds
+            rough = rates in (CPU_RATES, _GPU_RATES) and not self.imagined
+            lines.append(device_line(device) + _ASSUMED * rough)
+        for link in self.links:
+            rough = (link.bytes_per_second, link.latency) in LINKS.values() and not self.imagined
+            lines.append(link_line(link) + _ASSUMED * rough)
+        return "\n".join([*lines, *map(network_line, filter(None, [self.network]))])
 
     # ---- JSON
 

@@ -346,23 +346,6 @@ def test_a_device_named_as_none_can_be(name):
         Device(name)
 
 
-def test_a_device_that_is_none_behind_one_that_is():
-    with refused("a machine's devices must be Device, got 'cuda:0'"):
-        Machine([Device("cpu"), "cuda:0"])
-
-
-def test_a_link_that_is_none():
-    with refused("a machine's links must be Link, got ('a', 'b')"):
-        Machine([Device("a"), Device("b")], [("a", "b")])
-
-
-def test_devices_that_are_no_list():
-    with refused(f"devices of a machine must be a list, got {Device('cpu')!r}"):
-        Machine(Device("cpu"))
-    with refused("links of a machine must be a list, got None"):
-        Machine([Device("cpu")], None)
-
-
 @pytest.mark.parametrize("flag", ["contention", "imagined"])
 def test_flags_that_are_neither_true_nor_false(flag):
     with refused(f"{flag} must be True or False, got 'no'"):
@@ -406,11 +389,6 @@ def test_times_that_are_negative_or_endless(value):
         Link("a", "b", 1.0, latency=value)
 
 
-def test_a_link_without_a_rate():
-    with refused("bytes_per_second of Link(source='a'", "must be a number above 0"):
-        Link("a", "b", 0)
-
-
 def test_devices_are_named_as_torch_names_them():
     torch = pytest.importorskip("torch")
     gpu = torch.device("cuda:0")
@@ -425,32 +403,43 @@ def test_devices_are_named_as_torch_names_them():
         machine.device(7)
 
 
-def test_a_link_to_nowhere():
-    with refused("the machine has no device 'c'; it has 'a', 'b'"):
-        Machine([Device("a"), Device("b")], [Link("a", "c", 1.0)])
+A, B, C = map(Device, "abc")
+TWICE = "devices 'a' and 'b' have two links; one works both ways"
+LINK_NAMES = "'pcie3', 'pcie4', 'pcie5', 'nvlink3', 'nvlink4'"
+HAS = "it has 'cpu', 'cuda:0', 'cuda:1'"
 
 
-def test_a_link_to_itself():
-    with refused("a link joins two devices, got 'a' twice"):
-        Machine([Device("a")], [Link("a", "a", 1.0)])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Machine([A, "cuda:0"]), "a machine's devices must be Device, got 'cuda:0'"),
+        (lambda: Machine([A, B], [("a", "b")]), "a machine's links must be Link, got ('a', 'b')"),
+        (lambda: Machine(A), f"devices of a machine must be a list, got {A!r}"),
+        (lambda: Machine([A], None), "links of a machine must be a list, got None"),
+        (
+            lambda: Machine([A, B], [Link("a", "c", 1.0)]),
+            "the machine has no device 'c'; it has 'a', 'b'",
+        ),
+        (lambda: Machine([A], [Link("a", "a", 1.0)]), "a link joins two devices, got 'a' twice"),
+        (lambda: Machine([A, B, C], [Link("a", "b", 1.0), Link("a", "b", 2.0)]), TWICE),
+        (lambda: Machine([A, B, C], [Link("a", "b", 1.0), Link("b", "a", 1.0)]), TWICE),
+        (lambda: Machine.emulated(link="pcie9"), f"unknown link 'pcie9'; known are {LINK_NAMES}"),
+        (
+            lambda: Machine.emulated(link=["pcie4"]),
+            f"unknown link ['pcie4']; known are {LINK_NAMES}",
+        ),
+        (lambda: Machine.emulated().device("cuda:2"), f"the machine has no device 'cuda:2'; {HAS}"),
+        (lambda: Machine.emulated().device(["cpu"]), f"the machine has no device ['cpu']; {HAS}"),
+    ],
+)
+def test_machines_devices_and_links_that_cannot_be(make, message):
+    with refused(message):
+        make()
 
 
-@pytest.mark.parametrize("second", [Link("a", "b", 2.0), Link("b", "a", 1.0)])
-def test_two_links_between_the_same_devices(second):
-    with refused("devices 'a' and 'b' have two links; one works both ways"):
-        Machine(
-            [Device("a"), Device("b"), Device("c")],
-            [Link("a", "c", 1.0), Link("a", "b", 1.0), second],
-        )
-
-
-def test_an_unknown_link():
-    with refused("unknown link 'pcie9'; known are 'pcie3', 'pcie4', 'pcie5', 'nvlink3', 'nvlink4'"):
-        Machine.emulated(link="pcie9")
-    with refused(
-        "unknown link ['pcie4']; known are 'pcie3', 'pcie4', 'pcie5', 'nvlink3', 'nvlink4'"
-    ):
-        Machine.emulated(link=["pcie4"])
+def test_a_link_without_a_rate():
+    with refused("bytes_per_second of Link(source='a'", "must be a number above 0"):
+        Link("a", "b", 0)
 
 
 @pytest.mark.parametrize("gpus", [-1, 1.0, True, "2"])
@@ -464,13 +453,6 @@ def test_a_number_of_gpus_that_is_none(gpus):
 def test_a_factor_that_is_none(factor):
     with refused(f"a machine can be slower by a number above 0, got {factor!r}"):
         Machine.emulated().slower(factor)
-
-
-def test_an_unknown_device():
-    with refused("the machine has no device 'cuda:2'; it has 'cpu', 'cuda:0', 'cuda:1'"):
-        Machine.emulated().device("cuda:2")
-    with refused("the machine has no device ['cpu']; it has 'cpu', 'cuda:0', 'cuda:1'"):
-        Machine.emulated().device(["cpu"])
 
 
 def test_an_index_is_that_of_an_accelerator_of_the_type_that_is_there(monkeypatch):
