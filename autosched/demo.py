@@ -228,11 +228,11 @@ def _equals_serial(
             schedule.run_serial(**batch, **reference)
     different = [name for name in state if not torch.equal(state[name], reference[name])]
     steps = epochs * (len(data.y) // BATCH)
+    count = sum(tensor.numel() for tensor in state.values())
+    how = f"equal to serial: bit for bit ({count:,} weights after {steps} steps)"
     if different:
-        print(f"\nNOT equal to serial after {steps} steps: {', '.join(different)}")
-    else:
-        count = sum(tensor.numel() for tensor in state.values())
-        print(f"\nequal to serial: bit for bit ({count:,} weights after {steps} steps)")
+        how = f"NOT equal to serial after {steps} steps: {', '.join(different)}"
+    print(f"\n{how}")
     return not different
 
 

@@ -17,6 +17,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -64,9 +65,8 @@ examples:
 
 exit codes: 0 good, 1 a check failed, 2 wrong usage or input, 130 interrupted
 """
-_MOST_GPUS = 256
+_MOST_GPUS = 256  # all are linked to each other
 _MOST_HOSTS = 4096
-_Run = Callable[[argparse.Namespace], int]
 _NAMES = ("auto", *TIMED, *POLICIES)  # of policies
 
 
@@ -94,14 +94,13 @@ def command_parser() -> argparse.ArgumentParser:
 
 
 def _command(
-    subparsers: Any, run: _Run, what: str, description: str, example: str
+    subparsers: Any, run: Callable[[argparse.Namespace], int], what: str, about: str, example: str
 ) -> argparse.ArgumentParser:
     """Add a command, named as the function that runs it, and return its parser."""
     name = run.__name__
     epilog = f"example: autosched {name} {example}"
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        name, help=what, description=description, epilog=epilog
-    )
+    parser: argparse.ArgumentParser
+    parser = subparsers.add_parser(name, help=what, description=about, epilog=epilog)
     parser.set_defaults(run=run)
     return parser
 
@@ -115,13 +114,8 @@ def _demo(subparsers: Any) -> None:
         "--epochs 2 --folder pictures",
     )
     add = parser.add_argument
-    add(
-        "--epochs",
-        type=_count,
-        default=12,
-        metavar="N",
-        help="times through the data (default: 12)",
-    )
+    what = "times through the data (default: 12)"
+    add("--epochs", type=_count, default=12, metavar="N", help=what)
     add("--folder", type=Path, default=Path(), help="where to write the pictures (default: here)")
 
 
@@ -206,18 +200,16 @@ def _compare(subparsers: Any) -> None:
     add = parser.add_argument
     several: dict[str, Any] = {"nargs": "+"}
     add("--gpus", type=_gpus, metavar="N", help="numbers of GPUs (default: 1 2 4 8)", **several)
-    links = ", ".join(LINKS)
-    add("--links", choices=tuple(LINKS), metavar="LINK", help=f"of {links}", **several)
+    what = f"of {', '.join(LINKS)}"
+    add("--links", choices=tuple(LINKS), metavar="LINK", help=what, **several)
     what = "machines as JSON, beside or instead"
     add("--machines", type=Path, metavar="FILE", help=what, **several)
     what = f"of {', '.join(_NAMES)} (default: {', '.join(USUAL_POLICIES)})"
     add("--hosts", type=_hosts, metavar="N", help="numbers of such hosts, on a network", **several)
-    networks = ", ".join(NETWORKS)
-    add("--network", choices=tuple(NETWORKS), metavar="NAME", help=f"of {networks}")
+    add("--network", choices=tuple(NETWORKS), metavar="NAME", help=f"of {', '.join(NETWORKS)}")
     several["default"] = USUAL_POLICIES
     add("--policies", choices=_NAMES, metavar="POLICY", help=what, **several)
-    formats = "text", "json", "svg"
-    add("--format", choices=formats, help="default: as FILE is named, or text")
+    add("--format", choices=("text", "json", "svg"), help="default: as FILE is named, or text")
     add("--json", action="store_const", const="json", dest="format", help="as --format json")
     _add_output(parser, "write it there instead of to stdout")
     _add_search(parser)
@@ -275,9 +267,6 @@ def _measure(subparsers: Any) -> None:
     what = "measure links too, and write the machine there"
     add("--links", type=Path, metavar="FILE", help=what)
     add("--replay", action="store_true", help="what kernels take alone, as CUDA graphs replay them")
-
-
-_COMMANDS = (_demo, _devices, _show, _run, _explain, _compare, _plan, _sanitize, _measure)
 
 
 # ---- options that several commands have
@@ -348,18 +337,6 @@ def _add_search(group: Any) -> None:
 # ---- values of options
 
 
-def _count(text: str) -> int:
-    return _whole(text, 1)
-
-
-def _gpus(text: str) -> int:
-    return _whole(text, 0, _MOST_GPUS)  # all are linked to each other
-
-
-def _some_gpus(text: str) -> int:
-    return _whole(text, 1, _MOST_GPUS)
-
-
 def _nbytes(text: str) -> float:
     found = re.fullmatch(r"([\d.]+)\s*([kMGT]i?)?B?", text)
     if found is None:
@@ -369,15 +346,7 @@ def _nbytes(text: str) -> float:
     return float(_factor(number) * base ** " kMGT".index(unit[:1] or " "))
 
 
-def _hosts(text: str) -> int:
-    return _whole(text, 1, _MOST_HOSTS)
-
-
-def _seed(text: str) -> int:
-    return _whole(text, 0, 2**64 - 1)  # which torch accepts
-
-
-def _whole(text: str, least: int, most: int | None = None) -> int:
+def _whole(least: int, most: int | None, text: str) -> int:
     try:
         number = int(text)
     except ValueError:
@@ -396,3 +365,11 @@ def _factor(text: str) -> float:
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"must be a number above 0, got {text}")
     return number
+
+
+_count = partial(_whole, 1, None)
+_gpus = partial(_whole, 0, _MOST_GPUS)
+_some_gpus = partial(_whole, 1, _MOST_GPUS)
+_hosts = partial(_whole, 1, _MOST_HOSTS)
+_seed = partial(_whole, 0, 2**64 - 1)  # which torch accepts
+_COMMANDS = (_demo, _devices, _show, _run, _explain, _compare, _plan, _sanitize, _measure)

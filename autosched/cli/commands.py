@@ -13,38 +13,15 @@ from typing import Any, Literal
 from autosched._lib.json_reader import json_data
 from autosched._lib.text import amount, count, duration, table
 from autosched._lib.tree import transform
-from autosched.cli.loading import (
-    costs_of,
-    emulated_machine,
-    examples_of,
-    inputs_of,
-    planned,
-    read,
-    subject_of,
-)
-from autosched.cli.output import (
-    CHECK_FAILED,
-    UserCodeError,
-    deliver,
-    has_colours,
-    json_text,
-    say,
-    tracker,
-    width,
-)
+from autosched.cli import loading, output
+from autosched.cli.loading import inputs_of, planned, subject_of
+from autosched.cli.output import CHECK_FAILED, UserCodeError, deliver, json_text, say, tracker
 from autosched.comparison import compare as comparing
 from autosched.errors import AutoschedError, TaskError, UsageError
 from autosched.machine.machine import Machine
 from autosched.scheduling.schedule import Schedule
 from autosched.timeline.timeline import Timeline
-from autosched.viz import (
-    gantt_svg,
-    gantt_text,
-    graph_dot,
-    graph_svg,
-    perfetto_json,
-    picture,
-)
+from autosched.viz import gantt_svg, gantt_text, graph_dot, graph_svg, perfetto_json, picture
 from autosched.viz.drawing import phases
 
 
@@ -60,7 +37,7 @@ def devices(arguments: argparse.Namespace) -> int:
     """List torch's devices and the local machine."""
     found = _torch_devices()
     path = arguments.machine
-    machine = read(path, Machine.from_json) if path else Machine.local(arguments.gpus)
+    machine = loading.read(path, Machine.from_json) if path else Machine.local(arguments.gpus)
     if arguments.write is not None:
         deliver(machine.to_json() + "\n", arguments.write)
     if arguments.json:
@@ -82,11 +59,10 @@ def _torch_devices() -> dict[str, Any]:
     import torch
 
     found = []
-    if torch.accelerator.is_available():
+    for i in range(torch.accelerator.device_count()):
         kind = str(torch.accelerator.current_accelerator())
-        for i in range(torch.accelerator.device_count()):
-            item = getattr(torch, kind).get_device_properties(i)
-            found.append({"device": f"{kind}:{i}", "name": item.name, "nbytes": item.total_memory})
+        item = getattr(torch, kind).get_device_properties(i)
+        found.append({"device": f"{kind}:{i}", "name": item.name, "nbytes": item.total_memory})
     threads = torch.get_num_threads()
     return {"torch": torch.__version__, "threads": threads, "accelerators": found}
 
@@ -96,23 +72,23 @@ def _torch_devices() -> dict[str, Any]:
 
 def facts(made: Schedule) -> str:
     """Return what is predicted as JSON."""
-    overlap = made.simulate().overlap()
+    names = "makespan lower_bound gap serial_seconds period period_bound".split()
     found = {
         "graph": made.graph.name,
         "instructions": len(made.program),
         "streams": len(made.program.streams),
-        "makespan": made.makespan,
-        "lower_bound": made.lower_bound,
-        "gap": made.gap,
-        "serial_seconds": made.serial_seconds,
+        **{name: getattr(made, name) for name in names},
         "in_flight": made.program.in_flight,
-        "period": made.period,
-        "period_bound": made.period_bound,
-        "copy_seconds": overlap.copy_seconds,
-        "copies_hidden": overlap.copies_hidden if overlap.copy_seconds else None,
+        **_copies(made.simulate()),
         "devices": _device_facts(made),
     }
     return json_text(found)
+
+
+def _copies(timeline: Timeline) -> dict[str, float | None]:
+    overlap = timeline.overlap()
+    hidden = overlap.copies_hidden if overlap.copy_seconds else None
+    return {"copy_seconds": overlap.copy_seconds, "copies_hidden": hidden}
 
 
 def _device_facts(made: Schedule) -> dict[str, dict[str, Any]]:
@@ -132,17 +108,15 @@ def _device_facts(made: Schedule) -> dict[str, dict[str, Any]]:
 
 def summary(made: Schedule) -> str:
     """Return the prediction in a few lines."""
-    overlap = made.simulate().overlap()
-    copies = "-", "there are none"
-    if overlap.copy_seconds:
-        copies = f"{overlap.copies_hidden:.0%}", "of their time, behind compute"
+    hidden = _copies(made.simulate())["copies_hidden"]
+    copies = "there are none" if hidden is None else "of their time, behind compute"
     bound = f"no schedule can be faster; the gap is {made.gap:.0%}"
     serial = "the same tasks and copies, one at a time"
     facts = [
         ("makespan", duration(made.makespan), "predicted"),
         ("lower bound", duration(made.lower_bound), bound),
         ("serial", duration(made.serial_seconds), serial),
-        ("copies hidden", *copies),
+        ("copies hidden", _share(hidden), copies),
     ]
     if (several := made.program.in_flight) > 1:
         least = f"seconds per run with {several} in flight; at least {duration(made.period_bound)}"
@@ -152,16 +126,10 @@ def summary(made: Schedule) -> str:
     what = f"{count(len(made.graph), 'task')}, {instructions} on {where}"
     lines = [f"{made.graph.name}: {what}; proved: they cannot race"]
     lines += [f"  {label:<14}{value:>10}  {note}" for label, value, note in facts]
-    rows = [
-        (
-            name,
-            str(found["tasks"]),
-            duration(found["busy_seconds"]),
-            duration(found["idle_seconds"]),
-            amount(found["peak_bytes"], "B"),
-        )
-        for name, found in _device_facts(made).items()
-    ]
+    rows = []
+    for name, found in _device_facts(made).items():
+        times = duration(found["busy_seconds"]), duration(found["idle_seconds"])
+        rows.append((name, str(found["tasks"]), *times, amount(found["peak_bytes"], "B")))
     heads = "device", "tasks", "busy", "idle", "peak memory"
     return "\n".join([*lines, "", *table(heads, rows)])
 
@@ -185,7 +153,7 @@ def compare(arguments: argparse.Namespace) -> int:
     """Plan a graph for many machines by many policies."""
     form = _format(arguments, {".txt": "text", ".json": "json", ".svg": "svg"})
     subject = subject_of(arguments)
-    costs = costs_of(arguments, subject)
+    costs = loading.costs_of(arguments, subject)
     made = comparing.compare(
         subject.graph,
         _machines(arguments),
@@ -193,7 +161,7 @@ def compare(arguments: argparse.Namespace) -> int:
         seconds=arguments.seconds,
         seed=arguments.seed,
         costs=costs,
-        examples=examples_of(subject, costs),
+        examples=loading.examples_of(subject, costs),
         in_flight=arguments.in_flight,
         objective=arguments.objective or "makespan",
         track=tracker("comparing"),
@@ -205,7 +173,7 @@ def compare(arguments: argparse.Namespace) -> int:
 
 
 def _machines(arguments: argparse.Namespace) -> dict[str, Machine] | list[Machine]:
-    files = {path.stem: read(path, Machine.from_json) for path in arguments.machines or ()}
+    files = {path.stem: loading.read(path, Machine.from_json) for path in arguments.machines or ()}
     options = arguments.gpus, arguments.links, arguments.hosts, arguments.network
     if files and all(option is None for option in options):
         return files
@@ -214,7 +182,7 @@ def _machines(arguments: argparse.Namespace) -> dict[str, Machine] | list[Machin
     hosts = arguments.hosts or [None]
     kinds = product(hosts, gpus, arguments.links or ["pcie4"])
     network = arguments.network
-    made = [emulated_machine(count, link, number, network) for number, count, link in kinds]
+    made = [loading.emulated_machine(count, link, number, network) for number, count, link in kinds]
     return [*made, *files.values()]
 
 
@@ -252,7 +220,7 @@ def show(arguments: argparse.Namespace) -> int:
     form, view = _choice(arguments)
     made = planned(arguments, subject_of(arguments))
     if form == "text" and view == "gantt" and arguments.output is None:
-        deliver(_text(made, has_colours()), None)
+        deliver(_text(made, output.has_colours()), None)
     else:
         deliver(FORMATS[form][view](made), arguments.output)
     return 0
@@ -282,7 +250,7 @@ def _timeline(made: Schedule) -> Timeline:
 
 
 def _text(made: Schedule, colour: bool = False) -> str:
-    chart = gantt_text(_timeline(made), width(), colour=colour)
+    chart = gantt_text(_timeline(made), output.width(), colour=colour)
     return f"{made}\n\n{chart}\n\n{summary(made)}"
 
 
@@ -295,9 +263,8 @@ def _graph(draw: Callable[..., str], made: Schedule) -> str:
 
 
 def _trace(made: Schedule) -> str:
-    memory = made.memory()
-    title = made.graph.name
-    return perfetto_json(_timeline(made), graph=made.graph, memory=memory, title=title)
+    graph = made.graph
+    return perfetto_json(_timeline(made), graph=graph, memory=made.memory(), title=graph.name)
 
 
 _PICTURES: Mapping[str, Callable[[Schedule], str]] = {
@@ -429,23 +396,19 @@ def _profile(made: Schedule, measured: Timeline, suffix: str) -> str:
 
 
 def _times(made: Schedule, timeline: Timeline) -> dict[str, Any]:
-    overlap = timeline.overlap()
-    return {
-        "makespan": timeline.makespan,
-        "copy_seconds": overlap.copy_seconds,
-        "copies_hidden": overlap.copies_hidden if overlap.copy_seconds else None,
-        "busy_seconds": {name: timeline.computing(name) for name in made.machine.names},
-    }
+    busy = {name: timeline.computing(name) for name in made.machine.names}
+    return {"makespan": timeline.makespan, **_copies(timeline), "busy_seconds": busy}
+
+
+def _share(item: float | None) -> str:
+    return "-" if item is None else f"{item:.0%}"
 
 
 def _table(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> list[str]:
-    def share(item: float | None) -> str:
-        return "-" if item is None else f"{item:.0%}"
-
     both = predicted, measured
     rows = [
         ("makespan", *(duration(times["makespan"]) for times in both)),
-        ("copies hidden", *(share(times["copies_hidden"]) for times in both)),
+        ("copies hidden", *(_share(times["copies_hidden"]) for times in both)),
     ]
     for name in predicted["busy_seconds"]:
         rows.append((f"{name} busy", *(duration(times["busy_seconds"][name]) for times in both)))

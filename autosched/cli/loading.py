@@ -114,10 +114,7 @@ def costs_of(arguments: argparse.Namespace, subject: Subject) -> Costs | None:
 
 
 def examples_of(subject: Subject, costs: Costs | None) -> Mapping[str, Any] | None:
-    """Return the inputs to estimate costs from, if costs are not given.
-
-    Print a note if there are none.
-    """
+    """Return the inputs to estimate costs from, if costs are not given; note if there are none."""
     if costs is not None:
         return None
     if subject.inputs is None and not subject.graph.input_names:

@@ -70,8 +70,7 @@ def plan(arguments: argparse.Namespace) -> int:
 def _cells(row: Row) -> tuple[str, ...]:
     if row.error:
         return (str(row.gpus), row.how, "no", *["-"] * 6)
-    parts = row.peak, row.parameters, row.optimizer, row.other
-    sizes = [amount(nbytes, "B") for nbytes in parts]
+    sizes = [amount(n, "B") for n in (row.peak, row.parameters, row.optimizer, row.other)]
     times = duration(row.seconds), duration(row.bound)
     return (str(row.gpus), row.how, "yes" if row.fits else "no", *sizes, *times)
 
