@@ -14,6 +14,7 @@ import numpy as np
 
 from autosched._lib.jit import kernel, mode
 from autosched.bounds.relaxation import Array, Edges, Relaxation
+from autosched.problem import grouped
 
 _MOST = 32  # predecessors considered individually: those whose copies arrive last
 
@@ -48,10 +49,7 @@ def tails(relaxed: Relaxation) -> Array:
 
 
 def through(head: Array, tail: Array, seconds: Array) -> Array:
-    """Return by [task, device] a lower bound on the makespan if the task runs there.
-
-    It is infinite if the task cannot run there.
-    """
+    """Return by [task, device] a lower bound on the makespan with the task there, or infinity."""
     return head + tail - np.where(np.isinf(seconds), 0.0, seconds)
 
 
@@ -59,9 +57,7 @@ def _longest(
     relaxed: Relaxation, order: Any, edges: Edges, ready: Array, latency: Array, per_byte: Array
 ) -> Array:
     tasks, devices = relaxed.seconds.shape
-    first = np.zeros(tasks + 1, np.int64)
-    np.cumsum(np.bincount(edges.task, minlength=tasks), out=first[1:])
-    by_task = np.argsort(edges.task, kind="stable")
+    first, by_task = grouped(edges.task, np.arange(len(edges.task)), tasks)
     kind, rates = _kinds(latency, per_byte)
     walk = _Walk(
         order=order,
@@ -79,13 +75,8 @@ def _longest(
     run = mode(2.0 * len(edges.task) * devices, _fill)
     passed = run.numbers(tasks * devices)
     kinds = tasks * len(rates[0])
-    room = (
-        run.numbers(kinds),
-        run.numbers(kinds),
-        run.counts(kinds),
-        *(run.numbers(_MOST) for _ in range(5)),
-    )
-    run(_fill)(run.of(walk), passed, *room)
+    earliest = run.numbers(kinds), run.numbers(kinds), run.counts(kinds)
+    run(_fill)(run.of(walk), passed, *earliest, *(run.numbers(_MOST) for _ in range(5)))
     return np.asarray(passed, float).reshape(tasks, devices)
 
 

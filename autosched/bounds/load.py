@@ -167,16 +167,12 @@ def copies(relaxed: Relaxation) -> float:
     )
     host = 1 << machine.names.index(machine.host) if short else 0
     forced = _forced(relaxed)
-    coming = [
-        copy._replace(sources=copy.sources | host) for of_datum in forced for copy in of_datum
-    ]
+    coming = [copy._replace(sources=copy.sources | host) for copies in forced for copy in copies]
     # Where memory is short, a datum may be spilled to the host once, and be reloaded as often
     # as necessary.
-    leaving = [copy for of_datum in forced for copy in (of_datum[:1] if short else of_datum)]
-    leaving = [copy._replace(destinations=copy.destinations | host) for copy in leaving]
-    return max(
-        _load(relaxed.problem, coming, into=True), _load(relaxed.problem, leaving, into=False)
-    )
+    once = (copies[:1] if short else copies for copies in forced)
+    leaving = [copy._replace(destinations=copy.destinations | host) for c in once for copy in c]
+    return max(_load(relaxed.problem, coming, True), _load(relaxed.problem, leaving, False))
 
 
 def _places(relaxed: Relaxation) -> list[int]:

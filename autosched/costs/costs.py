@@ -125,7 +125,8 @@ class Costs:
             table = {name: by_device(given) for name, given in self.seconds.items()}
             object.__setattr__(self, "seconds", table)
         for name, given in self.seconds.items():
-            _check_seconds(given, f"seconds of {name!r}")
+            for number in no_seconds(given):
+                _require(False, f"seconds of {name!r} must be a number, 0 or more", number)
         for kind in ("nbytes", "issue"):
             for name, number in getattr(self, kind).items():
                 _check_finite(number, f"{kind} of {name!r}")
@@ -206,14 +207,11 @@ class Costs:
         >>> Costs().override(pageable=["x"]).pageable
         frozenset({'x'})
         """
-        _check_table(seconds or {}, "seconds")
-        _check_table(nbytes or {}, "nbytes")
-        return replace(
-            self,
-            seconds={**self.seconds, **(seconds or {})},
-            nbytes={**self.nbytes, **(nbytes or {})},
-            pageable=self.pageable.union(pageable),
-        )
+        _check_table(seconds := seconds or {}, "seconds")
+        _check_table(nbytes := nbytes or {}, "nbytes")
+        tables = {**self.seconds, **seconds}, {**self.nbytes, **nbytes}
+        pageable = self.pageable.union(pageable)
+        return replace(self, seconds=tables[0], nbytes=tables[1], pageable=pageable)
 
     def task_seconds(self, task: Task, device: Device) -> float:
         """Return the seconds of a task on a device; infinity if a table omits the device.
@@ -222,7 +220,7 @@ class Costs:
         """
         if device.is_storage:
             return 0.0 if task.reads_file else math.inf
-        given = self.seconds.get(task.name, task.seconds)
+        given = self._given(task)
         if given is not None:
             return float(given.get(device.name, math.inf) if isinstance(given, Mapping) else given)
         if task.view:
@@ -231,6 +229,9 @@ class Costs:
             return sum(self.task_seconds(part, device) for part in task.parts)
         work = self.work.get(task.name)
         return self.default_seconds if work is None else work.seconds(device)
+
+    def _given(self, task: Task) -> Seconds | None:
+        return self.seconds.get(task.name, task.seconds)
 
     def busy_seconds(self, task: Task, device: Device) -> float:
         """Return for how many of its seconds a task takes all that a device can do.
@@ -248,7 +249,7 @@ class Costs:
             return share * seconds
         if task.view or device.is_storage or seconds == math.inf:
             return 0.0
-        if self.seconds.get(task.name, task.seconds) is not None and device.kind == "cpu":
+        if self._given(task) is not None and device.kind == "cpu":
             return 0.0
         if task.parts:
             return min(seconds, sum(self.busy_seconds(part, device) for part in task.parts))
@@ -279,11 +280,11 @@ class Costs:
         """Return how the seconds of a task are found; nothing if they are given."""
         if self._is_unknown(task):
             return "a guess"
-        given = self.seconds.get(task.name, task.seconds) is not None or task.view
+        given = self._given(task) is not None or task.view
         return "" if given or self.is_by_name(task) else "estimated from its work"
 
     def _is_unknown(self, task: Task) -> bool:
-        if self.seconds.get(task.name, task.seconds) is not None or task.view:
+        if self._given(task) is not None or task.view:
             return False
         return any(map(self._is_unknown, task.parts or ())) or not (
             task.parts or task.name in self.work
@@ -293,14 +294,14 @@ class Costs:
         """Return the seconds of a task on each device, or one number if it is the same on all."""
         if any(device.is_storage for device in devices):
             return [self.task_seconds(task, device) for device in devices]
-        given = self.seconds.get(task.name, task.seconds)
+        given = self._given(task)
         if type(given) is float or type(given) is int:
             return float(given)
         return [self.task_seconds(task, device) for device in devices]
 
     def is_by_name(self, task: Task) -> bool:
         """Return whether the seconds of a task are given for devices by their names."""
-        given = self.seconds.get(task.name, task.seconds)
+        given = self._given(task)
         return isinstance(given, Mapping) or (
             given is None and any(map(self.is_by_name, task.parts))
         )
@@ -313,7 +314,7 @@ class Costs:
         """
         if task.view:
             return 0.0
-        given = self.seconds.get(task.name, task.seconds)
+        given = self._given(task)
         if task.parts and (given is None or task.fn is task.composite):
             return sum(map(self.launches, task.parts))
         work = self.work.get(task.name)
@@ -328,7 +329,7 @@ class Costs:
         known = self.issue.get(task.name)
         if known is not None:
             return float(known)
-        if task.parts and self.seconds.get(task.name, task.seconds) is None:
+        if task.parts and self._given(task) is None:
             return sum(self.issue_seconds(part, device) for part in task.parts)
         return self.launches(task) * device.issue_seconds
 
@@ -393,11 +394,6 @@ def _require(fits: bool, what: str, got: Any) -> None:
 
 def _check_table(given: Any, kind: str) -> None:
     _require(isinstance(given, Mapping), f"{kind} must be a table by name", given)
-
-
-def _check_seconds(given: Any, what: str) -> None:
-    for number in no_seconds(given):
-        _require(False, f"{what} must be a number, 0 or more", number)
 
 
 def _check_finite(number: Any, what: str) -> None:

@@ -102,23 +102,19 @@ def measured_links(machine: Machine, *, repeat: int = 9, track: Track = iter) ->
     by_ends: dict[frozenset[str], list[_Direction]] = {}
     for found in _directions(machine, repeat, track):
         by_ends.setdefault(frozenset((found.source, found.destination)), []).append(found)
-    ends = [frozenset((link.source, link.destination)) for link in machine.links]
-    links = [
-        _measured_link(link, by_ends[pair]) if pair in by_ends else link
-        for link, pair in zip(machine.links, ends, strict=True)
-    ]
+    pairs = ((link, frozenset((link.source, link.destination))) for link in machine.links)
+    links = (_measured_link(link, by_ends.get(ends, ())) for link, ends in pairs)
     return replace(machine, links=tuple(links))
 
 
 def _directions(machine: Machine, repeat: int, track: Track) -> Iterator[_Direction]:
     """Yield the times of copies in each direction; of host memory page-locked and pageable."""
-    device = {d.name: torch_device(d) for d in machine.devices}
+    device = {d.name: torch_device(d) for d in machine.devices if not d.is_storage}
     pairs = []
     for link in machine.links:
-        if machine.device(link.source).is_storage or machine.device(link.destination).is_storage:
+        if not {link.source, link.destination} <= device.keys():
             continue
-        source = device[link.source]
-        destination = device[link.destination]
+        source, destination = device[link.source], device[link.destination]
         on_host = "cpu" in (source.type, destination.type) and source != destination
         for ends in ((link.source, link.destination), (link.destination, link.source)):
             pairs += [(*ends, True), (*ends, False)] if on_host else [(*ends, True)]
@@ -179,10 +175,10 @@ def fitted(seconds: Mapping[int, float]) -> tuple[float, float] | None:
     if len(sizes) < 2 or not all(0 < seconds[size] < float("inf") for size in sizes):
         return None
     least = [min(seconds[larger] for larger in sizes[i:]) for i in range(len(sizes))]
-    weights = [1 / taken**2 for taken in least]
-    middle = sum(w * size for w, size in zip(weights, sizes, strict=True)) / sum(weights)
-    mean = sum(w * taken for w, taken in zip(weights, least, strict=True)) / sum(weights)
-    points = list(zip(weights, sizes, least, strict=True))
+    points = [(1 / taken**2, size, taken) for size, taken in zip(sizes, least, strict=True)]
+    weight = sum(w for w, _, _ in points)
+    middle = sum(w * size for w, size, _ in points) / weight
+    mean = sum(w * taken for w, _, taken in points) / weight
     slope = sum(w * (size - middle) * (taken - mean) for w, size, taken in points)
     slope /= sum(w * (size - middle) ** 2 for w, size, _ in points)
     latency = mean - slope * middle
@@ -279,13 +275,12 @@ def measure_storage(
     size = os.stat(path).st_size
     pinned = bool(machine.accelerators) and torch.accelerator.is_available()
     where = os.fspath(path)
-    line = fitted(
-        {
-            nbytes: statistics.median(_read(where, nbytes, size, i, pinned) for i in range(repeat))
-            for nbytes in SIZES
-            if nbytes <= size
-        }
-    )
+    seconds = {
+        nbytes: statistics.median(_read(where, nbytes, size, i, pinned) for i in range(repeat))
+        for nbytes in SIZES
+        if nbytes <= size
+    }
+    line = fitted(seconds)
     if line is None:
         raise MachineError(f"file {where!r} of {size:,} B is too small to measure its device")
     others = tuple(device for device in machine.devices if device.name != name)

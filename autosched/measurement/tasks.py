@@ -83,27 +83,24 @@ def measure_costs(
     checked_count(repeat, "repeat", 1)
     inputs = inputs or {}
     known = mark_pageable(Costs.estimate(graph, inputs), graph, machine, inputs)
-    groups = _device_groups(machine)
-    make = partial(Bench, graph, machine, inputs, known)
-    benches = [make(devices, repeat) for devices in groups]
-    divided = {
-        devices: make(devices, repeat, threads=threads)
-        for devices in groups
-        if (threads := _threads_of_stream(devices))
-    }
-    every = [*benches, *divided.values()]
+    make = partial(Bench, graph, machine, inputs, known, repeat=repeat)
+    benches = list(map(make, _device_groups(machine)))
+    streams = ((bench.devices, _threads_of_stream(bench.devices)) for bench in benches)
+    divided = [make(devices, threads=threads) for devices, threads in streams if threads]
+    every = [*benches, *divided]
     with preserved_random_state(machine):
         for bench, run in track([(bench, run) for bench in every for run in range(repeat + 1)]):
             if not bench.is_done(run):
                 bench.run(warm=run == 0)
         readings = {bench.devices: bench.accepted_readings() for bench in benches}
-        slower = {devices: bench.accepted_readings() for devices, bench in divided.items()}
+        slower = {bench.devices: bench.accepted_readings() for bench in divided}
     for complaint in (complaint for bench in every for complaint in bench.complaints):
         warnings.warn(complaint, stacklevel=3)
     tables = _tables(graph, machine, known, _seconds(readings, replay))
-    measured = known.override(tables, benches[0].nbytes)
     measured = replace(
-        measured, issue={} if replay else _issue(readings), shares=_shares(readings, slower)
+        known.override(tables, benches[0].nbytes),
+        issue={} if replay else _issue(readings),
+        shares=_shares(readings, slower),
     )
     measured.check(graph)
     return measured
@@ -126,15 +123,14 @@ def _seconds(readings: _Measured, replay: bool) -> dict[tuple[Device, ...], dict
 
     If the machine knows no time of issuing, a task takes as long as it takes to launch, at least.
     """
-    return {
-        devices: {
-            name: reading.seconds
-            if replay or devices[0].has_issuing
-            else max(reading.seconds, reading.issued)
+    taken = {}
+    for devices, found in readings.items():
+        alone = replay or devices[0].has_issuing
+        taken[devices] = {
+            name: reading.seconds if alone else max(reading.seconds, reading.issued)
             for name, reading in found.items()
         }
-        for devices, found in readings.items()
-    }
+    return taken
 
 
 def _issue(readings: _Measured) -> dict[str, float]:
@@ -174,10 +170,8 @@ def preserved_random_state(machine: Machine) -> contextlib.AbstractContextManage
     """Restore the state of the random number generators afterwards."""
     if not machine.accelerators:
         return torch.random.fork_rng([])
-    found = dict.fromkeys(
-        device for device in map(torch_device, machine.devices) if device.type != "cpu"
-    )
-    kind = next(iter(found)).type if found else "cuda"
+    found = {device for device in map(torch_device, machine.devices) if device.type != "cpu"}
+    kind = next((device.type for device in found), "cuda")
     return torch.random.fork_rng([device.index for device in found], device_type=kind)
 
 
@@ -350,9 +344,8 @@ class Bench:
 
         An impossible reading is taken again; if it still is impossible, it is reported and left out.
         """
-        odd = [key for key, measured in self.readings.items() if self._objection(measured)]
-        for signature in odd:
-            before = self.readings[signature]
+        odd = [(key, each) for key, each in self.readings.items() if self._objection(each)]
+        for signature, before in odd:
             self.readings[signature] = Readings(before.task, before.issue)
         for number in range(self.repeat if odd else 0):
             if not self.is_done(number + 1):
@@ -522,10 +515,9 @@ def _last_uses(graph: Graph) -> dict[int, list[int]]:
 
 
 def _add_nbytes(value: Value, made: Any, nbytes: dict[str, float]) -> None:
-    tensors = [leaf for leaf in flatten(made) if isinstance(leaf, torch.Tensor)]
-    strided = [tensor for tensor in tensors if tensor.layout is torch.strided]
-    if strided:
-        nbytes[value.name] = float(sum(tensor.nbytes for tensor in strided))
+    tensors = (leaf for leaf in flatten(made) if isinstance(leaf, torch.Tensor))
+    if sizes := [tensor.nbytes for tensor in tensors if tensor.layout is torch.strided]:
+        nbytes[value.name] = float(sum(sizes))
 
 
 # ---- calls that do the same work, of which one is measured
@@ -548,10 +540,10 @@ def signature_of(fn: Callable[..., Any], args: Any, kwargs: Any) -> Signature:
 
 
 def _leaf(leaf: Any) -> Hashable:
-    if isinstance(leaf, torch.Tensor):
-        strides = leaf.stride() if leaf.layout is torch.strided else (str(leaf.layout),)
-        return leaf.dtype, tuple(leaf.shape), strides
-    return type(leaf), _hashed(leaf)
+    if not isinstance(leaf, torch.Tensor):
+        return type(leaf), _hashed(leaf)
+    strides = leaf.stride() if leaf.layout is torch.strided else (str(leaf.layout),)
+    return leaf.dtype, tuple(leaf.shape), strides
 
 
 def _hashed(item: Any) -> Hashable:

@@ -276,10 +276,7 @@ def _difference(
 
 
 def contrary(seed: int) -> Choose:
-    """Return a choice that favours some streams, for the backend ``Virtual``.
-
-    So instructions that nothing orders run far apart.
-    """
+    """Return a choice that favours some streams, so that what nothing orders runs far apart."""
     source = random.Random(seed)
     rank: dict[str, float] = {}
     return lambda ready: max(ready, key=lambda name: rank.setdefault(name, source.random()))
