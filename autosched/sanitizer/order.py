@@ -115,7 +115,6 @@ class Order:
         self.open: dict[Any, list[Open]] = {}  # by key of memory
         self.past: dict[Any, dict[int, Touch]] = {}  # by key of memory, and actor
         self.graphs: dict[Any, list[Step]] = {}
-        self.ends: dict[Any, Clock] = {}  # of graphs, where they have come when replayed last
         self.implied = False  # whether the last wait ordered nothing new
         self.host = self.clock(HOST)
 
@@ -211,9 +210,11 @@ class Order:
         self.open.setdefault(memory.key, []).append(Open(memory, touches, step.lines))
 
     def replay(self, step: Step, key: Any, queue: Any, graph: Any) -> None:
-        """A graph runs on a stream; it does not overlap itself."""
+        """A graph runs on a stream.
+
+        It does not overlap itself: its lanes go on where the last replay, which they all joined, ended.
+        """
         outer = self.issued(key)
-        join(outer, self.ends.get(graph, {}))
         begin = dict(outer)
         lanes = {each.actor: (graph, each.actor) for each in self.graphs.get(graph, ())}
         for lane in lanes.values():
@@ -226,7 +227,6 @@ class Order:
             self.take(Step(each.kind, lanes[each.actor], facts, where, step.number))
         for lane in lanes.values():
             join(outer, self.clock(lane))
-        self.ends[graph] = dict(outer)
 
     # ---- memory
 

@@ -163,7 +163,7 @@ def test_the_accelerator_backend_has_no_findings(seed: int, way: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("seed", range(0, 600, 10))
+@pytest.mark.parametrize("seed", range(0, 700, 10))
 def test_the_accelerator_backend_has_no_findings_on_many_graphs(seed: int, way: str) -> None:
     for each in range(100 + seed, 110 + seed):
         check_backend(each, way)

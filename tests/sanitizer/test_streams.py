@@ -275,3 +275,24 @@ def test_branches_of_a_graph_race_in_each_replay() -> None:
 
     assert kinds(lambda: program(False)) == ["graph"]
     assert not kinds(lambda: program(True))
+
+
+def test_a_graph_does_not_overlap_itself_but_its_user_may() -> None:
+    def program(used: bool) -> None:
+        x = torch.ones(3, device="cuda")
+        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        with torch.cuda.graph(graph):
+            own = torch.cuda.current_stream()
+            x.add_(1)
+            side.wait_stream(own)
+            on(side, lambda: x.mul_(2))
+            own.wait_stream(side)
+        side.wait_stream(torch.cuda.current_stream())
+        graph.replay()
+        on(side, graph.replay)  # waits for the first replay, as CUDA has it
+        if used:
+            x.mul_(2)
+        torch.cuda.synchronize()
+
+    assert not kinds(lambda: program(False))
+    assert kinds(lambda: program(True)) == ["graph"]
