@@ -31,7 +31,7 @@ from autosched.runtime.backends.host import Host
 from autosched.runtime.backends.virtual import Virtual
 from autosched.runtime.execute import Executor
 from autosched.runtime.threads import team as teams
-from autosched.runtime.threads.runs import Fault
+from autosched.runtime.threads.runs import Fault, Loop, Run
 from autosched.runtime.threads.team import ThreadTeam
 from tests.faults import FAULTS, inject
 from tests.serial import some
@@ -956,3 +956,15 @@ def test_a_thread_whose_step_never_ends_is_replaced():
     team.close()
     stuck.set()
     thread.join(GENEROUS)
+
+
+def test_a_thread_that_is_interrupted_while_it_leaves_a_run_leaves_it_again():
+    """Nobody else would, and the next call would wait for the end of that run for ever."""
+    emitted = Emitted()
+    emitted.add(None, 0, int)
+    emitted.load()
+    run = Run(0, emitted, [], Loop(False))
+    run.begun.append(True)
+    run.left.add(None)  # the interrupt came behind this
+    run.leave(None)
+    assert run.has_ended

@@ -242,11 +242,15 @@ class Run:
             self.left.add(thread)
             if self.emitted.threads.keys() - self.left or self.state == "ended":
                 return
-            if self._late is not None:
-                self.lock_again()
-                with contextlib.suppress(Exception):
-                    self._late()
-            self._go("all left")
+            late, self._late = self._late, None
+            if late is None:
+                self._go("all left")
+        if late is not None:  # it may take long
+            self.lock_again()
+            with contextlib.suppress(Exception):
+                late()
+            with self._loop.guard:
+                self._go("all left")
         if self._ended is not None:
             self._ended(self)
         self._over.set()
