@@ -198,7 +198,8 @@ class Emitted:
             fn = step.func
             args = step.args
         given = ", ".join(self._bound.give(item, "given", "") for item in args)
-        return Line(f"{self._bound.reference(fn, _hint(fn), '')}({given})", position)
+        hint = str(getattr(fn, "__name__", "step"))
+        return Line(f"{self._bound.reference(fn, hint, '')}({given})", position)
 
     def load(self, means: Mapping[str, Any] = _NO_NAMES) -> None:
         """Compile the functions; ``means`` are the objects that statements name."""
@@ -260,11 +261,6 @@ class Emitted:
             arguments = [held[name] for name in names if name in held]
             frame.clear()
         return position, arguments
-
-
-def _hint(step: Any) -> str:
-    name = getattr(step, "__name__", None)
-    return name if isinstance(name, str) else "step"
 
 
 def _parted(lines: Sequence[Line]) -> Iterator[list[Line]]:

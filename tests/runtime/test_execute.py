@@ -72,15 +72,12 @@ def two_at_once():
 # ---- what runs at once
 
 
-def test_cpu_streams_are_threads_that_run_at_once():
-    with placed(two_at_once(), CPUS, "threads") as schedule:
-        assert len(schedule.program.streams) == 2
-        for _ in range(3):
-            schedule()
-
-
-def test_emulated_devices_run_at_once():
-    with placed(two_at_once(), a="cuda:0", b="cuda:1") as schedule:
+@pytest.mark.parametrize(
+    ("machine", "backend", "device"),
+    [(CPUS, "threads", {}), (TWO_GPUS, "emulated", {"a": "cuda:0", "b": "cuda:1"})],
+)
+def test_cpu_streams_and_emulated_devices_run_at_once(machine, backend, device):
+    with placed(two_at_once(), machine, backend, **device) as schedule:
         for _ in range(3):
             schedule()
 

@@ -80,7 +80,8 @@ class Emulated(Host):
             start = max(self.begun, *(clock[stream] for stream in streams))
             call()
             end = max(start + seconds, time.perf_counter())
-            self._sleep_until(end)
+            while (left := end - time.perf_counter()) > 0 and not self.stopped():
+                time.sleep(min(left, _NAP))
             for stream in streams:
                 clock[stream] = min(end, time.perf_counter())  # earlier, if the run was aborted
                 modelled, measured = self.worked[stream]
@@ -108,10 +109,6 @@ class Emulated(Host):
     def free(self, stream: Stream) -> Callable[[Any], None] | None:
         """Overwrite the memory, as its next owner would."""
         return _poison
-
-    def _sleep_until(self, end: float) -> None:
-        while (left := end - time.perf_counter()) > 0 and not self.stopped():
-            time.sleep(min(left, _NAP))
 
 
 def _poison(value: Any) -> None:

@@ -354,7 +354,8 @@ class Runs:
         try:
             if error is None:
                 result = future.finish(outputs)
-                future.hand_out = slot.handing_out(outputs)
+                if (hands_out := slot.compiler.can.hands_out) is not None:
+                    future.hand_out = partial(hands_out.hand_out, outputs)
         except BaseException as raised:
             error = raised
         if run.alarm is not None:
@@ -656,11 +657,6 @@ class Slot:
     def is_asynchronous(self) -> bool:
         """Whether devices may work on when all steps of a run have been called."""
         return self.compiler.can.bracketed is not None
-
-    def handing_out(self, outputs: Mapping[str, Any]) -> Callable[[], None] | None:
-        """Return what prepares outputs for the thread that asks for them, if that is needed."""
-        hands_out = self.compiler.can.hands_out
-        return None if hands_out is None else partial(hands_out.hand_out, outputs)
 
     @cached_property
     def _free(self) -> Callable[[Any], None] | None:
