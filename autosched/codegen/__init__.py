@@ -309,7 +309,11 @@ def _name_globals(program: Program, machine: Machine, names: Names) -> _Globals:
     copies = [i for i in program if isinstance(i, Copy) and not is_storage(i.source)]
     used = {stream.device for stream in program.streams if not _is_cpu(machine, stream.device)}
     used |= {copy.destination for copy in copies if not copy.overwrite}
-    devices = {name: names.shared(_plain(name)) for name in machine.names if name in used}
+    devices = {
+        name: names.shared(identifier(name.replace(":", "")))
+        for name in machine.names
+        if name in used
+    }
     streams = [stream for stream in program.streams if not _is_cpu(machine, stream.device)]
     ordered = sorted(streams, key=lambda stream: machine.names.index(stream.device))
     recorded = [i.event for i in program if isinstance(i, Record) and i.stream in streams]
@@ -383,10 +387,6 @@ def _host_streams(program: Program, machine: Machine, module: _Globals) -> list[
 
 def _is_cpu(machine: Machine, device: str) -> bool:
     return not machine.device(device).is_accelerator
-
-
-def _plain(device: str) -> str:
-    return identifier(device.replace(":", ""))
 
 
 # ---- the body of `step`

@@ -11,8 +11,8 @@ such as autocast, applies to its tasks, as none does in the other threads.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -22,10 +22,7 @@ from autosched.machine.machine import Machine
 from autosched.program.program import Program, Run, Stream
 from autosched.runtime.backends.host import Host
 from autosched.runtime.threads.runs import Run as TeamRun
-from autosched.runtime.threads.runs import Step
 from autosched.runtime.threads.team import ThreadTeam
-
-_Made = TypeVar("_Made")
 
 
 class Threads(Host):
@@ -59,7 +56,9 @@ class Threads(Host):
         """Return a team of these threads."""
         if not threads:
             return super().team(threads)
-        return _Team(threads, self.prepare, self.intra_op_threads)
+        team = _Team(threads, self.prepare)
+        team.intra_op_threads = self.intra_op_threads
+        return team
 
     def prepare(self) -> None:
         """Set this thread's number of intra-op threads, and disable autograd."""
@@ -71,17 +70,13 @@ class Threads(Host):
 class _Team(ThreadTeam):
     """A team in whose runs the calling thread has its share of the intra-op threads, too."""
 
-    def __init__(
-        self,
-        names: Sequence[str | None],
-        prepare: Step,
-        intra_op_threads: int,
-    ):
-        self._intra_op_threads = intra_op_threads
-        super().__init__(names, prepare)
+    intra_op_threads = 1  # of each thread
 
     def _begin(self, workers: Iterable[Any]) -> None:
-        _restoring(lambda: super(_Team, self)._begin(workers))
+        """Start threads; torch applies to this one each number that another thread sets."""
+        before = torch.get_num_threads()
+        super()._begin(workers)
+        torch.set_num_threads(before)
 
     def suits(self) -> bool:
         """Whether the calling thread can leave the modes that it is in."""
@@ -101,18 +96,7 @@ class _Team(ThreadTeam):
             if torch._C._is_any_autocast_enabled():
                 modes.enter_context(torch._C._DisableAutocast())
             try:
-                torch.set_num_threads(self._intra_op_threads)
+                torch.set_num_threads(self.intra_op_threads)
                 super().execute(run)
             finally:
                 torch.set_num_threads(before)
-
-
-def _restoring(make: Callable[[], _Made]) -> _Made:
-    """Return what a function makes, and restore the calling thread's number of intra-op threads.
-
-    Torch applies to it each number that another thread sets.
-    """
-    before = torch.get_num_threads()
-    made = make()
-    torch.set_num_threads(before)
-    return made
