@@ -84,31 +84,6 @@ def test_a_value_read_on_another_gpu_is_copied_as_soon_as_it_exists():
     )
 
 
-def test_copies_between_host_and_gpu_are_the_work_of_the_gpu_alone():
-    assert_is(
-        lowered(figure(), h="cuda:0", y="cpu"),
-        """
-        input x on cpu
-        cuda:0/copy-in   copy x <- cpu
-        cuda:0/copy-in   record e0
-        cuda:0/compute   wait e0
-        cuda:0/compute   run h
-        cuda:0/compute   record e1
-        cuda:0/copy-out  wait e1
-        cuda:0/copy-out  copy h -> cpu
-        cuda:0/copy-out  record e2
-        cpu/compute      wait e2
-        cpu/compute      run y
-        cpu/compute      free h
-        cuda:0/copy-in   wait e1
-        cuda:0/copy-in   free x
-        cuda:0/compute   wait e2
-        cuda:0/compute   free h
-        output y on cpu
-        """,
-    )
-
-
 def test_without_contention_each_copy_has_a_stream_of_its_own_at_its_source():
     assert_is(
         lowered(
@@ -139,18 +114,6 @@ def test_without_contention_each_copy_has_a_stream_of_its_own_at_its_source():
         output y on cpu
         """,
     )
-
-
-def test_what_many_read_on_a_device_travels_there_once():
-    graph = asc.Graph()
-    x = graph.input("x")
-    graph.output(*(graph.add(fn, x, name=name) for name in "abc"))
-    program = lowered(graph, a="cuda:0", b="cuda:1", c="cuda:0")
-    assert [str(copy) for copy in program if isinstance(copy, Copy)] == [
-        "copy x <- cpu",
-        "copy x <- cpu",
-    ]
-    assert [copy.destination for copy in program if isinstance(copy, Copy)] == ["cuda:0", "cuda:1"]
 
 
 def test_an_input_written_elsewhere_is_copied_back_over_the_callers_behind_its_readers():
@@ -267,29 +230,6 @@ def test_branches_are_spread_evenly_over_too_few_streams():
         assert sorted(on) == ["compute", "compute", "compute1", "compute1"]
 
 
-def test_memory_is_freed_at_the_first_place_where_a_wait_that_is_there_anyway_allows_it():
-    """h is read by its copy; compute of cuda:0 is behind that copy only once it reads what came back."""
-    graph = asc.Graph()
-    with graph.on("cuda:0"):
-        x = graph.input("x")
-    h = graph.add(fn, x, name="h")
-    there = graph.add(fn, h, name="there")
-    meanwhile = graph.add(fn, x, name="meanwhile")
-    graph.output(graph.add(fn, there, meanwhile, name="back"))
-    program = lowered(graph, h="cuda:0", there="cuda:1", meanwhile="cuda:0", back="cuda:0")
-    own = [str(i) for i in program if str(i.stream) == "cuda:0/compute"]
-    assert own == [
-        "run h",
-        "record e0",
-        "run meanwhile",
-        "wait e3",
-        "free h",
-        "run back",
-        "free meanwhile",
-        "record e4",
-    ]
-
-
 def test_memory_is_freed_under_the_version_of_the_value_that_owns_it():
     """A view that was taken behind a write is at a version of its own."""
     graph = asc.Graph()
@@ -299,59 +239,6 @@ def test_memory_is_freed_under_the_version_of_the_value_that_owns_it():
     graph.add(fn, a, name="again", writes=[a], outputs=())
     graph.output(graph.add(fn, view, name="y"))
     assert [str(i) for i in lowered(graph) if isinstance(i, Free)] == ["free a@2"]
-
-
-def test_an_order_edge_across_devices_is_one_wait_and_no_copy():
-    graph = asc.Graph()
-    a = graph.add(fn, name="a")
-    graph.output(a, graph.add(fn, name="b", after=[a]))
-    assert_is(
-        lowered(graph, a="cuda:0", b="cuda:1"),
-        """
-        cuda:0/compute  run a
-        cuda:0/compute  record e0
-        cuda:1/compute  wait e0
-        cuda:1/compute  run b
-        output a on cuda:0
-        output b on cuda:1
-        """,
-    )
-
-
-def test_results_that_nothing_uses_are_neither_copied_nor_freed():
-    graph = asc.Graph()
-    x = graph.input("x")
-    graph.add(fn, x, name="dropped")
-    _, kept = graph.add(fn, x, name="pair", outputs=("left", "right"))
-    graph.output(kept)
-    assert_is(
-        lowered(graph),
-        """
-        input x on cpu
-        cpu/compute  run dropped
-        cpu/compute  run pair
-        output right on cpu
-        """,
-    )
-
-
-def test_an_output_is_copied_to_where_it_is_wanted_and_freed_where_it_was_made():
-    assert_is(
-        lowered(figure("cuda:0"), outputs={"y": "cuda:1"}, h="cuda:0", y="cuda:0"),
-        """
-        input x on cuda:0
-        cuda:0/compute   run h
-        cuda:0/compute   run y
-        cuda:0/compute   free h
-        cuda:0/compute   record e0
-        cuda:0/copy-out  wait e0
-        cuda:0/copy-out  copy y -> cuda:1/copy-in
-        cuda:0/copy-out  record e1
-        cuda:0/compute   wait e1
-        cuda:0/compute   free y
-        output y on cuda:1
-        """,
-    )
 
 
 def test_one_value_may_be_wanted_on_two_devices():

@@ -218,12 +218,6 @@ def test_what_is_written_in_parts_cannot_leave_and_is_named() -> None:
         asc.schedule(graph, machine)
 
 
-def test_a_placement_that_cannot_be_made_to_fit_is_made_otherwise() -> None:
-    graph = Graph()
-    graph.output(y=graph.add(torch.ones, 3, name="y", nbytes=101))
-    assert asc.schedule(graph, gpu(100), policy=on_gpu).placement.device == {"y": "cpu"}
-
-
 def test_no_policy_puts_a_task_where_it_cannot_fit_and_the_bound_knows() -> None:
     graph = Graph()
     graph.output(

@@ -77,17 +77,6 @@ def raising(at):
 # ---- futures
 
 
-@pytest.mark.parametrize("in_flight", [1, 2, 4])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_outputs_are_those_of_calls(backend, in_flight):
-    with scheduled(two_stages(torch.neg, torch.exp), in_flight, backend) as schedule:
-        runs = [schedule.submit(x=number(i)) for i in range(9)]
-        for i, run in enumerate(runs):
-            assert torch.equal(run.result()["y"], torch.exp(-number(i)))
-        assert torch.equal(schedule(x=number(3))["y"], runs[3].result()["y"])
-        assert all(run.done() and not run.running() and run.exception() is None for run in runs)
-
-
 def test_a_run_is_a_future():
     with scheduled(two_stages(torch.neg, torch.exp)) as schedule:
         run = schedule.submit(number(1))
