@@ -135,7 +135,7 @@ def _needed(instructions: Sequence[Instruction], hazards: _Predecessors) -> dict
         clocks.issue(instruction)
         if at in producers:
             done[at] = clocks.stamp(instruction.stream)
-    clocks.before, clocks.events = clocks.events, {}
+    clocks.begin_run()
     waits: dict[int, list[int]] = {}
     for at, instruction in enumerate(instructions):
         for producer in hazards.get(at, ()):
@@ -158,6 +158,10 @@ class _TwoRuns:
         self.clocks = Clocks.of(Mode(False), len(self.index), self.width, 0, self.width)
         self.events: dict[int, Stamp] = {}
         self.before: dict[int, Stamp] = {}  # the events of the run before
+
+    def begin_run(self) -> None:
+        """Begin the second run."""
+        self.before, self.events = self.events, {}
 
     def stamp(self, stream: Stream) -> Stamp:
         """Return the stamp of everything issued on a stream so far."""

@@ -33,7 +33,7 @@ wait for e2.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -323,7 +323,11 @@ class _Issued:
 
     def _ending(self, left: Sequence[int]) -> list[Instruction]:
         """Return waits for the uses of the remaining blocks, and the frees of these."""
-        ending = _Ending(self)
+        producers = self.producers.tolist()
+        own = self.own[producers].tolist()
+        position = np.asarray(self.h.position)[producers].tolist()
+        events = list(zip(own, position, producers, strict=True))
+        ending = Ending(self.c, self.streams, events, self._stamp)
         found: list[Instruction] = []
         for owner in sorted({self.o.owner[block] for block in left}):
             blocks = [block for block in left if self.o.owner[block] == owner]
@@ -336,27 +340,31 @@ class _Issued:
     def _uses(self, block: int) -> Sequence[int]:
         return self.o.uses[self.o.uses_at[block] : self.o.uses_at[block + 1]]  # type: ignore[no-any-return]
 
-    def stamp(self, at: int) -> Stamp:
-        """Return the stamp of a run or copy."""
+    def _stamp(self, at: int) -> Stamp:
         width = self.c.width
         clock = list(map(int, self.h.clocks[at * width : (at + 1) * width]))
         return int(self.own[at]), int(self.h.position[at]), clock
 
 
-class _Ending:
+class Ending:
     """Inserts the final records and waits. Events are numbered in the order of their records."""
 
-    def __init__(self, issued: _Issued):
-        tables = (np.asarray(table).tolist() for table in issued.c[2:])
-        self.clocks = Clocks(issued.c.width, issued.c.tracked, *tables)
-        self.stamp = issued.stamp
-        self.streams = issued.streams
+    def __init__(
+        self,
+        clocks: Clocks,
+        streams: Sequence[Stream],
+        events: Sequence[tuple[int, int, int]],
+        stamp: Callable[[int], Stamp],
+    ):
+        """``events`` are (stream, position, run or copy before); ``stamp`` gives stamps of uses."""
+        tables = (np.asarray(table).tolist() for table in clocks[2:])
+        self.clocks = Clocks(clocks.width, clocks.tracked, *tables)
+        self.stamp = stamp
+        self.streams = streams
         # By event, the run or copy before it, or its stamp.
-        self.producers: list[int | Stamp] = issued.producers.tolist()
+        self.producers: list[int | Stamp] = [producer for *_, producer in events]
         self.records: dict[int, list[tuple[int, int]]] = {}  # by stream, (position, event)
-        positions = np.asarray(issued.h.position)[issued.producers].tolist()
-        users = issued.own[issued.producers].tolist()
-        for event, (user, position) in enumerate(zip(users, positions, strict=True)):
+        for event, (user, position, _) in enumerate(events):
             self.records.setdefault(user, []).append((position, event))
 
     def waits(self, own: int, uses: Iterable[int]) -> list[Instruction]:
@@ -393,7 +401,7 @@ class _Ending:
         last: dict[int, int] = {}
         for use in uses:
             user, position, _ = self.stamp(use)
-            if user != own and not includes(self.clocks, self._clock(own), 0, user, position):
+            if user != own and not self._includes(self._clock(own), user, position):
                 last[user] = max(last.get(user, 0), position)
         # 2. The event to wait for on each of these streams, and the clock that a wait would bring.
         event = {user: self._event(user, position) for user, position in last.items()}
@@ -410,7 +418,7 @@ class _Ending:
                 del implied[user]
         # 4. Drop single-copy streams that the remaining streams imply.
         for user in single.copy():
-            if any(includes(self.clocks, clocks[u], 0, user, last[user]) for u in implied):
+            if any(self._includes(clocks[u], user, last[user]) for u in implied):
                 single.remove(user)
         return [(user, event[user]) for user in sorted([*implied, *single])]
 
@@ -424,7 +432,7 @@ class _Ending:
         single: list[int] = []
         top = [0] * self.clocks.width
         for user in sorted(last, reverse=True):  # later ones imply more
-            if user >= len(top) and not includes(self.clocks, top, 0, user, last[user]):
+            if user >= len(top) and not self._includes(top, user, last[user]):
                 single.append(user)
                 top = list(map(max, top, clocks[user]))
         return single, top
@@ -433,3 +441,6 @@ class _Ending:
         width = self.clocks.width
         clock: list[int] = self.clocks.clocks[stream * width : (stream + 1) * width]
         return clock
+
+    def _includes(self, clock: Sequence[int], other: int, position: int) -> bool:
+        return includes(self.clocks, clock, 0, other, position)
