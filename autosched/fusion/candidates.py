@@ -48,6 +48,9 @@ _MAY_BE_UNDEFINED = {"mkldnn_rnn_layer"}.union(
     if name.endswith("_backward") and any(kind in name for kind in ("rnn", "lstm", "gru"))
 )
 
+# Inductor's C++ for this one gives the wrong types to functions of double precision.
+_NOT_COMPILED = frozenset({"frexp"})
+
 # One of these makes an operator that writes traceable without data.
 _META = (
     DispatchKey.Meta,
@@ -140,6 +143,8 @@ def _reason(task: Task, device: str | None, sizes_known: bool) -> str | None:
         return "adds numbers in an order that varies, if compiled"
     if _is_one_of(task, _MAY_BE_UNDEFINED):
         return "may leave results undefined"
+    if _is_one_of(task, _NOT_COMPILED):
+        return "has no C++ that compiles in double precision"
     if isinstance(task.fn, OpOverload) and task.fn is not READ_NUMBER:
         if task.fn._schema.is_mutable and not any(map(task.fn.has_kernel_for_dispatch_key, _META)):
             return "has no kernel for tensors without data"

@@ -69,6 +69,7 @@ def test_the_reasons_why_tasks_are_not_fused() -> None:
     choices = {"amsgrad": False, "maximize": False}
     graph.add(aten._fused_adam_.default, *lists, **rates, **choices, name="Adam")
     graph.add(layer, x, name="layer")
+    graph.add(aten.frexp.Tensor, x, name="parts", outputs=2)
     graph.add(half, x, name="unknown")
     graph.add(half, x, aliases=x, name="alias")
     graph.add(aten.index.Tensor, x, [rows], name="index")
@@ -85,6 +86,7 @@ def test_the_reasons_why_tasks_are_not_fused() -> None:
         "fused": "has no kernel for tensors without data",
         "Adam": "writes to lists of tensors in one kernel",
         "layer": "may leave results undefined",
+        "parts": "has no C++ that compiles in double precision",
         "unknown": "reads its mind",
         "alias": "touches a part of memory, or may return its argument",
     }
