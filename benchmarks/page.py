@@ -1,20 +1,22 @@
 """The page of a schedule: its size, and the times of writing, opening and rendering it.
 
-The graphs are those of ``planning_steps.py``. If `make browser` has installed a browser, it measures
+The graphs are random ones in layers. If `make browser` has installed a browser, it measures
 the time until the page is ready, and the median times of rendering the whole timeline and a
 hundredth of it, with the pixels read back.
 """
 
 from __future__ import annotations
 
+import random
 import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+import torch
 from _report import options, publish, table
-from planning_steps import layered
+from torch import Tensor
 
 import autosched as asc
 from autosched.viz import page_html
@@ -30,6 +32,32 @@ const whole = median();
 autosched.zoom(0.01, middle);
 return [autosched.readyMs, whole, median()];
 """
+
+
+def mixed(*tensors: Tensor) -> Tensor:
+    """The function of all tasks."""
+    return torch.stack(tensors).sum(0)
+
+
+def layered(tasks: int, seed: int = 0) -> asc.Graph:
+    """Return a random graph of about as many layers as a layer has tasks."""
+    rng = random.Random(seed)
+    graph = asc.Graph(f"{tasks} tasks")
+    layer: list[asc.Value] = list(graph.inputs("x", "y", "z"))
+    values = layer.copy()
+    while len(graph) < tasks:
+        made: list[asc.Value] = []
+        for _ in range(min(round(tasks**0.5), tasks - len(graph))):
+            read = rng.sample(layer, min(rng.choice((2, 3, 3, 4)), len(layer)))
+            if rng.random() < 0.2:
+                read[-1] = rng.choice(values)
+            written = read[:1] if rng.random() < 0.1 else []
+            facts = {"seconds": rng.uniform(1e-5, 1e-3), "nbytes": rng.randrange(10**4, 10**6)}
+            made.append(graph.add(mixed, *read, writes=written, **facts))
+        values += made
+        layer = made
+    graph.output(*layer)
+    return graph
 
 
 def measured(tasks: int, runs: int) -> list[str]:
