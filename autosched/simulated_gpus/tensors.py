@@ -516,7 +516,7 @@ def _to_copy(
         storage: Any = made.untyped_storage()
         storage.fill_(255 if gpus.numbers else 0)
         return _copy(made, source, non_blocking)
-    made = _allocated(gpus, gpus.current[_index(device)], shape, "a copy")
+    made = _allocated(gpus, gpus.current[_index(device)], shape, "copy")
     return _copy(made, source, non_blocking)
 
 

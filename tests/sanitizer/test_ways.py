@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -90,8 +91,9 @@ def test_fine(sanitized_cuda):
 def test_the_fixture_fails_tests_with_findings(tmp_path: Path) -> None:
     (tmp_path / "test_streams.py").write_text(TESTS, encoding="utf-8")
     run = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "pytest_autosched", "-q"]
+    own = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # whether it is installed or not
     done = subprocess.run(
-        [*run, str(tmp_path)], check=False, capture_output=True, text=True, cwd=tmp_path
+        [*run, str(tmp_path)], check=False, capture_output=True, text=True, cwd=tmp_path, env=own
     )
     assert "1 failed, 2 passed" in done.stdout, done.stdout + done.stderr
     assert "FAILED test_streams.py::test_race" in done.stdout
