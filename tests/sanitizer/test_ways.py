@@ -91,7 +91,8 @@ def test_fine(sanitized_cuda):
 def test_the_fixture_fails_tests_with_findings(tmp_path: Path) -> None:
     (tmp_path / "test_streams.py").write_text(TESTS, encoding="utf-8")
     run = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "pytest_autosched", "-q"]
-    own = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # whether it is installed or not
+    root = str(Path(__file__).parents[2])  # whether it is installed or not
+    own = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": root}
     done = subprocess.run(
         [*run, str(tmp_path)], check=False, capture_output=True, text=True, cwd=tmp_path, env=own
     )
