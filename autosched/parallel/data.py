@@ -69,7 +69,7 @@ def data_parallel(
     * ``shares``: numbers, one for each device, in whose proportion rows are divided; a device with
       0 takes no part, and the first other one has the user's model. ``"auto"``: equal shares, or
       for devices that differ those by speed, also without the slowest, if these are predicted to
-      be faster. ``notes`` has it.
+      be faster; where none of these fit, less on devices with less memory. ``notes`` has it.
     * ``clip_grad_norm``: clip gradients, all together, by that norm as torch does;
       ``step.grad_norm`` is the norm before. Hooks of the optimizer's step may change them, too.
     * ``averages``: whether ``loss_fn`` averages over a batch; otherwise it sums.
@@ -126,14 +126,15 @@ class _Study:
         """Return the fastest plan of all divisions of the rows that fit."""
         found = list[Planned]()
         errors = list[AutoschedError]()
-        for division in dict.fromkeys(map(self._division, self._weights())):
-            try:
-                found.append(self.planned(division))
-            except (ScheduleError, CaptureError) as error:  # too little memory, or one row
-                errors.append(error)
-        if not found:
-            raise errors[0]
-        return min(found, key=lambda plan: plan.schedule.makespan)
+        for weights in (self._weights(), self._by_memory()):
+            for division in dict.fromkeys(map(self._division, weights)):
+                try:
+                    found.append(self.planned(division))
+                except (ScheduleError, CaptureError) as error:  # too little memory, or one row
+                    errors.append(error)
+            if found:
+                return min(found, key=lambda plan: plan.schedule.makespan)
+        raise errors[0]
 
     # ---- divisions: the rows of each device, None for those that take no part
 
@@ -158,6 +159,14 @@ class _Study:
             found.append([float(own <= limit) for own in seconds])
             found.append([1 / own if own <= limit else 0.0 for own in seconds])
         return found
+
+    def _by_memory(self) -> list[Sequence[float]]:
+        """Return the shares to try if those fit nowhere: devices with less memory get less."""
+        limits = [self.machine.device(name).nbytes for name in self.devices]
+        if self.shares != "auto" or min(limits) == max(limits):
+            return []
+        parts = (0.5, 0.25, 0.125, 0.0)
+        return [[part if own < max(limits) else 1.0 for own in limits] for part in parts]
 
     def _division(self, weights: Sequence[float]) -> _Division:
         """Divide the rows of each rank; all ranks take part, if without rows."""

@@ -101,8 +101,15 @@ def test_equal_devices_have_equal_shares(machine: asc.Machine) -> None:
     assert planned(machine)[1] == {"cuda:0": 2048, "cuda:1": 2048}
 
 
-def test_a_device_whose_memory_is_too_small_takes_no_part() -> None:
-    assert planned(unequal(1, 0.5, nbytes=(1e12, 1e5)))[1] == {"cuda:0": 4096}
+def test_a_device_with_little_memory_has_a_smaller_share() -> None:
+    alone, _ = planned(unequal(1))
+    limit = 0.45 * alone.peak_bytes["cuda:0"]
+    made, shares = planned(unequal(1, 1, nbytes=(1e12, limit)))
+    assert made.peak_bytes["cuda:1"] <= limit
+    assert 0 < shares["cuda:1"] < shares["cuda:0"]
+    assert made.makespan < alone.makespan
+    # The parameters do not fit there.
+    assert planned(unequal(1, 1, nbytes=(1e12, 1e5)))[1] == {"cuda:0": 4096}
 
 
 def test_what_fits_nowhere_is_refused() -> None:
