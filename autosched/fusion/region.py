@@ -167,14 +167,19 @@ _operators_only = ContextVar("operators_only", default=False)
 class _Variant:
     """What a region calls for some arguments: ``kernels``, or its tasks one by one (None).
 
-    ``others`` are devices, and which arguments are floats.
+    ``devices`` are what it is given for these; ``floats`` are the positions of floats.
     """
 
     def __init__(
-        self, matches: Callable[..., bool], others: Sequence[Any], kernels: _Kernels | None
+        self,
+        matches: Callable[..., bool],
+        devices: Sequence[Any],
+        floats: Sequence[int],
+        kernels: _Kernels | None,
     ):
         self.matches = matches
-        self.others = others
+        self.devices = devices
+        self.floats = floats
         self.kernels = kernels
         self.forget_runs()
 
@@ -186,7 +191,7 @@ class _Variant:
     def is_due(self, given: Sequence[Any]) -> bool:
         """Count a run; return whether it is one of those that are compared."""
         self._runs += 1
-        signs = tuple((arg > 0) - (arg < 0) for arg in given if type(arg) is float)
+        signs = tuple([(given[i] > 0) - (given[i] < 0) for i in self.floats])
         if self._runs not in COMPARED and signs in self._signs:
             return False
         self._signs.add(signs)
@@ -237,7 +242,7 @@ class Region:
             if _is_recorded(given):  # by a CUDA graph, which would replay the comparison
                 return self.composite(*args)
             return self._compared(kernels, args)
-        return self._one_or_all(kernels(*map(as_tensor, given)))
+        return self._one_or_all(kernels(*(map(as_tensor, given) if variant.floats else given)))
 
     def begin_to_compare(self) -> None:
         """Count runs from now on, and compare results: what came before were trials."""
@@ -266,12 +271,12 @@ class Region:
 
     def _variant(self, args: Sequence[Any]) -> _Variant | None:
         """Return the variant for these arguments, a new one if need be; None if there is none."""
-        given, others = args[: self._count], list(args[self._count :])
-        tensors = given
+        given, devices = args[: self._count], args[self._count :]
+        tensors, floats = given, []
         if float in map(type, given):
-            tensors = list(map(as_tensor, given))
-            others.append([type(arg) is float for arg in given])
-        if (known := self._known(others, tensors)) is not None:
+            tensors = tuple(map(as_tensor, given))
+            floats = [i for i, arg in enumerate(given) if type(arg) is float]
+        if (known := self._known(devices, floats, tensors)) is not None:
             return known
         if self.is_given_up or any(isinstance(arg, FakeTensor) for arg in given):
             return None  # in the second case, the region is only traced
@@ -284,21 +289,23 @@ class Region:
         if self._written and _overlap(tensors):
             return None  # kernels would take it for granted in later calls, too
         with LOCK:
-            if (known := self._known(others, tensors)) is not None:
+            if (known := self._known(devices, floats, tensors)) is not None:
                 return known
-            made = _Variant(guard(tensors), others, self._kernels(given, others))
+            made = _Variant(guard(tensors), devices, floats, self._kernels(given, devices))
             self._variants = [made, *self._variants]
         return made
 
-    def _known(self, others: Sequence[Any], tensors: Sequence[Any]) -> _Variant | None:
+    def _known(
+        self, devices: Sequence[Any], floats: Sequence[int], tensors: Sequence[Any]
+    ) -> _Variant | None:
         for variant in self._variants:
-            if variant.others == others and variant.matches(*tensors):
+            alike = variant.devices == devices and variant.floats == floats
+            if alike and variant.matches(*tensors):
                 return variant
         return None
 
-    def _kernels(self, given: Sequence[Any], others: Sequence[Any]) -> _Kernels | None:
+    def _kernels(self, given: Sequence[Any], devices: Sequence[Any]) -> _Kernels | None:
         """Compile the region, or note why that is impossible."""
-        devices = others[: len(self.composite.heres)]
         try:
             for kind in sorted({arg.device.type for arg in map(as_tensor, given)}):
                 if self.compiler is None and (why := unavailable(kind)):
