@@ -8,6 +8,7 @@ default stream, what captures do not permit, events that are never recorded.
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -53,21 +54,27 @@ class Detector(Observer):
         self.pins = False  # whether there is page-locked memory that copies use
         self.number = self.operations = 0
         self.is_cut = False  # whether there are more steps than were kept
+        self.next: deque[Step] = deque()
 
     def _step(self, kind: str, queue: Any, *facts: Any, where: Lines = ()) -> None:
         """Take a step, or keep it for the graph that is captured."""
-        self.number += 1
-        step = Step(kind, queue, facts, where, self.number)
-        capture = getattr(queue, "capture", None)
-        if capture is not None:
-            self.order.graphs.setdefault(capture, []).append(step)
-            return
-        if len(self.steps) < _MOST_STEPS:
-            self.steps.append(step)
-        elif not self.is_cut:
-            self.is_cut = True
-            self.notes[f"advice and pictures are of the first {_MOST_STEPS} steps"] = None
-        self.order.take(step)
+        with self.gpus.lock:
+            self.number += 1
+            step = Step(kind, queue, facts, where, self.number)
+            capture = getattr(queue, "capture", None)
+            if capture is not None:
+                self.order.graphs.setdefault(capture, []).append(step)
+                return
+            if len(self.steps) < _MOST_STEPS:
+                self.steps.append(step)
+            elif not self.is_cut:
+                self.is_cut = True
+                self.notes[f"advice and pictures are of the first {_MOST_STEPS} steps"] = None
+            self.next.append(step)
+            if len(self.next) == 1:  # else another is being taken, and garbage was collected
+                while self.next:
+                    self.order.take(self.next[0])
+                    self.next.popleft()
 
     # ---- what is told
 

@@ -23,6 +23,7 @@ class Use(NamedTuple):
     block: Any
     bytes: frozenset[int]
     writes: bool
+    by_host: bool = False
 
 
 def offsets(tensor: torch.Tensor) -> frozenset[int]:
@@ -83,7 +84,8 @@ class BruteForce(Observer):
         if found and effects.base is None:
             at, written = self.add("host"), [id(w) for w in effects.writes]
             for item in found:
-                self.uses.append(Use(at, self.known(item), offsets(item), id(item) in written))
+                writes = id(item) in written
+                self.uses.append(Use(at, self.known(item), offsets(item), writes, by_host=True))
 
     def recorded(self, queue: Any, mark: Any) -> None:
         self.records[mark] = self.add(queue)
@@ -120,7 +122,8 @@ class BruteForce(Observer):
             conflict = one.block is other.block and (one.writes or other.writes)
             ordered = one.at == other.at or self.before[other.at] >> one.at & 1
             if conflict and not ordered and one.bytes & other.bytes:
-                found.add(("race", one.block))
+                by_host = one.by_host or other.by_host
+                found.add(("host" if by_host else "race", one.block))
                 raced.add((other.at, other.block))
         for (freed, key, old, finished), (at, other_key, new) in itertools.product(
             self.frees, self.allocations

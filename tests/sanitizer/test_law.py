@@ -28,7 +28,8 @@ class Known(Detector):
         super().__init__(gpus)
 
     def _race(self, memory: Any, first: Any, second: Any) -> None:
-        self.labels.add(("race", memory))
+        by_host = None in (first.queue, second.queue)
+        self.labels.add(("host" if by_host else "race", memory))
         super()._race(memory, first, second)
 
     def _reused(self, old: Any, first: Any, second: Any, memory: Any) -> None:

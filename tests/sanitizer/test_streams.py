@@ -7,6 +7,7 @@ e, ``1s`` stream 1, and ``s`` the device. Stream 0 is the default stream.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -160,6 +161,32 @@ def test_new_memory_is_not_written_elsewhere_without_waiting_for_its_stream() ->
 
     assert kinds(lambda: program(False)) == ["lifetime"]
     assert not kinds(lambda: program(True))
+
+
+def test_garbage_that_is_collected_while_a_step_is_taken_is_freed_after_it() -> None:
+    depths = [0]
+    with watching() as watched:
+        take = watched.detector.order.take
+
+        def collecting(step: Any) -> None:
+            depths.append(depths[-1] + 1)
+            gc.collect()
+            take(step)
+            depths.append(depths[-1] - 1)
+
+        watched.detector.order.take = collecting  # type: ignore[method-assign]
+        x: Any = torch.ones(4, device="cuda")
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        on(side, lambda: x + 1)
+        circle: list[Any] = [x]
+        circle.append(circle)
+        x = circle = []
+        for _ in range(2):
+            torch.zeros(4, device="cuda")
+        torch.cuda.synchronize()
+    assert max(depths) == 1
+    assert [finding.kind for finding in watched.report.findings] == ["lifetime"]
 
 
 def test_streams_of_the_pool_that_are_one_are_reported() -> None:
