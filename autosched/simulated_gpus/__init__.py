@@ -7,6 +7,7 @@
     allocator   the caching allocator: pools, and addresses that are handed out again
     libraries   handles and workspaces of cuBLAS and cuDNN
     autograd    backward passes, on the streams of forward passes
+    autocast    casts in regions of autocast
     observer    what happens, told to a reader
     generators  random numbers, also in graphs that are replayed
     timing      computed durations
@@ -39,7 +40,7 @@ from autosched._lib.replacing import replaced
 from autosched.errors import RealGPUsError
 from autosched.runtime.backends import accelerator
 from autosched.runtime.replay import cuda_graphs
-from autosched.simulated_gpus import autograd, fakes, streams, tensors
+from autosched.simulated_gpus import autocast, autograd, fakes, streams, tensors
 from autosched.simulated_gpus import hardware as _hardware
 from autosched.simulated_gpus.hardware import Hardware
 
@@ -65,12 +66,14 @@ def playing(
     if torch.accelerator.is_available() and not _hardware.current:
         raise RealGPUsError("torch finds a GPU: GPUs are simulated only where there is none")
     simulated = Hardware(gpus, seed, nbytes, kind, numbers)
+    simulated.casts = autocast.Casts()
     _hardware.current.append(simulated)
     own: tuple[tuple[Any, str, Any], ...] = (
         (accelerator, "_streams", {}),  # real ones live as long as the process
         (cuda_graphs, "_failed", []),
         (cuda_graphs, "_with_handles", cuda_graphs._Handles()),
         (cuda_graphs, "_borrowed", tensors.borrowed),
+        (torch, "set_autocast_enabled", simulated.casts.switching(torch.set_autocast_enabled)),
         (threading.Thread, "start", tensors.knowing_streams(threading.Thread.start)),
         (threading.Thread, "run", tensors.in_mode(threading.Thread.run)),
     )
@@ -79,6 +82,7 @@ def playing(
             yield simulated
     finally:
         simulated.close()
+        simulated.casts.end()
         _hardware.current.remove(simulated)
     if simulated.faults:
         raise AssertionError("\n".join(simulated.faults))
@@ -133,6 +137,7 @@ def _torch(gpus: int, kind: str) -> list[tuple[Any, dict[str, Any]]]:
             major=9,
             minor=0,
         ),
+        "is_bf16_supported": lambda including_emulation=True: True,
         "can_device_access_peer": lambda device, peer: device != peer,
         "default_generators": tuple(map(streams.default_generator, range(gpus))),
         "current_blas_handle": streams.current_blas_handle,

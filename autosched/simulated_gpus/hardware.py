@@ -77,6 +77,7 @@ class Hardware(Queues):
         self.generators = [State(device, kind) for device in range(gpus)]
         self.known_generators: dict[int, State] = {}
         self.libraries = Libraries(self)
+        self.casts: Any = None  # of autocast
         self.faults: list[str] = []
         self.ranges: list[str] = []  # what NVTX was told
         self.open = True

@@ -316,6 +316,9 @@ def grouped(lists: Any, with_indices: bool = False) -> Any:
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Do on the host what is the host's; else do as the GPU would."""
     leaves = tree_leaves((args, kwargs))
+    if hardware().casts.has_any(leaves):
+        with Mode():
+            return hardware().casts.call(func, args, kwargs)
     if _captures() or any(isinstance(leaf, FakeTensor) for leaf in leaves):
         return func(*args, **kwargs)  # torch's own modes come behind others
     special = _SPECIAL.get(func)
