@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from autosched.frontends.capture import capture
     from autosched.frontends.compiled import compile
     from autosched.frontends.dynamo import TorchBackend
-    from autosched.frontends.guards import Watch
     from autosched.fusion import Frozen, fuse
     from autosched.measurement import measure_costs, measure_machine, measure_storage
     from autosched.sanitizer import Finding, Report, sanitize
@@ -76,7 +75,6 @@ _LAZY = {
     "sanitize": "autosched.sanitizer",
     "Frozen": "autosched.fusion",
     "TorchBackend": "autosched.frontends.dynamo",
-    "Watch": "autosched.frontends.guards",
     "capture": "autosched.frontends.capture",
     "compile": "autosched.frontends.compiled",
     "fuse": "autosched.fusion",
@@ -127,7 +125,6 @@ __all__ = [
     "Timeline",
     "TorchBackend",
     "Value",
-    "Watch",
     "Work",
     "bounds",
     "capture",

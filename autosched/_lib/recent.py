@@ -34,6 +34,10 @@ class Recent(OrderedDict[K, V]):
         while len(self) > self._most:
             self._close(self.popitem(last=False)[1])
 
+    def drop(self, key: K) -> None:
+        """Drop a value."""
+        self._close(self.pop(key))
+
     def close(self) -> None:
         """Drop all values."""
         while self:

@@ -9,24 +9,22 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
-from itertools import chain, zip_longest
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import torch
 
 from autosched._lib.containers import leaves
 from autosched._lib.forks import rlock
-from autosched._lib.logs import LOG
-from autosched._lib.recent import MOST, Recent
+from autosched._lib.recent import MOST
 from autosched.coarsening.grouping import Granularity, check_granularity
 from autosched.costs.costs import Costs
-from autosched.errors import ScheduleError, shown
+from autosched.errors import ScheduleError
 from autosched.frontends.capture import captured, coarse
 from autosched.frontends.capture_lock import check_not_capturing, is_capturing
-from autosched.frontends.captured import Captured, arguments_of
+from autosched.frontends.captured import Captured
 from autosched.frontends.every_rank import (
     Ends,
     captured_alike,
@@ -34,10 +32,8 @@ from autosched.frontends.every_rank import (
     on_every_rank,
     same_capture,
 )
-from autosched.frontends.guards import Arguments, Guard, Key
 from autosched.frontends.reachability import Reach
-from autosched.frontends.settings import Varying
-from autosched.frontends.state import State
+from autosched.frontends.specializations import Specializations, name_of
 from autosched.frontends.unsupported import check_function
 from autosched.fusion import Compiler, check_one_process, compiler_of, fused_with_machine
 from autosched.machine.machine import Machine
@@ -50,18 +46,13 @@ from autosched.scheduling.schedule import Schedule
 if TYPE_CHECKING:
     from autosched.frontends.dynamo import TorchBackend
 
-# The recapture that warns: a step has one when its optimizer has state.
-_WARNED = 2
 
+class _Planned(NamedTuple):
+    """A capture, and its schedule."""
 
-class _Specialization(NamedTuple):
-    """A cached capture: what its guard admits calls to, and the key of these calls."""
-
-    key: Key
     graph: Captured
     schedule: Schedule
     ends: Ends | None  # of the outputs, on a machine of several ranks
-    guard: Guard
 
     def run(self, inputs: dict[str, Any]) -> Any:
         """Run the schedule, put new state where it belongs, and return the function's result."""
@@ -158,13 +149,10 @@ class Compiled:
         self.granularity = granularity
         self.costs = costs
         self.options = options  # of schedule
-        self.stacklevel = 4  # of the user's call, in ``_explain``
-        self._cache = Recent[int, _Specialization](lambda entry: entry.schedule.close(), maxsize)
-        self._varying = Varying()
-        self._hits = 0
-        self._misses = 0
-        self._unexpected = 0  # recaptures, except those that make settings of optimizers inputs
-        self._submitted: _Specialization | None = None  # the last one
+        self._known = Specializations[_Planned](
+            fn, [fn], lambda entry: entry.schedule.close(), maxsize
+        )
+        self._submitted: _Planned | None = None  # the last one
         self._lock = rlock()
         functools.update_wrapper(self, fn, updated=())
 
@@ -232,63 +220,26 @@ class Compiled:
         with self._lock:
             return self._find(args, kwargs)[0].schedule
 
-    def _find(self, args: Any, kwargs: Mapping[str, Any]) -> tuple[_Specialization, dict[str, Any]]:
-        """Return the cache entry for a call, and its inputs by name.
-
-        1. Return the first entry whose guard recognizes the call.
-        2. Otherwise compute the key of the call, and look it up in the cache.
-        3. If there is no such entry, capture the function and schedule the graph.
-        4. Store a new guard, which recognizes the objects of this call.
-        """
-        arguments = Arguments(args, kwargs)
-        for number, entry in reversed(self._cache.items()):
-            if (inputs := entry.guard.inputs(arguments)) is not None:
-                self._agree(number)
-                self._hits += 1
-                self._cache.move_to_end(number)
-                return entry, inputs
+    def _find(self, args: Any, kwargs: Mapping[str, Any]) -> tuple[_Planned, dict[str, Any]]:
+        """Return the capture for a call, a new one if need be, and the call's inputs by name."""
         try:
-            given = arguments_of(self.fn, args, kwargs)
-            state = State.of(self.fn, [*args, *kwargs.values()])
-            varying = self._varying.names(state)
-            reach = Reach([self.fn, *arguments.others], varying=state.items_of(varying))
-            key = Key.of(state, reach, arguments, given)
-            number, known = self._known(key, state)
+            found = self._known.find(args, kwargs)
         except Exception as error:
-            self._agree(-1, reason=f"raises {error}")
+            reason = f"raises {error}"
+            self._agree(-1, lambda: reason)
             raise
-        self._agree(number, key)
-        if known is not None:
-            self._hits += 1
-            _, graph, made, ends, _ = self._cache.pop(number)
-        else:
+        self._agree(found.number, lambda: self._known.why(found))
+        entry = found.value
+        if entry is not None and found.inputs is not None:
+            return entry, found.inputs
+        if entry is None:
             self.wait()  # a capture reads state
-            self._misses += 1
-            number = self._misses
-            self._explain(key, state)
-            graph, made, ends = self._captured(args, kwargs, varying)
-            if constant := varying - graph.settings.wanted:
-                self._varying.keep(constant)
-                rest = state.items_of(graph.settings.wanted)
-                reach = Reach([self.fn, *arguments.others], varying=rest)
-                key = Key.of(state, reach, arguments, given)
-        reader = graph.settings.reader(state)
-        entry = _Specialization(
-            key, graph, made, ends, Guard(state, reach, arguments, given, reader)
-        )
-        self._cache.use(number, entry)
-        return entry, {**state.tensors(), **given, **graph.settings.inputs(state)}
+            self._known.missed(found)
+            assert found.call is not None
+            entry = self._captured(args, kwargs, found.call.varying)
+        return entry, self._known.store(found, entry, [entry.graph.settings])
 
-    def _known(self, key: Key, state: State) -> tuple[int, _Specialization | None]:
-        """Return the cache entry with a key, for the present settings, and its number."""
-        for number, entry in reversed(self._cache.items()):
-            if entry.key == key and entry.graph.settings.reader(state)() is not None:
-                return number, entry
-        return 0, None
-
-    def _captured(
-        self, args: Any, kwargs: Mapping[str, Any], varying: frozenset[str]
-    ) -> tuple[Captured, Schedule, Ends | None]:
+    def _captured(self, args: Any, kwargs: Mapping[str, Any], varying: frozenset[str]) -> _Planned:
         """Return a capture with its schedule; on several ranks, with what these do with outputs."""
 
         def capture() -> Captured:
@@ -297,7 +248,7 @@ class Compiled:
                 drawing_on_one(found)
             return found
 
-        operators = captured_alike(_name_of(self.fn), capture) if self._is_rank else capture()
+        operators = captured_alike(name_of(self.fn), capture) if self._is_rank else capture()
         examples = operators.examples
         operators.examples = {}  # or this batch would live as long as the schedule
         costs: dict[str, Any] = (
@@ -314,10 +265,10 @@ class Compiled:
             options["compiler"] = compiler_of(self.fuse)
             graph, costs["machine"] = fused_with_machine(graph, examples=examples, **options)
         if not self._has_ranks:
-            return graph, schedule(graph, **{**self.options, **costs}), None
+            return _Planned(graph, schedule(graph, **{**self.options, **costs}), None)
         machine = self.options["machine"]
         twin, ends, asked = on_every_rank(graph, machine, self.options)
-        return graph, schedule(twin, **{**self.options, **costs, **asked}), ends
+        return _Planned(graph, schedule(twin, **{**self.options, **costs, **asked}), ends)
 
     @property
     def _has_ranks(self) -> bool:
@@ -329,56 +280,20 @@ class Compiled:
         """Whether this process is one of several ranks, and does not play all of them."""
         return self._has_ranks and self.options["machine"].rank is not None
 
-    def _agree(self, number: int, key: Any = None, reason: str = "") -> None:
+    def _agree(self, number: int, why: Callable[[], str]) -> None:
         """Raise ScheduleError if other ranks use another capture; 0 is a new one."""
         if self._is_rank:
-            same_capture(_name_of(self.fn), number, lambda: reason or self._why(number, key))
-
-    def _why(self, number: int, key: Any) -> str:
-        """Return which capture a call uses, or why it needs a new one."""
-        if number:
-            return f"uses capture {number}"
-        if not self._cache:
-            return "needs a first capture"
-        found = changes(next(reversed(self._cache.values())).key, key)
-        return f"needs a new capture ({_described(found)})"
-
-    def _explain(self, key: Key, state: State) -> None:
-        """Log why a call needs a recapture; the third time, warn."""
-        if not self._cache:
-            return
-        name = _name_of(self.fn)
-        if new := self._varying.new:
-            LOG.info("%r is captured again, with inputs %s", name, ", ".join(sorted(new)))
-            return
-        last = next(reversed(self._cache.values())).key
-        if key == last:
-            LOG.info("%r is captured again, for other numbers that it compares", name)
-            return
-        self._unexpected += 1
-        found = changes(last, key)
-        why = f"{name!r} is captured again, capture {self._misses}: {_described(found)}"
-        LOG.info("%s", why)
-        if self._unexpected == _WARNED:
-            optimizers = state.optimizers.values()
-            groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-            settings = frozenset(name for group in groups for name in group)
-            advice = remedy(found, settings)
-            warnings.warn(
-                f"{why} since the last call; {advice}. Only the logger 'autosched' reports later "
-                "captures",
-                RuntimeWarning,
-                stacklevel=self.stacklevel,
-            )
+            same_capture(name_of(self.fn), number, why)
 
     def cache_info(self) -> CacheInfo:
         """Return the numbers of cache hits and misses."""
-        return CacheInfo(self._hits, self._misses, self.maxsize, len(self._cache))
+        known = self._known
+        return CacheInfo(known.hits, known.misses, self.maxsize, len(known.values()))
 
     def close(self) -> None:
         """Close all schedules, and drop them."""
         with self._lock:
-            self._cache.close()
+            self._known.close()
             self._submitted = None
 
     def __reduce__(self) -> Any:
@@ -390,10 +305,6 @@ class Compiled:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _name_of(fn: Any) -> str:
-    return str(getattr(fn, "__qualname__", type(fn).__name__))
 
 
 def _creates_state(graph: Captured) -> bool:
@@ -435,7 +346,7 @@ class CompiledModule(torch.nn.Module):
     def __init__(self, compiled: Compiled):
         # Not that of torch.nn.Module: all state is that of ``fn``.
         own = copy.copy(compiled)  # with a cache of its own, in copies of this module, too
-        own.stacklevel += 1
+        own._known.stacklevel += 1
         vars(self).update(fn=own.fn, _compiled=own, _backend=None)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -540,118 +451,3 @@ for _name, _item in vars(torch.nn.Module).items():
         setattr(CompiledModule, _name, _method)
 for _name in ("schedule", "submit", "wait", "map", "cache_info"):  # where autograd does not record
     setattr(CompiledModule, _name, _delegated(_name, Compiled, "_compiled"))
-
-
-# ---- why a call needs a new capture
-
-_MOST = 3  # changes that are named
-_FACTS = "the tensor of,type,shape,strides,dtype,device,requires_grad,hooks".split(",")
-
-
-def changes(before: Key, after: Key) -> list[tuple[str, str]]:
-    """Return the first few differences between two keys; at least one.
-
-    >>> tensors = {"x": ("x", None)}
-    >>> keys = [Key(tensors, (), ("lr", (float, rate)), "{}", ()) for rate in ("0.1", "0.2")]
-    >>> changes(*keys)
-    [('lr', '0.1 -> 0.2')]
-    """
-    found = [*_of_tensors(before.tensors, after.tensors)]
-    found += _of_values("an object", before.objects, after.objects)
-    found = found or [*_of_values("an argument", before.arguments, after.arguments)]
-    for what, old, new in (
-        ("the state of an optimizer", [before.numbers], [after.numbers]),
-        ("a setting of torch, such as no_grad or autocast", before.settings, after.settings),
-    ):
-        pairs = [(one, other) for one, other in zip_longest(old, new) if one != other]
-        found = found or [(what, f"{_short(one)} -> {_short(other)}") for one, other in pairs]
-    found = list(dict.fromkeys(found)) or [("an object", "it was replaced")]
-    more = len(found) - _MOST
-    return found[:_MOST] + ([("", f"and {more} more")] if more > 0 else [])
-
-
-def _described(found: Sequence[tuple[str, str]]) -> str:
-    return ", ".join(f"{what}: {how}" if what else how for what, how in found)
-
-
-def remedy(found: Sequence[tuple[str, str]], settings: frozenset[str]) -> str:
-    """Return how to avoid recaptures for these changes.
-
-    ``settings`` are the names of settings of optimizers' groups.
-
-    >>> remedy([("lr", "0.1 -> 0.2")], frozenset(["lr"]))
-    'a rate that is a tensor, lr=torch.tensor(...), may change without a recapture'
-    """
-    if rates := [name for name, _ in found if name in settings]:
-        advice = "a rate that is a tensor, lr=torch.tensor(...), may change without a recapture"
-        others = " and ".join(name for name in rates if name != "lr")
-        return (
-            advice
-            if not others
-            else (f"{advice}; do not change {others} (cycle_momentum=False of a scheduler)")
-        )
-    if any(how.startswith("shape") for _, how in found):
-        advice = (
-            "pad to one of few shapes, with a mask; instead of growing a cache, write in place "
-            "into a part of one that has its largest shape"
-        )
-    elif any(how.startswith(("'", '"')) for _, how in found):
-        advice = "leave a text that no operator reads out of the arguments"
-    else:
-        advice = (
-            "pass what changes as a tensor, or do not change it; if it is a length, pad to one of "
-            "few lengths"
-        )
-    return f"{advice}; maxsize= is the number of cached captures"
-
-
-def _of_tensors(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for name in {**before, **after}:
-        old, new = before.get(name), after.get(name)
-        if old is None or new is None:
-            yield name, "it no longer exists" if new is None else "it did not exist"
-        elif old != new:
-            facts = zip(_FACTS, old, new, strict=False)
-            what, one, other = next(fact for fact in facts if fact[1] != fact[2])
-            yield name, f"{what} {_short(one)} -> {_short(other)}"
-
-
-def _of_values(name: str, before: Any, after: Any) -> Iterator[tuple[str, str]]:
-    """Yield the changes of values in nested tuples; names precede them in the keys."""
-    olds, news = ([*_leaves(item)] for item in (before, after))
-    for old, new in zip_longest(olds, news):
-        if old == new:
-            name = new if isinstance(new, str) else name
-        elif isinstance(old, str) and isinstance(new, str):
-            yield "a dict or object", f"it has {new!r} where it had {old!r}"
-            return
-        elif not _is_value(old) or not _is_value(new):
-            yield name, "it was replaced"
-            return  # all later positions differ
-        elif len(olds) != len(news):
-            how = "more" if len(olds) < len(news) else "fewer"
-            yield "a list, dict or object", f"it has {how} items"
-            return
-        else:
-            is_number = old[0] in (float, complex)  # of which a key has the text
-            one, other = (item[1] if is_number else _short(item[1]) for item in (old, new))
-            yield name, f"{one} -> {other}"
-
-
-def _leaves(item: Any) -> Iterator[Any]:
-    if isinstance(item, tuple) and not _is_value(item):
-        for part in item:
-            yield from _leaves(part)
-    else:
-        yield item
-
-
-def _is_value(item: Any) -> bool:
-    """Whether this is a key that ``value_key`` returned."""
-    is_pair = isinstance(item, tuple) and len(item) == 2
-    return is_pair and isinstance(item[0], type) and not isinstance(item[1], tuple)
-
-
-def _short(item: Any) -> str:
-    text = str(tuple(item)) if isinstance(item, tuple) else shown(item)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -43,6 +43,7 @@ from autosched._lib.tree import flatten
 from autosched.costs.costs import Costs
 from autosched.costs.estimate import estimate
 from autosched.errors import AutoschedError, CaptureError, ScheduleError, TaskError, listed, shown
+from autosched.frontends.guards import Arguments
 from autosched.frontends.operators import Operators, common_device, storages
 from autosched.frontends.unsupported import reason_of
 from autosched.fusion import Compiler, compiler_of, fused_with_machine
@@ -211,7 +212,8 @@ class _Runner:
 
     def _find(self, arguments: Sequence[Any]) -> tuple[AotGraph, Schedule] | None:
         """Return the graph and schedule for such arguments; None, with one warning, if it has none."""
-        key = tuple(map(_properties, arguments))
+        given = Arguments(arguments, {})
+        key = given.key, *map(id, given.others)
         found = self._cache.get(key)
         if key not in self._cache:
             try:
@@ -237,14 +239,6 @@ class _Runner:
             for made in self.schedules():
                 made.close()
             self._cache.clear()
-
-
-def _properties(argument: Any) -> Hashable:
-    """Return the properties of an argument that a trace depends on."""
-    if not isinstance(argument, torch.Tensor):
-        return type(argument), argument
-    shape = (argument.shape, argument.stride())
-    return *shape, argument.dtype, argument.device, argument.is_inference()
 
 
 default = TorchBackend()  # for the name "autosched"

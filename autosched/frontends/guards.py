@@ -79,9 +79,12 @@ class Guard:
         self._settings = _settings()
         self._key = arguments.key
         self._others = arguments.others
-        self._names = [
-            name for tensor in arguments.tensors for name, item in given.items() if item is tensor
-        ]
+        rest = dict(given)
+        self._names: list[str] = []
+        for tensor in arguments.tensors:
+            self._names.append(next(name for name, item in rest.items() if item is tensor))
+            del rest[self._names[-1]]
+        self._firsts = _firsts(arguments.tensors)
         self._parameters = {f"{name}.grad": item for name, item in state.parameters.items()}
         grads = _present(self._parameters)
         self._has_grads = bool(grads)
@@ -95,8 +98,7 @@ class Guard:
     def inputs(self, arguments: Arguments) -> dict[str, Any] | None:
         """Return a call's inputs by name; None if the guard fails."""
         if (
-            len(self._names) != len(arguments.tensors)  # one came twice, and would have to again
-            or arguments.key != self._key
+            arguments.key != self._key
             or not all(map(is_, arguments.others, self._others))
             or _settings() != self._settings
             or not self._unchanged()
@@ -110,10 +112,22 @@ class Guard:
             return None
         others = {**dict(zip(self._names, arguments.tensors, strict=True)), **grads}
         ids = set(map(id, others.values()))
-        if len(ids) < len(others) or not ids.isdisjoint(self._held_ids):
+        if not ids.isdisjoint(self._held_ids):
+            return None
+        if (
+            len(ids) < len(others)
+            if self._firsts is None
+            else _firsts(arguments.tensors) != self._firsts
+        ):
             return None
         settings = self._settings_of_optimizers()
         return None if settings is None else {**tensors, **others, **settings}
+
+
+def _firsts(tensors: list[torch.Tensor]) -> list[int] | None:
+    """Return where each tensor comes first, if one comes twice."""
+    ids = list(map(id, tensors))
+    return list(map(ids.index, ids)) if len(set(ids)) < len(ids) else None
 
 
 class Key(NamedTuple):
@@ -174,39 +188,3 @@ def _properties(item: torch.Tensor) -> tuple[Hashable, ...]:
         return kind, shape, item.stride(), item.dtype, item.device, item.requires_grad, hooks
     except (RuntimeError, ValueError):  # sparse, nested, lazy: a capture raises an error
         return kind, id(item)
-
-
-class Watch:
-    """The non-tensor values that functions and modules can read.
-
-    They are numbers, flags, hooks, and torch's own settings. ``key`` is equal for equal values, so
-    it can be a key of a cache. Properties of tensors, such as shapes, are not included.
-
-    >>> layer = torch.nn.Dropout(0.5)
-    >>> watch = Watch(layer)
-    >>> layer.p = 0.25
-    >>> watch.holds(), Watch(layer).key == watch.key
-    (False, False)
-    """
-
-    def __init__(self, *roots: Any):
-        self.roots = roots
-        reach = Reach(roots)
-        unchanged = reach.unchanged()
-        tensors = [item for item in reach.found() if isinstance(item, torch.Tensor)]
-        hooks = list(map(hooks_of, tensors))
-
-        def is_same() -> bool:
-            return unchanged() and list(map(hooks_of, tensors)) == hooks
-
-        self._unchanged = is_same
-        self.key: tuple[Hashable, Hashable] = tuple(reach.key), _settings()
-
-    def holds(self) -> bool:
-        """Return whether nothing has changed. Fast if containers hold the identical objects."""
-        if self.key[1] == _settings() and self._unchanged():
-            return True
-        now = Watch(*self.roots)
-        if is_same := now.key == self.key:
-            self._unchanged = now._unchanged
-        return is_same

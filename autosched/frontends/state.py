@@ -140,21 +140,6 @@ class State:
         """Return the tensors by name."""
         return {name: tensor for name, (_, tensor) in self.places().items()}
 
-    def tensors_at(self, places: Mapping[str, Place]) -> dict[str, torch.Tensor]:
-        """Return the tensors that are in some places now, by name; modules are searched last."""
-        known: dict[str, tuple[Place, torch.Tensor]] | None = None
-        found = {}
-        for name, place in places.items():
-            match place:
-                case ("parameter", parameter):
-                    found[name] = self.parameters[parameter]
-                case ("moment", key, parameter, field):
-                    found[name] = self.optimizers[key].state[self.parameters[parameter]][field]
-                case _:
-                    known = self.places() if known is None else known
-                    found[name] = known[name][1]
-        return found
-
     def numbers(self) -> dict[str, Any]:
         """Return, by name, the non-tensor state of optimizers."""
         return {

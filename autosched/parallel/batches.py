@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from autosched import ScheduleError
-from autosched._lib.containers import leaves, parts_of, with_leaves
+from autosched._lib.containers import leaves, with_leaves
 from autosched.parallel.template import Template
 
 
@@ -101,12 +101,3 @@ def check_count(what: str, count: Any) -> None:
     """Raise ScheduleError unless a batch can be cut into so many parts."""
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise ScheduleError(f"{what}: a batch can be cut into 1 or more parts, got {count!r}")
-
-
-def key_of(item: Any) -> Hashable:
-    """Return the properties of a batch, or of another item, that a schedule depends on."""
-    if isinstance(item, torch.Tensor):
-        return tuple(item.shape), item.stride(), item.dtype, item.device
-    if parts_of(item) is not None:
-        return tuple(key_of(leaf) for _, leaf in leaves(item))
-    return type(item), item if isinstance(item, Hashable) else repr(item)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-import warnings
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -22,12 +21,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from autosched import RunTimeoutError, Schedule, ScheduleError, Watch
+from autosched import RunTimeoutError, Schedule, ScheduleError
 from autosched._lib.copying import clone
 from autosched._lib.fetching import fetched_ahead
 from autosched._lib.gc_pause import without_collecting
-from autosched._lib.recent import Recent
-from autosched.parallel.batches import batch_inputs, key_of, rows_cut, rows_of
+from autosched.frontends.guards import Key
+from autosched.frontends.specializations import Found, Specializations
+from autosched.parallel.batches import rows_cut, rows_of
 from autosched.parallel.checkpoints import own_residuals, read, write
 from autosched.parallel.ranks import SharedState, described, label_on, same_rows
 from autosched.parallel.step_graph import Held
@@ -37,29 +37,15 @@ if TYPE_CHECKING:
     from autosched._lib.process_group import ProcessGroup
 
 
-_WARNED = 5  # steps in turn that are planned again, from which there is a warning
-_PARTS = "kind of batch", "attribute or hook of the model or a function", "parameter"
 _FETCHED = 2  # batches: that of the present step, and the next one
 
 
-class Key:
-    """What is equal for calls that one schedule serves; its hash is computed once.
+_Counts = tuple[int, ...] | None  # the rows of each rank, if there are several
+_Tensors = Mapping[str, Any]  # of a call: the batch, and what the model and the optimizer hold
 
-    Its parts are the kind of the batch, what is watched of modules and functions, and others.
-    ``numbers`` differ in equal keys, and ``digest`` of a description is that of several ranks.
-    """
 
-    def __init__(self, parts: tuple[Hashable, ...]):
-        self.parts = parts
-        self.numbers: Hashable = ()
-        self.digest: int | None = None
-        self._hash = hash(parts)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Key) and self.parts == other.parts)
+def _close(value: tuple[_Counts, Planned]) -> None:
+    value[1].schedule.close()
 
 
 @dataclass
@@ -103,16 +89,17 @@ class Step:
         self._rank = training.machine.rank
         self._group = training.group
         self._plan = plan
-        # By the rows of each rank, if there are several, and key.
-        self._plans = Recent[tuple[Any, Key], Planned](lambda planned: planned.schedule.close())
-        self._watch: Watch | None = None
+        # With the rows of each rank, if there are several.
+        self._known = Specializations[tuple[_Counts, Planned]](
+            training.step, [training.model, training.loss_fn, training.optimizer], _close
+        )
+        self._known.varying = training.varying
+        self._known.stacklevel += 1
         self._guard = threading.RLock()
         self._last: Planned | None = None
         self._shared = SharedState(self._group, self.model, self.optimizer)
-        self._last_key = self._planned_for = Key(())
-        self._histories: dict[Hashable, int] = {}  # numbers of what was watched, in order
-        self._planned_anew = 0  # calls in turn
-        self._has_warned = False
+        self._described: tuple[Key | None, int] = None, 0  # the key of the last step, its digest
+        self._histories: dict[Hashable, int] = {}  # numbers of what code could read, in order
         self._copies: dict[tuple[str | None, str], _Copy] = {}  # by device and name
         self._residuals: dict[str, torch.Tensor] = {}
         # Steps in flight: all of one plan and, but for the batch, with the same inputs.
@@ -129,9 +116,9 @@ class Step:
         """
         with self._guard:
             self.wait()
-            planned = self._agreed_plan(batch)
+            planned, given = self._agreed_plan(batch)
             try:
-                inputs = self._inputs(planned, batch)
+                inputs = self._inputs(planned, given)
                 with torch.no_grad():  # gradients are taken inside
                     outputs = planned.schedule.run_with(inputs, is_agreed=True)
                 return self._ended(planned, outputs)
@@ -158,23 +145,23 @@ class Step:
             # updated that, while its batch is on the way already. It begins when those before it
             # have ended if it has another plan, or if they put new tensors into the optimizer.
             last = self._in_flight
-            is_known = last is not None and self._plans.get((None, self._key(batch))) is last
-            numbers = last.numbers() if is_known and last is not None else None
             ended = [future for future in self._futures if future.done()]
             failed = self._is_lost or any(future.exception() is not None for future in ended)
-            is_same = last is not None and not (last.built.places or last.template.switches)
-            if failed or numbers is None or not is_same:
+            if failed or last is None or last.built.places or last.template.switches:
                 self.wait()
+            self._futures = [future for future in self._futures if future not in ended]
+            found = self._known.find(batch, {}) if self._futures else None
+            inputs: dict[str, Any]
+            if found and found.value and found.value[1] is last and found.inputs is not None:
+                planned = found.value[1]
+                own = self._batch_inputs(planned, found.inputs)
+                inputs = {**self._same_inputs, **planned.numbers(found.inputs), **own}
             else:
-                self._futures = [future for future in self._futures if future not in ended]
-            if self._futures and last is not None:
-                planned = last
-                own = self._batch_inputs(planned, batch)
-                inputs: dict[str, Any] = {**self._same_inputs, **(numbers or {}), **own}
-            else:
-                planned = self._in_flight = self._agreed_plan(batch)
-                inputs = self._inputs(planned, batch)
-                own = self._batch_inputs(planned, batch)
+                self.wait()
+                planned, given = self._agreed_plan(batch)
+                self._in_flight = planned
+                inputs = self._inputs(planned, given)
+                own = self._batch_inputs(planned, given)
                 self._same_inputs = {n: inputs[n] for n in inputs.keys() - own.keys()}
             try:
                 with torch.no_grad():  # gradients are taken inside
@@ -240,21 +227,21 @@ class Step:
 
     def schedule(self, *batch: Any) -> Schedule:
         """Return the schedule of calls like this one."""
-        return self._of(batch).schedule
+        return self._of(batch)[0].schedule
 
     def inputs(self, *batch: Any) -> dict[str, Any]:
         """Return the inputs for the schedule of such a call, to run or profile it separately."""
         with self._guard:
-            return self._inputs(self._of(batch), batch)
+            return self._inputs(*self._of(batch))
 
     def notes(self, *batch: Any) -> Mapping[str, Any]:
         """Return the decisions for calls like this one, and their reasons, by name."""
-        return self._of(batch).notes
+        return self._of(batch)[0].notes
 
     def close(self) -> None:
         """Close all schedules, and drop them and the replicas' tensors."""
         with self._guard:
-            self._plans.close()
+            self._known.close()
             self._copies.clear()
             self._in_flight = self._last = None
             self._same_inputs = {}
@@ -330,23 +317,25 @@ class Step:
 
     # ---- a call
 
-    def _of(self, batch: Sequence[Any]) -> Planned:
-        """Return the plan of a call like this one, for inspection.
+    def _of(self, batch: Sequence[Any]) -> tuple[Planned, _Tensors]:
+        """Return the plan of a call like this one, and the call's tensors, for inspection.
 
         On several ranks it is collective only if there was no such step before.
         """
         with self._guard:
             self.wait()
-            key = self._key(batch)
-            known = [counts for counts, other in self._plans if other == key]
-            if self._group is None or known:
-                return self._planned(batch, key, known[-1] if known else None)
+            found = self._known.find(batch, {})
+            if self._group is None or found.value is not None:
+                return self._planned(batch, found, None if found.value is None else found.value[0])
             return self._agreed_plan(batch)
 
-    def _agreed_plan(self, batch: Sequence[Any]) -> Planned:
-        """Return the plan of a call, on which all ranks agree; let them have the same state."""
+    def _agreed_plan(self, batch: Sequence[Any]) -> tuple[Planned, _Tensors]:
+        """Return the plan of a call, on which all ranks agree, and the call's tensors, by name.
+
+        Ranks have the same state then.
+        """
         if self._group is None:
-            return self._planned(batch, self._key(batch), None)
+            return self._planned(batch, self._known.find(batch, {}), None)
         agreed = None
         varying = vars(self._training.varying)
         before = deepcopy(varying)
@@ -358,131 +347,90 @@ class Step:
         except BaseException:
             varying.update(before)  # a setting that changed on one rank alone
             raise
-        key, counts = agreed
-        return self._planned(batch, key, counts if self._divided else (same_rows(counts),))
+        counts = agreed if self._divided else (same_rows(agreed),)
+        found = self._known.find(batch, {}, lambda value: value[0] == counts)
+        return self._planned(batch, found, counts)
 
-    def _agreed(
-        self, group: ProcessGroup, batch: Sequence[Any]
-    ) -> tuple[Key, tuple[int, ...]] | None:
-        """Return the key of a call and the rows of each rank; None if a rank's state has changed.
+    def _agreed(self, group: ProcessGroup, batch: Sequence[Any]) -> tuple[int, ...] | None:
+        """Return the rows of each rank; None if a rank's state has changed.
 
         Then rank 0's is to be broadcast, and all is to be asked again. Plans that other ranks lack
         are dropped. Raises ScheduleError, on all ranks, where they differ, or where one has no valid
         batch.
         """
-        key = self._last_key
+        key: Key | None = None
 
         def own() -> list[int]:
             nonlocal key
-            key = self._key(batch)
-            if key.digest is None:
-                key.digest = zlib.crc32(repr(self._lines(batch, key, numbers=False)).encode())
-            digest = zlib.crc32(repr((key.digest, key.numbers)).encode())
-            known = sorted(counts for counts, other in self._plans if other == key)
+            key = self._known.find(batch, {}).key
+            if self._described[0] is not key:
+                lines = self._lines(batch, key, numbers=False)
+                self._described = key, zlib.crc32(repr(lines).encode())
+            numbers = self._described[1], self._training.present
+            digest = zlib.crc32(repr(numbers).encode())
+            known = sorted(entry.value[0] or () for _, entry in self._known.like(key))
             plans = zlib.crc32(repr(known).encode())
             return [rows_of(batch, least=0), digest, plans, self._shared.has_changed()]
 
         rows, digests, plans, changed = zip(*group.gather("a training step", own), strict=True)
         if any(changed):
             return None
+        assert key is not None
         if len({*digests}) > 1:
             lines = self._lines(batch, key, numbers=True)
             group.compare("to compare batches", "its step", lines)
             raise ScheduleError("ranks differ in what decides on a plan")
         if len({*plans}) > 1:
-            for each in [each for each in self._plans if each[1] == key]:
-                self._plans.pop(each).schedule.close()
+            for number, _ in self._known.like(key):
+                self._known.drop(number)
         if not any(rows):
             raise ScheduleError("a batch needs a row on one rank at least")
-        return key, rows
+        return rows
 
-    def _planned(self, batch: Sequence[Any], key: Key, counts: tuple[int, ...] | None) -> Planned:
-        """Return the plan of a key and the rows of each rank, a new one if necessary."""
-        found = self._plans.get((counts, key))
-        if found is not None and found.numbers() is None:
-            self._plans.pop((counts, key)).schedule.close()
-            found = None
-        self._note_plans(key, found is None)
-        if found is None:
+    def _planned(
+        self, batch: Sequence[Any], found: Found[tuple[_Counts, Planned]], counts: _Counts
+    ) -> tuple[Planned, _Tensors]:
+        """Return the plan of a call, a new one if necessary, and the call's tensors, by name."""
+        if found.value is not None and found.inputs is not None:
+            return found.value[1], found.inputs
+        if found.value is not None:
+            planned = found.value[1]
+        else:
+            self._known.missed(found)
             rows = (rows_of(batch),) if counts is None else counts
             move_model(self.model, self.optimizer, self._training.capture_device)
             with without_collecting():
-                found = self._training.together(lambda: self._plan(batch, rows))
-            for settings in found.settings:
-                if settings.counters and self._group is not None:
-                    kind = type(self.optimizer).__name__
-                    raise ScheduleError(
-                        f"{kind} compares its counters of steps, which ranks could do differently; "
-                        "use another optimizer on several ranks"
-                    )
-                self._training.varying.keep(self._training.numbers - settings.wanted)
-        self._plans.use((counts, key), found)
-        return found
-
-    def _note_plans(self, key: Key, is_new: bool) -> None:
-        """Warn once if each call is planned again."""
-        before, self._planned_for = self._planned_for, key
-        self._planned_anew = self._planned_anew + 1 if is_new else 0
-        if self._planned_anew == _WARNED and not self._has_warned:
-            self._has_warned = True
-            pairs = zip(_PARTS, before.parts, key.parts, strict=False)
-            changed = [name for name, old, new in pairs if old != new]
-            warnings.warn(
-                f"each of the last {_WARNED} steps was planned again, because of another "
-                f"{changed[0] if changed else 'setting or state of the optimizer'}; do not change "
-                "it in each step, or make what changes a tensor, as in lr=torch.tensor(...)",
-                RuntimeWarning,
-                stacklevel=5,
-            )
-
-    def _key(self, batch: Sequence[Any]) -> Key:
-        """Return a key that is equal for calls that one schedule serves."""
-        hooks = [item for name, item in vars(self.optimizer).items() if name.endswith("_hooks")]
-        if self._watch is None or not self._watch.holds():
-            self._watch = Watch(self.model, self.loss_fn, *hooks)
-        # Identities are unique, because the plan references the parameters.
-        parameters = tuple((id(p), p.requires_grad) for p in self.model.parameters())
-        key = key_of(batch), self._watch.key, parameters, *self._optimizer_key()
-        if self._last_key.parts != key:
-            self._last_key = Key(key)
-        if self._group is not None:
-            self._last_key.numbers = self._training.present
-        return self._last_key
+                planned = self._training.together(lambda: self._plan(batch, rows))
+            if self._group is not None and any(one.counters for one in planned.settings):
+                kind = type(self.optimizer).__name__
+                raise ScheduleError(
+                    f"{kind} compares its counters of steps, which ranks could do differently; "
+                    "use another optimizer on several ranks"
+                )
+            self._activate(planned)  # guards are for tensors where they will be
+        return planned, self._known.store(found, (counts, planned), planned.settings)
 
     def _lines(self, batch: Sequence[Any], key: Key, numbers: bool) -> list[str]:
         """Describe such a step; its ``numbers`` are settings of the optimizer that may change.
 
-        What is watched is compared by its history alone.
+        What code can read is compared by its history alone.
         """
         settings = () if numbers else self._training.settings.settings().values()
         lines = described(batch, self.model, self.optimizer, settings)
-        history = self._histories.setdefault(key.parts[1], len(self._histories))
+        read = key.objects, key.settings
+        history = self._histories.setdefault(read, len(self._histories))
         what = "train() or eval(), attributes, hooks"
         return [*lines, f"model and loss in state {history} of those seen: {what}"]
 
-    def _optimizer_key(self) -> Iterator[Hashable]:
-        training = self._training
-        inputs = training.settings.items_of(training.numbers)
-        for group in self.optimizer.param_groups:
-            rest = inputs.get(id(group), set())
-            yield frozenset(rest)
-            rest = group.keys() - rest - {"params"}
-            yield tuple((name, key_of(item)) for name, item in group.items() if name in rest)
-            for parameter in group["params"]:
-                state = self.optimizer.state.get(parameter, {})
-                yield tuple((name, key_of(item)) for name, item in state.items())
-
-    def _inputs(self, planned: Planned, batch: Sequence[Any]) -> dict[str, Any]:
+    def _inputs(self, planned: Planned, given: _Tensors) -> dict[str, Any]:
+        """Return the inputs of a run, from the tensors and numbers of a call by name."""
         self._shared.train_by(planned)
         if planned is not self._last:
-            if self._last is not None:
-                self._last.release()
             self._activate(planned)
-            self._last = planned
-        inputs = self._batch_inputs(planned, batch)
-        tensors = planned.state.tensors_at(planned.places_here)
+            given = {**given, **planned.state.tensors()}
+        inputs = self._batch_inputs(planned, given) | planned.numbers(given)
         for label, held in planned.state_here.items():
-            source = tensors[held.name]
+            source = given[held.name]
             inputs[label] = (
                 source if self._is_own(held) else self._copy(planned, label, held, source)
             )
@@ -494,11 +442,10 @@ class Step:
             elif place is not None:  # another device may have had this share
                 self._residuals[name] = residual.to(place)
             inputs[name] = self._residuals[name]
-        return {**inputs, **(planned.numbers() or {})}
+        return inputs
 
-    def _batch_inputs(self, planned: Planned, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
+    def _batch_inputs(self, planned: Planned, tensors: _Tensors) -> dict[str, Any]:
         """Return the inputs that are the batch; one process divides it among all ranks."""
-        tensors = batch_inputs(planned.template, batch)
         built = planned.built
         if self._rank is not None or built.counts is None:
             return {
@@ -550,6 +497,9 @@ class Step:
 
     def _activate(self, planned: Planned) -> None:
         """Move the model to the devices of this plan; drop copies of buffers, and unused ones."""
+        if self._last is not None:
+            self._last.release()
+        self._last = planned
         homes = {}
         copied = set()
         for label, held in planned.state_here.items():

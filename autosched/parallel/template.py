@@ -77,7 +77,7 @@ def pass_of(
     what cannot be captured, and GraphError for a loss without gradients for the optimizer's
     parameters.
     """
-    compute = _stateless(loss_fn)
+    compute = stateless(loss_fn)
 
     def forward_backward(*batch: Any) -> torch.Tensor:
         loss: torch.Tensor = compute(model(*batch[:-1]), batch[-1])
@@ -124,7 +124,7 @@ def update_of(
 
     Their gradients are inputs ``gradients.NAME``, and so are ``varying`` settings, by their names.
     """
-    compute = _stateless(loss_fn)
+    compute = stateless(loss_fn)
     keys = {id(tensor): key for key, tensor in parameters.items()}
     named = model.named_parameters()
     names = {name: keys[id(parameter)] for name, parameter in named if id(parameter) in keys}
@@ -217,7 +217,8 @@ class _Stateless:
         return self.module(*args)
 
 
-def _stateless(loss_fn: Loss) -> Loss:
+def stateless(loss_fn: Loss) -> Loss:
+    """Return a loss function that is searched for tensors only if it has some."""
     if not isinstance(loss_fn, torch.nn.Module):
         return loss_fn
     if any(parameter.requires_grad for parameter in loss_fn.parameters()):

@@ -29,10 +29,10 @@ from autosched.parallel.ranks import group_of
 from autosched.parallel.step_graph import Held, StepGraph, StepSpec, build
 from autosched.parallel.template import (
     Loss,
-    Place,
     Template,
     hooks_of_step,
     pass_of,
+    stateless,
     update_of,
     with_hoisted_random_numbers,
     with_random_numbers_once,
@@ -124,16 +124,10 @@ class Planned:
     notes: Mapping[str, Any]
     settings: tuple[Any, ...]
 
-    def numbers(self) -> dict[str, float] | None:
-        """Return the settings of the optimizer that are inputs; None if it needs another plan."""
-        found: dict[str, float] = {}
-        for settings in self.settings:
-            values = settings.reader(self.state)()
-            if values is None:
-                return None
-            found.update(values)
+    def numbers(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the inputs that are settings of the optimizer, from those of a call by name."""
         numbers = self.built.numbers.items()
-        return {label: found[name] for label, name in numbers if label in self.here}
+        return {label: given[name] for label, name in numbers if label in self.here}
 
     @cached_property
     def here(self) -> set[str]:
@@ -144,12 +138,6 @@ class Planned:
     def state_here(self) -> dict[str, Held]:
         """The inputs of this process that are state."""
         return {label: held for label, held in self.built.state.items() if label in self.here}
-
-    @cached_property
-    def places_here(self) -> dict[str, Place]:
-        """The places of that state, by name of a tensor."""
-        known = self.state.places()
-        return {held.name: known[held.name][0] for held in self.state_here.values()}
 
     @cached_property
     def owners(self) -> dict[str, int]:
@@ -195,6 +183,7 @@ class Training:
     max_norm: float | None
     group: ProcessGroup | None = None  # the ranks, if they are several
     varying: Varying = field(default_factory=Varying)
+    name: str = "step"
 
     @classmethod
     def of(
@@ -209,7 +198,18 @@ class Training:
         check_options(name, options)
         max_norm = check_clip(clip_grad_norm)
         group = group_of(name, machine, options)
-        return cls(*trained, machine, chosen, options, averages, max_norm, group)
+        return cls(*trained, machine, chosen, options, averages, max_norm, group, name=name)
+
+    @cached_property
+    def step(self) -> Callable[..., Any]:
+        """A function with the arguments of a step, in whose closure is what it trains."""
+        compute, model, optimizer = stateless(self.loss_fn), self.model, self.optimizer
+
+        def step(*batch: Any) -> Any:
+            return compute, model, optimizer
+
+        step.__qualname__ = self.name
+        return step
 
     @property
     def capture_device(self) -> str | None:

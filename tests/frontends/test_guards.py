@@ -562,14 +562,16 @@ def test_whatever_changes_between_calls_results_are_as_without(
 
 def test_autocast_of_any_accelerator_is_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("xpu"))
-    watch = asc.Watch(nn.Linear(1, 1))
-    assert watch.holds()
-    torch.set_autocast_enabled("xpu", True)
-    try:
-        assert not watch.holds()
-    finally:
-        torch.set_autocast_enabled("xpu", False)
-    assert watch.holds()
+    layer, x = nn.Linear(1, 1), torch.ones(1, 1)
+    with asc.compile(layer, asc.Machine.emulated(gpus=0)) as run, torch.no_grad():
+        run(x)
+        torch.set_autocast_enabled("xpu", True)
+        try:
+            run(x)
+        finally:
+            torch.set_autocast_enabled("xpu", False)
+        run(x)
+        assert run.cache_info().misses == 2
 
 
 def test_hooks_for_saved_tensors_around_the_call_make_calls_of_another_kind() -> None:

@@ -178,7 +178,7 @@ class Report:
         return self.run
 
     def _look(self) -> None:
-        made = next(reversed(self.run._cache.values())).schedule
+        made = self.run._known.values()[-1].schedule
         fused = tasks = 0
         for task in made.graph.tasks:
             if not task.view:

@@ -6,25 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from autosched.frontends.state import State
 from tests.serial import data_parallel, pipeline
-
-
-def test_tensors_are_found_in_their_places():
-    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    model.centre = torch.zeros(2)
-    optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1))
-    model(torch.rand(3, 2)).sum().backward()
-    optimizer.step()
-    parameters = dict(model.named_parameters())
-    state = State({"": model}, {"optimizer": optimizer}, parameters)
-    places = {name: place for name, (place, _) in state.places().items()}
-    found = state.tensors_at(places)
-    assert {place[0] for place in places.values()} == {
-        "parameter", "buffer", "attribute", "grad", "moment", "setting"
-    }  # fmt: skip
-    assert found.keys() == places.keys()
-    assert all(found[name] is tensor for name, tensor in state.tensors().items())
 
 
 def double(tensor):
