@@ -12,15 +12,13 @@ Knows no graph.
 from __future__ import annotations
 
 import contextlib
-import copy
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from operator import call
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._functorch._aot_autograd import logging_utils
 from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks
@@ -28,15 +26,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 from torch.distributions import Distribution
 from torch.fx import proxy
-from torch.fx.experimental.proxy_tensor import (
-    disable_proxy_modes_tracing,
-    get_proxy_mode,
-    track_tensor_tree,
-)
 from torch.fx.traceback import get_current_meta
 from torch.nn.modules import activation
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autosched._lib.replacing import replaced
 from autosched._lib.tree import flatten
@@ -161,12 +154,8 @@ def replacing(checks: FakeChecks) -> Iterator[None]:
 
 def _fast_paths() -> Iterator[tuple[Any, str, Any]]:
     """Yield what lets modules choose the same path in captures as outside."""
-    encode = nn.TransformerEncoder.forward
     has_override = torch.overrides.has_torch_function
     is_traced = activation._is_make_fx_tracing
-
-    def forward(self: nn.TransformerEncoder, *args: Any, **kwargs: Any) -> Tensor:
-        return (encoded if is_captured() else call)(encode, self, *args, **kwargs)
 
     def has_torch_function(arguments: Any) -> bool:
         return is_overridden(arguments) if is_captured() else has_override(arguments)
@@ -174,15 +163,9 @@ def _fast_paths() -> Iterator[tuple[Any, str, Any]]:
     def is_make_fx_tracing() -> bool:
         return not is_captured() and bool(is_traced())  # type: ignore[no-untyped-call]
 
-    yield nn.TransformerEncoder, "forward", forward
     yield torch.overrides, "has_torch_function", has_torch_function
     yield activation, "_is_make_fx_tracing", is_make_fx_tracing
 
-
-# ---- a module that is one task
-#
-# ``nn.TransformerEncoder`` reads the elements of a padding mask to decide whether it continues with
-# nested tensors, whose padding is then zero. There its whole call is one node.
 
 # Modules of the modes that captures enter.
 _OF_CAPTURES = ("autosched.", "torch.fx.experimental.proxy_tensor")
@@ -205,89 +188,6 @@ def is_overridden(arguments: Any) -> bool:
         return True
     own = [type(item).__torch_function__ for item in arguments if isinstance(item, Tensor)]
     return any(getattr(method, "__func__", method) not in _NOT_OVERRIDDEN for method in own)
-
-
-def encoded(
-    encode: Callable[..., Tensor],
-    encoder: nn.TransformerEncoder,
-    src: Tensor,
-    mask: Tensor | None = None,
-    src_key_padding_mask: Tensor | None = None,
-    is_causal: bool | None = None,
-) -> Tensor:
-    """Run an encoder, as one node where it uses nested tensors."""
-    padding = src_key_padding_mask
-    nested = getattr(encoder, "use_nested_tensor", False)
-    first = encoder.layers[0]
-    if (
-        torch.backends.mha.get_fastpath_enabled()
-        and nested
-        and not first.training
-        and src.dim() == 3
-        and padding is not None
-    ):
-        if mask is None and not torch.is_autocast_enabled() and not _is_recorded(first, src):
-            return _whole(encoder, src, padding, is_causal)
-        encoder.use_nested_tensor = False  # or it would read the padding mask
-    try:
-        return encode(encoder, src, mask, padding, is_causal)
-    finally:
-        encoder.use_nested_tensor = nested
-
-
-def _is_recorded(module: nn.Module, src: Tensor) -> bool:
-    """Whether autograd records the operators of a module."""
-    tensors = [src, *module.parameters()]
-    recorded = torch.is_grad_enabled() and any(item.requires_grad for item in tensors)
-    return recorded or is_overridden(tensors)
-
-
-def _whole(
-    encoder: nn.TransformerEncoder, src: Tensor, padding: Tensor, is_causal: bool | None
-) -> Tensor:
-    """Add a node that calls an encoder unchanged."""
-    if _is_recorded(encoder, src):
-        raise CaptureError(
-            "TransformerEncoder uses nested tensors if parameters of its first layer require no "
-            "gradients, also where others do, which a graph cannot express; create it with "
-            "enable_nested_tensor=False"
-        )
-    tensors = {**dict(encoder.named_parameters()), **dict(encoder.named_buffers())}
-    names = tuple(tensors)
-    twin = _copy_without_data(encoder)
-
-    def transformer_encoder(src: Tensor, padding: Tensor, *held: Tensor) -> Tensor:
-        if isinstance(src, FakeTensor):
-            return src.new_empty(src.shape)
-        named = dict(zip(names, held, strict=True))
-        given = {"src_key_padding_mask": padding, "is_causal": is_causal}
-        with torch.no_grad():
-            result: Tensor = torch.func.functional_call(twin, named, (src,), given)
-            return result.contiguous()
-
-    mode = get_proxy_mode()
-    assert mode is not None
-    tracer: Any = mode.tracer
-    arguments = tuple(tracer.unwrap_proxy(item) for item in (src, padding, *tensors.values()))
-    node = tracer.create_proxy("call_function", transformer_encoder, arguments, {})
-    with disable_proxy_modes_tracing():
-        result = src.new_empty(src.shape)
-    return track_tensor_tree(result, node, constant=None, tracer=tracer)
-
-
-def _copy_without_data(encoder: nn.TransformerEncoder) -> nn.TransformerEncoder:
-    try:
-        with _disable_current_modes(), torch._C.DisableTorchFunction():
-            empty: dict[int, Any] = {id(item): torch.empty(0) for item in encoder.buffers()}
-            for item in encoder.parameters():
-                empty[id(item)] = nn.Parameter(torch.empty(0), False)
-            return copy.deepcopy(encoder, empty)
-    except Exception as error:
-        raise CaptureError(
-            "TransformerEncoder reads its padding mask, so its whole call must be one task, but "
-            f"the module cannot be copied ({type(error).__name__}: {error}); create it with "
-            "enable_nested_tensor=False"
-        ) from error
 
 
 # ---- code that tests for fake tensors

@@ -66,6 +66,8 @@ _ADVICE = {
     "grad_scaler.py": _SCALER,
     "swa_utils.py": "AveragedModel reads a tensor, its counter; update it outside of the step",
     "clip_grad.py": "leave out error_if_nonfinite",
+    "_nested_tensor_from_mask": "create TransformerEncoder with enable_nested_tensor=False: otherwise it "
+    "reads the padding mask",
     "data-dependent": _NO_DATA,
     "DataDependent": _NO_DATA,
     "DynamicOutputShape": _NO_DATA,
