@@ -17,7 +17,7 @@ Knows no graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from operator import is_
 from typing import Any, NamedTuple
 
@@ -84,10 +84,10 @@ class Guard:
         for tensor in arguments.tensors:
             self._names.append(next(name for name, item in rest.items() if item is tensor))
             del rest[self._names[-1]]
-        self._firsts = _firsts(arguments.tensors)
         self._parameters = {f"{name}.grad": item for name, item in state.parameters.items()}
         grads = _present(self._parameters)
         self._has_grads = bool(grads)
+        self._firsts = _firsts([*arguments.tensors, *grads.values()])
         self._held = {n: item for n, item in state.tensors().items() if n not in grads}
         self._held_ids = set(map(id, self._held.values()))
         tensors = {**self._held, **grads}
@@ -111,20 +111,14 @@ class Guard:
         if self._hooks and list(map(hooks_of, tensors.values())) != self._hooks:
             return None
         others = {**dict(zip(self._names, arguments.tensors, strict=True)), **grads}
-        ids = set(map(id, others.values()))
-        if not ids.isdisjoint(self._held_ids):
-            return None
-        if (
-            len(ids) < len(others)
-            if self._firsts is None
-            else _firsts(arguments.tensors) != self._firsts
-        ):
+        found = others.values()
+        if _firsts(found) != self._firsts or not self._held_ids.isdisjoint(map(id, found)):
             return None
         settings = self._settings_of_optimizers()
         return None if settings is None else {**tensors, **others, **settings}
 
 
-def _firsts(tensors: list[torch.Tensor]) -> list[int] | None:
+def _firsts(tensors: Iterable[torch.Tensor]) -> list[int] | None:
     """Return where each tensor comes first, if one comes twice."""
     ids = list(map(id, tensors))
     return list(map(ids.index, ids)) if len(set(ids)) < len(ids) else None
